@@ -1,0 +1,50 @@
+# Everything runs in .venv, which is made when it is missing or older than pyproject.toml.
+# Another Python than python3: make PYTHON=python3.12 setup
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test lint types format bench proto clean
+
+help:  ## Show this list
+	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)$$/make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name doc; do printf '%-14s %s\n' "$$name" "$$doc"; done
+
+setup: $(READY)  ## Make .venv with everything that the other targets need
+
+demo: $(READY)  ## Run a fleet of devices, failing consumers and the Spark reconciliation (needs Java 17+)
+	$(BIN)/millrace demo
+
+test: $(READY)  ## Run the tests
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(READY)  ## Check style and formatting
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: $(READY)  ## Check types
+	$(BIN)/mypy
+
+format: $(READY)  ## Format the code, and fix what ruff can fix
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+bench: $(READY)  ## Run the benchmarks
+	$(BIN)/python -m bench $(ARGS)
+
+# Run from the root: only so do the modules made import each other as `from pop import pop_pb2`.
+proto: $(READY)  ## Make pop/pop_pb2* again from pop/pop.proto
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I. --python_out=. --grpc_python_out=. --mypy_out=. --mypy_grpc_out=. pop/pop.proto
+
+clean:  ## Delete .venv, caches and builds; data stays
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "Millrace needs Python 3.11 or newer, and there is no $(PYTHON). Name one: make PYTHON=/path/to/python" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Millrace needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + ". Name another: make PYTHON=/path/to/python")'
+	$(BIN)/python -c 'import sys, pip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || $(PYTHON) -m venv --clear .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@

@@ -1,0 +1,1 @@
+"""The MQTT gateway: codec, connections, sessions and subscriptions over the light queues."""

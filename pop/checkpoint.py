@@ -1,0 +1,95 @@
+"""A checkpoint: the messages that one pop handed out, and which of them are still open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from struct import Struct
+from typing import NamedTuple
+
+from store.record import CHECKPOINT_ENTRY, Flag
+
+ENTRY_BYTES = CHECKPOINT_ENTRY.size
+
+FROM_QUEUE = 0
+FROM_RETRY = 1
+
+_ROW = Struct("<IQqBI")
+
+
+class Entry(NamedTuple):
+    """One delivery: the message, where it came from, and which attempt this is."""
+
+    position: int
+    offset: int
+    size: int
+    attempt: int
+    source: int
+    reserved: int = 0
+
+
+class Checkpoint:
+    """What one pop (or one change of invisible time) handed out.
+
+    Bit i of `open` is set while delivery i is neither acknowledged, nor replaced, nor revived, nor dead. Bits of `acked` and
+    `replaced` say what became of the others; a bit in neither was revived or is a dead letter.
+
+    Parameters:
+        position: of its record; with an index it names a delivery.
+        group_id: whose messages.
+        pop_ms: when.
+        deadline_ms: when the invisible time is over.
+        flags: `Flag.SUSPENDED` where the return of the messages doesn't count as an attempt.
+        body: the entries, `CHECKPOINT_ENTRY` each.
+    """
+
+    __slots__ = ("acked", "body", "count", "deadline_ms", "flags", "group_id", "open", "pop_ms", "position", "replaced")
+
+    def __init__(self, position: int, group_id: int, pop_ms: int, deadline_ms: int, flags: int, body: bytes) -> None:
+        self.position = position
+        self.group_id = group_id
+        self.pop_ms = pop_ms
+        self.deadline_ms = deadline_ms
+        self.flags = flags
+        self.body = body
+        self.count = len(body) // ENTRY_BYTES
+        self.open = (1 << self.count) - 1
+        self.acked = 0
+        self.replaced = 0
+
+    def entry(self, index: int) -> Entry:
+        """Return delivery `index`."""
+        return Entry(*CHECKPOINT_ENTRY.unpack_from(self.body, index * ENTRY_BYTES))
+
+    def entries(self) -> Iterator[Entry]:
+        """Yield all deliveries, settled or not, in order."""
+        return map(Entry._make, CHECKPOINT_ENTRY.iter_unpack(self.body))
+
+    def open_indexes(self) -> Iterator[int]:
+        """Yield the indexes of the deliveries that are open."""
+        left = self.open
+        while left:
+            lowest = left & -left
+            yield lowest.bit_length() - 1
+            left ^= lowest
+
+    @property
+    def suspended(self) -> bool:
+        """True where coming back doesn't count as an attempt."""
+        return bool(self.flags & Flag.SUSPENDED)
+
+    def row(self) -> bytes:
+        """Return the index row: fixed fields, the bit sets, the entries."""
+        size = (self.count + 7) // 8
+        sets = b"".join(bits.to_bytes(size, "little") for bits in (self.open, self.acked, self.replaced))
+        return _ROW.pack(self.group_id, self.pop_ms, self.deadline_ms, self.flags, self.count) + sets + self.body
+
+    @classmethod
+    def from_row(cls, position: int, row: bytes) -> Checkpoint:
+        """Return the checkpoint that `row` made the row of."""
+        group_id, pop_ms, deadline_ms, flags, count = _ROW.unpack_from(row)
+        size = (count + 7) // 8
+        body_from = _ROW.size + 3 * size
+        checkpoint = cls(position, group_id, pop_ms, deadline_ms, flags, row[body_from:])
+        sets = [int.from_bytes(row[_ROW.size + i * size : _ROW.size + (i + 1) * size], "little") for i in range(3)]
+        checkpoint.open, checkpoint.acked, checkpoint.replaced = sets
+        return checkpoint

@@ -1,0 +1,123 @@
+"""Handles: what a consumer shows to acknowledge a delivery, and a sender to recall a message.
+
+A handle names what it is for and carries a keyed code over that, so that it can't be made up, altered, or used by another
+group. It is text, hexadecimal, opaque to clients.
+
+    delivery   position of the checkpoint u64, pop time ms u64, group id u32, index u16, code 8 bytes   (60 digits)
+    recall     position of the message u64, due ms u64, code 8 bytes                                    (48 digits)
+
+The pop time tells a checkpoint from another one that came to the same position after a crash cut the log.
+
+The code is the output of SHAKE128 over secret and name (a sponge keyed by a prefix is a MAC: Bertoni et al., "Cryptographic
+sponge functions", 2011). Its output may be of any length, so one call makes the codes of a whole checkpoint: delivery
+`index` owns bytes 8 * index to 8 * index + 8.
+"""
+
+from __future__ import annotations
+
+import os
+from hashlib import shake_128
+from hmac import compare_digest
+from pathlib import Path
+from struct import Struct
+from struct import error as StructError
+from typing import NamedTuple
+
+SECRET_BYTES = 32
+CODE_BYTES = 8
+
+_DELIVERY = Struct("<QQIH8s")
+_DELIVERY_NAME = Struct("<cQQI")
+_RECALL = Struct("<QQ8s")
+_RECALL_NAME = Struct("<cQQ")
+
+DELIVERY_DIGITS = _DELIVERY.size * 2
+RECALL_DIGITS = _RECALL.size * 2
+
+
+class Delivery(NamedTuple):
+    """What a delivery's handle names."""
+
+    checkpoint: int
+    pop_ms: int
+    group_id: int
+    index: int
+
+
+def load_secret(data_dir: Path) -> bytes:
+    """Return the secret of a data directory; make it on the first call. Whoever can read it can make handles."""
+    path = data_dir / "secret"
+    try:
+        secret = path.read_bytes()
+    except FileNotFoundError:
+        secret = os.urandom(SECRET_BYTES)
+        fresh = path.with_suffix(".new")
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            os.write(descriptor, secret)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        fresh.replace(path)
+    if len(secret) != SECRET_BYTES:
+        raise ValueError(f"{path} must have {SECRET_BYTES} bytes, not {len(secret)}: delete it, and all open handles are void")
+    return secret
+
+
+class Handles:
+    """Makes and reads handles.
+
+    Parameters:
+        secret: the key, `SECRET_BYTES` random bytes that stay on this node.
+    """
+
+    __slots__ = ("_key",)
+
+    def __init__(self, secret: bytes) -> None:
+        self._key = shake_128(secret)
+
+    def _codes(self, name: bytes, count: int) -> bytes:
+        code = self._key.copy()
+        code.update(name)
+        return code.digest(CODE_BYTES * count)
+
+    def deliveries(self, checkpoint: int, pop_ms: int, group_id: int, count: int) -> list[str]:
+        """Return the handles of the `count` deliveries of a checkpoint, in order. About 0.5 us each."""
+        codes = self._codes(_DELIVERY_NAME.pack(b"D", checkpoint, pop_ms, group_id), count)
+        pack = _DELIVERY.pack
+        return [
+            pack(checkpoint, pop_ms, group_id, index, codes[CODE_BYTES * index : CODE_BYTES * (index + 1)]).hex()
+            for index in range(count)
+        ]
+
+    def read_deliveries(self, handles: list[str]) -> list[Delivery | None]:
+        """Return what each handle names; None for what this node didn't make. About 1 us each if they come in order."""
+        named: list[Delivery | None] = []
+        last: tuple[int, int, int] | None = None
+        codes = b""
+        for handle in handles:
+            try:
+                checkpoint, pop_ms, group_id, index, code = _DELIVERY.unpack(bytes.fromhex(handle))
+            except (ValueError, TypeError, StructError):
+                named.append(None)
+                continue
+            end = CODE_BYTES * (index + 1)
+            if last != (checkpoint, pop_ms, group_id) or len(codes) < end:
+                last = (checkpoint, pop_ms, group_id)
+                codes = self._codes(_DELIVERY_NAME.pack(b"D", *last), max(index + 1, 64))
+            genuine = len(handle) == DELIVERY_DIGITS and compare_digest(codes[end - CODE_BYTES : end], code)
+            named.append(Delivery(checkpoint, pop_ms, group_id, index) if genuine else None)
+        return named
+
+    def recall(self, position: int, due_ms: int) -> str:
+        """Return the handle that recalls the delayed message at `position`."""
+        return _RECALL.pack(position, due_ms, self._codes(_RECALL_NAME.pack(b"R", position, due_ms), 1)).hex()
+
+    def read_recall(self, handle: str) -> tuple[int, int] | None:
+        """Return (position, due ms) of a recall handle, or None if this node didn't make it."""
+        try:
+            position, due_ms, code = _RECALL.unpack(bytes.fromhex(handle))
+        except (ValueError, TypeError, StructError):
+            return None
+        genuine = compare_digest(self._codes(_RECALL_NAME.pack(b"R", position, due_ms), 1), code)
+        return (position, due_ms) if genuine and len(handle) == RECALL_DIGITS else None

@@ -1,0 +1,84 @@
+"""The options of POP."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from store.options import DAY_MS, HOUR_MS, KIB, MIB, MINUTE_MS, SECOND_MS, HostPort, option
+
+
+@dataclass(frozen=True, slots=True)
+class PopOptions:
+    """The section `[pop]`."""
+
+    listen: HostPort = option(
+        HostPort("127.0.0.1", 8081),
+        "Address of the gRPC listener. Port 0 picks a free one.",
+    )
+    messages_max: int = option(
+        1024,
+        "Messages that one pop may hand out. A call that asks for more gets this many.",
+        minimum=1,
+        maximum=16_384,
+    )
+    messages_default: int = option(
+        32,
+        "Messages that a pop hands out at most when the call doesn't say.",
+        minimum=1,
+        at_most="messages_max",
+    )
+    invisible_ms_default: int = option(
+        MINUTE_MS,
+        "Milliseconds for which a message handed out is invisible when the call doesn't say.",
+        minimum=1,
+        at_most="invisible_ms_max",
+    )
+    invisible_ms_max: int = option(
+        12 * HOUR_MS,
+        "Milliseconds of invisible time that a call may ask for. A longer time is refused.",
+        minimum=SECOND_MS,
+        maximum=30 * DAY_MS,
+    )
+    wait_ms_max: int = option(
+        MINUTE_MS,
+        "Milliseconds that a pop may wait for its first message. A longer wait ends here.",
+        minimum=0,
+        maximum=HOUR_MS,
+    )
+    attempts_max: int = option(
+        16,
+        "Times that a message is handed out to a group. When the last one isn't acknowledged, it goes to the dead letters.",
+        minimum=1,
+        maximum=65_535,
+    )
+    retry_backoff_ms: tuple[int, ...] = option(
+        (),
+        "Milliseconds from a failed attempt to the next, by attempt; the last holds for all that follow. Empty: none, the "
+        "message is visible again at once.",
+        minimum=0,
+        maximum=30 * DAY_MS,
+    )
+    in_flight_max: int = option(
+        200_000,
+        "Messages that one group may have in flight. At the limit its pops get nothing until some are acknowledged.",
+        minimum=1,
+        maximum=100_000_000,
+    )
+    waiters_max: int = option(
+        10_000,
+        "Pops that may wait on this node at a time. One more is refused.",
+        minimum=1,
+        maximum=1_000_000,
+    )
+    groups_max: int = option(
+        10_000,
+        "Groups that may exist, each with each of its filters. The call that would need one more is refused.",
+        minimum=1,
+        maximum=1_000_000,
+    )
+    message_bytes_max: int = option(
+        4 * MIB,
+        "Bytes of one message sent: topic, properties and body together.",
+        minimum=KIB,
+        maximum=32 * MIB,
+    )

@@ -1,0 +1,1 @@
+"""The CommitLog as a Spark data source, and the reconciliation of checkpoints with their acknowledgements."""

@@ -1,0 +1,129 @@
+"""A Spark session for Millrace's jobs: the right interpreter, quiet, and our packages importable on every worker."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from spark import datasource
+from spark.errors import JavaMissing
+
+JAVA_VERSION_MIN = 17
+"""Spark 4 runs on Java 17 and later (spark.apache.org/docs/4.0.0, Overview)."""
+
+JAVA_TIMEOUT_S = 30
+"""A JVM that takes longer than this to print its version is not one to work with."""
+
+DRIVER_MEMORY = "2g"
+"""Heap of the driver, which on a local master is also the heap of all tasks. Spark's default of 1 GiB makes the shuffle of
+a few million deliveries spill."""
+
+PACKAGES = ("spark", "store")
+"""What a worker imports to read the log."""
+
+_ROOT = Path(__file__).resolve().parent.parent
+
+
+def open_session(master: str = "local[*]", app_name: str = "millrace") -> SparkSession:
+    """Start a session, or return the one that runs in this process, with the format `commitlog` known to it.
+
+    On a local master workers are this interpreter with this source tree, and all ports are on 127.0.0.1. On any other
+    master a zip of our packages goes to the executors, which need numpy, orjson and pyarrow, and must see the log and the
+    report's directory under the same paths.
+
+    Args:
+        master: a Spark master URL.
+        app_name: what Spark shows for the job.
+
+    Raises:
+        JavaMissing: no Java 17 or later is found.
+    """
+    java_version()
+    local = master.startswith("local")
+    if local:
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    with _importable():
+        builder = SparkSession.builder.master(master).appName(app_name)
+        for name, value in _settings(local).items():
+            builder = builder.config(name, value)
+        session = builder.getOrCreate()
+    session.conf.set("spark.sql.shuffle.partitions", max(2, session.sparkContext.defaultParallelism))
+    if not local:
+        session.sparkContext.addPyFile(str(_zip_packages(Path(tempfile.mkdtemp(prefix="millrace-spark-")))))
+    datasource.register(session)
+    return session
+
+
+def java_version() -> int:
+    """Return the major version of the Java that Spark will run on: that of JAVA_HOME, else the first on PATH.
+
+    Raises:
+        JavaMissing: there is none, it can't be run, or it is older than `JAVA_VERSION_MIN`.
+    """
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    remedy = (
+        f"Only Spark's part of Millrace needs Java: install a JRE of version {JAVA_VERSION_MIN} or later "
+        f"(Debian, Ubuntu: apt install openjdk-17-jre-headless), or point JAVA_HOME to one"
+    )
+    if java is None:
+        raise JavaMissing(f"there is no `java` on PATH, and JAVA_HOME is not set. {remedy}")
+    try:
+        answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=JAVA_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise JavaMissing(f"{java} can't be run ({error}). {remedy}") from error
+    found = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
+    version = int(found[1]) if found else 0
+    if version < JAVA_VERSION_MIN:
+        raise JavaMissing(f"{java} is version {version or 'unknown'}. {remedy}")
+    return version
+
+
+def _settings(local: bool) -> dict[str, str]:
+    settings = {
+        "spark.driver.memory": DRIVER_MEMORY,
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.python.filterPushdown.enabled": "true",
+    }
+    if local:
+        settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    return settings
+
+
+@contextmanager
+def _importable() -> Iterator[None]:
+    """Put our packages on the PYTHONPATH that the JVM inherits, and hands on to the workers that it starts."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(_ROOT), *([before] if before else [])])
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
+def _zip_packages(directory: Path) -> Path:
+    target = directory / "millrace_spark.zip"
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for package in PACKAGES:
+            for source in sorted((_ROOT / package).glob("*.py")):
+                archive.write(source, f"{package}/{source.name}")
+    return target

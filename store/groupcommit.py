@@ -1,0 +1,90 @@
+"""Group commit: one fdatasync at a time on a thread of its own, for all that was written before it began.
+
+Who must not answer before its records are durable leaves a callback with the position that it waits for. While a sync is
+under way the next group forms. Callbacks run on the event loop, in the order of their positions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+from threading import Thread
+
+from store.commitlog import CommitLog
+
+
+class GroupCommit:
+    """Syncs a log for those who wait.
+
+    Parameters:
+        log: what is synced.
+        loop: where callbacks run.
+        on_failure: called on the loop with the error of a failed sync. The node must end then: the kernel may have dropped
+            what was written, and a second sync would report success for data that is gone.
+    """
+
+    def __init__(self, log: CommitLog, loop: asyncio.AbstractEventLoop, on_failure: Callable[[OSError], None]) -> None:
+        self._log = log
+        self._loop = loop
+        self._on_failure = on_failure
+        self._waiters: deque[tuple[int, Callable[[], None]]] = deque()
+        self._syncing = False
+        self._requests: SimpleQueue[int | None] = SimpleQueue()
+        self._thread = Thread(target=self._run, name="millrace-sync", daemon=True)
+        self._thread.start()
+        self.durable = log.written
+        """Everything before this position is on disk."""
+        self.syncs = 0
+
+    def wait(self, position: int, callback: Callable[[], None]) -> None:
+        """Call `callback` once everything before `position` is durable. Positions must not decrease from call to call."""
+        self._waiters.append((position, callback))
+
+    def poke(self) -> None:
+        """Begin a sync if somebody waits and none is under way. Called after each write of the log."""
+        if self._waiters and not self._syncing:
+            if self._waiters[-1][0] <= self.durable:
+                self._release()
+            else:
+                self._begin()
+
+    def _begin(self) -> None:
+        self._syncing = True
+        self._requests.put(self._log.written)
+
+    def _run(self) -> None:
+        while (target := self._requests.get()) is not None:
+            try:
+                self._log.sync()
+            except OSError as error:
+                self._tell(self._on_failure, error)
+                return
+            self._tell(self._done, target)
+
+    def _tell(self, callback: Callable[..., None], argument: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback, argument)
+        except RuntimeError:
+            pass  # the loop was closed in between: nobody waits any more
+
+    def _done(self, target: int) -> None:
+        self._syncing = False
+        self.syncs += 1
+        self.durable = max(self.durable, target)
+        self._release()
+        self.poke()
+
+    def _release(self) -> None:
+        waiters, durable = self._waiters, self.durable
+        while waiters and waiters[0][0] <= durable:
+            waiters.popleft()[1]()
+
+    def finish(self) -> None:
+        """Sync here and now, and release everybody. For an orderly end, on the loop's thread."""
+        self._requests.put(None)
+        self._thread.join()
+        self._log.sync()
+        self.durable = self._log.written
+        self._release()

@@ -1,0 +1,173 @@
+"""The index: one RocksDB, through rocksdict, that holds everything that can be derived from the log.
+
+All key spaces share one column family and are told apart by the first byte of the key. That is deliberate: with the WAL
+off, a manual flush of one column family of several leaves the others behind even where atomic flush is on (RocksDB
+flushes only the family that was asked for), so what is recovered would not be a prefix of what was written. In one
+column family it always is: memtables are flushed in order, and each WriteBatch is in one memtable, together with the log
+position that it covers.
+
+The index is disposable. Delete it and a start rebuilds it from the log.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from enum import Enum
+from pathlib import Path
+from struct import Struct
+from typing import NamedTuple
+
+from rocksdict import (
+    AccessType,
+    BlockBasedOptions,
+    Cache,
+    DBCompressionType,
+    Options,
+    Rdict,
+    ReadOptions,
+    WriteBatch,
+    WriteOptions,
+)
+
+from store.errors import DataDirIncompatible
+
+DIRECTORY = "index"
+FORMAT = 1
+"""Version of the key and value formats. Another one is not read: the index is rebuilt."""
+
+MEMTABLE_BYTES = 64 * 1024 * 1024
+BLOCK_CACHE_BYTES = 64 * 1024 * 1024
+BLOCK_BYTES = 16 * 1024
+BLOOM_BITS = 10
+
+_META_KEY = b"Mcovered"
+_META = Struct("<IQQ")
+
+
+class Space(bytes, Enum):
+    """First byte of a key: which part's rows."""
+
+    META = b"M"
+    QUEUE = b"N"
+    ENTRIES = b"Q"
+    GROUP = b"G"
+    CHECKPOINT = b"C"
+    TIMER = b"T"
+    RETAINED = b"R"
+    SESSION = b"S"
+
+
+class Covered(NamedTuple):
+    """How far the index reflects the log."""
+
+    position: int
+    """Everything before this position has been applied."""
+    durable: int
+    """Everything before this position was durable when this was written."""
+
+
+def _options() -> Options:
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.set_write_buffer_size(MEMTABLE_BYTES)
+    options.set_max_write_buffer_number(4)
+    options.set_max_background_jobs(2)
+    options.set_max_open_files(512)
+    options.set_keep_log_file_num(2)
+    options.set_compression_type(DBCompressionType.lz4())
+    blocks = BlockBasedOptions()
+    blocks.set_block_cache(Cache(BLOCK_CACHE_BYTES))
+    blocks.set_block_size(BLOCK_BYTES)
+    blocks.set_bloom_filter(BLOOM_BITS, False)
+    blocks.set_cache_index_and_filter_blocks(True)
+    options.set_block_based_table_factory(blocks)
+    return options
+
+
+class Batch:
+    """The index changes of one commit, written as one."""
+
+    __slots__ = ("_batch", "delete", "delete_range", "put")
+
+    def __init__(self) -> None:
+        self._batch = WriteBatch(raw_mode=True)
+        self.put = self._batch.put
+        self.delete = self._batch.delete
+        self.delete_range = self._batch.delete_range
+
+    def put_covered(self, covered: Covered) -> None:
+        self._batch.put(_META_KEY, _META.pack(FORMAT, *covered))
+
+    @property
+    def raw(self) -> WriteBatch:
+        return self._batch
+
+
+class Index:
+    """The RocksDB of a data directory.
+
+    Parameters:
+        data_dir: the node's data directory; the database lies in its folder `index`.
+        read_only: open what is there, beside a live node; nothing can be written.
+    """
+
+    def __init__(self, data_dir: Path, *, read_only: bool = False) -> None:
+        self.path = data_dir / DIRECTORY
+        access = AccessType.read_only(False) if read_only else AccessType.read_write()
+        self._db = Rdict(str(self.path), _options(), access_type=access)
+        self._write_options = WriteOptions()
+        self._write_options.disable_wal = True
+        self.get = self._db.get
+
+    def covered(self) -> Covered | None:
+        """Return how far the index reflects the log; None where it is new.
+
+        Raises:
+            DataDirIncompatible: another version wrote it. It can be deleted: a start rebuilds it.
+        """
+        row = self._db.get(_META_KEY)
+        if row is None:
+            return None
+        version, position, durable = _META.unpack(row)
+        if version != FORMAT:
+            raise DataDirIncompatible(f"{self.path} has format {version}, this version reads {FORMAT}: delete that folder")
+        return Covered(position, durable)
+
+    def write(self, batch: Batch) -> None:
+        """Apply a batch. It is on disk once a `flush` that began later has ended."""
+        self._db.write(batch.raw, self._write_options)
+
+    def flush(self) -> None:
+        """Write the memtable to disk and wait. Releases the GIL: meant for another thread."""
+        self._db.flush(True)
+
+    def rows(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """Yield the rows whose key starts with `prefix`, in key order, from key `prefix + start` on."""
+        options = ReadOptions()
+        options.set_iterate_upper_bound(after(prefix))
+        for key, value in self._db.items(from_key=prefix + start, read_opt=options):
+            yield key, value
+
+    def last_at_or_before(self, key: bytes, prefix: bytes) -> tuple[bytes, bytes] | None:
+        """Return the row with the greatest key that isn't above `key`, if it starts with `prefix`."""
+        cursor = self._db.iter()
+        cursor.seek_for_prev(key)
+        if not cursor.valid():
+            return None
+        found: bytes = cursor.key()
+        return (found, cursor.value()) if found.startswith(prefix) else None
+
+    def close(self) -> None:
+        self._db.close()
+
+    @staticmethod
+    def destroy(data_dir: Path) -> None:
+        """Delete the index of a data directory that no process has open."""
+        shutil.rmtree(data_dir / DIRECTORY, ignore_errors=True)
+
+
+def after(prefix: bytes) -> bytes:
+    """Return the first key behind all keys that start with `prefix`."""
+    stripped = prefix.rstrip(b"\xff")
+    return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else b"\xff" * 64

@@ -1,0 +1,106 @@
+"""One file of the CommitLog: written at its end, read through a memory map, sealed when full."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from store.errors import LogCorrupt
+
+NAME_DIGITS = 20
+SUFFIX = ".log"
+
+SCAN_BYTES = 1024 * 1024
+"""Bytes that the search for a torn tail looks at in one step."""
+
+
+def segment_name(base: int) -> str:
+    """Return the file name of the segment whose first byte lies at position `base` of the log."""
+    return f"{base:0{NAME_DIGITS}d}{SUFFIX}"
+
+
+def segment_base(path: Path) -> int:
+    """Return the position that a segment's file name states.
+
+    Raises:
+        LogCorrupt: the name isn't one that `segment_name` makes.
+    """
+    stem = path.name.removesuffix(SUFFIX)
+    if len(stem) != NAME_DIGITS or not stem.isdigit():
+        raise LogCorrupt(f"{path} is not a segment: its name must be {NAME_DIGITS} digits and {SUFFIX}; move the file away")
+    return int(stem)
+
+
+class Segment:
+    """One segment file.
+
+    The open segment is extended with a hole up to `capacity` bytes, so that one map serves all readers while the file
+    fills: a size field of 0 is where its data ends. A sealed segment is cut to its real size.
+
+    Parameters:
+        path: the file.
+        capacity: bytes that the file may hold; of a sealed segment, its size.
+        writable: open it for writing, and extend it to `capacity`.
+    """
+
+    __slots__ = ("base", "capacity", "fd", "map", "path", "view")
+
+    def __init__(self, path: Path, capacity: int, *, writable: bool) -> None:
+        self.path = path
+        self.base = segment_base(path)
+        self.capacity = capacity
+        self.fd = os.open(path, os.O_RDWR | os.O_CREAT if writable else os.O_RDONLY, 0o640)
+        if writable and os.fstat(self.fd).st_size < capacity:
+            os.ftruncate(self.fd, capacity)
+        self.map = mmap.mmap(self.fd, capacity, prot=mmap.PROT_READ) if capacity else mmap.mmap(-1, 1)
+        self.view = memoryview(self.map)
+
+    def write(self, data: bytes, offset: int) -> None:
+        """Write all of `data` at `offset`, however often the kernel takes only a part. Raises OSError (ENOSPC, EIO)."""
+        written = os.pwrite(self.fd, data, offset)
+        while written < len(data):
+            written += os.pwrite(self.fd, memoryview(data)[written:], offset + written)
+
+    def cut(self, size: int) -> None:
+        """Cut the file to `size` bytes. The map stays valid below that."""
+        os.ftruncate(self.fd, size)
+        self.capacity = size
+
+    def clear_from(self, offset: int) -> int:
+        """Turn everything behind `offset` into a hole again; return how many bytes held something.
+
+        That is what recovery does with a torn tail: the next record must not be followed by what is left of an old one.
+        """
+        last = offset
+        for start, stop in self._extents(offset):
+            for at in range(start, stop, SCAN_BYTES):
+                held = len(self.map[at : min(at + SCAN_BYTES, stop)].rstrip(b"\0"))
+                last = at + held if held else last
+        if last > offset:
+            os.ftruncate(self.fd, offset)
+            os.ftruncate(self.fd, self.capacity)
+        return last - offset
+
+    def _extents(self, offset: int) -> Iterator[tuple[int, int]]:
+        """Yield where the file has data behind `offset`: an open segment is mostly hole, which needs no reading."""
+        while True:
+            try:
+                start = os.lseek(self.fd, offset, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # nothing but hole from here on
+                    return
+                raise
+            offset = os.lseek(self.fd, start, os.SEEK_HOLE)
+            yield start, offset
+
+    def close(self) -> None:
+        """Release the map and the file. A reader that still holds a view keeps the map alive until it lets go."""
+        try:
+            self.view.release()
+            self.map.close()
+        except BufferError:
+            pass  # a view is still out: the map is freed with it
+        os.close(self.fd)

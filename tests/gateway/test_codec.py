@@ -1,0 +1,325 @@
+from __future__ import annotations
+
+from contextlib import suppress
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from gateway.codec import (
+    FROM_SERVER,
+    PACKET_BYTES_MAX_MIN,
+    PINGRESP_BYTES,
+    REMAINING_BYTES_MAX,
+    Packet,
+    decode,
+    encode_acks,
+    encode_connack,
+    encode_length,
+    encode_publish,
+    encode_publish_head,
+    encode_refusal,
+    encode_suback,
+    encode_unsuback,
+    packet_bytes,
+)
+from gateway.errors import ConnectRefused, ProtocolError, UnsupportedVersion
+from gateway.packets import (
+    CONNECT,
+    MALFORMED,
+    PUBACK,
+    PUBCOMP,
+    PUBLISH,
+    PUBREC,
+    PUBREL,
+    SUBSCRIBE,
+    UNSUBACK,
+    UNSUBSCRIBE,
+    Connect,
+    Subscribe,
+    Unsubscribe,
+    parse_connect,
+    parse_subscribe,
+    parse_unsubscribe,
+)
+from gateway.reasons import SUBACK_FAILURE, ConnectCode, ReasonCode
+from tests.gateway.packet_cases import INVALID, SERVER_ITEMS, VALID, Invalid, Valid, connect, packet, subscribe
+
+LIMIT = 1 << 20
+PUBLISHES = [case for case in VALID if case.item[0] == PUBLISH and "more bytes than it needs" not in case.name]
+PARSERS: dict[int, Any] = {CONNECT: parse_connect, SUBSCRIBE: parse_subscribe, UNSUBSCRIBE: parse_unsubscribe}
+PING = b"\xc0\0"
+
+
+def parse(item: Packet) -> Connect | Subscribe | Unsubscribe | None:
+    """Return what the parser of an item's type makes of it, None where it has none; raise the error of a MALFORMED."""
+    if item[0] == MALFORMED:
+        raise item[1]
+    return PARSERS[item[0]](item[2]) if item[0] in PARSERS else None
+
+
+def in_pieces(pieces: list[bytes]) -> list[Packet]:
+    """Return the packets of a stream that comes piece by piece, as a connection collects them."""
+    packets: list[Packet] = []
+    rest = b""
+    for piece in pieces:
+        rest += piece
+        items, consumed = decode(rest, LIMIT)
+        rest = rest[consumed:]
+        packets += items
+        if packets and packets[-1][0] == MALFORMED:
+            break
+    return packets
+
+
+def comparable(packets: list[Packet]) -> list[Packet]:
+    return [(MALFORMED, type(item[1]), str(item[1])) if item[0] == MALFORMED else item for item in packets]
+
+
+# --- the table ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", VALID, ids=lambda case: case.name)
+def test_a_valid_packet_is_decoded(case: Valid) -> None:
+    packets, consumed = decode(case.data, LIMIT)
+
+    assert packets == [case.item]
+    assert consumed == len(case.data) == packet_bytes(case.data)
+    assert parse(packets[0]) == case.parsed
+
+
+@pytest.mark.parametrize("case", INVALID, ids=lambda case: case.name)
+def test_an_invalid_packet_is_refused_with_its_reason_and_after_what_came_before_it(case: Invalid) -> None:
+    packets, consumed = decode(PING + case.data, LIMIT)
+
+    assert packets[0] == (12, 0, b"")
+    assert len(packets) == 2
+    assert consumed == len(PING) if packets[1][0] == MALFORMED else consumed == len(PING + case.data)
+    with pytest.raises(case.error) as refused:
+        parse(packets[1])
+    assert case.says in str(refused.value)
+    assert refused.value.reason is case.reason
+
+
+@pytest.mark.parametrize("case", VALID, ids=lambda case: case.name)
+def test_a_packet_that_is_cut_short_waits_for_the_rest(case: Valid) -> None:
+    for cut in {0, 1, 2, 3, 4, 5, len(case.data) // 2, len(case.data) - 1}:
+        if cut < len(case.data):
+            assert decode(PING + case.data[:cut], LIMIT) == ([(12, 0, b"")], len(PING))
+
+
+@pytest.mark.parametrize(("data", "item"), SERVER_ITEMS)
+def test_a_client_decodes_what_a_server_sends(data: bytes, item: tuple[object, ...]) -> None:
+    assert decode(data, LIMIT, FROM_SERVER) == ([item], len(data))
+
+
+# --- framing ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_limit_holds_for_the_whole_packet_before_its_body_has_come() -> None:
+    whole = packet(0x30, b"\0\1a" + b"x" * 997)
+    limit = len(whole)
+
+    assert decode(whole, limit)[0][0][0] == PUBLISH
+    for data in (whole, whole[:3]):
+        packets, consumed = decode(PING + data, limit - 1)
+        assert packets[1][0] == MALFORMED
+        assert packets[1][1].reason is ReasonCode.PACKET_TOO_LARGE
+        assert f"a packet of {limit} bytes was announced; send {limit - 1} at most" in str(packets[1][1])
+        assert consumed == len(PING)
+
+
+def test_a_packet_with_one_length_byte_is_within_the_least_limit() -> None:
+    data = packet(0x30, b"\0\1a" + b"x" * 124)
+
+    assert len(data) == PACKET_BYTES_MAX_MIN
+    assert decode(data, PACKET_BYTES_MAX_MIN) == ([(PUBLISH, 0, b"a", 0, b"x" * 124)], len(data))
+
+
+def test_a_first_byte_that_can_not_be_is_refused_before_the_rest_has_come() -> None:
+    packets, _ = decode(b"GET ", LIMIT)
+
+    assert packets[0][0] == MALFORMED
+
+
+def test_the_size_of_a_packet_is_known_once_its_length_has_come() -> None:
+    data = packet(0x30, b"\0\1a" + b"x" * 20_000)
+
+    assert [packet_bytes(data[:cut]) for cut in range(6)] == [0, 0, 0, 0, len(data), len(data)]
+
+
+def test_an_error_does_not_hold_the_packets_before_it() -> None:
+    packets, _ = decode(PING + b"\0\0", LIMIT)
+
+    assert packets[-1][1].__traceback__ is None
+
+
+@pytest.mark.parametrize(
+    ("length", "data"),
+    [
+        # MQTT 3.1.1, Table 2.4
+        (0, b"\x00"),
+        (127, b"\x7f"),
+        (128, b"\x80\x01"),
+        (16_383, b"\xff\x7f"),
+        (16_384, b"\x80\x80\x01"),
+        (2_097_151, b"\xff\xff\x7f"),
+        (2_097_152, b"\x80\x80\x80\x01"),
+        (REMAINING_BYTES_MAX, b"\xff\xff\xff\x7f"),
+    ],
+)
+def test_a_remaining_length_takes_the_bytes_that_the_specification_gives(length: int, data: bytes) -> None:
+    assert encode_length(length) == data
+    assert packet_bytes(b"\x30" + data) == 1 + len(data) + length
+
+
+# --- limits of a CONNECT ------------------------------------------------------------------------------------------------
+
+
+def test_bounds_of_a_connect_can_be_set() -> None:
+    body = connect(0x06, b"a" * 23, b"a/b/c", b"")[2:]
+
+    assert parse_connect(body, client_id_bytes_max=23, topic_levels_max=3, topic_bytes_max=5).client_id == "a" * 23
+    with pytest.raises(ConnectRefused, match="use 22 at most"):
+        parse_connect(body, client_id_bytes_max=22)
+    with pytest.raises(ProtocolError, match="has 3 levels; use 2 at most"):
+        parse_connect(body, topic_levels_max=2)
+    with pytest.raises(ProtocolError, match="has 5 bytes; shorten it to 4 at most"):
+        parse_connect(body, topic_bytes_max=4)
+
+
+def test_a_deep_filter_is_left_to_the_suback() -> None:
+    deep = b"/" * 1000
+
+    assert parse_subscribe(subscribe(1, (deep, 1))[3:]) == Subscribe(1, [(deep.decode(), 1)])
+
+
+# --- encoders -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_the_server_sends_is_as_in_the_specification() -> None:
+    assert encode_connack(False, ConnectCode.ACCEPTED) == b"\x20\2\0\0"
+    assert encode_connack(True, ConnectCode.ACCEPTED) == b"\x20\2\1\0"
+    assert encode_connack(False, ConnectCode.NOT_AUTHORIZED) == b"\x20\2\0\5"
+    assert encode_suback(1, [0, 2, SUBACK_FAILURE]) == b"\x90\5\0\1\0\2\x80"
+    assert encode_suback(258, [1] * 200) == b"\x90\xca\1\1\2" + b"\1" * 200
+    assert encode_unsuback(258) == b"\xb0\2\1\2"
+    assert PINGRESP_BYTES == b"\xd0\0"
+
+
+@pytest.mark.parametrize(
+    ("data", "answer"),
+    [
+        (connect(2, b"a", name=b"MQIsdp", level=3), b"\x20\2\0\1"),  # [MQTT-3.1.2-2]
+        (connect(2, b"a", level=0x84), b"\x20\2\0\1"),
+        (connect(0, b""), b"\x20\2\0\2"),  # [MQTT-3.1.3-8]
+        (connect(2, b"a", level=5), b"\x20\3\0\x84\0"),  # MQTT 5.0, 3.1.2.2
+        (connect(2, b"a", level=6), b"\x20\3\0\x84\0"),
+    ],
+)
+def test_a_refused_connect_is_answered_in_the_format_of_its_version(data: bytes, answer: bytes) -> None:
+    with pytest.raises(ConnectRefused) as refused:
+        parse_connect(data[2:])
+
+    assert encode_refusal(refused.value) == answer
+
+
+def test_only_a_version_of_5_and_later_is_answered_in_the_format_of_5() -> None:
+    assert encode_refusal(UnsupportedVersion("", is_v5=False)) == b"\x20\2\0\1"
+    assert encode_refusal(ConnectRefused("", ConnectCode.NOT_AUTHORIZED)) == b"\x20\2\0\5"
+
+
+@pytest.mark.parametrize("case", PUBLISHES, ids=lambda case: case.name)
+def test_a_publish_is_encoded_as_it_was_decoded(case: Valid) -> None:
+    _, flags, topic, packet_id, body = case.item
+    assert isinstance(flags, int)
+    assert isinstance(topic, bytes)
+    assert isinstance(packet_id, int)
+    assert isinstance(body, bytes)
+
+    data = encode_publish(topic, body, flags >> 1 & 3, retain=bool(flags & 1), dup=bool(flags & 8), packet_id=packet_id)
+
+    assert data == case.data
+    assert data.startswith(encode_publish_head(topic, len(body), flags))
+
+
+@given(st.sampled_from([PUBACK, PUBREC, PUBREL, PUBCOMP]), st.lists(st.integers(1, 65_535), max_size=100))
+@example(PUBREL, list(range(1, 65_536)))
+def test_acks_are_decoded_as_they_were_encoded(kind: int, packet_ids: list[int]) -> None:
+    data = encode_acks(kind, packet_ids)
+
+    assert decode(data, LIMIT) == ([(kind, packet_id) for packet_id in packet_ids], len(data))
+
+
+def test_unsubacks_go_in_batches_as_well() -> None:
+    assert encode_acks(UNSUBACK, [1, 2]) == encode_unsuback(1) + encode_unsuback(2)
+
+
+@given(
+    st.binary(max_size=300), st.binary(max_size=300), st.integers(0, 2), st.booleans(), st.booleans(), st.integers(1, 65_535)
+)
+def test_any_publish_is_decoded_as_it_was_encoded(
+    topic: bytes, body: bytes, qos: int, retain: bool, again: bool, packet_id: int
+) -> None:
+    dup = again and qos > 0
+    packet_id = packet_id if qos else 0
+
+    data = encode_publish(topic, body, qos, retain=retain, dup=dup, packet_id=packet_id)
+
+    assert decode(data, LIMIT) == ([(PUBLISH, dup << 3 | qos << 1 | retain, topic, packet_id, body)], len(data))
+
+
+# --- streams --------------------------------------------------------------------------------------------------------------
+
+SHORT = [case for case in VALID if len(case.data) < 200]
+
+
+def test_a_stream_gives_the_same_packets_wherever_it_is_split() -> None:
+    stream = b"".join(case.data for case in SHORT)
+    expected = [case.item for case in SHORT]
+
+    assert decode(stream, LIMIT) == (expected, len(stream))
+    for cut in range(len(stream) + 1):
+        assert in_pieces([stream[:cut], stream[cut:]]) == expected
+    assert in_pieces([bytes((byte,)) for byte in stream]) == expected
+
+
+@pytest.mark.parametrize("case", INVALID, ids=lambda case: case.name)
+def test_a_fault_is_found_at_the_same_place_wherever_the_stream_is_split(case: Invalid) -> None:
+    stream = PING + case.data
+    expected = comparable(in_pieces([stream]))
+
+    for cut in range(len(stream) + 1):
+        assert comparable(in_pieces([stream[:cut], stream[cut:]])) == expected
+    assert comparable(in_pieces([bytes((byte,)) for byte in stream])) == expected
+
+
+CHUNKS = st.one_of(
+    st.sampled_from([case.data for case in SHORT] + [case.data for case in INVALID]),
+    st.binary(max_size=20),
+    st.builds(packet, st.integers(0, 255), st.binary(max_size=12)),
+)
+
+
+@given(st.lists(CHUNKS, max_size=8).map(b"".join), st.lists(st.integers(0, 2000), max_size=10))
+def test_any_bytes_in_any_pieces_give_packets_and_at_most_one_error_that_is_last(stream: bytes, cuts: list[int]) -> None:
+    whole, consumed = decode(stream, LIMIT)
+
+    assert 0 <= consumed <= len(stream)
+    assert all(item[0] != MALFORMED for item in whole[:-1])
+    for item in whole:
+        with suppress(ProtocolError):  # and no other exception
+            parse(item)
+    places = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
+    pieces = [stream[start:stop] for start, stop in pairwise(places)]
+    assert comparable(in_pieces(pieces)) == comparable(whole)
+
+
+@given(st.binary(max_size=60), st.sampled_from([parse_connect, parse_subscribe, parse_unsubscribe]), st.booleans())
+def test_any_body_is_parsed_or_refused(body: bytes, parser: Any, begins_well: bool) -> None:
+    if begins_well:
+        body = (b"\0\4MQTT\4" if parser is parse_connect else b"\0\1\0\1a") + body
+    with suppress(ProtocolError):  # and no other exception
+        parser(body)

@@ -1,0 +1,1 @@
+"""Deadlines and delayed messages: what is due, when it is due, in bounded memory."""

@@ -1,0 +1,156 @@
+"""Delayed messages: stored now, routed when their time has come, or recalled before.
+
+A delayed message is an ordinary record with the flag DELAYED and `deliver_at_ms` in its properties. When it is due, a
+TIMER_FIRED record names it, and applying that record puts its entries into the light queues: in one commit, so it fires
+exactly once, whatever crashes. The body stays where it is.
+
+Rows of the index: key b"T", due ms u64 big-endian, position u64 big-endian; value size u32.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Mapping
+from enum import Enum
+from struct import Struct
+
+from store.errors import LimitExceeded
+from store.index import Batch, Index, Space
+from store.record import TIMER_ENTRY, Flag, Kind, Record, decode, decode_properties, tag_hash
+from store.store import Apply, Store
+from timer.options import TimerOptions
+from timer.ticker import Ticker
+
+RECALLED_REMEMBERED = 100_000
+"""Recalled messages that a second recall is told exactly about. After that, and after a restart, it hears "fired"."""
+
+_KEY = Struct(">cQQ")
+_SIZE = Struct("<I")
+
+
+class Recalled(Enum):
+    """What came of a recall."""
+
+    CANCELLED = "cancelled"
+    ALREADY_FIRED = "already fired"
+    ALREADY_CANCELLED = "already cancelled"
+    UNKNOWN = "unknown"
+
+
+class DelayedMessages:
+    """The delayed messages that are pending. A part of the store.
+
+    Parameters:
+        store: where they are, and where they go.
+        options: see `TimerOptions`.
+    """
+
+    def __init__(self, store: Store, options: TimerOptions) -> None:
+        self._store = store
+        self._options = options
+        self._pending: dict[int, tuple[int, int]] = {}
+        self._recalled: OrderedDict[int, None] = OrderedDict()
+        self._added: dict[int, tuple[int, int]] = {}
+        self._removed: list[tuple[int, int]] = []
+        self._ticker: Ticker[int] = Ticker(
+            store.now_ms, self._fire, fire_max=options.fire_max, tick_ms=options.tick_ms, start_ms=0
+        )
+        self.fired = 0
+        self.cancelled = 0
+
+    def __len__(self) -> int:
+        """Return how many are pending."""
+        return len(self._pending)
+
+    def check_room(self) -> None:
+        """Raise LimitExceeded where `timer.pending_max` delayed messages are pending. To be called before one is stored."""
+        if len(self._pending) >= self._options.pending_max:
+            raise LimitExceeded(f"{len(self._pending)} delayed messages are pending, which is the limit: see timer.pending_max")
+
+    def due_ms(self, position: int) -> int | None:
+        """Return when a pending message is due; None if no such message is pending."""
+        found = self._pending.get(position)
+        return found[0] if found else None
+
+    def recall(self, position: int, due_ms: int) -> Recalled:
+        """Cancel the message at `position`, which was stored to be due at `due_ms`. O(1)."""
+        found = self._pending.get(position)
+        if found is not None:
+            self._store.append(Kind.TIMER_CANCELLED, body=TIMER_ENTRY.pack(position, found[1]))
+            return Recalled.CANCELLED
+        if position in self._recalled or self._store.now_ms() < due_ms:
+            return Recalled.ALREADY_CANCELLED
+        return Recalled.ALREADY_FIRED
+
+    # --- firing -----------------------------------------------------------------------------------------------------
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Fire by itself from now on; first, in due order and paced, what became due while nobody ran."""
+        self._ticker.start(loop)
+
+    def stop(self) -> None:
+        """Fire nothing any more."""
+        self._ticker.stop()
+
+    def fire_due(self) -> bool:
+        """Fire what is due now, one portion; return whether more may be due. For a clock that is moved by hand."""
+        return self._ticker.fire_due()
+
+    def _fire(self, positions: list[int]) -> None:
+        pending = self._pending
+        entries = [TIMER_ENTRY.pack(position, pending[position][1]) for position in positions if position in pending]
+        if entries:
+            self._store.commit()  # what was stored in this very turn is read back below, so it must be written
+            self._store.append(Kind.TIMER_FIRED, body=b"".join(entries))
+
+    # --- the part ---------------------------------------------------------------------------------------------------
+
+    def applies(self) -> Mapping[Kind, Apply]:
+        return {
+            Kind.MESSAGE: self._apply_message,
+            Kind.TIMER_FIRED: self._apply_fired,
+            Kind.TIMER_CANCELLED: self._apply_cancelled,
+        }
+
+    def _apply_message(self, record: Record) -> None:
+        if record.flags & Flag.DELAYED:
+            due_ms = decode_properties(record.properties).deliver_at_ms
+            self._pending[record.position] = self._added[record.position] = (due_ms, record.size)
+            self._ticker.schedule(due_ms, record.position)
+
+    def _apply_fired(self, record: Record) -> None:
+        for position, size in TIMER_ENTRY.iter_unpack(record.body):
+            self._remove(position)
+            message = decode(self._store.read(position, size), position=position)
+            tag = decode_properties(message.properties).tag
+            route = self._store.queues.route_stored(message.topic)
+            self._store.queues.dispatch(route, position, size, tag_hash(tag))
+            self.fired += 1
+
+    def _apply_cancelled(self, record: Record) -> None:
+        for position, _ in TIMER_ENTRY.iter_unpack(record.body):
+            self._remove(position)
+            self.cancelled += 1
+            self._recalled[position] = None
+            if len(self._recalled) > RECALLED_REMEMBERED:
+                self._recalled.popitem(last=False)
+
+    def _remove(self, position: int) -> None:
+        found = self._pending.pop(position, None)
+        if found is not None and self._added.pop(position, None) is None:
+            self._removed.append((found[0], position))
+
+    def load(self, index: Index) -> None:
+        for key, value in index.rows(bytes(Space.TIMER)):
+            _, due_ms, position = _KEY.unpack(key)
+            self._pending[position] = (due_ms, _SIZE.unpack(value)[0])
+            self._ticker.schedule(due_ms, position)
+
+    def save(self, batch: Batch) -> None:
+        for position, (due_ms, size) in self._added.items():
+            batch.put(_KEY.pack(Space.TIMER, due_ms, position), _SIZE.pack(size))
+        for due_ms, position in self._removed:
+            batch.delete(_KEY.pack(Space.TIMER, due_ms, position))
+        self._added.clear()
+        self._removed.clear()

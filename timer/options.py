@@ -1,0 +1,40 @@
+"""The options of the timer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from store.options import SECOND_MS, option
+
+YEAR_MS = 31_557_600 * SECOND_MS
+"""A Julian year of 365.25 days."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimerOptions:
+    """The section `[timer]`."""
+
+    tick_ms: int = option(
+        10,
+        "Milliseconds of a slot of the timer wheel. A timer fires at its due time or up to about this much later.",
+        minimum=1,
+        maximum=SECOND_MS,
+    )
+    pending_max: int = option(
+        1_000_000,
+        "Delayed messages that may be pending. One more is refused.",
+        minimum=1,
+        maximum=1_000_000_000,
+    )
+    delay_ms_max: int = option(
+        10 * YEAR_MS,
+        "Milliseconds that a message may be delayed. A longer delay is refused.",
+        minimum=SECOND_MS,
+        maximum=100 * YEAR_MS,
+    )
+    fire_max: int = option(
+        4096,
+        "Timers fired in one turn of the event loop. When more are due, other work runs in between.",
+        minimum=1,
+        maximum=1_000_000,
+    )
