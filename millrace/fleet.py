@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import orjson
 import uvloop
 from amqtt.client import MQTTClient
-from amqtt.errors import AMQTTError, ClientError, ConnectError
+from amqtt.errors import AMQTTError, ClientError, ConnectError, ProtocolHandlerError
 from amqtt.mqtt.constants import QOS_1
 
 START_MS = 1_767_225_600_000
@@ -53,6 +53,9 @@ CONNECT_S_MAX = 60.0
 
 ATTEMPTS_MAX = 12
 """PUBLISHes of one reading, 5 s apart, until it counts as failed: a minute without a PUBACK."""
+
+ERRORS_MAX = 10
+"""Reasons that a report tells: what stops one device mostly stops all of them."""
 
 PROGRESS_S = 0.2
 """Seconds between two lines of progress."""
@@ -192,9 +195,6 @@ class FleetReport:
     """Why devices could not connect or lost their connection, at most `ERRORS_MAX` of them."""
 
 
-ERRORS_MAX = 10
-
-
 class _ConnectionLost(Exception):
     """Raised when a device's connection is gone: what it had yet to send has failed."""
 
@@ -214,7 +214,8 @@ async def publish_fleet(
     is not acknowledged in 5 s is sent again, up to `ATTEMPTS_MAX` times.
 
     Args:
-        host: name or address of the broker. `port`: its TCP port.
+        host: name or address of the broker.
+        port: TCP port of its MQTT listener.
         readings: what to send, as from `simulate`.
         progress: called after each PUBACK with how many there were.
         window: PUBLISHes without PUBACK per device, at least 1.
@@ -304,7 +305,7 @@ async def _publish_until_acknowledged(client: MQTTClient, reading: Reading, repo
             if task is None or task.cancelling():
                 raise
             raise _ConnectionLost("the broker closed the connection") from None
-        except (AMQTTError, ClientError, OSError, AttributeError) as error:
+        except (AMQTTError, ClientError, ProtocolHandlerError, OSError, AttributeError) as error:
             # AttributeError: amqtt's handler has dropped its session and stream under a publish that was under way.
             raise _ConnectionLost(f"the connection is gone ({error!r})") from error
     return False

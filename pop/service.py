@@ -101,8 +101,6 @@ class PopService(pop_pb2_grpc.PopServiceServicer):
 
     def _store_message(self, message: pb.Message) -> pb.SendResult:
         topic = message.topic.encode()
-        if topic.startswith(b"$"):
-            raise _Refused(pb.INVALID_TOPIC, f"the topic {message.topic[:80]!r} starts with '$': those belong to the node")
         properties = self._properties(message)
         due_ms = properties.deliver_at_ms
         route = self._store.queues.route(topic)

@@ -1,48 +1,36 @@
-"""The pairing of deliveries with what settled them, and the one outcome that each delivery gets."""
+"""The pairing of deliveries with what settled them, the one outcome that each delivery gets, and the figures over all."""
 
 from __future__ import annotations
-
-from enum import StrEnum
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from spark.explode import HANDED_OUT
+from spark.summary import QUANTILES, CountRow, MessagesRow, Outcome, SpreadRow
 from store.record import Kind
 
+ACKED = (Outcome.ACKED_IN_TIME.value, Outcome.ACKED_LATE.value)
 
-class Outcome(StrEnum):
-    """What became of a delivery. Each has exactly one."""
+QUANTILE_ACCURACY = 10_000
+"""A quantile's rank is off by at most one in this many."""
 
-    ACKED_IN_TIME = "acked_in_time"
-    ACKED_LATE = "acked_late"
-    """Acknowledged after its deadline. The node refuses that, so it tells of a defect or of a foreign log."""
-    REVIVED = "revived"
-    EXTENDED = "extended"
-    """A change of invisible time ended it and began another delivery of the same message."""
-    DEAD_LETTERED = "dead_lettered"
-    IN_FLIGHT = "in_flight"
-    """Nothing followed yet, and its deadline plus the grace is not over."""
-    LOST = "lost"
-    """Nothing followed, and deadline and grace are over."""
-
-
-ACKED = (Outcome.ACKED_IN_TIME, Outcome.ACKED_LATE)
-
-_END_OF_KIND = {
+_OUTCOME_OF_KIND = {
     Kind.POP_REVIVED: Outcome.REVIVED,
     Kind.POP_INVISIBLE_CHANGED: Outcome.EXTENDED,
     Kind.POP_DEAD_LETTER: Outcome.DEAD_LETTERED,
 }
 
 _KIND_BITS = 4
-"""An end is packed as `at_ms << 4 | kind`, so that one `min` finds the earliest and its kind. 16 kinds, years up to 19,000."""
+"""An end is packed as `at_ms << 4 | kind`, so that one `min` finds the earliest and its kind."""
+
+_ENDS = (Kind.POP_ACK, *_OUTCOME_OF_KIND)
+assert max(_ENDS) < 1 << _KIND_BITS
 
 
 def pair(events: DataFrame) -> DataFrame:
     """Bring together all that the log says of each delivery: one groupBy, no join.
 
-    Half of what an outer join of the two sides costs: only one shuffle, and every row of it is a few numbers.
+    That is half of what an outer join of the two sides costs: there is one shuffle, and its rows are a few numbers.
 
     Args:
         events: the table `events` of the data source.
@@ -52,6 +40,7 @@ def pair(events: DataFrame) -> DataFrame:
     """
     begins = F.col("event") == HANDED_OUT
     packed_end = F.shiftleft("at_ms", _KIND_BITS).bitwiseOR(F.col("event").cast("bigint"))
+    is_ack = F.col("event") == int(Kind.POP_ACK)
     return events.groupBy("key").agg(
         F.max("group_id").alias("group_id"),
         F.max(F.when(begins, F.col("at_ms"))).alias("pop_ms"),
@@ -60,13 +49,9 @@ def pair(events: DataFrame) -> DataFrame:
         F.max("attempt").alias("attempt"),
         F.max("source").alias("source"),
         F.min(F.when(~begins, packed_end)).alias("end"),
-        _count(Kind.POP_ACK).alias("acks"),
-        F.count(F.when(~F.col("event").isin(HANDED_OUT, int(Kind.POP_ACK)), 1)).cast("int").alias("other_ends"),
+        F.count(F.when(is_ack, 1)).cast("int").alias("acks"),
+        F.count(F.when(~begins & ~is_ack, 1)).cast("int").alias("other_ends"),
     )
-
-
-def _count(kind: Kind) -> Column:
-    return F.count(F.when(F.col("event") == int(kind), 1)).cast("int")
 
 
 def classify(pairs: DataFrame, *, as_of_ms: int, grace_ms: int) -> DataFrame:
@@ -78,24 +63,72 @@ def classify(pairs: DataFrame, *, as_of_ms: int, grace_ms: int) -> DataFrame:
         grace_ms: how long after its deadline a delivery may stay unsettled before it is lost.
 
     Returns:
-        The columns of `pairs`, and: outcome (null for an orphan), settled_ms, duplicate_acks (acks after the first), and
-        conflicting (ended in two ways, or twice in one that isn't an ack; its outcome is the earliest).
+        The columns of `pairs` but `end`, and: outcome (null for an orphan), end_kind, settled_ms, duplicate_acks (acks
+        after the first), and conflicting (ended in two ways, or twice in one that isn't an ack; its outcome is the
+        earliest, and of two in one ms the ack).
     """
     kind = F.col("end").bitwiseAND((1 << _KIND_BITS) - 1)
     settled_ms = F.shiftright("end", _KIND_BITS)
-    outcome = F.when(F.col("pop_ms").isNull(), F.lit(None).cast("string"))
-    outcome = outcome.when(
-        kind == int(Kind.POP_ACK),
-        F.when(settled_ms <= F.col("deadline_ms"), Outcome.ACKED_IN_TIME.value).otherwise(Outcome.ACKED_LATE.value),
-    )
-    for end_kind, name in _END_OF_KIND.items():
-        outcome = outcome.when(kind == int(end_kind), name.value)
+    acked = F.when(settled_ms <= F.col("deadline_ms"), ACKED[0]).otherwise(ACKED[1])
     is_open = F.col("deadline_ms") + grace_ms >= as_of_ms
-    outcome = outcome.otherwise(F.when(is_open, Outcome.IN_FLIGHT.value).otherwise(Outcome.LOST.value))
+    unsettled = F.when(is_open, Outcome.IN_FLIGHT.value).otherwise(Outcome.LOST.value)
+    outcome = F.when(F.col("pop_ms").isNull(), F.lit(None).cast("string")).when(kind == int(Kind.POP_ACK), acked)
+    for end_kind, name in _OUTCOME_OF_KIND.items():
+        outcome = outcome.when(kind == int(end_kind), name.value)
     return pairs.select(
-        "*",
-        outcome.alias("outcome"),
+        *(name for name in pairs.columns if name != "end"),
+        outcome.otherwise(unsettled).alias("outcome"),
+        _name_of(kind).alias("end_kind"),
         settled_ms.alias("settled_ms"),
         F.greatest(F.col("acks") - 1, F.lit(0)).alias("duplicate_acks"),
         (F.least(F.col("acks"), F.lit(1)) + F.col("other_ends") > 1).alias("conflicting"),
     )
+
+
+def _name_of(kind: Column) -> Column:
+    name = F.lit(None).cast("string")
+    for end_kind in _ENDS:
+        name = F.when(kind == int(end_kind), end_kind.name).otherwise(name)
+    return name
+
+
+def count(deliveries: DataFrame) -> list[CountRow]:
+    """Count deliveries by group, outcome and attempt."""
+    rows = deliveries.groupBy("group_id", "outcome", "attempt").agg(
+        F.count("*"),
+        F.sum(F.col("conflicting").cast("bigint")),
+        F.sum("duplicate_acks"),
+        F.min("pop_ms"),
+    )
+    return [CountRow(*row) for row in rows.collect()]
+
+
+def spread(deliveries: DataFrame) -> list[SpreadRow]:
+    """Return the quantiles of ack latency and revive lateness by group."""
+    latency = F.when(F.col("outcome").isin(*ACKED), F.col("settled_ms") - F.col("pop_ms"))
+    lateness = F.when(F.col("outcome") == Outcome.REVIVED.value, F.col("settled_ms") - F.col("deadline_ms"))
+    rows = deliveries.groupBy("group_id").agg(
+        F.percentile_approx(latency, list(QUANTILES), QUANTILE_ACCURACY),
+        F.percentile_approx(lateness, list(QUANTILES), QUANTILE_ACCURACY),
+    )
+    return [SpreadRow(*row) for row in rows.collect()]
+
+
+def count_messages(deliveries: DataFrame) -> list[MessagesRow]:
+    """Count the distinct messages of each group, and those of them that were acknowledged."""
+    acked = F.max(F.col("outcome").isin(*ACKED).cast("int"))
+    messages = deliveries.groupBy("group_id", "message_position").agg(acked.alias("acked"))
+    rows = messages.groupBy("group_id").agg(F.count("*"), F.sum("acked"))
+    return [MessagesRow(*row) for row in rows.collect()]
+
+
+def count_orphans(orphans: DataFrame, log_start: int) -> tuple[int, int, int]:
+    """Count ends without a delivery: acks, others, and those whose delivery began before the log's first segment."""
+    before = F.col("key") < log_start
+    row = orphans.agg(
+        F.sum(F.when(~before, F.col("acks"))),
+        F.sum(F.when(~before, F.col("other_ends"))),
+        F.sum(F.when(before, F.col("acks") + F.col("other_ends"))),
+    ).collect()[0]
+    acks, others, before_log = (int(value or 0) for value in row)
+    return acks, others, before_log

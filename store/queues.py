@@ -18,7 +18,7 @@ import orjson
 
 from store import topics
 from store.commitlog import CommitLog
-from store.errors import LimitExceeded, QueueUnknown
+from store.errors import LimitExceeded, QueueUnknown, TopicInvalid
 from store.index import Batch, Index, Space
 from store.lightqueue import (
     ENTRY,
@@ -124,6 +124,8 @@ class Queues:
             return route
         options = self._options
         name = topics.check_topic(topic, levels_max=options.topic_levels_max, bytes_max=options.topic_bytes_max)
+        if name.startswith("$"):
+            raise TopicInvalid(f"the topic {name[:64]!r} begins with '$': such topics belong to the node; publish to another")
         return self._resolve(topic, name)
 
     def route_stored(self, topic: bytes) -> Route:

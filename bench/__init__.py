@@ -1,0 +1,1 @@
+"""Benchmarks: Millrace beside other brokers, on the same machine, under the same load, in one run."""

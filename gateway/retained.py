@@ -1,0 +1,74 @@
+"""Retained messages: the last one of each topic that was published with RETAIN set. MQTT 3.1.1, 3.3.1.3.
+
+Rows of the index: key b"R", topic; value position u64, size u32 of the message's record. The body stays in the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from struct import Struct
+
+from store import topics
+from store.index import Batch, Index, Space
+from store.lightqueue import ENTRY
+from store.record import Flag, Kind, Record
+from store.store import Apply
+
+_ROW = Struct("<QI")
+
+
+class RetainedMessages:
+    """Which message is retained for which topic. A part of the store."""
+
+    def __init__(self) -> None:
+        self._index: Index | None = None
+        self._changed: dict[bytes, bytes | None] = {}
+
+    def matching(self, topic_filter: str) -> Iterator[bytes]:
+        """Yield a light-queue entry for each retained message whose topic a filter matches, in the order of the topics.
+
+        Reads as it goes, so a million of them take no memory. Only what was committed is seen.
+        """
+        assert self._index is not None, "the store has not recovered yet"
+        if not topics.is_wildcard(topic_filter):
+            row = self._index.get(Space.RETAINED + topic_filter.encode())
+            if row is not None:
+                yield ENTRY.pack(*_ROW.unpack(row), 0)
+            return
+        literal = _literal_prefix(topic_filter).encode()
+        for key, row in self._index.rows(Space.RETAINED + literal):
+            if topics.matches(topic_filter, key[1:].decode()):
+                yield ENTRY.pack(*_ROW.unpack(row), 0)
+
+    def applies(self) -> Mapping[Kind, Apply]:
+        return {Kind.MESSAGE: self._apply_message}
+
+    def _apply_message(self, record: Record) -> None:
+        if record.flags & Flag.RETAIN:
+            # A message without a body clears, and is not retained itself [MQTT-3.3.1-10], [MQTT-3.3.1-11].
+            self._changed[record.topic] = _ROW.pack(record.position, record.size) if record.body else None
+
+    def load(self, index: Index) -> None:
+        self._index = index
+
+    def save(self, batch: Batch) -> None:
+        for topic, row in self._changed.items():
+            if row is None:
+                batch.delete(Space.RETAINED + topic)
+            else:
+                batch.put(Space.RETAINED + topic, row)
+        self._changed.clear()
+
+
+def _literal_prefix(topic_filter: str) -> str:
+    """Return what every topic that a wildcard filter matches begins with: `a/b` for `a/b/#`, which matches `a/b` too."""
+    literal: list[str] = []
+    for level in topic_filter.split("/"):
+        if level == "#":
+            return "/".join(literal)
+        if level == "+":
+            return "/".join([*literal, ""]) if literal else ""
+        literal.append(level)
+    return "/".join(literal)
+
+

@@ -1,0 +1,258 @@
+"""The command line of Millrace: parses, calls, and turns errors into one line and an exit status."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from millrace import __version__
+from millrace.admin import AdminUnavailable
+from millrace.config import ConfigError, document_options, load_config
+from pop.errors import PopError
+from store.errors import StoreError
+from store.options import HostPort, OptionInvalid
+from store.record import Kind
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+
+MQTT = HostPort("127.0.0.1", 1883)
+POP = HostPort("127.0.0.1", 8081)
+
+KINDS = [kind.name.lower() for kind in Kind]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; return the exit status: 0 done, 1 it failed, 2 it was called wrongly."""
+    options = _parser().parse_args(arguments)
+    try:
+        status: int = options.run(options)
+    except (StoreError, PopError, ConfigError, AdminUnavailable, OSError, ValueError) as error:
+        print(f"millrace {options.command}: {error}", file=sys.stderr)
+        return EXIT_USAGE if isinstance(error, ConfigError | OptionInvalid) else EXIT_FAILED
+    except KeyboardInterrupt:
+        return 130
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="millrace", description="An MQTT broker and POP message queue on one durable log.")
+    parser.add_argument("--version", action="version", version=f"millrace {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_serve(commands)
+    _add_demo(commands)
+    _add_mqtt_tools(commands)
+    _add_pop_tools(commands)
+    _add_reconcile(commands)
+    _add_inspect(commands)
+    return parser
+
+
+Commands = Any
+"""What argparse's `add_subparsers` returns has no public name."""
+
+
+def _add_serve(commands: Commands) -> None:
+    command = commands.add_parser("serve", help="run a node")
+    command.add_argument("--config", type=Path, metavar="FILE", help="TOML file with options")
+    command.add_argument("--data-dir", metavar="DIR", help="where everything is stored (./millrace-data)")
+    command.add_argument("--mqtt", metavar="HOST:PORT", help="MQTT listener (127.0.0.1:1883); port 0 picks a free one")
+    command.add_argument("--pop", metavar="HOST:PORT", help="gRPC listener (127.0.0.1:8081)")
+    command.add_argument("--admin", metavar="HOST:PORT", help="HTTP listener for health and metrics (127.0.0.1:8080)")
+    command.add_argument("--log-level", metavar="LEVEL", help="debug, info, warning or error (info)")
+    command.add_argument("--print-config", action="store_true", help="print all options as TOML, and end")
+    command.set_defaults(run=_serve)
+
+
+def _serve(options: argparse.Namespace) -> int:
+    overrides = {
+        "data_dir": options.data_dir,
+        "mqtt.listen": options.mqtt,
+        "pop.listen": options.pop,
+        "admin.listen": options.admin,
+        "log.level": options.log_level,
+    }
+    config = load_config(options.config, overrides)
+    if options.print_config:
+        sys.stdout.write(document_options(config))
+        return 0
+    from millrace.serve import serve
+
+    uvloop.run(serve(config))
+    return 0
+
+
+def _add_demo(commands: Commands) -> None:
+    command = commands.add_parser("demo", help="run a fleet, failing consumers and the reconciliation, and show the report")
+    command.add_argument("--dir", type=Path, metavar="DIR", help="where its files go (a new temporary directory)")
+    command.add_argument("--devices", type=_count, default=200, help="devices, one MQTT connection each (%(default)s)")
+    command.add_argument("--readings", type=_count, default=20_000, help="readings published in total (%(default)s)")
+    command.add_argument("--seed", type=int, default=1, help="same seed, same readings (%(default)s)")
+    command.set_defaults(run=_demo)
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from millrace.demo import run_demo
+
+    return run_demo(options.dir, devices=options.devices, readings=options.readings, seed=options.seed)
+
+
+def _add_mqtt_tools(commands: Commands) -> None:
+    command = commands.add_parser("pub", help="publish over MQTT")
+    command.add_argument("topic")
+    command.add_argument("body", help="the message, or - for standard input")
+    command.add_argument("--mqtt", type=HostPort.parse, default=MQTT, metavar="HOST:PORT")
+    command.add_argument("--qos", type=int, choices=(0, 1, 2), default=1)
+    command.add_argument("--retain", action="store_true")
+    command.add_argument("--count", type=_count, default=1, help="publish it so many times (%(default)s)")
+    command.set_defaults(run=_pub)
+    command = commands.add_parser("sub", help="subscribe over MQTT and print what comes")
+    command.add_argument("filter")
+    command.add_argument("--mqtt", type=HostPort.parse, default=MQTT, metavar="HOST:PORT")
+    command.add_argument("--qos", type=int, choices=(0, 1, 2), default=1)
+    command.add_argument("--count", type=_count, default=0, help="end after so many messages (0: never)")
+    command.add_argument("--json", action="store_true", help="one JSON object a line")
+    command.set_defaults(run=_sub)
+
+
+def _pub(options: argparse.Namespace) -> int:
+    from millrace import tools
+
+    body = _body(options.body)
+    return _finish(
+        tools.publish(options.mqtt, options.topic, body, qos=options.qos, retain=options.retain, count=options.count)
+    )
+
+
+def _sub(options: argparse.Namespace) -> int:
+    from millrace import tools
+
+    return _finish(tools.subscribe(options.mqtt, options.filter, qos=options.qos, count=options.count, as_json=options.json))
+
+
+def _add_pop_tools(commands: Commands) -> None:
+    command = commands.add_parser("pop", help="pop messages of a group and acknowledge them")
+    command.add_argument("filter")
+    command.add_argument("--group", required=True)
+    command.add_argument("--pop", type=HostPort.parse, default=POP, metavar="HOST:PORT")
+    command.add_argument("--count", type=_count, default=1, help="messages at most (%(default)s)")
+    command.add_argument("--invisible-ms", type=_count, default=0, help="invisible time (the node's default)")
+    command.add_argument("--wait-ms", type=_count, default=0, help="wait so long for the first message (%(default)s)")
+    command.add_argument("--no-ack", action="store_true", help="let them come back when the invisible time is over")
+    command.add_argument("--json", action="store_true", help="one JSON object a line")
+    command.set_defaults(run=_pop)
+    command = commands.add_parser("send", help="send a message over gRPC, now or later")
+    command.add_argument("topic")
+    command.add_argument("body", help="the message, or - for standard input")
+    command.add_argument("--pop", type=HostPort.parse, default=POP, metavar="HOST:PORT")
+    command.add_argument("--delay-ms", type=_count, default=0, help="deliver it so much later (%(default)s)")
+    command.add_argument("--tag", default="")
+    command.add_argument("--json", action="store_true", help="one JSON object a line")
+    command.set_defaults(run=_send)
+    command = commands.add_parser("recall", help="cancel a delayed message")
+    command.add_argument("handle", help="as `millrace send --delay-ms` printed it")
+    command.add_argument("--pop", type=HostPort.parse, default=POP, metavar="HOST:PORT")
+    command.set_defaults(run=_recall)
+
+
+def _pop(options: argparse.Namespace) -> int:
+    from millrace import tools
+
+    return _finish(
+        tools.pop(
+            options.pop,
+            options.filter,
+            group=options.group,
+            count=options.count,
+            invisible_ms=options.invisible_ms,
+            wait_ms=options.wait_ms,
+            ack=not options.no_ack,
+            as_json=options.json,
+        )
+    )
+
+
+def _send(options: argparse.Namespace) -> int:
+    from millrace import tools
+
+    body = _body(options.body)
+    return _finish(
+        tools.send(options.pop, options.topic, body, delay_ms=options.delay_ms, tag=options.tag, as_json=options.json)
+    )
+
+
+def _recall(options: argparse.Namespace) -> int:
+    from millrace import tools
+
+    return _finish(tools.recall(options.pop, options.handle))
+
+
+def _add_reconcile(commands: Commands) -> None:
+    command = commands.add_parser("reconcile", help="pair every checkpoint with its acknowledgement, with Spark")
+    command.add_argument("--data-dir", type=Path, default=Path("millrace-data"), metavar="DIR", help="of a node (%(default)s)")
+    command.add_argument("--out", type=Path, metavar="DIR", help="write Parquet tables and summary.json there")
+    command.add_argument("--master", default="local[*]", metavar="URL", help="Spark master (%(default)s)")
+    command.add_argument("--json", action="store_true", help="print the summary as JSON")
+    command.add_argument("--as-of-ms", type=_count, help="judge deadlines as of this time (the log's last record)")
+    command.add_argument("--grace-ms", type=_count, default=60_000, help="time after a deadline until it counts (%(default)s)")
+    command.set_defaults(run=_reconcile)
+
+
+def _reconcile(options: argparse.Namespace) -> int:
+    try:
+        from spark.reconcile import run
+    except ModuleNotFoundError as error:
+        print(f"millrace reconcile: {error.name} is missing: pip install 'millrace[spark]'", file=sys.stderr)
+        return EXIT_USAGE
+    return run(options.data_dir, options.out, options.master, options.json, options.as_of_ms, options.grace_ms)
+
+
+def _add_inspect(commands: Commands) -> None:
+    command = commands.add_parser("inspect", help="look into a data directory; changes nothing")
+    things = command.add_subparsers(dest="thing", required=True, metavar="THING")
+    log = things.add_parser("log", help="the records of the CommitLog")
+    log.add_argument("--data-dir", type=Path, default=Path("millrace-data"), metavar="DIR", help="of a node (%(default)s)")
+    log.add_argument("--kind", action="append", default=[], choices=KINDS, metavar="KIND", help=f"one of {', '.join(KINDS)}")
+    log.add_argument("--topic", default="", metavar="FILTER", help="topic filter; of POP records the group")
+    log.add_argument("--from", dest="position", type=_count, default=0, metavar="POSITION", help="a record's position")
+    log.add_argument("--since-ms", type=_count, default=0, help="stored at this time or later, ms since 1970")
+    log.add_argument("--until-ms", type=_count, default=0, help="stored at this time or before")
+    log.add_argument("--limit", type=_count, default=100, help="records at most, 0 for all (%(default)s)")
+    log.add_argument("--json", action="store_true", help="one JSON object a line")
+    log.set_defaults(run=_inspect_log)
+
+
+def _inspect_log(options: argparse.Namespace) -> int:
+    from millrace.inspect import inspect_log
+
+    inspect_log(
+        options.data_dir,
+        kinds=options.kind,
+        topic_filter=options.topic,
+        position=options.position,
+        since_ms=options.since_ms,
+        until_ms=options.until_ms,
+        limit=options.limit,
+        as_json=options.json,
+    )
+    return 0
+
+
+def _finish(work: Coroutine[Any, Any, None]) -> int:
+    uvloop.run(work)
+    return 0
+
+
+def _body(text: str) -> bytes:
+    return sys.stdin.buffer.read() if text == "-" else text.encode()
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
+    return int(text)

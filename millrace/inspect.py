@@ -1,0 +1,115 @@
+"""`millrace inspect`: looks into a data directory, of a live node or a stopped one, and changes nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+import orjson
+from rich.console import Console
+from rich.table import Table
+
+from store import topics
+from store.logreader import read_log
+from store.record import BODY_DTYPE, POP_FIXED, QUEUE_FIXED, Flag, Kind, Record
+
+BODY_CHARS = 60
+"""Of a body that a table shows. The JSON has all of it."""
+
+_QUEUE_KINDS = (Kind.QUEUE_DECLARED, Kind.QUEUE_DROPPED)
+
+
+def inspect_log(
+    data_dir: Path,
+    *,
+    kinds: list[str],
+    topic_filter: str,
+    position: int,
+    since_ms: int,
+    until_ms: int,
+    limit: int,
+    as_json: bool,
+    out: TextIO = sys.stdout,
+) -> None:
+    """Print the records of a CommitLog that fit, as a table or as JSON lines.
+
+    Args:
+        data_dir: of a node.
+        kinds: names of `Kind` in lower case; empty for all.
+        topic_filter: of messages, and of queues and groups by what stands in their place (filter, group); empty for all.
+        position: where a record begins; 0 for the oldest.
+        since_ms, until_ms: store times, ms since 1970; 0 for no bound.
+        limit: records printed at most; 0 for all.
+        as_json: one JSON object a line.
+
+    Raises:
+        StoreError: there is no log, or it is damaged.
+    """
+    wanted = {Kind[name.upper()] for name in kinds}
+    found = _fitting(read_log(data_dir, position), wanted, topic_filter, since_ms, until_ms)
+    rows = (describe(record) for _, record in zip(range(limit), found, strict=False)) if limit else map(describe, found)
+    if as_json:
+        for row in rows:
+            out.write(orjson.dumps(row).decode() + "\n")
+        return
+    table = Table("position", "size", "kind", "stored", "topic", "what", box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(str(row["position"]), str(row["size"]), row["kind"], row["stored"], row["topic"], _what(row))
+    Console(file=out, width=None if out.isatty() else 200, soft_wrap=True).print(table)
+
+
+def _fitting(records: Iterator[Record], kinds: set[Kind], topic_filter: str, since_ms: int, until_ms: int) -> Iterator[Record]:
+    for record in records:
+        if until_ms and record.store_ms > until_ms:
+            return  # store times never decrease along the log
+        if kinds and record.kind not in kinds:
+            continue
+        if record.store_ms < since_ms:
+            continue
+        topic = record.topic.decode(errors="replace")
+        if topic_filter and topic != topic_filter and not topics.matches(topic_filter, topic):
+            continue
+        yield record
+
+
+def describe(record: Record) -> dict[str, Any]:
+    """Return a record as a JSON object: its header, and its fields by their names in `store.record`."""
+    kind = Kind(record.kind)
+    row: dict[str, Any] = {
+        "position": record.position,
+        "size": record.size,
+        "kind": kind.name.lower(),
+        "store_ms": record.store_ms,
+        "stored": datetime.fromtimestamp(record.store_ms / 1000, UTC).isoformat(timespec="milliseconds"),
+        "topic": record.topic.decode(errors="replace"),
+    }
+    if kind is Kind.MESSAGE:
+        row["qos"] = record.flags & Flag.QOS_MASK
+        row["retain"] = bool(record.flags & Flag.RETAIN)
+        row["delayed"] = bool(record.flags & Flag.DELAYED)
+    elif record.flags & Flag.SUSPENDED:
+        row["suspended"] = True
+    if kind in _QUEUE_KINDS:
+        row["queue_id"] = QUEUE_FIXED.unpack(record.fixed)[0]
+    elif record.fixed:
+        row["group_id"], row["epoch"], row["deadline_ms"] = POP_FIXED.unpack(record.fixed)
+    if record.properties:
+        row["properties"] = orjson.loads(record.properties)
+    if kind in BODY_DTYPE:
+        dtype = BODY_DTYPE[kind]
+        names = dtype.names or ()
+        row["entries"] = [dict(zip(names, entry.tolist(), strict=True)) for entry in np.frombuffer(record.body, dtype=dtype)]
+    elif record.body:
+        row["body"] = record.body.decode(errors="backslashreplace")
+    return row
+
+
+def _what(row: dict[str, Any]) -> str:
+    if "entries" in row:
+        return f"{len(row['entries'])} entries"
+    body = row.get("body", "")
+    return body if len(body) <= BODY_CHARS else f"{body[:BODY_CHARS]}..."

@@ -1,0 +1,146 @@
+"""A node: all parts wired together, from an empty directory or from what a crash left, to an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+import structlog
+
+from gateway.gateway import Gateway
+from gateway.retained import RetainedMessages
+from millrace.admin import Admin
+from millrace.config import Config
+from millrace.lock import DataDirLock
+from millrace.metrics import registry_of
+from pop.core import PopCore
+from pop.handle import Handles, load_secret
+from pop.server import PopServer
+from pop.service import PopService
+from store.clock import Clock, SystemClock
+from store.options import HostPort
+from store.store import Recovery, Store
+from timer.delayed import DelayedMessages
+
+logger = structlog.get_logger("node")
+
+EXIT_SYNC_FAILED = 70
+"""Exit status when the log could not be synced: EX_SOFTWARE would lie, but a supervisor must not take it for an orderly end."""
+
+
+class Node:
+    """One node on one data directory.
+
+    Parameters:
+        config: all options.
+        clock: where time comes from.
+
+    Raises:
+        DataDirLocked: another process has the data directory.
+        LogCorrupt: a record before the tail of the log is damaged.
+    """
+
+    def __init__(self, config: Config, clock: Clock | None = None) -> None:
+        self.config = config
+        config.data_dir.mkdir(parents=True, exist_ok=True)
+        self._lock = DataDirLock(config.data_dir)
+        try:
+            self.store = Store(config.data_dir, config.store, clock or SystemClock())
+            self.delayed = DelayedMessages(self.store, config.timer)
+            self.retained = RetainedMessages()
+            self.pop = PopCore(self.store, Handles(load_secret(config.data_dir)), config.pop, config.timer)
+            for part in (self.delayed, self.retained, self.pop):
+                self.store.add_part(part)
+            self.recovery: Recovery = self.store.recover()
+        except BaseException:
+            self._lock.release()
+            raise
+        self.gateway = Gateway(self.store, self.retained, config.mqtt)
+        self._pop_server = PopServer(PopService(self.pop, self.delayed, config.timer), config.pop.listen)
+        self._admin = Admin(config.admin.listen, registry=registry_of(self), ready=lambda: self._is_ready, state=self.state)
+        self._is_ready = False
+        self.mqtt: HostPort = config.mqtt.listen
+        self.grpc: HostPort = config.pop.listen
+        self.admin: HostPort = config.admin.listen
+
+    async def start(self) -> None:
+        """Open the listeners. Afterwards `mqtt`, `grpc` and `admin` are the addresses really listened on.
+
+        Raises:
+            OSError, AdminUnavailable: an address is taken, or isn't one of this machine. Everything is closed again.
+        """
+        loop = asyncio.get_running_loop()
+        _log_recovery(self.recovery)
+        self.store.start(loop, self._sync_failed)
+        self.delayed.start(loop)
+        self.pop.start(loop)
+        try:
+            self.mqtt = HostPort(self.config.mqtt.listen.host, await self.gateway.start())
+            self.grpc = HostPort(self.config.pop.listen.host, await self._pop_server.start())
+            self.admin = HostPort(self.config.admin.listen.host, await self._admin.start())
+        except BaseException:
+            await self.stop()
+            raise
+        self._is_ready = True
+        logger.info("node.ready", mqtt=str(self.mqtt), pop=str(self.grpc), admin=str(self.admin), data=str(self.config.data_dir))
+
+    async def stop(self) -> None:
+        """Stop accepting, finish the group that is under way, flush, close."""
+        self._is_ready = False
+        await self.gateway.stop()
+        await self._pop_server.stop()
+        self.pop.stop()
+        self.delayed.stop()
+        await self._admin.stop()
+        await self.store.close()
+        self._lock.release()
+        logger.info("node.stopped", log_end=self.store.log.end)
+
+    def ready_line(self) -> str:
+        """Return the line that `serve` prints when all listeners are open."""
+        return f"ready mqtt={self.mqtt} pop={self.grpc} admin={self.admin} data={self.config.data_dir}"
+
+    def state(self) -> dict[str, Any]:
+        """Return what the admin listener shows of this node."""
+        return {
+            "ready": self._is_ready,
+            "listen": {"mqtt": str(self.mqtt), "pop": str(self.grpc), "admin": str(self.admin)},
+            "log": {
+                "start": self.store.log.start,
+                "end": self.store.log.written,
+                "durable": self.store.durable_position,
+                "torn_bytes_at_start": self.recovery.torn_bytes,
+                "replayed_at_start": self.recovery.replayed,
+            },
+            "connections": len(self.gateway.connections),
+            "queues": len(self.store.queues),
+            "timers_pending": len(self.delayed),
+            "groups": [
+                {
+                    "group": group.name,
+                    "filter": group.filter,
+                    "visible": group.visible,
+                    "retries": group.visible_retries,
+                    "in_flight": group.in_flight,
+                    "waiting": len(group.polls),
+                }
+                for group in self.pop
+            ],
+        }
+
+    def _sync_failed(self, error: OSError) -> None:
+        """End at once: what was written since the last sync may be gone, and nobody may be told otherwise."""
+        logger.critical("log.sync_failed", error=str(error), durable=self.store.durable_position)
+        os._exit(EXIT_SYNC_FAILED)
+
+
+def _log_recovery(recovery: Recovery) -> None:
+    log = logger.warning if recovery.torn_bytes or recovery.rebuilt else logger.info
+    log(
+        "store.recovered",
+        replayed=recovery.replayed,
+        torn_bytes=recovery.torn_bytes,
+        index_rebuilt=recovery.rebuilt,
+        seconds=round(recovery.seconds, 3),
+    )

@@ -1,0 +1,105 @@
+"""Small tools to try a node by hand: `millrace pub`, `sub`, `pop`, `send` and `recall`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+
+import orjson
+from amqtt.client import MQTTClient
+
+from pop.client import Client
+from store.options import HostPort
+
+_CLIENT = {"auto_reconnect": False, "keep_alive": 60, "plugins": {}}
+
+
+async def publish(address: HostPort, topic: str, body: bytes, *, qos: int, retain: bool, count: int) -> None:
+    """Publish `body` to `topic` over MQTT, `count` times. At QoS 1 and 2 it returns when all are acknowledged."""
+    client = await _connected(address)
+    for _ in range(count):
+        await client.publish(topic, body, qos=qos, retain=retain)
+    await client.disconnect()
+
+
+async def subscribe(address: HostPort, topic_filter: str, *, qos: int, count: int, as_json: bool) -> None:
+    """Print what comes to `topic_filter` over MQTT; end after `count` messages, if that isn't 0."""
+    client = await _connected(address)
+    codes = await client.subscribe([(topic_filter, qos)])
+    if codes and codes[0] >= 0x80:
+        await client.disconnect()
+        raise ValueError(f"the node refused the filter {topic_filter!r}: check its wildcards")
+    received = 0
+    try:
+        while not count or received < count:
+            message = await client.deliver_message()
+            if message is None:
+                raise ConnectionError("the node closed the connection")
+            _show({"topic": message.topic, "body": _text(bytes(message.data or b""))}, as_json)
+            received += 1
+    finally:
+        await client.disconnect()
+
+
+async def pop(
+    address: HostPort, topic_filter: str, *, group: str, count: int, invisible_ms: int, wait_ms: int, ack: bool, as_json: bool
+) -> None:
+    """Print what the group pops from `topic_filter`, and acknowledge it; end after `count` messages or when none comes."""
+    async with Client(str(address)) as client:
+        left = count
+        while left:
+            messages = await client.pop(
+                topic_filter, group=group, messages_max=min(left, 256), invisible_ms=invisible_ms, wait_ms=wait_ms
+            )
+            if not messages:
+                return
+            for message in messages:
+                _show(
+                    {
+                        "topic": message.topic,
+                        "body": _text(message.body),
+                        "attempt": message.attempt,
+                        "message_id": message.message_id,
+                        "handle": message.handle,
+                    },
+                    as_json,
+                )
+            if ack:
+                await asyncio.gather(*(message.ack() for message in messages))
+            left -= len(messages)
+
+
+async def send(address: HostPort, topic: str, body: bytes, *, delay_ms: int, tag: str, as_json: bool) -> None:
+    """Send a message over gRPC, to be delivered after `delay_ms`; print its id, and the handle that recalls it."""
+    async with Client(str(address)) as client:
+        deliver_at_ms = int(time.time() * 1000) + delay_ms if delay_ms else 0
+        sent = await client.send(topic, body, tag=tag, deliver_at_ms=deliver_at_ms)
+    row = {"message_id": sent.message_id}
+    if sent.recall_handle:
+        row["recall_handle"] = sent.recall_handle
+    _show(row, as_json)
+
+
+async def recall(address: HostPort, handle: str) -> None:
+    """Cancel a delayed message by its recall handle."""
+    async with Client(str(address)) as client:
+        await client.recall(handle)
+    print("recalled")
+
+
+async def _connected(address: HostPort) -> MQTTClient:
+    logging.getLogger("amqtt").setLevel(logging.CRITICAL)  # its errors come as exceptions, too
+    client = MQTTClient(config=_CLIENT)
+    await client.connect(f"mqtt://{address}/")
+    return client
+
+
+def _text(body: bytes) -> str:
+    return body.decode(errors="backslashreplace")
+
+
+def _show(row: dict[str, object], as_json: bool) -> None:
+    sys.stdout.write((orjson.dumps(row).decode() if as_json else "  ".join(str(value) for value in row.values())) + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,66 @@
+"""Reads a CommitLog that another process may be writing: opens nothing for writing, maps nothing, changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from store import record
+from store.commitlog import DIRECTORY
+from store.errors import LogCorrupt, PositionUnknown, RecordCorrupt
+from store.segment import SUFFIX, segment_base
+
+BLOCK_BYTES = 4 * 1024 * 1024
+"""Bytes read at a time. A larger record is read whole."""
+
+
+def read_log(data_dir: Path, position: int = 0) -> Iterator[record.Record]:
+    """Yield the records of a data directory from `position` on, up to what is written now.
+
+    What is behind the last whole record of the last segment is not there yet, or a torn tail: recovery will tell.
+
+    Args:
+        data_dir: of a node, live or stopped.
+        position: where a record begins. 0 is the oldest record that there is.
+
+    Raises:
+        PositionUnknown: there is no log, or it doesn't reach back or ahead to `position`.
+        RecordCorrupt: a record before the tail is damaged; names its segment.
+    """
+    paths = sorted((data_dir / DIRECTORY).glob(f"*{SUFFIX}"))
+    if not paths:
+        raise PositionUnknown(f"{data_dir} holds no CommitLog: give the data directory of a node")
+    bases = [segment_base(path) for path in paths]
+    position = position or bases[0]
+    if position < bases[0]:
+        raise PositionUnknown(f"position {position} is before the oldest record, {bases[0]}")
+    for path, base, following in zip(paths, bases, [*bases[1:], None], strict=True):
+        if following is None or position < following:
+            yield from _read_segment(path, position - base, base, following)
+            position = following or position
+
+
+def _read_segment(path: Path, offset: int, base: int, following: int | None) -> Iterator[record.Record]:
+    stop = following - base if following is not None else None
+    with path.open("rb") as file:
+        while stop is None or offset < stop:
+            file.seek(offset)
+            block = file.read(BLOCK_BYTES)
+            offsets, end = record.walk(block)
+            if not offsets and len(block) >= record.HEADER_BYTES:
+                size = record.HEADER.unpack_from(block)[0]
+                if len(block) < size <= record.RECORD_BYTES_MAX:
+                    block += file.read(size - len(block))
+                    offsets, end = record.walk(block)
+            for at in offsets:
+                try:
+                    yield record.decode(block, at, position=base + offset + at)
+                except RecordCorrupt as error:
+                    if stop is None:
+                        return
+                    raise RecordCorrupt(error.position, error.reason, path.name) from None
+            if not offsets:
+                if stop is not None:
+                    raise LogCorrupt(f"no record is at position {base + offset} of segment {path.name}; run `millrace repair`")
+                return
+            offset += end

@@ -1,0 +1,174 @@
+"""What numpy takes out of a block is what `record.decode` says, record by record."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("pyarrow", reason="Spark's part needs the extra `spark`")
+
+from spark import explode
+from spark.explode import Records
+from spark.segments import Block
+from spark.tables import TABLES
+from store import record
+from store.errors import RecordCorrupt
+from store.record import CHANGE_ENTRY, CHECKPOINT_ENTRY, FIXED_BYTES, POP_FIXED, REFERENCE, Kind, Record
+
+BASE = 7_000_000_000
+
+positions = st.integers(0, 2**62)
+entries = st.tuples(positions, positions, st.integers(0, 2**26), st.integers(1, 2**16 - 1), st.integers(0, 1), st.just(0))
+references = st.tuples(positions, st.integers(0, 2**20))
+BODIES = {
+    Kind.POP_CHECKPOINT: st.lists(entries.map(lambda entry: CHECKPOINT_ENTRY.pack(*entry)), max_size=5),
+    Kind.POP_INVISIBLE_CHANGED: st.lists(
+        st.tuples(references, entries).map(lambda both: CHANGE_ENTRY.pack(*both[0], *both[1])), max_size=5
+    ),
+    **{
+        kind: st.lists(references.map(lambda reference: REFERENCE.pack(*reference)), max_size=5)
+        for kind in (Kind.POP_ACK, Kind.POP_REVIVED, Kind.POP_DEAD_LETTER)
+    },
+}
+POP_KINDS = [kind for kind in Kind if FIXED_BYTES[kind] == POP_FIXED.size]
+
+
+@st.composite
+def encoded(draw: st.DrawFn) -> bytes:
+    kind = draw(st.sampled_from(Kind))
+    body = b"".join(draw(BODIES[kind])) if kind in BODIES else draw(st.binary(max_size=40))
+    fixed = draw(st.binary(min_size=FIXED_BYTES[kind], max_size=FIXED_BYTES[kind]))
+    topic = draw(st.text(max_size=12))
+    if kind in POP_KINDS:
+        group_id = draw(st.integers(0, 5))
+        fixed = POP_FIXED.pack(group_id, draw(st.integers(0, 9)), draw(st.integers(0, 2**45)))
+        topic = f"group {group_id}"
+    properties = b"" if kind in BODIES else draw(st.sampled_from([b"", b'{"filter":"a/#"}', b'{"tag":"t"}']))
+    store_ms = draw(st.integers(0, 2**42))
+    return record.encode(
+        kind, topic.encode(), body, store_ms=store_ms, fixed=fixed, properties=properties, flags=draw(st.integers(0, 31))
+    )
+
+
+def load(data: bytes) -> tuple[Records, list[Record]]:
+    offsets, _ = record.walk(data)
+    decoded = [record.decode(data, offset, position=BASE + offset) for offset in offsets]
+    block = Block(f"{BASE:020d}.log", data, BASE, np.array(offsets, dtype=np.int64))
+    return Records.of(block), decoded
+
+
+logs = st.lists(encoded(), max_size=12).map(b"".join)
+
+
+@given(logs)
+def test_handed_out_is_every_entry_that_begins_a_delivery(data: bytes) -> None:
+    records, decoded = load(data)
+    expected = set()
+    for each in decoded:
+        group_id, _, deadline_ms = POP_FIXED.unpack(each.fixed) if each.kind in POP_KINDS else (0, 0, 0)
+        if each.kind == Kind.POP_CHECKPOINT:
+            rows = [(entry, False) for entry in CHECKPOINT_ENTRY.iter_unpack(each.body)]
+        elif each.kind == Kind.POP_INVISIBLE_CHANGED:
+            rows = [(entry[2:], True) for entry in CHANGE_ENTRY.iter_unpack(each.body)]
+        else:
+            continue
+        for index, ((message, offset, size, attempt, source, _), changed) in enumerate(rows):
+            key = each.position + index
+            head = (key, each.position, group_id, each.store_ms, deadline_ms)
+            expected.add((*head, message, offset, size, attempt, source, changed))
+    found = explode.handed_out(records)
+    assert set(zip(*(column.tolist() for column in found.values()), strict=True)) == expected
+
+
+@given(logs)
+def test_settled_is_every_reference_that_ends_a_delivery(data: bytes) -> None:
+    records, decoded = load(data)
+    expected = []
+    for each in decoded:
+        if each.kind in explode.SETTLING:
+            layout = CHANGE_ENTRY if each.kind == Kind.POP_INVISIBLE_CHANGED else REFERENCE
+            group_id = POP_FIXED.unpack(each.fixed)[0]
+            for checkpoint, index, *_ in layout.iter_unpack(each.body):
+                expected.append((checkpoint + index, each.position, each.kind, group_id, each.store_ms))
+    found = explode.settled(records)
+    assert sorted(zip(*(column.tolist() for column in found.values()), strict=True)) == sorted(expected)
+
+
+@given(logs)
+def test_the_table_of_records_holds_every_field(data: bytes) -> None:
+    records, decoded = load(data)
+    table = TABLES["records"]
+    rows = table.batch(records, list(table.columns)).to_pylist()
+    for row, each in zip(rows, decoded, strict=True):
+        fixed = POP_FIXED.unpack(each.fixed) if each.kind in POP_KINDS else (None, None, None)
+        assert row == {
+            "position": each.position,
+            "size": each.size,
+            "kind": Kind(each.kind).name,
+            "flags": each.flags,
+            "store_ms": each.store_ms,
+            "topic": each.topic.decode(),
+            "group_id": fixed[0],
+            "epoch": fixed[1],
+            "deadline_ms": fixed[2],
+            "properties": each.properties.decode(),
+            "body": each.body,
+        }
+
+
+@given(logs)
+@settings(max_examples=50)
+def test_events_are_what_begins_and_what_ends(data: bytes) -> None:
+    records, _ = load(data)
+    records = records.of_kind(*TABLES["events"].kinds)
+    rows = TABLES["events"].batch(records, list(TABLES["events"].columns)).to_pylist()
+    begun, ended = explode.handed_out(records), explode.settled(records)
+    assert [row["key"] for row in rows] == [*begun["key"].tolist(), *ended["key"].tolist()]
+    assert [row["event"] for row in rows] == [Kind.POP_CHECKPOINT] * len(begun["key"]) + ended["kind"].tolist()
+    assert [row["deadline_ms"] for row in rows] == [*begun["deadline_ms"].tolist(), *[None] * len(ended["key"])]
+
+
+@given(logs)
+@settings(max_examples=50)
+def test_group_names_follow_their_ids(data: bytes) -> None:
+    records, _ = load(data)
+    for name in ("groups", "checkpoints", "settlements"):
+        table = TABLES[name]
+        batch = table.batch(records.of_kind(*table.kinds), ["group_id", "group"])
+        assert all(row["group"] == f"group {row['group_id']}" for row in batch.to_pylist())
+
+
+def test_a_group_s_filter_comes_from_the_record_that_created_it() -> None:
+    created = record.encode(
+        Kind.GROUP_CREATED, b"pump", store_ms=1, fixed=POP_FIXED.pack(3, 1, 0), properties=b'{"group":"pump","filter":"a/+"}'
+    )
+    acked = record.encode(Kind.POP_ACK, b"other", store_ms=1, fixed=POP_FIXED.pack(2, 1, 0))
+    records, _ = load(acked + created)
+    rows = TABLES["groups"].batch(records, ["group_id", "group", "filter"]).to_pylist()
+    assert rows == [{"group_id": 2, "group": "other", "filter": None}, {"group_id": 3, "group": "pump", "filter": "a/+"}]
+
+
+def test_a_body_that_is_no_array_of_entries_is_corrupt() -> None:
+    good = record.encode(Kind.MESSAGE, b"t", b"x", store_ms=1)
+    bad = record.encode(Kind.POP_ACK, b"g", b"x" * 13, store_ms=1, fixed=POP_FIXED.pack(1, 1, 0))
+    records, _ = load(good + bad)
+    with pytest.raises(RecordCorrupt, match=rf"position {BASE + len(good)} in segment .* not a multiple of 12 bytes"):
+        explode.settled(records)
+
+
+def test_fields_longer_than_the_record_are_corrupt() -> None:
+    data = bytearray(record.encode(Kind.POP_ACK, b"g", REFERENCE.pack(1, 2), store_ms=1, fixed=POP_FIXED.pack(1, 1, 0)))
+    struct.pack_into("<H", data, 10, 500)
+    block = Block("s.log", bytes(data), BASE, np.array([0], dtype=np.int64))
+    with pytest.raises(RecordCorrupt, match="longer than its size"):
+        explode.settled(Records.of(block))
+
+
+def test_a_topic_that_is_not_utf_8_is_corrupt() -> None:
+    records, _ = load(record.encode(Kind.MESSAGE, b"\xff\xfe", store_ms=1))
+    with pytest.raises(RecordCorrupt, match=rf"position {BASE} .*UTF-8"):
+        TABLES["messages"].batch(records, ["topic"])

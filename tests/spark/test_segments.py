@@ -1,0 +1,148 @@
+"""The log's files, as a reader beside a running node finds them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyarrow", reason="Spark's part needs the extra `spark`")
+
+from spark import segments
+from spark.errors import LogMissing
+from store import record
+from store.errors import LogCorrupt, RecordCorrupt
+from store.record import Kind
+from tests.spark.log_writer import LogWriter
+
+
+def three_segments() -> LogWriter:
+    log = LogWriter(start=4_096)
+    for number in range(30):
+        if number in (10, 20):
+            log.roll()
+        log.now_ms = 1_000 + number
+        log.message(f"sensors/{number}/temp")
+    return log
+
+
+def flip(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 0x40
+    path.write_bytes(data)
+
+
+def test_a_log_is_found_by_its_data_directory_and_by_its_own(tmp_path: Path) -> None:
+    directory = three_segments().save(tmp_path)
+    assert segments.find(tmp_path) == segments.find(directory) == directory
+
+
+def test_a_directory_without_a_log_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(LogMissing, match="holds no CommitLog"):
+        segments.survey(tmp_path)
+
+
+@pytest.mark.parametrize("hole_bytes", [0, 3, 100_000])
+@pytest.mark.parametrize("torn_bytes", [0, 3, 20, 40])
+def test_the_log_ends_behind_its_last_whole_record(tmp_path: Path, hole_bytes: int, torn_bytes: int) -> None:
+    log = three_segments()
+    torn = record.encode(Kind.MESSAGE, b"sensors/30/temp", b"22.0", store_ms=9_999)[:torn_bytes]
+    log.save(tmp_path, hole_bytes=hole_bytes, torn=torn)
+    found = segments.survey(tmp_path)
+    assert (found.start, found.end, found.first_ms, found.last_ms) == (4_096, log.end, 1_000, 1_029)
+    assert found.torn == (torn_bytes > 0)
+    assert [segment.stop - segment.base for segment in found.segments] == [len(each) for each in log.segments]
+
+
+def test_a_log_that_goes_on_in_an_empty_segment_ends_with_the_one_before(tmp_path: Path) -> None:
+    log = three_segments()
+    log.roll()
+    log.save(tmp_path, hole_bytes=4_096)
+    found = segments.survey(tmp_path)
+    assert (found.end, found.last_ms, found.torn) == (log.end, 1_029, False)
+
+
+def test_an_empty_log_has_no_times(tmp_path: Path) -> None:
+    LogWriter().save(tmp_path, hole_bytes=4_096)
+    found = segments.survey(tmp_path)
+    assert (found.start, found.end, found.first_ms, found.last_ms) == (0, 0, 0, 0)
+
+
+def test_damage_before_the_tail_of_the_last_segment_is_an_error(tmp_path: Path) -> None:
+    log = three_segments()
+    directory = log.save(tmp_path, hole_bytes=4_096)
+    last = sorted(directory.iterdir())[-1]
+    flip(last, 30)
+    with pytest.raises(RecordCorrupt, match=rf"position {int(last.stem)} in segment {last.name}.*checksum"):
+        segments.survey(tmp_path)
+
+
+def test_missing_bytes_between_segments_are_an_error(tmp_path: Path) -> None:
+    directory = three_segments().save(tmp_path)
+    first = min(directory.iterdir())
+    first.write_bytes(first.read_bytes()[:-7])
+    with pytest.raises(LogCorrupt, match=rf"{first.name}.*7 bytes from position"):
+        segments.survey(tmp_path)
+
+
+def test_a_foreign_file_among_the_segments_is_an_error(tmp_path: Path) -> None:
+    directory = three_segments().save(tmp_path)
+    (directory / "notes.log").write_text("mine")
+    with pytest.raises(LogCorrupt, match=r"notes\.log is not a segment"):
+        segments.survey(tmp_path)
+
+
+def test_a_size_that_cannot_be_is_an_error_where_records_should_go_on(tmp_path: Path) -> None:
+    log = three_segments()
+    directory = log.save(tmp_path)
+    first = min(directory.iterdir())
+    at = record.walk(first.read_bytes())[0][4]
+    data = bytearray(first.read_bytes())
+    data[at : at + 4] = (7).to_bytes(4, "little")
+    first.write_bytes(data)
+    segment = segments.survey(tmp_path).segments[0]
+    with pytest.raises(RecordCorrupt, match=rf"position {4_096 + at} in segment {first.name}.*size 7"):
+        list(segments.blocks(*segment[:2], segment.base, segment.stop))
+
+
+@pytest.mark.parametrize("block_bytes", [24, 60, 200, 10_000])
+def test_blocks_of_any_size_hold_every_record_once(tmp_path: Path, block_bytes: int) -> None:
+    log = three_segments()
+    log.save(tmp_path)
+    found = [
+        block.position + offset
+        for segment in segments.survey(tmp_path).segments
+        for block in segments.blocks(*segment[:2], segment.base, segment.stop, block_bytes=block_bytes)
+        for offset in block.offsets.tolist()
+    ]
+    assert found == [each.position for each in log.records()]
+
+
+@pytest.mark.parametrize("part_bytes", [1, 100, 10_000])
+def test_parts_are_cut_between_records_and_leave_nothing_out(tmp_path: Path, part_bytes: int) -> None:
+    log = three_segments()
+    log.save(tmp_path)
+    starts = {each.position for each in log.records()}
+    for segment in segments.survey(tmp_path).segments:
+        parts = list(segments.split(segment, part_bytes))
+        assert [start for start, _ in parts] == [segment.base, *(stop for _, stop in parts[:-1])]
+        assert parts[-1][1] == segment.stop
+        assert starts.issuperset(start for start, _ in parts)
+        assert all(stop - start >= part_bytes for start, stop in parts[:-1])
+
+
+def test_an_earlier_end_hides_what_came_after_it(tmp_path: Path) -> None:
+    log = three_segments()
+    log.save(tmp_path)
+    ends = [each.position for each in log.records()]
+    found = segments.survey_until(tmp_path, ends[15])
+    assert [segment.stop for segment in found] == [4_096 + len(log.segments[0]), ends[15]]
+
+
+def test_a_topic_is_read_by_position_while_the_log_has_it(tmp_path: Path) -> None:
+    log = three_segments()
+    log.save(tmp_path)
+    found = segments.survey(tmp_path).segments
+    positions = [each.position for each in log.records()]
+    assert segments.topic_at(found, positions[12]) == "sensors/12/temp"
+    assert segments.topic_at(found, 0) is None
