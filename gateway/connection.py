@@ -344,5 +344,3 @@ class Connection(asyncio.Protocol):
         will, self.session.will = self.session.will, None
         if publish_will and will is not None:
             self.gateway.publish_will(will)
-
-

@@ -70,5 +70,3 @@ def _literal_prefix(topic_filter: str) -> str:
             return "/".join([*literal, ""]) if literal else ""
         literal.append(level)
     return "/".join(literal)
-
-

@@ -33,10 +33,14 @@ class NodeCollector(Collector):
         yield _counter("millrace_messages_stored", "Messages stored since the start.", store.messages_stored)
         yield _gauge("millrace_queues", "Light queues that exist.", len(store.queues))
         yield _gauge("millrace_mqtt_connections", "Open MQTT connections.", len(gateway.connections))
-        yield _counter("millrace_mqtt_connections_accepted", "MQTT clients accepted since the start.", counts.connections_accepted)
+        yield _counter(
+            "millrace_mqtt_connections_accepted", "MQTT clients accepted since the start.", counts.connections_accepted
+        )
         yield _counter("millrace_mqtt_publishes_in", "PUBLISH packets received and stored.", counts.publishes_in)
         yield _counter("millrace_mqtt_publishes_out", "PUBLISH packets sent.", counts.publishes_out)
-        yield _counter("millrace_mqtt_deliveries_acked", "Deliveries at QoS 1 and 2 that clients acknowledged.", counts.deliveries_acked)
+        yield _counter(
+            "millrace_mqtt_deliveries_acked", "Deliveries at QoS 1 and 2 that clients acknowledged.", counts.deliveries_acked
+        )
         yield _counter("millrace_mqtt_subscriptions_refused", "Filters refused in SUBACKs.", counts.subscriptions_refused)
         closed = CounterMetricFamily("millrace_mqtt_connections_closed", "Connections the node closed.", labels=["reason"])
         for reason, count in counts.closed_by_reason.items():
@@ -50,10 +54,14 @@ class NodeCollector(Collector):
         yield _counter("millrace_pop_handed_out", "Deliveries handed out since the start.", pop.counters.handed_out)
         yield _counter("millrace_pop_acked", "Deliveries acknowledged since the start.", pop.counters.acked)
         yield _counter("millrace_pop_revived", "Deliveries revived since the start.", pop.counters.revived)
-        yield _counter("millrace_pop_dead_lettered", "Messages put among the dead letters since the start.", pop.counters.dead_lettered)
+        yield _counter(
+            "millrace_pop_dead_lettered", "Messages put among the dead letters since the start.", pop.counters.dead_lettered
+        )
         yield _counter("millrace_pop_refused", "Pops refused because too many wait.", pop.counters.refused)
         yield _gauge(
-            "millrace_pop_revive_late_ms_max", "Most ms by which a revival came after its time.", pop.counters.revive_late_ms_max
+            "millrace_pop_revive_late_ms_max",
+            "Most ms by which a revival came after its time.",
+            pop.counters.revive_late_ms_max,
         )
         yield from self._groups()
 

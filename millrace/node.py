@@ -83,7 +83,9 @@ class Node:
             await self.stop()
             raise
         self._is_ready = True
-        logger.info("node.ready", mqtt=str(self.mqtt), pop=str(self.grpc), admin=str(self.admin), data=str(self.config.data_dir))
+        logger.info(
+            "node.ready", mqtt=str(self.mqtt), pop=str(self.grpc), admin=str(self.admin), data=str(self.config.data_dir)
+        )
 
     async def stop(self) -> None:
         """Stop accepting, finish the group that is under way, flush, close."""
@@ -116,6 +118,7 @@ class Node:
             "connections": len(self.gateway.connections),
             "queues": len(self.store.queues),
             "timers_pending": len(self.delayed),
+            "pop": {name: getattr(self.pop.counters, name) for name in self.pop.counters.__slots__},
             "groups": [
                 {
                     "group": group.name,

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from struct import Struct
 from typing import NamedTuple
 
-from store.record import CHECKPOINT_ENTRY, Flag
+from store.record import CHECKPOINT_ENTRY, CHECKPOINT_ENTRY_DTYPE, Flag
 
 ENTRY_BYTES = CHECKPOINT_ENTRY.size
+assert CHECKPOINT_ENTRY_DTYPE.itemsize == ENTRY_BYTES
 
 FROM_QUEUE = 0
 FROM_RETRY = 1
@@ -76,6 +77,12 @@ class Checkpoint:
     def suspended(self) -> bool:
         """True where coming back doesn't count as an attempt."""
         return bool(self.flags & Flag.SUSPENDED)
+
+    def without_entries(self) -> Checkpoint:
+        """Return what is worth remembering of a settled checkpoint: what became of each delivery, not which message it was."""
+        settled = Checkpoint(self.position, self.group_id, self.pop_ms, self.deadline_ms, self.flags, b"")
+        settled.acked, settled.replaced = self.acked, self.replaced
+        return settled
 
     def row(self) -> bytes:
         """Return the index row: fixed fields, the bit sets, the entries."""

@@ -21,7 +21,7 @@ import numpy as np
 import orjson
 import structlog
 
-from pop.checkpoint import ENTRY_BYTES, FROM_QUEUE, FROM_RETRY, Checkpoint
+from pop.checkpoint import FROM_QUEUE, FROM_RETRY, Checkpoint
 from pop.deadlines import Deadlines
 from pop.errors import Overloaded, RequestInvalid
 from pop.group import Group, check_group_name
@@ -52,6 +52,9 @@ RESPONSE_BYTES = 3 * 1024 * 1024
 
 SETTLED_REMEMBERED = 50_000
 """Settled checkpoints whose handles still get the exact answer (acknowledged, replaced). Older ones hear "expired"."""
+
+REFERENCES_MAX = 16_384
+"""Deliveries that one record settles: 192 KiB, so that it fits into any segment, however many are due at an instant."""
 
 _GROUP_KEY = Struct(">cI")
 _CHECKPOINT_KEY = Struct(">cQ")
@@ -112,10 +115,10 @@ class PopCore:
         self._checkpoints: dict[int, Checkpoint] = {}
         self._settled: OrderedDict[int, Checkpoint] = OrderedDict()
         self._deadlines = Deadlines(store.now_ms, self._expire, fire_max=timer.fire_max, tick_ms=timer.tick_ms)
+        self._expire_max = timer.fire_max
         self._groups_changed: set[int] = set()
         self._checkpoints_changed: set[int] = set()
         self._checkpoints_new: set[int] = set()
-        self._loop: asyncio.AbstractEventLoop | None = None
 
     def __iter__(self) -> Iterator[Group]:
         """Yield all groups, once for each of their filters."""
@@ -140,8 +143,8 @@ class PopCore:
 
     def _create(self, name: str, topic_filter: str, start: Start) -> Group:
         check_group_name(name)
-        if topic_filter.startswith("$") and topic_filter != f"$dlq/{topic_filter[5:]}":
-            raise RequestInvalid(f"the filter {topic_filter[:80]!r} can't be popped: of '$' topics only $dlq/GROUP can")
+        if topic_filter.startswith("$"):
+            _check_dead_letters(name, topic_filter)
         if len(self._by_id) >= self.options.groups_max:
             raise Overloaded(f"{len(self._by_id)} groups exist, which is the limit: see pop.groups_max")
         group_id = self._next_id
@@ -159,7 +162,15 @@ class PopCore:
         return self._groups[name, topic_filter]
 
     def _append(
-        self, kind: Kind, group_id: int, name: str, body: bytes = b"", *, deadline_ms: int = 0, flags: int = 0, properties: bytes = b""
+        self,
+        kind: Kind,
+        group_id: int,
+        name: str,
+        body: bytes = b"",
+        *,
+        deadline_ms: int = 0,
+        flags: int = 0,
+        properties: bytes = b"",
     ) -> int:
         group = self._by_id.get(group_id)
         fixed = POP_FIXED.pack(group_id, group.epoch if group else 0, deadline_ms)
@@ -185,9 +196,14 @@ class PopCore:
             self._bury(group, checkpoint, [index for index, data in enumerate(records) if data is None])
         return Taken(checkpoint, records)
 
+    def _append_references(self, kind: Kind, group: Group, references: list[bytes], flags: int = 0) -> None:
+        for at in range(0, len(references), REFERENCES_MAX):
+            self._append(kind, group.id, group.name, b"".join(references[at : at + REFERENCES_MAX]), flags=flags)
+
     def _choose(self, group: Group, room: int) -> bytes:
         """Return the entries of the next messages: new ones and retries in turn, so that neither waits for the other."""
         new, retries = group.visible_new, group.visible_retries
+        retries_first = group.retry_turn
         if new > 0 and retries > 0:
             share = room // 2 + (room % 2 if group.retry_turn else 0)
             retries = min(retries, max(share, room - new))
@@ -197,6 +213,8 @@ class PopCore:
             _checkpoint_entries(group.queue, group.cursor, room - retries, FROM_QUEUE),
             _checkpoint_entries(group.retry, group.retry_cursor, retries, FROM_RETRY),
         ]
+        if retries_first:
+            taken.reverse()  # large messages fill an answer with what comes first: that, too, is in turn
         entries = np.concatenate(taken)
         fitting = int(np.searchsorted(np.cumsum(entries["size"], dtype=np.int64), RESPONSE_BYTES, side="right"))
         return entries[: max(fitting, 1)].tobytes()
@@ -211,9 +229,9 @@ class PopCore:
     def _bury(self, group: Group, checkpoint: Checkpoint, indexes: Iterable[int]) -> None:
         """Put deliveries whose record is gone among the dead letters: one that can't be read must not stop the others."""
         self._dead_letters(group)
-        body = b"".join(REFERENCE.pack(checkpoint.position, index) for index in indexes)
+        references = [REFERENCE.pack(checkpoint.position, index) for index in indexes]
         logger.error("message.unreadable", group=group.name, filter=group.filter, checkpoint=checkpoint.position)
-        self._append(Kind.POP_DEAD_LETTER, group.id, group.name, body)
+        self._append_references(Kind.POP_DEAD_LETTER, group, references)
 
     # --- long polls -------------------------------------------------------------------------------------------------
 
@@ -233,9 +251,7 @@ class PopCore:
         group.polls.append(poll)
         self.waiting += 1
         try:
-            return await asyncio.wait_for(asyncio.shield(poll.future), wait_ms / 1000)
-        except TimeoutError:
-            return poll.future.result() if poll.future.done() else None
+            await asyncio.wait((poll.future,), timeout=wait_ms / 1000)
         except asyncio.CancelledError:
             if poll.future.done():
                 self.release(poll.future.result().checkpoint)
@@ -243,26 +259,24 @@ class PopCore:
         finally:
             self.waiting -= 1
             if not poll.future.done():
-                poll.future.cancel()
                 group.polls.remove(poll)
+        return poll.future.result() if poll.future.done() else None
 
     def serve(self, group: Group) -> None:
         """Give what is visible to the polls that wait, oldest first."""
         while group.polls and group.visible > 0:
             poll = group.polls[0]
-            if not poll.future.done():
-                taken = self.take(group, poll.messages_max, poll.invisible_ms)
-                if taken is None:
-                    return  # the in-flight limit
-                poll.future.set_result(taken)
+            taken = self.take(group, poll.messages_max, poll.invisible_ms)
+            if taken is None:
+                return  # the in-flight limit
             group.polls.popleft()
+            poll.future.set_result(taken)
 
     def release(self, checkpoint: Checkpoint) -> None:
         """Return what is open of a checkpoint that never reached its consumer: visible at once, and not an attempt."""
         group = self._by_id[checkpoint.group_id]
-        body = b"".join(REFERENCE.pack(checkpoint.position, index) for index in checkpoint.open_indexes())
-        if body:
-            self._append(Kind.POP_REVIVED, group.id, group.name, body, flags=Flag.SUSPENDED)
+        references = [REFERENCE.pack(checkpoint.position, index) for index in checkpoint.open_indexes()]
+        self._append_references(Kind.POP_REVIVED, group, references, Flag.SUSPENDED)
 
     # --- ack and change ---------------------------------------------------------------------------------------------
 
@@ -282,7 +296,7 @@ class PopCore:
                 taken.add((delivery.checkpoint, delivery.index))
                 chosen.setdefault(delivery.group_id, []).append(REFERENCE.pack(delivery.checkpoint, delivery.index))
         for group_id, references in chosen.items():
-            self._append(Kind.POP_ACK, group_id, name, b"".join(references))
+            self._append_references(Kind.POP_ACK, self._by_id[group_id], references)
             self.counters.acked += len(references)
             self.serve(self._by_id[group_id])
         return outcomes
@@ -351,7 +365,6 @@ class PopCore:
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Revive by itself from now on; first what became due while nobody ran."""
-        self._loop = loop
         self._deadlines.start(loop)
 
     def stop(self) -> None:
@@ -371,7 +384,12 @@ class PopCore:
         now_ms = self.store.now_ms()
         revived: dict[int, list[bytes]] = {}
         dead: dict[int, list[bytes]] = {}
+        room = self._expire_max
         for checkpoint in checkpoints:
+            if room <= 0:  # of deliveries, each of which costs: the rest is due still, and next
+                self._deadlines.schedule(checkpoint.deadline_ms, checkpoint)
+                continue
+            room -= checkpoint.open.bit_count()
             again_ms = 0
             for index in checkpoint.open_indexes():
                 attempt = checkpoint.entry(index).attempt
@@ -386,11 +404,12 @@ class PopCore:
             if again_ms:
                 self._deadlines.schedule(again_ms, checkpoint)
         for group_id, references in revived.items():
-            self._append(Kind.POP_REVIVED, group_id, self._by_id[group_id].name, b"".join(references))
+            self._append_references(Kind.POP_REVIVED, self._by_id[group_id], references)
         for group_id, references in dead.items():
             group = self._by_id[group_id]
             self._dead_letters(group)
-            self._append(Kind.POP_DEAD_LETTER, group_id, group.name, b"".join(references))
+            self._append_references(Kind.POP_DEAD_LETTER, group, references)
+            self.serve(group)  # there is room again below the in-flight limit
 
     def _dead_letters(self, group: Group) -> LightQueue:
         return self.store.queues.declare(f"$dlq/{group.name}", f"group:{group.id}")
@@ -499,7 +518,7 @@ class PopCore:
         if not checkpoint.open:
             del self._checkpoints[checkpoint.position]
             self._deadlines.settled(checkpoint)
-            self._settled[checkpoint.position] = checkpoint
+            self._settled[checkpoint.position] = checkpoint.without_entries()
             if len(self._settled) > SETTLED_REMEMBERED:
                 self._settled.popitem(last=False)
 
@@ -535,5 +554,12 @@ def _checkpoint_entries(queue: LightQueue, offset: int, count: int, source: int)
     chosen["offset"] = np.arange(offset, offset + len(entries))
     chosen["attempt"] = entries["aux"] + 1 if source == FROM_RETRY else 1
     chosen["source"] = source
-    assert ENTRY_BYTES == CHECKPOINT_ENTRY_DTYPE.itemsize
     return chosen
+
+
+def _check_dead_letters(name: str, topic_filter: str) -> None:
+    """Raise RequestInvalid or GroupInvalid unless the group `name` may pop `topic_filter`, which starts with '$'."""
+    if not topic_filter.startswith("$dlq/"):
+        raise RequestInvalid(f"the filter {topic_filter[:80]!r} can't be popped: of '$' topics only $dlq/GROUP can")
+    if check_group_name(topic_filter.removeprefix("$dlq/")) == name:
+        raise RequestInvalid(f"the group {name!r} can't pop its own dead letters: what fails again would come back for ever")

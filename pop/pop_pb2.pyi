@@ -58,6 +58,8 @@ class _CodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Code.ValueType],
     """Recall: the log holds no such delayed message"""
     TOO_MANY_TIMERS: _Code.ValueType  # 14
     """Send: the limit of pending delayed messages is reached"""
+    TOO_MANY_QUEUES: _Code.ValueType  # 15
+    """Send: the topic's first level is new, and the limit of light queues is reached"""
 
 class Code(_Code, metaclass=_CodeEnumTypeWrapper): ...
 
@@ -90,6 +92,8 @@ UNKNOWN_MESSAGE: Code.ValueType  # 13
 """Recall: the log holds no such delayed message"""
 TOO_MANY_TIMERS: Code.ValueType  # 14
 """Send: the limit of pending delayed messages is reached"""
+TOO_MANY_QUEUES: Code.ValueType  # 15
+"""Send: the topic's first level is new, and the limit of light queues is reached"""
 Global___Code: _TypeAlias = Code  # noqa: Y015
 
 class _Start:

@@ -7,11 +7,10 @@ with one message or handle of a batch is its own `Status`, and the others go on.
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import grpc
 import grpc.aio
-import orjson
 import structlog
 
 from pop import pop_pb2 as pb
@@ -19,7 +18,8 @@ from pop import pop_pb2_grpc
 from pop.core import Change, Outcome, PopCore
 from pop.errors import Overloaded, PopError, RequestInvalid
 from pop.poll import Taken
-from store.errors import LimitExceeded, StoreError, TopicInvalid
+from store.errors import LimitExceeded, RecordTooLarge, StoreError, TopicInvalid
+from store.queues import Start
 from store.record import (
     HEADER,
     HEADER_BYTES,
@@ -54,6 +54,10 @@ _RECALLED = {
 }
 
 
+Q = TypeVar("Q")
+A = TypeVar("A")
+
+
 class _Refused(Exception):
     """Raised for one message of a batch; becomes its status."""
 
@@ -80,9 +84,13 @@ class PopService(pop_pb2_grpc.PopServiceServicer):
 
     # --- Send -------------------------------------------------------------------------------------------------------
 
-    async def Send(self, request: pb.SendRequest, context: grpc.aio.ServicerContext[pb.SendRequest, pb.SendResponse]) -> pb.SendResponse:
+    async def Send(
+        self, request: pb.SendRequest, context: grpc.aio.ServicerContext[pb.SendRequest, pb.SendResponse]
+    ) -> pb.SendResponse:
         if len(request.messages) > MESSAGES_PER_SEND_MAX:
-            await _refuse(context, RequestInvalid(f"send at most {MESSAGES_PER_SEND_MAX} messages a call, not {len(request.messages)}"))
+            await _refuse(
+                context, RequestInvalid(f"send at most {MESSAGES_PER_SEND_MAX} messages a call, not {len(request.messages)}")
+            )
         results = []
         stored = False
         for message in request.messages:
@@ -93,8 +101,10 @@ class PopService(pop_pb2_grpc.PopServiceServicer):
                 results.append(pb.SendResult(status=refused.status))
             except TopicInvalid as error:
                 results.append(pb.SendResult(status=pb.Status(code=pb.INVALID_TOPIC, detail=str(error))))
-            except LimitExceeded as error:
+            except RecordTooLarge as error:
                 results.append(pb.SendResult(status=pb.Status(code=pb.MESSAGE_TOO_LARGE, detail=str(error))))
+            except LimitExceeded as error:
+                results.append(pb.SendResult(status=pb.Status(code=pb.TOO_MANY_QUEUES, detail=str(error))))
         if stored:
             await self._store.durable()
         return pb.SendResponse(results=results)
@@ -104,7 +114,9 @@ class PopService(pop_pb2_grpc.PopServiceServicer):
         properties = self._properties(message)
         due_ms = properties.deliver_at_ms
         route = self._store.queues.route(topic)
-        encoded = encode_properties(properties) if properties.tag or properties.user or properties.message_group or due_ms else b""
+        encoded = (
+            encode_properties(properties) if properties.tag or properties.user or properties.message_group or due_ms else b""
+        )
         if len(topic) + len(encoded) + len(message.body) > self._core.options.message_bytes_max:
             limit = self._core.options.message_bytes_max
             raise _Refused(pb.MESSAGE_TOO_LARGE, f"topic, properties and body have more than {limit} bytes together")
@@ -143,17 +155,21 @@ class PopService(pop_pb2_grpc.PopServiceServicer):
 
     # --- Pop --------------------------------------------------------------------------------------------------------
 
-    async def Pop(self, request: pb.PopRequest, context: grpc.aio.ServicerContext[pb.PopRequest, pb.PopResponse]) -> pb.PopResponse:
+    async def Pop(
+        self, request: pb.PopRequest, context: grpc.aio.ServicerContext[pb.PopRequest, pb.PopResponse]
+    ) -> pb.PopResponse:
         core = self._core
         options = core.options
         try:
             messages_max = _bounded("messages_max", request.messages_max, options.messages_default)
-            invisible_ms = _bounded("invisible_ms", request.invisible_ms, options.invisible_ms_default, options.invisible_ms_max)
+            invisible_ms = _bounded(
+                "invisible_ms", request.invisible_ms, options.invisible_ms_default, options.invisible_ms_max
+            )
             wait_ms = min(_bounded("wait_ms", request.wait_ms, 0), options.wait_ms_max)
             if request.start not in (pb.EARLIEST, pb.LATEST):
                 raise RequestInvalid(f"start is {request.start}: use EARLIEST (0) or LATEST (1)")
-            start = "latest" if request.start == pb.LATEST else "earliest"
-            group = core.group(request.group, request.filter, start)  # type: ignore[arg-type] # a literal of Start
+            start: Start = "latest" if request.start == pb.LATEST else "earliest"
+            group = core.group(request.group, request.filter, start)
             taken = await core.pop(group, min(messages_max, options.messages_max), invisible_ms, wait_ms)
         except (PopError, StoreError) as error:
             await _refuse(context, error)
@@ -205,9 +221,13 @@ class PopService(pop_pb2_grpc.PopServiceServicer):
 
     # --- Ack, ChangeInvisible, Recall -------------------------------------------------------------------------------
 
-    async def Ack(self, request: pb.AckRequest, context: grpc.aio.ServicerContext[pb.AckRequest, pb.AckResponse]) -> pb.AckResponse:
+    async def Ack(
+        self, request: pb.AckRequest, context: grpc.aio.ServicerContext[pb.AckRequest, pb.AckResponse]
+    ) -> pb.AckResponse:
         if len(request.handles) > HANDLES_MAX:
-            await _refuse(context, RequestInvalid(f"acknowledge at most {HANDLES_MAX} handles a call, not {len(request.handles)}"))
+            await _refuse(
+                context, RequestInvalid(f"acknowledge at most {HANDLES_MAX} handles a call, not {len(request.handles)}")
+            )
         outcomes = self._core.ack(request.group, list(request.handles))
         await self._store.durable()
         return pb.AckResponse(statuses=[_STATUS[outcome] for outcome in outcomes])
@@ -250,7 +270,7 @@ def _bounded(name: str, value: int, default: int, maximum: int | None = None) ->
     return value or default
 
 
-async def _refuse(context: grpc.aio.ServicerContext[object, object], error: Exception) -> NoReturn:
+async def _refuse(context: grpc.aio.ServicerContext[Q, A], error: Exception) -> NoReturn:
     """End the call with the gRPC status that fits `error`."""
     overloaded = isinstance(error, Overloaded | LimitExceeded)
     await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED if overloaded else grpc.StatusCode.INVALID_ARGUMENT, str(error))

@@ -111,9 +111,8 @@ def _times_table(groups: list[Group]) -> Table:
         cell = _group_cell(group)
         for title, spread in (("pop to ack", group["ack_latency_ms"]), ("deadline to revival", group["revive_lateness_ms"])):
             if spread is not None:
-                table.add_row(
-                    cell, title, *(f"{value:,}" for value in (spread["p50"], spread["p90"], spread["p99"], spread["max"]))
-                )
+                p50, p90, p99, most = spread["p50"], spread["p90"], spread["p99"], spread["max"]
+                table.add_row(cell, title, f"{p50:,}", f"{p90:,}", f"{p99:,}", f"{most:,}")
                 cell = Text()
     return table
 

@@ -412,4 +412,7 @@ def _merged(roots: list[tuple[LightQueue, int]]) -> list[tuple[LightQueue, int, 
             yield position, root.id, root, at, size, aux
 
     merged = heapq.merge(*(entries(root, offset) for root, offset in roots), key=lambda row: row[:2])
-    return [(root, at, position, size, aux) for (position, _, root, at, size, aux), _ in zip(merged, range(FILL_ENTRIES), strict=False)]
+    return [
+        (root, at, position, size, aux)
+        for (position, _, root, at, size, aux), _ in zip(merged, range(FILL_ENTRIES), strict=False)
+    ]

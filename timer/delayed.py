@@ -15,12 +15,16 @@ from collections.abc import Mapping
 from enum import Enum
 from struct import Struct
 
-from store.errors import LimitExceeded
+import structlog
+
+from store.errors import LimitExceeded, PositionUnknown, RecordCorrupt
 from store.index import Batch, Index, Space
 from store.record import TIMER_ENTRY, Flag, Kind, Record, decode, decode_properties, tag_hash
 from store.store import Apply, Store
 from timer.options import TimerOptions
 from timer.ticker import Ticker
+
+logger = structlog.get_logger("timer")
 
 RECALLED_REMEMBERED = 100_000
 """Recalled messages that a second recall is told exactly about. After that, and after a restart, it hears "fired"."""
@@ -79,6 +83,8 @@ class DelayedMessages:
         if found is not None:
             self._store.append(Kind.TIMER_CANCELLED, body=TIMER_ENTRY.pack(position, found[1]))
             return Recalled.CANCELLED
+        if not self._store.log.start <= position < self._store.log.end:
+            return Recalled.UNKNOWN
         if position in self._recalled or self._store.now_ms() < due_ms:
             return Recalled.ALREADY_CANCELLED
         return Recalled.ALREADY_FIRED
@@ -122,7 +128,12 @@ class DelayedMessages:
     def _apply_fired(self, record: Record) -> None:
         for position, size in TIMER_ENTRY.iter_unpack(record.body):
             self._remove(position)
-            message = decode(self._store.read(position, size), position=position)
+            try:
+                message = decode(self._store.read(position, size), position=position)
+            except (PositionUnknown, RecordCorrupt) as error:
+                # Without its topic it can go nowhere; the others must.
+                logger.error("message.unreadable", position=position, error=str(error))
+                continue
             tag = decode_properties(message.properties).tag
             route = self._store.queues.route_stored(message.topic)
             self._store.queues.dispatch(route, position, size, tag_hash(tag))

@@ -67,7 +67,8 @@ class Ticker(Generic[T]):
         items = self._wheel.advance(self._now_ms(), self._fire_max)
         if items:
             self._fire(items)
-        return len(items) == self._fire_max
+        due_ms = self._wheel.next_due_ms()
+        return due_ms is not None and due_ms <= self._now_ms()
 
     def _arm(self, due_ms: int) -> None:
         assert self._loop is not None
@@ -80,9 +81,8 @@ class Ticker(Generic[T]):
     def _move(self) -> None:
         self._armed = None
         more = self.fire_due()
-        if self._loop is None or self._armed is not None and not more:
-            return
-        due_ms = self._now_ms() if more else self._wheel.next_due_ms()
-        if due_ms is not None:
+        # Whatever `fire` armed by scheduling: the wheel may hold something earlier.
+        due_ms = self._wheel.next_due_ms()
+        if self._loop is not None and due_ms is not None:
             # A millisecond is the clock's grain: due "now" is asked again in the next one, not in a hot loop.
             self._arm(due_ms if more else max(due_ms, self._now_ms() + 1))

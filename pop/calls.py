@@ -1,0 +1,182 @@
+"""What every call of the client needs: errors as exceptions, back-off, and many small wishes in one call."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+import grpc
+import grpc.aio
+
+from pop import pop_pb2 as pb
+from pop.errors import CallFailed, NodeUnavailable, Overloaded, PopError, RequestInvalid, StatusError
+
+Q = TypeVar("Q")
+A = TypeVar("A")
+
+BACKOFF_MS_MIN = 50
+BACKOFF_MS_MAX = 5_000
+
+CHANNEL_OPTIONS = [
+    ("grpc.max_receive_message_length", -1),  # the node bounds its answers; one message may be larger than gRPC's 4 MiB
+    ("grpc.initial_reconnect_backoff_ms", BACKOFF_MS_MIN),
+    ("grpc.min_reconnect_backoff_ms", BACKOFF_MS_MIN),
+    ("grpc.max_reconnect_backoff_ms", BACKOFF_MS_MAX),
+    # A node that vanished without a word, as behind a cut cable, is noticed after these two together.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+]
+
+_PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED, grpc.StatusCode.ABORTED)
+_STATUS_ERRORS: dict[int, type[StatusError]] = {pb.Code.Value(error.code): error for error in StatusError.__subclasses__()}
+
+
+async def call(method: grpc.aio.UnaryUnaryMultiCallable[Q, A], request: Q, timeout_s: float) -> A:
+    """Return the answer to `request`. Where the node can't be reached yet, waits for it within the same time.
+
+    Raises:
+        NodeUnavailable, Overloaded, RequestInvalid, CallFailed: as they say.
+    """
+    try:
+        return await method(request, timeout=timeout_s, wait_for_ready=True)
+    except grpc.aio.AioRpcError as error:
+        raise error_of_call(error) from error
+
+
+def error_of_call(error: grpc.aio.AioRpcError) -> PopError:
+    """Return the exception for a call that ended with a gRPC status."""
+    detail = error.details() or error.code().name
+    if error.code() in _PASSING:
+        return NodeUnavailable(f"the node gave no answer: {detail}")
+    if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return Overloaded(detail)
+    if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
+        return RequestInvalid(detail)
+    return CallFailed(f"{error.code().name}: {detail}")
+
+
+def error_of_status(status: pb.Status) -> StatusError | None:
+    """Return the exception for the status of one message or handle; None where it is OK."""
+    return None if status.code == pb.OK else _STATUS_ERRORS.get(status.code, InternalOrNewer)(status.detail)
+
+
+class InternalOrNewer(StatusError):
+    """Raised for a code that this client doesn't know: the node is newer."""
+
+    code = "INTERNAL"
+
+
+class Backoff:
+    """Waiting times that double from `BACKOFF_MS_MIN` to `BACKOFF_MS_MAX`, each shortened at random by up to a half.
+
+    The chance part keeps a thousand clients from coming back in step.
+    """
+
+    __slots__ = ("_next_ms",)
+
+    def __init__(self) -> None:
+        self._next_ms = BACKOFF_MS_MIN
+
+    def next_s(self) -> float:
+        """Return how many seconds to wait now."""
+        wait_ms = self._next_ms
+        self._next_ms = min(2 * wait_ms, BACKOFF_MS_MAX)
+        return random.uniform(0.5, 1.0) * wait_ms / 1000
+
+    def reset(self) -> None:
+        """Begin anew: it worked."""
+        self._next_ms = BACKOFF_MS_MIN
+
+
+class Batched(Generic[Q, A]):
+    """Sends wishes as few, large calls, one at a time. What comes while a call is under way goes out with the next one.
+
+    There is no timer: a single wish leaves at the end of the loop's turn, and a thousand that come in one turn leave
+    together. Order is kept.
+
+    Parameters:
+        send: does one call; returns for each wish the answer, or the error of that one. Raises PopError for all of them.
+        count_max: wishes of one call.
+        bytes_max: bytes of one call, as told by `size_of`; one wish that is larger goes alone.
+        size_of: tells the bytes of a wish.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[list[Q]], Awaitable[list[A | PopError]]],
+        *,
+        count_max: int,
+        bytes_max: int = 0,
+        size_of: Callable[[Q], int] = lambda _: 0,
+    ) -> None:
+        self._send = send
+        self._count_max = count_max
+        self._bytes_max = bytes_max
+        self._size_of = size_of
+        self._waiting: deque[tuple[Q, asyncio.Future[A]]] = deque()
+        self._sender: asyncio.Task[None] | None = None
+
+    def submit(self, wish: Q) -> asyncio.Future[A]:
+        """Take a wish; return the future of its answer."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[A] = loop.create_future()
+        self._waiting.append((wish, future))
+        if self._sender is None:
+            self._sender = loop.create_task(self._run())
+        return future
+
+    async def flush(self, within_s: float) -> None:
+        """Return when all is answered. What isn't within `within_s` seconds gets NodeUnavailable."""
+        sender = self._sender
+        if sender is None:
+            return
+        _, late = await asyncio.wait((sender,), timeout=within_s)
+        if late:
+            sender.cancel()
+            await asyncio.wait(late)
+
+    async def _run(self) -> None:
+        try:
+            while self._waiting:
+                await self._run_once(self._next_batch())
+        finally:
+            self._sender = None
+            # Nothing waits any more, unless the client was closed or the loop ends.
+            _answer(self._waiting, NodeUnavailable("the client was closed before the node answered"))
+            self._waiting.clear()
+
+    def _next_batch(self) -> list[tuple[Q, asyncio.Future[A]]]:
+        batch = [self._waiting.popleft()]
+        size = self._size_of(batch[0][0])
+        while self._waiting and len(batch) < self._count_max:
+            size += self._size_of(self._waiting[0][0])
+            if size > self._bytes_max > 0:
+                break
+            batch.append(self._waiting.popleft())
+        return batch
+
+    async def _run_once(self, batch: list[tuple[Q, asyncio.Future[A]]]) -> None:
+        try:
+            answers = await self._send([wish for wish, _ in batch])
+        except PopError as error:
+            _answer(batch, error)
+            return
+        except BaseException:
+            _answer(batch, NodeUnavailable("the client was closed before the node answered"))
+            raise
+        for (_, future), answer in zip(batch, answers, strict=True):
+            if future.done():
+                continue  # whoever waited was cancelled
+            if isinstance(answer, PopError):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
+
+
+def _answer(wishes: deque[tuple[Q, asyncio.Future[A]]] | list[tuple[Q, asyncio.Future[A]]], error: PopError) -> None:
+    for _, future in wishes:
+        if not future.done():
+            future.set_exception(error)

@@ -1,0 +1,340 @@
+"""Every delivery gets its one outcome."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyspark", reason="Spark's part needs the extra `spark`")
+
+from pyspark.sql import SparkSession
+
+from spark.errors import OptionInvalid, ReportDirInUse
+from spark.reconcile import Reconciliation, reconcile, run
+from spark.summary import Outcome
+from store import record
+from store.errors import LogCorrupt
+from store.record import CHANGE_ENTRY, CHECKPOINT_ENTRY, POP_FIXED, REFERENCE, Kind, Record
+from tests.spark.log_writer import LogWriter
+
+GRACE_MS = 60_000
+NO_OUTCOMES = {outcome.value: 0 for outcome in Outcome}
+
+
+def every_outcome() -> LogWriter:
+    """A log in three segments with each outcome, in group 1 of "pumps"; group 2 has one delivery, and it is in flight.
+
+    Times in ms: pops at 10,000 with a deadline of 40,000 and the log's last record at 200,000.
+    """
+    log = LogWriter(start=5_000, now_ms=1_000)
+    log.group(1, "pumps", "a/#")
+    log.group(2, "pumps", "b/#")
+    messages = [log.message(f"a/{number}") for number in range(9)]
+    log.now_ms = 10_000
+    first = log.checkpoint(1, "pumps", messages, deadline_ms=40_000)
+    log.now_ms = 10_100
+    log.ack(1, "pumps", [(first, 0)])
+    log.now_ms = 10_300
+    log.ack(1, "pumps", [(first, 1), (first, 0)])  # the second is a duplicate
+    log.roll()
+    log.now_ms = 20_000
+    changed = log.change(1, "pumps", [((first, 2), messages[2])], deadline_ms=90_000)
+    log.now_ms = 21_000
+    log.ack(1, "pumps", [(changed, 0)])
+    log.now_ms = 40_005
+    log.settle(Kind.POP_REVIVED, 1, "pumps", [(first, 3), (first, 4)])
+    log.settle(Kind.POP_DEAD_LETTER, 1, "pumps", [(first, 5)])
+    log.now_ms = 40_100
+    log.ack(1, "pumps", [(first, 6)])  # late
+    log.settle(Kind.POP_REVIVED, 1, "pumps", [(first, 1)])  # conflicts with its ack; `first, 7` is lost
+    log.ack(1, "pumps", [(first, 8), (first + 9_000_000, 0), (17, 0)])  # late, an orphan, and one from before the log
+    log.roll()
+    log.now_ms = 50_000
+    retried = log.checkpoint(1, "pumps", [messages[3], messages[4]], deadline_ms=160_000, attempt=2)
+    log.now_ms = 50_040
+    log.ack(1, "pumps", [(retried, 0)])
+    log.now_ms = 199_000
+    log.checkpoint(2, "pumps", [messages[0]], deadline_ms=229_000)
+    log.now_ms = 200_000
+    log.message("a/last")
+    return log
+
+
+@pytest.fixture
+def found(spark: SparkSession, tmp_path: Path) -> Iterator[Reconciliation]:
+    half = record.encode(Kind.POP_ACK, b"pumps", b"", store_ms=999_999, fixed=POP_FIXED.pack(1, 1, 0))[:-1]
+    every_outcome().save(tmp_path, hole_bytes=100_000, torn=half)
+    result = reconcile(spark, tmp_path, grace_ms=GRACE_MS)
+    yield result
+    result.close()
+
+
+def test_every_outcome_is_told_apart(found: Reconciliation) -> None:
+    pumps, other = found.summary["groups"]
+    expected = {
+        Outcome.ACKED_IN_TIME.value: 4,  # 0, 1, the changed one, the retried one
+        Outcome.ACKED_LATE.value: 2,
+        Outcome.REVIVED.value: 2,
+        Outcome.EXTENDED.value: 1,
+        Outcome.DEAD_LETTERED.value: 1,
+        Outcome.IN_FLIGHT.value: 1,  # 160,000 + 60,000 is behind the log's end
+        Outcome.LOST.value: 1,
+    }
+    assert pumps["outcomes"] == expected
+    assert other["outcomes"] == {**NO_OUTCOMES, Outcome.IN_FLIGHT.value: 1}
+    assert (pumps["group"], pumps["filter"], other["group"], other["filter"]) == ("pumps", "a/#", "pumps", "b/#")
+    assert found.summary["totals"] == {
+        "deliveries": 13,
+        "outcomes": {**expected, Outcome.IN_FLIGHT.value: 2},
+        "conflicting": 1,
+        "duplicate_acks": 1,
+        "orphan_acks": 1,
+        "orphan_others": 0,
+        "before_log": 1,
+    }
+    assert not found.summary["ok"]
+
+
+def test_the_times_of_a_group_are_exact_where_it_is_small(found: Reconciliation) -> None:
+    pumps, other = found.summary["groups"]
+    # Latencies: 100, 300, 1,000 (from the change), 40, and late 30,100 twice.
+    assert pumps["ack_latency_ms"] == {"p50": 300, "p90": 30_100, "p99": 30_100, "max": 30_100}
+    assert pumps["revive_lateness_ms"] == {"p50": 5, "p90": 5, "p99": 5, "max": 5}
+    assert other["ack_latency_ms"] is None
+    assert pumps["attempts"] == {"1": 10, "2": 2}
+    assert (pumps["messages"], pumps["messages_acked"]) == (9, 6)
+    assert (pumps["oldest_in_flight_ms"], other["oldest_in_flight_ms"]) == (150_000, 1_000)
+
+
+def test_the_worst_deliveries_are_shown_with_their_topic(found: Reconciliation) -> None:
+    examples = found.summary["examples"]
+    assert [(each["topic"], each["deadline_ms"], each["settled_ms"]) for each in examples["lost"]] == [("a/7", 40_000, None)]
+    assert [(each["topic"], each["outcome"]) for each in examples["conflicting"]] == [("a/1", "acked_in_time")]
+    assert [each["topic"] for each in examples["dead_lettered"]] == ["a/5"]
+    assert [each["topic"] for each in examples["revived"]] == ["a/3", "a/4"]
+
+
+def test_the_log_ends_before_a_record_that_is_half_written(found: Reconciliation) -> None:
+    assert found.summary["log"] == {
+        "start_position": 5_000,
+        "end_position": every_outcome().end,
+        "first_ms": 1_000,
+        "last_ms": 200_000,
+        "torn_tail": True,
+    }
+    assert found.summary["as_of_ms"] == 200_000
+
+
+def test_an_earlier_time_shows_the_log_as_it_was_then(spark: SparkSession, tmp_path: Path) -> None:
+    every_outcome().save(tmp_path)
+    earlier = reconcile(spark, tmp_path, as_of_ms=40_005)
+    later = reconcile(spark, tmp_path, as_of_ms=10**9)
+    assert earlier.summary["totals"]["deliveries"] == 10
+    assert earlier.summary["totals"]["outcomes"][Outcome.IN_FLIGHT] == 3  # 6, 7 and 8
+    assert later.summary["totals"]["outcomes"][Outcome.LOST] == 3
+    earlier.close()
+    later.close()
+
+
+def test_the_report_reads_back(spark: SparkSession, found: Reconciliation, tmp_path: Path) -> None:
+    out = tmp_path / "report"
+    found.write(out)
+    found.write(out)  # over an earlier report
+    assert json.loads((out / "summary.json").read_text()) == found.summary
+    deliveries = spark.read.parquet(str(out / "deliveries"))
+    by_outcome = {row.outcome: row["count"] for row in deliveries.groupBy("outcome").count().collect()}
+    assert by_outcome == found.summary["totals"]["outcomes"]
+    assert deliveries.where("conflicting").select("group", "message_position", "attempt").count() == 1
+    groups = spark.read.parquet(str(out / "groups")).orderBy("group_id").collect()
+    assert [(row["filter"], row.lost, row.ack_latency_ms_p50, row.messages_acked) for row in groups] == [
+        ("a/#", 1, 300, 6),
+        ("b/#", 0, None, 0),
+    ]
+    orphans = spark.read.parquet(str(out / "orphans")).orderBy("key").collect()
+    assert [(row.key, row.end_kind, row.acks, row.before_log) for row in orphans][0] == (17, "POP_ACK", 1, True)
+    assert [row.before_log for row in orphans] == [True, False]
+
+
+def test_a_directory_with_other_files_is_not_written_to(found: Reconciliation, tmp_path: Path) -> None:
+    out = tmp_path / "mine"
+    out.mkdir()
+    (out / "thesis.txt").write_text("do not lose")
+    with pytest.raises(ReportDirInUse, match="not an earlier report"):
+        found.write(out)
+    (out / "summary.json").write_text('{"report": "something else"}')
+    with pytest.raises(ReportDirInUse, match="not one of ours"):
+        found.write(out)
+    assert (out / "thesis.txt").read_text() == "do not lose"
+
+
+def test_a_log_without_deliveries_is_in_order(spark: SparkSession, tmp_path: Path) -> None:
+    LogWriter().save(tmp_path, hole_bytes=4_096)
+    result = reconcile(spark, tmp_path)
+    assert result.summary["ok"]
+    assert result.summary["groups"] == []
+    result.close()
+
+
+def test_a_negative_grace_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(OptionInvalid, match="grace_ms=-1"):
+        reconcile(spark, tmp_path, grace_ms=-1)
+
+
+def test_damage_in_the_middle_of_the_log_is_told_as_such(spark: SparkSession, tmp_path: Path) -> None:
+    directory = every_outcome().save(tmp_path)
+    segment = sorted(directory.iterdir())[1]
+    data = bytearray(segment.read_bytes())
+    data[60] ^= 1
+    segment.write_bytes(data)
+    with pytest.raises(LogCorrupt, match=rf"record at position {int(segment.stem)} in segment {segment.name} is corrupt"):
+        reconcile(spark, tmp_path)
+
+
+@pytest.mark.parametrize(("acked", "status"), [(2, 0), (1, 1)])
+def test_run_prints_nothing_but_the_summary(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str], acked: int, status: int
+) -> None:
+    log = LogWriter()
+    messages = [log.message("a/1"), log.message("a/2")]
+    checkpoint = log.checkpoint(1, "pumps", messages, deadline_ms=2_000)
+    log.ack(1, "pumps", [(checkpoint, index) for index in range(acked)])
+    log.save(tmp_path)
+    out = tmp_path / "out"
+    assert run(tmp_path, out, "local[2]", json=True, as_of_ms=100_000) == status
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads((out / "summary.json").read_text())
+    assert printed["totals"]["outcomes"]["lost"] == 2 - acked
+
+
+def test_run_without_a_log_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tmp_path, tmp_path / "out") == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "holds no CommitLog" in captured.err
+    assert not (tmp_path / "out").exists()
+
+
+# --- a large random log against a model in plain Python -------------------------------------------------------------
+
+
+def random_log(seed: int, deliveries: int) -> LogWriter:
+    """A log in which anything may follow a delivery, also what must not."""
+    rng = random.Random(seed)
+    log = LogWriter()
+    open_: list[tuple[int, tuple[int, int], int]] = []
+    handed = 0
+    while handed < deliveries:
+        log.now_ms += rng.randrange(200)
+        if len(log.segments[-1]) > 700_000:
+            log.roll()
+        group_id = rng.randrange(1, 5)
+        messages = [log.message(f"s/{rng.randrange(50)}") for _ in range(rng.randrange(1, 33))]
+        attempt = rng.choice((1, 1, 1, 2, 3))
+        deadline_ms = log.now_ms + rng.choice((1_000, 30_000))
+        checkpoint = log.checkpoint(group_id, f"g{group_id}", messages, deadline_ms=deadline_ms, attempt=attempt)
+        open_ += [(group_id, (checkpoint, index), message) for index, message in enumerate(messages)]
+        handed += len(messages)
+        rng.shuffle(open_)
+        for _ in range(rng.randrange(3)):
+            count = min(len(open_), rng.randrange(1, 30))
+            settling, open_ = open_[:count], open_[count:]
+            open_ += [each for each in settling if rng.random() < 0.02]  # settled twice
+            of_group = [each for each in settling if each[0] == group_id]
+            references = [reference for _, reference, _ in of_group]
+            if rng.random() < 0.01:
+                references.append((rng.randrange(log.end), 12_345_678))
+            kind = rng.choice((Kind.POP_ACK, Kind.POP_ACK, Kind.POP_REVIVED, Kind.POP_DEAD_LETTER, Kind.POP_INVISIBLE_CHANGED))
+            if kind == Kind.POP_INVISIBLE_CHANGED:
+                entries = [(reference, message) for _, reference, message in of_group]
+                changed = log.change(group_id, f"g{group_id}", entries, deadline_ms=log.now_ms + 5_000)
+                open_ += [(group_id, (changed, index), each[2]) for index, each in enumerate(of_group)]
+                handed += len(of_group)
+            else:
+                log.settle(kind, group_id, f"g{group_id}", references)
+    return log
+
+
+class Model:
+    """The same reconciliation with dictionaries, record by record."""
+
+    def __init__(self, records: Iterator[Record], as_of_ms: int) -> None:
+        self.begun: dict[int, tuple[int, int, int, int, int]] = {}
+        self.ended: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for each in records:
+            if each.kind in (Kind.POP_CHECKPOINT, Kind.POP_INVISIBLE_CHANGED):
+                self._begin(each)
+            if each.kind in (Kind.POP_ACK, Kind.POP_REVIVED, Kind.POP_DEAD_LETTER, Kind.POP_INVISIBLE_CHANGED):
+                layout = CHANGE_ENTRY if each.kind == Kind.POP_INVISIBLE_CHANGED else REFERENCE
+                for checkpoint, index, *_ in layout.iter_unpack(each.body):
+                    self.ended[checkpoint + index].append((each.store_ms, each.kind))
+        self.outcomes: Counter[tuple[int, str]] = Counter()
+        self.latencies: dict[int, list[int]] = defaultdict(list)
+        self.acked: dict[int, set[int]] = defaultdict(set)
+        self.conflicting = self.duplicates = 0
+        for key in self.begun:
+            self._judge(key, as_of_ms)
+        self.orphans = Counter(
+            kind == Kind.POP_ACK for key, ends in self.ended.items() if key not in self.begun for _, kind in ends
+        )
+
+    def _begin(self, each: Record) -> None:
+        group_id, _, deadline_ms = POP_FIXED.unpack(each.fixed)
+        layout, skip = (CHECKPOINT_ENTRY, 0) if each.kind == Kind.POP_CHECKPOINT else (CHANGE_ENTRY, 2)
+        for index, entry in enumerate(layout.iter_unpack(each.body)):
+            message, _, _, attempt, _, _ = entry[skip:]
+            self.begun[each.position + index] = (group_id, each.store_ms, deadline_ms, message, attempt)
+
+    def _judge(self, key: int, as_of_ms: int) -> None:
+        group_id, pop_ms, deadline_ms, message, _ = self.begun[key]
+        ends = self.ended.get(key, [])
+        acks = sum(kind == Kind.POP_ACK for _, kind in ends)
+        self.duplicates += max(acks - 1, 0)
+        self.conflicting += min(acks, 1) + len(ends) - acks > 1
+        if not ends:
+            outcome = Outcome.IN_FLIGHT if as_of_ms <= deadline_ms + GRACE_MS else Outcome.LOST
+        else:
+            at_ms, kind = min(ends)
+            outcome = {
+                Kind.POP_ACK: Outcome.ACKED_IN_TIME if at_ms <= deadline_ms else Outcome.ACKED_LATE,
+                Kind.POP_REVIVED: Outcome.REVIVED,
+                Kind.POP_DEAD_LETTER: Outcome.DEAD_LETTERED,
+                Kind.POP_INVISIBLE_CHANGED: Outcome.EXTENDED,
+            }[Kind(kind)]
+            if kind == Kind.POP_ACK:
+                self.latencies[group_id].append(at_ms - pop_ms)
+                self.acked[group_id].add(message)
+        self.outcomes[group_id, outcome.value] += 1
+
+
+def test_a_large_random_log_agrees_with_the_model(spark: SparkSession, tmp_path: Path) -> None:
+    log = random_log(seed=20, deliveries=50_000)
+    log.save(tmp_path, hole_bytes=1_000_000)
+    result = reconcile(spark, tmp_path, grace_ms=GRACE_MS)
+    summary, model = result.summary, Model(log.records(), log.now_ms)
+    totals = summary["totals"]
+    assert totals["deliveries"] == len(model.begun)
+    assert all(totals["outcomes"].values()), "the random log must have every outcome"
+    assert (totals["conflicting"], totals["duplicate_acks"]) == (model.conflicting, model.duplicates)
+    assert (totals["orphan_acks"], totals["orphan_others"]) == (model.orphans[True], model.orphans[False])
+    for group in summary["groups"]:
+        group_id = group["group_id"]
+        assert group["group"] == f"g{group_id}"
+        assert group["outcomes"] == {name: model.outcomes[group_id, name] for name in NO_OUTCOMES}
+        assert group["messages_acked"] == len(model.acked[group_id])
+        assert group["messages"] == len({begun[3] for begun in model.begun.values() if begun[0] == group_id})
+        attempts = Counter(str(begun[4]) for begun in model.begun.values() if begun[0] == group_id)
+        assert group["attempts"] == dict(attempts)
+        latencies = sorted(model.latencies[group_id])
+        found = group["ack_latency_ms"]
+        assert found is not None
+        assert found["max"] == latencies[-1]
+        for quantile, value in ((0.5, found["p50"]), (0.9, found["p90"]), (0.99, found["p99"])):
+            rank, off = math.ceil(quantile * len(latencies)) - 1, math.ceil(len(latencies) / 10_000) + 1
+            assert latencies[max(rank - off, 0)] <= value <= latencies[min(rank + off, len(latencies) - 1)]
+    result.close()
