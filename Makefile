@@ -7,10 +7,10 @@ READY := .venv/.ready
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint types format bench proto clean
+.PHONY: help setup demo test test-crash lint types format bench proto clean
 
 help:  ## Show this list
-	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)$$/make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name doc; do printf '%-14s %s\n' "$$name" "$$doc"; done
+	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)$$/make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name doc; do printf '%-16s %s\n' "$$name" "$$doc"; done
 
 setup: $(READY)  ## Make .venv with everything that the other targets need
 
@@ -19,6 +19,9 @@ demo: $(READY)  ## Run a fleet of devices, failing consumers and the Spark recon
 
 test: $(READY)  ## Run the tests
 	$(BIN)/python -m pytest $(ARGS)
+
+test-crash: $(READY)  ## Kill nodes and writers with -9 a hundred times each, and compare with what was acknowledged
+	MILLRACE_KILL_ROUNDS=100 $(BIN)/python -m pytest tests/system/test_kill.py tests/store/test_kill.py $(ARGS)
 
 lint: $(READY)  ## Check style and formatting
 	$(BIN)/ruff check

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Generic, TypeVar
 
 import grpc
 import grpc.aio
 
 from pop import pop_pb2 as pb
-from pop.errors import CallFailed, NodeUnavailable, Overloaded, PopError, RequestInvalid, StatusError
+from pop.errors import CallFailed, ClientClosed, NodeUnavailable, Overloaded, PopError, RequestInvalid, StatusError
 
 Q = TypeVar("Q")
 A = TypeVar("A")
@@ -60,13 +60,10 @@ def error_of_call(error: grpc.aio.AioRpcError) -> PopError:
 
 def error_of_status(status: pb.Status) -> StatusError | None:
     """Return the exception for the status of one message or handle; None where it is OK."""
-    return None if status.code == pb.OK else _STATUS_ERRORS.get(status.code, InternalOrNewer)(status.detail)
-
-
-class InternalOrNewer(StatusError):
-    """Raised for a code that this client doesn't know: the node is newer."""
-
-    code = "INTERNAL"
+    if status.code == pb.OK:
+        return None
+    known = _STATUS_ERRORS.get(status.code)
+    return known(status.detail) if known else StatusError(f"code {status.code}, which a newer node must know: {status.detail}")
 
 
 class Backoff:
@@ -118,15 +115,38 @@ class Batched(Generic[Q, A]):
         self._size_of = size_of
         self._waiting: deque[tuple[Q, asyncio.Future[A]]] = deque()
         self._sender: asyncio.Task[None] | None = None
+        self._closed = False
 
     def submit(self, wish: Q) -> asyncio.Future[A]:
-        """Take a wish; return the future of its answer."""
+        """Take a wish; return the future of its answer.
+
+        Raises:
+            ClientClosed: `close` was called.
+        """
+        if self._closed:
+            raise ClientClosed("the client was closed: make a new one")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[A] = loop.create_future()
         self._waiting.append((wish, future))
         if self._sender is None:
             self._sender = loop.create_task(self._run())
         return future
+
+    async def submit_all(self, wishes: Iterable[Q]) -> list[A | PopError]:
+        """Take many wishes; return the answer or the error of each, in order."""
+        futures = [self.submit(wish) for wish in wishes]
+        if futures:
+            await asyncio.wait(futures)
+        answers: list[A | PopError] = []
+        for future in futures:
+            error = future.exception()
+            answers.append(error if isinstance(error, PopError) else future.result())
+        return answers
+
+    async def close(self, within_s: float) -> None:
+        """As `flush`, and take nothing any more."""
+        self._closed = True
+        await self.flush(within_s)
 
     async def flush(self, within_s: float) -> None:
         """Return when all is answered. What isn't within `within_s` seconds gets NodeUnavailable."""

@@ -58,7 +58,7 @@ class BatchFailed(PopError):
 class StatusError(PopError):
     """Base of the errors that the node states for one message or handle of a call."""
 
-    code: ClassVar[str]
+    code: ClassVar[str] = ""
 
 
 class InternalError(StatusError):

@@ -16,7 +16,7 @@ class Taken(NamedTuple):
 
 
 class Poll:
-    """One waiting call. Its future gets what was taken for it; a poll whose future is done takes nothing.
+    """One waiting call. Its future gets what was taken for it.
 
     Parameters:
         messages_max: how many messages it takes at most.

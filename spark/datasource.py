@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, MutableMapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -243,8 +244,8 @@ class CommitlogReader(DataSourceReader):
         if bounds.ms_min == -INT64_MAX and bounds.ms_max == INT64_MAX:
             yield from listed
             return
-        starts = [segments.first_ms(segment) for segment in listed]
-        for segment, start_ms, next_ms in zip(listed, starts, [*starts[1:], None], strict=True):
+        starts = [*(segments.first_ms(segment) for segment in listed), None]
+        for segment, (start_ms, next_ms) in zip(listed, pairwise(starts), strict=True):
             if start_ms is None or start_ms > bounds.ms_max or (next_ms is not None and next_ms < bounds.ms_min):
                 continue
             yield segment

@@ -133,16 +133,16 @@ def reconcile(
     as_of_ms = log.last_ms if as_of_ms is None else as_of_ms
     many = len(log.segments) >= PARTS_PER_CORE * spark.sparkContext.defaultParallelism
     job = _Job(spark, log, 0 if many else PART_BYTES, as_of_ms, grace_ms)
-    events = job.read("events").drop("position").where(F.col("at_ms") <= as_of_ms)
-    pairs = outcomes.classify(outcomes.pair(events), as_of_ms=as_of_ms, grace_ms=grace_ms)
-    # Four aggregates and three tables are made of it. What does not fit into memory goes to local disks.
-    cached = pairs.persist(StorageLevel.MEMORY_AND_DISK)
-    try:
-        with _log_errors():
+    with _log_errors():
+        events = job.read("events").drop("position").where(F.col("at_ms") <= as_of_ms)
+        pairs = outcomes.classify(outcomes.pair(events), as_of_ms=as_of_ms, grace_ms=grace_ms)
+        # Aggregates and tables are all made of it. What does not fit into memory goes to local disks.
+        cached = pairs.persist(StorageLevel.MEMORY_AND_DISK)
+        try:
             return _summarise(job, cached)
-    except BaseException:
-        cached.unpersist()
-        raise
+        except BaseException:
+            cached.unpersist()
+            raise
 
 
 def _summarise(job: _Job, cached: DataFrame) -> Reconciliation:

@@ -49,7 +49,7 @@ def open_session(master: str = "local[*]", app_name: str = "millrace") -> SparkS
         JavaMissing: no Java 17 or later is found.
     """
     java_version()
-    local = master.startswith("local")
+    local = re.fullmatch(r"local(\[.*\])?", master) is not None
     if local:
         os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from queue import SimpleQueue
 from threading import Thread
 
@@ -30,6 +31,7 @@ class GroupCommit:
         self._loop = loop
         self._on_failure = on_failure
         self._waiters: deque[tuple[int, Callable[[], None]]] = deque()
+        self._failure: OSError | None = None
         self._syncing = False
         self._requests: SimpleQueue[int | None] = SimpleQueue()
         self._thread = Thread(target=self._run, name="millrace-sync", daemon=True)
@@ -59,22 +61,23 @@ class GroupCommit:
             try:
                 self._log.sync()
             except OSError as error:
+                self._failure = error
                 self._tell(self._on_failure, error)
                 return
             self._tell(self._done, target)
 
     def _tell(self, callback: Callable[..., None], argument: object) -> None:
-        try:
+        with suppress(RuntimeError):  # the loop was closed in between: nobody waits any more
             self._loop.call_soon_threadsafe(callback, argument)
-        except RuntimeError:
-            pass  # the loop was closed in between: nobody waits any more
 
     def _done(self, target: int) -> None:
         self._syncing = False
         self.syncs += 1
         self.durable = max(self.durable, target)
-        self._release()
-        self.poke()
+        try:
+            self._release()
+        finally:  # a callback that raises must not keep the others waiting
+            self.poke()
 
     def _release(self) -> None:
         waiters, durable = self._waiters, self.durable
@@ -82,9 +85,19 @@ class GroupCommit:
             waiters.popleft()[1]()
 
     def finish(self) -> None:
-        """Sync here and now, and release everybody. For an orderly end, on the loop's thread."""
-        self._requests.put(None)
-        self._thread.join()
+        """Sync here and now, and release everybody. For an orderly end, on the loop's thread.
+
+        Raises:
+            OSError: this sync has failed, or one before it: nobody is released then.
+        """
+        self.stop()
+        if self._failure is not None:
+            raise self._failure
         self._log.sync()
         self.durable = self._log.written
         self._release()
+
+    def stop(self) -> None:
+        """End the thread, after the sync that is under way. Nobody is released."""
+        self._requests.put(None)
+        self._thread.join()

@@ -11,12 +11,13 @@ The index is disposable. Delete it and a start rebuilds it from the log.
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
 from struct import Struct
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from rocksdict import (
     AccessType,
@@ -31,10 +32,14 @@ from rocksdict import (
 )
 
 from store.errors import DataDirIncompatible
+from store.segment import sync_directory
 
 DIRECTORY = "index"
-FORMAT = 1
-"""Version of the key and value formats. Another one is not read: the index is rebuilt."""
+DISCARDED = "index.discarded"
+"""What an index is renamed to before it is deleted, so that half of one is never opened."""
+
+FORMAT = 2
+"""Version of the key and value formats. Another one is not read: a start rebuilds the index."""
 
 MEMTABLE_BYTES = 64 * 1024 * 1024
 BLOCK_CACHE_BYTES = 64 * 1024 * 1024
@@ -42,7 +47,8 @@ BLOCK_BYTES = 16 * 1024
 BLOOM_BITS = 10
 
 _META_KEY = b"Mcovered"
-_META = Struct("<IQQ")
+_META = Struct("<IQQq")
+_VERSION = Struct("<I")
 
 
 class Space(bytes, Enum):
@@ -65,6 +71,8 @@ class Covered(NamedTuple):
     """Everything before this position has been applied."""
     durable: int
     """Everything before this position was durable when this was written."""
+    store_ms: int
+    """Time of storing of the last record before `position`: the next one is not older."""
 
 
 def _options() -> Options:
@@ -117,7 +125,7 @@ class Index:
         access = AccessType.read_only(False) if read_only else AccessType.read_write()
         self._db = Rdict(str(self.path), _options(), access_type=access)
         self._write_options = WriteOptions()
-        self._write_options.disable_wal = True
+        self._write_options.disable_wal = True  # type: ignore[method-assign, assignment] # its stub takes the setter for a method
         self.get = self._db.get
 
     def covered(self) -> Covered | None:
@@ -129,14 +137,22 @@ class Index:
         row = self._db.get(_META_KEY)
         if row is None:
             return None
-        version, position, durable = _META.unpack(row)
+        (version,) = _VERSION.unpack_from(row)
         if version != FORMAT:
             raise DataDirIncompatible(f"{self.path} has format {version}, this version reads {FORMAT}: delete that folder")
-        return Covered(position, durable)
+        _, position, durable, store_ms = _META.unpack(row)
+        return Covered(position, durable, store_ms)
 
     def write(self, batch: Batch) -> None:
-        """Apply a batch. It is on disk once a `flush` that began later has ended."""
-        self._db.write(batch.raw, self._write_options)
+        """Apply a batch. It is on disk once a `flush` that began later has ended.
+
+        Raises:
+            OSError: RocksDB refuses, as it does once a flush or a compaction of its own has failed.
+        """
+        try:
+            self._db.write(batch.raw, self._write_options)
+        except Exception as error:  # rocksdict has no narrower class for what RocksDB reports
+            raise OSError(errno.EIO, f"the index can't be written: {error}", str(self.path)) from error
 
     def flush(self) -> None:
         """Write the memtable to disk and wait. Releases the GIL: meant for another thread."""
@@ -146,8 +162,8 @@ class Index:
         """Yield the rows whose key starts with `prefix`, in key order, from key `prefix + start` on."""
         options = ReadOptions()
         options.set_iterate_upper_bound(after(prefix))
-        for key, value in self._db.items(from_key=prefix + start, read_opt=options):
-            yield key, value
+        # In raw mode keys and values are bytes, which the stub doesn't know.
+        yield from cast(Iterator[tuple[bytes, bytes]], self._db.items(from_key=prefix + start, read_opt=options))
 
     def last_at_or_before(self, key: bytes, prefix: bytes) -> tuple[bytes, bytes] | None:
         """Return the row with the greatest key that isn't above `key`, if it starts with `prefix`."""
@@ -163,8 +179,17 @@ class Index:
 
     @staticmethod
     def destroy(data_dir: Path) -> None:
-        """Delete the index of a data directory that no process has open."""
-        shutil.rmtree(data_dir / DIRECTORY, ignore_errors=True)
+        """Delete the index of a data directory that no process has open. Raises OSError.
+
+        The rename is durable first: an index that came back after a power cut would not belong to what the log holds by then.
+        """
+        path, discarded = data_dir / DIRECTORY, data_dir / DISCARDED
+        if discarded.exists():  # killed in between, the last time
+            shutil.rmtree(discarded)
+        if path.exists():
+            path.rename(discarded)
+            sync_directory(data_dir)
+            shutil.rmtree(discarded)
 
 
 def after(prefix: bytes) -> bytes:

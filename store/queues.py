@@ -39,6 +39,15 @@ INTERNAL = ("$retry/", "$dlq/")
 FILL_ENTRIES = 2048
 """Root entries that one slice of a filling looks at: about 5 ms of the loop."""
 
+FILL_READ_MIN = 64
+"""Entries that a filling from many roots reads at a time from each: a read costs a seek."""
+
+OUTDATED = -1
+"""Version of a route that is no longer valid, whatever its root's is."""
+
+ROOT = "root"
+"""Owner of the root queues."""
+
 _ROW_KEY = Struct(">cI")
 
 
@@ -139,10 +148,17 @@ class Queues:
         level = topics.first_level(name)
         root = self._roots.get(level) or self._declare_root(level)
         queues = tuple(queue for found in self._trie.match(name) for queue in found)
+        self._forget(topic)
         if len(self._routes) >= self._options.route_cache_max:
-            self._routes.pop(next(iter(self._routes)))
+            self._forget(next(iter(self._routes)))
         route = self._routes[topic] = Route(topic, name, root, queues)
         return route
+
+    def _forget(self, topic: bytes) -> None:
+        """Take a route out of the cache, and tell those who keep it that it is no longer kept up to date."""
+        route = self._routes.pop(topic, None)
+        if route is not None:
+            route.version = OUTDATED
 
     def dispatch(self, route: Route, position: int, size: int, aux: int) -> None:
         """Add an entry for a message to each queue of its route. The entries are readable after the commit."""
@@ -187,8 +203,16 @@ class Queues:
         """
         self._check_filter(topic_filter)
         level = topics.first_level(topic_filter)
-        if topic_filter == f"{level}/#" and not topics.is_wildcard(level) and level not in self._roots and owner != "root":
+        if topic_filter == f"{level}/#" and not topics.is_wildcard(level) and level not in self._roots:
             self._declare_root(level)
+        return self._claim(topic_filter, owner, start)
+
+    def _declare_root(self, level: str) -> Root:
+        # Not held to the options: a topic within their bounds has a root, though that has a level and two bytes more.
+        self._claim(topics.check_filter(f"{level}/#"), ROOT, "latest")
+        return self._roots[level]
+
+    def _claim(self, topic_filter: str, owner: str, start: Start) -> LightQueue:
         queue = self._durable.get(topic_filter)
         if queue is None or owner not in queue.owners:
             queue_id = queue.id if queue else self._new_id()
@@ -200,10 +224,10 @@ class Queues:
     def drop(self, queue: LightQueue, owner: str) -> None:
         """Give up an owner's claim. With the last claim the queue and its entries go."""
         if queue.transient:
-            queue.owners.discard(owner)
-            if not queue.owners:
+            if queue.owners == {owner}:
                 del self._transient[queue.filter]
                 self._remove(queue)
+            queue.owners.discard(owner)
         elif owner in queue.owners:
             row = orjson.dumps({"owner": owner})
             self._append(Kind.QUEUE_DROPPED, QUEUE_FIXED.pack(queue.id), queue.filter.encode(), b"", row)
@@ -248,10 +272,6 @@ class Queues:
         root = self._roots.get(topics.first_level(topic_filter))
         return root.queue.id if root and topic_filter == root.queue.filter else 0
 
-    def _declare_root(self, level: str) -> Root:
-        self.declare(f"{level}/#", "root")
-        return self._roots[level]
-
     # --- apply: live and in recovery --------------------------------------------------------------------------------
 
     def apply_declared(self, record: Record) -> None:
@@ -286,7 +306,7 @@ class Queues:
 
     def _begin(self, queue: LightQueue, owner: str, start: Start) -> None:
         """Start a new queue: roots and internal queues at once, others by filling where they want what was before."""
-        if owner == "root":
+        if owner == ROOT:
             self._go_live(queue)
             self._roots[topics.first_level(queue.filter)] = Root(queue)
         elif queue.filter.startswith(INTERNAL):
@@ -322,7 +342,7 @@ class Queues:
     def _outdate(self, topic_filter: str) -> None:
         """Make the cached routes that a filter may concern be resolved again."""
         if not topics.is_wildcard(topic_filter):
-            self._routes.pop(topic_filter.encode(), None)
+            self._forget(topic_filter.encode())
             return
         level = topics.first_level(topic_filter)
         if level in ("+", "#"):
@@ -341,14 +361,17 @@ class Queues:
 
     def _fill_slice(self, filling: Filling) -> None:
         queue = filling.queue
+        cursors = filling.cursors
         roots = [root.queue for root in self._roots.values() if self._feeds(root.queue, queue.filter)]
-        read = _merged([(root, filling.cursors.get(root.id, 0)) for root in roots])
-        for root, offset, position, size, aux in read:
-            filling.cursors[root.id] = offset + 1
+        for root in roots:
+            if cursors.setdefault(root.id, 0) < root.committed_offset:
+                cursors[root.id] = max(cursors[root.id], root.first_offset())  # retention may have taken what was before
+        for root, offset, position, size, aux in _merged([(root, cursors[root.id]) for root in roots]):
+            cursors[root.id] = offset + 1
             if topics.matches(queue.filter, self._topic(position, size)):
                 self.append_to(queue, position, size, aux)
         self._rows_changed.add(queue.id)
-        if all(filling.cursors.get(root.id, 0) >= root.next_offset for root in roots):
+        if all(cursors[root.id] >= root.next_offset for root in roots):
             del self._fillings[queue.id]
             self._go_live(queue)
 
@@ -367,20 +390,20 @@ class Queues:
 
     def save(self, batch: Batch) -> list[tuple[LightQueue, int, bytes]]:
         """Put what this commit changed into `batch`; return each queue that has new entries, with the entries."""
+        for queue_id in self._rows_deleted:  # first: recovery may find an id dropped and declared again in one batch
+            batch.delete(_ROW_KEY.pack(Space.QUEUE, queue_id))
+            delete_entries(batch, queue_id)
         fresh = []
         for queue in self.dirty:
             first = queue.pending_from
             fresh.append((queue, first, queue.save(batch)))
         self.dirty = []
-        for queue_id in self._rows_deleted:
-            batch.delete(_ROW_KEY.pack(Space.QUEUE, queue_id))
-            delete_entries(batch, queue_id)
         for queue_id in self._rows_changed:
             queue = self._by_id[queue_id]
             filling = self._fillings.get(queue_id)
-            row = {"filter": queue.filter, "owners": sorted(queue.owners)}
+            row: dict[str, object] = {"filter": queue.filter, "owners": sorted(queue.owners)}
             if filling is not None:
-                row["fill"] = [[root, offset] for root, offset in filling.cursors.items()]
+                row["fill"] = list(filling.cursors.items())
             batch.put(_ROW_KEY.pack(Space.QUEUE, queue_id), orjson.dumps(row))
         self._rows_deleted.clear()
         self._rows_changed.clear()
@@ -397,19 +420,22 @@ class Queues:
             queue = self._install(queue_id, row["filter"], load_next_offset(self._index, queue_id))
             queue.owners.update(row["owners"])
             if "fill" in row:
-                self._fillings[queue_id] = Filling(queue, {root: offset for root, offset in row["fill"]})
+                self._fillings[queue_id] = Filling(queue, dict(row["fill"]))
             else:
-                self._begin(queue, "root" if "root" in queue.owners else "", "latest")
+                self._begin(queue, ROOT if ROOT in queue.owners else "", "latest")
         if self._fillings:
             self.on_fill()
 
 
 def _merged(roots: list[tuple[LightQueue, int]]) -> list[tuple[LightQueue, int, int, int, int]]:
     """Return the next entries of several root queues in the order of the log, `FILL_ENTRIES` at most."""
+    count = max(FILL_ENTRIES // max(len(roots), 1), FILL_READ_MIN)
 
     def entries(root: LightQueue, offset: int) -> Iterator[tuple[int, int, LightQueue, int, int, int]]:
-        for at, (position, size, aux) in enumerate(ENTRY.iter_unpack(root.read(offset, FILL_ENTRIES)), offset):
-            yield position, root.id, root, at, size, aux
+        while read := root.read(offset, count):
+            for position, size, aux in ENTRY.iter_unpack(read):
+                yield position, root.id, root, offset, size, aux
+                offset += 1
 
     merged = heapq.merge(*(entries(root, offset) for root, offset in roots), key=lambda row: row[:2])
     return [

@@ -41,6 +41,10 @@ TOPIC_BYTES_MAX = 65_535
 """MQTT 5.0, 1.5.4: a UTF-8 string is at most 65,535 bytes."""
 
 
+SEARCH_BYTES = 1024 * 1024
+"""Bytes that `find_valid` looks at in one step: bounds its memory."""
+
+
 class Kind(IntEnum):
     """What a record says. The numbers are on disk: never reuse one."""
 
@@ -257,7 +261,7 @@ def is_intact(data: bytes) -> bool:
     if len(data) < HEADER_BYTES:
         return False
     size, crc = _SIZE_AND_CRC.unpack_from(data)
-    return size == len(data) and crc32(memoryview(data)[CRC_FROM:]) == crc
+    return bool(size == len(data) and crc32(memoryview(data)[CRC_FROM:]) == crc)
 
 
 def walk(buffer: bytes | memoryview, offset: int = 0, end: int | None = None) -> tuple[list[int], int]:
@@ -281,22 +285,48 @@ def walk(buffer: bytes | memoryview, offset: int = 0, end: int | None = None) ->
 
 
 def valid_until(buffer: bytes | memoryview, offset: int = 0, end: int | None = None) -> int:
-    """Return the offset behind the last record of the unbroken run of valid ones that starts at `offset`."""
-    offsets, stop = walk(buffer, offset, end)
+    """Return the offset behind the last record of the unbroken run of valid ones that starts at `offset`.
+
+    Reads everything: about 0.5 us a record and 1 GB/s.
+    """
+    end = len(buffer) if end is None else end
     unpack = HEADER.unpack_from
-    for at in offsets:
-        size, crc, kind, _, topic_len, props_len, _ = unpack(buffer, at)
+    last = end - HEADER_BYTES
+    while offset <= last:
+        size, crc, kind, _, topic_len, props_len, _ = unpack(buffer, offset)
+        stop = offset + size
         fields = HEADER_BYTES + FIXED_BYTES[kind] + topic_len + props_len
-        if fields > size or crc32(buffer[at + CRC_FROM : at + size]) != crc:
-            return at
-    return stop
+        if not fields <= size <= RECORD_BYTES_MAX or stop > end or crc32(buffer[offset + CRC_FROM : stop]) != crc:
+            break
+        offset = stop
+    return offset
+
+
+def find_valid(buffer: bytes | memoryview, offset: int, last: int, end: int) -> int | None:
+    """Return the offset of the first valid record that starts within `offset` to `last` and ends before `end`, or None.
+
+    That tells a damaged record from the torn tail of a log. Looks at every byte, since the size may be what is damaged;
+    numpy leaves over what can be a header at all: a known kind, a size within bounds, a time of 48 bits.
+    """
+    last = min(last, end - HEADER_BYTES)
+    for start in range(offset, last + 1, SEARCH_BYTES):
+        count = min(SEARCH_BYTES, last + 1 - start)
+        raw = np.frombuffer(buffer[start : start + count + HEADER_BYTES - 1], dtype=np.uint8)
+        size_top, kind, time_top = raw[3 : 3 + count], raw[8 : 8 + count], raw[22 : 22 + count] | raw[23 : 23 + count]
+        plausible = (size_top <= RECORD_BYTES_MAX >> 24) & (kind >= min(Kind)) & (kind <= max(Kind)) & (time_top == 0)
+        for at in (np.flatnonzero(plausible) + start).tolist():
+            size = int.from_bytes(buffer[at : at + 4], "little")
+            if size and valid_until(buffer, at, min(at + size, end)) == at + size:
+                return int(at)
+    return None
 
 
 def headers(buffer: bytes | memoryview, offsets: list[int]) -> np.ndarray[Any, np.dtype[Any]]:
     """Return the headers at `offsets` of `buffer` as an array of `HEADER_DTYPE`, one row a record."""
     raw = np.frombuffer(buffer, dtype=np.uint8)
     rows = raw[np.asarray(offsets, dtype=np.int64)[:, None] + np.arange(HEADER_BYTES)]
-    return rows.reshape(-1).view(HEADER_DTYPE)
+    found: np.ndarray[Any, np.dtype[Any]] = rows.reshape(-1).view(HEADER_DTYPE)
+    return found
 
 
 def encode_properties(properties: Properties) -> bytes:
@@ -308,7 +338,7 @@ def encode_properties(properties: Properties) -> bytes:
 
 
 def decode_properties(data: bytes) -> Properties:
-    """Return the properties in `data`, the inverse of `encode_properties`. Names that this version doesn't know are left out."""
+    """Return the properties in `data`, the inverse of `encode_properties`. Names that this version doesn't know are dropped."""
     if not data:
         return NO_PROPERTIES
     fields = orjson.loads(data)

@@ -17,6 +17,15 @@ SCAN_BYTES = 1024 * 1024
 """Bytes that the search for a torn tail looks at in one step."""
 
 
+def sync_directory(path: Path) -> None:
+    """Make it durable which files `path` has: a file that was synced can still lose its name. Raises OSError."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def segment_name(base: int) -> str:
     """Return the file name of the segment whose first byte lies at position `base` of the log."""
     return f"{base:0{NAME_DIGITS}d}{SUFFIX}"
@@ -38,24 +47,26 @@ class Segment:
     """One segment file.
 
     The open segment is extended with a hole up to `capacity` bytes, so that one map serves all readers while the file
-    fills: a size field of 0 is where its data ends. A sealed segment is cut to its real size.
+    fills: a size field of 0 is where its data ends. A sealed segment is cut to its real size. Its descriptor and map are
+    released when `close` is called, or when the last who uses it lets go.
 
     Parameters:
         path: the file.
-        capacity: bytes that the file may hold; of a sealed segment, its size.
+        capacity: bytes that the file may hold, at least 1; of a sealed segment, its size.
         writable: open it for writing, and extend it to `capacity`.
     """
 
     __slots__ = ("base", "capacity", "fd", "map", "path", "view")
 
     def __init__(self, path: Path, capacity: int, *, writable: bool) -> None:
+        self.fd = -1  # for __del__, where the file can't be opened
         self.path = path
         self.base = segment_base(path)
         self.capacity = capacity
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT if writable else os.O_RDONLY, 0o640)
         if writable and os.fstat(self.fd).st_size < capacity:
             os.ftruncate(self.fd, capacity)
-        self.map = mmap.mmap(self.fd, capacity, prot=mmap.PROT_READ) if capacity else mmap.mmap(-1, 1)
+        self.map = mmap.mmap(self.fd, capacity, prot=mmap.PROT_READ)
         self.view = memoryview(self.map)
 
     def write(self, data: bytes, offset: int) -> None:
@@ -69,20 +80,22 @@ class Segment:
         os.ftruncate(self.fd, size)
         self.capacity = size
 
-    def clear_from(self, offset: int) -> int:
-        """Turn everything behind `offset` into a hole again; return how many bytes held something.
-
-        That is what recovery does with a torn tail: the next record must not be followed by what is left of an old one.
-        """
+    def data_end(self, offset: int) -> int:
+        """Return the offset behind the last byte that isn't zero; `offset` where there is none behind it."""
         last = offset
         for start, stop in self._extents(offset):
             for at in range(start, stop, SCAN_BYTES):
                 held = len(self.map[at : min(at + SCAN_BYTES, stop)].rstrip(b"\0"))
                 last = at + held if held else last
-        if last > offset:
-            os.ftruncate(self.fd, offset)
-            os.ftruncate(self.fd, self.capacity)
-        return last - offset
+        return last
+
+    def clear_from(self, offset: int) -> None:
+        """Turn everything behind `offset` into a hole again.
+
+        That is what recovery does with a torn tail: the next record must not be followed by what is left of an old one.
+        """
+        os.ftruncate(self.fd, offset)
+        os.ftruncate(self.fd, self.capacity)
 
     def _extents(self, offset: int) -> Iterator[tuple[int, int]]:
         """Yield where the file has data behind `offset`: an open segment is mostly hole, which needs no reading."""
@@ -97,10 +110,10 @@ class Segment:
             yield start, offset
 
     def close(self) -> None:
-        """Release the map and the file. A reader that still holds a view keeps the map alive until it lets go."""
-        try:
-            self.view.release()
-            self.map.close()
-        except BufferError:
-            pass  # a view is still out: the map is freed with it
-        os.close(self.fd)
+        """Close the file. The map goes with the last reader that holds this segment or a view of it."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def __del__(self) -> None:
+        self.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -129,6 +131,33 @@ def test_parts_are_cut_between_records_and_leave_nothing_out(tmp_path: Path, par
         assert parts[-1][1] == segment.stop
         assert starts.issuperset(start for start, _ in parts)
         assert all(stop - start >= part_bytes for start, stop in parts[:-1])
+
+
+def test_a_survey_beside_a_writer_sees_only_whole_records(tmp_path: Path) -> None:
+    """Each record is written in two pieces, as a reader may find it, while the log is surveyed over and over."""
+    log = three_segments()
+    path = max(log.save(tmp_path, hole_bytes=1_000_000).iterdir())
+    parts = [record.encode(Kind.MESSAGE, b"live", bytes(1_000), store_ms=2_000 + number) for number in range(400)]
+    ends = {log.end + len(parts[0]) * number for number in range(len(parts) + 1)}
+
+    def write() -> None:
+        with path.open("r+b", buffering=0) as file:
+            offset = log.end - int(path.stem)
+            for part in parts:
+                os.pwrite(file.fileno(), part[:500], offset)
+                os.pwrite(file.fileno(), part[500:], offset + 500)
+                offset += len(part)
+
+    writer = Thread(target=write)
+    writer.start()
+    found = [segments.survey(tmp_path).end]
+    while writer.is_alive():
+        found.append(segments.survey(tmp_path).end)
+    writer.join()
+    found.append(segments.survey(tmp_path).end)
+    assert found == sorted(found)
+    assert ends.issuperset(found)
+    assert found[-1] == max(ends)
 
 
 def test_an_earlier_end_hides_what_came_after_it(tmp_path: Path) -> None:

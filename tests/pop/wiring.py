@@ -1,0 +1,220 @@
+"""POP and delayed messages on a real store, wired as a node wires them, with a clock that the test moves."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import grpc.aio
+
+from pop.core import Change, Outcome, PopCore
+from pop.group import Group
+from pop.handle import Handles, load_secret
+from pop.options import PopOptions
+from pop.poll import Taken
+from pop.pop_pb2_grpc import PopServiceStub
+from pop.server import PopServer
+from pop.service import PopService
+from store.clock import Clock, ManualClock, SystemClock
+from store.options import MIB, HostPort, StoreOptions
+from store.queues import Start
+from store.record import Properties, decode, encode_properties, tag_hash
+from store.store import Recovery, Store
+from timer.delayed import DelayedMessages
+from timer.options import TimerOptions
+
+if TYPE_CHECKING:
+    from pop.pop_pb2_grpc import PopServiceAsyncStub
+
+GROUP = "billing"
+FILTER = "plant/#"
+TOPIC = "plant/1/temperature"
+
+
+class Delivered(NamedTuple):
+    """One message as a consumer gets it."""
+
+    handle: str
+    position: int
+    topic: str
+    body: bytes
+    attempt: int
+
+
+class Parts:
+    """A store with its parts, without a network. What a loop does by itself, `settle` does by hand.
+
+    Parameters:
+        data_dir: empty, or what an earlier one left.
+        clock: by default one that only the test moves.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        clock: Clock | None = None,
+        *,
+        pop: PopOptions | None = None,
+        timer: TimerOptions | None = None,
+        store: StoreOptions | None = None,
+    ) -> None:
+        self.data_dir = data_dir
+        self.clock = clock or ManualClock()
+        self.options = (pop or PopOptions(), timer or TimerOptions(), store or StoreOptions(segment_bytes=MIB))
+        data_dir.mkdir(exist_ok=True)
+        pop_options, timer_options, store_options = self.options
+        self.store = Store(data_dir, store_options, self.clock)
+        self.delayed = DelayedMessages(self.store, timer_options)
+        self.core = PopCore(self.store, Handles(load_secret(data_dir)), pop_options, timer_options)
+        self.store.add_part(self.delayed)
+        self.store.add_part(self.core)
+        self.recovery: Recovery = self.store.recover()
+        self.settle_queues()
+
+    def advance(self, ms: int) -> None:
+        """Let time go on, and do what it brings."""
+        assert isinstance(self.clock, ManualClock)
+        self.clock.advance(ms)
+        self.settle()
+
+    def settle(self) -> None:
+        """Do all that is due, and commit it."""
+        self.store.commit()
+        while self.core.fire_due():
+            self.store.commit()
+        while self.delayed.fire_due():
+            self.store.commit()
+        self.settle_queues()
+
+    def settle_queues(self) -> None:
+        """Fill what is to be filled, and commit."""
+        self.store.commit()
+        while self.store.queues.fill():
+            self.store.commit()
+        self.store.commit()
+
+    def publish(self, *bodies: bytes, topic: str = TOPIC, properties: Properties | None = None) -> list[int]:
+        """Store messages; return their positions."""
+        encoded = encode_properties(properties) if properties else b""
+        aux = tag_hash(properties.tag) if properties else 0
+        route = self.store.queues.route(topic.encode())
+        positions = [self.store.append_message(route, body, encoded, 1, aux) for body in bodies]
+        self.store.commit()
+        return positions
+
+    def group(self, name: str = GROUP, topic_filter: str = FILTER, start: Start = "earliest") -> Group:
+        """Return a group whose queue is filled."""
+        group = self.core.group(name, topic_filter, start)
+        self.settle_queues()
+        return group
+
+    def pop(
+        self, messages_max: int = 100, invisible_ms: int = 10_000, *, group: str = GROUP, topic_filter: str = FILTER
+    ) -> list[Delivered]:
+        """Take what is visible, as a consumer would."""
+        taken = self.core.take(self.group(group, topic_filter), messages_max, invisible_ms)
+        self.store.commit()
+        return self.delivered(taken) if taken else []
+
+    def delivered(self, taken: Taken) -> list[Delivered]:
+        """Return the messages that were taken, those that can be read."""
+        checkpoint = taken.checkpoint
+        handles = self.core.handles.deliveries(checkpoint.position, checkpoint.pop_ms, checkpoint.group_id, checkpoint.count)
+        messages = []
+        for handle, entry, data in zip(handles, checkpoint.entries(), taken.records, strict=True):
+            if data is not None:
+                record = decode(data)
+                messages.append(Delivered(handle, entry.position, record.topic.decode(), record.body, entry.attempt))
+        return messages
+
+    def ack(self, *handles: str, group: str = GROUP) -> list[Outcome]:
+        """Acknowledge; return the outcomes."""
+        outcomes = self.core.ack(group, list(handles))
+        self.store.commit()
+        return outcomes
+
+    def change(self, handle: str, invisible_ms: int, *, suspend: bool = False, group: str = GROUP) -> tuple[Outcome, str]:
+        """Change the invisible time of one delivery; return outcome and handle."""
+        (changed,) = self.core.change_invisible(group, [Change(handle, invisible_ms, suspend)])
+        self.store.commit()
+        return changed
+
+    def after_crash(self, name: str, *, keep_index: bool = True) -> Parts:
+        """Return what starts from a copy of the files as they are now: all that a killed process leaves.
+
+        What is only in the memory of the index is lost. `name` is that of the new directory, beside the old one.
+        """
+        left = self.data_dir.with_name(name)
+        shutil.copytree(self.data_dir, left)
+        self.close()
+        if not keep_index:
+            shutil.rmtree(left / "index")
+        pop, timer, store = self.options
+        return Parts(left, self.clock, pop=pop, timer=timer, store=store)
+
+    def damage(self, position: int, size: int) -> None:
+        """Overwrite the last bytes of a record in its file."""
+        path = max(path for path in (self.data_dir / "commitlog").iterdir() if int(path.stem) <= position)
+        descriptor = os.open(path, os.O_WRONLY)
+        os.pwrite(descriptor, b"\xff\xfe\xfd", position - int(path.stem) + size - 3)
+        os.close(descriptor)
+
+    def close(self) -> None:
+        """Close the files. Nothing may run any more."""
+        self.store.index.close()
+        self.store.log.close()
+
+
+class Node(Parts):
+    """The parts on a running loop and behind a gRPC listener, by the machine's clock."""
+
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        pop: PopOptions | None = None,
+        timer: TimerOptions | None = None,
+        store: StoreOptions | None = None,
+    ) -> None:
+        super().__init__(data_dir, SystemClock(), pop=pop, timer=timer, store=store)
+        self.port = 0
+        self._server: PopServer | None = None
+
+    async def start(self, port: int = 0) -> None:
+        """Open the listener."""
+        loop = asyncio.get_running_loop()
+        self.store.start(loop, _sync_failed)
+        self.delayed.start(loop)
+        self.core.start(loop)
+        self._server = PopServer(PopService(self.core, self.delayed, self.options[1]), HostPort("127.0.0.1", port))
+        self.port = await self._server.start()
+
+    @property
+    def target(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    async def stop(self) -> None:
+        """End in order."""
+        if self._server is not None:
+            await self._server.stop()
+        self.core.stop()
+        self.delayed.stop()
+        await self.store.close()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Return when a condition on the node's state holds. It is looked at after each turn of the loop."""
+        while not condition():  # noqa: ASYNC110 - the node has no events for what only a test looks at
+            await asyncio.sleep(0.001)
+
+
+def stub_of(channel: grpc.aio.Channel) -> PopServiceAsyncStub:
+    """Return the stub of a channel."""
+    return PopServiceStub(channel)
+
+
+def _sync_failed(error: OSError) -> None:
+    raise error

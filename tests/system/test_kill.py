@@ -1,0 +1,134 @@
+"""kill -9 at random moments: what was acknowledged is there, once it is acknowledged it stays so, nothing is invented."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter
+from random import Random
+
+import grpc.aio
+import pytest
+
+from gateway import codec
+from gateway.packets import CONNACK, PUBACK
+from pop import pop_pb2 as pb
+from pop import pop_pb2_grpc
+from tests.system.conftest import NodeProcess
+
+ROUNDS = int(os.environ.get("MILLRACE_KILL_ROUNDS", "3"))
+"""Kills of each test. `make test-crash` does a hundred."""
+
+WINDOW = 200
+GROUP = "after"
+
+
+async def _publish_until_killed(port: int, first: int, acked: set[int]) -> int:
+    """Publish numbered messages at QoS 1 and collect those whose PUBACK came, until the connection ends; return the next."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(bytes.fromhex("100c00044d5154540402003c0000"))
+    number, waiting, buffer = first, {}, b""
+    try:
+        while True:
+            buffer += await reader.read(65536) or _ended()
+            packets, used = codec.decode(buffer, 1 << 20, codec.FROM_SERVER)
+            buffer = buffer[used:]
+            for packet in packets:
+                assert packet[0] in (CONNACK, PUBACK)
+                if packet[0] == PUBACK:
+                    acked.add(waiting.pop(packet[1]))
+            while len(waiting) < WINDOW:
+                packet_id = number % 65_535 + 1
+                waiting[packet_id] = number
+                topic = b"kill/%d/value" % (number % 7)
+                writer.write(codec.encode_publish(topic, b"%d" % number, 1, packet_id=packet_id))
+                number += 1
+    except OSError:
+        writer.close()
+        return number
+
+
+def _ended() -> bytes:
+    raise ConnectionResetError
+
+
+async def _pop_all(address: str, group: str, *, wait_ms: int = 0, ack: bool = True) -> list[pb.PoppedMessage]:
+    """Pop everything that is visible, and acknowledge it if wanted."""
+    found: list[pb.PoppedMessage] = []
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub: pop_pb2_grpc.PopServiceAsyncStub = pop_pb2_grpc.PopServiceStub(channel)
+        while True:
+            request = pb.PopRequest(group=group, filter="kill/+/value", messages_max=1000, invisible_ms=600_000, wait_ms=wait_ms)
+            popped = list((await stub.Pop(request)).messages)
+            if not popped:
+                return found
+            found += popped
+            if ack:
+                answer = await stub.Ack(pb.AckRequest(group=group, handles=[message.handle for message in popped]))
+                assert all(status.code == pb.OK for status in answer.statuses)
+
+
+@pytest.mark.timeout(60 + 15 * ROUNDS)
+async def test_every_message_whose_puback_arrived_is_popped_by_a_new_group(node: NodeProcess) -> None:
+    random = Random(7)
+    acked: set[int] = set()
+    sent = 0
+    for _ in range(ROUNDS):
+        node.start()
+        publishing = asyncio.create_task(_publish_until_killed(node.port("mqtt"), sent, acked))
+        before = len(acked)
+        while len(acked) < before + random.randrange(1, 3_000):
+            await asyncio.sleep(0)
+        node.kill()
+        sent = await publishing
+    node.start()
+    popped = await _pop_all(node.addresses["pop"], GROUP, wait_ms=2_000)
+    numbers = [int(message.body) for message in popped]
+    counts = Counter(numbers)
+    assert not acked - counts.keys(), "acknowledged, and gone"
+    assert max(counts.values()) == 1, "one publish, two messages"
+    assert counts.keys() <= set(range(sent)), "a message that nobody sent"
+    by_topic = [[n for n in numbers if n % 7 == topic] for topic in range(7)]
+    assert all(order == sorted(order) for order in by_topic), "out of order"
+
+
+@pytest.mark.timeout(60 + 15 * ROUNDS)
+async def test_what_was_acknowledged_to_a_group_never_comes_back_and_the_rest_does(node: NodeProcess) -> None:
+    random = Random(11)
+    messages = 2_000
+    node.start()
+    async with grpc.aio.insecure_channel(node.addresses["pop"]) as channel:
+        stub: pop_pb2_grpc.PopServiceAsyncStub = pop_pb2_grpc.PopServiceStub(channel)
+        batch = [pb.Message(topic=f"kill/{n % 7}/value", body=b"%d" % n) for n in range(messages)]
+        await stub.Send(pb.SendRequest(messages=batch))
+    acked: set[int] = set()
+    for _ in range(ROUNDS):
+        consuming = asyncio.create_task(_consume_until_killed(node.addresses["pop"], acked, random))
+        before = len(acked)
+        while len(acked) < min(before + random.randrange(1, 300), messages * 2 // 3) and not consuming.done():
+            await asyncio.sleep(0)
+        node.kill()
+        await consuming
+        node.start()
+    rest = await _pop_all(node.addresses["pop"], GROUP, wait_ms=4_000)
+    returned = Counter(int(message.body) for message in rest)
+    assert not acked & returned.keys(), "acknowledged, and handed out again"
+    assert not set(range(messages)) - acked - returned.keys(), "not acknowledged, and gone"
+    assert max(returned.values(), default=1) == 1
+
+
+async def _consume_until_killed(address: str, acked: set[int], random: Random) -> None:
+    """Pop small batches and acknowledge about half of each, until the node is gone."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub: pop_pb2_grpc.PopServiceAsyncStub = pop_pb2_grpc.PopServiceStub(channel)
+        request = pb.PopRequest(group=GROUP, filter="kill/+/value", messages_max=20, invisible_ms=2_000, wait_ms=500)
+        try:
+            while True:
+                popped = list((await stub.Pop(request)).messages)
+                chosen = [message for message in popped if random.random() < 0.5]
+                answer = await stub.Ack(pb.AckRequest(group=GROUP, handles=[message.handle for message in chosen]))
+                for message, status in zip(chosen, answer.statuses, strict=True):
+                    if status.code == pb.OK:
+                        acked.add(int(message.body))
+        except grpc.aio.AioRpcError as error:
+            assert error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED), error

@@ -1,0 +1,110 @@
+"""`millrace serve` as a process: its ready line, its end, and what it says when it can't start."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.system.conftest import NodeProcess, run_millrace
+
+
+def _get(node: NodeProcess, path: str) -> tuple[int, bytes]:
+    with urllib.request.urlopen(f"http://{node.addresses['admin']}{path}", timeout=10) as answer:
+        return answer.status, answer.read()
+
+
+def test_the_ready_line_names_the_addresses_really_listened_on(node: NodeProcess) -> None:
+    node.start()
+    assert set(node.addresses) == {"mqtt", "pop", "admin", "data"}
+    assert all(node.port(name) > 0 for name in ("mqtt", "pop", "admin"))
+    assert node.addresses["data"] == str(node.data_dir)
+    assert _get(node, "/readyz")[0] == 200
+    assert b"millrace_messages_stored_total 0.0" in _get(node, "/metrics")[1]
+
+
+def test_sigterm_ends_a_node_in_order_and_it_starts_again_where_it_was(node: NodeProcess) -> None:
+    node.start()
+    address = node.addresses["mqtt"]
+    assert run_millrace("pub", "a/b", "kept", "--mqtt", address).returncode == 0
+    assert node.stop() == 0
+    node.start()
+    state = json.loads(_get(node, "/api/v1/state")[1])
+    assert state["log"]["replayed_at_start"] == 0, "an orderly end leaves nothing to replay"
+    popped = run_millrace("pop", "a/#", "--group", "g", "--pop", node.addresses["pop"], "--json")
+    assert json.loads(popped.stdout)["body"] == "kept"
+
+
+def test_a_second_node_on_one_data_directory_is_refused(node: NodeProcess) -> None:
+    node.start()
+    second = run_millrace("serve", "--data-dir", str(node.data_dir), "--mqtt", "127.0.0.1:0")
+    assert second.returncode == 1
+    assert str(node.data_dir) in second.stderr
+    assert "ready" not in second.stdout
+    assert _get(node, "/healthz")[0] == 200
+
+
+@pytest.mark.parametrize("listener", ["mqtt", "pop", "admin"])
+def test_a_port_in_use_is_named(node: NodeProcess, tmp_path: Path, listener: str) -> None:
+    node.start()
+    listeners = {"mqtt": "127.0.0.1:0", "pop": "127.0.0.1:0", "admin": "127.0.0.1:0", listener: node.addresses["mqtt"]}
+    flags = [word for name, address in listeners.items() for word in (f"--{name}", address)]
+    second = run_millrace("serve", "--data-dir", str(tmp_path / "other"), *flags)
+    assert second.returncode == 1
+    assert node.addresses["mqtt"] in second.stderr
+    assert second.stderr.count("Traceback") == 0
+
+
+def test_an_unknown_option_names_the_nearest_known_one(tmp_path: Path) -> None:
+    config = tmp_path / "millrace.toml"
+    config.write_text("[mqtt]\nlisten_backlok = 10\n")
+    ended = run_millrace("serve", "--config", str(config), "--data-dir", str(tmp_path / "data"))
+    assert ended.returncode == 2
+    assert "listen_backlok" in ended.stderr
+    assert "listen_backlog" in ended.stderr
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["serve", "--mqtt", "127.0.0.1"], "127.0.0.1"),
+        (["serve", "--mqtt", "127.0.0.1:70000"], "70000"),
+        (["inspect", "log", "--data-dir", "/nonexistent"], "holds no CommitLog"),
+        (["pub", "a", "b", "--mqtt", "127.0.0.1:1"], "pub"),
+        (["nonsense"], "invalid choice"),
+    ],
+)
+def test_wrong_calls_are_one_clear_line(arguments: list[str], expected: str) -> None:
+    ended = run_millrace(*arguments)
+    assert ended.returncode in (1, 2)
+    assert expected in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_print_config_is_a_file_that_serve_reads(node: NodeProcess, tmp_path: Path) -> None:
+    config = tmp_path / "millrace.toml"
+    config.write_text(run_millrace("serve", "--print-config").stdout)
+    node.start("--config", str(config))
+
+
+def test_mosquittos_own_tools_work(node: NodeProcess) -> None:
+    if not shutil.which("mosquitto_pub"):
+        pytest.skip("mosquitto's tools are not installed (apt-get install mosquitto-clients)")
+    node.start()
+    port = str(node.port("mqtt"))
+    publish = ["mosquitto_pub", "-p", port, "-q", "1", "-r"]
+    subprocess.run([*publish, "-t", "home/kitchen/light", "-m", "on"], check=True, timeout=20)
+    subprocess.run([*publish, "-t", "home/hall/light", "-m", "off"], check=True, timeout=20)
+    seen = subprocess.run(
+        ["mosquitto_sub", "-p", port, "-t", "home/+/light", "-q", "1", "-v", "-C", "2", "-W", "20"],
+        check=True,
+        timeout=30,
+        capture_output=True,
+        text=True,
+    )
+    assert sorted(seen.stdout.splitlines()) == ["home/hall/light off", "home/kitchen/light on"]
