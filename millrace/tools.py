@@ -9,6 +9,7 @@ import time
 
 import orjson
 from amqtt.client import MQTTClient
+from amqtt.errors import ConnectError
 
 from pop.client import Client
 from store.options import HostPort
@@ -92,7 +93,10 @@ async def recall(address: HostPort, handle: str) -> None:
 async def _connected(address: HostPort) -> MQTTClient:
     logging.getLogger("amqtt").setLevel(logging.CRITICAL)  # its errors come as exceptions, too
     client = MQTTClient(config=_CLIENT)
-    await client.connect(f"mqtt://{address}/")
+    try:
+        await client.connect(f"mqtt://{address}/")
+    except ConnectError as error:
+        raise ConnectionError(f"no MQTT broker answers on {address} ({error}); is `millrace serve` running there?") from error
     return client
 
 

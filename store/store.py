@@ -23,11 +23,13 @@ import structlog
 from store import record
 from store.clock import Clock
 from store.commitlog import CommitLog
+from store.errors import DataDirIncompatible
 from store.groupcommit import GroupCommit
 from store.index import Batch, Covered, Index
+from store.lightqueue import LightQueue
 from store.options import StoreOptions
 from store.queues import Queues, Route
-from store.record import FIXED_BYTES, HEADER_BYTES, Flag, Kind, Record
+from store.record import FIXED_BYTES, Flag, Kind, Record
 
 logger = structlog.get_logger("store")
 
@@ -91,15 +93,19 @@ class Store:
         self.log = CommitLog(data_dir, segment_bytes=options.segment_bytes)
         self.index = Index(data_dir)
         self._torn_bytes, self._covered = self._agree()
+        self._recovered_until = self.log.written
         self.queues = Queues(self.log, self.index, options, self.append)
         self._parts: list[Part] = []
         self._applies: dict[int, list[Apply]] = {
             Kind.QUEUE_DECLARED: [self.queues.apply_declared],
             Kind.QUEUE_DROPPED: [self.queues.apply_dropped],
         }
-        self._last_ms = 0
+        self._last_ms = self._covered.store_ms if self._covered else 0
         self._turn_ms = 0
         self._commit_scheduled = False
+        self._failure: OSError | None = None
+        self._on_failure: Callable[[OSError], None] | None = None
+        self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._group: GroupCommit | None = None
         self._flushed_at = 0
@@ -137,10 +143,16 @@ class Store:
 
     def _agree(self) -> tuple[int, Covered | None]:
         """Find the end of the log, and start a new index where the old one doesn't fit it."""
-        covered = self.index.covered()
+        covered, misfit = None, ""
+        try:
+            covered = self.index.covered()
+        except DataDirIncompatible as error:
+            misfit = str(error)
         tail = self.log.recover(covered.durable if covered else 0)
         if covered is not None and not self.log.start <= covered.position <= tail.end:
-            logger.warning("index.rebuild", covered=covered.position, log_start=self.log.start, log_end=tail.end)
+            misfit = f"it covers the log up to {covered.position}, but that goes from {self.log.start} to {tail.end}"
+        if misfit:
+            logger.warning("index.rebuild", reason=misfit)
             self.index.close()
             Index.destroy(self.data_dir)
             self.index = Index(self.data_dir)
@@ -235,23 +247,41 @@ class Store:
     # --- committing -------------------------------------------------------------------------------------------------
 
     def commit(self) -> None:
-        """Write what this turn has appended, then its index changes, then tell who watches. Scheduled by the first append."""
+        """Write what this turn has appended, then its index changes, then tell who watches. Scheduled by the first append.
+
+        Raises:
+            OSError: log or index can't be written, and the store isn't started; if it is, `on_failure` is called. Nothing is
+                committed any more: a later commit would go on from a state that is not on disk.
+        """
         self._commit_scheduled = False
-        self.log.write()
-        fresh = self._save(self.log.written)
+        if self._closed or self._failure is not None:
+            return
+        try:
+            self.log.write()
+            fresh = self._save(self.log.written)
+        except OSError as error:
+            self._fail(error)
+            return
         if self._group is not None:
             self._group.poke()
         for queue, offset, entries in fresh:
             for watcher in tuple(queue.watchers):
                 watcher(queue, offset, entries)
 
-    def _save(self, position: int) -> list[tuple[object, int, bytes]]:
+    def _fail(self, error: OSError) -> None:
+        if self._failure is not None:
+            return
+        self._failure = error
+        if self._on_failure is None:
+            raise error
+        self._on_failure(error)
+
+    def _save(self, position: int) -> list[tuple[LightQueue, int, bytes]]:
         batch = Batch()
         fresh = self.queues.save(batch)
         for part in self._parts:
             part.save(batch)
-        durable = self._group.durable if self._group is not None else 0
-        batch.put_covered(Covered(position, durable))
+        batch.put_covered(Covered(position, self.durable_position, self._last_ms))
         self.index.write(batch)
         return fresh
 
@@ -261,7 +291,7 @@ class Store:
         assert group is not None, "the store is not started"
         if self.options.flush == "async":
             assert self._loop is not None
-            self._loop.call_soon(callback)  # behind the commit, which was scheduled before
+            self._loop.call_soon(self._call_if_written, callback)  # behind the commit, which was scheduled before
             return
         group.wait(self.log.end, callback)
         if not self._commit_scheduled:
@@ -270,15 +300,28 @@ class Store:
     async def durable(self) -> None:
         """Return when all that was appended so far is durable."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.when_durable(lambda: done.done() or done.set_result(None))
+
+        def release() -> None:
+            if not done.done():  # its waiter may have been cancelled
+                done.set_result(None)
+
+        self.when_durable(release)
         await done
+
+    def _call_if_written(self, callback: Callable[[], None]) -> None:
+        if self._failure is None:
+            callback()
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 
     def start(self, loop: asyncio.AbstractEventLoop, on_failure: Callable[[OSError], None]) -> None:
-        """Begin group commit and housekeeping on `loop`. `on_failure` is called with the error of a failed sync: end then."""
+        """Begin group commit and housekeeping on `loop`.
+
+        `on_failure` is called once, with the error of a failed sync or write: end then. Who waits is not answered any more.
+        """
         self._loop = loop
-        self._group = GroupCommit(self.log, loop, on_failure)
+        self._on_failure = on_failure
+        self._group = GroupCommit(self.log, loop, self._fail)
         self._next_flush_s = loop.time() + self.options.index_flush_ms / 1000
         self.queues.on_fill = self._fill_soon
         self._fill_soon()
@@ -293,7 +336,7 @@ class Store:
         assert group is not None
         self._housekeeping = loop.call_later(IDLE_SYNC_MS / 1000, self._keep_house)
         if self.log.written > group.durable:
-            group.wait(self.log.written, _nothing)
+            group.wait(self.log.end, _nothing)  # not `written`: others may wait for `end` already
             group.poke()
         behind = group.durable - self._flushed_at
         is_time = loop.time() >= self._next_flush_s or behind >= self.options.index_flush_bytes
@@ -309,6 +352,8 @@ class Store:
 
     def _fill(self) -> None:
         """Fill new queues by one slice a turn. What comes in between is read first, so that the slices end."""
+        if self._closed:
+            return
         if not self._commit_scheduled:
             self._begin_turn()
         self._filling = self.queues.fill()
@@ -318,7 +363,7 @@ class Store:
     @property
     def durable_position(self) -> int:
         """Everything before this position is on disk."""
-        return self._group.durable if self._group is not None else 0
+        return self._group.durable if self._group is not None else self._recovered_until
 
     @property
     def syncs(self) -> int:
@@ -326,18 +371,34 @@ class Store:
         return self._group.syncs if self._group is not None else 0
 
     async def close(self) -> None:
-        """Commit, sync, flush the index, close the files. Everybody who waits is answered first."""
+        """Commit, sync, flush the index, close the files. Everybody who waits is answered first.
+
+        After a failure only the files are closed.
+
+        Raises:
+            OSError: what was written last can't be made durable. Nobody who waits for it is answered.
+        """
         if self._housekeeping is not None:
             self._housekeeping.cancel()
-        self.commit()
+        try:
+            self.commit()
+            if self._failure is None:
+                await self._finish()
+        finally:
+            self._closed = True
+            if self._group is not None:
+                self._group.stop()
+            self.index.close()
+            self.log.close()
+
+    async def _finish(self) -> None:
         if self._group is not None:
             self._group.finish()
         if self._flushing is not None:
             await self._flushing
+        self.log.write()  # what those who were answered have appended
         self._save(self.log.written)
         self.index.flush()
-        self.index.close()
-        self.log.close()
 
 
 def _nothing() -> None:

@@ -73,6 +73,7 @@ class Parts:
         self.store.add_part(self.delayed)
         self.store.add_part(self.core)
         self.recovery: Recovery = self.store.recover()
+        self._closed = False
         self.settle_queues()
 
     def advance(self, ms: int) -> None:
@@ -165,8 +166,10 @@ class Parts:
 
     def close(self) -> None:
         """Close the files. Nothing may run any more."""
-        self.store.index.close()
-        self.store.log.close()
+        if not self._closed:
+            self._closed = True
+            self.store.index.close()
+            self.store.log.close()
 
 
 class Node(Parts):

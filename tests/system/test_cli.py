@@ -1,0 +1,91 @@
+"""The command line's tools against a node that runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.system.conftest import ROOT, NodeProcess, run_millrace
+
+
+@pytest.fixture
+def running(node: NodeProcess) -> Iterator[NodeProcess]:
+    yield node.start()
+
+
+def _pop(node: NodeProcess, *options: str) -> list[dict[str, object]]:
+    ended = run_millrace("pop", "a/#", "--group", "g", "--pop", node.addresses["pop"], "--json", *options)
+    assert ended.returncode == 0, ended.stderr
+    return [json.loads(line) for line in ended.stdout.splitlines()]
+
+
+def test_pub_reaches_sub(running: NodeProcess) -> None:
+    mqtt = running.addresses["mqtt"]
+    command = [sys.executable, "-m", "millrace", "sub", "a/+", "--mqtt", mqtt, "--count", "2", "--json"]
+    # Retained, so that it doesn't matter whether the subscription or the message is first.
+    for topic in ("a/1", "a/2"):
+        assert run_millrace("pub", topic, f"body of {topic}", "--retain", "--mqtt", mqtt).returncode == 0
+    seen = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert [json.loads(line) for line in seen.stdout.splitlines()] == [
+        {"topic": "a/1", "body": "body of a/1"},
+        {"topic": "a/2", "body": "body of a/2"},
+    ]
+
+
+def test_pop_without_ack_comes_back_and_with_ack_does_not(running: NodeProcess) -> None:
+    assert run_millrace("pub", "a/b", "job", "--mqtt", running.addresses["mqtt"]).returncode == 0
+    (first,) = _pop(running, "--no-ack", "--invisible-ms", "100")
+    (second,) = _pop(running, "--wait-ms", "5000")
+    assert (first["attempt"], second["attempt"]) == (1, 2)
+    assert _pop(running) == []
+
+
+def test_a_delayed_message_can_be_recalled_once(running: NodeProcess) -> None:
+    pop = running.addresses["pop"]
+    sent = run_millrace("send", "a/later", "body", "--delay-ms", "600000", "--pop", pop, "--json")
+    handle = json.loads(sent.stdout)["recall_handle"]
+    assert run_millrace("recall", handle, "--pop", pop).returncode == 0
+    again = run_millrace("recall", handle, "--pop", pop)
+    assert again.returncode == 1
+    assert "recalled before" in again.stderr
+    assert _pop(running) == []
+
+
+def test_inspect_log_selects_on_a_live_directory(running: NodeProcess) -> None:
+    mqtt = running.addresses["mqtt"]
+    for topic in ("a/1", "b/1", "a/2"):
+        assert run_millrace("pub", topic, topic, "--mqtt", mqtt).returncode == 0
+    _pop(running, "--count", "10")
+    data = ["--data-dir", str(running.data_dir)]
+    rows = [json.loads(line) for line in run_millrace("inspect", "log", *data, "--json").stdout.splitlines()]
+    kinds = [row["kind"] for row in rows]
+    assert kinds.count("message") == 3
+    assert {"queue_declared", "group_created", "pop_checkpoint", "pop_ack"} <= set(kinds)
+    checkpoint = next(row for row in rows if row["kind"] == "pop_checkpoint")
+    assert [entry["attempt"] for entry in checkpoint["entries"]] == [1, 1]
+    messages = run_millrace("inspect", "log", *data, "--kind", "message", "--topic", "a/+", "--json").stdout.splitlines()
+    assert [json.loads(line)["body"] for line in messages] == ["a/1", "a/2"]
+    later = run_millrace("inspect", "log", *data, "--from", str(rows[2]["position"]), "--limit", "1", "--json").stdout
+    assert json.loads(later)["position"] == rows[2]["position"]
+    assert "pop_checkpoint" in run_millrace("inspect", "log", *data).stdout
+
+
+def test_inspect_log_names_a_damaged_record(running: NodeProcess) -> None:
+    assert run_millrace("pub", "a/1", "x" * 100, "--mqtt", running.addresses["mqtt"]).returncode == 0
+    assert running.stop() == 0
+    (segment,) = (running.data_dir / "commitlog").iterdir()
+    damaged = bytearray(segment.read_bytes())
+    damaged[damaged.index(b"x" * 100)] ^= 1
+    base = Path(segment.parent, f"{10**6:020d}.log")
+    base.write_bytes(b"")  # the damaged segment is not the last any more, so this is no torn tail
+    with segment.open("r+b") as file:
+        file.write(bytes(damaged))
+        file.truncate(10**6)
+    ended = run_millrace("inspect", "log", "--data-dir", str(running.data_dir))
+    assert ended.returncode == 1
+    assert segment.name in ended.stderr
