@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench pop", description="Send, pop and acknowledge over gRPC.")
     parser.add_argument("--messages", type=int, default=100_000, help="messages of a run (%(default)s)")
     parser.add_argument("--batch", type=int, default=256, help="messages of a pop (%(default)s)")
-    parser.add_argument("--consumers", type=int, default=4, help="pops under way at a time (%(default)s)")
+    parser.add_argument("--consumers", type=int, default=8, help="pops under way at a time (%(default)s)")
     parser.add_argument("--runs", type=int, default=5, help="runs that count (%(default)s)")
     parser.add_argument("--dir", type=Path, help="where the node stores; a disk, not tmpfs (a temporary directory)")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")

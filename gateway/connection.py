@@ -36,6 +36,8 @@ from gateway.reasons import SUBACK_FAILURE, ConnectCode, ReasonCode
 from gateway.session import Session
 from gateway.subscription import Subscription
 from store.errors import LimitExceeded, StoreError, TopicInvalid
+from store.lightqueue import LightQueue
+from store.options import KIB
 from store.record import Flag
 
 if TYPE_CHECKING:
@@ -53,7 +55,10 @@ RECORD_FLAGS = [(flags >> 1 & 3) | (int(Flag.RETAIN) if flags & _RETAIN else 0) 
 _ACKS = frozenset((PUBACK, PUBREC, PUBCOMP))
 
 CLOSE_FLUSH_S = 1.0
-"""How long a connection that the server closes may take to send what was written before."""
+"""How long a connection that the server closes may take to send what was written before, and the acks that are due."""
+
+ANSWERS_BYTES_MAX = 64 * KIB
+"""Bytes of answers (acks, PINGRESP) that may pile up behind a full send buffer before the client is no longer read."""
 
 
 class Connection(asyncio.Protocol):
@@ -67,9 +72,12 @@ class Connection(asyncio.Protocol):
         self.gateway = gateway
         self.store = gateway.store
         self.writable = True
-        self.lagging: set[Subscription] = set()
+        self.lagging: dict[Subscription, None] = {}
+        """The subscriptions that aren't live; the one that waits longest for its turn comes first."""
         self.keep_alive_s = 0.0
         self.received_s = 0.0
+        self.wheel_slot = 0
+        """Where the gateway's keep-alive wheel holds this connection."""
         self.session: Session = Session("", 0, None)
         self.connected = False
         self._closed = False
@@ -77,6 +85,8 @@ class Connection(asyncio.Protocol):
         self._rest = b""
         self._collected: list[bytes] = []
         self._missing = 0
+        self._answers_bytes = 0
+        self._pump_scheduled = False
 
     # --- the socket -------------------------------------------------------------------------------------------------
 
@@ -92,15 +102,18 @@ class Connection(asyncio.Protocol):
         self._end(publish_will=True)
         self.gateway.closed(self)
 
+    def eof_received(self) -> bool:
+        # A client that has sent all that it will may still wait for its acks: `close` sees to them, so not the transport.
+        self.close("", ReasonCode.UNSPECIFIED_ERROR)
+        return True
+
     def pause_writing(self) -> None:
-        # Reading stops too: who doesn't take what it is sent must not make the server write more. Acks alone never fill the
-        # buffer: a client has at most 65,535 packet ids under way, of 4 bytes each.
+        # Deliveries stop. Reading goes on, or a slow subscriber's pings would not be heard; see `_write` for its bound.
         self.writable = False
-        if self._transport is not None:
-            self._transport.pause_reading()
 
     def resume_writing(self) -> None:
         self.writable = True
+        self._answers_bytes = 0
         if self._transport is not None and not self._closed:
             self._transport.resume_reading()
             self._pump()
@@ -229,7 +242,7 @@ class Connection(asyncio.Protocol):
 
     def _accept(self, wish: Connect) -> None:
         gateway = self.gateway
-        gateway.check_room()
+        gateway.check_room(wish.client_id)
         self.session = Session(wish.client_id or gateway.assign_client_id(), gateway.options.inflight_max, wish.will)
         gateway.register(self)
         self.connected = True
@@ -243,40 +256,39 @@ class Connection(asyncio.Protocol):
         wish = parse_subscribe(body)
         # What this turn has stored is no part of the subscription: committed now, it is read as retained or not at all.
         self.store.commit()
-        granted = []
-        fresh = []
-        for topic_filter, qos in wish.filters:
-            subscription = self._add(topic_filter, qos)
-            granted.append(SUBACK_FAILURE if subscription is None else qos)
-            if subscription is not None:
-                fresh.append(subscription)
+        granted = [self._add(topic_filter, qos) for topic_filter, qos in wish.filters]
         self._write(codec.encode_suback(wish.packet_id, granted))
-        for subscription in fresh:
-            subscription.pump()
+        self._pump()
 
-    def _add(self, topic_filter: str, qos: int) -> Subscription | None:
-        """Add a subscription, in place of one to the same filter [MQTT-3.8.4-3]; None where it is refused."""
+    def _add(self, topic_filter: str, qos: int) -> int:
+        """Add a subscription, in place of one to the same filter [MQTT-3.8.4-3]; return what the SUBACK says of it."""
         gateway, subscriptions = self.gateway, self.session.subscriptions
-        known = topic_filter in subscriptions
+        old = subscriptions.get(topic_filter)
         try:
-            if not known and len(subscriptions) >= gateway.options.subscriptions_max:
-                raise LimitExceeded(f"{len(subscriptions)} subscriptions in one session: see mqtt.subscriptions_max")
-            if topic_filter.startswith("$share/"):
-                raise TopicInvalid("shared subscriptions are not served over MQTT 3.1.1 here; use a POP group")
-            queue = self.store.queues.attach(topic_filter, self.owner)
+            # A replaced one keeps its queue, and its place there: by now another queue may serve this filter.
+            queue = self._attach(topic_filter) if old is None else old.queue
         except StoreError as error:
             gateway.counters.subscriptions_refused += 1
             logger.info("subscription.refused", client=self.session.client_id, filter=topic_filter[:80], why=str(error))
-            return None
-        old = subscriptions.get(topic_filter)
-        subscription = Subscription(self, queue, qos, gateway.retained.matching(topic_filter))
+            return SUBACK_FAILURE
+        retained = gateway.retained.matching(topic_filter, before=self.store.log.end)
+        subscription = Subscription(self, queue, qos, retained)
         if old is not None:
             self._leave_shared_path(old)
             subscription.cursor = old.cursor  # nothing is missed while it is replaced
         subscriptions[topic_filter] = subscription
-        self.lagging.add(subscription)
+        self.lagging[subscription] = None
         gateway.fanout(queue).add(subscription)
-        return subscription
+        return qos
+
+    def _attach(self, topic_filter: str) -> LightQueue:
+        """Return the light queue of a filter. Raises TopicInvalid, LimitExceeded."""
+        count = len(self.session.subscriptions)
+        if count >= self.gateway.options.subscriptions_max:
+            raise LimitExceeded(f"{count} subscriptions in one session: see mqtt.subscriptions_max")
+        if topic_filter.startswith("$share/"):
+            raise TopicInvalid("shared subscriptions are not served over MQTT 3.1.1 here; use a POP group")
+        return self.store.queues.attach(topic_filter, self.owner)
 
     def _unsubscribe(self, body: bytes) -> None:
         wish = parse_unsubscribe(body)
@@ -288,7 +300,7 @@ class Connection(asyncio.Protocol):
 
     def _leave_shared_path(self, subscription: Subscription) -> None:
         subscription.live = False
-        self.lagging.discard(subscription)
+        self.lagging.pop(subscription, None)
         self.gateway.leave_fanout(subscription)
 
     def _remove(self, subscription: Subscription) -> None:
@@ -300,8 +312,21 @@ class Connection(asyncio.Protocol):
         """What this connection is called among the owners of a light queue."""
         return f"connection:{id(self)}"
 
+    def pump_soon(self) -> None:
+        """Go on with the subscriptions that lag, in the next turn of the loop."""
+        if not self._pump_scheduled:
+            self._pump_scheduled = True
+            self.gateway.loop.call_soon(self._pump_on)
+
+    def _pump_on(self) -> None:
+        self._pump_scheduled = False
+        self._pump()
+
     def _pump(self) -> None:
         for subscription in tuple(self.lagging):
+            if not self.writable:
+                return
+            self.lagging[subscription] = self.lagging.pop(subscription)  # to the end: they take turns
             subscription.pump()
 
     # --- output and the end -----------------------------------------------------------------------------------------
@@ -313,21 +338,34 @@ class Connection(asyncio.Protocol):
             self._transport.write(data)
 
     def _write(self, data: bytes) -> None:
-        if self._transport is not None:
-            self._transport.write(data)
+        """Send answers. Who doesn't take them must not make the server write more."""
+        if self._transport is None:
+            return
+        self._transport.write(data)
+        if not self.writable:
+            self._answers_bytes += len(data)
+            if self._answers_bytes > ANSWERS_BYTES_MAX:
+                self._transport.pause_reading()
 
     def close(self, why: str, reason: ReasonCode) -> None:
-        """End the connection: what was written goes out, nothing more is read. `why` is for the log; empty if all is well."""
+        """End the connection: what was written goes out, then the acks that are due, and nothing more is read.
+
+        `why` is for the log and the count by `reason`; empty if the client or the operator wants it so.
+        """
         if self._closed:
             return
         self._closed = True
         if why:
             self.gateway.refused(self, why, reason)
-        self._end(publish_will=reason != ReasonCode.NORMAL_DISCONNECTION)
         if self._transport is not None:
             self._transport.pause_reading()
-            self._transport.close()
+            self.store.when_durable(self._close_transport)
             self.gateway.loop.call_later(CLOSE_FLUSH_S, self._abort)
+        self._end(publish_will=reason != ReasonCode.NORMAL_DISCONNECTION)
+
+    def _close_transport(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
 
     def _abort(self) -> None:
         if self._transport is not None:

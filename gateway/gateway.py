@@ -22,8 +22,11 @@ from store.store import Store
 
 logger = structlog.get_logger("gateway")
 
-WHEEL_S = 1.0
+WHEEL_S = 1
 """Step of the keep-alive wheel. A connection is closed at most this long after 1.5 times its interval."""
+
+SOCKETS_PER_CLIENT_MAX = 2
+"""Sockets open per `mqtt.connections_max`. Between the two a socket is told in its CONNACK that the node is full."""
 
 
 class Counters:
@@ -109,16 +112,19 @@ class Gateway:
         """Note a new socket. It has `connect_timeout_ms` for its CONNECT."""
         self.connections.add(connection)
         self._watch_until(connection, self.loop.time() + self.options.connect_timeout_ms / 1000)
+        if len(self.connections) > self.options.connections_max * SOCKETS_PER_CLIENT_MAX:
+            connection.close(f"{len(self.connections)} sockets are open: see mqtt.connections_max", ReasonCode.QUOTA_EXCEEDED)
 
     def closed(self, connection: Connection) -> None:
         """Forget a socket."""
         self.connections.discard(connection)
+        self._unwatch(connection)
         if self.clients.get(connection.session.client_id) is connection:
             del self.clients[connection.session.client_id]
 
-    def check_room(self) -> None:
-        """Raise ConnectRefused where `mqtt.connections_max` clients are connected."""
-        if len(self.clients) >= self.options.connections_max:
+    def check_room(self, client_id: str) -> None:
+        """Raise ConnectRefused where `mqtt.connections_max` clients are connected. Who takes over needs no room."""
+        if len(self.clients) >= self.options.connections_max and client_id not in self.clients:
             raise ConnectRefused(
                 f"{len(self.clients)} clients are connected, which is the limit: see mqtt.connections_max",
                 ConnectCode.SERVER_UNAVAILABLE,
@@ -158,15 +164,24 @@ class Gateway:
             self._watch_until(connection, connection.received_s + connection.keep_alive_s)
 
     def _watch_until(self, connection: Connection, deadline_s: float) -> None:
-        self._wheel.setdefault(int(deadline_s) + 1, set()).add(connection)
+        self._unwatch(connection)
+        connection.wheel_slot = int(deadline_s) + 1
+        self._wheel.setdefault(connection.wheel_slot, set()).add(connection)
+
+    def _unwatch(self, connection: Connection) -> None:
+        """Take a connection from the wheel: its slot may be a day away, and what is in it stays in memory."""
+        watched = self._wheel.get(connection.wheel_slot)
+        if watched is not None:
+            watched.discard(connection)
+            if not watched:
+                del self._wheel[connection.wheel_slot]
 
     def _turn_wheel(self) -> None:
-        self._wheel_timer = self.loop.call_later(WHEEL_S, self._turn_wheel)
         now_s = self.loop.time()
+        self._wheel_timer = self.loop.call_at(int(now_s) + WHEEL_S, self._turn_wheel)
         while self._wheel_second <= now_s:
             for connection in self._wheel.pop(self._wheel_second, ()):
-                if connection in self.connections:
-                    self._check_alive(connection, now_s)
+                self._check_alive(connection, now_s)
             self._wheel_second += 1
 
     def _check_alive(self, connection: Connection, now_s: float) -> None:

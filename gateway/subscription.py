@@ -13,13 +13,24 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from gateway.encoding import SLOT, Run, encode_run
-from store.lightqueue import ENTRY_BYTES, LightQueue
+from store.lightqueue import ENTRY, ENTRY_BYTES, LightQueue
+from store.options import KIB, MIB
 
 if TYPE_CHECKING:
     from gateway.connection import Connection
 
 PUMP_ENTRIES = 256
 """Entries that a lagging subscription reads in one step: bounds what is encoded ahead of a socket that fills up."""
+
+PUMP_BYTES = 256 * KIB
+"""Bytes of messages with which a step ends, for the same reason: 256 messages may be 256 MiB."""
+
+PUMP_STEPS = 16
+"""Steps of one subscription in one turn of the loop: about 4 ms of small messages. One that lags by millions, with a client that reads
+as fast as it is sent, holds up nobody."""
+
+BATCH_COPY_BYTES_MAX = MIB
+"""A larger batch with packet ids, of which each client needs a copy, is read by each in steps instead."""
 
 
 class Subscription:
@@ -29,7 +40,7 @@ class Subscription:
         connection: where the packets go.
         queue: the filter's light queue.
         qos: the QoS granted: no delivery has a higher one.
-        retained: entries of retained messages, which go out first.
+        retained: entries of retained messages, which go out first (see `RetainedMessages.matching`).
     """
 
     __slots__ = ("connection", "cursor", "live", "qos", "queue", "retained")
@@ -44,7 +55,7 @@ class Subscription:
 
     def deliver(self, run: Run, next_offset: int) -> bool:
         """Send a batch that begins at the cursor; return False, and send nothing, where there is no room for it."""
-        if run.slots and len(run.slots) > self.connection.session.room:
+        if run.slots and (len(run.slots) > self.connection.session.room or len(run.data) > BATCH_COPY_BYTES_MAX):
             return False
         self.cursor = next_offset
         self._send(run)
@@ -63,28 +74,55 @@ class Subscription:
         connection.send_publishes(bytes(data), run.messages)
 
     def pump(self) -> None:
-        """Send what a subscription that isn't live can take now; make it live when it has caught up."""
+        """Send what a subscription that isn't live can take now, a few steps of it; make it live when it has caught up.
+
+        One that stops before that is always called again: when its socket has drained, when an ack has made room, or soon.
+        """
         connection = self.connection
-        while connection.writable:
+        for _ in range(PUMP_STEPS):
             room = min(connection.session.room, PUMP_ENTRIES) if self.qos else PUMP_ENTRIES
-            if room <= 0:
+            if not connection.writable or room <= 0:
                 return
             if self.retained is not None:
-                entries = b"".join(islice(self.retained, room))
-                if entries:
-                    self._send(encode_run(connection.store, entries, self.qos, retain=True))
-                else:
-                    self.retained = None
+                self._send_retained(self.retained, room)
                 continue
-            entries = self.queue.read(self.cursor, room)
+            entries = _portion(self.queue.read(self.cursor, room))
             if not entries:
                 self.live = True
-                connection.lagging.discard(self)
+                connection.lagging.pop(self, None)
                 return
             self.cursor += len(entries) // ENTRY_BYTES
             self._send(encode_run(connection.store, entries, self.qos))
+        connection.pump_soon()
+
+    def _send_retained(self, retained: Iterator[bytes], room: int) -> None:
+        """Send the next of the retained messages, `room` at most; note when there are no more."""
+        entries = bytearray()
+        body_bytes = 0
+        for entry in islice(retained, room):
+            if not entry:  # the search pauses
+                break
+            entries += entry
+            body_bytes += ENTRY.unpack(entry)[1]
+            if body_bytes >= PUMP_BYTES:
+                break
+        else:
+            if len(entries) < room * ENTRY_BYTES:
+                self.retained = None
+        if entries:
+            self._send(encode_run(self.connection.store, bytes(entries), self.qos, retain=True))
 
     def lag(self) -> None:
         """Leave the shared path."""
         self.live = False
-        self.connection.lagging.add(self)
+        self.connection.lagging[self] = None
+
+
+def _portion(entries: bytes) -> bytes:
+    """Return the first of some entries: up to the one with which their messages come to `PUMP_BYTES`."""
+    message_bytes = 0
+    for count, (_, size, _) in enumerate(ENTRY.iter_unpack(entries), 1):
+        message_bytes += size
+        if message_bytes >= PUMP_BYTES:
+            return entries[: count * ENTRY_BYTES]
+    return entries

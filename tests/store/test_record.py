@@ -225,7 +225,7 @@ def test_a_change_of_any_byte_of_a_run_is_noticed(mask: int) -> None:
         index = sum(offset <= at for offset in offsets) - 1
         offset, size = offsets[index], len(RUN[index])
         assert not is_intact(bytes(damaged[offset : offset + size])), at
-        assert valid_until(damaged) == offset, at
+        assert valid_until(bytes(damaged)) == offset, at
         with pytest.raises(RecordCorrupt, match="position 900"):
             decode(memoryview(damaged), offset, position=900)
 
@@ -237,7 +237,7 @@ def test_a_run_is_valid_up_to_the_record_that_was_damaged(run: list[bytes], data
     offset = sum(map(len, run[:index]))
     at = offset + data.draw(st.integers(0, len(run[index]) - 1))
     buffer[at] ^= data.draw(st.integers(1, 255))
-    assert valid_until(buffer) == offset
+    assert valid_until(bytes(buffer)) == offset
 
 
 def test_without_verification_a_wrong_checksum_is_let_pass() -> None:

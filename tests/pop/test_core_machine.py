@@ -1,0 +1,200 @@
+"""POP against a model of dictionaries, through crashes: what was decided stays decided, and nothing is lost."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from pop.core import Outcome
+from pop.options import PopOptions
+from store.clock import ManualClock
+from store.options import MIB, StoreOptions
+from tests.pop.wiring import Parts
+from timer.options import TimerOptions
+
+ATTEMPTS_MAX = 3
+BACKOFF_MS = 500
+HOUR_MS = 3_600_000
+
+FILTERS = {"billing": "plant/#", "audit": "plant/+/temperature"}
+TOPICS = {"plant/1/temperature": ("billing", "audit"), "plant/1/pressure": ("billing",)}
+
+
+@dataclass
+class Delivery:
+    """A message that is out."""
+
+    position: int
+    deadline_ms: int
+    suspended: bool = False
+
+    def back_ms(self) -> int:
+        return self.deadline_ms + (0 if self.suspended else BACKOFF_MS)
+
+
+@dataclass
+class Model:
+    """What one group must know."""
+
+    visible: dict[int, int] = field(default_factory=dict)  # position: attempts that failed
+    out: dict[str, Delivery] = field(default_factory=dict)  # by handle
+    failed: dict[int, int] = field(default_factory=dict)  # position of what is out: attempts that failed
+    acked: set[int] = field(default_factory=set)
+    dead: set[int] = field(default_factory=set)
+    void: list[str] = field(default_factory=list)
+
+    def expire(self, now_ms: int) -> None:
+        for handle, delivery in list(self.out.items()):
+            if delivery.back_ms() > now_ms:
+                continue
+            del self.out[handle]
+            self.void.append(handle)
+            failed = self.failed.pop(delivery.position) + (0 if delivery.suspended else 1)
+            if failed >= ATTEMPTS_MAX and not delivery.suspended:
+                self.dead.add(delivery.position)
+            else:
+                self.visible[delivery.position] = failed
+
+
+groups = st.sampled_from(sorted(FILTERS))
+waits_ms = st.sampled_from([0, 1, 400, 1_000, 59_000, 61_000, 200_000])
+
+
+class PopMachine(RuleBasedStateMachine):
+    @initialize()
+    def start(self) -> None:
+        self.directory = tempfile.TemporaryDirectory()
+        self.crashes = 0
+        self.published: dict[str, set[int]] = {name: set() for name in FILTERS}
+        self.models = {name: Model() for name in FILTERS}
+        self.parts = Parts(
+            Path(self.directory.name) / "0",
+            ManualClock(),
+            pop=PopOptions(attempts_max=ATTEMPTS_MAX, retry_backoff_ms=(BACKOFF_MS,)),
+            timer=TimerOptions(fire_max=2),
+            store=StoreOptions(segment_bytes=MIB // 64),
+        )
+        self.parts.store.queues.route(b"plant/1/temperature")
+        for name, topic_filter in FILTERS.items():
+            self.parts.group(name, topic_filter)
+
+    def now_ms(self) -> int:
+        return self.parts.clock.now_ms()
+
+    def draw_handle(self, data: st.DataObject, name: str) -> str | None:
+        """Return the handle of a delivery whose time is not over."""
+        open_handles = sorted(h for h, delivery in self.models[name].out.items() if delivery.deadline_ms > self.now_ms())
+        return data.draw(st.sampled_from(open_handles)) if open_handles else None
+
+    # --- what happens -----------------------------------------------------------------------------------------------
+
+    @rule(topic=st.sampled_from(sorted(TOPICS)), count=st.integers(1, 5))
+    def publish(self, topic: str, count: int) -> None:
+        for position in self.parts.publish(*([b"x" * 100] * count), topic=topic):
+            for name in TOPICS[topic]:
+                self.published[name].add(position)
+                self.models[name].visible[position] = 0
+
+    @rule(name=groups, messages_max=st.integers(1, 6), invisible_ms=st.sampled_from([1, 1_000, 60_000, 150_000]))
+    def pop(self, name: str, messages_max: int, invisible_ms: int) -> None:
+        model = self.models[name]
+        messages = self.parts.pop(messages_max, invisible_ms, group=name, topic_filter=FILTERS[name])
+        assert len(messages) == min(messages_max, len(model.visible))
+        for message in messages:
+            assert message.position in model.visible, "handed out while it is out, acknowledged, or dead"
+            failed = model.visible.pop(message.position)
+            assert message.attempt == failed + 1
+            assert message.handle not in model.out
+            model.out[message.handle] = Delivery(message.position, self.now_ms() + invisible_ms)
+            model.failed[message.position] = failed
+
+    @rule(name=groups, data=st.data())
+    def ack(self, name: str, data: st.DataObject) -> None:
+        handle = self.draw_handle(data, name)
+        if handle is not None:
+            model = self.models[name]
+            assert self.parts.ack(handle, group=name) == [Outcome.OK]
+            delivery = model.out.pop(handle)
+            del model.failed[delivery.position]
+            model.acked.add(delivery.position)
+            model.void.append(handle)
+
+    @rule(name=groups, wait_ms=waits_ms, suspend=st.booleans(), data=st.data())
+    def change(self, name: str, wait_ms: int, suspend: bool, data: st.DataObject) -> None:
+        handle = self.draw_handle(data, name)
+        if handle is not None:
+            model = self.models[name]
+            outcome, fresh = self.parts.change(handle, wait_ms, suspend=suspend, group=name)
+            assert outcome is Outcome.OK
+            delivery = model.out.pop(handle)
+            model.out[fresh] = Delivery(delivery.position, self.now_ms() + wait_ms, suspend)
+            model.void.append(handle)
+            self.advance(0)
+
+    @precondition(lambda self: any(model.void for model in self.models.values()))
+    @rule(data=st.data(), name=groups)
+    def use_a_void_handle(self, data: st.DataObject, name: str) -> None:
+        handle = data.draw(st.sampled_from([handle for model in self.models.values() for handle in model.void]))
+        assert self.parts.ack(handle, group=name) != [Outcome.OK]
+        assert self.parts.change(handle, 1_000, group=name)[0] is not Outcome.OK
+
+    @rule(ms=st.sampled_from([0, 1, 10, 500, 999, 1_500, 60_000, 61_000, 200_000]))
+    def advance(self, ms: int) -> None:
+        self.parts.advance(ms)
+        for model in self.models.values():
+            model.expire(self.now_ms())
+
+    @rule()
+    def flush_index(self) -> None:
+        self.parts.store.index.flush()
+
+    @rule(keep_index=st.booleans(), unfinished=st.booleans(), outage_ms=st.sampled_from([0, 1_000, HOUR_MS]))
+    def crash(self, keep_index: bool, unfinished: bool, outage_ms: int) -> None:
+        if unfinished:  # decided, but not written, and so nobody was told
+            for name, topic_filter in FILTERS.items():
+                self.parts.core.take(self.parts.core.group(name, topic_filter), 10, 1_000)
+                self.parts.core.ack(name, list(self.models[name].out))
+        self.crashes += 1
+        self.parts = self.parts.after_crash(str(self.crashes), keep_index=keep_index)
+        self.advance(outage_ms)
+
+    # --- what must hold ---------------------------------------------------------------------------------------------
+
+    @invariant()
+    def each_message_is_in_one_state(self) -> None:
+        for name, model in self.models.items():
+            out = [delivery.position for delivery in model.out.values()]
+            assert len(out) == len(set(out))
+            states = [*out, *model.visible, *model.acked, *model.dead]
+            assert sorted(states) == sorted(self.published[name])
+
+    @invariant()
+    def the_counts_are_exact(self) -> None:
+        for name, model in self.models.items():
+            group = self.parts.core.group(name, FILTERS[name])
+            assert group.in_flight == len(model.out)
+            assert group.visible == len(model.visible)
+
+    def teardown(self) -> None:
+        for name, model in self.models.items():
+            self.advance(HOUR_MS)
+            for _ in range(ATTEMPTS_MAX + 1):
+                self.pop(name, 10_000, 1_000)
+                self.advance(HOUR_MS)
+            assert not model.out
+            assert not model.visible
+            assert model.acked | model.dead == self.published[name]
+            dead = self.parts.pop(10_000, group="operators", topic_filter=f"$dlq/{name}")
+            assert sorted(message.position for message in dead) == sorted(model.dead)
+        assert self.parts.core.checkpoints_open == sum(bool(model.dead) for model in self.models.values())
+        self.parts.close()
+        self.directory.cleanup()
+
+
+TestPopMachine = PopMachine.TestCase
+TestPopMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -1,0 +1,503 @@
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from store import commitlog, record
+from store.commitlog import CommitLog, Tail
+from store.errors import LogCorrupt, PositionUnknown, RecordCorrupt, RecordTooLarge
+from store.record import HEADER_BYTES, Kind, encode
+from store.segment import Segment, segment_base, segment_name
+
+NOW_MS = 1_700_000_000_000
+SEGMENT_BYTES = 256
+RECORD_BYTES = 60
+PER_SEGMENT = SEGMENT_BYTES // RECORD_BYTES
+
+
+def message(number: int, size: int = RECORD_BYTES) -> bytes:
+    """Return a record of `size` bytes that ends with no zero, so that all of it can be counted."""
+    body = f"{number:08d}".encode().rjust(size - HEADER_BYTES - 1, b".")
+    return encode(Kind.MESSAGE, b"t", body, store_ms=NOW_MS + number)
+
+
+def add(log: CommitLog, data: bytes) -> int:
+    return log.add(data[:8], data[8:], len(data))
+
+
+def append(log: CommitLog, count: int, first: int = 0) -> list[int]:
+    positions = [add(log, message(number)) for number in range(first, first + count)]
+    log.write()
+    return positions
+
+
+def opened(data_dir: Path, *, segment_bytes: int = SEGMENT_BYTES, verified_until: int = 0) -> tuple[CommitLog, Tail]:
+    log = CommitLog(data_dir, segment_bytes=segment_bytes)
+    return log, log.recover(verified_until)
+
+
+def numbers(log: CommitLog, position: int | None = None) -> list[int]:
+    return [found.store_ms - NOW_MS for found in log.scan(log.start if position is None else position)]
+
+
+def written(data_dir: Path, count: int) -> list[int]:
+    """Leave a log of `count` messages behind; return their positions."""
+    log, _ = opened(data_dir)
+    positions = append(log, count)
+    log.close()
+    return positions
+
+
+def segments(data_dir: Path) -> list[Path]:
+    return sorted((data_dir / "commitlog").iterdir())
+
+
+def flip(path: Path, offset: int, mask: int = 0xFF) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ mask]))
+
+
+# --- append and read ------------------------------------------------------------------------------------------------
+
+
+def test_an_empty_directory_is_an_empty_log(tmp_path: Path) -> None:
+    log, tail = opened(tmp_path)
+    assert tail == (0, 0)
+    assert (log.start, log.written, log.end) == (0, 0, 0)
+    assert list(log.scan(0)) == []
+    log.close()
+
+
+def test_records_come_back_by_position_and_in_order(tmp_path: Path) -> None:
+    log, _ = opened(tmp_path)
+    positions = append(log, 20)
+    assert numbers(log) == list(range(20))
+    assert [found.position for found in log.scan(0)] == positions
+    for number, position in enumerate(positions):
+        assert log.read(position, RECORD_BYTES) == message(number)
+        assert log.record(position) == record.decode(message(number), position=position)
+        assert log.record(position, RECORD_BYTES).store_ms == NOW_MS + number
+    assert numbers(log, positions[7]) == list(range(7, 20))
+    assert [found.position for found in log.scan(positions[2], positions[9])] == positions[2:9]
+    log.close()
+
+
+def test_what_is_added_has_a_position_at_once_and_is_read_after_the_write(tmp_path: Path) -> None:
+    log, _ = opened(tmp_path)
+    append(log, 1)
+    position = add(log, message(1))
+    assert (position, log.written, log.end) == (RECORD_BYTES, RECORD_BYTES, 2 * RECORD_BYTES)
+    for reach in (1, RECORD_BYTES):
+        with pytest.raises(PositionUnknown, match=f"position {position} is behind the end"):
+            log.read(position, reach)
+    with pytest.raises(PositionUnknown):
+        log.read(position - 1, 2)
+    assert numbers(log) == [0]
+    assert log.write() == RECORD_BYTES
+    assert log.write() == 0
+    assert numbers(log) == [0, 1]
+    log.close()
+
+
+@settings(max_examples=40)
+@given(sizes=st.lists(st.integers(HEADER_BYTES + 9, SEGMENT_BYTES), max_size=30), data=st.data())
+def test_any_sizes_in_any_batches_survive_a_restart(
+    sizes: list[int], data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    data_dir = tmp_path_factory.mktemp("log")
+    log, _ = opened(data_dir)
+    positions = []
+    for number, size in enumerate(sizes):
+        positions.append(add(log, message(number, size)))
+        if data.draw(st.booleans()):
+            log.write()
+        if data.draw(st.integers(0, 9)) == 0:
+            log.close()
+            log, tail = opened(data_dir)
+            assert tail == (positions[-1] + size, 0)
+    log.write()
+    assert [(found.position, found.size) for found in log.scan(0)] == list(zip(positions, sizes, strict=True))
+    log.close()
+
+
+def test_a_position_outside_of_the_log_is_unknown(tmp_path: Path) -> None:
+    written(tmp_path, 3 * PER_SEGMENT)
+    segments(tmp_path)[0].unlink()
+    log, _ = opened(tmp_path)
+    assert log.start == PER_SEGMENT * RECORD_BYTES
+    assert numbers(log) == list(range(PER_SEGMENT, 3 * PER_SEGMENT))
+    with pytest.raises(PositionUnknown, match=f"before the oldest record, {log.start}"):
+        log.read(log.start - 1, RECORD_BYTES)
+    with pytest.raises(PositionUnknown):
+        log.record(log.written)
+    log.close()
+
+
+def test_a_read_never_reaches_beyond_a_sealed_segment(tmp_path: Path) -> None:
+    log, _ = opened(tmp_path, segment_bytes=4 * 4096)
+    for number in range(4):
+        add(log, message(number, 7000))
+    log.write()
+    with pytest.raises(PositionUnknown, match="reach beyond segment 0+[.]log"):
+        log.read(7000, 9000)  # its last page was cut off: to touch it would be SIGBUS
+    log.close()
+
+
+def test_a_record_that_was_damaged_since_the_start_is_corrupt(tmp_path: Path) -> None:
+    log, _ = opened(tmp_path)
+    positions = append(log, 2 * PER_SEGMENT)
+    flip(segments(tmp_path)[0], positions[1] + 30)
+    with pytest.raises(RecordCorrupt, match="checksum"):
+        log.record(positions[1])
+    with pytest.raises(RecordCorrupt, match=f"position {positions[1]} in segment {segments(tmp_path)[0].name}"):
+        list(log.scan(0))
+    log.close()
+
+
+# --- segments -------------------------------------------------------------------------------------------------------
+
+
+def test_segments_are_named_by_position_and_cut_to_their_size(tmp_path: Path) -> None:
+    log, _ = opened(tmp_path)
+    append(log, 3 * PER_SEGMENT + 1)
+    bases = [at * PER_SEGMENT * RECORD_BYTES for at in range(4)]
+    assert [path.name for path in segments(tmp_path)] == [f"{base:020d}.log" for base in bases]
+    assert [segment_base(path) for path in segments(tmp_path)] == bases
+    sizes = [path.stat().st_size for path in segments(tmp_path)]
+    assert sizes == [PER_SEGMENT * RECORD_BYTES] * 3 + [SEGMENT_BYTES]
+    log.close()
+
+
+def test_a_record_may_fill_a_segment_to_the_last_byte(tmp_path: Path) -> None:
+    log, _ = opened(tmp_path)
+    for number in range(3):
+        assert add(log, message(number, SEGMENT_BYTES)) == number * SEGMENT_BYTES
+    log.close()
+    log, tail = opened(tmp_path)
+    assert tail == (3 * SEGMENT_BYTES, 0)
+    append(log, 1, first=3)
+    assert numbers(log) == [0, 1, 2, 3]
+    log.close()
+
+
+def test_a_record_larger_than_a_segment_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    log, _ = opened(tmp_path)
+    append(log, 1)
+    with pytest.raises(RecordTooLarge, match=f"{SEGMENT_BYTES + 1} bytes is larger than {SEGMENT_BYTES}.*store.segment_bytes"):
+        add(log, message(1, SEGMENT_BYTES + 1))
+    assert log.end == log.written == RECORD_BYTES
+    append(log, 1, first=1)
+    assert numbers(log) == [0, 1]
+    log.close()
+
+
+def test_a_record_larger_than_any_may_be_is_refused_where_the_segment_has_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commitlog, "RECORD_BYTES_MAX", 100)
+    log, _ = opened(tmp_path)
+    with pytest.raises(RecordTooLarge, match="101 bytes is larger than 100"):
+        add(log, message(0, 101))
+    assert add(log, message(0, 100)) == 0
+    log.close()
+
+
+def test_a_smaller_segment_size_holds_from_the_next_segment_on(tmp_path: Path) -> None:
+    log, _ = opened(tmp_path, segment_bytes=4096)
+    append(log, 10)
+    log.close()
+    log, _ = opened(tmp_path, segment_bytes=SEGMENT_BYTES)
+    append(log, 90, first=10)
+    assert numbers(log) == list(range(100))
+    assert segments(tmp_path)[1].name == segment_name(4096 // RECORD_BYTES * RECORD_BYTES)
+    log.close()
+    assert all(path.stat().st_size <= SEGMENT_BYTES for path in segments(tmp_path)[1:])
+
+
+def test_a_file_that_is_no_segment_is_named(tmp_path: Path) -> None:
+    written(tmp_path, 1)
+    (tmp_path / "commitlog" / "copy of 7.log").touch()
+    with pytest.raises(LogCorrupt, match="copy of 7[.]log is not a segment"):
+        CommitLog(tmp_path, segment_bytes=SEGMENT_BYTES)
+
+
+def test_the_number_of_mapped_segments_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commitlog, "OPEN_MAPS_MAX", 3)
+    log, _ = opened(tmp_path)
+    before = len(os.listdir("/proc/self/fd"))
+    positions = append(log, 30 * PER_SEGMENT)
+    per_segment = 2  # the descriptor, and the map's own
+    assert len(os.listdir("/proc/self/fd")) <= before + 3 * per_segment
+    for number in (*range(len(positions)), *range(0, len(positions), 7)):
+        assert log.read(positions[number], RECORD_BYTES) == message(number)
+    assert len(os.listdir("/proc/self/fd")) <= before + 3 * per_segment
+    log.close()
+
+
+def test_a_scan_goes_on_while_others_read_more_segments_than_stay_mapped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commitlog, "OPEN_MAPS_MAX", 2)
+    log, _ = opened(tmp_path)
+    positions = append(log, 10 * PER_SEGMENT)
+    for found in log.scan(0):
+        for position in positions[::PER_SEGMENT]:
+            assert log.record(position).position == position
+        assert found.position in positions
+    log.close()
+
+
+# --- writing under trouble ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("most", [1, 7, 59])
+def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    pwrite = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: pwrite(fd, bytes(data)[:most], offset))
+    log, _ = opened(tmp_path)
+    append(log, 2 * PER_SEGMENT)
+    assert numbers(log) == list(range(2 * PER_SEGMENT))
+    log.close()
+    log, tail = opened(tmp_path)
+    assert tail == (2 * PER_SEGMENT * RECORD_BYTES, 0)
+    log.close()
+
+
+def test_a_failed_write_is_final(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, _ = opened(tmp_path)
+    append(log, 1)
+    pwrite = os.pwrite
+
+    def full(fd: int, data: bytes, offset: int) -> int:
+        if len(data) <= 10:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return pwrite(fd, bytes(data)[:-10], offset)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    add(log, message(1))
+    with pytest.raises(OSError, match="No space"):
+        log.write()
+    monkeypatch.undo()
+    add(log, message(2))
+    for again in (log.write, log.sync):  # what is added now would stand at another place than its position
+        with pytest.raises(OSError, match="No space"):
+            again()
+    assert numbers(log) == [0]
+    log.close()
+    log, tail = opened(tmp_path)
+    assert tail == (RECORD_BYTES, RECORD_BYTES - 10)
+    log.close()
+
+
+def test_a_failed_sync_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, _ = opened(tmp_path)
+    append(log, 1)
+
+    def broken(fd: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fdatasync", broken)
+    with pytest.raises(OSError, match="Input/output"):
+        log.sync()
+    monkeypatch.undo()
+    for again in (log.sync, log.write):
+        with pytest.raises(OSError, match="Input/output"):
+            again()
+    log.close()
+
+
+def test_a_segment_is_durable_before_the_next_one_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, _ = opened(tmp_path)
+    existing: list[list[str]] = []
+    fdatasync = os.fdatasync
+
+    def seen(fd: int) -> None:
+        existing.append([path.name for path in segments(tmp_path)])
+        fdatasync(fd)
+
+    monkeypatch.setattr(os, "fdatasync", seen)
+    append(log, PER_SEGMENT + 1)
+    assert existing == [[segment_name(0)]]
+    assert len(segments(tmp_path)) == 2
+    log.close()
+
+
+# --- recovery: the tail ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kept", range(RECORD_BYTES))
+def test_a_last_record_that_was_written_in_part_is_dropped(tmp_path: Path, kept: int) -> None:
+    positions = written(tmp_path, PER_SEGMENT + 2)
+    os.truncate(segments(tmp_path)[-1], RECORD_BYTES + kept)
+    remains = len(message(PER_SEGMENT + 1)[:kept].rstrip(b"\0"))
+    log, tail = opened(tmp_path)
+    assert tail == (positions[-1], remains)
+    append(log, 2 * PER_SEGMENT, first=PER_SEGMENT + 1)
+    log.close()
+    log, tail = opened(tmp_path)
+    assert tail.torn_bytes == 0
+    assert numbers(log) == list(range(3 * PER_SEGMENT + 1))
+    log.close()
+
+
+@pytest.mark.parametrize("at", range(RECORD_BYTES))
+def test_a_last_record_that_was_garbled_is_dropped(tmp_path: Path, at: int) -> None:
+    positions = written(tmp_path, 3)
+    flip(segments(tmp_path)[-1], positions[-1] + at)
+    log, tail = opened(tmp_path)
+    assert tail == (positions[-1], RECORD_BYTES)
+    append(log, 1, first=2)
+    assert numbers(log) == [0, 1, 2]
+    log.close()
+
+
+@pytest.mark.parametrize("garbage", [b"\xff" * 100, b"\0" * 30 + b"x", message(9)[:-1], b"\x18" + bytes(23) + b"\x01"])
+def test_garbage_behind_the_last_record_is_cleared(tmp_path: Path, garbage: bytes) -> None:
+    written(tmp_path, 2)
+    path = segments(tmp_path)[-1]
+    with path.open("r+b") as file:
+        file.seek(2 * RECORD_BYTES)
+        file.write(garbage)
+    log, tail = opened(tmp_path)
+    assert tail == (2 * RECORD_BYTES, len(garbage))
+    assert path.read_bytes()[2 * RECORD_BYTES :] == bytes(SEGMENT_BYTES - 2 * RECORD_BYTES)
+    log.close()
+
+
+def test_a_torn_tail_of_several_extents_is_counted_to_its_last_byte(tmp_path: Path) -> None:
+    segment_bytes = 1024 * 1024
+    log, _ = opened(tmp_path, segment_bytes=segment_bytes)
+    append(log, 2)
+    log.close()
+    with segments(tmp_path)[0].open("r+b") as file:
+        for at in (5000, 300_000, 900_000):
+            file.seek(at)
+            file.write(b"scrap")
+    log, tail = opened(tmp_path, segment_bytes=segment_bytes)
+    assert tail == (2 * RECORD_BYTES, 900_005 - 2 * RECORD_BYTES)
+    assert segments(tmp_path)[0].read_bytes().rstrip(b"\0") == message(0) + message(1)
+    log.close()
+
+
+def test_an_empty_next_segment_is_gone_on_with(tmp_path: Path) -> None:
+    written(tmp_path, PER_SEGMENT)
+    base = PER_SEGMENT * RECORD_BYTES
+    (tmp_path / "commitlog" / segment_name(base)).touch()  # killed between opening the file and extending it
+    log, tail = opened(tmp_path)
+    assert tail == (base, 0)
+    append(log, 1, first=PER_SEGMENT)
+    assert numbers(log) == list(range(PER_SEGMENT + 1))
+    log.close()
+
+
+def test_all_that_recovery_finds_is_durable_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, _ = opened(tmp_path)
+    append(log, 2)  # written, not synced: as a killed process leaves it
+    synced: list[str] = []
+    fdatasync, fsync = os.fdatasync, os.fsync
+
+    def seen_data(fd: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        fdatasync(fd)
+
+    def seen(fd: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fdatasync", seen_data)
+    monkeypatch.setattr(os, "fsync", seen)
+    again, tail = opened(tmp_path)
+    assert tail.end == 2 * RECORD_BYTES
+    assert synced == [str(segments(tmp_path)[0]), str(tmp_path / "commitlog"), str(tmp_path)]
+    monkeypatch.undo()
+    again.close()
+    log.close()
+
+
+# --- recovery: damage before the tail -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at", range(RECORD_BYTES))
+def test_a_damaged_record_of_a_sealed_segment_stops_the_start(tmp_path: Path, at: int) -> None:
+    positions = written(tmp_path, 3 * PER_SEGMENT)
+    damaged = PER_SEGMENT + 2
+    path = segments(tmp_path)[1]
+    flip(path, positions[damaged] - segment_base(path) + at)
+    log = CommitLog(tmp_path, segment_bytes=SEGMENT_BYTES)
+    with pytest.raises(LogCorrupt, match=f"position {positions[damaged]} .byte {2 * RECORD_BYTES} of segment {path.name}"):
+        log.recover()
+    log.close()
+
+
+@pytest.mark.parametrize("at", range(RECORD_BYTES))
+def test_a_damaged_record_with_whole_ones_behind_it_is_not_the_tail(tmp_path: Path, at: int) -> None:
+    positions = written(tmp_path, 3)
+    path = segments(tmp_path)[-1]
+    flip(path, positions[1] + at)
+    before = path.read_bytes()
+    log = CommitLog(tmp_path, segment_bytes=SEGMENT_BYTES)
+    with pytest.raises(LogCorrupt, match=f"position {positions[1]} .*segment {path.name}"):
+        log.recover()
+    assert path.read_bytes() == before, "nothing may be cut off then"
+    log.close()
+
+
+def test_sealed_segments_that_are_known_to_be_durable_are_not_read_again(tmp_path: Path) -> None:
+    positions = written(tmp_path, 3 * PER_SEGMENT)
+    flip(segments(tmp_path)[0], positions[0] + 30)
+    log, tail = opened(tmp_path, verified_until=positions[1])
+    assert tail.end == positions[-1] + RECORD_BYTES
+    log.close()
+
+
+@pytest.mark.parametrize("which", [1, 2])
+def test_a_missing_segment_stops_the_start(tmp_path: Path, which: int) -> None:
+    written(tmp_path, 4 * PER_SEGMENT)
+    before, missing = segments(tmp_path)[which - 1 : which + 1]
+    missing.unlink()
+    with pytest.raises(LogCorrupt, match=f"segment {before.name} .*{PER_SEGMENT * RECORD_BYTES} bytes are missing"):
+        CommitLog(tmp_path, segment_bytes=SEGMENT_BYTES)
+
+
+def test_a_sealed_segment_that_is_too_short_stops_the_start(tmp_path: Path) -> None:
+    written(tmp_path, 2 * PER_SEGMENT)
+    os.truncate(segments(tmp_path)[0], PER_SEGMENT * RECORD_BYTES - 1)
+    with pytest.raises(LogCorrupt, match="1 bytes are missing"):
+        CommitLog(tmp_path, segment_bytes=SEGMENT_BYTES)
+
+
+@pytest.mark.parametrize("verified", [False, True])
+def test_killed_between_opening_the_next_segment_and_cutting_the_previous(tmp_path: Path, verified: bool) -> None:
+    positions = written(tmp_path, 2 * PER_SEGMENT)
+    path = segments(tmp_path)[0]
+    os.truncate(path, SEGMENT_BYTES)
+    log, _ = opened(tmp_path, verified_until=positions[-1] if verified else 0)
+    assert path.stat().st_size == PER_SEGMENT * RECORD_BYTES
+    assert numbers(log) == list(range(2 * PER_SEGMENT))
+    log.close()
+
+
+def test_killed_while_cutting_as_the_code_does_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, _ = opened(tmp_path)
+    append(log, PER_SEGMENT)
+
+    def killed(segment: Segment, size: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Segment, "cut", killed)
+    with pytest.raises(KeyboardInterrupt):
+        append(log, 1, first=PER_SEGMENT)
+    assert [path.stat().st_size for path in segments(tmp_path)] == [SEGMENT_BYTES, SEGMENT_BYTES]
+    again, tail = opened(tmp_path)
+    assert tail == (PER_SEGMENT * RECORD_BYTES, 0)
+    append(again, 1, first=PER_SEGMENT)
+    assert numbers(again) == list(range(PER_SEGMENT + 1))
+    again.close()

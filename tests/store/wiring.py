@@ -1,0 +1,75 @@
+"""A store without an event loop: what a loop does by itself, a test does by hand."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from store.clock import Clock, ManualClock
+from store.lightqueue import ENTRY, LightQueue
+from store.options import KIB, StoreOptions
+from store.record import Properties, decode, encode_properties, tag_hash
+from store.store import Part, Store
+
+SEGMENT_BYTES = 16 * KIB
+
+
+def open_store(data_dir: Path, *, clock: Clock | None = None, parts: Sequence[Part] = (), **options: Any) -> Store:
+    """Return a store that has recovered. `options` are those of `StoreOptions`; segments are small by default."""
+    data_dir.mkdir(exist_ok=True)
+    store = Store(data_dir, StoreOptions(**{"segment_bytes": SEGMENT_BYTES, **options}), clock or ManualClock())
+    for part in parts:
+        store.add_part(part)
+    store.recover()
+    return store
+
+
+def publish(store: Store, topic: str, body: str = "", tag: str = "", flags: int = 0) -> int:
+    """Append a message, and return its position. It can be read after `store.commit()`."""
+    properties = encode_properties(Properties(tag=tag))
+    return store.append_message(store.queues.route(topic.encode()), body.encode(), properties, flags, tag_hash(tag))
+
+
+def fill(store: Store) -> None:
+    """Fill new queues to the end, as the loop would in several turns."""
+    going = True
+    while going:
+        going = store.queues.fill()
+        store.commit()
+
+
+def positions(queue: LightQueue, offset: int = 0, count: int = 1_000_000) -> list[int]:
+    return [position for position, _, _ in ENTRY.iter_unpack(queue.read(offset, count))]
+
+
+def bodies(store: Store, queue: LightQueue) -> list[str]:
+    """Return the bodies of all messages of a queue, in its order. Each is checked against its checksum."""
+    entries = ENTRY.iter_unpack(queue.read(0, 1_000_000))
+    return [decode(store.read(position, size), position=position).body.decode() for position, size, _ in entries]
+
+
+def contents(store: Store) -> dict[str, tuple[list[str], bytes]]:
+    """Return owners and entries of every durable queue, by its filter: all that recovery has to bring back."""
+    return {queue.filter: (sorted(queue.owners), queue.read(0, 1_000_000)) for queue in store.queues if not queue.transient}
+
+
+def close(store: Store) -> None:
+    """Commit, save the index, and close the files, as `Store.close` does on a loop."""
+    store.commit()
+    store.log.sync()
+    store.index.flush()
+    store.index.close()
+    store.log.close()
+
+
+def crash(store: Store, left: Path) -> None:
+    """Copy to `left` what a process that is killed now would leave, then close the store.
+
+    What is only in the memory of the index is lost with it: closing the index would save that, so the copy is made before.
+    """
+    store.index._db.cancel_all_background(True)  # or a compaction deletes files between two copies
+    shutil.copytree(store.data_dir, left)
+    store.index.close()
+    store.log.close()
