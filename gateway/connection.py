@@ -99,7 +99,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._closed = True
         self._transport = None
-        self._end(publish_will=True)
+        self._end()
         self.gateway.closed(self)
 
     def eof_received(self) -> bool:
@@ -165,6 +165,7 @@ class Connection(asyncio.Protocol):
         puback_ids: list[int] = []
         pubrec_ids: list[int] = []
         publishes = 0
+        has_left = False
         try:
             for packet in packets:
                 kind = packet[0]
@@ -183,10 +184,11 @@ class Connection(asyncio.Protocol):
                         pubrec_ids.append(packet_id)
                 elif kind in _ACKS:
                     self._acked(kind, packet[1])
+                elif kind == DISCONNECT:
+                    has_left = True
+                    break  # nothing behind it counts
                 else:
                     self._control(packet)
-                    if self._closed:  # nothing behind a DISCONNECT counts
-                        return
         finally:
             # Also where a packet was malformed: what came before it is stored, and is acknowledged.
             self.gateway.counters.publishes_in += publishes
@@ -196,6 +198,9 @@ class Connection(asyncio.Protocol):
                 store.when_durable(partial(self._acknowledge, PUBREC, pubrec_ids))
             if self.lagging:
                 self._pump()
+        if has_left:
+            self.session.will = None  # [MQTT-3.14.4-3]
+            self.close("", ReasonCode.NORMAL_DISCONNECTION)
 
     def _acknowledge(self, kind: int, packet_ids: list[int]) -> None:
         self._write(codec.encode_acks(kind, packet_ids))
@@ -221,9 +226,6 @@ class Connection(asyncio.Protocol):
             self._unsubscribe(packet[2])
         elif kind == PINGREQ:
             self._write(codec.PINGRESP_BYTES)  # [MQTT-3.12.4-1]
-        elif kind == DISCONNECT:
-            self.session.will = None  # [MQTT-3.14.4-3]
-            self.close("", ReasonCode.NORMAL_DISCONNECTION)
         elif kind == CONNECT:
             raise ProtocolError("a second CONNECT came on one connection [MQTT-3.1.0-2]")
         else:
@@ -361,7 +363,7 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
             self.store.when_durable(self._close_transport)
             self.gateway.loop.call_later(CLOSE_FLUSH_S, self._abort)
-        self._end(publish_will=reason != ReasonCode.NORMAL_DISCONNECTION)
+        self._end()
 
     def _close_transport(self) -> None:
         if self._transport is not None:
@@ -371,8 +373,8 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def _end(self, *, publish_will: bool) -> None:
-        """Give up everything that the session holds; once."""
+    def _end(self) -> None:
+        """Give up everything that the session holds, and publish its will; once."""
         if not self.connected:
             return
         self.connected = False
@@ -380,5 +382,5 @@ class Connection(asyncio.Protocol):
             self._remove(subscription)
         self.session.subscriptions.clear()
         will, self.session.will = self.session.will, None
-        if publish_will and will is not None:
+        if will is not None:
             self.gateway.publish_will(will)

@@ -26,8 +26,8 @@ PUMP_BYTES = 256 * KIB
 """Bytes of messages with which a step ends, for the same reason: 256 messages may be 256 MiB."""
 
 PUMP_STEPS = 16
-"""Steps of one subscription in one turn of the loop: about 4 ms of small messages. One that lags by millions, with a client that reads
-as fast as it is sent, holds up nobody."""
+"""Steps of one subscription in one turn of the loop: about 4 ms of small messages. So one that lags by millions, with a client
+that reads as fast as it is sent to, holds up nobody."""
 
 BATCH_COPY_BYTES_MAX = MIB
 """A larger batch with packet ids, of which each client needs a copy, is read by each in steps instead."""

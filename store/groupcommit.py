@@ -76,13 +76,17 @@ class GroupCommit:
         self.durable = max(self.durable, target)
         try:
             self._release()
-        finally:  # a callback that raises must not keep the others waiting
+        finally:
             self.poke()
 
     def _release(self) -> None:
         waiters, durable = self._waiters, self.durable
-        while waiters and waiters[0][0] <= durable:
-            waiters.popleft()[1]()
+        try:
+            while waiters and waiters[0][0] <= durable:
+                waiters.popleft()[1]()
+        finally:
+            if waiters and waiters[0][0] <= durable:  # a callback has raised, which must not keep the others waiting
+                self._loop.call_soon(self._release)
 
     def finish(self) -> None:
         """Sync here and now, and release everybody. For an orderly end, on the loop's thread.

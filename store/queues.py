@@ -37,7 +37,7 @@ INTERNAL = ("$retry/", "$dlq/")
 """Filters that begin like this name queues that no topic reaches: retries and dead letters. Entries come by `append_to`."""
 
 FILL_ENTRIES = 2048
-"""Root entries that one slice of a filling looks at: about 5 ms of the loop."""
+"""Root entries by which one slice of a filling gets on, besides those that came since the last one: about 5 ms of the loop."""
 
 FILL_READ_MIN = 64
 """Entries that a filling from many roots reads at a time from each: a read costs a seek."""
@@ -77,11 +77,13 @@ class Route:
 class Filling:
     """A queue that still reads what was there before it: per root queue id, the next offset to look at."""
 
-    __slots__ = ("cursors", "queue")
+    __slots__ = ("cursors", "queue", "seen")
 
     def __init__(self, queue: LightQueue, cursors: dict[int, int]) -> None:
         self.queue = queue
         self.cursors = cursors
+        self.seen = 0
+        """Entries that the roots had at the last slice: what came since is read on top, or a busy log would never be filled."""
 
 
 class Queues:
@@ -366,7 +368,10 @@ class Queues:
         for root in roots:
             if cursors.setdefault(root.id, 0) < root.committed_offset:
                 cursors[root.id] = max(cursors[root.id], root.first_offset())  # retention may have taken what was before
-        for root, offset, position, size, aux in _merged([(root, cursors[root.id]) for root in roots]):
+        total = sum(root.committed_offset for root in roots)
+        count = FILL_ENTRIES + (total - filling.seen if filling.seen else 0)
+        filling.seen = total
+        for root, offset, position, size, aux in _merged([(root, cursors[root.id]) for root in roots], count):
             cursors[root.id] = offset + 1
             if topics.matches(queue.filter, self._topic(position, size)):
                 self.append_to(queue, position, size, aux)
@@ -427,18 +432,17 @@ class Queues:
             self.on_fill()
 
 
-def _merged(roots: list[tuple[LightQueue, int]]) -> list[tuple[LightQueue, int, int, int, int]]:
-    """Return the next entries of several root queues in the order of the log, `FILL_ENTRIES` at most."""
-    count = max(FILL_ENTRIES // max(len(roots), 1), FILL_READ_MIN)
+def _merged(roots: list[tuple[LightQueue, int]], count: int) -> list[tuple[LightQueue, int, int, int, int]]:
+    """Return the next `count` entries of several root queues in the order of the log."""
+    share = max(count // max(len(roots), 1), FILL_READ_MIN)
 
     def entries(root: LightQueue, offset: int) -> Iterator[tuple[int, int, LightQueue, int, int, int]]:
-        while read := root.read(offset, count):
+        while read := root.read(offset, share):
             for position, size, aux in ENTRY.iter_unpack(read):
                 yield position, root.id, root, offset, size, aux
                 offset += 1
 
     merged = heapq.merge(*(entries(root, offset) for root, offset in roots), key=lambda row: row[:2])
     return [
-        (root, at, position, size, aux)
-        for (position, _, root, at, size, aux), _ in zip(merged, range(FILL_ENTRIES), strict=False)
+        (root, at, position, size, aux) for (position, _, root, at, size, aux), _ in zip(merged, range(count), strict=False)
     ]

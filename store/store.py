@@ -388,8 +388,10 @@ class Store:
             self._closed = True
             if self._group is not None:
                 self._group.stop()
-            self.index.close()
-            self.log.close()
+            try:
+                self.index.close()
+            finally:
+                self.log.close()
 
     async def _finish(self) -> None:
         if self._group is not None:

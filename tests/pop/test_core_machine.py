@@ -189,9 +189,10 @@ class PopMachine(RuleBasedStateMachine):
             assert not model.out
             assert not model.visible
             assert model.acked | model.dead == self.published[name]
+        assert self.parts.core.checkpoints_open == 0
+        for name, model in self.models.items():
             dead = self.parts.pop(10_000, group="operators", topic_filter=f"$dlq/{name}")
             assert sorted(message.position for message in dead) == sorted(model.dead)
-        assert self.parts.core.checkpoints_open == sum(bool(model.dead) for model in self.models.values())
         self.parts.close()
         self.directory.cleanup()
 

@@ -150,7 +150,8 @@ class Parts:
         What is only in the memory of the index is lost. `name` is that of the new directory, beside the old one.
         """
         left = self.data_dir.with_name(name)
-        shutil.copytree(self.data_dir, left)
+        while not _copied_at_rest(self.data_dir, left):
+            shutil.rmtree(left)
         self.close()
         if not keep_index:
             shutil.rmtree(left / "index")
@@ -183,6 +184,7 @@ class Node(Parts):
         timer: TimerOptions | None = None,
         store: StoreOptions | None = None,
     ) -> None:
+        store = store or StoreOptions(segment_bytes=16 * MIB)
         super().__init__(data_dir, SystemClock(), pop=pop, timer=timer, store=store)
         self.port = 0
         self._server: PopServer | None = None
@@ -217,6 +219,22 @@ class Node(Parts):
 def stub_of(channel: grpc.aio.Channel) -> PopServiceAsyncStub:
     """Return the stub of a channel."""
     return PopServiceStub(channel)
+
+
+def _copied_at_rest(source: Path, target: Path) -> bool:
+    """Copy a live data directory; return False where RocksDB compacted meanwhile, so that the copy is of no one instant."""
+
+    def files() -> list[tuple[str, int]]:
+        return sorted(
+            (path.name, path.stat().st_size if "MANIFEST" in path.name else 0) for path in (source / "index").iterdir()
+        )
+
+    before = files()
+    try:
+        shutil.copytree(source, target)
+    except shutil.Error:
+        return False  # a file was deleted
+    return files() == before
 
 
 def _sync_failed(error: OSError) -> None:

@@ -146,7 +146,7 @@ def test_a_read_never_reaches_beyond_a_sealed_segment(tmp_path: Path) -> None:
     for number in range(4):
         add(log, message(number, 7000))
     log.write()
-    with pytest.raises(PositionUnknown, match="reach beyond segment 0+[.]log"):
+    with pytest.raises(PositionUnknown, match=r"reach beyond segment 0+\.log"):
         log.read(7000, 9000)  # its last page was cut off: to touch it would be SIGBUS
     log.close()
 
@@ -225,7 +225,7 @@ def test_a_smaller_segment_size_holds_from_the_next_segment_on(tmp_path: Path) -
 def test_a_file_that_is_no_segment_is_named(tmp_path: Path) -> None:
     written(tmp_path, 1)
     (tmp_path / "commitlog" / "copy of 7.log").touch()
-    with pytest.raises(LogCorrupt, match="copy of 7[.]log is not a segment"):
+    with pytest.raises(LogCorrupt, match=r"copy of 7\.log is not a segment"):
         CommitLog(tmp_path, segment_bytes=SEGMENT_BYTES)
 
 

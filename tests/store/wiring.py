@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +69,19 @@ def close(store: Store) -> None:
 def crash(store: Store, left: Path) -> None:
     """Copy to `left` what a process that is killed now would leave, then close the store.
 
-    What is only in the memory of the index is lost with it: closing the index would save that, so the copy is made before.
+    What is only in the memory of the index is lost with it, so the copy is made before the index is closed.
     """
-    store.index._db.cancel_all_background(True)  # or a compaction deletes files between two copies
-    shutil.copytree(store.data_dir, left)
+    while True:
+        before = _files(store.data_dir)
+        with suppress(FileNotFoundError, shutil.Error):  # RocksDB compacts, and has deleted a file
+            shutil.copytree(store.data_dir, left)
+            if _files(store.data_dir) == before:
+                break
+        shutil.rmtree(left)
     store.index.close()
     store.log.close()
+
+
+def _files(data_dir: Path) -> list[tuple[str, int]]:
+    entries = (entry for name in ("index", "commitlog") for entry in os.scandir(data_dir / name))
+    return sorted((entry.path, entry.stat().st_size) for entry in entries)

@@ -1,0 +1,33 @@
+"""A node for each test: on free ports, in a directory of its own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gateway.wire import Broker
+
+StartBroker = Callable[..., Awaitable[Broker]]
+
+
+@pytest.fixture
+async def start_broker(tmp_path: Path) -> AsyncIterator[StartBroker]:
+    """Start a node with options of the sections `[mqtt]` and `[store]`."""
+    brokers: list[Broker] = []
+
+    async def start(**options: Any) -> Broker:
+        brokers.append(Broker(tmp_path / str(len(brokers)), options))
+        return await brokers[-1].start()
+
+    yield start
+    for broker in brokers:
+        await broker.stop()
+
+
+@pytest.fixture
+async def broker(start_broker: StartBroker) -> Broker:
+    """A node with the default options."""
+    return await start_broker()

@@ -1,0 +1,449 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from gateway.codec import encode_acks, encode_publish
+from gateway.connection import ANSWERS_BYTES_MAX
+from gateway.errors import ConnectRefused, UnsupportedVersion
+from gateway.gateway import SOCKETS_PER_CLIENT_MAX, Gateway
+from gateway.packets import CONNACK, PINGRESP, PUBACK, PUBCOMP, PUBREC, PUBREL, SUBACK, UNSUBACK
+from gateway.reasons import ConnectCode, ReasonCode
+from store.options import KIB, MIB
+from tests.gateway.conftest import StartBroker
+from tests.gateway.packet_cases import INVALID, connect, field, packet, subscribe, unsubscribe
+from tests.gateway.wire import BYE, CLEAN, PING, WILL, WILL_RETAIN, Broker, Message, until
+
+ACCEPTED = (CONNACK, 0, b"\0\0")
+PONG = (PINGRESP, 0, b"")
+
+
+class LoopAhead:
+    """The event loop, with a clock that a test moves."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.ahead_s = 0.0
+
+    def time(self) -> float:
+        return self._loop.time() + self.ahead_s
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loop, name)
+
+
+def pass_time(gateway: Gateway, seconds: float) -> None:
+    """Let the keep-alive wheel turn as if this much time had passed."""
+    if not isinstance(gateway.loop, LoopAhead):
+        gateway.loop = LoopAhead(gateway.loop)  # type: ignore[assignment]
+    gateway.loop.ahead_s += seconds  # type: ignore[attr-defined]
+    assert gateway._wheel_timer is not None
+    gateway._wheel_timer.cancel()
+    gateway._turn_wheel()
+
+
+@pytest.fixture
+async def others(broker: Broker) -> AsyncIterator[None]:
+    """Whatever a client does, the node serves others."""
+    other = await broker.connect("other")
+    yield
+    assert await other.drained() == []
+
+
+# --- CONNECT ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        PING,
+        BYE,
+        packet(0x30, field(b"a") + b"x"),
+        packet(0x32, field(b"a") + b"\0\1x"),
+        subscribe(1, (b"#", 0)),
+        unsubscribe(1, b"#"),
+        encode_acks(PUBACK, [1]),
+        encode_acks(PUBREL, [1]),
+    ],
+)
+@pytest.mark.usefixtures("others")
+async def test_a_first_packet_that_is_no_connect_closes_the_connection(broker: Broker, first: bytes) -> None:
+    client = await broker.dial()
+    await client.send(first, connect(CLEAN, b"late"))
+    assert await client.ended() == []
+    assert broker.closed(ReasonCode.PROTOCOL_ERROR) == 1
+    assert broker.stored() == []
+
+
+async def test_a_second_connect_closes_the_connection_and_the_will_is_published(broker: Broker) -> None:
+    watcher = await broker.connect("watcher")
+    await watcher.subscribe(("will", 0))
+    client = await broker.connect("pump", b"will", b"gone", flags=CLEAN | WILL)
+    await client.send(connect(CLEAN, b"pump"))
+    assert await client.ended() == []
+    assert await watcher.message() == Message("will", b"gone")
+    assert broker.closed(ReasonCode.PROTOCOL_ERROR) == 1
+
+
+async def test_who_sends_no_connect_in_time_is_closed(start_broker: StartBroker) -> None:
+    broker = await start_broker(connect_timeout_ms=100)
+    silent, half = await broker.dial(), await broker.dial()
+    await half.send(connect(CLEAN, b"half")[:-1])
+    assert await silent.ended() == []
+    assert await half.ended() == []
+    assert broker.closed(ReasonCode.KEEP_ALIVE_TIMEOUT) == 2
+
+
+async def test_the_connect_timeout_ends_with_the_connect(broker: Broker) -> None:
+    client = await broker.connect("pump")
+    pass_time(broker.node.gateway, 3600)
+    assert await client.drained() == []
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in INVALID if issubclass(case.error, ConnectRefused)], ids=lambda case: case.name
+)
+@pytest.mark.usefixtures("others")
+async def test_a_refused_connect_is_told_why_and_closed(broker: Broker, case: Any) -> None:
+    client = await broker.dial()
+    await client.send(case.data, PING)
+    answers = await client.ended()
+    is_v5 = "5.0" in case.name or "level 5" in case.says
+    if is_v5:
+        assert answers == [(CONNACK, 0, bytes((0, ReasonCode.UNSUPPORTED_PROTOCOL_VERSION, 0)))]
+    elif issubclass(case.error, UnsupportedVersion):
+        assert answers == [(CONNACK, 0, bytes((0, ConnectCode.UNACCEPTABLE_PROTOCOL_VERSION)))]
+    else:
+        assert answers == [(CONNACK, 0, bytes((0, ConnectCode.IDENTIFIER_REJECTED)))]
+    assert broker.node.gateway.clients.keys() == {"other"}
+
+
+async def test_clients_without_an_id_are_given_one_each(broker: Broker) -> None:
+    one, two = await broker.connect(""), await broker.connect("")
+    assert await one.drained() == await two.drained() == []
+    assert len(broker.node.gateway.clients) == 2
+
+
+async def test_a_durable_session_is_accepted_and_begins_anew(broker: Broker) -> None:
+    first = await broker.connect("pump", flags=0)
+    await first.subscribe(("a", 1))
+    await first.send(BYE)
+    await first.ended()
+    again = await broker.connect("pump", flags=0)  # session present 0, as in every CONNACK here
+    await again.publish("a", b"x", 1)
+    assert await again.messages() == []
+
+
+async def test_packets_may_follow_the_connect_at_once(broker: Broker) -> None:
+    client = await broker.dial()
+    await client.send(connect(CLEAN, b"pump"), subscribe(1, (b"a", 0)), packet(0x32, field(b"a") + b"\0\7x"), PING)
+    answers = [await client.receive() for _ in range(5)]
+    assert answers[0] == ACCEPTED
+    assert answers[1:3] == [(SUBACK, 0, b"\0\1\0"), PONG]
+    assert sorted(answers[3:]) == [(3, 0, b"a", 0, b"x"), (PUBACK, 7)]
+
+
+async def test_one_client_more_than_the_limit_is_refused(start_broker: StartBroker) -> None:
+    broker = await start_broker(connections_max=2)
+    first, second = await broker.connect("first"), await broker.connect("second")
+    refused = await broker.connect("third", accepted=False)
+    assert await refused.ended() == [(CONNACK, 0, bytes((0, ConnectCode.SERVER_UNAVAILABLE)))]
+    assert broker.closed(ReasonCode.SERVER_UNAVAILABLE) == 1
+
+    again = await broker.connect("first")  # who takes over needs no room
+    assert await first.ended() == []
+    second.reset()
+    await until(lambda: len(broker.node.gateway.connections) == 1)
+    await broker.connect("third")
+    assert await again.drained() == []
+
+
+async def test_sockets_that_send_no_connect_are_limited_too(start_broker: StartBroker) -> None:
+    broker = await start_broker(connections_max=2)
+    silent = [await broker.dial() for _ in range(2 * SOCKETS_PER_CLIENT_MAX)]
+    await until(lambda: len(broker.node.gateway.connections) == len(silent))
+    assert await (await broker.dial()).ended() == []
+    assert broker.closed(ReasonCode.QUOTA_EXCEEDED) == 1
+    await silent[0].send(connect(CLEAN, b"pump"))
+    assert await silent[0].receive() == ACCEPTED
+
+
+# --- takeover -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_second_connection_of_a_client_id_takes_over(broker: Broker) -> None:
+    watcher = await broker.connect("watcher")
+    await watcher.subscribe(("will", 1))
+    old = await broker.connect("pump", b"will", b"gone", flags=CLEAN | WILL)
+    await old.subscribe(("a/+", 1))
+    new = await broker.connect("pump")
+    assert await old.ended() == []
+    assert await watcher.message() == Message("will", b"gone")
+    assert broker.closed(ReasonCode.SESSION_TAKEN_OVER) == 1
+    assert list(broker.node.gateway.clients) == ["watcher", "pump"]
+    await watcher.publish("a/b", b"for the old subscription")
+    assert await new.messages() == []  # a clean session begins without subscriptions [MQTT-3.1.2-6]
+
+
+async def test_a_client_that_was_taken_over_does_not_end_its_successor(broker: Broker) -> None:
+    clients = [await broker.connect("pump") for _ in range(5)]
+    for old in clients[:-1]:
+        await old.ended()
+    assert await clients[-1].drained() == []
+    assert len(broker.node.gateway.connections) == len(broker.node.gateway.clients) == 1
+
+
+# --- PINGREQ, DISCONNECT, the end ---------------------------------------------------------------------------------------
+
+
+async def test_each_pingreq_is_answered(broker: Broker) -> None:
+    client = await broker.connect("pump")
+    await client.send(PING * 3)
+    assert [await client.receive() for _ in range(3)] == [PONG] * 3
+
+
+async def test_nothing_behind_a_disconnect_counts(broker: Broker) -> None:
+    client = await broker.connect("pump", b"will", b"gone", flags=CLEAN | WILL)
+    await client.send(encode_publish(b"a", b"before"), BYE, encode_publish(b"a", b"behind"), PING, b"\xff\xff")
+    assert await client.ended() == []
+    assert broker.stored() == [Message("a", b"before")]
+    assert broker.node.gateway.counters.closed_by_reason == {}
+
+
+async def test_what_was_published_before_a_disconnect_is_still_acknowledged(broker: Broker) -> None:
+    client = await broker.connect("pump")
+    await client.send(encode_publish(b"a", b"x", 1, packet_id=9), encode_publish(b"a", b"x", 2, packet_id=8), BYE)
+    assert await client.ended() == [(PUBACK, 9), (PUBREC, 8)]
+
+
+async def test_who_has_sent_all_and_closes_its_side_still_gets_its_acks(broker: Broker) -> None:
+    watcher = await broker.connect("watcher")
+    await watcher.subscribe(("will", 0))
+    client = await broker.connect("pump", b"will", b"gone", flags=CLEAN | WILL)
+    await client.send(encode_publish(b"a", b"x", 1, packet_id=9))
+    client.writer.write_eof()
+    assert await client.ended() == [(PUBACK, 9)]
+    assert await watcher.message() == Message("will", b"gone")
+
+
+async def test_a_stop_of_the_node_publishes_wills_and_closes(broker: Broker) -> None:
+    client = await broker.connect("pump", b"will", b"gone", flags=CLEAN | WILL | WILL_RETAIN)
+    await broker.node.gateway.stop()
+    assert await client.ended() == []
+    assert broker.stored() == [Message("will", b"gone", retain=True)]
+
+
+async def test_nothing_is_left_of_connections_that_ended(broker: Broker) -> None:
+    ends = {"disconnect": BYE, "protocol error": b"\xf0\0", "reset": b""}
+    for name, last in ends.items():
+        client = await broker.connect(name, b"will", b"gone", flags=CLEAN | WILL, keep_alive_s=65_535)
+        await client.subscribe(("a/#", 1), ("+/b", 2), ("a/b", 0))
+        if last:
+            await client.send(last)
+            await client.ended()
+        client.reset()
+    await broker.dial()
+    broker.clients[-1].reset()
+    await until(lambda: not broker.node.gateway.connections)
+    assert set(broker.held_resources().values()) == {0}
+
+
+# --- keep alive ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_client_that_is_silent_for_longer_than_its_keep_alive_is_closed(broker: Broker) -> None:
+    watcher = await broker.connect("watcher")
+    await watcher.subscribe(("will", 0))
+    client = await broker.connect("pump", b"will", b"gone", flags=CLEAN | WILL, keep_alive_s=10)
+    pass_time(broker.node.gateway, 14.9)
+    assert await client.drained() == []
+    pass_time(broker.node.gateway, 14.9)  # 29.8 s after the CONNECT, but the ping was in between
+    assert not broker.connection("pump")._closed
+    pass_time(broker.node.gateway, 1.2)  # 15 s, and at most one for the wheel
+    assert await client.ended() == []
+    assert broker.closed(ReasonCode.KEEP_ALIVE_TIMEOUT) == 1
+    assert await watcher.message() == Message("will", b"gone")
+
+
+async def test_keep_alive_0_is_none(broker: Broker) -> None:
+    client = await broker.connect("pump", keep_alive_s=0)
+    pass_time(broker.node.gateway, 100_000)
+    assert await client.drained() == []
+
+
+async def test_the_wheel_turns_by_itself(broker: Broker) -> None:
+    client = await broker.connect("pump", keep_alive_s=1)
+    loop = asyncio.get_running_loop()
+    started_s = loop.time()
+    assert await client.ended() == []
+    assert 1.4 < loop.time() - started_s < 5  # 2.5 s where the machine has time for us
+
+
+async def test_a_connection_is_on_the_wheel_once(broker: Broker) -> None:
+    client = await broker.connect("pump", keep_alive_s=60)
+    for _ in range(50):
+        pass_time(broker.node.gateway, 7)
+        await client.drained()
+        assert broker.held_resources()["watched"] == 1
+
+
+# --- what clients may not send ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in INVALID if not issubclass(case.error, ConnectRefused)], ids=lambda case: case.name
+)
+@pytest.mark.usefixtures("others")
+async def test_a_bad_packet_closes_the_connection_and_is_counted(broker: Broker, case: Any) -> None:
+    is_connect = case.data[:1] == b"\x10"
+    client = await (broker.dial() if is_connect else broker.connect("bad"))
+    await client.send(case.data, PING)
+    assert await client.ended() == []
+    assert broker.node.gateway.counters.closed_by_reason == {case.reason: 1}
+    assert broker.stored() == []
+
+
+@pytest.mark.parametrize(
+    ("topic", "what"),
+    [
+        (b"a/+", "wildcard"),
+        (b"#", "wildcard"),
+        (b"", "empty"),
+        (b"a\0b", "U+0000"),
+        (b"a/\xff", "not UTF-8"),
+        (b"\xed\xa0\x80", "a surrogate"),
+        (b"$SYS/x", "the node's"),
+        (b"a" * 4097, "too long"),
+        (b"/" * 128, "too deep"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+@pytest.mark.usefixtures("others")
+async def test_a_topic_that_is_none_closes_the_connection_without_an_ack(broker: Broker, topic: bytes, what: str) -> None:
+    client = await broker.connect("bad")
+    await client.send(encode_publish(topic, b"x", 1, packet_id=1))
+    assert await client.ended() == []
+    assert broker.closed(ReasonCode.TOPIC_NAME_INVALID) == 1
+    assert broker.stored() == []
+
+
+@pytest.mark.usefixtures("others")
+async def test_a_packet_over_the_limit_closes_the_connection_before_it_comes(broker: Broker) -> None:
+    client = await broker.connect("bad")
+    await client.send(b"\x30\xff\xff\xff\x7f")  # 256 MiB are announced
+    assert await client.ended() == []
+    assert broker.closed(ReasonCode.PACKET_TOO_LARGE) == 1
+
+
+async def test_the_largest_packet_is_taken_and_one_byte_more_is_not(start_broker: StartBroker) -> None:
+    broker = await start_broker(packet_bytes_max=2 * KIB)
+    client = await broker.connect("pump")
+    largest = encode_publish(b"a", b"x" * (2 * KIB - 8), 1, packet_id=1)
+    assert len(largest) == 2 * KIB
+    await client.send(largest)
+    assert await client.receive() == (PUBACK, 1)
+    await client.send(encode_publish(b"a", b"x" * (2 * KIB - 7), 1, packet_id=1))
+    assert await client.ended() == []
+    assert broker.closed(ReasonCode.PACKET_TOO_LARGE) == 1
+
+
+async def test_acks_that_nothing_waits_for_are_let_pass(broker: Broker) -> None:
+    client = await broker.connect("pump")
+    await client.send(encode_acks(PUBACK, [1]), encode_acks(PUBCOMP, [2]), encode_acks(PUBREC, [3]), encode_acks(PUBREL, [4]))
+    assert await client.drained() == [(PUBREL, 3), (PUBCOMP, 4)]
+    assert broker.node.gateway.counters.deliveries_acked == 0
+
+
+# --- how the network cuts it --------------------------------------------------------------------------------------------
+
+STREAM = [
+    subscribe(1, (b"a/#", 0)),
+    encode_publish(b"a/b", b"x" * 10, 1, packet_id=2),
+    encode_publish(b"a/b", b"y" * 200, 2, packet_id=3),
+    encode_acks(PUBREL, [3]),
+    unsubscribe(4, b"a/#"),
+    PING,
+]
+ANSWERS = {(SUBACK, 0, b"\0\1\0"), (PUBACK, 2), (PUBREC, 3), (PUBCOMP, 3), (UNSUBACK, 4), PONG}
+
+
+@pytest.mark.parametrize("first_connect", [True, False], ids=["with the CONNECT", "without"])
+async def test_a_stream_may_be_cut_at_any_byte(broker: Broker, first_connect: bool) -> None:
+    head = connect(CLEAN, b"cut") if first_connect else b""
+    stream = head + b"".join(STREAM)
+    for cut in range(1, len(stream)):
+        # Fed to the server's end of a real connection: what a socket hands over in one piece is the kernel's choice.
+        known = set(broker.node.gateway.connections)
+        client = await (broker.dial() if first_connect else broker.connect("cut"))
+        await until(lambda known=known: bool(broker.node.gateway.connections - known))  # type: ignore[misc]
+        (connection,) = broker.node.gateway.connections - known
+        connection.data_received(stream[:cut])
+        connection.data_received(stream[cut:])
+        answers = {await client.receive() for _ in range(len(ANSWERS) + first_connect)}
+        assert answers == (ANSWERS | {ACCEPTED} if first_connect else ANSWERS), cut
+        client.reset()
+    assert len(broker.stored()) == 2 * (len(stream) - 1)
+
+
+async def test_a_stream_may_come_byte_by_byte(broker: Broker) -> None:
+    client = await broker.connect("slow")
+    for byte in b"".join(STREAM) * 3:
+        broker.connection("slow").data_received(bytes((byte,)))
+    assert {await client.receive() for _ in range(3 * len(ANSWERS))} == ANSWERS
+    assert len(broker.stored()) == 6
+
+
+@pytest.mark.parametrize("piece_bytes", [1000, 65_536, 262_144, MIB])
+async def test_a_packet_of_a_mebibyte_may_come_in_many_reads(broker: Broker, piece_bytes: int) -> None:
+    body = bytes(range(256)) * 4096
+    large = encode_publish(b"a", body[:-9], 1, packet_id=1)
+    assert len(large) == MIB
+    client = await broker.connect("pump")
+    stream = PING + large + PING + large[:-1]
+    for at in range(0, len(stream), piece_bytes):
+        broker.connection("pump").data_received(stream[at : at + piece_bytes])
+    assert {await client.receive() for _ in range(3)} == {PONG, (PUBACK, 1)}
+    broker.connection("pump").data_received(large[-1:] + PING)
+    assert {await client.receive() for _ in range(2)} == {PONG, (PUBACK, 1)}
+    assert broker.stored() == [Message("a", body[:-9], 1)] * 2
+
+
+async def test_large_packets_come_over_a_socket(broker: Broker) -> None:
+    client = await broker.connect("pump")
+    body = b"x" * (MIB - 9)
+    await client.send(*(encode_publish(b"a", body, 1, packet_id=n) for n in range(1, 6)))
+    assert [await client.receive() for _ in range(5)] == [(PUBACK, n) for n in range(1, 6)]
+
+
+async def test_thousands_of_packets_in_one_write_are_all_answered_in_order(broker: Broker) -> None:
+    client = await broker.connect("pump")
+    ids = range(1, 20_001)
+    await client.send(*(encode_publish(b"a/%d" % (n % 7), b"%d" % n, 1, packet_id=n) for n in ids))
+    assert [await client.receive() for _ in ids] == [(PUBACK, n) for n in ids]
+    assert [int(message.body) for message in broker.stored()] == list(ids)
+
+
+# --- who doesn't read -------------------------------------------------------------------------------------------------------
+
+
+async def test_who_does_not_take_its_answers_is_no_longer_read(start_broker: StartBroker) -> None:
+    broker = await start_broker(send_buffer_bytes=4 * KIB)
+    client = await broker.connect("flood")
+    broker.limit_send_buffer("flood")
+    client.stop_reading()
+    connection = broker.connection("flood")
+    pings = 0
+    while connection._transport is not None and connection._transport.is_reading():
+        client.writer.write(PING * 10_000)
+        pings += 10_000
+        await asyncio.sleep(0)
+    assert not connection.writable
+    # What one read of the socket holds may be on its way through when the limit is reached.
+    assert broker.unsent_bytes("flood") < 4 * KIB + ANSWERS_BYTES_MAX + 256 * KIB
+
+    client.go_on_reading()
+    assert [await client.receive() for _ in range(pings)] == [PONG] * pings
+    assert await client.drained() == []

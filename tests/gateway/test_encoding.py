@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.codec import decode
+from gateway.encoding import SLOT, Run, encode_run
+from gateway.packets import PUBLISH
+from store.clock import ManualClock
+from store.lightqueue import ENTRY
+from store.options import MIB, StoreOptions
+from store.record import Flag, Properties, encode_properties
+from store.store import Store
+
+
+class Stored(NamedTuple):
+    """A message as it is stored."""
+
+    topic: bytes
+    body: bytes
+    qos: int = 0
+    properties: bytes = b""
+
+
+PROPERTIES = encode_properties(Properties(user=[("unit", "K")], tag="hot"))
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """A store without an event loop: a test commits by itself."""
+    directory: Path = tmp_path_factory.mktemp("store")
+    store = Store(directory, StoreOptions(segment_bytes=16 * MIB), ManualClock())
+    store.recover()
+    yield store
+    store.index.close()
+    store.log.close()
+
+
+def entries_of(store: Store, messages: list[Stored]) -> bytes:
+    """Store messages; return a light-queue entry for each."""
+    entries = b""
+    for message in messages:
+        route = store.queues.route(message.topic)
+        position = store.append_message(route, message.body, message.properties, message.qos)
+        entries += ENTRY.pack(position, store.log.end - position, 0)
+    store.commit()
+    return entries
+
+
+def patched(run: Run, packet_ids: Iterator[int]) -> bytes:
+    """Return a run with its slots filled, as a subscription does it."""
+    data = bytearray(run.data)
+    for offset, _ in run.slots:
+        SLOT.pack_into(data, offset, next(packet_ids))
+    return bytes(data)
+
+
+def expected(messages: list[Stored], qos_max: int, *, retain: bool = False) -> list[tuple[object, ...]]:
+    """Return what a client decodes, where packet ids count from 1."""
+    items: list[tuple[object, ...]] = []
+    packet_id = 0
+    for message in messages:
+        qos = min(message.qos, qos_max)
+        packet_id += qos > 0
+        items.append((PUBLISH, qos << 1 | retain, message.topic, packet_id if qos else 0, message.body))
+    return items
+
+
+def check(store: Store, messages: list[Stored], qos_max: int, *, retain: bool = False) -> None:
+    run = encode_run(store, entries_of(store, messages), qos_max, retain=retain)
+    data = patched(run, iter(range(1, len(messages) + 1)))
+    assert run.messages == len(messages)
+    assert [slot.qos for slot in run.slots] == [min(one.qos, qos_max) for one in messages if min(one.qos, qos_max)]
+    assert decode(data, 16 * MIB) == (expected(messages, qos_max, retain=retain), len(data))
+
+
+@pytest.mark.parametrize("retain", [False, True])
+@pytest.mark.parametrize("qos_max", [0, 1, 2])
+@pytest.mark.parametrize("properties", [b"", PROPERTIES], ids=["plain", "properties"])
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_a_message_goes_out_at_the_lower_qos_without_its_properties(
+    store: Store, qos: int, properties: bytes, qos_max: int, retain: bool
+) -> None:
+    check(store, [Stored(b"plant/1/temperature", b"21.5", qos, properties)], qos_max, retain=retain)
+
+
+@pytest.mark.parametrize("qos_max", [0, 1])
+@pytest.mark.parametrize("remaining", [126, 127, 128, 129, 16_383, 16_384, 2_097_151, 2_097_152])
+def test_lengths_around_each_length_byte_hold(store: Store, remaining: int, qos_max: int) -> None:
+    topic = b"plant/1"
+    check(store, [Stored(topic, b"x" * (remaining - 2 - len(topic) - 2 * qos_max), 1)] * 2, qos_max)
+
+
+@pytest.mark.parametrize("qos_max", [0, 2])
+@pytest.mark.parametrize("body", [b"", b"x", b"x" * 200])
+@pytest.mark.parametrize("topic_bytes", [1, 123, 124, 125, 126, 127, 128, 300, 4096])
+def test_long_topics_and_empty_bodies_hold(store: Store, topic_bytes: int, body: bytes, qos_max: int) -> None:
+    check(store, [Stored(b"t" * topic_bytes, body, 2)], qos_max)
+
+
+def test_a_batch_keeps_its_order_and_each_slot_is_its_own(store: Store) -> None:
+    messages = [
+        Stored(f"plant/{n}".encode(), b"x" * (n * 7 % 300), n % 3, PROPERTIES if n % 5 == 0 else b"") for n in range(200)
+    ]
+    for qos_max in (0, 1, 2):
+        check(store, messages, qos_max)
+
+
+def test_nothing_is_a_run_of_nothing(store: Store) -> None:
+    assert encode_run(store, b"", 1) == Run(b"", [], 0)
+
+
+def test_the_retain_flag_of_a_stored_message_is_not_passed_on(store: Store) -> None:
+    # [MQTT-3.3.1-9]: it is set for a new subscription only.
+    message = Stored(b"plant/1", b"on", Flag.RETAIN | 1)
+    run = encode_run(store, entries_of(store, [message]), 1)
+    assert decode(patched(run, iter([5])), MIB)[0] == [(PUBLISH, 1 << 1, b"plant/1", 5, b"on")]
+
+
+@given(
+    st.lists(
+        st.builds(
+            Stored,
+            st.text("abc/\u00fc", min_size=1, max_size=70).map(str.encode),
+            st.binary(max_size=150),
+            st.integers(0, 2),
+            st.sampled_from([b"", PROPERTIES]),
+        ),
+        max_size=8,
+    ),
+    st.integers(0, 2),
+)
+def test_whatever_is_stored_is_what_a_client_decodes(store: Store, messages: list[Stored], qos_max: int) -> None:
+    check(store, messages, qos_max)

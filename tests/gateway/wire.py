@@ -1,0 +1,294 @@
+"""An MQTT client of bytes, for tests that must see each packet, and the node that it talks to."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from gateway.codec import FROM_SERVER, Packet, decode, encode_acks, encode_publish
+from gateway.connection import Connection
+from gateway.options import GatewayOptions
+from gateway.packets import CONNACK, DISCONNECT, PINGREQ, PINGRESP, PUBLISH, SUBACK, UNSUBACK
+from gateway.reasons import ReasonCode
+from millrace.config import AdminOptions, Config
+from millrace.node import Node
+from pop.options import PopOptions
+from store.options import KIB, MIB, HostPort, StoreOptions
+from store.record import Kind
+from tests.gateway.packet_cases import connect, packet, subscribe, unsubscribe
+
+ANSWER_S_MAX = 20.0
+"""How long a test waits for what must come. Only a failure takes this long."""
+
+RECEIVE_BUFFER_BYTES = 64 * KIB
+"""What the kernel keeps for a client that doesn't read: little, so that the node soon notices."""
+
+FREE = HostPort("127.0.0.1", 0)
+PING = packet(PINGREQ << 4)
+BYE = packet(DISCONNECT << 4)
+
+CLEAN = 0x02
+WILL, WILL_RETAIN = 0x04, 0x20
+"""Connect flags."""
+
+
+class Message(NamedTuple):
+    """A PUBLISH as a subscriber gets it."""
+
+    topic: str
+    body: bytes
+    qos: int = 0
+    retain: bool = False
+
+
+class Client:
+    """One MQTT connection, packet by packet. What comes while a test waits for something else is kept, in order."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        self._packets: deque[Packet] = deque()
+        self._rest = b""
+
+    # --- packets ----------------------------------------------------------------------------------------------------
+
+    async def send(self, *packets: bytes) -> None:
+        """Write packets, as one piece."""
+        self.writer.write(b"".join(packets))
+        await self.writer.drain()
+
+    async def receive(self) -> Packet:
+        """Return the next packet, or `()` at the end of the connection."""
+        async with asyncio.timeout(ANSWER_S_MAX):
+            while not self._packets:
+                data = await self._read()
+                if not data:
+                    return ()
+                self._rest += data
+                packets, used = decode(self._rest, 64 * MIB, FROM_SERVER)
+                self._packets.extend(packets)
+                self._rest = self._rest[used:]
+        return self._packets.popleft()
+
+    async def _read(self) -> bytes:
+        try:
+            return await self.reader.read(MIB)
+        except ConnectionResetError:  # the server closed while something of ours was on its way: closed all the same
+            return b""
+
+    async def expect(self, kind: int) -> Packet:
+        """Return the next packet of type `kind`; what came before it is kept."""
+        passed: list[Packet] = []
+        while (found := await self.receive()) and found[0] != kind:
+            passed.append(found)
+        self._packets.extendleft(reversed(passed))
+        assert found, f"closed before a packet of type {kind} came; it got {passed}"
+        return found
+
+    async def drained(self) -> list[Packet]:
+        """Return all packets that answer what was sent so far, or that are due by then; PINGRESPs left out.
+
+        Two pings, one after the other: the first may be in one read with a PUBLISH, which is delivered when that read's turn
+        of the loop is over.
+        """
+        passed: list[Packet] = []
+        for _ in range(2):
+            await self.send(PING)
+            while (found := await self.receive()) and found[0] != PINGRESP:
+                passed.append(found)
+            assert found, f"closed in place of a PINGRESP; it got {passed}"
+        return passed
+
+    async def ended(self) -> list[Packet]:
+        """Wait for the end of the connection; return the packets before it."""
+        passed: list[Packet] = []
+        while found := await self.receive():
+            passed.append(found)
+        return passed
+
+    # --- what clients do --------------------------------------------------------------------------------------------
+
+    async def publish(
+        self, topic: str, body: bytes = b"", qos: int = 0, *, packet_id: int = 1, retain: bool = False, dup: bool = False
+    ) -> None:
+        """Publish; at QoS 1 and 2, return when the server has answered."""
+        used_id = packet_id if qos else 0
+        await self.send(encode_publish(topic.encode(), body, qos, retain=retain, dup=dup, packet_id=used_id))
+        if qos:
+            assert await self.expect(3 + qos) == (3 + qos, packet_id)  # PUBACK is 4, PUBREC 5
+        if qos == 2:
+            await self.send(encode_acks(6, [packet_id]))
+            assert await self.expect(7) == (7, packet_id)
+
+    async def subscribe(self, *filters: tuple[str, int]) -> list[int]:
+        """Subscribe to pairs of filter and QoS; return the codes of the SUBACK."""
+        await self.send(subscribe(1, *((name.encode(), qos) for name, qos in filters)))
+        body = (await self.expect(SUBACK))[2]
+        assert body[:2] == b"\0\1"
+        return list(body[2:])
+
+    async def unsubscribe(self, *filters: str) -> None:
+        await self.send(unsubscribe(2, *(name.encode() for name in filters)))
+        assert await self.expect(UNSUBACK) == (UNSUBACK, 2)
+
+    async def message(self) -> Message:
+        """Return the next message; at QoS 1 and 2, acknowledge it."""
+        found = await self.receive()
+        assert found, "closed in place of a message"
+        assert found[0] == PUBLISH, found
+        message = message_of(found)
+        if message.qos:
+            await self.send(encode_acks(3 + message.qos, [found[3]]))
+        if message.qos == 2:
+            assert await self.expect(6) == (6, found[3])
+            await self.send(encode_acks(7, [found[3]]))
+        return message
+
+    async def messages(self) -> list[Message]:
+        """Return the messages among what `drained` returns. Acknowledges nothing."""
+        return [message_of(found) for found in await self.drained() if found[0] == PUBLISH]
+
+    def reset(self) -> None:
+        """End the connection without a DISCONNECT."""
+        self.writer.transport.abort()
+
+    def stop_reading(self) -> None:
+        self.writer.transport.pause_reading()  # type: ignore[attr-defined]
+
+    def go_on_reading(self) -> None:
+        self.writer.transport.resume_reading()  # type: ignore[attr-defined]
+
+
+def message_of(found: Packet) -> Message:
+    _, flags, topic, _, body = found
+    return Message(topic.decode(), body, flags >> 1 & 3, bool(flags & 1))
+
+
+class Broker:
+    """A node on a data directory, and the clients of a test. Its options are those of the sections `[mqtt]` and `[store]`."""
+
+    def __init__(self, data_dir: Path, options: dict[str, Any]) -> None:
+        store = {name: options.pop(name) for name in tuple(options) if name in StoreOptions.__slots__}
+        self.config = replace(
+            Config(),
+            data_dir=data_dir,
+            mqtt=GatewayOptions(listen=FREE, **options),
+            store=StoreOptions(**({"segment_bytes": 16 * MIB} | store)),
+            pop=PopOptions(listen=FREE),
+            admin=AdminOptions(listen=FREE),
+        )
+        self.clients: list[Client] = []
+        self.node = Node(self.config)
+
+    async def start(self) -> Self:
+        await self.node.start()
+        return self
+
+    async def stop(self) -> None:
+        for client in self.clients:
+            client.reset()
+        self.clients.clear()
+        await self.node.stop()
+
+    async def restart(self) -> None:
+        """Stop the node, and start another one on its data directory."""
+        await self.stop()
+        self.node = Node(self.config)
+        await self.node.start()
+
+    async def dial(self) -> Client:
+        """Open a socket, and send nothing."""
+        end = socket.socket()
+        end.setblocking(False)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
+        await asyncio.get_running_loop().sock_connect(end, (self.node.mqtt.host, self.node.mqtt.port))
+        client = Client(*await asyncio.open_connection(sock=end))
+        self.clients.append(client)
+        return client
+
+    async def connect(
+        self, client_id: str, *fields: bytes, flags: int = CLEAN, keep_alive_s: int = 0, accepted: bool = True
+    ) -> Client:
+        """Open a connection; `fields` are those that `flags` announce."""
+        client = await self.dial()
+        await client.send(connect(flags, client_id.encode(), *fields, keep_alive_s=keep_alive_s))
+        if accepted:
+            assert await client.receive() == (CONNACK, 0, b"\0\0")
+        return client
+
+    def connection(self, client_id: str) -> Connection:
+        """Return the server's end of a client's connection."""
+        return self.node.gateway.clients[client_id]
+
+    def limit_send_buffer(self, client_id: str) -> None:
+        """Let the kernel keep little of what the node sends to a client that doesn't read."""
+        transport = self.connection(client_id)._transport
+        assert transport is not None
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, RECEIVE_BUFFER_BYTES)
+
+    def unsent_bytes(self, client_id: str) -> int:
+        """Return how many bytes for a client wait in the node."""
+        transport = self.connection(client_id)._transport
+        return transport.get_write_buffer_size() if transport is not None else 0
+
+    def closed(self, reason: ReasonCode) -> int:
+        """Return how many connections the node has closed for a reason."""
+        return self.node.gateway.counters.closed_by_reason.get(reason, 0)
+
+    def stored(self) -> list[Message]:
+        """Return the messages in the log."""
+        self.node.store.commit()
+        return [
+            Message(record.topic.decode(), record.body, record.flags & 3, bool(record.flags & 4))
+            for record in self.node.store.log.scan(0)
+            if record.kind == Kind.MESSAGE
+        ]
+
+    def held_resources(self) -> dict[str, int]:
+        """Return what the gateway and the store hold for connections: all 0 where nobody is connected."""
+        gateway, queues = self.node.gateway, self.node.store.queues
+        return {
+            "connections": len(gateway.connections),
+            "clients": len(gateway.clients),
+            "fanouts": len(gateway._fanouts),
+            "watched": sum(map(len, gateway._wheel.values())),
+            "watchers": sum(len(queue.watchers) for queue in queues),
+            "transient queues": sum(queue.transient for queue in queues),
+        }
+
+
+class HeldSync:
+    """Lets no fdatasync of a log begin until the block ends or `release` is called."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._log = broker.node.store.log
+        self._sync = self._log.sync
+        self._allowed = threading.Event()
+
+    def __enter__(self) -> Self:
+        def sync() -> None:
+            assert self._allowed.wait(ANSWER_S_MAX), "the test never let the sync go on"
+            self._sync()
+
+        self._log.sync = sync  # type: ignore[method-assign]
+        return self
+
+    def release(self) -> None:
+        self._allowed.set()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.release()
+
+
+async def until(is_true: Callable[[], bool]) -> None:
+    """Let the loop go on until something is true."""
+    async with asyncio.timeout(ANSWER_S_MAX):
+        while not is_true():  # noqa: ASYNC110 - a state of the node's, of which no event tells
+            await asyncio.sleep(0.001)

@@ -1,0 +1,457 @@
+"""The gRPC face: every call, every bad input, and that the node goes on after each of them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import grpc
+import grpc.aio
+import pytest
+
+from pop import pop_pb2 as pb
+from pop import service as service_module
+from pop.options import PopOptions
+from pop.service import HANDLES_MAX, MESSAGES_PER_SEND_MAX, PROPERTIES_MAX, PROPERTY_BYTES_MAX
+from store.options import MIB, StoreOptions
+from tests.pop.wiring import FILTER, GROUP, TOPIC, Node, stub_of
+from timer.options import TimerOptions
+
+if TYPE_CHECKING:
+    from pop.pop_pb2_grpc import PopServiceAsyncStub
+
+LONG_MS = 50_000
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+async def send(stub: PopServiceAsyncStub, *bodies: bytes, topic: str = TOPIC) -> list[pb.SendResult]:
+    answer = await stub.Send(pb.SendRequest(messages=[pb.Message(topic=topic, body=body) for body in bodies]))
+    assert {result.status.code for result in answer.results} <= {pb.OK}
+    return list(answer.results)
+
+
+async def pop(
+    stub: PopServiceAsyncStub,
+    *,
+    group: str = GROUP,
+    topic_filter: str = FILTER,
+    messages_max: int = 0,
+    invisible_ms: int = 0,
+    wait_ms: int = LONG_MS,
+) -> list[pb.PoppedMessage]:
+    request = pb.PopRequest(
+        group=group, filter=topic_filter, messages_max=messages_max, invisible_ms=invisible_ms, wait_ms=wait_ms
+    )
+    return list((await stub.Pop(request)).messages)
+
+
+async def ack(stub: PopServiceAsyncStub, *handles: str, group: str = GROUP) -> list[int]:
+    answer = await stub.Ack(pb.AckRequest(group=group, handles=handles))
+    assert all(bool(status.detail) == (status.code != pb.OK) for status in answer.statuses)
+    return [status.code for status in answer.statuses]
+
+
+async def change(stub: PopServiceAsyncStub, handle: str, invisible_ms: int, *, suspend: bool = False) -> tuple[int, str]:
+    wish = pb.InvisibleChange(handle=handle, invisible_ms=invisible_ms, suspend=suspend)
+    (result,) = (await stub.ChangeInvisible(pb.ChangeInvisibleRequest(group=GROUP, changes=[wish]))).results
+    return result.status.code, result.handle
+
+
+async def recall(stub: PopServiceAsyncStub, *handles: str) -> list[int]:
+    return [status.code for status in (await stub.Recall(pb.RecallRequest(recall_handles=handles))).statuses]
+
+
+async def serves_on(stub: PopServiceAsyncStub) -> None:
+    """Fail unless the node does its work as if nothing had been."""
+    await send(stub, b"alive", topic="alive/1")
+    (message,) = await pop(stub, group="alive", topic_filter="alive/#")
+    assert message.body == b"alive"
+    assert await ack(stub, message.handle, group="alive") == [pb.OK]
+
+
+@pytest.fixture
+async def small(tmp_path: Path) -> AsyncIterator[PopServiceAsyncStub]:
+    """A node whose limits a test can reach."""
+    node = Node(
+        tmp_path / "small",
+        pop=PopOptions(message_bytes_max=2_000, groups_max=2, waiters_max=1, messages_max=3, wait_ms_max=20),
+        timer=TimerOptions(pending_max=1, delay_ms_max=60_000),
+        store=StoreOptions(segment_bytes=MIB, queues_max=6, topic_levels_max=8),
+    )
+    await node.start()
+    async with grpc.aio.insecure_channel(node.target) as channel:
+        yield stub_of(channel)
+    await node.stop()
+
+
+# --- what it is for -------------------------------------------------------------------------------------------------
+
+
+async def test_what_is_sent_is_popped_with_all_that_it_carries(stub: PopServiceAsyncStub) -> None:
+    properties = {"unit": "°C", "empty": "", "": "no name", "x" * 1_000: "y" * PROPERTY_BYTES_MAX}
+    message = pb.Message(topic=TOPIC, body=bytes(range(256)), properties=properties, tag="reading", message_group="plant/1")
+    before_ms = now_ms()
+    (sent,) = (await stub.Send(pb.SendRequest(messages=[message]))).results
+    (popped,) = await pop(stub, invisible_ms=5_000)
+    assert popped.message_id == sent.message_id
+    assert (popped.topic, popped.body, dict(popped.properties)) == (TOPIC, bytes(range(256)), properties)
+    assert (popped.tag, popped.message_group, popped.attempt, popped.queue_offset) == ("reading", "plant/1", 1, 0)
+    assert before_ms <= popped.stored_ms <= now_ms()
+    assert before_ms + 5_000 <= popped.visible_at_ms <= now_ms() + 5_000
+
+
+async def test_an_empty_message_and_an_empty_pop_are_no_errors(stub: PopServiceAsyncStub) -> None:
+    assert await pop(stub, wait_ms=0) == []
+    await send(stub, b"")
+    (popped,) = await pop(stub)
+    assert (popped.body, dict(popped.properties), popped.tag) == (b"", {}, "")
+    assert list((await stub.Send(pb.SendRequest())).results) == []
+    assert await ack(stub) == []
+    assert await recall(stub) == []
+
+
+async def test_a_message_not_acknowledged_comes_back_to_a_waiting_poll_within_200_ms(stub: PopServiceAsyncStub) -> None:
+    await send(stub, b"a")
+    (first,) = await pop(stub, invisible_ms=50)
+    (again,) = await pop(stub)
+    late_ms = now_ms() - first.visible_at_ms
+    assert (again.body, again.attempt) == (b"a", 2)
+    assert 0 <= late_ms < 200
+
+
+async def test_acknowledging_states_what_came_of_each_handle(node: Node, stub: PopServiceAsyncStub) -> None:
+    await send(stub, b"a", b"b", b"c", b"d")
+    a, b, c, d = await pop(stub)
+    expiring = await change(stub, d.handle, 1)
+    await node.until(lambda: node.core.counters.revived == 1)
+    forged = b.handle[:-2] + f"{int(b.handle[-2:], 16) ^ 1:02x}"
+    handles = [a.handle, a.handle, forged, c.handle, d.handle, expiring[1], "", "zz", "é"]
+    assert await ack(stub, *handles) == [
+        pb.OK,
+        pb.ALREADY_ACKED,
+        pb.INVALID_HANDLE,
+        pb.OK,
+        pb.HANDLE_REPLACED,
+        pb.HANDLE_EXPIRED,
+        pb.INVALID_HANDLE,
+        pb.INVALID_HANDLE,
+        pb.INVALID_HANDLE,
+    ]
+    assert await ack(stub, b.handle, group="another") == [pb.INVALID_HANDLE]
+    assert await ack(stub, b.handle, group="") == [pb.INVALID_HANDLE]
+    assert await ack(stub, b.handle) == [pb.OK]
+
+
+async def test_changes_of_invisible_time_extend_return_and_suspend(stub: PopServiceAsyncStub) -> None:
+    await send(stub, b"extended", b"returned", b"suspended")
+    extended, returned, suspended = await pop(stub)
+    code, handle = await change(stub, extended.handle, 600_000)
+    assert code == pb.OK
+    assert handle != extended.handle
+    assert (await change(stub, returned.handle, 0))[0] == pb.OK
+    assert [(message.body, message.attempt) for message in await pop(stub)] == [(b"returned", 2)]
+    assert (await change(stub, suspended.handle, 0, suspend=True))[0] == pb.OK
+    assert [(message.body, message.attempt) for message in await pop(stub)] == [(b"suspended", 1)]
+    assert await change(stub, extended.handle, 5) == (pb.HANDLE_REPLACED, extended.handle)
+    assert await ack(stub, extended.handle, handle) == [pb.HANDLE_REPLACED, pb.OK]
+
+
+async def test_a_delayed_message_comes_when_it_is_due_and_not_before(stub: PopServiceAsyncStub) -> None:
+    due_ms = now_ms() + 150
+    message = pb.Message(topic=TOPIC, body=b"late", tag="t", properties={"a": "b"}, deliver_at_ms=due_ms)
+    (sent,) = (await stub.Send(pb.SendRequest(messages=[message]))).results
+    assert sent.recall_handle
+    (popped,) = await pop(stub)
+    assert due_ms <= now_ms() < due_ms + 200
+    assert (popped.message_id, popped.body, popped.tag, dict(popped.properties)) == (sent.message_id, b"late", "t", {"a": "b"})
+    assert await recall(stub, sent.recall_handle) == [pb.ALREADY_FIRED]
+
+
+async def test_a_delivery_time_that_is_past_is_at_once_and_nothing_to_recall(stub: PopServiceAsyncStub) -> None:
+    message = pb.Message(topic=TOPIC, body=b"a", deliver_at_ms=now_ms() - 1)
+    (sent,) = (await stub.Send(pb.SendRequest(messages=[message]))).results
+    assert sent.recall_handle == ""
+    assert [popped.body for popped in await pop(stub, wait_ms=0)] == [b"a"]
+
+
+async def test_a_recalled_message_never_comes(node: Node, stub: PopServiceAsyncStub) -> None:
+    messages = [pb.Message(topic=TOPIC, body=b"no", deliver_at_ms=now_ms() + 200), pb.Message(topic=TOPIC, body=b"yes")]
+    messages.append(pb.Message(topic=TOPIC, body=b"after", deliver_at_ms=messages[0].deliver_at_ms + 1))
+    results = (await stub.Send(pb.SendRequest(messages=messages))).results
+    handle = results[0].recall_handle
+    wrong = handle[:-1] + ("0" if handle[-1] != "0" else "1")
+    assert await recall(stub, handle, handle, wrong, "", "x") == [
+        pb.OK,
+        pb.ALREADY_RECALLED,
+        pb.INVALID_HANDLE,
+        pb.INVALID_HANDLE,
+        pb.INVALID_HANDLE,
+    ]
+    await node.until(lambda: node.delayed.fired == 1)
+    assert [popped.body for popped in await pop(stub)] == [b"yes", b"after"]
+    unknown = node.core.handles.recall(2**40, now_ms())
+    assert await recall(stub, unknown) == [pb.UNKNOWN_MESSAGE]
+
+
+async def test_a_big_body_is_identical_after_a_retry(stub: PopServiceAsyncStub) -> None:
+    body = bytes(range(256)) * 4 * 4_000  # 4,096,000 bytes: above gRPC's default for an answer
+    await send(stub, body, topic="plant/big")
+    (first,) = await pop(stub)
+    await change(stub, first.handle, 0)
+    (again,) = await pop(stub)
+    assert again.attempt == 2
+    assert again.body == body
+    assert again.message_id == first.message_id
+
+
+async def test_consumers_of_a_group_share_its_messages_and_none_comes_twice(stub: PopServiceAsyncStub) -> None:
+    async def consume() -> list[bytes]:
+        got: list[bytes] = []
+        while messages := await pop(stub, messages_max=7, wait_ms=200):
+            assert set(await ack(stub, *(message.handle for message in messages))) == {pb.OK}
+            got += [message.body for message in messages]
+        return got
+
+    consumers = [asyncio.create_task(consume()) for _ in range(8)]
+    sent = [b"%d" % n for n in range(500)]
+    for at in range(0, 500, 50):
+        await send(stub, *sent[at : at + 50])
+    got = [body for bodies in await asyncio.gather(*consumers) for body in bodies]
+    assert sorted(got) == sorted(sent)
+
+
+async def test_a_group_may_start_with_what_comes_now(stub: PopServiceAsyncStub) -> None:
+    await send(stub, b"before")
+    request = pb.PopRequest(group="late", filter=FILTER, start=pb.LATEST)
+    assert list((await stub.Pop(request)).messages) == []
+    await send(stub, b"after")
+    assert [message.body for message in (await stub.Pop(request)).messages] == [b"after"]
+
+
+# --- calls that end early -------------------------------------------------------------------------------------------
+
+
+async def test_a_poll_that_its_consumer_cancels_leaves_the_message_to_another(node: Node, stub: PopServiceAsyncStub) -> None:
+    call = stub.Pop(pb.PopRequest(group=GROUP, filter=FILTER, wait_ms=LONG_MS))
+    await node.until(lambda: node.core.waiting == 1)
+    call.cancel()
+    await node.until(lambda: node.core.waiting == 0)
+    await send(stub, b"a")
+    (message,) = await pop(stub)
+    assert (message.body, message.attempt) == (b"a", 1)
+
+
+async def test_a_poll_whose_connection_ends_leaves_the_message_to_another(node: Node, stub: PopServiceAsyncStub) -> None:
+    async with grpc.aio.insecure_channel(node.target) as channel:
+        call = stub_of(channel).Pop(pb.PopRequest(group=GROUP, filter=FILTER, wait_ms=LONG_MS))
+        await node.until(lambda: node.core.waiting == 1)
+    await node.until(lambda: node.core.waiting == 0)
+    assert call.cancelled()
+    await send(stub, b"a")
+    assert [(message.body, message.attempt) for message in await pop(stub)] == [(b"a", 1)]
+
+
+async def test_a_poll_with_a_deadline_leaves_the_message_to_another(node: Node, stub: PopServiceAsyncStub) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await stub.Pop(pb.PopRequest(group=GROUP, filter=FILTER, wait_ms=LONG_MS), timeout=0.05)
+    assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    await node.until(lambda: node.core.waiting == 0)
+    await send(stub, b"a")
+    assert [(message.body, message.attempt) for message in await pop(stub)] == [(b"a", 1)]
+
+
+# --- bad messages: a status each, and the others of the batch are stored ---------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        (pb.Message(topic=""), pb.INVALID_TOPIC),
+        (pb.Message(topic="a/+"), pb.INVALID_TOPIC),
+        (pb.Message(topic="a/#"), pb.INVALID_TOPIC),
+        (pb.Message(topic="a\0b"), pb.INVALID_TOPIC),
+        (pb.Message(topic="x" * 70_000), pb.INVALID_TOPIC),
+        (pb.Message(topic="/" * 10), pb.INVALID_TOPIC),
+        (pb.Message(topic="$SYS/x"), pb.INVALID_TOPIC),
+        (pb.Message(topic="$dlq/billing"), pb.INVALID_TOPIC),
+        (pb.Message(topic="$retry/1"), pb.INVALID_TOPIC),
+        (pb.Message(topic=TOPIC, body=bytes(2_001)), pb.MESSAGE_TOO_LARGE),
+        (pb.Message(topic=TOPIC, body=bytes(1_000), properties={"a": "b" * 1_000}), pb.MESSAGE_TOO_LARGE),
+        (pb.Message(topic=TOPIC, properties={"a": "b" * (PROPERTY_BYTES_MAX + 1)}), pb.INVALID_PROPERTY),
+        (pb.Message(topic=TOPIC, properties={"é" * 40_000: ""}), pb.INVALID_PROPERTY),
+        (pb.Message(topic=TOPIC, tag="t" * 65_536), pb.INVALID_PROPERTY),
+        (pb.Message(topic=TOPIC, message_group="g" * 65_536), pb.INVALID_PROPERTY),
+        (pb.Message(topic=TOPIC, properties={str(n): "" for n in range(PROPERTIES_MAX + 1)}), pb.INVALID_PROPERTY),
+        (pb.Message(topic=TOPIC, deliver_at_ms=-1), pb.INVALID_DELIVERY_TIME),
+        (pb.Message(topic=TOPIC, deliver_at_ms=-(2**63)), pb.INVALID_DELIVERY_TIME),
+        (pb.Message(topic=TOPIC, deliver_at_ms=2**63 - 1), pb.INVALID_DELIVERY_TIME),
+        (pb.Message(topic=TOPIC, deliver_at_ms=now_ms() + 3_600_000), pb.INVALID_DELIVERY_TIME),
+    ],
+)
+async def test_a_bad_message_is_refused_alone(small: PopServiceAsyncStub, message: pb.Message, code: int) -> None:
+    good = pb.Message(topic=TOPIC, body=b"good")
+    answer = await small.Send(pb.SendRequest(messages=[good, message, good]))
+    assert [result.status.code for result in answer.results] == [pb.OK, code, pb.OK]
+    assert answer.results[1].status.detail
+    assert (answer.results[1].message_id, answer.results[1].recall_handle) == ("", "")
+    assert [popped.body for popped in await pop(small)] == [b"good", b"good"]
+    await serves_on(small)
+
+
+async def test_a_message_as_large_as_allowed_is_stored(small: PopServiceAsyncStub) -> None:
+    await send(small, bytes(2_000 - len(TOPIC)))
+    assert [len(message.body) for message in await pop(small)] == [2_000 - len(TOPIC)]
+
+
+async def test_more_delayed_messages_than_allowed_are_refused(small: PopServiceAsyncStub) -> None:
+    delayed = pb.Message(topic=TOPIC, deliver_at_ms=now_ms() + 50_000)
+    results = (await small.Send(pb.SendRequest(messages=[delayed, delayed]))).results
+    assert [result.status.code for result in results] == [pb.OK, pb.TOO_MANY_TIMERS]
+    assert "timer.pending_max" in results[1].status.detail
+    assert await recall(small, results[0].recall_handle) == [pb.OK]
+    (again,) = (await small.Send(pb.SendRequest(messages=[delayed]))).results
+    assert again.status.code == pb.OK
+
+
+async def test_a_topic_that_needs_one_queue_too_many_is_refused(small: PopServiceAsyncStub) -> None:
+    messages = [pb.Message(topic=f"level{n}/x") for n in range(8)]
+    results = (await small.Send(pb.SendRequest(messages=messages))).results
+    assert [result.status.code for result in results] == [pb.OK] * 6 + [pb.TOO_MANY_QUEUES] * 2
+    assert "store.queues_max" in results[7].status.detail
+    await send(small, b"a", topic="level0/y")
+
+
+# --- bad calls: a gRPC status ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"group": ""}, "empty"),
+        ({"group": "a/b"}, "characters"),
+        ({"group": " a"}, "characters"),
+        ({"group": "a\n"}, "characters"),
+        ({"group": "x" * 256}, "255 bytes"),
+        ({"filter": ""}, "filter"),
+        ({"filter": "a/#/b"}, "filter"),
+        ({"filter": "a+"}, "filter"),
+        ({"filter": "a\0"}, "filter"),
+        ({"filter": "/" * 100}, "filter"),
+        ({"filter": "$SYS/#"}, r"\$dlq/GROUP"),
+        ({"filter": f"$dlq/{GROUP}"}, "its own dead letters"),
+        ({"messages_max": -1}, "messages_max"),
+        ({"messages_max": -(2**31)}, "messages_max"),
+        ({"invisible_ms": -1}, "invisible_ms"),
+        ({"invisible_ms": 12 * 3_600_000 + 1}, "invisible_ms"),
+        ({"invisible_ms": 2**63 - 1}, "invisible_ms"),
+        ({"wait_ms": -1}, "wait_ms"),
+        ({"wait_ms": -(2**63)}, "wait_ms"),
+        ({"start": 7}, "start"),
+    ],
+)
+async def test_a_bad_pop_is_refused_and_says_why(small: PopServiceAsyncStub, fields: dict[str, object], says: str) -> None:
+    request = pb.PopRequest(**{"group": GROUP, "filter": FILTER, **fields})  # type: ignore[arg-type]
+    with pytest.raises(grpc.aio.AioRpcError, match=says) as raised:
+        await small.Pop(request)
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    await serves_on(small)
+
+
+async def test_more_than_a_pop_may_have_is_cut_to_it(small: PopServiceAsyncStub) -> None:
+    await send(small, *([b"x"] * 5))
+    assert len(await pop(small, messages_max=2**31 - 1)) == 3
+    assert len(await pop(small)) == 2
+    assert await pop(small, wait_ms=2**63 - 1) == []  # after wait_ms_max
+
+
+async def test_one_group_too_many_is_refused(small: PopServiceAsyncStub) -> None:
+    await pop(small, group="one")
+    await pop(small, group="two")
+    with pytest.raises(grpc.aio.AioRpcError, match=r"pop\.groups_max") as raised:
+        await pop(small, group="three")
+    assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    await send(small, b"a")
+    assert len(await pop(small, group="two")) == 1
+
+
+async def test_one_waiting_poll_too_many_is_refused(node: Node, tmp_path: Path) -> None:
+    crowded = Node(tmp_path / "crowded", pop=PopOptions(waiters_max=1))
+    await crowded.start()
+    async with grpc.aio.insecure_channel(crowded.target) as channel:
+        stub = stub_of(channel)
+        first = asyncio.ensure_future(pop(stub))
+        await crowded.until(lambda: crowded.core.waiting == 1)
+        with pytest.raises(grpc.aio.AioRpcError, match=r"pop\.waiters_max") as raised:
+            await pop(stub)
+        assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        await send(stub, b"a")
+        assert len(await first) == 1
+    await crowded.stop()
+
+
+async def test_too_many_messages_or_handles_in_a_call_are_refused(stub: PopServiceAsyncStub) -> None:
+    calls = [
+        stub.Send(pb.SendRequest(messages=[pb.Message(topic=TOPIC)] * (MESSAGES_PER_SEND_MAX + 1))),
+        stub.Ack(pb.AckRequest(group=GROUP, handles=["x"] * (HANDLES_MAX + 1))),
+        stub.ChangeInvisible(pb.ChangeInvisibleRequest(group=GROUP, changes=[pb.InvisibleChange()] * (HANDLES_MAX + 1))),
+        stub.Recall(pb.RecallRequest(recall_handles=["x"] * (HANDLES_MAX + 1))),
+    ]
+    for call in calls:
+        with pytest.raises(grpc.aio.AioRpcError, match="at most") as raised:
+            await call
+        assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert await pop(stub, wait_ms=0) == []
+    await serves_on(stub)
+
+
+async def test_a_call_full_of_forged_handles_is_refused_quickly(stub: PopServiceAsyncStub) -> None:
+    forged = [n.to_bytes(8, "little").hex() + "00" * 12 + "ffff" + "00" * 8 for n in range(HANDLES_MAX)]
+    began_s = time.perf_counter()
+    assert set(await ack(stub, *forged)) == {pb.INVALID_HANDLE}
+    assert time.perf_counter() - began_s < 2.0  # a code per index up to the one named would take 10 s and more
+
+
+@pytest.mark.parametrize("invisible_ms", [-1, -(2**63), 12 * 3_600_000 + 1, 2**63 - 1])
+async def test_a_bad_invisible_time_is_refused_and_the_handle_stays_good(stub: PopServiceAsyncStub, invisible_ms: int) -> None:
+    await send(stub, b"a")
+    (message,) = await pop(stub)
+    assert await change(stub, message.handle, invisible_ms) == (pb.INVALID_INVISIBLE_TIME, message.handle)
+    assert await ack(stub, message.handle) == [pb.OK]
+
+
+async def test_names_of_topics_are_kept_within_bounds(stub: PopServiceAsyncStub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_module, "TOPIC_NAMES_MAX", 10)
+    topics = [f"plant/{n}" for n in range(50)]
+    await stub.Send(pb.SendRequest(messages=[pb.Message(topic=topic) for topic in topics]))
+    assert [message.topic for message in await pop(stub, messages_max=50)] == topics
+
+
+# --- the listener ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_port_that_is_taken_is_an_error_that_says_what_to_do(node: Node, tmp_path: Path) -> None:
+    second = Node(tmp_path / "second")
+    with pytest.raises(OSError, match=f"127.0.0.1:{node.port}.*choose another"):
+        await second.start(node.port)
+    await second.stop()
+
+
+async def test_handles_and_messages_outlive_a_restart(tmp_path: Path) -> None:
+    node = Node(tmp_path / "data")
+    await node.start()
+    async with grpc.aio.insecure_channel(node.target) as channel:
+        await send(stub_of(channel), b"a", b"b")
+        (message,) = await pop(stub_of(channel), messages_max=1)
+    await node.stop()
+    node = Node(tmp_path / "data")
+    await node.start()
+    async with grpc.aio.insecure_channel(node.target) as channel:
+        assert await ack(stub_of(channel), message.handle) == [pb.OK]
+        assert [other.body for other in await pop(stub_of(channel))] == [b"b"]
+    await node.stop()

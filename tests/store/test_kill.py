@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from store.clock import SystemClock
+from store.lightqueue import ENTRY, LightQueue
+from store.record import decode
+from store.store import Store
+from tests.store.wiring import close, crash, fill
+from tests.store.writer_child import EVERYTHING, OPTIONS, SOME, topic
+
+ROUNDS = int(os.environ.get("MILLRACE_KILL_ROUNDS", "8"))
+"""How often the writer is killed. A long run: MILLRACE_KILL_ROUNDS=500 pytest tests/store/test_kill.py --timeout 3600"""
+
+PRINTED_MAX = 3000
+"""The writer is killed at a random number of answers up to this: some milliseconds to a second into its life."""
+
+ROOT = Path(__file__).parents[2]
+
+
+def killed_writer(data_dir: Path, first: int, seed: int) -> list[int]:
+    """Let a process write, kill it at a random moment, and return the numbers that it said were durable."""
+    enough = random.Random(seed).randint(1, PRINTED_MAX)
+    command = [sys.executable, "-m", "tests.store.writer_child", str(data_dir), str(first), str(seed)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as writer:
+        assert writer.stdout is not None
+        answers = b""
+        try:
+            while answers.count(b"\n") < enough:
+                answer = os.read(writer.stdout.fileno(), 65_536)
+                assert answer, "the writer ended by itself"
+                answers += answer
+        finally:
+            writer.kill()  # that is SIGKILL
+        answers += writer.stdout.read()
+    assert writer.returncode == -signal.SIGKILL
+    return [int(line) for line in answers.split(b"\n")[:-1]]
+
+
+def numbers(store: Store, queue: LightQueue) -> list[int]:
+    """Return the numbers of a queue's messages, each of which must stand where its number says."""
+    found = []
+    for position, size, _ in ENTRY.iter_unpack(queue.read(0, queue.committed_offset)):
+        message = decode(store.read(position, size), position=position)
+        number = int(message.body.partition(b":")[0])
+        assert message.topic == topic(number)
+        found.append(number)
+    return found
+
+
+def test_what_was_durable_survives_kill_9_in_order_and_once(tmp_path: Path) -> None:
+    data_dir, printed, written = tmp_path / "0", -1, 0
+    data_dir.mkdir()
+    for seed in range(ROUNDS):
+        answers = killed_writer(data_dir, written, seed)
+        assert answers == list(range(written, written + len(answers)))
+        printed = answers[-1]
+
+        store = Store(data_dir, OPTIONS, SystemClock())
+        store.recover()
+        fill(store)
+        everything, some = store.queues.find(EVERYTHING), store.queues.find(SOME)
+        assert everything is not None
+        assert some is not None
+        found = numbers(store, everything)
+        written = len(found)
+        assert found == list(range(written)), "a number is missing, doubled, or out of order"
+        assert written > printed, f"{printed} was said to be durable, and {written - 1} is the last there is"
+        assert numbers(store, some) == [number for number in found if number % 3 == 1]
+        assert everything.owners >= {f"seed:{each}" for each in range(seed + 1)}
+        if seed % 2:
+            close(store)
+        else:
+            crash(store, tmp_path / str(seed + 1))
+            data_dir = tmp_path / str(seed + 1)

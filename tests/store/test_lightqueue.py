@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from store.index import Batch, Index
+from store.lightqueue import (
+    ENTRY,
+    ENTRY_BYTES,
+    TRANSIENT,
+    LightQueue,
+    delete_entries,
+    delete_transient_entries,
+    entries_array,
+    load_next_offset,
+)
+from store.record import tag_hash
+from store.store import Store
+from tests.store.wiring import bodies, close, crash, open_store, positions, publish
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Iterator[Index]:
+    opened = Index(tmp_path)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = open_store(tmp_path / "data")
+    yield opened
+    close(opened)
+
+
+def put(index: Index, queue: LightQueue, rows: list[int]) -> bytes:
+    """Give a queue one row for each number of entries; return all its entries from offset 0 on, as written."""
+    written = b""
+    for count in rows:
+        for _ in range(count):
+            queue.pending += ENTRY.pack(queue.next_offset * 100, 50, queue.next_offset)
+            queue.next_offset += 1
+        batch = Batch()
+        written += queue.save(batch)
+        index.write(batch)
+    return written
+
+
+def first_key(queue: LightQueue) -> bytes:
+    return next(key for key, _ in queue.index.rows(b"Q" + queue.id.to_bytes(4, "big")))
+
+
+# --- rows -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_entries_of_one_commit_are_one_row(store: Store) -> None:
+    for count in (1, 3, 2):
+        for number in range(count):
+            publish(store, f"plant/{number}")
+        store.commit()
+    queue = store.queues.find("plant/#")
+    assert queue is not None
+    rows = list(store.index.rows(b"Q" + queue.id.to_bytes(4, "big")))
+    assert [int.from_bytes(key[5:], "big") for key, _ in rows] == [0, 1, 4]
+    assert [len(value) // ENTRY_BYTES for _, value in rows] == [1, 3, 2]
+    assert [len(key) for key, _ in rows] == [13] * 3
+
+
+def test_an_entry_names_position_size_and_tag(store: Store) -> None:
+    positions = [publish(store, "plant/1", "a"), publish(store, "plant/1", "bb", tag="alarm")]
+    store.commit()
+    queue = store.queues.find("plant/#")
+    assert queue is not None
+    entries = entries_array(queue.read(0, 10))
+    assert entries["position"].tolist() == positions
+    assert entries["aux"].tolist() == [0, tag_hash("alarm")]
+    assert entries["size"].tolist() == [store.log.record(position).size for position in positions]
+
+
+def test_pending_entries_are_not_read_before_the_commit(store: Store) -> None:
+    publish(store, "plant/1", "a")
+    store.commit()
+    queue = store.queues.find("plant/#")
+    assert queue is not None
+    publish(store, "plant/1", "b")
+    publish(store, "plant/1", "c")
+    assert (queue.committed_offset, queue.next_offset) == (1, 3)
+    assert bodies(store, queue) == ["a"]
+    assert queue.read(1, 5) == b""
+    store.commit()
+    assert (queue.committed_offset, queue.next_offset) == (3, 3)
+    assert bodies(store, queue) == ["a", "b", "c"]
+
+
+@settings(max_examples=25)
+@given(rows=st.lists(st.integers(1, 6), min_size=1, max_size=8), data=st.data())
+def test_a_read_may_begin_and_end_anywhere_in_any_row(
+    rows: list[int], data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    index = Index(tmp_path_factory.mktemp("rows"))
+    neighbours = [LightQueue(queue_id, "n/#", index, 0) for queue_id in (6, 8)]
+    queue = LightQueue(7, "q/#", index, 0)
+    for neighbour in neighbours:
+        put(index, neighbour, [3, 3])
+    written = put(index, queue, rows)
+    total = sum(rows)
+    for _ in range(10):
+        offset, count = data.draw(st.integers(0, total + 2)), data.draw(st.integers(0, total + 2))
+        assert queue.read(offset, count) == written[offset * ENTRY_BYTES : (offset + count) * ENTRY_BYTES]
+    assert queue.first_offset() == 0
+    assert load_next_offset(index, 7) == queue.committed_offset == total
+    index.close()
+
+
+def test_a_queue_without_entries_begins_where_it_ends(index: Index) -> None:
+    put(index, LightQueue(1, "a/#", index, 0), [2])
+    put(index, LightQueue(3, "c/#", index, 0), [2])
+    queue = LightQueue(2, "b/#", index, 17)
+    assert queue.first_offset() == queue.committed_offset == 17
+    assert queue.read(0, 5) == b""
+    assert load_next_offset(index, 2) == 0
+
+
+def test_the_first_offset_follows_what_was_removed(index: Index) -> None:
+    queue = LightQueue(1, "a/#", index, 0)
+    written = put(index, queue, [2, 3, 1])
+    batch = Batch()
+    batch.delete(first_key(queue))
+    index.write(batch)
+    assert queue.first_offset() == 2
+    assert queue.read(2, 9) == written[2 * ENTRY_BYTES :]
+
+
+def test_deleting_a_queues_entries_leaves_its_neighbours(index: Index) -> None:
+    queues = [LightQueue(queue_id, "a/#", index, 0) for queue_id in (1, 2, 255, 256, TRANSIENT - 1, TRANSIENT, 2**32 - 1)]
+    for queue in queues:
+        put(index, queue, [2, 1])
+    batch = Batch()
+    delete_entries(batch, 255)
+    index.write(batch)
+    assert [load_next_offset(index, queue.id) for queue in queues] == [3, 3, 0, 3, 3, 3, 3]
+    batch = Batch()
+    delete_entries(batch, 2**32 - 1)
+    delete_transient_entries(batch)
+    index.write(batch)
+    assert [load_next_offset(index, queue.id) for queue in queues] == [3, 3, 0, 3, 3, 0, 0]
+
+
+def test_offsets_go_on_after_a_restart(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "data")
+    first = [publish(store, "plant/1", "a"), publish(store, "plant/1", "b")]
+    close(store)
+    store = open_store(tmp_path / "data")
+    queue = store.queues.find("plant/#")
+    assert queue is not None
+    assert (queue.committed_offset, queue.next_offset) == (2, 2)
+    second = publish(store, "plant/1", "c")
+    store.commit()
+    assert positions(queue) == [*first, second]
+    assert positions(queue, 2) == [second]
+    close(store)
+
+
+# --- transient queues -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("orderly", [True, False])
+def test_transient_queues_and_their_entries_end_with_the_process(tmp_path: Path, orderly: bool) -> None:
+    store = open_store(tmp_path / "data")
+    queue = store.queues.attach("plant/+", "connection:1")
+    assert queue.transient
+    publish(store, "plant/1", "a")
+    store.commit()
+    assert bodies(store, queue) == ["a"]
+    store.index.flush()
+    if orderly:
+        close(store)
+    else:
+        crash(store, tmp_path / "left")
+    store = open_store(tmp_path / ("data" if orderly else "left"))
+    assert [queue.filter for queue in store.queues] == ["plant/#"]
+    assert load_next_offset(store.index, TRANSIENT) == 0
+    again = store.queues.attach("other/+", "connection:2")
+    assert again.id == queue.id, "ids of transient queues begin anew, so nothing may be left under them"
+    assert again.read(0, 10) == b""
+    close(store)
+
+
+# --- watchers -------------------------------------------------------------------------------------------------------
+
+
+def test_watchers_are_told_of_what_a_commit_brought_once_it_can_be_read(store: Store) -> None:
+    told: list[tuple[str, int, bytes]] = []
+
+    def watch(queue: LightQueue, offset: int, entries: bytes) -> None:
+        assert queue.read(offset, 100) == entries
+        told.append((queue.filter, offset, entries))
+
+    publish(store, "plant/1", "a")
+    store.commit()
+    root, exact = store.queues.find("plant/#"), store.queues.attach("plant/1", "connection:1")
+    assert root is not None
+    root.watchers.append(watch)
+    exact.watchers.append(watch)
+    store.commit()
+    assert told == []
+    publish(store, "plant/1", "b")
+    publish(store, "plant/2", "c")
+    store.commit()
+    assert sorted(told) == [("plant/#", 1, root.read(1, 2)), ("plant/1", 0, exact.read(0, 1))]

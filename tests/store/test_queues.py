@@ -1,0 +1,585 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from store import queues as queues_module
+from store.errors import LimitExceeded, QueueUnknown, TopicInvalid
+from store.index import Batch
+from store.lightqueue import queue_prefix
+from store.record import RECORD_BYTES_MAX, Kind
+from store.store import Store
+from store.topics import matches
+from tests.store.wiring import bodies, close, contents, crash, fill, open_store, positions, publish
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = open_store(tmp_path / "data")
+    yield opened
+    close(opened)
+
+
+def filters(store: Store, topic: str) -> list[str]:
+    """Return the filters of the queues that a message to `topic` would reach now."""
+    return sorted(queue.filter for queue in store.queues.route(topic.encode()).queues)
+
+
+def kinds(store: Store) -> list[int]:
+    return [found.kind for found in store.log.scan(0)]
+
+
+# --- routing --------------------------------------------------------------------------------------------------------
+
+
+def test_each_first_level_has_a_root_queue_that_gets_everything(store: Store) -> None:
+    for topic in ("plant/1/temp", "plant", "office/x", "/leading", "plant/2"):
+        publish(store, topic, topic)
+    store.commit()
+    found = {queue.filter: bodies(store, queue) for queue in store.queues}
+    assert found == {"plant/#": ["plant/1/temp", "plant", "plant/2"], "office/#": ["office/x"], "/#": ["/leading"]}
+
+
+def test_a_message_reaches_each_queue_whose_filter_matches_once(store: Store) -> None:
+    wanted = ["plant/+/temp", "plant/1/#", "+/1/temp", "#", "plant/1/temp", "plant/2/temp", "office/#"]
+    for topic_filter in wanted:
+        store.queues.declare(topic_filter, "group:a")
+    assert filters(store, "plant/1/temp") == sorted(
+        topic_filter for topic_filter in [*wanted, "plant/#"] if matches(topic_filter, "plant/1/temp")
+    )
+    position = publish(store, "plant/1/temp")
+    store.commit()
+    for queue in store.queues:
+        assert positions(queue) == ([position] if matches(queue.filter, "plant/1/temp") else []), queue.filter
+
+
+def test_queues_of_one_filter_all_get_the_message(store: Store) -> None:
+    durable = store.queues.declare("plant/+", "group:a")
+    transient = store.queues.attach("plant/+", "connection:1")
+    assert durable is not transient
+    publish(store, "plant/1", "a")
+    store.commit()
+    assert bodies(store, durable) == bodies(store, transient) == ["a"]
+
+
+@pytest.mark.parametrize("topic", ["", "a/+", "#", "a\0b", "a/" * 128 + "a", "x" * 4097, "$SYS/uptime", "$retry/1"])
+def test_a_topic_that_cannot_be_published_to_has_no_route(store: Store, topic: str) -> None:
+    with pytest.raises(TopicInvalid):
+        store.queues.route(topic.encode())
+    assert len(store.queues) == 0
+    assert store.log.end == 0
+
+
+@pytest.mark.parametrize("topic", ["x" * 4096, "y/" + "y" * 4094, "/".join("z" * 128)])
+def test_the_longest_and_the_deepest_topic_can_be_published_to(store: Store, topic: str) -> None:
+    position = publish(store, topic)
+    store.commit()
+    (root,) = store.queues
+    assert positions(root) == [position]
+
+
+def test_a_topic_in_the_log_that_begins_with_dollar_is_hidden_from_leading_wildcards(store: Store) -> None:
+    for topic_filter in ("#", "+/uptime", "$SYS/+"):
+        store.queues.declare(topic_filter, "group:a")
+    route = store.queues.route_stored(b"$SYS/uptime")
+    assert sorted(queue.filter for queue in route.queues) == ["$SYS/#", "$SYS/+"]
+
+
+def test_bounds_that_were_lowered_do_not_hold_for_what_is_stored(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "data")
+    publish(store, "plant/" + "x" * 100, "a")
+    store.queues.declare("plant/+/#", "group:a", "earliest")
+    close(store)
+    store = open_store(tmp_path / "data", topic_levels_max=1, topic_bytes_max=16)
+    fill(store)
+    assert {queue.filter: bodies(store, queue) for queue in store.queues} == {"plant/#": ["a"], "plant/+/#": ["a"]}
+    close(store)
+
+
+# --- the route cache ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("topic_filter", "is_outdated"),
+    [
+        ("plant/1/temp", True),
+        ("plant/1/+", True),
+        ("plant/#", True),
+        ("+/1/temp", True),
+        ("#", True),
+        ("plant/2/temp", False),
+        ("office/#", False),
+        ("office/1/temp", False),
+    ],
+)
+def test_a_cached_route_is_resolved_again_when_a_filter_that_may_concern_it_comes_or_goes(
+    store: Store, topic_filter: str, is_outdated: bool
+) -> None:
+    publish(store, "plant/1/temp")
+    publish(store, "office/1/temp")
+    route = store.queues.route(b"plant/1/temp")
+    assert store.queues.route(b"plant/1/temp") is route
+    queue = store.queues.attach(topic_filter, "connection:1")
+    if topic_filter in ("plant/#", "office/#"):  # that is the root, which was there before
+        assert store.queues.route(b"plant/1/temp") is route
+        return
+    assert (store.queues.route(b"plant/1/temp") is not route) == is_outdated
+    assert (queue in store.queues.route(b"plant/1/temp").queues) == matches(topic_filter, "plant/1/temp")
+    between = store.queues.route(b"plant/1/temp")
+    store.queues.detach(queue, "connection:1")
+    assert (store.queues.route(b"plant/1/temp") is not between) == is_outdated
+    assert queue not in store.queues.route(b"plant/1/temp").queues
+
+
+@pytest.mark.parametrize("topic_filter", ["plant/1", "plant/+", "+/1", "#"])
+def test_who_keeps_a_route_sees_by_its_version_that_it_is_outdated(tmp_path: Path, topic_filter: str) -> None:
+    store = open_store(tmp_path / "data", route_cache_max=2)
+    route = store.queues.route(b"plant/1")
+    assert route.version == route.root.version
+    store.queues.declare(topic_filter, "group:a")
+    assert route.version != route.root.version
+    close(store)
+
+
+def test_a_route_that_left_the_cache_is_outdated(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "data", route_cache_max=2)
+    route = store.queues.route(b"plant/1")
+    for number in range(2, 5):
+        store.queues.route(f"plant/{number}".encode())
+    store.queues.declare("plant/1", "group:a")
+    assert route.version != route.root.version
+    close(store)
+
+
+def test_the_route_cache_is_bounded(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "data", route_cache_max=10)
+    for turn in range(3):
+        for number in range(50):
+            publish(store, f"plant/{number}", str(turn))
+            assert len(store.queues._routes) <= 10
+        store.queues.declare(f"plant/{turn}/#", "group:a")
+    store.commit()
+    root = store.queues.find("plant/#")
+    assert root is not None
+    assert len(positions(root)) == 150
+    close(store)
+
+
+# --- declaring and dropping -----------------------------------------------------------------------------------------
+
+
+def test_a_queue_lasts_until_its_last_owner_drops_it(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "data")
+    queue = store.queues.declare("plant/+", "group:a")
+    assert store.queues.declare("plant/+", "session:b") is queue
+    assert store.queues.declare("plant/+", "group:a") is queue
+    assert kinds(store) == [], "nothing is written before the commit"
+    publish(store, "plant/1", "1")
+    store.commit()
+    assert kinds(store).count(Kind.QUEUE_DECLARED) == 3, "two owners, and the root"
+
+    store.queues.drop(queue, "group:a")
+    store.queues.drop(queue, "group:a")
+    store.queues.drop(queue, "group:stranger")
+    publish(store, "plant/1", "2")
+    store.commit()
+    assert kinds(store).count(Kind.QUEUE_DROPPED) == 1
+    assert bodies(store, queue) == ["1", "2"]
+
+    store.queues.drop(queue, "session:b")
+    publish(store, "plant/1", "3")
+    store.commit()
+    assert store.queues.find("plant/+") is None
+    with pytest.raises(QueueUnknown, match=f"id {queue.id}"):
+        store.queues.get(queue.id)
+    assert list(store.index.rows(queue_prefix(queue.id))) == []
+    before = contents(store)
+    assert list(before) == ["plant/#"]
+    close(store)
+    store = open_store(tmp_path / "data")
+    assert contents(store) == before
+    close(store)
+
+
+def test_a_filter_declared_again_is_a_new_queue(store: Store) -> None:
+    queue = store.queues.declare("plant/+", "group:a")
+    publish(store, "plant/1", "1")
+    store.queues.drop(queue, "group:a")
+    again = store.queues.declare("plant/+", "group:a")
+    publish(store, "plant/1", "2")
+    store.commit()
+    assert again.id != queue.id
+    assert bodies(store, again) == ["2"]
+    assert list(store.index.rows(queue_prefix(queue.id))) == []
+
+
+@pytest.mark.parametrize("keep_index", [True, False])
+def test_an_id_that_is_used_again_after_a_restart_takes_nothing_over(tmp_path: Path, keep_index: bool) -> None:
+    store = open_store(tmp_path / "data")
+    publish(store, "plant/1", "0")
+    dropped = store.queues.declare("plant/+", "group:a")
+    publish(store, "plant/1", "1")
+    store.commit()
+    store.queues.drop(dropped, "group:a")
+    close(store)
+    store = open_store(tmp_path / "data")
+    queue = store.queues.declare("plant/1", "group:b")
+    assert queue.id == dropped.id
+    publish(store, "plant/1", "2")
+    store.commit()
+    before = contents(store)
+    if keep_index:
+        store.index.flush()
+    crash(store, tmp_path / "left")
+    if not keep_index:
+        delete_index(tmp_path / "left")  # so that one batch of recovery drops the id and declares it again
+    store = open_store(tmp_path / "left")
+    assert contents(store) == before
+    found = store.queues.find("plant/1")
+    assert found is not None
+    assert bodies(store, found) == ["2"]
+    close(store)
+
+
+def delete_index(data_dir: Path) -> None:
+    for path in (data_dir / "index").iterdir():
+        path.unlink()
+
+
+def test_what_is_pending_for_a_dropped_queue_goes_with_it(store: Store) -> None:
+    queue = store.queues.declare("plant/+", "group:a")
+    publish(store, "plant/1")
+    store.queues.drop(queue, "group:a")
+    store.commit()
+    assert list(store.index.rows(queue_prefix(queue.id))) == []
+
+
+def test_declaring_a_roots_filter_gives_the_root(store: Store) -> None:
+    publish(store, "plant/1", "1")
+    root = store.queues.declare("plant/#", "group:a", "latest")
+    assert root.owners == {"root", "group:a"}
+    early = store.queues.declare("office/#", "group:a")
+    assert early.owners == {"root", "group:a"}
+    publish(store, "office/1", "2")
+    store.commit()
+    assert (bodies(store, root), bodies(store, early)) == (["1"], ["2"])
+    store.queues.drop(root, "group:a")
+    publish(store, "plant/1", "3")
+    store.commit()
+    assert bodies(store, root) == ["1", "3"], "a root outlives its other owners"
+    assert filters(store, "plant/1") == ["plant/#"]
+
+
+def test_internal_queues_get_only_what_is_appended_to_them(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "data")
+    retry = store.queues.declare("$retry/1", "group:1")
+    everything = store.queues.declare("#", "group:1")
+    position = publish(store, "plant/1", "a")
+    size = store.log.end - position
+    store.queues.append_to(retry, position, size, 2)
+    store.commit()
+    assert positions(retry) == positions(everything) == [position]
+    assert store.queues.route_stored(b"$retry/1").queues == (store.queues.find("$retry/#"),)
+    close(store)
+    store = open_store(tmp_path / "data")
+    found = store.queues.find("$retry/1")
+    assert found is not None
+    assert positions(found) == [position]
+    close(store)
+
+
+@pytest.mark.parametrize("topic_filter", ["", "a/#/b", "a+", "a\0", "x" * 4097])
+def test_a_filter_that_is_not_valid_declares_nothing(store: Store, topic_filter: str) -> None:
+    for declare in (store.queues.declare, store.queues.attach):
+        with pytest.raises(TopicInvalid):
+            declare(topic_filter, "group:a")
+    assert (len(store.queues), store.log.end) == (0, 0)
+
+
+# --- attaching ------------------------------------------------------------------------------------------------------
+
+
+def test_attaching_shares_one_transient_queue_a_filter(store: Store) -> None:
+    queue = store.queues.attach("plant/+", "connection:1")
+    assert store.queues.attach("plant/+", "connection:2") is queue
+    store.queues.detach(queue, "connection:1")
+    store.queues.detach(queue, "connection:1")
+    publish(store, "plant/1", "a")
+    store.commit()
+    assert bodies(store, queue) == ["a"]
+    store.queues.detach(queue, "connection:2")
+    assert filters(store, "plant/1") == ["plant/#"]
+    store.commit()
+    assert list(store.index.rows(queue_prefix(queue.id))) == []
+
+
+def test_detaching_twice_does_not_touch_the_next_queue_of_the_filter(store: Store) -> None:
+    first = store.queues.attach("plant/+", "connection:1")
+    store.queues.detach(first, "connection:1")
+    second = store.queues.attach("plant/+", "connection:2")
+    store.queues.detach(first, "connection:1")
+    publish(store, "plant/1", "a")
+    store.commit()
+    assert second is not first
+    assert bodies(store, second) == ["a"]
+    assert store.queues.attach("plant/+", "connection:3") is second
+
+
+def test_attaching_to_a_roots_filter_gives_the_root(store: Store) -> None:
+    publish(store, "plant/1", "a")
+    root = store.queues.attach("plant/#", "connection:1")
+    assert not root.transient
+    store.queues.detach(root, "connection:1")
+    assert store.queues.find("plant/#") is root
+    before = store.queues.attach("office/#", "connection:1")
+    assert before.transient, "a connection that waits for a first level declares nothing durable"
+    publish(store, "office/1", "b")
+    store.commit()
+    assert bodies(store, before) == ["b"]
+    assert store.queues.attach("office/#", "connection:2") is store.queues.find("office/#")
+
+
+# --- limits ---------------------------------------------------------------------------------------------------------
+
+
+def test_no_more_queues_than_the_limit_exist(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "data", queues_max=3)
+    publish(store, "plant/1", "a")
+    queue = store.queues.declare("plant/+", "group:a")
+    transient = store.queues.attach("plant/1", "connection:1")
+    end = store.log.end
+    for refused in (
+        lambda: store.queues.declare("plant/2", "group:a"),
+        lambda: store.queues.attach("plant/2", "connection:1"),
+        lambda: store.queues.declare("office/#", "group:a"),
+        lambda: store.queues.route(b"office/1"),
+    ):
+        with pytest.raises(LimitExceeded, match=r"3 light queues exist.*store\.queues_max"):
+            refused()
+    assert (len(store.queues), store.log.end) == (3, end)
+    assert store.queues.declare("plant/+", "group:b") is queue
+    assert store.queues.attach("plant/1", "connection:2") is transient
+    publish(store, "plant/1", "b")
+    store.queues.drop(queue, "group:a")
+    store.queues.drop(queue, "group:b")
+    publish(store, "office/1", "c")
+    store.commit()
+    assert sorted(queue.filter for queue in store.queues) == ["office/#", "plant/#", "plant/1"]
+    close(store)
+
+
+def test_what_the_log_declares_is_there_though_the_limit_was_lowered(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "data")
+    for number in range(5):
+        publish(store, f"level{number}/x")
+    store.commit()
+    before = contents(store)
+    crash(store, tmp_path / "left")
+    store = open_store(tmp_path / "left", queues_max=2)
+    assert contents(store) == before
+    close(store)
+
+
+# --- filling --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queues_module, "FILL_ENTRIES", 5)
+    monkeypatch.setattr(queues_module, "FILL_READ_MIN", 2)
+
+
+TOPICS = ["plant/1/temp", "plant/2/temp", "plant/1/state", "office/1/temp", "office/3", "yard/1/temp"]
+
+
+def publish_some(store: Store, first: int, count: int) -> list[tuple[str, str]]:
+    sent = [(TOPICS[number * 7 % len(TOPICS)], str(number)) for number in range(first, first + count)]
+    for topic, body in sent:
+        publish(store, topic, body)
+    return sent
+
+
+def expected(sent: list[tuple[str, str]], topic_filter: str) -> list[str]:
+    return [body for topic, body in sent if matches(topic_filter, topic)]
+
+
+@pytest.mark.usefixtures("small_slices")
+@pytest.mark.parametrize("topic_filter", ["plant/+/temp", "plant/1/#", "+/1/temp", "#", "yard/1/temp", "cellar/#/", "attic/+"])
+def test_a_queue_from_earliest_has_all_that_was_there_and_all_that_comes(store: Store, topic_filter: str) -> None:
+    topic_filter = topic_filter.rstrip("/")
+    sent = publish_some(store, 0, 40)
+    store.commit()
+    queue = store.queues.declare(topic_filter, "group:a", "earliest")
+    latest = store.queues.declare(topic_filter, "group:b", "latest")
+    assert latest is queue
+    store.commit()
+    for turn in range(20):
+        sent += publish_some(store, len(sent), 30)  # more than a slice gets on by
+        if turn % 2:
+            store.commit()
+        if not store.queues.fill():
+            break
+        sent += publish_some(store, len(sent), 1)
+        store.commit()
+    else:
+        pytest.fail("the filling does not end while messages arrive")
+    sent += publish_some(store, len(sent), 10)
+    store.commit()
+    assert bodies(store, queue) == expected(sent, topic_filter)
+
+
+@pytest.mark.usefixtures("small_slices")
+@settings(max_examples=30)
+@given(
+    steps=st.lists(st.sampled_from(["publish", "publish 4", "commit", "fill", "declare", "crash", "save"]), max_size=40),
+    topic_filter=st.sampled_from(["+/1/temp", "plant/+/temp", "#"]),
+)
+def test_filling_in_any_order_with_other_work_skips_and_doubles_nothing(
+    steps: list[str], topic_filter: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    directory = tmp_path_factory.mktemp("fill")
+    store = open_store(directory / "0")
+    sent: list[tuple[str, str]] = []
+    for number, step in enumerate(["publish 4", "commit", *steps]):
+        if step.startswith("publish"):
+            sent += publish_some(store, len(sent), 4 if step[-1] == "4" else 1)
+        elif step == "commit":
+            store.commit()
+        elif step == "fill":
+            store.queues.fill()
+        elif step == "declare":
+            store.queues.declare(topic_filter, "group:a", "earliest")
+        elif step == "save":
+            store.commit()
+            store.index.flush()
+        else:
+            store.commit()
+            crash(store, directory / str(number + 1))
+            store = open_store(directory / str(number + 1))
+    store.queues.declare(topic_filter, "group:a", "earliest")
+    store.commit()
+    fill(store)
+    sent += publish_some(store, len(sent), 5)
+    store.commit()
+    queue = store.queues.find(topic_filter)
+    assert queue is not None
+    assert bodies(store, queue) == expected(sent, topic_filter)
+    close(store)
+
+
+@pytest.mark.usefixtures("small_slices")
+@pytest.mark.parametrize("slices", [0, 1, 3, 6])
+def test_a_filling_that_a_restart_interrupts_goes_on_where_it_was(tmp_path: Path, slices: int) -> None:
+    store = open_store(tmp_path / "data")
+    sent = publish_some(store, 0, 60)
+    queue = store.queues.declare("+/1/temp", "group:a", "earliest")
+    store.commit()
+    for _ in range(slices):
+        assert store.queues.fill()
+        store.commit()
+    half = bodies(store, queue)
+    store.index.flush()
+    sent += publish_some(store, 60, 10)
+    store.commit()
+    crash(store, tmp_path / "left")
+    store = open_store(tmp_path / "left")
+    found = store.queues.find("+/1/temp")
+    assert found is not None
+    assert bodies(store, found) == half
+    fill(store)
+    assert bodies(store, found) == expected(sent, "+/1/temp")
+    close(store)
+
+
+@pytest.mark.usefixtures("small_slices")
+def test_a_queue_that_is_dropped_while_it_is_filled_is_gone(store: Store) -> None:
+    publish_some(store, 0, 40)
+    store.commit()
+    queue = store.queues.declare("plant/+/temp", "group:a", "earliest")
+    assert store.queues.fill()
+    store.queues.drop(queue, "group:a")
+    store.commit()
+    assert not store.queues.fill()
+    store.commit()
+    assert list(store.index.rows(queue_prefix(queue.id))) == []
+    assert "plant/+/temp" not in filters(store, "plant/1/temp")
+
+
+@pytest.mark.usefixtures("small_slices")
+def test_several_queues_are_filled_side_by_side(store: Store) -> None:
+    sent = publish_some(store, 0, 50)
+    wanted = ["plant/+/temp", "+/1/temp", "office/#", "#"]
+    found = [store.queues.declare(topic_filter, "group:a", "earliest") for topic_filter in wanted]
+    store.commit()
+    fill(store)
+    for queue in found:
+        assert bodies(store, queue) == expected(sent, queue.filter)
+
+
+@pytest.mark.usefixtures("small_slices")
+@pytest.mark.parametrize("removed", [1, 4, 12])
+def test_a_filling_begins_with_what_the_roots_still_have(store: Store, removed: int) -> None:
+    sent = []
+    for number in range(12):  # a row each
+        sent += publish_some(store, number, 1)
+        store.commit()
+    roots = {queue.filter: queue for queue in store.queues}
+    left = sent[removed:]
+    batch = Batch()
+    for topic_filter, root in roots.items():
+        gone = len(expected(sent[:removed], topic_filter))
+        for key, _ in list(store.index.rows(queue_prefix(root.id)))[:gone]:
+            batch.delete(key)
+    store.index.write(batch)
+    queue = store.queues.declare("#", "group:a", "earliest")
+    store.commit()
+    for _ in range(10):
+        if not store.queues.fill():
+            break
+        store.commit()
+    else:
+        pytest.fail("the filling does not end")
+    store.commit()
+    assert bodies(store, queue) == [body for _, body in left]
+
+
+def test_a_slice_reads_little_from_each_of_many_roots(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queues_module, "FILL_ENTRIES", 100)
+    monkeypatch.setattr(queues_module, "FILL_READ_MIN", 2)
+    sent = []
+    for number in range(40):
+        for level in range(20):
+            sent.append((f"level{level}/x", f"{number}.{level}"))
+            publish(store, *sent[-1])
+    store.commit()
+    queue = store.queues.declare("+/x", "group:a", "earliest")
+    store.commit()
+    read: list[int] = []
+    original = type(queue).read
+
+    def counted(queue: object, offset: int, count: int) -> bytes:
+        found = original(queue, offset, count)  # type: ignore[arg-type]
+        read.append(len(found) // 16)
+        return found
+
+    monkeypatch.setattr(type(queue), "read", counted)
+    assert store.queues.fill()
+    assert sum(read) <= 100 + 20 * 5
+    monkeypatch.undo()
+    store.commit()
+    fill(store)
+    assert bodies(store, queue) == expected(sent, "+/x")
+
+
+def test_the_topic_of_a_root_may_be_as_long_as_a_record_can_say(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "data", segment_bytes=RECORD_BYTES_MAX, topic_bytes_max=65_535)
+    position = publish(store, "x" * 65_533)
+    with pytest.raises(TopicInvalid):
+        publish(store, "y" * 65_534)  # its root's filter would have 65,536 bytes
+    store.commit()
+    assert [positions(queue) for queue in store.queues] == [[position]]
+    close(store)

@@ -1,0 +1,779 @@
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import shutil
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from struct import Struct
+
+import pytest
+
+from store import store as store_module
+from store.clock import ManualClock
+from store.errors import RecordTooLarge
+from store.index import Batch, Covered, Index, Space
+from store.record import Flag, Kind, Record, encode
+from store.store import Apply, Store
+from tests.store.wiring import SEGMENT_BYTES, bodies, close, contents, crash, fill, open_store, positions, publish
+
+
+class Sessions:
+    """A part as small as one can be: it keeps the last body of each open session, and of each retained topic."""
+
+    def __init__(self) -> None:
+        self.rows: dict[bytes, bytes] = {}
+        self.seen: list[Record] = []
+        self._changed: set[bytes] = set()
+
+    def applies(self) -> Mapping[Kind, Apply]:
+        return {Kind.SESSION_OPENED: self._put, Kind.SESSION_CLOSED: self._delete, Kind.MESSAGE: self._put}
+
+    def load(self, index: Index) -> None:
+        self.rows = {key[1:]: value for key, value in index.rows(bytes(Space.SESSION))}
+
+    def save(self, batch: Batch) -> None:
+        for name in self._changed:
+            if name in self.rows:
+                batch.put(Space.SESSION + name, self.rows[name])
+            else:
+                batch.delete(Space.SESSION + name)
+        self._changed.clear()
+
+    def _put(self, record: Record) -> None:
+        self.seen.append(record)
+        self.rows[record.topic] = record.body
+        self._changed.add(record.topic)
+
+    def _delete(self, record: Record) -> None:
+        self.seen.append(record)
+        self.rows.pop(record.topic, None)
+        self._changed.add(record.topic)
+
+
+def do_some_of_everything(store: Store) -> None:
+    """Leave queues, drops, a part's rows, and messages of every kind behind, in several commits and segments."""
+    for number in range(30):
+        publish(store, f"plant/{number % 4}/temp", f"{number}" + "." * 900, tag="t" if number % 3 else "")
+        if number == 3:
+            store.queues.declare("plant/+/temp", "group:a")
+            store.queues.declare("plant/1/#", "group:a", "earliest")
+        if number == 10:
+            store.queues.declare("plant/+/temp", "group:b")
+            dropped = store.queues.declare("plant/2/#", "group:b")
+        if number == 20:
+            store.queues.drop(dropped, "group:b")
+            store.queues.declare("+/3/temp", "group:c", "earliest")
+        store.append(Kind.SESSION_OPENED, topic=f"device{number % 5}".encode(), body=b"%d" % number)
+        if number % 7 == 0:
+            store.append(Kind.SESSION_CLOSED, topic=f"device{number % 5}".encode())
+        if number % 6 == 0:
+            publish(store, "office/lamp", f"{number}", flags=Flag.RETAIN)
+            publish(store, "office/later", f"{number}", flags=Flag.DELAYED)
+        if number % 4 == 0:
+            store.commit()
+            store.queues.fill()
+    store.commit()
+    fill(store)
+
+
+def delete_index(data_dir: Path) -> None:
+    shutil.rmtree(data_dir / "index")
+
+
+@asynccontextmanager
+async def started(store: Store, failures: list[OSError] | None = None) -> AsyncIterator[Store]:
+    """Run `store` on the loop, and close it. An exception that reaches the loop fails the test."""
+    loop = asyncio.get_running_loop()
+    unseen: list[object] = []
+    loop.set_exception_handler(lambda _, context: unseen.append(context.get("exception", context)))
+    store.start(loop, failures.append if failures is not None else lambda error: unseen.append(error))
+    yield store
+    if not store._closed:
+        await store.close()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert unseen == []
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Return when `condition()` holds; the loop runs on meanwhile."""
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - the store has no event for each thing that a test may wait for
+            await asyncio.sleep(0.001)
+
+
+class Gate:
+    """Holds the fdatasync of a store until the test lets one pass."""
+
+    def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._begun = threading.Semaphore(0)
+        self._permits = threading.Semaphore(0)
+        self._sync = store.log.sync
+        self.ended = 0
+        monkeypatch.setattr(store.log, "sync", self._held)
+
+    def _held(self) -> None:
+        self._begun.release()
+        assert self._permits.acquire(timeout=30)
+        self._sync()
+        self.ended += 1
+
+    async def begun(self) -> None:
+        """Return when the next sync has begun."""
+        assert await asyncio.to_thread(self._begun.acquire, timeout=30)
+
+    def open(self, count: int = 1) -> None:
+        self._permits.release(count)
+
+
+# --- live and recovery ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_a_part_sees_the_same_records_live_and_in_recovery(tmp_path: Path, flushed: bool) -> None:
+    live = Sessions()
+    store = open_store(tmp_path / "data", parts=[live])
+    do_some_of_everything(store)
+    if flushed:
+        store.index.flush()
+    before = contents(store)
+    crash(store, tmp_path / "left")
+
+    recovered = Sessions()
+    store = open_store(tmp_path / "left", parts=[recovered])
+    assert live.rows
+    assert recovered.rows == live.rows
+    assert recovered.seen == ([] if flushed else live.seen)
+    fill(store)
+    assert contents(store) == before
+    close(store)
+
+
+def test_a_part_is_asked_for_messages_that_are_retained_or_delayed_only(tmp_path: Path) -> None:
+    part = Sessions()
+    store = open_store(tmp_path / "data", parts=[part])
+    publish(store, "plant/1", "plain")
+    publish(store, "plant/1", "retained", flags=Flag.RETAIN)
+    publish(store, "plant/1", "delayed", flags=Flag.DELAYED)
+    store.commit()
+    root = store.queues.find("plant/#")
+    assert root is not None
+    assert [record.body for record in part.seen] == [b"retained", b"delayed"]
+    assert bodies(store, root) == ["plain", "retained"], "a delayed message is routed when it is due"
+    close(store)
+
+
+def test_an_index_that_was_deleted_is_rebuilt_as_it_was(tmp_path: Path) -> None:
+    live = Sessions()
+    store = open_store(tmp_path / "data", parts=[live])
+    do_some_of_everything(store)
+    before = contents(store)
+    close(store)
+    delete_index(tmp_path / "data")
+
+    rebuilt = Sessions()
+    store = Store(tmp_path / "data", store.options, ManualClock())
+    store.add_part(rebuilt)
+    recovery = store.recover()
+    fill(store)
+    assert recovery.rebuilt
+    assert recovery.replayed == sum(1 for _ in store.log.scan(0))
+    assert recovery.torn_bytes == 0
+    assert contents(store) == before
+    assert rebuilt.rows == live.rows
+    close(store)
+
+
+@pytest.mark.parametrize("records", [1, 7, 64])
+def test_recovery_saves_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, records: int) -> None:
+    store = open_store(tmp_path / "data", parts=[Sessions()])
+    do_some_of_everything(store)
+    before = contents(store)
+    close(store)
+    delete_index(tmp_path / "data")
+    monkeypatch.setattr(store_module, "REPLAY_COMMIT_RECORDS", records)
+    store = open_store(tmp_path / "data", parts=[Sessions()])
+    fill(store)
+    assert contents(store) == before
+    close(store)
+
+
+def test_an_orderly_end_leaves_nothing_to_replay(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "data")
+    do_some_of_everything(store)
+    close(store)
+    store = Store(tmp_path / "data", store.options, ManualClock())
+    assert store.recover()[:3] == (0, 0, False)
+    close(store)
+
+
+@pytest.mark.parametrize("cut_off", [1, 30, 5_000])
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_an_index_that_is_ahead_of_the_log_is_rebuilt(tmp_path: Path, cut_off: int, interrupted: bool) -> None:
+    store = open_store(tmp_path / "data", segment_bytes=1024 * 1024)
+    do_some_of_everything(store)
+    end = store.log.end
+    close(store)
+    (segment,) = (tmp_path / "data" / "commitlog").iterdir()
+    os.truncate(segment, end - cut_off)
+    if interrupted:  # a start that was killed after it had extended the file to its capacity again
+        os.truncate(segment, 1024 * 1024)
+    store = Store(tmp_path / "data", store.options, ManualClock())
+    recovery = store.recover()
+    fill(store)
+    assert recovery.rebuilt
+    assert end - cut_off - 2000 < store.log.end <= end - cut_off
+    for queue in store.queues:
+        assert len(bodies(store, queue)) == queue.committed_offset
+    before = contents(store)
+    position = publish(store, "plant/1/temp", "new")
+    close(store)
+
+    store = Store(tmp_path / "data", store.options, ManualClock())
+    assert not store.recover().rebuilt
+    root = store.queues.find("plant/#")
+    assert root is not None
+    assert positions(root)[-1] == position
+    assert root.read(0, 1_000)[:-16] == before["plant/#"][1]
+    close(store)
+
+
+def test_an_index_whose_log_lost_its_beginning_is_rebuilt(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "data")
+    publish(store, "plant/1", "a")
+    store.commit()
+    store.index.flush()
+    crash(store, tmp_path / "left")
+    log = tmp_path / "left" / "commitlog"
+    shutil.rmtree(log)
+    log.mkdir()
+    (log / f"{SEGMENT_BYTES:020d}.log").touch()
+    store = open_store(tmp_path / "left")
+    assert store.index.covered() == Covered(SEGMENT_BYTES, SEGMENT_BYTES, 0)
+    assert len(store.queues) == 0
+    close(store)
+
+
+def test_an_index_of_another_format_is_rebuilt(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "data")
+    do_some_of_everything(store)
+    before = contents(store)
+    batch = Batch()
+    batch.put(b"Mcovered", Struct("<IQQ").pack(77, 0, 0))
+    batch.put(Space.QUEUE + b"\0\0\0\1", b"not what this version writes")
+    store.index.write(batch)
+    store.index.flush()
+    crash(store, tmp_path / "left")
+    store = open_store(tmp_path / "left")
+    fill(store)
+    assert contents(store) == before
+    close(store)
+
+
+def test_a_start_that_was_killed_while_it_deleted_the_index_is_made_good(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "data")
+    do_some_of_everything(store)
+    before = contents(store)
+    close(store)
+    (tmp_path / "data" / "index").rename(tmp_path / "data" / "index.discarded")
+    (tmp_path / "data" / "index.discarded" / "CURRENT").unlink()
+    store = open_store(tmp_path / "data")
+    fill(store)
+    assert contents(store) == before
+    close(store)
+    Index.destroy(tmp_path / "data")
+    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["commitlog"]
+
+
+# --- covered and durable --------------------------------------------------------------------------------------------
+
+
+def test_each_commit_tells_the_index_how_far_it_covers_the_log(tmp_path: Path) -> None:
+    clock = ManualClock()
+    store = open_store(tmp_path / "data", clock=clock)
+    assert store.index.covered() == Covered(0, 0, 0)
+    publish(store, "plant/1")
+    store.commit()
+    first = store.log.written
+    assert store.index.covered() == Covered(first, 0, clock.now_ms())
+    crash(store, tmp_path / "left")
+    store = open_store(tmp_path / "left", clock=clock)
+    assert store.durable_position == first, "recovery has synced what it found"
+    assert store.index.covered() == Covered(first, first, clock.now_ms())
+    close(store)
+
+
+async def test_the_durable_position_follows_the_syncs(tmp_path: Path) -> None:
+    async with started(open_store(tmp_path / "data")) as store:
+        publish(store, "plant/1")
+        assert store.durable_position == 0
+        await store.durable()
+        assert store.durable_position == store.log.written == store.log.end
+        assert store.syncs == 1
+        publish(store, "plant/1")
+        await store.durable()
+        covered = store.index.covered()
+        assert covered is not None
+        assert covered.durable < covered.position == store.log.written
+    store = open_store(tmp_path / "data")
+    covered = store.index.covered()
+    assert covered is not None
+    assert covered.durable == covered.position == store.log.end
+    close(store)
+
+
+# --- when_durable ---------------------------------------------------------------------------------------------------
+
+
+async def test_callbacks_fire_in_order_and_only_after_the_sync_of_their_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(tmp_path / "data")
+    gate = Gate(store, monkeypatch)
+    fired: list[tuple[str, int]] = []
+    async with started(store):
+        publish(store, "plant/1", "a")
+        store.when_durable(lambda: fired.append(("a1", gate.ended)))
+        publish(store, "plant/1", "b")
+        store.when_durable(lambda: fired.append(("b1", gate.ended)))
+        store.when_durable(lambda: fired.append(("b2", gate.ended)))
+        await gate.begun()
+        root = store.queues.find("plant/#")
+        assert root is not None
+        assert bodies(store, root) == ["a", "b"], "what is written can be read before it is durable"
+        publish(store, "plant/1", "c")
+        store.when_durable(lambda: fired.append(("c1", gate.ended)))
+        await until(lambda: store.log.written == store.log.end)
+        publish(store, "plant/1", "d")
+        store.when_durable(lambda: fired.append(("d1", gate.ended)))
+        await until(lambda: store.log.written == store.log.end)
+        assert fired == []
+        gate.open()
+        await gate.begun()
+        assert fired == [("a1", 1), ("b1", 1), ("b2", 1)]
+        gate.open()
+        await until(lambda: len(fired) == 5)
+        assert fired[3:] == [("c1", 2), ("d1", 2)], "what came during a sync is the next group, whole"
+        assert store.syncs == 2
+        gate.open(9)
+
+
+async def test_who_waits_for_what_is_durable_already_is_answered(tmp_path: Path) -> None:
+    async with started(open_store(tmp_path / "data")) as store:
+        await store.durable()
+        assert store.syncs == 0
+        publish(store, "plant/1")
+        await store.durable()
+        await store.durable()
+        assert store.syncs == 1
+
+
+async def test_a_callback_may_append_and_wait_again(tmp_path: Path) -> None:
+    async with started(open_store(tmp_path / "data")) as store:
+        done = asyncio.Event()
+
+        def again(left: int) -> None:
+            if not left:
+                done.set()
+                return
+            publish(store, "plant/1", str(left))
+            store.when_durable(lambda: again(left - 1))
+
+        again(5)
+        async with asyncio.timeout(20):
+            await done.wait()
+        root = store.queues.find("plant/#")
+        assert root is not None
+        assert bodies(store, root) == ["5", "4", "3", "2", "1"]
+
+
+def _unexpected(error: OSError) -> None:
+    raise error
+
+
+async def test_a_callback_that_raises_keeps_nobody_waiting(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "data")
+    loop = asyncio.get_running_loop()
+    store.start(loop, _unexpected)
+    raised: list[object] = []
+    loop.set_exception_handler(lambda _, context: raised.append(context.get("exception")))
+    error = RuntimeError("a defect in a callback")
+
+    def defective() -> None:
+        raise error
+
+    publish(store, "plant/1")
+    store.when_durable(defective)
+    store.when_durable(defective)
+    async with asyncio.timeout(20):
+        await store.durable()
+    assert raised
+    assert all(each is error for each in raised)
+    await store.close()
+
+
+async def test_a_cancelled_waiter_disturbs_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(tmp_path / "data")
+    gate = Gate(store, monkeypatch)
+    async with started(store):
+        publish(store, "plant/1")
+        cancelled, patient = asyncio.create_task(store.durable()), asyncio.create_task(store.durable())
+        await gate.begun()
+        cancelled.cancel()
+        gate.open(9)
+        await patient
+        assert cancelled.cancelled()
+
+
+async def test_housekeeping_between_an_append_and_its_commit_delays_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "IDLE_SYNC_MS", 3_600_000)  # it comes only when the test calls it
+    async with started(open_store(tmp_path / "data")) as store:
+        publish(store, "plant/1", "qos 0")
+        await until(lambda: store.log.written == store.log.end)
+        publish(store, "plant/1", "qos 1")
+        answered = asyncio.Event()
+        store.when_durable(answered.set)
+        store._keep_house()
+        async with asyncio.timeout(5):
+            await answered.wait()
+
+
+async def test_what_nobody_waits_for_is_durable_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "IDLE_SYNC_MS", 5)
+    async with started(open_store(tmp_path / "data")) as store:
+        publish(store, "plant/1")
+        await until(lambda: store.durable_position == store.log.end > 0)
+
+
+async def test_a_turn_of_the_loop_is_one_write_and_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with started(open_store(tmp_path / "data")) as store:
+        writes: list[int] = []
+        pwrite = os.pwrite
+
+        def counted(fd: int, data: bytes, offset: int) -> int:
+            writes.append(len(data))
+            return pwrite(fd, data, offset)
+
+        monkeypatch.setattr(os, "pwrite", counted)
+        for number in range(50):
+            publish(store, "plant/1", str(number))
+        await store.durable()
+        assert writes == [store.log.end]
+        root = store.queues.find("plant/#")
+        assert root is not None
+        assert len(list(store.index.rows(Space.ENTRIES + root.id.to_bytes(4, "big")))) == 1
+
+
+async def test_with_async_flush_the_answer_does_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(tmp_path / "data", flush="async")
+    gate = Gate(store, monkeypatch)
+    written: list[int] = []
+    async with started(store):
+        position = publish(store, "plant/1", "a")
+        store.when_durable(lambda: written.append(store.log.written))
+        assert written == []
+        await store.durable()
+        assert written == [store.log.end]
+        assert store.log.record(position).body == b"a"
+        assert (store.durable_position, gate.ended) == (0, 0)
+        gate.open(9)
+
+
+# --- failures -------------------------------------------------------------------------------------------------------
+
+
+async def test_after_a_failed_sync_nobody_is_answered_and_it_is_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(tmp_path / "data")
+    failures: list[OSError] = []
+    fired: list[str] = []
+    async with started(store, failures):
+        publish(store, "plant/1", "before")
+        await store.durable()
+        tried: list[int] = []
+
+        def broken(fd: int) -> None:
+            tried.append(fd)
+            raise OSError(errno.EIO, "Input/output error")
+
+        monkeypatch.setattr(os, "fdatasync", broken)
+        publish(store, "plant/1", "a")
+        store.when_durable(lambda: fired.append("a"))
+        await until(lambda: failures)
+        publish(store, "plant/1", "b")
+        store.when_durable(lambda: fired.append("b"))
+        store._keep_house()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        await store.close()
+    assert [failure.errno for failure in failures] == [errno.EIO]
+    assert len(tried) == 1
+    assert fired == []
+
+
+async def test_a_sync_that_fails_at_the_end_answers_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(tmp_path / "data")
+    fired: list[str] = []
+
+    def broken() -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    failures: list[OSError] = []
+    async with started(store, failures):
+        monkeypatch.setattr(store.log, "sync", broken)
+        publish(store, "plant/1", "a")
+        store.when_durable(lambda: fired.append("a"))
+        with pytest.raises(OSError, match="Input/output"):
+            await store.close()
+    assert fired == []
+    assert len(failures) <= 1, "the sync that failed may have been the thread's"
+
+
+@pytest.mark.parametrize("flush", ["sync", "async"])
+async def test_after_a_failed_write_nothing_is_committed_or_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flush: str
+) -> None:
+    store = open_store(tmp_path / "data", flush=flush)
+    failures: list[OSError] = []
+    fired: list[str] = []
+
+    def full(fd: int, data: bytes, offset: int) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async with started(store, failures):
+        publish(store, "plant/1", "before")
+        await store.durable()
+        end = store.log.end
+        monkeypatch.setattr(os, "pwrite", full)
+        publish(store, "plant/1", "a")
+        store.when_durable(lambda: fired.append("a"))
+        await until(lambda: failures)
+        monkeypatch.undo()
+        publish(store, "plant/1", "b")  # at a position that the log will never have
+        store.when_durable(lambda: fired.append("b"))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        root = store.queues.find("plant/#")
+        assert root is not None
+        assert store.log.written == end
+        await store.close()
+    assert [failure.errno for failure in failures] == [errno.ENOSPC]
+    assert fired == []
+    store = open_store(tmp_path / "data")
+    root = store.queues.find("plant/#")
+    assert root is not None
+    assert bodies(store, root) == ["before"]
+    close(store)
+
+
+async def test_an_index_that_cannot_be_written_ends_the_store(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "data")
+    failures: list[OSError] = []
+    async with started(store, failures):
+        publish(store, "plant/1", "a")
+        await store.durable()
+        delete_index(tmp_path / "data")
+        with pytest.raises(Exception, match="No such file"):
+            store.index.flush()
+        publish(store, "plant/1", "b")
+        await until(lambda: failures)
+        assert "the index can't be written" in str(failures[0])
+        with pytest.raises(Exception, match="No such file"):
+            await store.close()
+    store = open_store(tmp_path / "data")
+    root = store.queues.find("plant/#")
+    assert root is not None
+    assert bodies(store, root) == ["a", "b"], "the log has it, so recovery does"
+    close(store)
+
+
+def test_without_a_loop_a_failed_commit_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(tmp_path / "data")
+
+    def full(fd: int, data: bytes, offset: int) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    publish(store, "plant/1")
+    with pytest.raises(OSError, match="No space"):
+        store.commit()
+    monkeypatch.undo()
+    store.index.close()
+    store.log.close()
+
+
+def test_a_message_too_large_is_refused_and_the_store_goes_on(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "data")
+    publish(store, "plant/1", "a")
+    with pytest.raises(RecordTooLarge):
+        publish(store, "plant/1", "x" * SEGMENT_BYTES)
+    publish(store, "plant/1", "b")
+    store.commit()
+    root = store.queues.find("plant/#")
+    assert root is not None
+    assert bodies(store, root) == ["a", "b"]
+    assert store.messages_stored == 2
+    close(store)
+
+
+# --- the end --------------------------------------------------------------------------------------------------------
+
+
+async def test_close_answers_who_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(tmp_path / "data")
+    gate = Gate(store, monkeypatch)
+    fired: list[str] = []
+    async with started(store):
+        publish(store, "plant/1", "a")
+        store.when_durable(lambda: fired.append("a"))
+        await gate.begun()
+        publish(store, "plant/1", "b")
+        store.when_durable(lambda: fired.append("b"))
+        gate.open(9)
+        await store.close()
+        assert fired == ["a", "b"]
+    store = Store(tmp_path / "data", store.options, ManualClock())
+    assert store.recover()[:3] == (0, 0, False)
+    root = store.queues.find("plant/#")
+    assert root is not None
+    assert bodies(store, root) == ["a", "b"]
+    close(store)
+
+
+async def test_close_in_the_turn_of_an_append_saves_it_and_leaves_nothing_running(tmp_path: Path) -> None:
+    async with started(open_store(tmp_path / "data")) as store:
+        publish(store, "plant/1", "a")
+        store.queues.declare("plant/+", "group:a", "earliest")
+        await store.close()
+    store = open_store(tmp_path / "data")
+    fill(store)
+    queue = store.queues.find("plant/+")
+    assert queue is not None
+    assert bodies(store, queue) == ["a"]
+    close(store)
+
+
+async def test_what_an_answer_appends_while_the_store_closes_is_there_once(tmp_path: Path) -> None:
+    async with started(open_store(tmp_path / "data")) as store:
+
+        def answer() -> None:
+            publish(store, "plant/1", "b")
+
+        publish(store, "plant/1", "a")
+        store.when_durable(answer)
+        await store.close()
+    store = open_store(tmp_path / "data")
+    root = store.queues.find("plant/#")
+    assert root is not None
+    assert bodies(store, root) == ["a", "b"]
+    close(store)
+
+
+# --- time -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["close", "crash", "delete the index"])
+def test_the_store_time_never_decreases_though_the_clock_does(tmp_path: Path, how: str) -> None:
+    clock = ManualClock()
+    store = open_store(tmp_path / "data", clock=clock)
+    first_ms = clock.now_ms()
+    for step in (0, 10, -5_000, 1, 6_000, -1):
+        clock.advance(step)
+        publish(store, "plant/1")
+        store.commit()
+    last_ms = store.now_ms()
+    assert last_ms == first_ms + 1_011
+    clock.advance(-60_000)
+    if how == "crash":
+        crash(store, tmp_path / "left")
+    else:
+        close(store)
+    data_dir = tmp_path / ("left" if how == "crash" else "data")
+    if how == "delete the index":
+        delete_index(data_dir)
+    store = open_store(data_dir, clock=clock)
+    assert store.now_ms() == last_ms
+    publish(store, "plant/1")
+    store.commit()
+    times = [found.store_ms for found in store.log.scan(0)]
+    assert times == sorted(times)
+    assert times[-1] == last_ms
+    close(store)
+
+
+def test_a_turn_has_one_time(tmp_path: Path) -> None:
+    clock = ManualClock()
+    store = open_store(tmp_path / "data", clock=clock)
+    now_ms = clock.now_ms()
+    publish(store, "plant/1")
+    clock.advance(50)
+    publish(store, "plant/1")
+    assert store.now_ms() == now_ms
+    store.commit()
+    assert store.now_ms() == now_ms + 50
+    assert {found.store_ms for found in store.log.scan(0)} == {now_ms}
+    close(store)
+
+
+# --- housekeeping ---------------------------------------------------------------------------------------------------
+
+
+async def test_the_index_is_flushed_from_time_to_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "IDLE_SYNC_MS", 5)
+    store = open_store(tmp_path / "data", index_flush_ms=1)
+    flushed = threading.Event()
+    flush = store.index.flush
+
+    def noted() -> None:
+        flush()
+        flushed.set()
+
+    monkeypatch.setattr(store.index, "flush", noted)
+    async with started(store):
+        publish(store, "plant/1", "a")
+        await until(flushed.is_set)
+        shutil.copytree(tmp_path / "data", tmp_path / "left")
+    store = Store(tmp_path / "left", store.options, ManualClock())
+    assert store.recover().replayed == 0
+    root = store.queues.find("plant/#")
+    assert root is not None
+    assert bodies(store, root) == ["a"]
+    close(store)
+
+
+async def test_a_new_queue_is_filled_between_other_work(tmp_path: Path) -> None:
+    async with started(open_store(tmp_path / "data", segment_bytes=1024 * 1024)) as store:
+        for number in range(5_000):
+            publish(store, f"plant/{number % 2}", str(number))
+        queue = store.queues.declare("plant/1", "group:a", "earliest")
+        number, turns = 5_000, 0
+        while queue.committed_offset < number // 2:
+            assert turns < 1_000, "the filling does not end"
+            for _ in range(2 if turns < 20 else 0):
+                publish(store, f"plant/{number % 2}", str(number))
+                number += 1
+            await asyncio.sleep(0)
+            turns += 1
+        assert turns > 2
+        assert bodies(store, queue) == [str(each) for each in range(1, number, 2)]
+
+
+def test_records_of_kinds_that_nobody_applies_are_passed_over(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "data")
+    data = encode(200, b"of a later version", b"?", store_ms=store.clock.now_ms())
+    store.log.add(data[:8], data[8:], len(data))
+    publish(store, "plant/1", "a")
+    store.commit()
+    crash(store, tmp_path / "left")
+    store = open_store(tmp_path / "left")
+    root = store.queues.find("plant/#")
+    assert root is not None
+    assert bodies(store, root) == ["a"]
+    close(store)

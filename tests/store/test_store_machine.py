@@ -1,0 +1,219 @@
+"""A store that is used, killed, cut and opened again in any order, against a model that a list of events is."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import NamedTuple
+
+import pytest
+from hypothesis import note, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from store import queues as queues_module
+from store import store as store_module
+from store.lightqueue import LightQueue
+from store.queues import Start
+from store.store import Store
+from store.topics import matches
+from tests.store.wiring import bodies, close, crash, fill, open_store, publish
+
+SEGMENT_BYTES = 2048
+
+topics = st.sampled_from(["plant/1", "plant/2/temp", "office/1", "office/1/temp", "/1", "yard"])
+filters = st.sampled_from(["plant/#", "plant/+", "plant/2/temp", "+/1", "#", "+/+/temp", "office/1", "yard"])
+owners = st.sampled_from(["group:a", "session:b"])
+
+
+class Event(NamedTuple):
+    """What the log says, and where the record that says it ends."""
+
+    end: int
+    what: str
+    name: str
+    detail: str
+    start: str = ""
+
+
+class Expected(NamedTuple):
+    owners: set[str]
+    bodies: list[str]
+
+
+def model(events: list[Event]) -> dict[str, Expected]:
+    """Return the queues that follow from the log, without those roots that nobody has declared."""
+    found: dict[str, Expected] = {}
+    for at, (_, what, name, detail, start) in enumerate(events):
+        if what == "message":
+            for topic_filter, queue in found.items():
+                if matches(topic_filter, name):
+                    queue.bodies.append(detail)
+        elif what == "declare":
+            is_root = name == "plant/#"  # a root has all that ever came
+            before = events[:at] if start == "earliest" or is_root else []
+            old = [body for _, each, topic, body, _ in before if each == "message" and matches(name, topic)]
+            found.setdefault(name, Expected(set(), old)).owners.add(detail)
+        else:
+            found[name].owners.discard(detail)
+            if not found[name].owners:
+                del found[name]
+    return found
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """`events` are all records that were appended, `durable` is how much of the log a power cut leaves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(queues_module, "FILL_ENTRIES", 3)
+        self.patch.setattr(queues_module, "FILL_READ_MIN", 1)
+        self.patch.setattr(store_module, "REPLAY_COMMIT_RECORDS", 11)
+        self.directory = Path(mkdtemp(prefix="millrace-store-"))
+        self.lives = 0
+        self.numbers = 0
+        self.events: list[Event] = []
+        self.attached: dict[str, tuple[LightQueue, int]] = {}
+        self.store: Store
+        self.durable = 0
+
+    @property
+    def data_dir(self) -> Path:
+        return self.directory / str(self.lives)
+
+    @initialize()
+    def open(self) -> None:
+        self.store = open_store(self.data_dir, segment_bytes=SEGMENT_BYTES)
+        self.durable = self.store.log.written
+        self.attached = {}
+
+    def teardown(self) -> None:
+        if hasattr(self, "store"):
+            self.check()
+            close(self.store)
+        shutil.rmtree(self.directory)
+        self.patch.undo()
+
+    # --- work -------------------------------------------------------------------------------------------------------
+
+    @rule(topic=topics, count=st.integers(1, 5), size=st.integers(0, 300))
+    def publish(self, topic: str, count: int, size: int) -> None:
+        for _ in range(count):
+            self.numbers += 1
+            body = f"{self.numbers}:" + "x" * size
+            publish(self.store, topic, body)
+            self.events.append(Event(self.store.log.end, "message", topic, body))
+
+    @rule(topic_filter=filters, owner=owners, start=st.sampled_from(["earliest", "latest"]))
+    def declare(self, topic_filter: str, owner: str, start: Start) -> None:
+        before = self.store.log.end
+        self.store.queues.declare(topic_filter, owner, start)
+        if self.store.log.end > before:
+            self.events.append(Event(self.store.log.end, "declare", topic_filter, owner, start))
+
+    @rule(topic_filter=filters, owner=owners)
+    def drop(self, topic_filter: str, owner: str) -> None:
+        queue = self.store.queues.find(topic_filter)
+        if queue is not None and owner in queue.owners:
+            self.store.queues.drop(queue, owner)
+            self.events.append(Event(self.store.log.end, "drop", topic_filter, owner))
+
+    @rule(topic_filter=filters)
+    def attach(self, topic_filter: str) -> None:
+        queue = self.store.queues.attach(topic_filter, "connection:1")
+        if queue.transient:
+            self.attached.setdefault(topic_filter, (queue, len(self.events)))
+
+    @rule(topic_filter=filters)
+    def detach(self, topic_filter: str) -> None:
+        if topic_filter in self.attached:
+            self.store.queues.detach(self.attached.pop(topic_filter)[0], "connection:1")
+
+    @rule()
+    def commit(self) -> None:
+        self.store.commit()
+
+    @rule()
+    def fill_a_slice(self) -> None:
+        self.store.queues.fill()
+
+    @rule()
+    def sync(self) -> None:
+        self.store.commit()
+        self.store.log.sync()
+        self.durable = self.store.log.written
+
+    @rule()
+    def flush_the_index(self) -> None:
+        self.store.commit()
+        self.store.index.flush()
+
+    # --- ends and beginnings ----------------------------------------------------------------------------------------
+
+    @rule()
+    def restart(self) -> None:
+        close(self.store)
+        self.open()
+        assert self.store.log.end == (self.events[-1].end if self.events else 0)
+
+    @rule(keep_index=st.booleans())
+    def kill(self, keep_index: bool) -> None:
+        """The process ends: what was written stays, what was not is gone."""
+        self._come_back(self.store.log.written, b"", keep_index)
+
+    @precondition(lambda self: self.store.log.written > self.durable)
+    @rule(part=st.floats(0, 1), garbage=st.binary(max_size=60), keep_index=st.booleans())
+    def cut_the_power(self, part: float, garbage: bytes, keep_index: bool) -> None:
+        """The machine ends: of what was not durable, any part is left, and garbage may stand behind it."""
+        self._come_back(self.durable + int(part * (self.store.log.written - self.durable)), garbage, keep_index)
+
+    def _come_back(self, cut: int, garbage: bytes, keep_index: bool) -> None:
+        note(f"log: durable until {self.durable}, written until {self.store.log.written}, left until {cut}")
+        old = self.data_dir
+        self.lives += 1
+        crash(self.store, self.data_dir)
+        shutil.rmtree(old)
+        cut_log(self.data_dir, cut, garbage)
+        if not keep_index:
+            shutil.rmtree(self.data_dir / "index")
+        self.events = [event for event in self.events if event.end <= cut]
+        self.open()
+        self.check()
+
+    @rule()
+    def check(self) -> None:
+        self.store.commit()
+        fill(self.store)
+        wanted = model(self.events)
+        for topic_filter, (names, sent) in wanted.items():
+            queue = self.store.queues.find(topic_filter)
+            assert queue is not None, topic_filter
+            assert queue.owners - {"root"} == names, topic_filter
+            assert bodies(self.store, queue) == sent, topic_filter
+        rest = {queue.filter: queue for queue in self.store.queues if not queue.transient and queue.filter not in wanted}
+        for topic_filter, queue in rest.items():
+            assert queue.owners == {"root"}, topic_filter
+            sent = [event.detail for event in self.events if event.what == "message" and matches(topic_filter, event.name)]
+            assert bodies(self.store, queue) == sent, topic_filter
+        for topic_filter, (queue, since) in self.attached.items():
+            later = (event for event in self.events[since:] if event.what == "message")
+            assert bodies(self.store, queue) == [event.detail for event in later if matches(topic_filter, event.name)]
+        assert len(self.store.queues) == len(wanted) + len(rest) + len(self.attached)
+
+
+def cut_log(data_dir: Path, cut: int, garbage: bytes) -> None:
+    """Leave of a log what lies before `cut`, with garbage behind it as far as the last segment goes."""
+    for path in sorted((data_dir / "commitlog").iterdir(), reverse=True):
+        base = int(path.stem)
+        if base > cut or (base == cut and base > 0):
+            path.unlink()
+            continue
+        data = path.read_bytes()[: cut - base] + garbage
+        path.write_bytes(data[:SEGMENT_BYTES])
+        return
+
+
+TestStoreMachine = StoreMachine.TestCase
+TestStoreMachine.settings = settings(max_examples=60, stateful_step_count=50)

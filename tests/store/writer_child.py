@@ -1,0 +1,66 @@
+"""A process that appends numbered messages and prints each number once it is durable, until it is killed.
+
+python -m tests.store.writer_child DATA_DIR FIRST_NUMBER SEED
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sys
+from pathlib import Path
+
+import uvloop
+
+from store import store as store_module
+from store.clock import SystemClock
+from store.options import KIB, StoreOptions
+from store.store import Store
+
+OPTIONS = StoreOptions(segment_bytes=64 * KIB, index_flush_ms=20)
+"""Many segments and many flushes of the index in a short life."""
+
+WAITING_MAX = 500
+"""Messages that are appended and not yet durable: a publisher has a window as well."""
+
+EVERYTHING, SOME = "#", "+/1"
+
+
+def topic(number: int) -> bytes:
+    return b"%s/%d" % (random.Random(number).choice((b"plant", b"office", b"yard")), number % 3)
+
+
+async def write(data_dir: Path, number: int, seed: int) -> None:
+    """Append from `number` on. Ends never by itself."""
+    dice = random.Random(seed)
+    store = Store(data_dir, OPTIONS, SystemClock())
+    store.recover()
+    store.start(asyncio.get_running_loop(), lambda error: os._exit(2))
+    durable = number
+    released = asyncio.Event()
+
+    def print_up_to(last: int) -> None:
+        nonlocal durable
+        os.write(1, b"".join(b"%d\n" % each for each in range(durable, last + 1)))
+        durable = last + 1
+        released.set()
+
+    for topic_filter in (EVERYTHING, SOME):
+        store.queues.declare(topic_filter, f"seed:{seed}", "earliest")
+    while True:
+        for _ in range(dice.randint(1, 40)):
+            body = b"%d:" % number + b"." * dice.randint(0, 2000)
+            store.append_message(store.queues.route(topic(number)), body)
+            number += 1
+        last = number - 1
+        store.when_durable(lambda last=last: print_up_to(last))  # type: ignore[misc]
+        await asyncio.sleep(0)
+        while number - durable > WAITING_MAX:
+            released.clear()
+            await released.wait()
+
+
+if __name__ == "__main__":
+    store_module.IDLE_SYNC_MS = 10
+    uvloop.run(write(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))
