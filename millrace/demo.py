@@ -277,11 +277,13 @@ def _conclude(console: Console, demo: _Demo, status: int, seconds: float) -> int
     handed_out = sum(group["messages"] for group in groups)
     complete = acked == handed_out and demo.readings <= acked <= stored
     late = demo.workers["slow"].get("late", 0)
+    revived = sum(group["outcomes"]["revived"] for group in groups)
+    lost = summary["totals"]["outcomes"]["lost"]
     console.print(
         f"\n{demo.readings} readings published by {demo.devices} devices, {demo.received} deliveries to the dashboard, "
         f"{acked} readings acknowledged by group {GROUP!r}.\n"
         f"{demo.deaths} consumer died with a batch in its hands; the slow one acknowledged {late} too late. "
-        f"{sum(group['outcomes']['revived'] for group in groups)} deliveries were revived, {summary['totals']['outcomes']['lost']} lost."
+        f"{revived} deliveries were revived, {lost} lost."
     )
     console.print(f"report: {demo.report_dir} (summary.json, Parquet tables)  data: {demo.data_dir}  {seconds:.0f} s")
     if not complete:

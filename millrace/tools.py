@@ -6,6 +6,7 @@ import asyncio
 import logging
 import sys
 import time
+from collections.abc import Mapping
 
 import orjson
 from amqtt.client import MQTTClient
@@ -104,6 +105,6 @@ def _text(body: bytes) -> str:
     return body.decode(errors="backslashreplace")
 
 
-def _show(row: dict[str, object], as_json: bool) -> None:
+def _show(row: Mapping[str, object], as_json: bool) -> None:
     sys.stdout.write((orjson.dumps(row).decode() if as_json else "  ".join(str(value) for value in row.values())) + "\n")
     sys.stdout.flush()

@@ -27,6 +27,13 @@ SETTLE_COUNT_MAX = 4096
 EMPTY_S_MIN = 0.1
 """An empty answer that came faster than this is followed by a pause: a node that doesn't let polls wait isn't hammered."""
 
+ANSWER_S_MAX = 0.2
+"""A poll that is older waits for messages, and can be ended. A younger one may have been answered: ended now, it would lose
+that answer, and the messages would come to nobody until their invisible time is over. So it is waited for."""
+
+USABLE = 0.9
+"""Part of the invisible time in which a message may be handed to the loop. In the rest it could hardly be settled in time."""
+
 
 class Message:
     """A message that was handed out to a group. It comes back as a new attempt unless it is acknowledged in time.
@@ -203,6 +210,7 @@ class Consumer:
         self._holders = 0
         self._poller: asyncio.Task[None] | None = None
         self._call: grpc.aio.UnaryUnaryCall[pb.PopRequest, pb.PopResponse] | None = None
+        self._asked_s = 0.0
         self._closer: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
         self._backoff = Backoff()
@@ -277,7 +285,7 @@ class Consumer:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
-            began_s = loop.time()
+            self._asked_s = loop.time()
             try:
                 self._call = self._stub.Pop(self._request, timeout=self._timeout_s, wait_for_ready=True)
                 answer = await self._call
@@ -290,10 +298,10 @@ class Consumer:
                 raise
             self._backoff.reset()
             if answer.messages:
-                expires_s = loop.time() + self._request.invisible_ms / 1000
+                expires_s = loop.time() + self._request.invisible_ms / 1000 * USABLE
                 self._buffer.extend(self._settlements.messages(answer.messages, expires_s))
                 self._arrived.set()
-            elif loop.time() - began_s < EMPTY_S_MIN:
+            elif loop.time() - self._asked_s < EMPTY_S_MIN:
                 await self._pause(EMPTY_S_MIN)
 
     async def _survive(self, error: PopError) -> None:
@@ -329,8 +337,10 @@ class Consumer:
     async def _close(self) -> None:
         self._wake.set()
         if self._poller is not None:
+            young_s = self._asked_s + ANSWER_S_MAX - asyncio.get_running_loop().time()
+            await asyncio.wait((self._poller,), timeout=max(young_s, 0))
             if self._call is not None:
-                self._call.cancel()  # the call, not the task: an answer that has come already is kept, and returned
+                self._call.cancel()
             await asyncio.wait((self._poller,))
         unconsumed = list(self._buffer)
         self._buffer.clear()

@@ -336,7 +336,7 @@ async def test_several_tasks_share_one_consumer(node: Node, client: Client) -> N
 async def test_a_message_that_expired_while_it_waited_is_not_handed_to_the_loop(node: Node, client: Client) -> None:
     await client.send_batch([OutgoingMessage(topic=TOPIC, body=b"%d" % n) for n in range(3)])
     seen = []
-    async for message in client.consume(FILTER, group=GROUP, batch=3, prefetch=3, invisible_ms=60):
+    async for message in client.consume(FILTER, group=GROUP, batch=3, prefetch=3, invisible_ms=400):
         seen.append((message.body, message.attempt))
         if len(seen) == 1:
             await node.until(lambda: node.core.counters.revived == 3)
@@ -349,9 +349,9 @@ async def test_a_message_that_expired_while_it_waited_is_not_handed_to_the_loop(
 
 async def test_what_a_consumer_asks_for_wrongly_is_raised_in_its_loop(client: Client) -> None:
     for group, topic_filter in (("", FILTER), (GROUP, "a/#/b"), (GROUP, f"$dlq/{GROUP}")):
+        consumer = client.consume(topic_filter, group=group)
         with pytest.raises(RequestInvalid):
-            async for _ in client.consume(topic_filter, group=group):
-                pytest.fail("there is nothing to consume")
+            await anext(aiter(consumer))
     with pytest.raises(RequestInvalid):
         await client.pop(FILTER, group="a/b")
 
@@ -420,8 +420,7 @@ async def test_a_client_waits_for_a_node_that_is_not_there_yet(tmp_path: Path) -
     await node.stop()
 
 
-async def test_without_a_node_calls_fail_in_time_and_closing_does_not_hang(node: Node) -> None:
-    await node.until(lambda: True)
+async def test_without_a_node_calls_fail_in_time_and_closing_does_not_hang() -> None:
     began_s = time.monotonic()
     async with Client("127.0.0.1:1", timeout_ms=100, close_ms=100) as client:
         for call in (
@@ -456,8 +455,7 @@ async def test_a_closed_client_says_so(node: Node) -> None:
     with pytest.raises(ClientClosed):
         client.consume(FILTER, group=GROUP)
     with pytest.raises(ClientClosed):
-        async for _ in consumer:
-            pytest.fail("it is closed")
+        await anext(aiter(consumer))
 
 
 def test_a_client_is_made_on_a_loop() -> None:
@@ -494,17 +492,17 @@ def test_back_off_doubles_up_to_its_bound_and_differs_from_client_to_client() ->
 
 async def test_wishes_that_come_during_a_call_share_the_next_within_its_bounds() -> None:
     calls: list[list[int]] = []
-    gate = asyncio.Event()
+    gate, started = asyncio.Event(), asyncio.Event()
 
     async def send(wishes: list[int]) -> list[int | PopError]:
         calls.append(wishes)
+        started.set()
         await gate.wait()
         return [Overloaded("odd") if wish % 2 else wish * 10 for wish in wishes]
 
     batched: Batched[int, int] = Batched(send, count_max=3, bytes_max=100, size_of=lambda wish: wish)
     first = batched.submit(2)
-    while not calls:
-        await asyncio.sleep(0)
+    await started.wait()
     rest = asyncio.create_task(batched.submit_all([4, 5, 6, 8, 60, 60, 200, 1]))
     await asyncio.sleep(0)
     gate.set()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -66,12 +65,7 @@ def node(tmp_path: Path) -> Iterator[NodeProcess]:
     process.close()
 
 
-@pytest.fixture
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT)}
-
-
-def run_millrace(*arguments: str, timeout_s: float = 100, **options: object) -> subprocess.CompletedProcess[str]:
+def run_millrace(*arguments: str, timeout_s: float = 100) -> subprocess.CompletedProcess[str]:
     """Run a command of the command line to its end."""
     command = [sys.executable, "-m", "millrace", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, check=False, **options)  # type: ignore[call-overload,no-any-return]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, check=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,8 @@ from tests.system.conftest import ROOT, NodeProcess, run_millrace
 
 
 @pytest.fixture
-def running(node: NodeProcess) -> Iterator[NodeProcess]:
-    yield node.start()
+def running(node: NodeProcess) -> NodeProcess:
+    return node.start()
 
 
 def _pop(node: NodeProcess, *options: str) -> list[dict[str, object]]:
