@@ -258,7 +258,10 @@ class Connection(asyncio.Protocol):
         wish = parse_subscribe(body)
         # What this turn has stored is no part of the subscription: committed now, it is read as retained or not at all.
         self.store.commit()
-        granted = [self._add(topic_filter, qos) for topic_filter, qos in wish.filters]
+        # A packet can hold a quarter of a million filters, all the same one. More than a session may have are not looked at.
+        asked_max = self.gateway.options.subscriptions_max
+        granted = [self._add(topic_filter, qos) for topic_filter, qos in wish.filters[:asked_max]]
+        granted += [SUBACK_FAILURE] * (len(wish.filters) - len(granted))
         self._write(codec.encode_suback(wish.packet_id, granted))
         self._pump()
 

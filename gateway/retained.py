@@ -16,8 +16,8 @@ from store.store import Apply
 
 _ROW = Struct("<QI")
 
-SCAN_ROWS = 1024
-"""Rows without a match after which a wildcard's search pauses: about 2 ms of the loop."""
+SCAN_ROWS = 128
+"""Rows without a match after which a wildcard's search pauses, about 0.2 ms. That ends a step of the subscription it is for."""
 
 
 class RetainedMessages:

@@ -12,8 +12,10 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from gateway.encoding import SLOT, Run, encode_run
-from store.lightqueue import ENTRY, ENTRY_BYTES, LightQueue
+from store.lightqueue import ENTRY, ENTRY_BYTES, LightQueue, entries_array
 from store.options import KIB, MIB
 
 if TYPE_CHECKING:
@@ -120,9 +122,6 @@ class Subscription:
 
 def _portion(entries: bytes) -> bytes:
     """Return the first of some entries: up to the one with which their messages come to `PUMP_BYTES`."""
-    message_bytes = 0
-    for count, (_, size, _) in enumerate(ENTRY.iter_unpack(entries), 1):
-        message_bytes += size
-        if message_bytes >= PUMP_BYTES:
-            return entries[: count * ENTRY_BYTES]
-    return entries
+    message_bytes = np.cumsum(entries_array(entries)["size"], dtype=np.int64)
+    count = int(np.searchsorted(message_bytes, PUMP_BYTES)) + 1
+    return entries[: count * ENTRY_BYTES]

@@ -50,7 +50,7 @@ class Node:
             self.delayed = DelayedMessages(self.store, config.timer)
             self.retained = RetainedMessages()
             self.pop = PopCore(self.store, Handles(load_secret(config.data_dir)), config.pop, config.timer)
-            for part in (self.delayed, self.retained, self.pop):
+            for part in (self.delayed, self.retained, self.pop.state):
                 self.store.add_part(part)
             self.recovery: Recovery = self.store.recover()
         except BaseException:

@@ -23,7 +23,7 @@ from pop.calls import CHANNEL_OPTIONS, Batched, call, error_of_status
 from pop.consumer import Consumer, Message, Settlements
 from pop.errors import BatchFailed, ClientClosed, PopError
 from pop.pop_pb2_grpc import PopServiceStub
-from store.queues import Start
+from store.lightqueue import Start
 
 __all__ = ["Client", "Consumer", "Message", "OutgoingMessage", "Sent"]
 

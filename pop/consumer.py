@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
 import grpc.aio
-import structlog
 
 from pop import pop_pb2 as pb
 from pop.calls import Backoff, Batched, call, error_of_call, error_of_status
@@ -19,7 +19,8 @@ from pop.errors import AlreadyAcked, ClientClosed, NodeUnavailable, Overloaded, 
 if TYPE_CHECKING:
     from pop.pop_pb2_grpc import PopServiceAsyncStub
 
-logger = structlog.get_logger("pop.client")
+# The standard library's, unlike the node's: it goes where the service that uses the client sends its own.
+logger = logging.getLogger("pop.client")
 
 SETTLE_COUNT_MAX = 4096
 """Handles of one call: a quarter of what a node takes, so that a call never holds its loop for long."""
@@ -309,7 +310,7 @@ class Consumer:
         if not isinstance(error, NodeUnavailable | Overloaded):
             raise error
         wait_s = self._backoff.next_s()
-        logger.warning("consumer.waiting", group=self._settlements.group, error=str(error), wait_s=round(wait_s, 3))
+        logger.warning("group %s: %s; asking again in %.2f s", self._settlements.group, error, wait_s)
         await self._pause(wait_s)
 
     async def _pause(self, wait_s: float) -> None:

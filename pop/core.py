@@ -4,17 +4,15 @@ A pop takes visible messages, appends one checkpoint record for all of them and 
 group until it is acknowledged, or until the invisible time is over: then it is revived into the group's retry queue as a
 new attempt, or, after the last attempt, put among the dead letters. The body is never copied: entries point at it.
 
-Every decision is a record, taken on one loop, so a message is either acknowledged or revived, never both. All state here
-is what `applies` made of the records; live traffic and recovery run the same functions.
+Every decision is a record, taken on one loop, so a message is either acknowledged or revived, never both. What the records
+make of groups and checkpoints is in `pop.state`; here is what decides.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from enum import Enum
-from struct import Struct
 from typing import NamedTuple
 
 import numpy as np
@@ -28,10 +26,9 @@ from pop.group import Group, check_group_name
 from pop.handle import Delivery, Handles
 from pop.options import PopOptions
 from pop.poll import Poll, Taken
+from pop.state import PopState
 from store.errors import PositionUnknown
-from store.index import Batch, Index, Space
-from store.lightqueue import LightQueue, entries_array
-from store.queues import Start
+from store.lightqueue import LightQueue, Start, entries_array
 from store.record import (
     CHANGE_ENTRY,
     CHECKPOINT_ENTRY_DTYPE,
@@ -39,10 +36,9 @@ from store.record import (
     REFERENCE,
     Flag,
     Kind,
-    Record,
     is_intact,
 )
-from store.store import Apply, Store
+from store.store import Store
 from timer.options import TimerOptions
 
 logger = structlog.get_logger("pop")
@@ -50,14 +46,8 @@ logger = structlog.get_logger("pop")
 RESPONSE_BYTES = 3 * 1024 * 1024
 """A pop stops at this many bytes of records, after the first: gRPC clients refuse answers above 4 MiB by default."""
 
-SETTLED_REMEMBERED = 50_000
-"""Settled checkpoints whose handles still get the exact answer (acknowledged, replaced). Older ones hear "expired"."""
-
 REFERENCES_MAX = 16_384
 """Deliveries that one record settles: 192 KiB, so that it fits into any segment, however many are due at an instant."""
-
-_GROUP_KEY = Struct(">cI")
-_CHECKPOINT_KEY = Struct(">cQ")
 
 
 class Outcome(Enum):
@@ -94,7 +84,7 @@ class Counters:
 
 
 class PopCore:
-    """POP over a store. A part of it.
+    """POP over a store. Its `state` is a part of that store.
 
     Parameters:
         store: where the messages and all records of POP are.
@@ -109,25 +99,18 @@ class PopCore:
         self.options = options
         self.counters = Counters()
         self.waiting = 0
-        self._groups: dict[tuple[str, str], Group] = {}
-        self._by_id: dict[int, Group] = {}
-        self._next_id = 1
-        self._checkpoints: dict[int, Checkpoint] = {}
-        self._settled: OrderedDict[int, Checkpoint] = OrderedDict()
         self._deadlines = Deadlines(store.now_ms, self._expire, fire_max=timer.fire_max, tick_ms=timer.tick_ms)
         self._expire_max = timer.fire_max
-        self._groups_changed: set[int] = set()
-        self._checkpoints_changed: set[int] = set()
-        self._checkpoints_new: set[int] = set()
+        self.state = PopState(store.queues, self._deadlines, self._arrived)
 
     def __iter__(self) -> Iterator[Group]:
         """Yield all groups, once for each of their filters."""
-        return iter(self._by_id.values())
+        return iter(self.state.by_id.values())
 
     @property
     def checkpoints_open(self) -> int:
         """How many checkpoints are not settled."""
-        return len(self._checkpoints)
+        return len(self.state.checkpoints)
 
     # --- groups -----------------------------------------------------------------------------------------------------
 
@@ -138,16 +121,16 @@ class PopCore:
             GroupInvalid, TopicInvalid: no group may be called like that; the filter breaks MQTT 5.0, 4.7.
             Overloaded, LimitExceeded: `pop.groups_max` or `store.queues_max` is reached.
         """
-        group = self._groups.get((name, topic_filter))
+        group = self.state.groups.get((name, topic_filter))
         return group if group is not None else self._create(name, topic_filter, start)
 
     def _create(self, name: str, topic_filter: str, start: Start) -> Group:
         check_group_name(name)
         if topic_filter.startswith("$"):
             _check_dead_letters(name, topic_filter)
-        if len(self._by_id) >= self.options.groups_max:
-            raise Overloaded(f"{len(self._by_id)} groups exist, which is the limit: see pop.groups_max")
-        group_id = self._next_id
+        if len(self.state.by_id) >= self.options.groups_max:
+            raise Overloaded(f"{len(self.state.by_id)} groups exist, which is the limit: see pop.groups_max")
+        group_id = self.state.next_id
         queues = self.store.queues
         queue = queues.declare(topic_filter, f"group:{group_id}", start)
         retry = queues.declare(f"$retry/{group_id}", f"group:{group_id}")
@@ -159,7 +142,7 @@ class PopCore:
             "cursor": 0 if start == "earliest" else queue.next_offset,
         }
         self._append(Kind.GROUP_CREATED, group_id, name, properties=orjson.dumps(row))
-        return self._groups[name, topic_filter]
+        return self.state.groups[name, topic_filter]
 
     def _append(
         self,
@@ -172,7 +155,7 @@ class PopCore:
         flags: int = 0,
         properties: bytes = b"",
     ) -> int:
-        group = self._by_id.get(group_id)
+        group = self.state.by_id.get(group_id)
         fixed = POP_FIXED.pack(group_id, group.epoch if group else 0, deadline_ms)
         return self.store.append(kind, fixed, name.encode(), body, properties, flags)
 
@@ -189,7 +172,7 @@ class PopCore:
         body = self._choose(group, room)
         deadline_ms = self.store.now_ms() + invisible_ms
         position = self._append(Kind.POP_CHECKPOINT, group.id, group.name, body, deadline_ms=deadline_ms)
-        checkpoint = self._checkpoints[position]
+        checkpoint = self.state.checkpoints[position]
         self.counters.handed_out += checkpoint.count
         records = [self._read(entry.position, entry.size) for entry in checkpoint.entries()]
         if None in records:
@@ -232,6 +215,7 @@ class PopCore:
         references = [REFERENCE.pack(checkpoint.position, index) for index in indexes]
         logger.error("message.unreadable", group=group.name, filter=group.filter, checkpoint=checkpoint.position)
         self._append_references(Kind.POP_DEAD_LETTER, group, references)
+        self.counters.dead_lettered += len(references)
 
     # --- long polls -------------------------------------------------------------------------------------------------
 
@@ -262,6 +246,10 @@ class PopCore:
                 group.polls.remove(poll)
         return poll.future.result() if poll.future.done() else None
 
+    def _arrived(self, group: Group) -> None:
+        if group.polls:
+            self.serve(group)
+
     def serve(self, group: Group) -> None:
         """Give what is visible to the polls that wait, oldest first."""
         while group.polls and group.visible > 0:
@@ -274,9 +262,10 @@ class PopCore:
 
     def release(self, checkpoint: Checkpoint) -> None:
         """Return what is open of a checkpoint that never reached its consumer: visible at once, and not an attempt."""
-        group = self._by_id[checkpoint.group_id]
+        group = self.state.by_id[checkpoint.group_id]
         references = [REFERENCE.pack(checkpoint.position, index) for index in checkpoint.open_indexes()]
         self._append_references(Kind.POP_REVIVED, group, references, Flag.SUSPENDED)
+        self.counters.revived += len(references)
 
     # --- ack and change ---------------------------------------------------------------------------------------------
 
@@ -296,9 +285,9 @@ class PopCore:
                 taken.add((delivery.checkpoint, delivery.index))
                 chosen.setdefault(delivery.group_id, []).append(REFERENCE.pack(delivery.checkpoint, delivery.index))
         for group_id, references in chosen.items():
-            self._append_references(Kind.POP_ACK, self._by_id[group_id], references)
+            self._append_references(Kind.POP_ACK, self.state.by_id[group_id], references)
             self.counters.acked += len(references)
-            self.serve(self._by_id[group_id])
+            self.serve(self.state.by_id[group_id])
         return outcomes
 
     def change_invisible(self, name: str, changes: list[Change]) -> list[tuple[Outcome, str]]:
@@ -329,28 +318,28 @@ class PopCore:
     def _replace(self, group_id: int, invisible_ms: int, suspend: bool, deliveries: list[Delivery]) -> list[str]:
         entries = []
         for delivery in deliveries:
-            entry = self._checkpoints[delivery.checkpoint].entry(delivery.index)
+            entry = self.state.checkpoints[delivery.checkpoint].entry(delivery.index)
             entries.append(CHANGE_ENTRY.pack(delivery.checkpoint, delivery.index, *entry))
         position = self._append(
             Kind.POP_INVISIBLE_CHANGED,
             group_id,
-            self._by_id[group_id].name,
+            self.state.by_id[group_id].name,
             b"".join(entries),
             deadline_ms=self.store.now_ms() + invisible_ms,
             flags=Flag.SUSPENDED if suspend else 0,
         )
-        checkpoint = self._checkpoints[position]
+        checkpoint = self.state.checkpoints[position]
         return self.handles.deliveries(position, checkpoint.pop_ms, group_id, checkpoint.count)
 
     def _judge(self, name: str, delivery: Delivery | None, taken: set[tuple[int, int]]) -> Outcome:
         """Decide whether a delivery may still be settled by the group `name`; `taken` are those of the same call."""
         if delivery is None:
             return Outcome.INVALID_HANDLE
-        group = self._by_id.get(delivery.group_id)
+        group = self.state.by_id.get(delivery.group_id)
         if group is None or group.name != name:
             return Outcome.INVALID_HANDLE
         position, bit = delivery.checkpoint, 1 << delivery.index
-        checkpoint = self._checkpoints.get(position) or self._settled.get(position)
+        checkpoint = self.state.checkpoints.get(position) or self.state.settled.get(position)
         if checkpoint is None or checkpoint.pop_ms != delivery.pop_ms:
             return Outcome.HANDLE_EXPIRED
         if checkpoint.acked & bit or (position, delivery.index) in taken:
@@ -404,146 +393,17 @@ class PopCore:
             if again_ms:
                 self._deadlines.schedule(again_ms, checkpoint)
         for group_id, references in revived.items():
-            self._append_references(Kind.POP_REVIVED, self._by_id[group_id], references)
+            self._append_references(Kind.POP_REVIVED, self.state.by_id[group_id], references)
+            self.counters.revived += len(references)
         for group_id, references in dead.items():
-            group = self._by_id[group_id]
+            group = self.state.by_id[group_id]
             self._dead_letters(group)
             self._append_references(Kind.POP_DEAD_LETTER, group, references)
+            self.counters.dead_lettered += len(references)
             self.serve(group)  # there is room again below the in-flight limit
 
     def _dead_letters(self, group: Group) -> LightQueue:
         return self.store.queues.declare(f"$dlq/{group.name}", f"group:{group.id}")
-
-    # --- the part: live and in recovery -----------------------------------------------------------------------------
-
-    def applies(self) -> Mapping[Kind, Apply]:
-        return {
-            Kind.GROUP_CREATED: self._apply_created,
-            Kind.POP_CHECKPOINT: self._apply_checkpoint,
-            Kind.POP_ACK: self._apply_ack,
-            Kind.POP_INVISIBLE_CHANGED: self._apply_changed,
-            Kind.POP_REVIVED: self._apply_revived,
-            Kind.POP_DEAD_LETTER: self._apply_dead_letter,
-        }
-
-    def _apply_created(self, record: Record) -> None:
-        group_id, _, _ = POP_FIXED.unpack(record.fixed)
-        row = orjson.loads(record.properties)
-        self._install(group_id, {"name": row["group"], "epoch": 0, "retry_cursor": 0, **row})
-        self._groups_changed.add(group_id)
-
-    def _install(self, group_id: int, row: dict[str, object]) -> None:
-        name, topic_filter = str(row["name"]), str(row["filter"])
-        queues = self.store.queues
-        group = Group(group_id, name, topic_filter, queues.get(int(str(row["queue"]))), queues.get(int(str(row["retry"]))))
-        group.cursor, group.retry_cursor = int(str(row["cursor"])), int(str(row["retry_cursor"]))
-        group.epoch = int(str(row["epoch"]))
-        self._by_id[group_id] = self._groups[name, topic_filter] = group
-        self._next_id = max(self._next_id, group_id + 1)
-
-        def arrived(_queue: LightQueue, _offset: int, _entries: bytes) -> None:
-            if group.polls:
-                self.serve(group)
-
-        group.queue.watchers.append(arrived)
-        group.retry.watchers.append(arrived)
-
-    def _apply_checkpoint(self, record: Record) -> None:
-        group_id, _, deadline_ms = POP_FIXED.unpack(record.fixed)
-        group = self._by_id[group_id]
-        entries = np.frombuffer(record.body, dtype=CHECKPOINT_ENTRY_DTYPE)
-        retries = entries["source"] == FROM_RETRY
-        if not retries.all():
-            group.cursor = int(entries["offset"][~retries].max()) + 1
-        if retries.any():
-            group.retry_cursor = int(entries["offset"][retries].max()) + 1
-        group.in_flight += len(entries)
-        self._groups_changed.add(group_id)
-        self._open(Checkpoint(record.position, group_id, record.store_ms, deadline_ms, record.flags, record.body))
-
-    def _apply_changed(self, record: Record) -> None:
-        group_id, _, deadline_ms = POP_FIXED.unpack(record.fixed)
-        for position, index, *_ in CHANGE_ENTRY.iter_unpack(record.body):
-            checkpoint = self._checkpoints[position]
-            checkpoint.replaced |= 1 << index
-            self._close(checkpoint, index)
-        step = CHANGE_ENTRY.size
-        body = b"".join(record.body[at + REFERENCE.size : at + step] for at in range(0, len(record.body), step))
-        self._open(Checkpoint(record.position, group_id, record.store_ms, deadline_ms, record.flags, body))
-
-    def _apply_ack(self, record: Record) -> None:
-        group = self._by_id[POP_FIXED.unpack(record.fixed)[0]]
-        for position, index in REFERENCE.iter_unpack(record.body):
-            checkpoint = self._checkpoints[position]
-            checkpoint.acked |= 1 << index
-            self._close(checkpoint, index)
-            group.in_flight -= 1
-
-    def _apply_revived(self, record: Record) -> None:
-        group = self._by_id[POP_FIXED.unpack(record.fixed)[0]]
-        uncounted = bool(record.flags & Flag.SUSPENDED)
-        for position, index in REFERENCE.iter_unpack(record.body):
-            checkpoint = self._checkpoints[position]
-            entry = checkpoint.entry(index)
-            attempts = entry.attempt - 1 if uncounted or checkpoint.suspended else entry.attempt
-            self.store.queues.append_to(group.retry, entry.position, entry.size, attempts)
-            self._close(checkpoint, index)
-            group.in_flight -= 1
-            self.counters.revived += 1
-
-    def _apply_dead_letter(self, record: Record) -> None:
-        group = self._by_id[POP_FIXED.unpack(record.fixed)[0]]
-        dead_letters = self.store.queues.find(f"$dlq/{group.name}")
-        assert dead_letters is not None, group.name
-        for position, index in REFERENCE.iter_unpack(record.body):
-            checkpoint = self._checkpoints[position]
-            entry = checkpoint.entry(index)
-            self.store.queues.append_to(dead_letters, entry.position, entry.size, entry.attempt)
-            self._close(checkpoint, index)
-            group.in_flight -= 1
-            self.counters.dead_lettered += 1
-
-    def _open(self, checkpoint: Checkpoint) -> None:
-        self._checkpoints[checkpoint.position] = checkpoint
-        self._checkpoints_changed.add(checkpoint.position)
-        self._checkpoints_new.add(checkpoint.position)
-        self._deadlines.schedule(checkpoint.deadline_ms, checkpoint)
-
-    def _close(self, checkpoint: Checkpoint, index: int) -> None:
-        """Settle one delivery; with the last one the checkpoint is done, and its timer is skipped."""
-        bit = 1 << index
-        assert checkpoint.open & bit, (checkpoint.position, index)
-        checkpoint.open ^= bit
-        self._checkpoints_changed.add(checkpoint.position)
-        if not checkpoint.open:
-            del self._checkpoints[checkpoint.position]
-            self._deadlines.settled(checkpoint)
-            self._settled[checkpoint.position] = checkpoint.without_entries()
-            if len(self._settled) > SETTLED_REMEMBERED:
-                self._settled.popitem(last=False)
-
-    def load(self, index: Index) -> None:
-        for key, value in index.rows(bytes(Space.GROUP)):
-            self._install(_GROUP_KEY.unpack(key)[1], orjson.loads(value))
-        for key, value in index.rows(bytes(Space.CHECKPOINT)):
-            checkpoint = Checkpoint.from_row(_CHECKPOINT_KEY.unpack(key)[1], value)
-            self._open(checkpoint)
-            self._by_id[checkpoint.group_id].in_flight += checkpoint.open.bit_count()
-        self._checkpoints_changed.clear()
-        self._checkpoints_new.clear()
-
-    def save(self, batch: Batch) -> None:
-        for group_id in self._groups_changed:
-            batch.put(_GROUP_KEY.pack(Space.GROUP, group_id), self._by_id[group_id].row())
-        for position in self._checkpoints_changed:
-            checkpoint = self._checkpoints.get(position)
-            if checkpoint is not None:
-                batch.put(_CHECKPOINT_KEY.pack(Space.CHECKPOINT, position), checkpoint.row())
-            elif position not in self._checkpoints_new:
-                batch.delete(_CHECKPOINT_KEY.pack(Space.CHECKPOINT, position))
-        self._groups_changed.clear()
-        self._checkpoints_changed.clear()
-        self._checkpoints_new.clear()
 
 
 def _checkpoint_entries(queue: LightQueue, offset: int, count: int, source: int) -> np.ndarray[tuple[int], np.dtype[np.void]]:

@@ -19,7 +19,7 @@ from pop.core import Change, Outcome, PopCore
 from pop.errors import Overloaded, PopError, RequestInvalid
 from pop.poll import Taken
 from store.errors import LimitExceeded, RecordTooLarge, StoreError, TopicInvalid
-from store.queues import Start
+from store.lightqueue import Start
 from store.record import (
     HEADER,
     HEADER_BYTES,

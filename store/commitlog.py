@@ -15,7 +15,7 @@ from struct import Struct
 from typing import NamedTuple
 
 from store.errors import LogCorrupt, PositionUnknown, RecordCorrupt, RecordTooLarge
-from store.record import RECORD_BYTES_MAX, Record, decode, find_valid, valid_until
+from store.record import RECORD_BYTES_MAX, Record, decode, find_valid, valid_until, walk
 from store.segment import SUFFIX, Segment, segment_base, segment_name, sync_directory
 
 DIRECTORY = "commitlog"
@@ -34,6 +34,19 @@ class Tail(NamedTuple):
     """Position behind the last valid record."""
     torn_bytes: int
     """Bytes behind it, up to the last that wasn't zero, that were no whole record. They are gone now."""
+
+
+class Block(NamedTuple):
+    """Records that stand side by side."""
+
+    view: memoryview
+    """Of their segment."""
+    base: int
+    """Position of the segment."""
+    offsets: list[int]
+    """Where in `view` each record begins."""
+    end: int
+    """Position behind the last."""
 
 
 class CommitLog:
@@ -236,6 +249,20 @@ class CommitLog:
                 yield found
                 offset += found.size
             position = base + offset
+
+    def block(self, position: int, bytes_max: int) -> Block:
+        """Return records from `position` on for a reader who looks at many: of one segment, about `bytes_max`, at least one.
+
+        Empty at the end of what is written. About 0.1 us a record; nothing is verified.
+        """
+        segment = self._open if position >= self._open.base else self._segment_of(position)
+        base = segment.base
+        start = position - base
+        stop = min(self.written - base, segment.capacity)
+        offsets, end = walk(segment.view, start, min(start + bytes_max, stop))
+        if not offsets and start < stop:
+            offsets, end = walk(segment.view, start, min(start + _SIZE.unpack_from(segment.view, start)[0], stop))
+        return Block(segment.view, base, offsets, base + end)
 
     def _segment_of(self, position: int) -> Segment:
         at = bisect_right(self._bases, position) - 1

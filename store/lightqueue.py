@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from struct import Struct
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -30,6 +30,9 @@ TRANSIENT = 0x8000_0000
 _KEY = Struct(">cIQ")
 _PREFIX = Struct(">cI")
 
+Start = Literal["earliest", "latest"]
+"""Where a queue that is new begins: with all that the log still has, or with what comes from now on."""
+
 Watcher = Callable[["LightQueue", int, bytes], None]
 """Called after a commit with the queue, the offset of the first new entry, and the new entries."""
 
@@ -45,11 +48,12 @@ class LightQueue:
     `next_offset` counts entries that a commit hasn't written yet; readers see those below `committed_offset`.
     """
 
-    __slots__ = ("filter", "id", "index", "next_offset", "owners", "pending", "pending_from", "watchers")
+    __slots__ = ("filter", "id", "index", "next_offset", "owners", "pending", "pending_from", "start", "watchers")
 
-    def __init__(self, queue_id: int, topic_filter: str, index: Index, next_offset: int) -> None:
+    def __init__(self, queue_id: int, topic_filter: str, index: Index, next_offset: int, start: Start = "latest") -> None:
         self.id = queue_id
         self.filter = topic_filter
+        self.start: Start = start
         self.index = index
         self.owners: set[str] = set()
         self.watchers: list[Watcher] = []

@@ -3,44 +3,37 @@
 There is one root queue per first level (`plant/#`), always, and one per filter that somebody has declared. A durable queue
 is declared by a record, so it is there again after a restart; a transient one serves a connection and ends with the process.
 
-A durable queue that starts at `earliest` is filled once, from the root queues, in slices between other work. It joins live
-routing in the turn in which the filling has caught up with every root: nothing is skipped and nothing comes twice.
+A durable queue that starts at `earliest` is filled once, from the log (`store.filling`), in slices between other work. It joins
+live routing in the turn in which the filling has caught up: nothing is skipped and nothing comes twice. A filter has a queue
+for each of the two starts, where both are asked for: one with all that was, one with what came since.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterator
 from struct import Struct
-from typing import Literal
 
 import orjson
 
 from store import topics
 from store.commitlog import CommitLog
 from store.errors import LimitExceeded, QueueUnknown, TopicInvalid
+from store.filling import Filling
 from store.index import Batch, Index, Space
 from store.lightqueue import (
     ENTRY,
     TRANSIENT,
     LightQueue,
+    Start,
     delete_entries,
     delete_transient_entries,
     load_next_offset,
 )
 from store.options import StoreOptions
-from store.record import HEADER, HEADER_BYTES, QUEUE_FIXED, Kind, Record
-
-Start = Literal["earliest", "latest"]
+from store.record import QUEUE_FIXED, Kind, Record
 
 INTERNAL = ("$retry/", "$dlq/")
 """Filters that begin like this name queues that no topic reaches: retries and dead letters. Entries come by `append_to`."""
-
-FILL_ENTRIES = 2048
-"""Root entries by which one slice of a filling gets on, besides those that came since the last one: about 5 ms of the loop."""
-
-FILL_READ_MIN = 64
-"""Entries that a filling from many roots reads at a time from each: a read costs a seek."""
 
 OUTDATED = -1
 """Version of a route that is no longer valid, whatever its root's is."""
@@ -74,18 +67,6 @@ class Route:
         self.version = root.version
 
 
-class Filling:
-    """A queue that still reads what was there before it: per root queue id, the next offset to look at."""
-
-    __slots__ = ("cursors", "queue", "seen")
-
-    def __init__(self, queue: LightQueue, cursors: dict[int, int]) -> None:
-        self.queue = queue
-        self.cursors = cursors
-        self.seen = 0
-        """Entries that the roots had at the last slice: what came since is read on top, or a busy log would never be filled."""
-
-
 class Queues:
     """The light queues of a store.
 
@@ -102,7 +83,7 @@ class Queues:
         self._append = append
         self._trie: topics.FilterTrie[list[LightQueue]] = topics.FilterTrie()
         self._by_id: dict[int, LightQueue] = {}
-        self._durable: dict[str, LightQueue] = {}
+        self._durable: dict[tuple[str, Start], LightQueue] = {}
         self._transient: dict[str, LightQueue] = {}
         self._roots: dict[str, Root] = {}
         self._fillings: dict[int, Filling] = {}
@@ -187,17 +168,19 @@ class Queues:
         except KeyError:
             raise QueueUnknown(f"no light queue has the id {queue_id}") from None
 
-    def find(self, topic_filter: str) -> LightQueue | None:
-        """Return the durable queue of a filter, or None."""
-        return self._durable.get(topic_filter)
+    def find(self, topic_filter: str, start: Start = "latest") -> LightQueue | None:
+        """Return the durable queue of a filter and start, or None. Roots and internal queues start at `latest`."""
+        return self._durable.get((topic_filter, start))
 
     def declare(self, topic_filter: str, owner: str, start: Start = "latest") -> LightQueue:
-        """Return the durable queue of a filter; declare it if it isn't there. It lasts until its last owner drops it.
+        """Return the durable queue of a filter and start; declare it if it isn't there. It lasts until its last owner drops it.
+
+        A root's filter has the root queue, whatever the start, and an internal name its one queue: they have everything anyway.
 
         Args:
             topic_filter: an MQTT topic filter, or a name that begins as `INTERNAL` says.
             owner: who needs it, such as `group:billing`.
-            start: where a queue that is new begins: with all that the log still has, or with what comes now.
+            start: where the queue begins: with all that the log still has, or with what came since the first who asked.
 
         Raises:
             TopicInvalid: the filter breaks MQTT 5.0, 4.7, or a bound of the options.
@@ -205,8 +188,11 @@ class Queues:
         """
         self._check_filter(topic_filter)
         level = topics.first_level(topic_filter)
-        if topic_filter == f"{level}/#" and not topics.is_wildcard(level) and level not in self._roots:
+        is_root = topic_filter == f"{level}/#" and not topics.is_wildcard(level)
+        if is_root and level not in self._roots:
             self._declare_root(level)
+        if is_root or topic_filter.startswith(INTERNAL):
+            start = "latest"
         return self._claim(topic_filter, owner, start)
 
     def _declare_root(self, level: str) -> Root:
@@ -215,12 +201,12 @@ class Queues:
         return self._roots[level]
 
     def _claim(self, topic_filter: str, owner: str, start: Start) -> LightQueue:
-        queue = self._durable.get(topic_filter)
+        queue = self._durable.get((topic_filter, start))
         if queue is None or owner not in queue.owners:
             queue_id = queue.id if queue else self._new_id()
             row = orjson.dumps({"owner": owner, "start": start})
             self._append(Kind.QUEUE_DECLARED, QUEUE_FIXED.pack(queue_id), topic_filter.encode(), b"", row)
-            queue = self._durable[topic_filter]
+            queue = self._durable[topic_filter, start]
         return queue
 
     def drop(self, queue: LightQueue, owner: str) -> None:
@@ -241,9 +227,9 @@ class Queues:
             TopicInvalid, LimitExceeded: as `declare` does.
         """
         self._check_filter(topic_filter)
-        queue = self._durable.get(topic_filter)
-        if queue is not None and queue.id == self._root_id(topic_filter):
-            return queue
+        root = self._roots.get(topics.first_level(topic_filter))
+        if root is not None and root.queue.filter == topic_filter:
+            return root.queue
         queue = self._transient.get(topic_filter)
         if queue is None:
             self._check_room()
@@ -270,10 +256,6 @@ class Queues:
         self._check_room()
         return self._next_id
 
-    def _root_id(self, topic_filter: str) -> int:
-        root = self._roots.get(topics.first_level(topic_filter))
-        return root.queue.id if root and topic_filter == root.queue.filter else 0
-
     # --- apply: live and in recovery --------------------------------------------------------------------------------
 
     def apply_declared(self, record: Record) -> None:
@@ -282,8 +264,8 @@ class Queues:
         row = orjson.loads(record.properties)
         queue = self._by_id.get(queue_id)
         if queue is None:
-            queue = self._install(queue_id, record.topic.decode(), 0)
-            self._begin(queue, row["owner"], row["start"])
+            queue = self._install(queue_id, record.topic.decode(), row["start"], 0)
+            self._begin(queue, row["owner"])
         queue.owners.add(row["owner"])
         self._rows_changed.add(queue_id)
 
@@ -297,27 +279,30 @@ class Queues:
         self._rows_changed.add(queue_id)
         if not queue.owners:
             self._fillings.pop(queue_id, None)
-            del self._durable[queue.filter]
+            del self._durable[queue.filter, queue.start]
             self._remove(queue)
 
-    def _install(self, queue_id: int, topic_filter: str, next_offset: int) -> LightQueue:
-        queue = LightQueue(queue_id, topic_filter, self._index, next_offset)
-        self._by_id[queue_id] = self._durable[topic_filter] = queue
+    def _install(self, queue_id: int, topic_filter: str, start: Start, next_offset: int) -> LightQueue:
+        queue = LightQueue(queue_id, topic_filter, self._index, next_offset, start)
+        self._by_id[queue_id] = self._durable[topic_filter, start] = queue
         self._next_id = max(self._next_id, queue_id + 1)
         return queue
 
-    def _begin(self, queue: LightQueue, owner: str, start: Start) -> None:
+    def _begin(self, queue: LightQueue, owner: str) -> None:
         """Start a new queue: roots and internal queues at once, others by filling where they want what was before."""
         if owner == ROOT:
             self._go_live(queue)
             self._roots[topics.first_level(queue.filter)] = Root(queue)
         elif queue.filter.startswith(INTERNAL):
-            self._by_id[queue.id] = queue
-        elif start == "earliest":
-            self._fillings[queue.id] = Filling(queue, {})
-            self.on_fill()
+            return
+        elif queue.start == "earliest":
+            self._fill_from(queue, self._log.start)
         else:
             self._go_live(queue)
+
+    def _fill_from(self, queue: LightQueue, position: int) -> None:
+        self._fillings[queue.id] = Filling(self._log, queue, position)
+        self.on_fill()
 
     def _go_live(self, queue: LightQueue) -> None:
         self._by_id[queue.id] = queue
@@ -356,40 +341,19 @@ class Queues:
     # --- filling ----------------------------------------------------------------------------------------------------
 
     def fill(self) -> bool:
-        """Do one slice for each queue that is being filled. Return whether any is left."""
-        for filling in list(self._fillings.values()):
-            self._fill_slice(filling)
+        """Do one slice for each queue that is being filled. Return whether any is left.
+
+        To be called with nothing uncommitted: a filling that has read all that is written goes live here and now.
+        """
+        assert self._log.end == self._log.written, "commit first"
+        for queue_id, filling in list(self._fillings.items()):
+            for position, size, aux in filling.slice():
+                self.append_to(filling.queue, position, size, aux)
+            self._rows_changed.add(queue_id)
+            if filling.position == self._log.written:
+                del self._fillings[queue_id]
+                self._go_live(filling.queue)
         return bool(self._fillings)
-
-    def _fill_slice(self, filling: Filling) -> None:
-        queue = filling.queue
-        cursors = filling.cursors
-        roots = [root.queue for root in self._roots.values() if self._feeds(root.queue, queue.filter)]
-        for root in roots:
-            if cursors.setdefault(root.id, 0) < root.committed_offset:
-                cursors[root.id] = max(cursors[root.id], root.first_offset())  # retention may have taken what was before
-        total = sum(root.committed_offset for root in roots)
-        count = FILL_ENTRIES + (total - filling.seen if filling.seen else 0)
-        filling.seen = total
-        for root, offset, position, size, aux in _merged([(root, cursors[root.id]) for root in roots], count):
-            cursors[root.id] = offset + 1
-            if topics.matches(queue.filter, self._topic(position, size)):
-                self.append_to(queue, position, size, aux)
-        self._rows_changed.add(queue.id)
-        if all(cursors[root.id] >= root.next_offset for root in roots):
-            del self._fillings[queue.id]
-            self._go_live(queue)
-
-    @staticmethod
-    def _feeds(root: LightQueue, topic_filter: str) -> bool:
-        level = topics.first_level(topic_filter)
-        root_level = topics.first_level(root.filter)
-        return level == root_level or (level in ("+", "#") and not root_level.startswith("$"))
-
-    def _topic(self, position: int, size: int) -> str:
-        data = self._log.read(position, size)
-        length = HEADER.unpack_from(data)[4]
-        return data[HEADER_BYTES : HEADER_BYTES + length].decode()
 
     # --- the index --------------------------------------------------------------------------------------------------
 
@@ -406,9 +370,9 @@ class Queues:
         for queue_id in self._rows_changed:
             queue = self._by_id[queue_id]
             filling = self._fillings.get(queue_id)
-            row: dict[str, object] = {"filter": queue.filter, "owners": sorted(queue.owners)}
+            row: dict[str, object] = {"filter": queue.filter, "start": queue.start, "owners": sorted(queue.owners)}
             if filling is not None:
-                row["fill"] = list(filling.cursors.items())
+                row["fill"] = filling.position
             batch.put(_ROW_KEY.pack(Space.QUEUE, queue_id), orjson.dumps(row))
         self._rows_deleted.clear()
         self._rows_changed.clear()
@@ -422,27 +386,11 @@ class Queues:
         for key, value in self._index.rows(bytes(Space.QUEUE)):
             queue_id = int.from_bytes(key[1:], "big")
             row = orjson.loads(value)
-            queue = self._install(queue_id, row["filter"], load_next_offset(self._index, queue_id))
+            queue = self._install(queue_id, row["filter"], row["start"], load_next_offset(self._index, queue_id))
             queue.owners.update(row["owners"])
             if "fill" in row:
-                self._fillings[queue_id] = Filling(queue, dict(row["fill"]))
+                self._fill_from(queue, max(row["fill"], self._log.start))
+            elif queue.start == "earliest":
+                self._go_live(queue)
             else:
-                self._begin(queue, ROOT if ROOT in queue.owners else "", "latest")
-        if self._fillings:
-            self.on_fill()
-
-
-def _merged(roots: list[tuple[LightQueue, int]], count: int) -> list[tuple[LightQueue, int, int, int, int]]:
-    """Return the next `count` entries of several root queues in the order of the log."""
-    share = max(count // max(len(roots), 1), FILL_READ_MIN)
-
-    def entries(root: LightQueue, offset: int) -> Iterator[tuple[int, int, LightQueue, int, int, int]]:
-        while read := root.read(offset, share):
-            for position, size, aux in ENTRY.iter_unpack(read):
-                yield position, root.id, root, offset, size, aux
-                offset += 1
-
-    merged = heapq.merge(*(entries(root, offset) for root, offset in roots), key=lambda row: row[:2])
-    return [
-        (root, at, position, size, aux) for (position, _, root, at, size, aux), _ in zip(merged, range(count), strict=False)
-    ]
+                self._begin(queue, ROOT if ROOT in queue.owners else "")

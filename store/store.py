@@ -352,7 +352,9 @@ class Store:
 
     def _fill(self) -> None:
         """Fill new queues by one slice a turn. What comes in between is read first, so that the slices end."""
-        if self._closed:
+        while self.log.end > self.log.written and self._failure is None:
+            self.commit()  # who watches may append; a filling goes live on a log that is all written
+        if self._closed or self._failure is not None:
             return
         if not self._commit_scheduled:
             self._begin_turn()

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from tests.gateway.wire import ANSWER_S_MAX, Broker, Message
+from tests.gateway.wire import ANSWER_S_MAX, Broker, Message, until
 
 
 class RealClient(Protocol):
@@ -213,18 +213,19 @@ async def mosquitto_pub(broker: Broker, topic: str, body: str, qos: int, *option
 
 
 async def mosquitto_sub(broker: Broker, client_id: str, topic_filter: str, qos: int, count: int) -> asyncio.subprocess.Process:
-    """Return a mosquitto_sub that ends after `count` messages, once the node has its subscription."""
+    """Return a mosquitto_sub that ends after `count` messages."""
     address = broker.node.mqtt
-    process = await asyncio.create_subprocess_exec(
+    return await asyncio.create_subprocess_exec(
         *(command("mosquitto_sub"), "-h", address.host, "-p", str(address.port), "-V", "311", "-i", client_id),
         *("-t", topic_filter, "-q", str(qos), "-C", str(count), "-F", "%t %q %r %p"),
         stdout=asyncio.subprocess.PIPE,
     )
-    gateway = broker.node.gateway
-    while client_id not in gateway.clients or not gateway.clients[client_id].session.subscriptions:
-        assert process.returncode is None
-        await asyncio.sleep(0.001)
-    return process
+
+
+async def subscribed(broker: Broker, client_id: str) -> None:
+    """Return when the node has a subscription of a client's, which must not end before that."""
+    clients = broker.node.gateway.clients
+    await until(lambda: client_id in clients and bool(clients[client_id].session.subscriptions))
 
 
 async def printed(process: asyncio.subprocess.Process) -> list[str]:
@@ -237,6 +238,7 @@ async def printed(process: asyncio.subprocess.Process) -> list[str]:
 async def test_mosquitto_gets_what_mosquitto_publishes(broker: Broker, qos: int) -> None:
     async with asyncio.timeout(ANSWER_S_MAX):
         subscriber = await mosquitto_sub(broker, "sub", "plant/+", qos, 3)
+        await subscribed(broker, "sub")
         for sent in (0, 1, 2):
             await mosquitto_pub(broker, f"plant/{sent}", "21.5", sent)
         assert await printed(subscriber) == [f"plant/{sent} {min(sent, qos)} 0 21.5" for sent in (0, 1, 2)]
@@ -254,13 +256,13 @@ async def test_mosquitto_gets_retained_messages_and_clears_them(broker: Broker) 
 async def test_mosquitto_publishes_a_will(broker: Broker) -> None:
     async with asyncio.timeout(ANSWER_S_MAX):
         subscriber = await mosquitto_sub(broker, "sub", "will/#", 1, 1)
+        await subscribed(broker, "sub")
         address = broker.node.mqtt
         process = await asyncio.create_subprocess_exec(
             *(command("mosquitto_sub"), "-h", address.host, "-p", str(address.port), "-V", "311", "-t", "none"),
             *("-i", "dies", "--will-topic", "will/dies", "--will-payload", "gone", "--will-qos", "1"),
         )
-        while "dies" not in broker.node.gateway.clients:
-            await asyncio.sleep(0.001)
+        await until(lambda: "dies" in broker.node.gateway.clients)
         process.kill()
         await process.wait()
         assert await printed(subscriber) == ["will/dies 1 0 gone"]

@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from tests.gateway.wire import CLEAN, Broker, Client, Message, until
 SECONDS_MAX = 10.0
 """How long each search goes on at most. Hypothesis has no such bound: after that, examples end at once."""
 
-PACKETS = [case.data for case in (*VALID, *INVALID)]
+PACKETS = [case.data for case in VALID] + [case.data for case in INVALID]
 HELLO = connect(CLEAN, b"fuzz")
 
 
@@ -28,23 +29,23 @@ class Target:
     """A node that lives as long as the test, and a client that behaves."""
 
     def __init__(self, data_dir: Path) -> None:
-        self.loop = uvloop.new_event_loop()
+        self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+        self.run = self._runner.run
         self.failures: list[object] = []
-        self.loop.set_exception_handler(lambda _, context: self.failures.append(context))
-        self.broker = Broker(data_dir, {"queues_max": 2000})
-        self.until_s = time.monotonic() + SECONDS_MAX
-        self.good = self.loop.run_until_complete(self._start())
+        self._runner.get_loop().set_exception_handler(lambda _, context: self.failures.append(context))
+        self._until_s = time.monotonic() + SECONDS_MAX
+        self.broker, self.good = self.run(self._start(data_dir))
 
-    async def _start(self) -> Client:
-        await self.broker.start()
-        good = await self.broker.connect("good")
+    async def _start(self, data_dir: Path) -> tuple[Broker, Client]:
+        broker = await Broker(data_dir, {"queues_max": 2000}).start()
+        good = await broker.connect("good")
         await good.subscribe(("good/#", 1))
-        return good
+        return broker, good
 
     def attack(self, pieces: list[bytes]) -> None:
         """Send bytes over a connection of their own, piece by piece; then the client that behaves must be served."""
-        if time.monotonic() < self.until_s:
-            self.loop.run_until_complete(self._attack(pieces))
+        if time.monotonic() < self._until_s:
+            self.run(self._attack(pieces))
         assert self.failures == []
 
     async def _attack(self, pieces: list[bytes]) -> None:
@@ -60,7 +61,13 @@ class Target:
         bad.reset()
         self.broker.clients.remove(bad)
 
-    async def stop(self) -> None:
+    def stop(self) -> None:
+        """Stop the node; nothing of those who attacked it may be left."""
+        self.run(self._stop())
+        self._runner.close()
+        assert self.failures == []
+
+    async def _stop(self) -> None:
         await until(lambda: len(self.broker.node.gateway.connections) == 1)
         self.good.reset()
         await until(lambda: not self.broker.node.gateway.connections)
@@ -74,15 +81,13 @@ def attacked(data_dir: Path) -> Iterator[Target]:
     try:
         yield target
     finally:
-        target.loop.run_until_complete(target.stop())
-        assert target.failures == []
-        target.loop.close()
+        target.stop()
 
 
 def cut(data: bytes, at: list[int]) -> list[bytes]:
     """Cut bytes at some places; the places are taken modulo their length."""
     places = sorted({0, len(data), *(place % (len(data) + 1) for place in at)})
-    return [data[start:stop] for start, stop in zip(places, places[1:], strict=False)]
+    return [data[start:stop] for start, stop in pairwise(places)]
 
 
 def search(strategy: st.SearchStrategy[bytes], attack: Callable[[list[bytes]], None], examples: int) -> None:
@@ -160,4 +165,4 @@ def test_many_bad_clients_at_once_disturb_nobody(tmp_path: Path) -> None:
                 pass
 
     with attacked(tmp_path) as target:
-        target.loop.run_until_complete(storm(target))
+        target.run(storm(target))

@@ -108,9 +108,17 @@ async def test_filters_that_are_refused_are_told_so_each_on_its_own(start_broker
 async def test_one_subscription_more_than_the_limit_is_refused_until_another_ends(start_broker: StartBroker) -> None:
     broker = await start_broker(subscriptions_max=2)
     client = await broker.connect("pump")
-    assert await client.subscribe(("a", 0), ("b", 0), ("c", 0), ("a", 1)) == [0, 0, SUBACK_FAILURE, 1]
+    assert await client.subscribe(("a", 0), ("b", 0)) == [0, 0]
+    assert await client.subscribe(("c", 0), ("a", 1)) == [SUBACK_FAILURE, 1]
     await client.unsubscribe("a")
     assert await client.subscribe(("c", 2)) == [2]
+
+
+async def test_a_subscribe_may_name_as_many_filters_as_a_session_may_have(start_broker: StartBroker) -> None:
+    broker = await start_broker(subscriptions_max=2)
+    client = await broker.connect("pump")
+    assert await client.subscribe(*[("a", 1)] * 50_000) == [1, 1] + [SUBACK_FAILURE] * 49_998
+    assert len(broker.connection("pump").session.subscriptions) == 1
 
 
 async def test_a_filter_over_the_limit_of_queues_is_refused(start_broker: StartBroker) -> None:

@@ -123,7 +123,7 @@ def test_a_settled_checkpoint_does_not_keep_its_entries(parts: Parts) -> None:
     parts.publish(b"a")
     (message,) = parts.pop()
     parts.ack(message.handle)
-    (settled,) = parts.core._settled.values()
+    (settled,) = parts.core.state.settled.values()
     assert settled.body == b""
 
 

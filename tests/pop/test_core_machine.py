@@ -198,4 +198,4 @@ class PopMachine(RuleBasedStateMachine):
 
 
 TestPopMachine = PopMachine.TestCase
-TestPopMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestPopMachine.settings = settings(max_examples=40, stateful_step_count=35, deadline=None)

@@ -20,7 +20,7 @@ LONG_MS = 60_000
 async def live(tmp_path: Path) -> AsyncIterator[Parts]:
     """Parts that commit by themselves; time is still moved by hand."""
     parts = Parts(tmp_path / "data", pop=PopOptions(waiters_max=3, in_flight_max=4, attempts_max=2))
-    parts.store.start(asyncio.get_running_loop(), pytest.fail)
+    parts.store.start(asyncio.get_running_loop(), lambda error: pytest.fail(str(error)))
     yield parts
     await parts.store.close()
 

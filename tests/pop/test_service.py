@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -396,7 +396,7 @@ async def test_one_waiting_poll_too_many_is_refused(node: Node, tmp_path: Path) 
 
 
 async def test_too_many_messages_or_handles_in_a_call_are_refused(stub: PopServiceAsyncStub) -> None:
-    calls = [
+    calls: list[Awaitable[object]] = [
         stub.Send(pb.SendRequest(messages=[pb.Message(topic=TOPIC)] * (MESSAGES_PER_SEND_MAX + 1))),
         stub.Ack(pb.AckRequest(group=GROUP, handles=["x"] * (HANDLES_MAX + 1))),
         stub.ChangeInvisible(pb.ChangeInvisibleRequest(group=GROUP, changes=[pb.InvisibleChange()] * (HANDLES_MAX + 1))),

@@ -21,7 +21,7 @@ from pop.server import PopServer
 from pop.service import PopService
 from store.clock import Clock, ManualClock, SystemClock
 from store.options import MIB, HostPort, StoreOptions
-from store.queues import Start
+from store.lightqueue import Start
 from store.record import Properties, decode, encode_properties, tag_hash
 from store.store import Recovery, Store
 from timer.delayed import DelayedMessages
@@ -71,7 +71,7 @@ class Parts:
         self.delayed = DelayedMessages(self.store, timer_options)
         self.core = PopCore(self.store, Handles(load_secret(data_dir)), pop_options, timer_options)
         self.store.add_part(self.delayed)
-        self.store.add_part(self.core)
+        self.store.add_part(self.core.state)
         self.recovery: Recovery = self.store.recover()
         self._closed = False
         self.settle_queues()

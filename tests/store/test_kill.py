@@ -64,7 +64,7 @@ def test_what_was_durable_survives_kill_9_in_order_and_once(tmp_path: Path) -> N
         store = Store(data_dir, OPTIONS, SystemClock())
         store.recover()
         fill(store)
-        everything, some = store.queues.find(EVERYTHING), store.queues.find(SOME)
+        everything, some = store.queues.find(EVERYTHING, "earliest"), store.queues.find(SOME, "earliest")
         assert everything is not None
         assert some is not None
         found = numbers(store, everything)

@@ -20,7 +20,7 @@ from store.lightqueue import (
 )
 from store.record import tag_hash
 from store.store import Store
-from tests.store.wiring import bodies, close, crash, open_store, positions, publish
+from tests.store.wiring import bodies, close, crash, durable_queue, open_store, positions, publish
 
 
 @pytest.fixture
@@ -62,8 +62,7 @@ def test_the_entries_of_one_commit_are_one_row(store: Store) -> None:
         for number in range(count):
             publish(store, f"plant/{number}")
         store.commit()
-    queue = store.queues.find("plant/#")
-    assert queue is not None
+    queue = durable_queue(store, "plant/#")
     rows = list(store.index.rows(b"Q" + queue.id.to_bytes(4, "big")))
     assert [int.from_bytes(key[5:], "big") for key, _ in rows] == [0, 1, 4]
     assert [len(value) // ENTRY_BYTES for _, value in rows] == [1, 3, 2]
@@ -73,8 +72,7 @@ def test_the_entries_of_one_commit_are_one_row(store: Store) -> None:
 def test_an_entry_names_position_size_and_tag(store: Store) -> None:
     positions = [publish(store, "plant/1", "a"), publish(store, "plant/1", "bb", tag="alarm")]
     store.commit()
-    queue = store.queues.find("plant/#")
-    assert queue is not None
+    queue = durable_queue(store, "plant/#")
     entries = entries_array(queue.read(0, 10))
     assert entries["position"].tolist() == positions
     assert entries["aux"].tolist() == [0, tag_hash("alarm")]
@@ -84,8 +82,7 @@ def test_an_entry_names_position_size_and_tag(store: Store) -> None:
 def test_pending_entries_are_not_read_before_the_commit(store: Store) -> None:
     publish(store, "plant/1", "a")
     store.commit()
-    queue = store.queues.find("plant/#")
-    assert queue is not None
+    queue = durable_queue(store, "plant/#")
     publish(store, "plant/1", "b")
     publish(store, "plant/1", "c")
     assert (queue.committed_offset, queue.next_offset) == (1, 3)
@@ -155,8 +152,7 @@ def test_offsets_go_on_after_a_restart(tmp_path: Path) -> None:
     first = [publish(store, "plant/1", "a"), publish(store, "plant/1", "b")]
     close(store)
     store = open_store(tmp_path / "data")
-    queue = store.queues.find("plant/#")
-    assert queue is not None
+    queue = durable_queue(store, "plant/#")
     assert (queue.committed_offset, queue.next_offset) == (2, 2)
     second = publish(store, "plant/1", "c")
     store.commit()
@@ -202,8 +198,7 @@ def test_watchers_are_told_of_what_a_commit_brought_once_it_can_be_read(store: S
 
     publish(store, "plant/1", "a")
     store.commit()
-    root, exact = store.queues.find("plant/#"), store.queues.attach("plant/1", "connection:1")
-    assert root is not None
+    root, exact = durable_queue(store, "plant/#"), store.queues.attach("plant/1", "connection:1")
     root.watchers.append(watch)
     exact.watchers.append(watch)
     store.commit()

@@ -7,14 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from store import queues as queues_module
+from store import filling as filling_module
 from store.errors import LimitExceeded, QueueUnknown, TopicInvalid
-from store.index import Batch
-from store.lightqueue import queue_prefix
-from store.record import RECORD_BYTES_MAX, Kind
+from store.lightqueue import entries_array, queue_prefix
+from store.record import RECORD_BYTES_MAX, TIMER_ENTRY, Flag, Kind, tag_hash
 from store.store import Store
 from store.topics import matches
-from tests.store.wiring import bodies, close, contents, crash, fill, open_store, positions, publish
+from tests.store.wiring import bodies, close, contents, crash, durable_queue, fill, open_store, positions, publish
 
 
 @pytest.fixture
@@ -163,8 +162,7 @@ def test_the_route_cache_is_bounded(tmp_path: Path) -> None:
             assert len(store.queues._routes) <= 10
         store.queues.declare(f"plant/{turn}/#", "group:a")
     store.commit()
-    root = store.queues.find("plant/#")
-    assert root is not None
+    root = durable_queue(store, "plant/#")
     assert len(positions(root)) == 150
     close(store)
 
@@ -193,12 +191,11 @@ def test_a_queue_lasts_until_its_last_owner_drops_it(tmp_path: Path) -> None:
     store.queues.drop(queue, "session:b")
     publish(store, "plant/1", "3")
     store.commit()
-    assert store.queues.find("plant/+") is None
     with pytest.raises(QueueUnknown, match=f"id {queue.id}"):
         store.queues.get(queue.id)
     assert list(store.index.rows(queue_prefix(queue.id))) == []
     before = contents(store)
-    assert list(before) == ["plant/#"]
+    assert list(before) == [("plant/#", "latest")]
     close(store)
     store = open_store(tmp_path / "data")
     assert contents(store) == before
@@ -239,8 +236,7 @@ def test_an_id_that_is_used_again_after_a_restart_takes_nothing_over(tmp_path: P
         delete_index(tmp_path / "left")  # so that one batch of recovery drops the id and declares it again
     store = open_store(tmp_path / "left")
     assert contents(store) == before
-    found = store.queues.find("plant/1")
-    assert found is not None
+    found = durable_queue(store, "plant/1")
     assert bodies(store, found) == ["2"]
     close(store)
 
@@ -283,7 +279,7 @@ def test_internal_queues_get_only_what_is_appended_to_them(tmp_path: Path) -> No
     store.queues.append_to(retry, position, size, 2)
     store.commit()
     assert positions(retry) == positions(everything) == [position]
-    assert store.queues.route_stored(b"$retry/1").queues == (store.queues.find("$retry/#"),)
+    assert store.queues.route_stored(b"$retry/1").queues == (durable_queue(store, "$retry/#"),)
     close(store)
     store = open_store(tmp_path / "data")
     found = store.queues.find("$retry/1")
@@ -334,13 +330,13 @@ def test_attaching_to_a_roots_filter_gives_the_root(store: Store) -> None:
     root = store.queues.attach("plant/#", "connection:1")
     assert not root.transient
     store.queues.detach(root, "connection:1")
-    assert store.queues.find("plant/#") is root
+    assert durable_queue(store, "plant/#") is root
     before = store.queues.attach("office/#", "connection:1")
     assert before.transient, "a connection that waits for a first level declares nothing durable"
     publish(store, "office/1", "b")
     store.commit()
     assert bodies(store, before) == ["b"]
-    assert store.queues.attach("office/#", "connection:2") is store.queues.find("office/#")
+    assert store.queues.attach("office/#", "connection:2") is durable_queue(store, "office/#")
 
 
 # --- limits ---------------------------------------------------------------------------------------------------------
@@ -389,8 +385,8 @@ def test_what_the_log_declares_is_there_though_the_limit_was_lowered(tmp_path: P
 
 @pytest.fixture
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queues_module, "FILL_ENTRIES", 5)
-    monkeypatch.setattr(queues_module, "FILL_READ_MIN", 2)
+    monkeypatch.setattr(filling_module, "FILL_BYTES", 200)
+    monkeypatch.setattr(filling_module, "TOPICS_MAX", 3)
 
 
 TOPICS = ["plant/1/temp", "plant/2/temp", "plant/1/state", "office/1/temp", "office/3", "yard/1/temp"]
@@ -408,19 +404,14 @@ def expected(sent: list[tuple[str, str]], topic_filter: str) -> list[str]:
 
 
 @pytest.mark.usefixtures("small_slices")
-@pytest.mark.parametrize("topic_filter", ["plant/+/temp", "plant/1/#", "+/1/temp", "#", "yard/1/temp", "cellar/#/", "attic/+"])
+@pytest.mark.parametrize("topic_filter", ["plant/+/temp", "plant/1/#", "+/1/temp", "#", "yard/1/temp", "cellar/#", "attic/+"])
 def test_a_queue_from_earliest_has_all_that_was_there_and_all_that_comes(store: Store, topic_filter: str) -> None:
-    topic_filter = topic_filter.rstrip("/")
     sent = publish_some(store, 0, 40)
     store.commit()
     queue = store.queues.declare(topic_filter, "group:a", "earliest")
-    latest = store.queues.declare(topic_filter, "group:b", "latest")
-    assert latest is queue
-    store.commit()
-    for turn in range(20):
+    for _ in range(50):
         sent += publish_some(store, len(sent), 30)  # more than a slice gets on by
-        if turn % 2:
-            store.commit()
+        store.commit()
         if not store.queues.fill():
             break
         sent += publish_some(store, len(sent), 1)
@@ -430,6 +421,28 @@ def test_a_queue_from_earliest_has_all_that_was_there_and_all_that_comes(store: 
     sent += publish_some(store, len(sent), 10)
     store.commit()
     assert bodies(store, queue) == expected(sent, topic_filter)
+
+
+@pytest.mark.usefixtures("small_slices")
+def test_each_start_has_a_queue_of_its_own(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "data")
+    old = publish_some(store, 0, 20)
+    store.commit()
+    latest = store.queues.declare("+/1/temp", "group:a", "latest")
+    earliest = store.queues.declare("+/1/temp", "group:b", "earliest")
+    new = publish_some(store, 20, 20)
+    fill(store)
+    assert bodies(store, latest) == expected(new, "+/1/temp")
+    assert bodies(store, earliest) == expected(old + new, "+/1/temp")
+    before = contents(store)
+    close(store)
+    store = open_store(tmp_path / "data")
+    assert contents(store) == before
+    store.queues.drop(durable_queue(store, "+/1/temp", "latest"), "group:a")
+    publish(store, "yard/1/temp", "last")
+    store.commit()
+    assert bodies(store, durable_queue(store, "+/1/temp", "earliest")) == [*expected(old + new, "+/1/temp"), "last"]
+    close(store)
 
 
 @pytest.mark.usefixtures("small_slices")
@@ -447,26 +460,22 @@ def test_filling_in_any_order_with_other_work_skips_and_doubles_nothing(
     for number, step in enumerate(["publish 4", "commit", *steps]):
         if step.startswith("publish"):
             sent += publish_some(store, len(sent), 4 if step[-1] == "4" else 1)
-        elif step == "commit":
-            store.commit()
-        elif step == "fill":
-            store.queues.fill()
-        elif step == "declare":
+            continue
+        if step == "declare":
             store.queues.declare(topic_filter, "group:a", "earliest")
+            continue
+        store.commit()
+        if step == "fill":
+            store.queues.fill()
         elif step == "save":
-            store.commit()
             store.index.flush()
-        else:
-            store.commit()
+        elif step == "crash":
             crash(store, directory / str(number + 1))
             store = open_store(directory / str(number + 1))
-    store.queues.declare(topic_filter, "group:a", "earliest")
-    store.commit()
+    queue = store.queues.declare(topic_filter, "group:a", "earliest")
     fill(store)
     sent += publish_some(store, len(sent), 5)
     store.commit()
-    queue = store.queues.find(topic_filter)
-    assert queue is not None
     assert bodies(store, queue) == expected(sent, topic_filter)
     close(store)
 
@@ -487,8 +496,7 @@ def test_a_filling_that_a_restart_interrupts_goes_on_where_it_was(tmp_path: Path
     store.commit()
     crash(store, tmp_path / "left")
     store = open_store(tmp_path / "left")
-    found = store.queues.find("+/1/temp")
-    assert found is not None
+    found = durable_queue(store, "+/1/temp", "earliest")
     assert bodies(store, found) == half
     fill(store)
     assert bodies(store, found) == expected(sent, "+/1/temp")
@@ -498,8 +506,8 @@ def test_a_filling_that_a_restart_interrupts_goes_on_where_it_was(tmp_path: Path
 @pytest.mark.usefixtures("small_slices")
 def test_a_queue_that_is_dropped_while_it_is_filled_is_gone(store: Store) -> None:
     publish_some(store, 0, 40)
-    store.commit()
     queue = store.queues.declare("plant/+/temp", "group:a", "earliest")
+    store.commit()
     assert store.queues.fill()
     store.queues.drop(queue, "group:a")
     store.commit()
@@ -514,65 +522,70 @@ def test_several_queues_are_filled_side_by_side(store: Store) -> None:
     sent = publish_some(store, 0, 50)
     wanted = ["plant/+/temp", "+/1/temp", "office/#", "#"]
     found = [store.queues.declare(topic_filter, "group:a", "earliest") for topic_filter in wanted]
-    store.commit()
     fill(store)
     for queue in found:
         assert bodies(store, queue) == expected(sent, queue.filter)
 
 
 @pytest.mark.usefixtures("small_slices")
-@pytest.mark.parametrize("removed", [1, 4, 12])
-def test_a_filling_begins_with_what_the_roots_still_have(store: Store, removed: int) -> None:
-    sent = []
-    for number in range(12):  # a row each
-        sent += publish_some(store, number, 1)
-        store.commit()
-    roots = {queue.filter: queue for queue in store.queues}
-    left = sent[removed:]
-    batch = Batch()
-    for topic_filter, root in roots.items():
-        gone = len(expected(sent[:removed], topic_filter))
-        for key, _ in list(store.index.rows(queue_prefix(root.id)))[:gone]:
-            batch.delete(key)
-    store.index.write(batch)
+def test_a_filling_begins_with_what_the_log_still_has(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "data", segment_bytes=512)
+    sent = publish_some(store, 0, 60)
+    close(store)
+    first, second, *_ = sorted((tmp_path / "data" / "commitlog").iterdir())
+    first.unlink()
+    second.unlink()
+    store = open_store(tmp_path / "data", segment_bytes=512)
+    left = [found.body.decode() for found in store.log.scan(store.log.start) if found.kind == Kind.MESSAGE]
+    assert left[0] != sent[0][1]
     queue = store.queues.declare("#", "group:a", "earliest")
-    store.commit()
-    for _ in range(10):
-        if not store.queues.fill():
-            break
-        store.commit()
-    else:
-        pytest.fail("the filling does not end")
-    store.commit()
-    assert bodies(store, queue) == [body for _, body in left]
-
-
-def test_a_slice_reads_little_from_each_of_many_roots(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queues_module, "FILL_ENTRIES", 100)
-    monkeypatch.setattr(queues_module, "FILL_READ_MIN", 2)
-    sent = []
-    for number in range(40):
-        for level in range(20):
-            sent.append((f"level{level}/x", f"{number}.{level}"))
-            publish(store, *sent[-1])
-    store.commit()
-    queue = store.queues.declare("+/x", "group:a", "earliest")
-    store.commit()
-    read: list[int] = []
-    original = type(queue).read
-
-    def counted(queue: object, offset: int, count: int) -> bytes:
-        found = original(queue, offset, count)  # type: ignore[arg-type]
-        read.append(len(found) // 16)
-        return found
-
-    monkeypatch.setattr(type(queue), "read", counted)
-    assert store.queues.fill()
-    assert sum(read) <= 100 + 20 * 5
-    monkeypatch.undo()
-    store.commit()
     fill(store)
-    assert bodies(store, queue) == expected(sent, "+/x")
+    assert bodies(store, queue) == left
+    close(store)
+
+
+@pytest.mark.usefixtures("small_slices")
+def test_a_delayed_message_is_filled_in_where_it_fired(store: Store) -> None:
+    publish(store, "plant/1", "a")
+    delayed = publish(store, "plant/1", "delayed", tag="t", flags=Flag.DELAYED)
+    size = store.log.end - delayed
+    never = publish(store, "plant/2", "never fires", flags=Flag.DELAYED)
+    publish(store, "plant/1", "b")
+    other = publish(store, "office/1", "of another topic", flags=Flag.DELAYED)
+    fired = TIMER_ENTRY.pack(other, store.log.end - other) + TIMER_ENTRY.pack(delayed, size)
+    store.append(Kind.TIMER_FIRED, body=fired)
+    publish(store, "plant/1", "c")
+    queue = store.queues.declare("plant/+", "group:a", "earliest")
+    fill(store)
+    assert bodies(store, queue) == ["a", "b", "delayed", "c"]
+    assert never not in positions(queue)
+    assert entries_array(queue.read(0, 9))["aux"].tolist() == [0, 0, tag_hash("t"), 0]
+
+
+@pytest.mark.usefixtures("small_slices")
+def test_a_filling_remembers_a_bounded_number_of_topics(store: Store) -> None:
+    sent = [(f"plant/{number % 20}/temp", str(number)) for number in range(60)]
+    for topic, body in sent:
+        publish(store, topic, body)
+    queue = store.queues.declare("+/7/temp", "group:a", "earliest")
+    store.commit()
+    filling = store.queues._fillings[queue.id]
+    while store.queues.fill():
+        assert len(filling._matches) <= 3
+        store.commit()
+    store.commit()
+    assert bodies(store, queue) == expected(sent, "+/7/temp")
+
+
+def test_a_record_larger_than_a_slice_is_filled_in(tmp_path: Path, small_slices: None) -> None:
+    store = open_store(tmp_path / "data")
+    sent = ["x" * 1_000, "y", "z" * 5_000]
+    for body in sent:
+        publish(store, "plant/1", body)
+    queue = store.queues.declare("plant/1", "group:a", "earliest")
+    fill(store)
+    assert bodies(store, queue) == sent
+    close(store)
 
 
 def test_the_topic_of_a_root_may_be_as_long_as_a_record_can_say(tmp_path: Path) -> None:

@@ -12,10 +12,9 @@ from hypothesis import note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from store import queues as queues_module
+from store import filling as filling_module
 from store import store as store_module
-from store.lightqueue import LightQueue
-from store.queues import Start
+from store.lightqueue import LightQueue, Start
 from store.store import Store
 from store.topics import matches
 from tests.store.wiring import bodies, close, crash, fill, open_store, publish
@@ -34,7 +33,7 @@ class Event(NamedTuple):
     what: str
     name: str
     detail: str
-    start: str = ""
+    start: Start = "latest"
 
 
 class Expected(NamedTuple):
@@ -42,23 +41,34 @@ class Expected(NamedTuple):
     bodies: list[str]
 
 
-def model(events: list[Event]) -> dict[str, Expected]:
+ROOT_FILTER = "plant/#"
+"""The one of `filters` that is a root's: it has all that ever came, whoever asks for it from when."""
+
+Key = tuple[str, Start]
+"""Filter and start: what tells durable queues apart."""
+
+
+def key_of(topic_filter: str, start: Start) -> Key:
+    return topic_filter, "latest" if topic_filter == ROOT_FILTER else start
+
+
+def model(events: list[Event]) -> dict[Key, Expected]:
     """Return the queues that follow from the log, without those roots that nobody has declared."""
-    found: dict[str, Expected] = {}
+    found: dict[Key, Expected] = {}
     for at, (_, what, name, detail, start) in enumerate(events):
         if what == "message":
-            for topic_filter, queue in found.items():
+            for (topic_filter, _), queue in found.items():
                 if matches(topic_filter, name):
                     queue.bodies.append(detail)
         elif what == "declare":
-            is_root = name == "plant/#"  # a root has all that ever came
-            before = events[:at] if start == "earliest" or is_root else []
+            before = events[:at] if start == "earliest" or name == ROOT_FILTER else []
             old = [body for _, each, topic, body, _ in before if each == "message" and matches(name, topic)]
-            found.setdefault(name, Expected(set(), old)).owners.add(detail)
+            found.setdefault(key_of(name, start), Expected(set(), old)).owners.add(detail)
         else:
-            found[name].owners.discard(detail)
-            if not found[name].owners:
-                del found[name]
+            key = key_of(name, start)
+            found[key].owners.discard(detail)
+            if not found[key].owners:
+                del found[key]
     return found
 
 
@@ -68,8 +78,7 @@ class StoreMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(queues_module, "FILL_ENTRIES", 3)
-        self.patch.setattr(queues_module, "FILL_READ_MIN", 1)
+        self.patch.setattr(filling_module, "FILL_BYTES", 100)
         self.patch.setattr(store_module, "REPLAY_COMMIT_RECORDS", 11)
         self.directory = Path(mkdtemp(prefix="millrace-store-"))
         self.lives = 0
@@ -90,11 +99,13 @@ class StoreMachine(RuleBasedStateMachine):
         self.attached = {}
 
     def teardown(self) -> None:
-        if hasattr(self, "store"):
-            self.check()
-            close(self.store)
-        shutil.rmtree(self.directory)
-        self.patch.undo()
+        try:
+            if hasattr(self, "store"):
+                self.check()
+                close(self.store)
+        finally:
+            shutil.rmtree(self.directory)
+            self.patch.undo()
 
     # --- work -------------------------------------------------------------------------------------------------------
 
@@ -113,12 +124,12 @@ class StoreMachine(RuleBasedStateMachine):
         if self.store.log.end > before:
             self.events.append(Event(self.store.log.end, "declare", topic_filter, owner, start))
 
-    @rule(topic_filter=filters, owner=owners)
-    def drop(self, topic_filter: str, owner: str) -> None:
-        queue = self.store.queues.find(topic_filter)
+    @rule(topic_filter=filters, owner=owners, start=st.sampled_from(["earliest", "latest"]))
+    def drop(self, topic_filter: str, owner: str, start: Start) -> None:
+        queue = self.store.queues.find(*key_of(topic_filter, start))
         if queue is not None and owner in queue.owners:
             self.store.queues.drop(queue, owner)
-            self.events.append(Event(self.store.log.end, "drop", topic_filter, owner))
+            self.events.append(Event(self.store.log.end, "drop", topic_filter, owner, start))
 
     @rule(topic_filter=filters)
     def attach(self, topic_filter: str) -> None:
@@ -137,6 +148,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def fill_a_slice(self) -> None:
+        self.store.commit()
         self.store.queues.fill()
 
     @rule()
@@ -154,9 +166,11 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
+        end = self.store.log.end
         close(self.store)
         self.open()
-        assert self.store.log.end == (self.events[-1].end if self.events else 0)
+        assert self.store.log.end == end
+        self.check()
 
     @rule(keep_index=st.booleans())
     def kill(self, keep_index: bool) -> None:
@@ -187,12 +201,13 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.commit()
         fill(self.store)
         wanted = model(self.events)
-        for topic_filter, (names, sent) in wanted.items():
-            queue = self.store.queues.find(topic_filter)
+        for (topic_filter, start), (names, sent) in wanted.items():
+            queue = self.store.queues.find(topic_filter, start)
             assert queue is not None, topic_filter
             assert queue.owners - {"root"} == names, topic_filter
             assert bodies(self.store, queue) == sent, topic_filter
-        rest = {queue.filter: queue for queue in self.store.queues if not queue.transient and queue.filter not in wanted}
+        kept = (queue for queue in self.store.queues if not queue.transient)
+        rest = {queue.filter: queue for queue in kept if (queue.filter, queue.start) not in wanted}
         for topic_filter, queue in rest.items():
             assert queue.owners == {"root"}, topic_filter
             sent = [event.detail for event in self.events if event.what == "message" and matches(topic_filter, event.name)]
@@ -216,4 +231,4 @@ def cut_log(data_dir: Path, cut: int, garbage: bytes) -> None:
 
 
 TestStoreMachine = StoreMachine.TestCase
-TestStoreMachine.settings = settings(max_examples=60, stateful_step_count=50)
+TestStoreMachine.settings = settings(max_examples=30, stateful_step_count=40)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from store.clock import Clock, ManualClock
-from store.lightqueue import ENTRY, LightQueue
+from store.lightqueue import ENTRY, LightQueue, Start
 from store.options import KIB, StoreOptions
 from store.record import Properties, decode, encode_properties, tag_hash
 from store.store import Part, Store
@@ -35,11 +35,18 @@ def publish(store: Store, topic: str, body: str = "", tag: str = "", flags: int 
 
 
 def fill(store: Store) -> None:
-    """Fill new queues to the end, as the loop would in several turns."""
-    going = True
-    while going:
-        going = store.queues.fill()
+    """Commit, and fill new queues to the end, as the loop would in several turns."""
+    store.commit()
+    while store.queues.fill():
         store.commit()
+    store.commit()
+
+
+def durable_queue(store: Store, topic_filter: str, start: Start = "latest") -> LightQueue:
+    """Return the durable queue of a filter and start, which must be there."""
+    queue = store.queues.find(topic_filter, start)
+    assert queue is not None, (topic_filter, start)
+    return queue
 
 
 def positions(queue: LightQueue, offset: int = 0, count: int = 1_000_000) -> list[int]:
@@ -52,9 +59,10 @@ def bodies(store: Store, queue: LightQueue) -> list[str]:
     return [decode(store.read(position, size), position=position).body.decode() for position, size, _ in entries]
 
 
-def contents(store: Store) -> dict[str, tuple[list[str], bytes]]:
-    """Return owners and entries of every durable queue, by its filter: all that recovery has to bring back."""
-    return {queue.filter: (sorted(queue.owners), queue.read(0, 1_000_000)) for queue in store.queues if not queue.transient}
+def contents(store: Store) -> dict[tuple[str, Start], tuple[list[str], bytes]]:
+    """Return owners and entries of every durable queue, by filter and start: all that recovery has to bring back."""
+    durable = (queue for queue in store.queues if not queue.transient)
+    return {(queue.filter, queue.start): (sorted(queue.owners), queue.read(0, 1_000_000)) for queue in durable}
 
 
 def close(store: Store) -> None:
@@ -71,13 +79,14 @@ def crash(store: Store, left: Path) -> None:
 
     What is only in the memory of the index is lost with it, so the copy is made before the index is closed.
     """
-    while True:
-        before = _files(store.data_dir)
+    copied = False
+    while not copied:
         with suppress(FileNotFoundError, shutil.Error):  # RocksDB compacts, and has deleted a file
+            before = _files(store.data_dir)
             shutil.copytree(store.data_dir, left)
-            if _files(store.data_dir) == before:
-                break
-        shutil.rmtree(left)
+            copied = _files(store.data_dir) == before
+        if not copied:
+            shutil.rmtree(left, ignore_errors=True)
     store.index.close()
     store.log.close()
 

@@ -1,0 +1,184 @@
+"""The state of POP: groups, and the checkpoints that are open. It is what the records made of it, and nothing else.
+
+`PopCore` decides and appends records; only the `applies` here change anything, when a record is appended and when recovery
+reads it again. So live traffic and recovery can't come to different ends.
+
+Rows of the index: key b"G", group id u32 big-endian, value `Group.row`; key b"C", position of the checkpoint u64
+big-endian, value `Checkpoint.row`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from struct import Struct
+
+import numpy as np
+import orjson
+
+from pop.checkpoint import FROM_RETRY, Checkpoint
+from pop.deadlines import Deadlines
+from pop.group import Group
+from store.index import Batch, Index, Space
+from store.lightqueue import LightQueue
+from store.queues import Queues
+from store.record import CHANGE_ENTRY, CHECKPOINT_ENTRY_DTYPE, POP_FIXED, REFERENCE, Flag, Kind, Record
+from store.store import Apply
+
+SETTLED_REMEMBERED = 50_000
+"""Settled checkpoints whose handles still get the exact answer (acknowledged, replaced). Older ones hear "expired"."""
+
+_GROUP_KEY = Struct(">cI")
+_CHECKPOINT_KEY = Struct(">cQ")
+
+
+class PopState:
+    """Groups and checkpoints. A part of the store.
+
+    Parameters:
+        queues: where groups read, and where what is revived goes.
+        deadlines: gets each checkpoint that opens, and is told of each that is settled.
+        arrived: called with a group when something that it can see was committed.
+    """
+
+    def __init__(self, queues: Queues, deadlines: Deadlines, arrived: Callable[[Group], None]) -> None:
+        self._queues = queues
+        self._deadlines = deadlines
+        self._arrived = arrived
+        self.groups: dict[tuple[str, str], Group] = {}
+        """By name and filter."""
+        self.by_id: dict[int, Group] = {}
+        self.next_id = 1
+        self.checkpoints: dict[int, Checkpoint] = {}
+        """Those with anything open, by position."""
+        self.settled: OrderedDict[int, Checkpoint] = OrderedDict()
+        """The last that were settled, without their entries."""
+        self._groups_changed: set[int] = set()
+        self._checkpoints_changed: set[int] = set()
+        self._checkpoints_new: set[int] = set()
+
+    def applies(self) -> Mapping[Kind, Apply]:
+        return {
+            Kind.GROUP_CREATED: self._apply_created,
+            Kind.POP_CHECKPOINT: self._apply_checkpoint,
+            Kind.POP_ACK: self._apply_ack,
+            Kind.POP_INVISIBLE_CHANGED: self._apply_changed,
+            Kind.POP_REVIVED: self._apply_revived,
+            Kind.POP_DEAD_LETTER: self._apply_dead_letter,
+        }
+
+    def _apply_created(self, record: Record) -> None:
+        group_id, _, _ = POP_FIXED.unpack(record.fixed)
+        row = orjson.loads(record.properties)
+        self._install(group_id, {"name": row["group"], "epoch": 0, "retry_cursor": 0, **row})
+        self._groups_changed.add(group_id)
+
+    def _install(self, group_id: int, row: dict[str, object]) -> None:
+        name, topic_filter = str(row["name"]), str(row["filter"])
+        queues = self._queues
+        group = Group(group_id, name, topic_filter, queues.get(int(str(row["queue"]))), queues.get(int(str(row["retry"]))))
+        group.cursor, group.retry_cursor = int(str(row["cursor"])), int(str(row["retry_cursor"]))
+        group.epoch = int(str(row["epoch"]))
+        self.by_id[group_id] = self.groups[name, topic_filter] = group
+        self.next_id = max(self.next_id, group_id + 1)
+
+        def arrived(_queue: LightQueue, _offset: int, _entries: bytes) -> None:
+            self._arrived(group)
+
+        group.queue.watchers.append(arrived)
+        group.retry.watchers.append(arrived)
+
+    def _apply_checkpoint(self, record: Record) -> None:
+        group_id, _, deadline_ms = POP_FIXED.unpack(record.fixed)
+        group = self.by_id[group_id]
+        entries = np.frombuffer(record.body, dtype=CHECKPOINT_ENTRY_DTYPE)
+        retries = entries["source"] == FROM_RETRY
+        if not retries.all():
+            group.cursor = int(entries["offset"][~retries].max()) + 1
+        if retries.any():
+            group.retry_cursor = int(entries["offset"][retries].max()) + 1
+        group.in_flight += len(entries)
+        self._groups_changed.add(group_id)
+        self._open(Checkpoint(record.position, group_id, record.store_ms, deadline_ms, record.flags, record.body))
+
+    def _apply_changed(self, record: Record) -> None:
+        group_id, _, deadline_ms = POP_FIXED.unpack(record.fixed)
+        for position, index, *_ in CHANGE_ENTRY.iter_unpack(record.body):
+            checkpoint = self.checkpoints[position]
+            checkpoint.replaced |= 1 << index
+            self._close(checkpoint, index)
+        step = CHANGE_ENTRY.size
+        body = b"".join(record.body[at + REFERENCE.size : at + step] for at in range(0, len(record.body), step))
+        self._open(Checkpoint(record.position, group_id, record.store_ms, deadline_ms, record.flags, body))
+
+    def _apply_ack(self, record: Record) -> None:
+        group = self.by_id[POP_FIXED.unpack(record.fixed)[0]]
+        for position, index in REFERENCE.iter_unpack(record.body):
+            checkpoint = self.checkpoints[position]
+            checkpoint.acked |= 1 << index
+            self._close(checkpoint, index)
+            group.in_flight -= 1
+
+    def _apply_revived(self, record: Record) -> None:
+        group = self.by_id[POP_FIXED.unpack(record.fixed)[0]]
+        uncounted = bool(record.flags & Flag.SUSPENDED)
+        for position, index in REFERENCE.iter_unpack(record.body):
+            checkpoint = self.checkpoints[position]
+            entry = checkpoint.entry(index)
+            attempts = entry.attempt - 1 if uncounted or checkpoint.suspended else entry.attempt
+            self._queues.append_to(group.retry, entry.position, entry.size, attempts)
+            self._close(checkpoint, index)
+            group.in_flight -= 1
+
+    def _apply_dead_letter(self, record: Record) -> None:
+        group = self.by_id[POP_FIXED.unpack(record.fixed)[0]]
+        dead_letters = self._queues.find(f"$dlq/{group.name}")
+        assert dead_letters is not None, group.name
+        for position, index in REFERENCE.iter_unpack(record.body):
+            checkpoint = self.checkpoints[position]
+            entry = checkpoint.entry(index)
+            self._queues.append_to(dead_letters, entry.position, entry.size, entry.attempt)
+            self._close(checkpoint, index)
+            group.in_flight -= 1
+
+    def _open(self, checkpoint: Checkpoint) -> None:
+        self.checkpoints[checkpoint.position] = checkpoint
+        self._checkpoints_changed.add(checkpoint.position)
+        self._checkpoints_new.add(checkpoint.position)
+        self._deadlines.schedule(checkpoint.deadline_ms, checkpoint)
+
+    def _close(self, checkpoint: Checkpoint, index: int) -> None:
+        """Settle one delivery; with the last one the checkpoint is done, and its timer is skipped."""
+        bit = 1 << index
+        assert checkpoint.open & bit, (checkpoint.position, index)
+        checkpoint.open ^= bit
+        self._checkpoints_changed.add(checkpoint.position)
+        if not checkpoint.open:
+            del self.checkpoints[checkpoint.position]
+            self._deadlines.settled(checkpoint)
+            self.settled[checkpoint.position] = checkpoint.without_entries()
+            if len(self.settled) > SETTLED_REMEMBERED:
+                self.settled.popitem(last=False)
+
+    def load(self, index: Index) -> None:
+        for key, value in index.rows(bytes(Space.GROUP)):
+            self._install(_GROUP_KEY.unpack(key)[1], orjson.loads(value))
+        for key, value in index.rows(bytes(Space.CHECKPOINT)):
+            checkpoint = Checkpoint.from_row(_CHECKPOINT_KEY.unpack(key)[1], value)
+            self._open(checkpoint)
+            self.by_id[checkpoint.group_id].in_flight += checkpoint.open.bit_count()
+        self._checkpoints_changed.clear()
+        self._checkpoints_new.clear()
+
+    def save(self, batch: Batch) -> None:
+        for group_id in self._groups_changed:
+            batch.put(_GROUP_KEY.pack(Space.GROUP, group_id), self.by_id[group_id].row())
+        for position in self._checkpoints_changed:
+            checkpoint = self.checkpoints.get(position)
+            if checkpoint is not None:
+                batch.put(_CHECKPOINT_KEY.pack(Space.CHECKPOINT, position), checkpoint.row())
+            elif position not in self._checkpoints_new:
+                batch.delete(_CHECKPOINT_KEY.pack(Space.CHECKPOINT, position))
+        self._groups_changed.clear()
+        self._checkpoints_changed.clear()
+        self._checkpoints_new.clear()

@@ -1,0 +1,88 @@
+"""A filling: a new queue reads what the log had before it, in the order in which it was dispatched.
+
+The log is read, not the root queues: a filter may span many of them, and only the log tells in which order messages of
+different roots went out, a delayed one where it fired. So a queue that is rebuilt has the offsets that it had. Headers are
+looked at in place, and each topic is matched once: about 0.5 us a record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from store import topics
+from store.commitlog import CommitLog
+from store.errors import PositionUnknown, RecordCorrupt
+from store.lightqueue import LightQueue
+from store.record import HEADER, HEADER_BYTES, TIMER_ENTRY, Flag, Kind, Record, decode, decode_properties, tag_hash
+
+FILL_BYTES = 512 * 1024
+"""Bytes of log by which one slice gets on, besides those that came since the last one: about 3 ms of the loop."""
+
+TOPICS_MAX = 20_000
+"""Topics whose match is remembered while a queue is filled."""
+
+_MESSAGE = int(Kind.MESSAGE)
+_FIRED = int(Kind.TIMER_FIRED)
+_DELAYED = int(Flag.DELAYED)
+
+
+class Filling:
+    """The filling of one queue.
+
+    Parameters:
+        log: what it reads.
+        queue: what it fills.
+        position: where it goes on; a record begins there.
+    """
+
+    __slots__ = ("_log", "_matches", "_seen", "position", "queue")
+
+    def __init__(self, log: CommitLog, queue: LightQueue, position: int) -> None:
+        self._log = log
+        self.queue = queue
+        self.position = position
+        self._matches: dict[bytes, bool] = {}
+        self._seen = log.end
+
+    def slice(self) -> Iterator[tuple[int, int, int]]:
+        """Yield (position, size, aux) of the entries that the next slice of the log gives the queue; move on behind it."""
+        log = self._log
+        # What came since the last slice is read on top, or a busy log would never be caught up with.
+        stop = min(self.position + FILL_BYTES + log.written - self._seen, log.written)
+        self._seen = log.end
+        while self.position < stop:
+            view, base, offsets, end = log.block(self.position, stop - self.position)
+            if not offsets:
+                # A record that isn't one, before the end: recovery would have refused it, so it was damaged since.
+                raise RecordCorrupt(self.position, "no record begins there")
+            unpack = HEADER.unpack_from
+            for at in offsets:
+                size, _, kind, flags, topic_len, props_len, _ = unpack(view, at)
+                if kind == _MESSAGE and not flags & _DELAYED:
+                    topic_stop = at + HEADER_BYTES + topic_len
+                    if self._is_wanted(bytes(view[at + HEADER_BYTES : topic_stop])):
+                        yield base + at, size, _tag_of(bytes(view[topic_stop : topic_stop + props_len]))
+                elif kind == _FIRED:
+                    yield from self._fired(decode(view, at, position=base + at))
+            self.position = end
+
+    def _is_wanted(self, topic: bytes) -> bool:
+        wanted = self._matches.get(topic)
+        if wanted is None:
+            if len(self._matches) >= TOPICS_MAX:
+                self._matches.clear()
+            wanted = self._matches[topic] = topics.matches(self.queue.filter, topic.decode())
+        return wanted
+
+    def _fired(self, fired: Record) -> Iterator[tuple[int, int, int]]:
+        for position, size in TIMER_ENTRY.iter_unpack(fired.body):
+            try:
+                message = decode(self._log.read(position, size), position=position)
+            except (PositionUnknown, RecordCorrupt):
+                continue  # it can't be delivered from anywhere any more
+            if self._is_wanted(message.topic):
+                yield position, size, _tag_of(message.properties)
+
+
+def _tag_of(properties: bytes) -> int:
+    return tag_hash(decode_properties(properties).tag) if properties else 0

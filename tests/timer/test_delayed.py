@@ -1,0 +1,281 @@
+"""Delayed messages on a real store, with a clock that the test moves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from store.errors import LimitExceeded
+from store.record import Flag, Properties, encode_properties
+from tests.pop.wiring import TOPIC, Parts
+from timer.delayed import RECALLED_REMEMBERED, Recalled
+from timer.options import YEAR_MS, TimerOptions
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> Iterator[Parts]:
+    made = Parts(tmp_path / "data")
+    made.group()
+    yield made
+    made.close()
+
+
+def delay(parts: Parts, body: bytes, delay_ms: int, *, topic: str = TOPIC, commit: bool = True) -> tuple[int, int]:
+    """Store a message that is due in `delay_ms`; return its position and when it is due."""
+    due_ms = parts.clock.now_ms() + delay_ms
+    route = parts.store.queues.route(topic.encode())
+    properties = encode_properties(Properties(deliver_at_ms=due_ms))
+    position = parts.store.append_message(route, body, properties, 1 | Flag.DELAYED)
+    if commit:
+        parts.store.commit()
+    return position, due_ms
+
+
+def arrived(parts: Parts) -> list[bytes]:
+    return [message.body for message in parts.pop(10_000)]
+
+
+# --- firing ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("delay_ms", [1, 9, 10, 11, 59_999, 60_000, 60_001, 86_400_000, 10 * YEAR_MS])
+def test_a_message_comes_when_it_is_due_and_not_before(parts: Parts, delay_ms: int) -> None:
+    position, due_ms = delay(parts, b"late", delay_ms)
+    assert (len(parts.delayed), parts.delayed.due_ms(position)) == (1, due_ms)
+    parts.advance(delay_ms - 1)
+    assert arrived(parts) == []
+    parts.advance(1)
+    (message,) = parts.pop()
+    assert (message.position, message.topic, message.body, message.attempt) == (position, TOPIC, b"late", 1)
+    assert (len(parts.delayed), parts.delayed.due_ms(position), parts.delayed.fired) == (0, None, 1)
+
+
+def test_messages_come_in_the_order_of_their_times_and_ties_in_that_of_sending(parts: Parts) -> None:
+    for name, delay_ms in (("c", 30), ("a", 10), ("b", 20), ("a2", 10), ("d", 90_000)):
+        delay(parts, name.encode(), delay_ms)
+    parts.advance(100_000)
+    assert arrived(parts) == [b"a", b"a2", b"b", b"c", b"d"]
+
+
+def test_a_message_due_in_the_turn_that_stores_it_is_not_lost(parts: Parts) -> None:
+    delay(parts, b"now", 0, commit=False)
+    assert not parts.delayed.fire_due()
+    parts.store.commit()
+    assert arrived(parts) == [b"now"]
+
+
+def test_a_delayed_message_reaches_every_filter_that_exists_when_it_fires(parts: Parts) -> None:
+    delay(parts, b"late", 1_000)
+    parts.group("audit", "plant/+/temperature")
+    parts.advance(1_000)
+    assert [message.body for message in parts.pop(group="audit", topic_filter="plant/+/temperature")] == [b"late"]
+    assert arrived(parts) == [b"late"]
+
+
+def test_many_that_are_due_at_one_instant_come_in_portions(tmp_path: Path) -> None:
+    parts = Parts(tmp_path / "paced", timer=TimerOptions(fire_max=7))
+    parts.group()
+    for n in range(20):
+        delay(parts, b"%d" % n, 1_000)
+    parts.clock.advance(1_000)  # type: ignore[attr-defined]
+    fired = []
+    more = True
+    while more:
+        more = parts.delayed.fire_due()
+        fired.append(parts.delayed.fired)
+        parts.store.commit()
+    assert fired == [7, 14, 20]
+    assert arrived(parts) == [b"%d" % n for n in range(20)]
+    parts.close()
+
+
+def test_a_damaged_message_does_not_stop_the_others_nor_the_next_start(parts: Parts) -> None:
+    delay(parts, b"before", 10)
+    damaged, _ = delay(parts, b"damaged", 10)
+    after, _ = delay(parts, b"after", 10)
+    parts.damage(damaged, after - damaged)
+    parts.advance(10)
+    assert arrived(parts) == [b"before", b"after"]
+    assert len(parts.delayed) == 0
+    parts.advance(86_400_000)
+    assert parts.delayed.fired == 2
+
+
+# --- recall ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_recalled_message_never_comes(parts: Parts) -> None:
+    kept = delay(parts, b"kept", 1_000)
+    recalled = delay(parts, b"recalled", 1_000)
+    assert parts.delayed.recall(*recalled) is Recalled.CANCELLED
+    assert parts.delayed.recall(*recalled) is Recalled.ALREADY_CANCELLED
+    assert (len(parts.delayed), parts.delayed.cancelled) == (1, 1)
+    parts.advance(86_400_000)
+    assert arrived(parts) == [b"kept"]
+    assert parts.delayed.recall(*recalled) is Recalled.ALREADY_CANCELLED
+    assert parts.delayed.recall(*kept) is Recalled.ALREADY_FIRED
+
+
+def test_a_message_can_be_recalled_until_it_has_fired(parts: Parts) -> None:
+    message = delay(parts, b"a", 1_000)
+    parts.clock.advance(5_000)  # type: ignore[attr-defined] # it is due, but nobody came to fire it
+    assert parts.delayed.recall(*message) is Recalled.CANCELLED
+    parts.settle()
+    assert arrived(parts) == []
+
+
+def test_a_message_that_was_never_delayed_is_unknown(parts: Parts) -> None:
+    assert parts.delayed.recall(parts.store.log.end, parts.clock.now_ms()) is Recalled.UNKNOWN
+    assert parts.delayed.recall(2**60, 0) is Recalled.UNKNOWN
+
+
+def test_what_is_remembered_of_recalled_messages_is_bounded(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert RECALLED_REMEMBERED == 100_000
+    monkeypatch.setattr("timer.delayed.RECALLED_REMEMBERED", 2)
+    messages = [delay(parts, b"a", 1_000) for _ in range(3)]
+    for message in messages:
+        parts.delayed.recall(*message)
+    assert [parts.delayed.recall(*message) for message in messages] == [Recalled.ALREADY_CANCELLED] * 3
+    parts.advance(1_000)
+    # Of the oldest, only its time is known, from its handle.
+    assert [parts.delayed.recall(*message) for message in messages] == [
+        Recalled.ALREADY_FIRED,
+        Recalled.ALREADY_CANCELLED,
+        Recalled.ALREADY_CANCELLED,
+    ]
+
+
+# --- bounds ---------------------------------------------------------------------------------------------------------
+
+
+def test_no_more_may_be_pending_than_allowed(tmp_path: Path) -> None:
+    parts = Parts(tmp_path / "small", timer=TimerOptions(pending_max=2))
+    parts.delayed.check_room()
+    first = delay(parts, b"a", 1_000)
+    delay(parts, b"b", 2_000)
+    with pytest.raises(LimitExceeded, match=r"timer\.pending_max"):
+        parts.delayed.check_room()
+    parts.delayed.recall(*first)
+    parts.delayed.check_room()
+    delay(parts, b"c", 2_000)
+    with pytest.raises(LimitExceeded):
+        parts.delayed.check_room()
+    parts.advance(2_000)
+    parts.delayed.check_room()
+    parts.close()
+
+
+# --- restart --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flushed", [True, False])
+@pytest.mark.parametrize("keep_index", [True, False])
+@pytest.mark.parametrize("outage_ms", [0, 10_000_000])
+def test_a_restart_before_they_are_due_fires_each_once(parts: Parts, flushed: bool, keep_index: bool, outage_ms: int) -> None:
+    delay(parts, b"second", 2_000)
+    delay(parts, b"first", 1_000)
+    if flushed:
+        parts.store.index.flush()
+    recalled = delay(parts, b"recalled", 1_500)
+    parts.delayed.recall(*recalled)
+    parts.store.commit()
+    after = parts.after_crash("again", keep_index=keep_index)
+    assert len(after.delayed) == 2
+    after.clock.advance(outage_ms)  # type: ignore[attr-defined]
+    after.advance(999)
+    assert arrived(after) == ([b"first", b"second"] if outage_ms else [])
+    after.advance(2_000)
+    assert arrived(after) == ([] if outage_ms else [b"first", b"second"])
+    after.advance(59_000)
+    assert [message.attempt for message in after.pop()] == [2, 2]  # a retry, and no second firing
+    assert after.delayed.fired == 2
+    after.close()
+
+
+@pytest.mark.parametrize("flushed", ["before", "after", "never"])
+@pytest.mark.parametrize("keep_index", [True, False])
+def test_a_restart_after_they_fired_does_not_fire_again(parts: Parts, flushed: str, keep_index: bool) -> None:
+    delay(parts, b"a", 1_000)
+    if flushed == "before":
+        parts.store.index.flush()
+    parts.advance(1_000)
+    if flushed == "after":
+        parts.store.index.flush()
+    after = parts.after_crash("again", keep_index=keep_index)
+    assert len(after.delayed) == 0
+    after.advance(86_400_000)
+    assert arrived(after) == [b"a"]
+    assert arrived(after) == []
+    after.close()
+
+
+def test_a_firing_that_was_not_written_is_done_again(parts: Parts) -> None:
+    delay(parts, b"a", 1_000)
+    parts.clock.advance(1_000)  # type: ignore[attr-defined]
+    parts.delayed.fire_due()  # decided, but the crash comes before the end of the turn
+    after = parts.after_crash("again")
+    after.settle()
+    assert arrived(after) == [b"a"]
+    after.advance(1_000)
+    assert after.delayed.fired == 1
+    after.close()
+
+
+def test_a_recall_that_was_not_written_was_not_done(parts: Parts) -> None:
+    message = delay(parts, b"a", 1_000)
+    parts.delayed.recall(*message)
+    after = parts.after_crash("again")
+    after.advance(1_000)
+    assert arrived(after) == [b"a"]
+    after.close()
+
+
+events = st.lists(
+    st.one_of(
+        st.tuples(st.just("delay"), st.integers(0, 130_000)),
+        st.tuples(st.just("advance"), st.integers(0, 70_000)),
+        st.tuples(st.just("recall"), st.integers(0, 20)),
+        st.tuples(st.sampled_from(["flush", "crash", "crash without index"]), st.just(0)),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=25)
+@given(steps=events)
+def test_through_any_crashes_each_fires_once_unless_it_was_recalled(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
+) -> None:
+    directory = tmp_path_factory.mktemp("delayed")
+    parts = Parts(directory / "0")
+    parts.group()
+    stored: list[tuple[int, int]] = []
+    recalled: set[int] = set()
+    came: list[int] = []
+    for at, (step, number) in enumerate([*steps, ("advance", 1_000_000)], 1):
+        if step == "delay":
+            stored.append(delay(parts, b"x", number))
+        elif step == "advance":
+            parts.advance(number)
+        elif step == "recall" and number < len(stored):
+            position, due_ms = stored[number]
+            outcome = parts.delayed.recall(position, due_ms)
+            parts.store.commit()
+            assert (outcome is Recalled.CANCELLED) == (position not in recalled and position not in came)
+            if outcome is Recalled.CANCELLED:
+                recalled.add(position)
+        elif step == "flush":
+            parts.store.index.flush()
+        elif step.startswith("crash"):
+            parts = parts.after_crash(str(at), keep_index=step == "crash")
+        parts.settle()
+        now_ms = parts.clock.now_ms()
+        messages = parts.pop(1_000, 43_200_000)
+        parts.ack(*(message.handle for message in messages))
+        came += [message.position for message in messages]
+        assert sorted(came) == sorted(p for p, due_ms in stored if due_ms <= now_ms and p not in recalled)
+    parts.close()
