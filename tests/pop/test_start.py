@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from store.record import Flag, Properties, encode_properties
-from tests.pop.wiring import Parts
+from tests.pop.wiring import GROUP, Parts
 
 
-def bodies(parts: Parts, **names: str) -> list[bytes]:
-    return [message.body for message in parts.pop(**names)]
+def bodies(parts: Parts, *, group: str = GROUP, topic_filter: str) -> list[bytes]:
+    return [message.body for message in parts.pop(group=group, topic_filter=topic_filter)]
 
 
 def test_a_group_from_earliest_gets_what_came_before_one_from_latest(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from pop.pop_pb2_grpc import PopServiceStub
 from pop.server import PopServer
 from pop.service import PopService
 from store.clock import Clock, ManualClock, SystemClock
-from store.options import MIB, HostPort, StoreOptions
 from store.lightqueue import Start
+from store.options import MIB, HostPort, StoreOptions
 from store.record import Properties, decode, encode_properties, tag_hash
 from store.store import Recovery, Store
 from timer.delayed import DelayedMessages
