@@ -27,10 +27,13 @@ BATCH = 64
 INVISIBLE_MS = 3_000
 """Invisible time of all three: short, so that the demo shows revived messages soon."""
 
-NAP_S = INVISIBLE_MS / 1000 + 0.7
+NAP_S = INVISIBLE_MS / 1000 + 0.3
 """How long the slow one thinks about a batch: its acknowledgements come too late."""
 
-NAPS_MAX = 3
+NAPS_AFTER = 200
+"""Deliveries that the slow one handles first: by then batches have a size worth sleeping over."""
+
+NAPS_MAX = 2
 """Batches after which the slow one has learnt to hurry."""
 
 DIES_AFTER = 1_500
@@ -63,11 +66,16 @@ class Worker:
         self._filter = topic_filter
         self._habit = habit
         self._printed_s = 0.0
+        self._stopping = False
         self.work = Work()
 
+    def stop(self) -> None:
+        """Let the round that is under way be the last."""
+        self._stopping = True
+
     async def run(self) -> None:
-        """Pop and acknowledge until cancelled, or until the habit ends it."""
-        while True:
+        """Pop and acknowledge until stopped, or until the habit ends it."""
+        while not self._stopping:
             messages = await self._client.pop(
                 self._filter, group=self._group, messages_max=BATCH, invisible_ms=INVISIBLE_MS, wait_ms=1_000
             )
@@ -75,7 +83,7 @@ class Worker:
             if self._habit == "dies" and self.work.acked >= DIES_AFTER and messages:
                 self.report(always=True)
                 os.kill(os.getpid(), signal.SIGKILL)
-            if self._habit == "slow" and self.work.naps < NAPS_MAX and messages:
+            if self._habit == "slow" and messages and self.work.popped > NAPS_AFTER and self.work.naps < NAPS_MAX:
                 self.work.naps += 1
                 await asyncio.sleep(NAP_S)
             await self._acknowledge(messages)
@@ -103,12 +111,9 @@ async def _work(options: argparse.Namespace) -> None:
     loop = asyncio.get_running_loop()
     async with Client(options.pop) as client:
         worker = Worker(client, options.group, options.filter, options.habit)
-        running = asyncio.ensure_future(worker.run())
-        loop.add_signal_handler(signal.SIGTERM, running.cancel)
-        try:
-            await running
-        except asyncio.CancelledError:
-            worker.report(always=True)
+        loop.add_signal_handler(signal.SIGTERM, worker.stop)
+        await worker.run()
+        worker.report(always=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
