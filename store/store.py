@@ -22,7 +22,7 @@ import structlog
 
 from store import record
 from store.clock import Clock
-from store.commitlog import CommitLog
+from store.commitlog import Block, CommitLog
 from store.errors import DataDirIncompatible
 from store.groupcommit import GroupCommit
 from store.index import Batch, Covered, Index
@@ -42,8 +42,8 @@ _DELAYED = int(Flag.DELAYED)
 _OBSERVED = int(Flag.RETAIN | Flag.DELAYED)
 """Flags that make a message interesting to a part, beyond its queues."""
 
-REPLAY_COMMIT_RECORDS = 20_000
-"""Records that recovery applies between two index writes: bounds its memory."""
+REPLAY_BYTES = 4 * 1024 * 1024
+"""Log that recovery applies between two index writes: bounds its memory."""
 
 IDLE_SYNC_MS = 1000
 """What nobody waits for (QoS 0) is durable after about this time."""
@@ -160,24 +160,37 @@ class Store:
         return tail.torn_bytes, covered
 
     def _replay(self, position: int) -> int:
+        """Apply what lies behind `position`: about 1 us a plain message, 4 us for any other record."""
         replayed = 0
-        for found in self.log.scan(position):
-            self._last_ms = found.store_ms
-            if found.kind == _MESSAGE:
-                self._replay_message(found)
-            else:
-                self._apply(found)
-            replayed += 1
-            if replayed % REPLAY_COMMIT_RECORDS == 0:
-                self._save(found.position + found.size)
-        self._save(self.log.written)
+        while position < self.log.written:
+            block = self.log.block(position, REPLAY_BYTES)
+            self._replay_block(block)
+            replayed += len(block.offsets)
+            position = block.end
+            self._save(position)
+        self._save(position)
         return replayed
 
-    def _replay_message(self, found: Record) -> None:
-        if not found.flags & _DELAYED:
+    def _replay_block(self, block: Block) -> None:
+        view, base = block.view, block.base
+        unpack, route_of, dispatch = record.HEADER.unpack_from, self.queues.route_stored, self.queues.dispatch
+        for at in block.offsets or (block.end - base,):
+            if at + record.HEADER_BYTES <= len(view):
+                size, crc, kind, flags, topic_len, props_len, store_ms = unpack(view, at)
+                topic_stop = at + record.HEADER_BYTES + topic_len
+                is_plain = kind == _MESSAGE and not props_len and not flags & _OBSERVED and topic_stop <= at + size
+                if is_plain and crc32(view[at + record.CRC_FROM : at + size]) == crc:
+                    self._last_ms = store_ms
+                    dispatch(route_of(bytes(view[at + record.HEADER_BYTES : topic_stop])), base + at, size, 0)
+                    continue
+            self._replay_record(record.decode(view, at, position=base + at))
+
+    def _replay_record(self, found: Record) -> None:
+        self._last_ms = found.store_ms
+        if found.kind == _MESSAGE and not found.flags & _DELAYED:
             tag = record.decode_properties(found.properties).tag
             self.queues.dispatch(self.queues.route_stored(found.topic), found.position, found.size, record.tag_hash(tag))
-        if found.flags & _OBSERVED:
+        if found.kind != _MESSAGE or found.flags & _OBSERVED:
             self._apply(found)
 
     # --- appending --------------------------------------------------------------------------------------------------

@@ -198,14 +198,14 @@ def test_an_index_that_was_deleted_is_rebuilt_as_it_was(tmp_path: Path) -> None:
     close(store)
 
 
-@pytest.mark.parametrize("records", [1, 7, 64])
-def test_recovery_saves_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, records: int) -> None:
+@pytest.mark.parametrize("replay_bytes", [1, 700, 6_400])
+def test_recovery_saves_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replay_bytes: int) -> None:
     store = open_store(tmp_path / "data", parts=[Sessions()])
     do_some_of_everything(store)
     before = contents(store)
     close(store)
     delete_index(tmp_path / "data")
-    monkeypatch.setattr(store_module, "REPLAY_COMMIT_RECORDS", records)
+    monkeypatch.setattr(store_module, "REPLAY_BYTES", replay_bytes)
     store = open_store(tmp_path / "data", parts=[Sessions()])
     fill(store)
     assert contents(store) == before

@@ -79,7 +79,7 @@ class StoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(filling_module, "FILL_BYTES", 100)
-        self.patch.setattr(store_module, "REPLAY_COMMIT_RECORDS", 11)
+        self.patch.setattr(store_module, "REPLAY_BYTES", 1000)
         self.directory = Path(mkdtemp(prefix="millrace-store-"))
         self.lives = 0
         self.numbers = 0
