@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from store.clock import SystemClock
 from store.lightqueue import ENTRY, LightQueue
 from store.record import decode
@@ -53,6 +55,7 @@ def numbers(store: Store, queue: LightQueue) -> list[int]:
     return found
 
 
+@pytest.mark.timeout(60 + 5 * ROUNDS)
 def test_what_was_durable_survives_kill_9_in_order_and_once(tmp_path: Path) -> None:
     data_dir, printed, written = tmp_path / "0", -1, 0
     data_dir.mkdir()
