@@ -7,7 +7,7 @@ READY := .venv/.ready
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-crash lint types format bench proto clean
+.PHONY: help setup demo test test-crash lint types format bench bench-store proto clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)$$/make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name doc; do printf '%-16s %s\n' "$$name" "$$doc"; done
@@ -36,6 +36,9 @@ format: $(READY)  ## Format the code, and fix what ruff can fix
 
 bench: $(READY)  ## Run the benchmarks
 	$(BIN)/python -m bench $(ARGS)
+
+bench-store: $(READY)  ## Measure the store by itself
+	$(BIN)/python -m bench store $(ARGS)
 
 # Run from the root: only so do the modules made import each other as `from pop import pop_pb2`.
 proto: $(READY)  ## Make pop/pop_pb2* again from pop/pop.proto

@@ -6,7 +6,11 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-BENCHES = {"ingest": "MQTT messages into the log, beside mosquitto", "pop": "messages handed out and acknowledged over gRPC"}
+BENCHES = {
+    "ingest": "MQTT messages into the log, beside mosquitto",
+    "pop": "messages handed out and acknowledged over gRPC",
+    "store": "the store by itself: append, read, many queues, starts",
+}
 """Name and subject of each benchmark; `bench.<name>.main(arguments)` runs it and returns its exit status."""
 
 
