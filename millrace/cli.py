@@ -50,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_pop_tools(commands)
     _add_reconcile(commands)
     _add_inspect(commands)
+    _add_repair(commands)
     return parser
 
 
@@ -225,6 +226,14 @@ def _add_inspect(commands: Commands) -> None:
     log.add_argument("--limit", type=_count, default=100, help="records at most, 0 for all (%(default)s)")
     log.add_argument("--json", action="store_true", help="one JSON object a line")
     log.set_defaults(run=_inspect_log)
+    queues = things.add_parser(
+        "queues", help="the light queues, as of the last flush of the index (every store.index_flush_ms, and at a stop)"
+    )
+    queues.add_argument("--data-dir", type=Path, default=Path("millrace-data"), metavar="DIR", help="of a node (%(default)s)")
+    queues.add_argument("--filter", default="", metavar="FILTER", help="those of this very filter")
+    queues.add_argument("--limit", type=_count, default=100, help="queues at most, 0 for all (%(default)s)")
+    queues.add_argument("--json", action="store_true", help="one JSON object a line")
+    queues.set_defaults(run=_inspect_queues)
 
 
 def _inspect_log(options: argparse.Namespace) -> int:
@@ -241,6 +250,27 @@ def _inspect_log(options: argparse.Namespace) -> int:
         as_json=options.json,
     )
     return 0
+
+
+def _inspect_queues(options: argparse.Namespace) -> int:
+    from millrace.inspect import inspect_queues
+
+    inspect_queues(options.data_dir, topic_filter=options.filter, limit=options.limit, as_json=options.json)
+    return 0
+
+
+def _add_repair(commands: Commands) -> None:
+    command = commands.add_parser("repair", help="set damaged parts of the CommitLog of a stopped node aside")
+    command.add_argument("--data-dir", type=Path, required=True, metavar="DIR", help="of a node that is stopped")
+    command.add_argument("--dry-run", action="store_true", help="only look; exit status 1 if there is damage")
+    command.add_argument("--json", action="store_true", help="print what was found as one JSON object")
+    command.set_defaults(run=_repair)
+
+
+def _repair(options: argparse.Namespace) -> int:
+    from millrace.mend import mend
+
+    return EXIT_FAILED if mend(options.data_dir, dry_run=options.dry_run, as_json=options.json) else 0
 
 
 def _finish(work: Coroutine[Any, Any, None]) -> int:

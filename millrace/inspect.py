@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -13,7 +14,10 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
-from store import topics
+from store import lightqueue, topics
+from store.errors import StoreError
+from store.index import DIRECTORY, Index, Space
+from store.lightqueue import LightQueue
 from store.logreader import read_log
 from store.record import BODY_DTYPE, POP_FIXED, QUEUE_FIXED, Flag, Kind, Record
 
@@ -21,6 +25,10 @@ BODY_CHARS = 60
 """Of a body that a table shows. The JSON has all of it."""
 
 _QUEUE_KINDS = (Kind.QUEUE_DECLARED, Kind.QUEUE_DROPPED)
+
+
+class IndexMissing(StoreError):
+    """Raised when a data directory has no index to look into."""
 
 
 def inspect_log(
@@ -106,6 +114,58 @@ def describe(record: Record) -> dict[str, Any]:
     elif record.body:
         row["body"] = record.body.decode(errors="backslashreplace")
     return row
+
+
+def inspect_queues(data_dir: Path, *, topic_filter: str, limit: int, as_json: bool, out: TextIO = sys.stdout) -> None:
+    """Print the durable light queues as of the last flush of the index, as a table or as JSON lines.
+
+    Args:
+        data_dir: of a node.
+        topic_filter: of the queues; empty for all.
+        limit: queues printed at most; 0 for all.
+        as_json: one JSON object a line.
+
+    Raises:
+        IndexMissing: there is no index, or nothing was flushed yet.
+    """
+    if not (data_dir / DIRECTORY / "CURRENT").exists():
+        raise IndexMissing(f"{data_dir} holds no index: give the data directory of a node that was started")
+    index = Index(data_dir, read_only=True)
+    try:
+        if index.covered() is None:
+            raise IndexMissing(f"the index of {data_dir} was not flushed yet: wait for store.index_flush_ms, or stop the node")
+        found = (row for row in _queues(index) if topic_filter in ("", row["filter"]))
+        rows = list(islice(found, limit or None))
+    finally:
+        index.close()
+    if as_json:
+        for row in rows:
+            out.write(orjson.dumps(row).decode() + "\n")
+        return
+    table = Table("id", "filter", "start", "first", "next", "entries", "filling", "owners", box=None, pad_edge=False)
+    for row in rows:
+        filling = "" if row["filling"] is None else str(row["filling"])
+        numbers = [str(row[name]) for name in ("first_offset", "next_offset", "entries")]
+        table.add_row(str(row["id"]), row["filter"], row["start"], *numbers, filling, ", ".join(row["owners"]))
+    Console(file=out, width=None if out.isatty() else 200, soft_wrap=True).print(table)
+
+
+def _queues(index: Index) -> Iterator[dict[str, Any]]:
+    for key, value in index.rows(bytes(Space.QUEUE)):
+        queue_id = int.from_bytes(key[1:], "big")
+        row = orjson.loads(value)
+        next_offset = lightqueue.load_next_offset(index, queue_id)
+        first_offset = LightQueue(queue_id, row["filter"], index, next_offset, row["start"]).first_offset()
+        yield {
+            "id": queue_id,
+            "filter": row["filter"],
+            "start": row["start"],
+            "owners": row["owners"],
+            "first_offset": first_offset,
+            "next_offset": next_offset,
+            "entries": next_offset - first_offset,
+            "filling": row.get("fill"),
+        }
 
 
 def _what(row: dict[str, Any]) -> str:

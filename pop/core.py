@@ -32,6 +32,7 @@ from store.lightqueue import LightQueue, Start, entries_array
 from store.record import (
     CHANGE_ENTRY,
     CHECKPOINT_ENTRY_DTYPE,
+    KIND_AT,
     POP_FIXED,
     REFERENCE,
     Flag,
@@ -207,7 +208,8 @@ class PopCore:
             data = self.store.read(position, size)
         except PositionUnknown:
             return None
-        return data if is_intact(data) else None
+        # Of another kind is what repair has put in the place of a message.
+        return data if is_intact(data) and data[KIND_AT] == Kind.MESSAGE else None
 
     def _bury(self, group: Group, checkpoint: Checkpoint, indexes: Iterable[int]) -> None:
         """Put deliveries whose record is gone among the dead letters: one that can't be read must not stop the others."""

@@ -45,7 +45,9 @@ class Group:
     __slots__ = (
         "cursor",
         "epoch",
+        "expected",
         "filter",
+        "frozen",
         "id",
         "in_flight",
         "name",
@@ -66,6 +68,10 @@ class Group:
         self.cursor = 0
         self.retry_cursor = 0
         self.in_flight = 0
+        self.expected = 0
+        """Offset that the next checkpoint record should state; differs from `cursor` behind damage (see `pop.damages`)."""
+        self.frozen = False
+        """True while a checkpoint before those that are read is lost: the cursor waits there."""
         self.retry_turn = False
         self.polls: deque[Poll] = deque()
 
@@ -95,5 +101,7 @@ class Group:
                 "epoch": self.epoch,
                 "cursor": self.cursor,
                 "retry_cursor": self.retry_cursor,
+                "expected": self.expected,
+                "frozen": self.frozen,
             }
         )

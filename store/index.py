@@ -38,7 +38,7 @@ DIRECTORY = "index"
 DISCARDED = "index.discarded"
 """What an index is renamed to before it is deleted, so that half of one is never opened."""
 
-FORMAT = 2
+FORMAT = 3
 """Version of the key and value formats. Another one is not read: a start rebuilds the index."""
 
 MEMTABLE_BYTES = 64 * 1024 * 1024
@@ -56,6 +56,9 @@ class Space(bytes, Enum):
 
     META = b"M"
     QUEUE = b"N"
+    NAME = b"F"
+    WILDCARD = b"W"
+    FILLING = b"L"
     ENTRIES = b"Q"
     GROUP = b"G"
     CHECKPOINT = b"C"

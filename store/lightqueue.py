@@ -24,6 +24,10 @@ ENTRY_DTYPE = np.dtype([("position", "<u8"), ("size", "<u4"), ("aux", "<u4")])
 ENTRY_BYTES = ENTRY.size
 assert ENTRY_DTYPE.itemsize == ENTRY_BYTES
 
+RESTORED = 0x4000_0000
+"""Queue ids from here to `TRANSIENT` are of roots whose declaration was damaged. They follow from the filter, so that each
+rebuild gives the same, and no record names another queue by them."""
+
 TRANSIENT = 0x8000_0000
 """Queue ids from here on last as long as the process: no record declares them, and a start deletes their entries."""
 
@@ -48,7 +52,18 @@ class LightQueue:
     `next_offset` counts entries that a commit hasn't written yet; readers see those below `committed_offset`.
     """
 
-    __slots__ = ("filter", "id", "index", "next_offset", "owners", "pending", "pending_from", "start", "watchers")
+    __slots__ = (
+        "__weakref__",
+        "filter",
+        "id",
+        "index",
+        "next_offset",
+        "owners",
+        "pending",
+        "pending_from",
+        "start",
+        "watchers",
+    )
 
     def __init__(self, queue_id: int, topic_filter: str, index: Index, next_offset: int, start: Start = "latest") -> None:
         self.id = queue_id

@@ -11,26 +11,30 @@ for each of the two starts, where both are asked for: one with all that was, one
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from struct import Struct
+from zlib import crc32
 
 import orjson
+import structlog
 
 from store import topics
+from store.catalogue import Catalogue
 from store.commitlog import CommitLog
 from store.errors import LimitExceeded, QueueUnknown, TopicInvalid
 from store.filling import Filling
-from store.index import Batch, Index, Space
+from store.index import Batch, Index
 from store.lightqueue import (
     ENTRY,
+    RESTORED,
     TRANSIENT,
     LightQueue,
     Start,
     delete_entries,
     delete_transient_entries,
-    load_next_offset,
 )
 from store.options import StoreOptions
 from store.record import QUEUE_FIXED, Kind, Record
+
+logger = structlog.get_logger("store")
 
 INTERNAL = ("$retry/", "$dlq/")
 """Filters that begin like this name queues that no topic reaches: retries and dead letters. Entries come by `append_to`."""
@@ -41,7 +45,7 @@ OUTDATED = -1
 ROOT = "root"
 """Owner of the root queues."""
 
-_ROW_KEY = Struct(">cI")
+STARTS: tuple[Start, Start] = ("earliest", "latest")
 
 
 class Root:
@@ -81,26 +85,27 @@ class Queues:
         self._index = index
         self._options = options
         self._append = append
-        self._trie: topics.FilterTrie[list[LightQueue]] = topics.FilterTrie()
-        self._by_id: dict[int, LightQueue] = {}
-        self._durable: dict[tuple[str, Start], LightQueue] = {}
+        self._catalogue = Catalogue(index)
+        self._trie: topics.FilterTrie[list[int]] = topics.FilterTrie()
+        """Ids of the queues whose filters have wildcards, by filter. Others are looked up by the topic itself."""
         self._transient: dict[str, LightQueue] = {}
+        self._transient_by_id: dict[int, LightQueue] = {}
         self._roots: dict[str, Root] = {}
         self._fillings: dict[int, Filling] = {}
         self._routes: dict[bytes, Route] = {}
-        self._next_id = 1
         self._next_transient_id = TRANSIENT
-        self._rows_changed: set[int] = set()
-        self._rows_deleted: set[int] = set()
+        self._transient_removed: list[int] = []
         self.dirty: list[LightQueue] = []
         self.on_fill: Callable[[], None] = lambda: None
         """Called when a filling begins: the owner then calls `fill` until it returns False."""
 
     def __len__(self) -> int:
-        return len(self._by_id)
+        return self._catalogue.count + len(self._transient)
 
     def __iter__(self) -> Iterator[LightQueue]:
-        return iter(self._by_id.values())
+        """Yield all queues. Loads each: for tools and tests."""
+        yield from self._catalogue
+        yield from self._transient.values()
 
     # --- routing: the hot path --------------------------------------------------------------------------------------
 
@@ -125,17 +130,33 @@ class Queues:
         route = self._routes.get(topic)
         if route is not None and route.version == route.root.version:
             return route
-        return self._resolve(topic, topic.decode())
+        name = topic.decode()
+        level = topics.first_level(name)
+        if level not in self._roots:
+            self._restore_root(level)
+        return self._resolve(topic, name)
 
     def _resolve(self, topic: bytes, name: str) -> Route:
         level = topics.first_level(name)
         root = self._roots.get(level) or self._declare_root(level)
-        queues = tuple(queue for found in self._trie.match(name) for queue in found)
+        queues = tuple(self._matching(name))
         self._forget(topic)
         if len(self._routes) >= self._options.route_cache_max:
             self._forget(next(iter(self._routes)))
         route = self._routes[topic] = Route(topic, name, root, queues)
         return route
+
+    def _matching(self, name: str) -> Iterator[LightQueue]:
+        for ids in self._trie.match(name):
+            yield from map(self.get, ids)
+        if name in self._transient:
+            yield self._transient[name]
+        if name.startswith(INTERNAL):
+            return
+        for start in STARTS:
+            queue = self._catalogue.find(name, start)
+            if queue is not None and queue.id not in self._fillings:
+                yield queue
 
     def _forget(self, topic: bytes) -> None:
         """Take a route out of the cache, and tell those who keep it that it is no longer kept up to date."""
@@ -163,14 +184,14 @@ class Queues:
 
     def get(self, queue_id: int) -> LightQueue:
         """Return the queue with an id. Raises QueueUnknown."""
-        try:
-            return self._by_id[queue_id]
-        except KeyError:
-            raise QueueUnknown(f"no light queue has the id {queue_id}") from None
+        queue = self._transient_by_id.get(queue_id) or self._catalogue.get(queue_id)
+        if queue is None:
+            raise QueueUnknown(f"no light queue has the id {queue_id}")
+        return queue
 
     def find(self, topic_filter: str, start: Start = "latest") -> LightQueue | None:
         """Return the durable queue of a filter and start, or None. Roots and internal queues start at `latest`."""
-        return self._durable.get((topic_filter, start))
+        return self._catalogue.find(topic_filter, start)
 
     def declare(self, topic_filter: str, owner: str, start: Start = "latest") -> LightQueue:
         """Return the durable queue of a filter and start; declare it if it isn't there. It lasts until its last owner drops it.
@@ -188,7 +209,7 @@ class Queues:
         """
         self._check_filter(topic_filter)
         level = topics.first_level(topic_filter)
-        is_root = topic_filter == f"{level}/#" and not topics.is_wildcard(level)
+        is_root = _is_root(topic_filter)
         if is_root and level not in self._roots:
             self._declare_root(level)
         if is_root or topic_filter.startswith(INTERNAL):
@@ -200,13 +221,26 @@ class Queues:
         self._claim(topics.check_filter(f"{level}/#"), ROOT, "latest")
         return self._roots[level]
 
+    def _restore_root(self, level: str) -> None:
+        """Bring back the root of a message whose declaration `millrace repair` has set aside; no record is appended."""
+        topic_filter = f"{level}/#"
+        queue_id = RESTORED + crc32(topic_filter.encode()) % RESTORED
+        while self._catalogue.get(queue_id) is not None:
+            queue_id = RESTORED + (queue_id + 1) % RESTORED
+        logger.warning("queue.restored", filter=topic_filter, id=queue_id)
+        queue = LightQueue(queue_id, topic_filter, self._index, 0)
+        self._catalogue.add(queue)
+        queue.owners.add(ROOT)
+        self._begin(queue, ROOT)
+
     def _claim(self, topic_filter: str, owner: str, start: Start) -> LightQueue:
-        queue = self._durable.get((topic_filter, start))
+        queue = self._catalogue.find(topic_filter, start)
         if queue is None or owner not in queue.owners:
             queue_id = queue.id if queue else self._new_id()
             row = orjson.dumps({"owner": owner, "start": start})
             self._append(Kind.QUEUE_DECLARED, QUEUE_FIXED.pack(queue_id), topic_filter.encode(), b"", row)
-            queue = self._durable[topic_filter, start]
+            queue = self._catalogue.find(topic_filter, start)
+            assert queue is not None, topic_filter
         return queue
 
     def drop(self, queue: LightQueue, owner: str) -> None:
@@ -214,7 +248,9 @@ class Queues:
         if queue.transient:
             if queue.owners == {owner}:
                 del self._transient[queue.filter]
-                self._remove(queue)
+                del self._transient_by_id[queue.id]
+                self._transient_removed.append(queue.id)
+                self._retire(queue)
             queue.owners.discard(owner)
         elif owner in queue.owners:
             row = orjson.dumps({"owner": owner})
@@ -234,6 +270,7 @@ class Queues:
         if queue is None:
             self._check_room()
             queue = self._transient[topic_filter] = LightQueue(self._next_transient_id, topic_filter, self._index, 0)
+            self._transient_by_id[queue.id] = queue
             self._next_transient_id += 1
             self._go_live(queue)
         queue.owners.add(owner)
@@ -249,12 +286,12 @@ class Queues:
         topics.check_filter(topic_filter, levels_max=options.topic_levels_max, bytes_max=options.topic_bytes_max)
 
     def _check_room(self) -> None:
-        if len(self._by_id) >= self._options.queues_max:
-            raise LimitExceeded(f"{len(self._by_id)} light queues exist, which is the limit: see store.queues_max")
+        if len(self) >= self._options.queues_max:
+            raise LimitExceeded(f"{len(self)} light queues exist, which is the limit: see store.queues_max")
 
     def _new_id(self) -> int:
         self._check_room()
-        return self._next_id
+        return self._catalogue.next_id
 
     # --- apply: live and in recovery --------------------------------------------------------------------------------
 
@@ -262,31 +299,35 @@ class Queues:
         """Apply QUEUE_DECLARED: a new queue, or one more owner of an old one."""
         (queue_id,) = QUEUE_FIXED.unpack(record.fixed)
         row = orjson.loads(record.properties)
-        queue = self._by_id.get(queue_id)
+        topic_filter = record.topic.decode()
+        queue = self._catalogue.get(queue_id) or self._catalogue.find(topic_filter, row["start"])
         if queue is None:
-            queue = self._install(queue_id, record.topic.decode(), row["start"], 0)
-            self._begin(queue, row["owner"])
+            queue = LightQueue(queue_id, topic_filter, self._index, 0, row["start"])
+            self._catalogue.add(queue)
+            # The first declaration of a root is the root's own, unless repair has set that aside.
+            owner = ROOT if _is_root(topic_filter) else row["owner"]
+            queue.owners.add(owner)
+            self._begin(queue, owner)
         queue.owners.add(row["owner"])
-        self._rows_changed.add(queue_id)
+        self._changed(queue)
 
     def apply_dropped(self, record: Record) -> None:
         """Apply QUEUE_DROPPED: one owner less, and with the last the queue is gone."""
         (queue_id,) = QUEUE_FIXED.unpack(record.fixed)
-        queue = self._by_id.get(queue_id)
+        queue = self._catalogue.get(queue_id)
         if queue is None:
             return
         queue.owners.discard(orjson.loads(record.properties)["owner"])
-        self._rows_changed.add(queue_id)
-        if not queue.owners:
-            self._fillings.pop(queue_id, None)
-            del self._durable[queue.filter, queue.start]
-            self._remove(queue)
+        if queue.owners:
+            self._changed(queue)
+            return
+        self._fillings.pop(queue_id, None)
+        self._catalogue.remove(queue)
+        self._retire(queue)
 
-    def _install(self, queue_id: int, topic_filter: str, start: Start, next_offset: int) -> LightQueue:
-        queue = LightQueue(queue_id, topic_filter, self._index, next_offset, start)
-        self._by_id[queue_id] = self._durable[topic_filter, start] = queue
-        self._next_id = max(self._next_id, queue_id + 1)
-        return queue
+    def _changed(self, queue: LightQueue) -> None:
+        filling = self._fillings.get(queue.id)
+        self._catalogue.change(queue, filling.position if filling else None)
 
     def _begin(self, queue: LightQueue, owner: str) -> None:
         """Start a new queue: roots and internal queues at once, others by filling where they want what was before."""
@@ -305,26 +346,24 @@ class Queues:
         self.on_fill()
 
     def _go_live(self, queue: LightQueue) -> None:
-        self._by_id[queue.id] = queue
-        sharing = self._trie.get(queue.filter)
-        if sharing is None:
-            self._trie.insert(queue.filter, [queue])
-        else:
-            sharing.append(queue)
+        if topics.is_wildcard(queue.filter):
+            sharing = self._trie.get(queue.filter)
+            if sharing is None:
+                self._trie.insert(queue.filter, [queue.id])
+            else:
+                sharing.append(queue.id)
         self._outdate(queue.filter)
 
-    def _remove(self, queue: LightQueue) -> None:
-        del self._by_id[queue.id]
-        self._rows_changed.discard(queue.id)
-        self._rows_deleted.add(queue.id)
+    def _retire(self, queue: LightQueue) -> None:
+        """Take a queue that is gone out of routing."""
         if queue.pending:
             self.dirty.remove(queue)
         sharing = self._trie.get(queue.filter)
-        if sharing is not None and queue in sharing:
-            sharing.remove(queue)
+        if sharing is not None and queue.id in sharing:
+            sharing.remove(queue.id)
             if not sharing:
                 self._trie.remove(queue.filter)
-            self._outdate(queue.filter)
+        self._outdate(queue.filter)
 
     def _outdate(self, topic_filter: str) -> None:
         """Make the cached routes that a filter may concern be resolved again."""
@@ -349,48 +388,44 @@ class Queues:
         for queue_id, filling in list(self._fillings.items()):
             for position, size, aux in filling.slice():
                 self.append_to(filling.queue, position, size, aux)
-            self._rows_changed.add(queue_id)
             if filling.position == self._log.written:
                 del self._fillings[queue_id]
                 self._go_live(filling.queue)
+            self._changed(filling.queue)
         return bool(self._fillings)
 
     # --- the index --------------------------------------------------------------------------------------------------
 
     def save(self, batch: Batch) -> list[tuple[LightQueue, int, bytes]]:
         """Put what this commit changed into `batch`; return each queue that has new entries, with the entries."""
-        for queue_id in self._rows_deleted:  # first: recovery may find an id dropped and declared again in one batch
-            batch.delete(_ROW_KEY.pack(Space.QUEUE, queue_id))
+        self._catalogue.save(batch)
+        for queue_id in self._transient_removed:
             delete_entries(batch, queue_id)
+        self._transient_removed.clear()
         fresh = []
         for queue in self.dirty:
             first = queue.pending_from
             fresh.append((queue, first, queue.save(batch)))
         self.dirty = []
-        for queue_id in self._rows_changed:
-            queue = self._by_id[queue_id]
-            filling = self._fillings.get(queue_id)
-            row: dict[str, object] = {"filter": queue.filter, "start": queue.start, "owners": sorted(queue.owners)}
-            if filling is not None:
-                row["fill"] = filling.position
-            batch.put(_ROW_KEY.pack(Space.QUEUE, queue_id), orjson.dumps(row))
-        self._rows_deleted.clear()
-        self._rows_changed.clear()
         return fresh
 
     def load(self) -> None:
-        """Read the durable queues from the index, and delete what transient ones left."""
+        """Begin with the durable queues of the index, and delete what transient ones left."""
         batch = Batch()
         delete_transient_entries(batch)
         self._index.write(batch)
-        for key, value in self._index.rows(bytes(Space.QUEUE)):
-            queue_id = int.from_bytes(key[1:], "big")
-            row = orjson.loads(value)
-            queue = self._install(queue_id, row["filter"], row["start"], load_next_offset(self._index, queue_id))
-            queue.owners.update(row["owners"])
-            if "fill" in row:
-                self._fill_from(queue, max(row["fill"], self._log.start))
-            elif queue.start == "earliest":
+        wildcards, filling = self._catalogue.load()
+        for queue in filling:
+            position = self._catalogue.fill_position(queue)
+            assert position is not None, queue.filter
+            self._fill_from(queue, max(position, self._log.start))
+        for queue in wildcards:
+            if queue.id not in self._fillings:
                 self._go_live(queue)
-            else:
-                self._begin(queue, ROOT if ROOT in queue.owners else "")
+                if ROOT in queue.owners:
+                    self._roots[topics.first_level(queue.filter)] = Root(queue)
+
+
+def _is_root(topic_filter: str) -> bool:
+    level = topics.first_level(topic_filter)
+    return topic_filter == f"{level}/#" and not topics.is_wildcard(level)

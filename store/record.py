@@ -64,6 +64,8 @@ class Kind(IntEnum):
     SESSION_CLOSED = 14
     SESSION_OFFSETS = 15
     RETAINED_CLEARED = 16
+    DAMAGED = 17
+    """A range that `millrace repair` set aside. Nothing is applied; positions behind it are what they were."""
 
 
 class Flag(IntFlag):
@@ -95,6 +97,8 @@ HEADER_BYTES = HEADER.size
 _SIZE_AND_CRC = struct.Struct("<II")
 CRC_FROM = 8
 """The checksum covers the record from this byte on: everything after the crc field."""
+KIND_AT = 8
+"""Offset of the kind within a record."""
 
 QUEUE_FIXED = struct.Struct("<I")
 """Fixed fields of QUEUE_DECLARED and QUEUE_DROPPED: queue id."""

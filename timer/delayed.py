@@ -134,6 +134,9 @@ class DelayedMessages:
                 # Without its topic it can go nowhere; the others must.
                 logger.error("message.unreadable", position=position, error=str(error))
                 continue
+            if message.kind != Kind.MESSAGE:  # repair has set it aside
+                logger.error("message.unreadable", position=position, error="it was damaged")
+                continue
             tag = decode_properties(message.properties).tag
             route = self._store.queues.route_stored(message.topic)
             self._store.queues.dispatch(route, position, size, tag_hash(tag))

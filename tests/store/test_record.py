@@ -103,6 +103,7 @@ def test_kinds_have_the_numbers_that_are_on_disk() -> None:
         ("SESSION_CLOSED", 14),
         ("SESSION_OFFSETS", 15),
         ("RETAINED_CLEARED", 16),
+        ("DAMAGED", 17),
     ]
 
 

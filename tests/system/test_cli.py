@@ -88,3 +88,54 @@ def test_inspect_log_names_a_damaged_record(running: NodeProcess) -> None:
     ended = run_millrace("inspect", "log", "--data-dir", str(running.data_dir))
     assert ended.returncode == 1
     assert segment.name in ended.stderr
+
+
+def test_repair_makes_a_damaged_log_start_again(running: NodeProcess) -> None:
+    mqtt, data = running.addresses["mqtt"], ["--data-dir", str(running.data_dir)]
+    for body in ("first", "x" * 100, "third"):
+        assert run_millrace("pub", "a/1", body, "--mqtt", mqtt).returncode == 0
+    refused = run_millrace("repair", *data)
+    assert (refused.returncode, "in use" in refused.stderr) == (1, True)
+    assert running.stop() == 0
+    (segment,) = (running.data_dir / "commitlog").iterdir()
+    at = segment.read_bytes().index(b"x" * 100)
+    with segment.open("r+b") as file:
+        file.seek(at)
+        file.write(b"y")
+    looked = run_millrace("repair", *data, "--dry-run", "--json")
+    assert looked.returncode == 1
+    (damage,) = json.loads(looked.stdout)["damages"]
+    assert (damage["segment"], damage["records_behind"]) == (segment.name, 1)
+    assert not (running.data_dir / "damaged").exists()
+    repaired = run_millrace("repair", *data)
+    assert repaired.returncode == 0, repaired.stderr
+    assert damage["copy"] in repaired.stdout
+    assert (running.data_dir / damage["copy"]).stat().st_size == damage["length"]
+    assert "no damage" in run_millrace("repair", *data).stdout
+    rows = run_millrace("inspect", "log", *data, "--kind", "damaged", "--json").stdout.splitlines()
+    assert [json.loads(row)["position"] for row in rows] == [damage["position"]]
+    assert [message["body"] for message in _pop(running.start(), "--count", "10")] == ["first", "third"]
+
+
+def test_inspect_queues_on_a_live_and_a_stopped_directory(running: NodeProcess) -> None:
+    data = ["--data-dir", str(running.data_dir)]
+    for topic in ("a/1", "a/2"):
+        assert run_millrace("pub", topic, topic, "--mqtt", running.addresses["mqtt"]).returncode == 0
+    live = run_millrace("inspect", "queues", *data)
+    assert live.returncode == 0 or "not flushed yet" in live.stderr, live.stderr
+    _pop(running, "--count", "10")
+    assert running.stop() == 0
+    found = run_millrace("inspect", "queues", *data, "--filter", "a/#", "--json").stdout.splitlines()
+    (row,) = map(json.loads, found)
+    assert (row["start"], row["first_offset"], row["next_offset"], row["entries"], row["filling"]) == ("latest", 0, 2, 2, None)
+    assert {"root", "group:1"} <= set(row["owners"])
+    assert len(run_millrace("inspect", "queues", *data, "--json", "--limit", "1").stdout.splitlines()) == 1
+    assert "$retry/1" in run_millrace("inspect", "queues", *data).stdout
+    running.start()
+    assert "a/#" in run_millrace("inspect", "queues", *data).stdout
+
+
+def test_inspect_queues_without_an_index_is_an_error(tmp_path: Path) -> None:
+    ended = run_millrace("inspect", "queues", "--data-dir", str(tmp_path))
+    assert ended.returncode == 1
+    assert "holds no index" in ended.stderr

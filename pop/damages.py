@@ -1,0 +1,86 @@
+"""Where a group stands in a log that `millrace repair` has mended.
+
+Checkpoint records state offsets of the queue as it was. Without the damaged messages a rebuilt queue has fewer entries, so
+those offsets would be too high, and a group would skip messages. Here the cursor follows the messages themselves. Where that
+can't be told, it stays behind: the group gets messages a second time, and misses none.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Any
+
+import numpy as np
+import orjson
+
+from pop.group import Group
+from store.lightqueue import ENTRY, ENTRY_BYTES, LightQueue
+
+Entries = np.ndarray[Any, np.dtype[Any]]
+
+
+class Damages:
+    """The damaged ranges of the log, in its order: `ranges` are pairs of first position and position behind the last byte."""
+
+    def __init__(self, ranges: list[list[int]] | None = None) -> None:
+        self._starts = [start for start, _ in ranges or ()]
+        self._ends = [end for _, end in ranges or ()]
+        self.changed = False
+        """True until `row` is called: the index doesn't have the last ranges."""
+
+    def __bool__(self) -> bool:
+        return bool(self._starts)
+
+    def add(self, start: int, end: int) -> None:
+        """Add a range, which is behind all that are known."""
+        self._starts.append(start)
+        self._ends.append(end)
+        self.changed = True
+
+    def row(self) -> bytes:
+        """Return the index row."""
+        self.changed = False
+        return orjson.dumps(list(zip(self._starts, self._ends, strict=True)))
+
+    def advance(self, group: Group, fresh: Entries, retries: Entries) -> None:
+        """Move the cursors of a group over what a checkpoint handed out, as `CHECKPOINT_ENTRY_DTYPE`."""
+        group.retry_cursor = _behind(group.retry, group.retry_cursor, retries)
+        if not len(fresh):
+            return
+        if group.queue.start == "earliest":
+            self._count(group, fresh)
+        else:
+            group.cursor = _behind(group.queue, group.cursor, fresh)
+
+    def _count(self, group: Group, fresh: Entries) -> None:
+        """Count the messages that are left: such a queue is filled after the replay, so they can't be looked up in it.
+
+        An offset above the expected one tells that a checkpoint is lost, and one below that a node has started on a mended log
+        since, and gone on from the cursor of then.
+        """
+        first, last = int(fresh["offset"][0]), int(fresh["offset"][-1])
+        if first != group.expected:
+            group.frozen = first > group.expected
+        if not group.frozen:
+            group.cursor += sum(not self._covers(position) for position in fresh["position"].tolist())
+        group.expected = last + 1
+
+    def _covers(self, position: int) -> bool:
+        at = bisect_right(self._starts, position) - 1
+        return at >= 0 and position < self._ends[at]
+
+
+def _behind(queue: LightQueue, cursor: int, entries: Entries) -> int:
+    """Return the cursor behind those of `entries` that follow it in the queue; others were damaged, or came another way."""
+    for position in entries["position"].tolist():
+        if _position_at(queue, cursor) == position:
+            cursor += 1
+    return cursor
+
+
+def _position_at(queue: LightQueue, offset: int) -> int | None:
+    """Return the position of an entry, committed or not; None behind the end."""
+    if offset < queue.pending_from:
+        return int(ENTRY.unpack(queue.read(offset, 1))[0])
+    at = (offset - queue.pending_from) * ENTRY_BYTES
+    return int(ENTRY.unpack_from(queue.pending, at)[0]) if at < len(queue.pending) else None

@@ -1,0 +1,157 @@
+"""Repair of a damaged log: what is set aside, what stays, and that a node starts on all that may be missing."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from store.commitlog import DIRECTORY, CommitLog
+from store.errors import LogCorrupt, PositionUnknown
+from store.options import KIB, StoreOptions
+from store.record import HEADER_BYTES, Kind, Record, encode
+from store.repair import SET_ASIDE, _filler_sizes, repair, survey
+from tests.pop.wiring import Parts
+
+NEW_GROUP = "auditors"
+FILTERS = ("plant/#", "plant/+/temperature")
+OPTIONS = StoreOptions(segment_bytes=64 * KIB)
+
+
+def _write_log(data_dir: Path) -> None:
+    """Messages, two groups, checkpoints, acks, changed deadlines and revivals."""
+    parts = Parts(data_dir, store=OPTIONS)
+    parts.publish(b"0", b"1")
+    for topic_filter in FILTERS:
+        first, second = parts.pop(2, 1000, topic_filter=topic_filter)
+        parts.ack(first.handle)
+        parts.change(second.handle, 2000)
+    parts.publish(b"2", b"3")
+    parts.advance(5000)
+    for topic_filter in FILTERS:
+        for delivery in parts.pop(2, 10_000, topic_filter=topic_filter):
+            parts.ack(delivery.handle)
+    parts.publish(b"4")
+    parts.close()
+
+
+def _records(data_dir: Path) -> list[Record]:
+    log = CommitLog(data_dir, segment_bytes=OPTIONS.segment_bytes)
+    log.recover()
+    records = list(log.scan(0))
+    log.close()
+    return records
+
+
+def _flip(data_dir: Path, position: int) -> None:
+    path = max(path for path in (data_dir / DIRECTORY).iterdir() if int(path.stem) <= position)
+    with path.open("r+b") as file:
+        file.seek(position - int(path.stem))
+        byte = file.read(1)[0]
+        file.seek(-1, 1)
+        file.write(bytes([byte ^ 0x41]))
+
+
+def _drain(parts: Parts, group: str, topic_filter: str = FILTERS[0]) -> list[int]:
+    found: list[int] = []
+    while delivered := parts.pop(group=group, topic_filter=topic_filter):
+        found += [delivery.position for delivery in delivered]
+        parts.ack(*(delivery.handle for delivery in delivered), group=group)
+    return found
+
+
+@pytest.mark.parametrize("at", [1, 8, 21, 26], ids=["size", "kind", "time", "behind the header"])
+def test_whatever_record_is_damaged_the_intact_messages_can_be_popped(tmp_path: Path, at: int) -> None:
+    _write_log(tmp_path / "whole")
+    records = _records(tmp_path / "whole")
+    for number, damaged in enumerate(records):
+        data_dir = tmp_path / str(number)
+        shutil.copytree(tmp_path / "whole", data_dir)
+        shutil.rmtree(data_dir / "index")
+        _flip(data_dir, damaged.position + at)
+        if number < len(records) - 1:
+            with pytest.raises(LogCorrupt, match=rf"position {damaged.position} "):
+                _records(data_dir)
+            findings = survey(data_dir)
+            assert [(found.position, found.length) for found in findings.damages] == [(damaged.position, damaged.size)]
+            assert findings.damages[0].records_behind == len(records) - number - 1
+            repair(data_dir, findings.damages)
+            copy = data_dir / SET_ASIDE / f"{damaged.position}-{damaged.size}.bin"
+            assert copy.stat().st_size == damaged.size
+            assert [record.position for record in _records(data_dir)] == [record.position for record in records]
+        else:
+            assert survey(data_dir).damages == []
+            assert survey(data_dir).torn_bytes > 0
+        assert survey(data_dir).damages == []
+        intact = [r for r in records if r.kind == Kind.MESSAGE and r.position != damaged.position]
+        parts = Parts(data_dir, store=OPTIONS)
+        assert _drain(parts, NEW_GROUP) == [record.position for record in intact], Kind(damaged.kind)
+        parts.advance(600_000)
+        # A group that was there may get messages twice, but misses none that it has not acknowledged.
+        unacknowledged = {record.position for record in intact if record.body == b"4"}
+        for topic_filter in FILTERS:
+            assert unacknowledged <= set(_drain(parts, "billing", topic_filter)), (topic_filter, Kind(damaged.kind))
+        parts.close()
+        again = Parts(data_dir, store=OPTIONS)
+        assert _drain(again, NEW_GROUP) == []
+        again.close()
+        shutil.rmtree(data_dir)
+
+
+def test_a_missing_segment_is_filled_and_positions_stay(tmp_path: Path) -> None:
+    log = CommitLog(tmp_path, segment_bytes=KIB)
+    positions = []
+    for number in range(40):
+        data = encode(Kind.MESSAGE, b"a/b", b"%0100d" % number, store_ms=1000 + number)
+        positions.append(log.add(data, b"", len(data)))
+        log.write()
+    log.close()
+    paths = sorted((tmp_path / DIRECTORY).iterdir())
+    start, stop = int(paths[1].stem), int(paths[2].stem)
+    paths[1].unlink()
+    (damage,) = survey(tmp_path).damages
+    assert (damage.position, damage.length, damage.missing) == (start, stop - start, stop - start)
+    repair(tmp_path, [damage])
+    after = _records(tmp_path)
+    left = [position for position in positions if not start <= position < stop]
+    assert [record.position for record in after if record.kind == Kind.MESSAGE] == left
+    assert [record.store_ms for record in after] == sorted(record.store_ms for record in after)
+    assert not list((tmp_path / SET_ASIDE).glob("*"))
+
+
+def test_a_record_inside_of_a_damaged_body_is_not_taken_for_one(tmp_path: Path) -> None:
+    log = CommitLog(tmp_path, segment_bytes=KIB)
+    inner = encode(Kind.POP_ACK, b"g", bytes(12), store_ms=1, fixed=bytes(16))
+    for body in (inner * 2, b"behind"):
+        data = encode(Kind.MESSAGE, b"a/b", body, store_ms=1)
+        log.add(data, b"", len(data))
+    log.close()
+    _flip(tmp_path, HEADER_BYTES)
+    (damage,) = survey(tmp_path).damages
+    assert damage.length == HEADER_BYTES + 3 + 2 * len(inner)
+
+
+def test_a_second_run_keeps_the_first_copy(tmp_path: Path) -> None:
+    _write_log(tmp_path / "data")
+    victim = _records(tmp_path / "data")[3]
+    _flip(tmp_path / "data", victim.position + 9)
+    damages = survey(tmp_path / "data").damages
+    copy = tmp_path / "data" / SET_ASIDE / damages[0].copy_name
+    copy.parent.mkdir()
+    copy.write_bytes(b"of the first run, which was killed")
+    repair(tmp_path / "data", damages)
+    assert copy.read_bytes() == b"of the first run, which was killed"
+    assert _records(tmp_path / "data")[3].kind == Kind.DAMAGED
+
+
+def test_no_log_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(PositionUnknown, match="holds no CommitLog"):
+        survey(tmp_path)
+
+
+@pytest.mark.parametrize("length", [24, 25, 64 << 20, (64 << 20) + 1, (64 << 20) + 23, 200 << 20])
+def test_fillers_have_sizes_that_records_have(length: int) -> None:
+    sizes = list(_filler_sizes(length))
+    assert sum(sizes) == length
+    assert all(HEADER_BYTES <= size <= 64 << 20 for size in sizes)
