@@ -26,6 +26,7 @@ from rocksdict import (
     DBCompressionType,
     Options,
     Rdict,
+    RdictIter,
     ReadOptions,
     WriteBatch,
     WriteOptions,
@@ -129,6 +130,7 @@ class Index:
         self._db = Rdict(str(self.path), _options(), access_type=access)
         self._write_options = WriteOptions()
         self._write_options.disable_wal = True  # type: ignore[method-assign, assignment] # its stub takes the setter for a method
+        self._cursor: RdictIter | None = None
         self.get = self._db.get
 
     def covered(self) -> Covered | None:
@@ -152,6 +154,7 @@ class Index:
         Raises:
             OSError: RocksDB refuses, as it does once a flush or a compaction of its own has failed.
         """
+        self._cursor = None
         try:
             self._db.write(batch.raw, self._write_options)
         except Exception as error:  # rocksdict has no narrower class for what RocksDB reports
@@ -170,14 +173,38 @@ class Index:
 
     def last_at_or_before(self, key: bytes, prefix: bytes) -> tuple[bytes, bytes] | None:
         """Return the row with the greatest key that isn't above `key`, if it starts with `prefix`."""
-        cursor = self._db.iter()
-        cursor.seek_for_prev(key)
+        cursor = self._at_or_before(key)
         if not cursor.valid():
             return None
         found: bytes = cursor.key()
         return (found, cursor.value()) if found.startswith(prefix) else None
 
+    def rows_around(self, key: bytes, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the rows whose key starts with `prefix`, from the last one at or before `key` on, or else from the first.
+
+        Costs a seek. To be used up, or left, before anything else is read.
+        """
+        cursor = self._at_or_before(key)
+        if not cursor.valid() or not cursor.key().startswith(prefix):
+            cursor.seek(prefix)
+        while cursor.valid():
+            found: bytes = cursor.key()
+            if not found.startswith(prefix):
+                return
+            yield found, cursor.value()
+            cursor.next()
+
+    def _at_or_before(self, key: bytes) -> RdictIter:
+        # A new iterator costs four times a seek, and an old one does not see what was written since: one serves all reads
+        # between two writes.
+        cursor = self._cursor
+        if cursor is None:
+            cursor = self._cursor = self._db.iter()
+        cursor.seek_for_prev(key)
+        return cursor
+
     def close(self) -> None:
+        self._cursor = None
         self._db.close()
 
     @staticmethod

@@ -110,9 +110,7 @@ class LightQueue:
 
     def _rows_from(self, offset: int) -> Iterator[tuple[int, bytes]]:
         prefix = queue_prefix(self.id)
-        at = self.index.last_at_or_before(_KEY.pack(Space.ENTRIES, self.id, offset), prefix)
-        start = at[0][len(prefix) :] if at else b""
-        for key, entries in self.index.rows(prefix, start):
+        for key, entries in self.index.rows_around(_KEY.pack(Space.ENTRIES, self.id, offset), prefix):
             yield int.from_bytes(key[len(prefix) :], "big"), entries
 
     def first_offset(self) -> int:
