@@ -36,6 +36,10 @@ def _name_key(topic_filter: str, start: Start) -> bytes:
     return space + start[:1].encode() + topic_filter.encode()
 
 
+def _is_plain(topic_filter: str) -> bool:
+    return not topic_filter.startswith("$") and not topics.is_wildcard(topic_filter)
+
+
 class Catalogue:
     """The durable queues of an index.
 
@@ -55,6 +59,8 @@ class Catalogue:
         self._totals_changed = False
         self.next_id = 1
         self.count = 0
+        self.plain = 0
+        """Queues that a topic finds by its own name: neither wildcards nor internal. Without any, no topic is looked up."""
 
     def get(self, queue_id: int) -> LightQueue | None:
         """Return the queue with an id, or None."""
@@ -88,6 +94,7 @@ class Catalogue:
         if queue.id < RESTORED:
             self.next_id = max(self.next_id, queue.id + 1)
         self.count += 1
+        self.plain += _is_plain(queue.filter)
         self._totals_changed = True
         self._changed[queue.id] = queue
 
@@ -109,6 +116,7 @@ class Catalogue:
         self._removed[queue.id] = name
         self._removed_names.add(name)
         self.count -= 1
+        self.plain -= _is_plain(queue.filter)
         self._totals_changed = True
 
     def fill_position(self, queue: LightQueue) -> int | None:
@@ -132,6 +140,8 @@ class Catalogue:
             self.next_id, self.count = _TOTALS.unpack(totals)
         wildcards = [self._known(_ID.unpack(value)[0]) for _, value in self._index.rows(bytes(Space.WILDCARD))]
         filling = [self._known(_ID.unpack(key[1:])[0]) for key, _ in self._index.rows(bytes(Space.FILLING))]
+        internal = sum(1 for _ in self._index.rows(_name_key("$", "latest")))
+        self.plain = self.count - len(wildcards) - internal
         return wildcards, filling
 
     def _known(self, queue_id: int) -> LightQueue:

@@ -151,7 +151,7 @@ class Queues:
             yield from map(self.get, ids)
         if name in self._transient:
             yield self._transient[name]
-        if name.startswith(INTERNAL):
+        if name.startswith("$") or not self._catalogue.plain:
             return
         for start in STARTS:
             queue = self._catalogue.find(name, start)
