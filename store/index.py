@@ -175,6 +175,7 @@ class Index:
         """Return the row with the greatest key that isn't above `key`, if it starts with `prefix`."""
         cursor = self._at_or_before(key)
         if not cursor.valid():
+            cursor.status()
             return None
         found: bytes = cursor.key()
         return (found, cursor.value()) if found.startswith(prefix) else None
@@ -193,10 +194,12 @@ class Index:
                 return
             yield found, cursor.value()
             cursor.next()
+        cursor.status()
 
     def _at_or_before(self, key: bytes) -> RdictIter:
         # A new iterator costs four times a seek, and an old one does not see what was written since: one serves all reads
-        # between two writes.
+        # between two writes. Where it is not valid, `status` raises if that is because RocksDB could not read: a block that
+        # is damaged must not pass for a queue that is empty.
         cursor = self._cursor
         if cursor is None:
             cursor = self._cursor = self._db.iter()

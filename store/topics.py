@@ -187,7 +187,7 @@ class _Node(Generic[T]):
 class FilterTrie(Generic[T]):
     """A map from topic filters to one value each that finds all filters that match a topic.
 
-    Filters without wildcards lie in a flat dict, so that a million queues of single devices cost a dict entry each. The
+    Filters without wildcards lie in a flat dict, so that each costs a dict entry. The
     others lie in a trie. A match looks at a node at most once and only at nodes whose path fits the topic so far, however
     many filters there are. Filters must be valid (`check_filter`). Not safe to change while it is iterated over.
     """
