@@ -28,6 +28,7 @@ from rocksdict import (
     Rdict,
     RdictIter,
     ReadOptions,
+    Snapshot,
     WriteBatch,
     WriteOptions,
 )
@@ -47,7 +48,8 @@ BLOCK_CACHE_BYTES = 64 * 1024 * 1024
 BLOCK_BYTES = 16 * 1024
 BLOOM_BITS = 10
 
-_META_KEY = b"Mcovered"
+META_KEY = b"Mcovered"
+"""Key of the row that says how far the index reflects the log."""
 _META = Struct("<IQQq")
 _VERSION = Struct("<I")
 
@@ -66,6 +68,7 @@ class Space(bytes, Enum):
     TIMER = b"T"
     RETAINED = b"R"
     SESSION = b"S"
+    COPY = b"V"
 
 
 class Covered(NamedTuple):
@@ -109,7 +112,7 @@ class Batch:
         self.delete_range = self._batch.delete_range
 
     def put_covered(self, covered: Covered) -> None:
-        self._batch.put(_META_KEY, _META.pack(FORMAT, *covered))
+        self._batch.put(META_KEY, _META.pack(FORMAT, *covered))
 
     @property
     def raw(self) -> WriteBatch:
@@ -139,7 +142,7 @@ class Index:
         Raises:
             DataDirIncompatible: another version wrote it. It can be deleted: a start rebuilds it.
         """
-        row = self._db.get(_META_KEY)
+        row = self._db.get(META_KEY)
         if row is None:
             return None
         (version,) = _VERSION.unpack_from(row)
@@ -173,12 +176,17 @@ class Index:
 
     def last_at_or_before(self, key: bytes, prefix: bytes) -> tuple[bytes, bytes] | None:
         """Return the row with the greatest key that isn't above `key`, if it starts with `prefix`."""
-        cursor = self._at_or_before(key)
-        if not cursor.valid():
-            cursor.status()
-            return None
-        found: bytes = cursor.key()
-        return (found, cursor.value()) if found.startswith(prefix) else None
+        return _row_at(self._at_or_before(key), prefix)
+
+    def first_at_or_after(self, key: bytes, prefix: bytes) -> tuple[bytes, bytes] | None:
+        """Return the row with the least key that isn't below `key`, if it starts with `prefix`."""
+        cursor = self._iterator()
+        cursor.seek(key)
+        return _row_at(cursor, prefix)
+
+    def view(self) -> IndexView:
+        """Return the index as it is now, whatever is written later. To be let go before the index is closed."""
+        return IndexView(self._db.snapshot())
 
     def rows_around(self, key: bytes, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yield the rows whose key starts with `prefix`, from the last one at or before `key` on, or else from the first.
@@ -200,11 +208,14 @@ class Index:
         # A new iterator costs four times a seek, and an old one does not see what was written since: one serves all reads
         # between two writes. Where it is not valid, `status` raises if that is because RocksDB could not read: a block that
         # is damaged must not pass for a queue that is empty.
-        cursor = self._cursor
-        if cursor is None:
-            cursor = self._cursor = self._db.iter()
+        cursor = self._iterator()
         cursor.seek_for_prev(key)
         return cursor
+
+    def _iterator(self) -> RdictIter:
+        if self._cursor is None:
+            self._cursor = self._db.iter()
+        return self._cursor
 
     def close(self) -> None:
         self._cursor = None
@@ -223,6 +234,44 @@ class Index:
             path.rename(discarded)
             sync_directory(data_dir)
             shutil.rmtree(discarded)
+
+
+class IndexView:
+    """An index as it was at one moment.
+
+    Parameters:
+        snapshot: RocksDB's.
+    """
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self._cursor = snapshot.iter()
+
+    def rows(self, start: bytes, until: bytes = b"\xff" * 64) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the rows from key `start` to before key `until`, in key order."""
+        cursor = self._snapshot.iter()
+        cursor.seek(start)
+        while cursor.valid():
+            key: bytes = cursor.key()
+            if key >= until:
+                return
+            yield key, cursor.value()
+            cursor.next()
+        cursor.status()
+
+    def last_at_or_before(self, key: bytes, prefix: bytes) -> tuple[bytes, bytes] | None:
+        """Return the row with the greatest key that isn't above `key`, if it starts with `prefix`."""
+        self._cursor.seek_for_prev(key)
+        return _row_at(self._cursor, prefix)
+
+
+def _row_at(cursor: RdictIter, prefix: bytes) -> tuple[bytes, bytes] | None:
+    """Return the row that an iterator is at, if its key starts with `prefix`."""
+    if not cursor.valid():
+        cursor.status()
+        return None
+    found: bytes = cursor.key()
+    return (found, cursor.value()) if found.startswith(prefix) else None
 
 
 def after(prefix: bytes) -> bytes:

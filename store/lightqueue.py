@@ -3,7 +3,8 @@
 A queue is a topic filter with an integer id. Its entries point at records; the entries of one commit are one row:
 
     key    b"Q", queue id u32 big-endian, offset of the first entry u64 big-endian
-    value  entries of 16 bytes: position u64, size u32, aux u32 (little-endian)
+    value  entries of 16 bytes: position u64, size u32, aux u32 (little-endian); none in a row that only says where a queue is,
+           whose entries are all before the log's start
 
 `aux` is the tag's hash in a queue of messages, and the attempt in a retry queue. One row per queue and commit: a hot
 queue costs one put a batch, not one a message. A lookup seeks to the last row at or before the offset.
@@ -86,31 +87,44 @@ class LightQueue:
         """Offset behind the last entry that can be read."""
         return self.pending_from
 
+    def begin_at(self, offset: int) -> None:
+        """Let the first entry have `offset`. Before there is any."""
+        assert not self.pending, self.filter
+        self.next_offset = self.pending_from = offset
+
     def save(self, batch: Batch) -> bytes:
         """Put the pending entries into `batch`; return them. They are readable when the batch is written."""
         entries = bytes(self.pending)
-        batch.put(_KEY.pack(Space.ENTRIES, self.id, self.pending_from), entries)
+        batch.put(entries_key(self.id, self.pending_from), entries)
         self.pending.clear()
         self.pending_from = self.next_offset
         return entries
 
     def read(self, offset: int, count: int) -> bytes:
-        """Return up to `count` entries from `offset` on, 16 bytes each; fewer at the end, none behind it."""
-        count = min(count, self.committed_offset - offset)
-        if count <= 0:
-            return b""
+        """Return up to `count` entries from `offset` on, 16 bytes each; fewer at the end, none behind it.
+
+        Where older entries are trimmed, the first that is returned has the offset `first_offset`: see `read_from`.
+        """
+        return self.read_from(offset, count)[1]
+
+    def read_from(self, offset: int, count: int) -> tuple[int, bytes]:
+        """Return up to `count` entries from `offset` on, and the offset of the first: a later one where entries are trimmed."""
+        if offset >= self.committed_offset or count <= 0:
+            return offset, b""
         found = bytearray()
-        wanted = count * ENTRY_BYTES
+        begin, wanted = offset, count * ENTRY_BYTES
         for first, entries in self._rows_from(offset):
+            if first > offset and not found:
+                begin = first
             skip = max(offset - first, 0) * ENTRY_BYTES
             found += entries[skip : skip + wanted - len(found)]
             if len(found) == wanted:
                 break
-        return bytes(found)
+        return begin, bytes(found)
 
     def _rows_from(self, offset: int) -> Iterator[tuple[int, bytes]]:
         prefix = queue_prefix(self.id)
-        for key, entries in self.index.rows_around(_KEY.pack(Space.ENTRIES, self.id, offset), prefix):
+        for key, entries in self.index.rows_around(entries_key(self.id, offset), prefix):
             yield int.from_bytes(key[len(prefix) :], "big"), entries
 
     def first_offset(self) -> int:
@@ -120,13 +134,19 @@ class LightQueue:
         return self.committed_offset
 
 
+def entries_key(queue_id: int, offset: int) -> bytes:
+    """Return the key of the row of a queue whose first entry has an offset."""
+    return _KEY.pack(Space.ENTRIES, queue_id, offset)
+
+
+def next_offset_of(row: tuple[bytes, bytes] | None) -> int:
+    """Return the offset behind the entries of a queue's last row; 0 where it has none."""
+    return int.from_bytes(row[0][-8:], "big") + len(row[1]) // ENTRY_BYTES if row is not None else 0
+
+
 def load_next_offset(index: Index, queue_id: int) -> int:
     """Return the offset behind a queue's last entry, from the index."""
-    prefix = queue_prefix(queue_id)
-    row = index.last_at_or_before(_KEY.pack(Space.ENTRIES, queue_id, 2**64 - 1), prefix)
-    if row is None:
-        return 0
-    return int.from_bytes(row[0][-8:], "big") + len(row[1]) // ENTRY_BYTES
+    return next_offset_of(index.last_at_or_before(entries_key(queue_id, 2**64 - 1), queue_prefix(queue_id)))
 
 
 def delete_entries(batch: Batch, queue_id: int) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -553,7 +554,8 @@ def test_a_delayed_message_is_filled_in_where_it_fired(store: Store) -> None:
     publish(store, "plant/1", "b")
     other = publish(store, "office/1", "of another topic", flags=Flag.DELAYED)
     fired = TIMER_ENTRY.pack(other, store.log.end - other) + TIMER_ENTRY.pack(delayed, size)
-    store.append(Kind.TIMER_FIRED, body=fired)
+    routes = orjson.dumps([["office/1", 0], ["plant/1", tag_hash("t")]])
+    store.append(Kind.TIMER_FIRED, body=fired, properties=routes)
     publish(store, "plant/1", "c")
     queue = store.queues.declare("plant/+", "group:a", "earliest")
     fill(store)
