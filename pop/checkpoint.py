@@ -8,13 +8,15 @@ from typing import NamedTuple
 
 from store.record import CHECKPOINT_ENTRY, CHECKPOINT_ENTRY_DTYPE, Flag
 
+ATTEMPT_ID_BYTES_MAX = 255
+
 ENTRY_BYTES = CHECKPOINT_ENTRY.size
 assert CHECKPOINT_ENTRY_DTYPE.itemsize == ENTRY_BYTES
 
 FROM_QUEUE = 0
 FROM_RETRY = 1
 
-_ROW = Struct("<IQqBI")
+_ROW = Struct("<IQqBIB")
 
 
 class Entry(NamedTuple):
@@ -41,11 +43,33 @@ class Checkpoint:
         deadline_ms: when the invisible time is over.
         flags: `Flag.SUSPENDED` where the return of the messages doesn't count as an attempt.
         body: the entries, `CHECKPOINT_ENTRY` each.
+        attempt_id: of the call, where it gave one.
     """
 
-    __slots__ = ("acked", "body", "count", "deadline_ms", "flags", "group_id", "open", "pop_ms", "position", "replaced")
+    __slots__ = (
+        "acked",
+        "attempt_id",
+        "body",
+        "count",
+        "deadline_ms",
+        "flags",
+        "group_id",
+        "open",
+        "pop_ms",
+        "position",
+        "replaced",
+    )
 
-    def __init__(self, position: int, group_id: int, pop_ms: int, deadline_ms: int, flags: int, body: bytes) -> None:
+    def __init__(
+        self,
+        position: int,
+        group_id: int,
+        pop_ms: int,
+        deadline_ms: int,
+        flags: int,
+        body: bytes,
+        attempt_id: str = "",
+    ) -> None:
         self.position = position
         self.group_id = group_id
         self.pop_ms = pop_ms
@@ -56,6 +80,7 @@ class Checkpoint:
         self.open = (1 << self.count) - 1
         self.acked = 0
         self.replaced = 0
+        self.attempt_id = attempt_id
 
     def entry(self, index: int) -> Entry:
         """Return delivery `index`."""
@@ -85,18 +110,21 @@ class Checkpoint:
         return settled
 
     def row(self) -> bytes:
-        """Return the index row: fixed fields, the bit sets, the entries."""
+        """Return the index row: fixed fields, attempt id, the bit sets, the entries."""
         size = (self.count + 7) // 8
         sets = b"".join(bits.to_bytes(size, "little") for bits in (self.open, self.acked, self.replaced))
-        return _ROW.pack(self.group_id, self.pop_ms, self.deadline_ms, self.flags, self.count) + sets + self.body
+        attempt_id = self.attempt_id.encode()
+        head = _ROW.pack(self.group_id, self.pop_ms, self.deadline_ms, self.flags, self.count, len(attempt_id))
+        return head + attempt_id + sets + self.body
 
     @classmethod
     def from_row(cls, position: int, row: bytes) -> Checkpoint:
         """Return the checkpoint that `row` made the row of."""
-        group_id, pop_ms, deadline_ms, flags, count = _ROW.unpack_from(row)
+        group_id, pop_ms, deadline_ms, flags, count, id_len = _ROW.unpack_from(row)
         size = (count + 7) // 8
-        body_from = _ROW.size + 3 * size
-        checkpoint = cls(position, group_id, pop_ms, deadline_ms, flags, row[body_from:])
-        sets = [int.from_bytes(row[_ROW.size + i * size : _ROW.size + (i + 1) * size], "little") for i in range(3)]
+        sets_from = _ROW.size + id_len
+        attempt_id = row[_ROW.size : sets_from].decode()
+        checkpoint = cls(position, group_id, pop_ms, deadline_ms, flags, row[sets_from + 3 * size :], attempt_id)
+        sets = [int.from_bytes(row[sets_from + i * size : sets_from + (i + 1) * size], "little") for i in range(3)]
         checkpoint.open, checkpoint.acked, checkpoint.replaced = sets
         return checkpoint

@@ -15,23 +15,25 @@ from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import NamedTuple
 
-import numpy as np
 import orjson
 import structlog
 
-from pop.checkpoint import FROM_QUEUE, FROM_RETRY, Checkpoint
+from pop.checkpoint import ATTEMPT_ID_BYTES_MAX, Checkpoint
+from pop.choice import choose
+from pop.deadletters import Reason
 from pop.deadlines import Deadlines
-from pop.errors import Overloaded, RequestInvalid
-from pop.group import Group, check_group_name
+from pop.errors import GroupUnknown, Overloaded, RequestInvalid
+from pop.group import DEAD_LETTERS, Group, check_group_name
 from pop.handle import Delivery, Handles
 from pop.options import PopOptions
+from pop.order import PARKED_MAX
 from pop.poll import Poll, Taken
+from pop.settings import DEFAULTS, GroupSettings, backoff_ms
 from pop.state import PopState
 from store.errors import PositionUnknown
-from store.lightqueue import LightQueue, Start, entries_array
+from store.lightqueue import LightQueue, Start
 from store.record import (
     CHANGE_ENTRY,
-    CHECKPOINT_ENTRY_DTYPE,
     KIND_AT,
     POP_FIXED,
     REFERENCE,
@@ -44,9 +46,6 @@ from timer.options import TimerOptions
 
 logger = structlog.get_logger("pop")
 
-RESPONSE_BYTES = 3 * 1024 * 1024
-"""A pop stops at this many bytes of records, after the first: gRPC clients refuse answers above 4 MiB by default."""
-
 REFERENCES_MAX = 16_384
 """Deliveries that one record settles: 192 KiB, so that it fits into any segment, however many are due at an instant."""
 
@@ -56,7 +55,10 @@ class Outcome(Enum):
 
     OK = "done"
     INVALID_HANDLE = "this is not a handle that this node gave to this group"
-    HANDLE_EXPIRED = "the invisible time was over: the message comes, or came, back as a new attempt"
+    HANDLE_EXPIRED = (
+        "the delivery is over: its invisible time has passed, and the message comes, or came, back as a new attempt; "
+        "or its group was reset or deleted"
+    )
     ALREADY_ACKED = "the delivery was acknowledged before"
     HANDLE_REPLACED = "a change of invisible time gave a newer handle: use that one"
     INVALID_INVISIBLE_TIME = "the invisible time must be at least 0 ms and at most pop.invisible_ms_max"
@@ -102,7 +104,8 @@ class PopCore:
         self.waiting = 0
         self._deadlines = Deadlines(store.now_ms, self._expire, fire_max=timer.fire_max, tick_ms=timer.tick_ms)
         self._expire_max = timer.fire_max
-        self.state = PopState(store.log, store.queues, self._deadlines, self._arrived)
+        self.state = PopState(store.log, store.queues, self._deadlines, self._arrived, options)
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def __iter__(self) -> Iterator[Group]:
         """Yield all groups, once for each of their filters."""
@@ -119,13 +122,21 @@ class PopCore:
         """Return the group `name` on `topic_filter`; create it where it is new, to begin at `start`.
 
         Raises:
+            GroupUnknown: it is new, and `pop.groups_auto_create` is off.
             GroupInvalid, TopicInvalid: no group may be called like that; the filter breaks MQTT 5.0, 4.7.
             Overloaded, LimitExceeded: `pop.groups_max` or `store.queues_max` is reached.
         """
         group = self.state.groups.get((name, topic_filter))
-        return group if group is not None else self._create(name, topic_filter, start)
+        if group is not None:
+            return group
+        if not self.options.groups_auto_create:
+            raise GroupUnknown(
+                f"there is no group {name[:80]!r} on {topic_filter[:80]!r}: create it first, or set pop.groups_auto_create"
+            )
+        return self.create(name, topic_filter, start, DEFAULTS)
 
-    def _create(self, name: str, topic_filter: str, start: Start) -> Group:
+    def create(self, name: str, topic_filter: str, start: Start, settings: GroupSettings) -> Group:
+        """Create a group that doesn't exist. Its settings must have been checked."""
         check_group_name(name)
         if topic_filter.startswith("$"):
             _check_dead_letters(name, topic_filter)
@@ -142,10 +153,12 @@ class PopCore:
             "retry": retry.id,
             "cursor": 0 if start == "earliest" else queue.next_offset,
         }
-        self._append(Kind.GROUP_CREATED, group_id, name, properties=orjson.dumps(row))
+        if settings != DEFAULTS:
+            row["settings"] = settings.row()
+        self.append(Kind.GROUP_CREATED, group_id, name, properties=orjson.dumps(row))
         return self.state.groups[name, topic_filter]
 
-    def _append(
+    def append(
         self,
         kind: Kind,
         group_id: int,
@@ -156,67 +169,75 @@ class PopCore:
         flags: int = 0,
         properties: bytes = b"",
     ) -> int:
+        """Append a record of a group."""
         group = self.state.by_id.get(group_id)
         fixed = POP_FIXED.pack(group_id, group.epoch if group else 0, deadline_ms)
         return self.store.append(kind, fixed, name.encode(), body, properties, flags)
 
     # --- pop --------------------------------------------------------------------------------------------------------
 
-    def take(self, group: Group, messages_max: int, invisible_ms: int) -> Taken | None:
+    def take(self, group: Group, messages_max: int, invisible_ms: int, attempt_id: str = "") -> Taken | None:
         """Hand out up to `messages_max` visible messages of a group for `invisible_ms`; None where there are none.
 
-        Nothing may be answered before `Store.when_durable`: until then a crash could undo the checkpoint.
+        A call with the attempt id of an earlier one gets what that one got, as far as it is still out: for whoever doesn't know
+        whether the answer was lost. Nothing may be answered before `Store.when_durable`: until then a crash could undo the
+        checkpoint.
         """
-        room = min(messages_max, self.options.in_flight_max - group.in_flight)
-        if room <= 0 or group.visible <= 0:
+        if attempt_id:
+            again = self._again(group, attempt_id)
+            if again is not None:
+                return again
+        room = min(messages_max, group.in_flight_max - group.in_flight)
+        if room <= 0 or group.visible <= 0 or group.settings.paused:
             return None
-        body = self._choose(group, room)
-        if not body:
+        choice = choose(group, room, self.state, self.store, self.read)
+        noted = choice.noted
+        if not choice.body:
+            if choice.must_note:
+                self.append(Kind.POP_CHECKPOINT, group.id, group.name, properties=orjson.dumps(noted))
+            group.scanned = max(group.scanned, choice.scanned)
             return None
+        if attempt_id:
+            noted["attempt_id"] = attempt_id
         deadline_ms = self.store.now_ms() + invisible_ms
-        position = self._append(Kind.POP_CHECKPOINT, group.id, group.name, body, deadline_ms=deadline_ms)
+        properties = orjson.dumps(noted) if noted else b""
+        position = self.append(
+            Kind.POP_CHECKPOINT, group.id, group.name, choice.body, deadline_ms=deadline_ms, properties=properties
+        )
         checkpoint = self.state.checkpoints[position]
         self.counters.handed_out += checkpoint.count
-        records = [self._read(entry.position, entry.size) for entry in checkpoint.entries()]
+        known = choice.records
+        records = [
+            known[entry.position] if entry.position in known else self.read(entry.position, entry.size)
+            for entry in checkpoint.entries()
+        ]
         if None in records:
             self._bury(group, checkpoint, [index for index, data in enumerate(records) if data is None])
         return Taken(checkpoint, records)
 
-    def _append_references(self, kind: Kind, group: Group, references: list[bytes], flags: int = 0) -> None:
-        for at in range(0, len(references), REFERENCES_MAX):
-            self._append(kind, group.id, group.name, b"".join(references[at : at + REFERENCES_MAX]), flags=flags)
+    def _again(self, group: Group, attempt_id: str) -> Taken | None:
+        """Return what is still out of what an earlier call with this attempt id took."""
+        checkpoint = self.state.checkpoints.get(group.attempt_ids.get(attempt_id, -1))
+        if checkpoint is None or checkpoint.deadline_ms <= self.store.now_ms():
+            return None
+        open_indexes = set(checkpoint.open_indexes())
+        records = [
+            self.read(entry.position, entry.size) if index in open_indexes else None
+            for index, entry in enumerate(checkpoint.entries())
+        ]
+        return Taken(checkpoint, records)
 
-    def _choose(self, group: Group, room: int) -> bytes:
-        """Return the entries of the next messages: new ones and retries in turn, so that neither waits for the other."""
-        new, retries = group.visible_new, group.visible_retries
-        retries_first = group.retry_turn
-        if new > 0 and retries > 0:
-            share = room // 2 + (room % 2 if group.retry_turn else 0)
-            retries = min(retries, max(share, room - new))
-            group.retry_turn = not group.retry_turn
-        retries = min(retries, room)
-        taken = [self._fresh(group, room - retries), _checkpoint_entries(group.retry, group.retry_cursor, retries, FROM_RETRY)]
-        if retries_first:
-            taken.reverse()  # large messages fill an answer with what comes first: that, too, is in turn
-        entries = np.concatenate(taken)
-        if not len(entries):
-            return b""
-        fitting = int(np.searchsorted(np.cumsum(entries["size"], dtype=np.int64), RESPONSE_BYTES, side="right"))
-        return entries[: max(fitting, 1)].tobytes()
+    def append_references(
+        self, kind: Kind, group: Group, references: list[bytes], *, flags: int = 0, properties: bytes = b""
+    ) -> None:
+        """Append records of a group that settle deliveries: as many as they need. The first has the properties."""
+        for at in range(0, max(len(references), 1), REFERENCES_MAX):
+            body = b"".join(references[at : at + REFERENCES_MAX])
+            self.append(kind, group.id, group.name, body, flags=flags, properties=properties)
+            properties = b"" if kind is Kind.GROUP_OFFSET_RESET else properties
 
-    def _fresh(self, group: Group, count: int) -> np.ndarray[tuple[int], np.dtype[np.void]]:
-        """Return up to `count` messages that were never handed out. What retention has given up is passed over for good."""
-        while True:
-            entries = _checkpoint_entries(group.queue, group.cursor, count, FROM_QUEUE)
-            expired = entries["position"] < self.store.retention.expires_before
-            if not expired.any():
-                return entries
-            gone = [bool(old) and self.store.is_expired(int(at)) for old, at in zip(expired, entries["position"], strict=True)]
-            if not all(gone):
-                return np.delete(entries, np.flatnonzero(gone))
-            group.cursor = int(entries["offset"][-1]) + 1
-
-    def _read(self, position: int, size: int) -> bytes | None:
+    def read(self, position: int, size: int) -> bytes | None:
+        """Return the record of a message; None where it can't be read any more."""
         try:
             data = self.store.read(position, size)
         except PositionUnknown:
@@ -229,30 +250,44 @@ class PopCore:
         self._dead_letters(group)
         references = [REFERENCE.pack(checkpoint.position, index) for index in indexes]
         logger.error("message.unreadable", group=group.name, filter=group.filter, checkpoint=checkpoint.position)
-        self._append_references(Kind.POP_DEAD_LETTER, group, references)
+        self._append_dead_letters(group, references, Reason.UNREADABLE)
+
+    def _append_dead_letters(self, group: Group, references: list[bytes], reason: Reason) -> None:
+        properties = orjson.dumps({"reason": reason.name.lower()})
+        self.append_references(Kind.POP_DEAD_LETTER, group, references, properties=properties)
         self.counters.dead_lettered += len(references)
 
     # --- long polls -------------------------------------------------------------------------------------------------
 
-    async def pop(self, group: Group, messages_max: int, invisible_ms: int, wait_ms: int) -> Taken | None:
+    async def pop(self, group: Group, messages_max: int, invisible_ms: int, wait_ms: int, attempt_id: str = "") -> Taken | None:
         """As `take`, but wait up to `wait_ms` for the first message. A call that is cancelled takes nothing.
 
         Raises:
             Overloaded: `pop.waiters_max` calls wait already.
+            GroupUnknown: the group was deleted.
+            RequestInvalid: the attempt id is too long.
         """
-        taken = self.take(group, messages_max, invisible_ms) if not group.polls else None
+        if len(attempt_id.encode()) > ATTEMPT_ID_BYTES_MAX:
+            raise RequestInvalid(f"attempt_id has more than {ATTEMPT_ID_BYTES_MAX} bytes")
+        taken = None
+        if not group.polls or attempt_id in group.attempt_ids:
+            taken = self.take(group, messages_max, invisible_ms, attempt_id)
+            while taken is None and wait_ms <= 0 and self._may_look_on(group):
+                await asyncio.sleep(0)
+                taken = self.take(group, messages_max, invisible_ms, attempt_id)
         if taken is not None or wait_ms <= 0:
             return taken
         if self.waiting >= self.options.waiters_max:
             self.counters.refused += 1
             raise Overloaded(f"{self.waiting} pops are waiting on this node, which is the limit: see pop.waiters_max")
-        poll = Poll(asyncio.get_running_loop().create_future(), messages_max, invisible_ms)
+        poll = Poll(asyncio.get_running_loop().create_future(), messages_max, invisible_ms, attempt_id)
         group.polls.append(poll)
         self.waiting += 1
+        self._look_on(group)
         try:
             await asyncio.wait((poll.future,), timeout=wait_ms / 1000)
         except asyncio.CancelledError:
-            if poll.future.done():
+            if poll.future.done() and poll.future.exception() is None:
                 self.release(poll.future.result().checkpoint)
             raise
         finally:
@@ -269,18 +304,38 @@ class PopCore:
         """Give what is visible to the polls that wait, oldest first."""
         while group.polls and group.visible > 0:
             poll = group.polls[0]
-            taken = self.take(group, poll.messages_max, poll.invisible_ms)
+            taken = self.take(group, poll.messages_max, poll.invisible_ms, poll.attempt_id)
             if taken is None:
-                return  # the in-flight limit
+                self._look_on(group)
+                return
             group.polls.popleft()
             poll.future.set_result(taken)
 
+    def _may_look_on(self, group: Group) -> bool:
+        """Return whether another `take` may find something, though the last has found nothing."""
+        if not group.looks or group.settings.paused or group.in_flight >= group.in_flight_max:
+            return False
+        is_full = group.order is not None and group.order.parked >= PARKED_MAX
+        return not is_full and group.scanned < group.queue.committed_offset
+
+    def _look_on(self, group: Group) -> None:
+        """Let a group with polls that wait look further, in a later turn: one look is bounded."""
+        if self._loop is not None and group.polls and not group.looking and self._may_look_on(group):
+            group.looking = True
+            self._loop.call_soon(self._look_again, group)
+
+    def _look_again(self, group: Group) -> None:
+        group.looking = False
+        if self._loop is not None:
+            self.serve(group)
+
     def release(self, checkpoint: Checkpoint) -> None:
         """Return what is open of a checkpoint that never reached its consumer: visible at once, and not an attempt."""
-        group = self.state.by_id[checkpoint.group_id]
         references = [REFERENCE.pack(checkpoint.position, index) for index in checkpoint.open_indexes()]
-        self._append_references(Kind.POP_REVIVED, group, references, Flag.SUSPENDED)
-        self.counters.revived += len(references)
+        if references:
+            group = self.state.by_id[checkpoint.group_id]
+            self.append_references(Kind.POP_REVIVED, group, references, flags=Flag.SUSPENDED)
+            self.counters.revived += len(references)
 
     # --- ack and change ---------------------------------------------------------------------------------------------
 
@@ -289,6 +344,28 @@ class PopCore:
 
         Nothing may be answered before `Store.when_durable`.
         """
+        outcomes, chosen = self._settled(name, handles)
+        for group_id, references in chosen.items():
+            self.append_references(Kind.POP_ACK, self.state.by_id[group_id], references)
+            self.counters.acked += len(references)
+            self.serve(self.state.by_id[group_id])
+        return outcomes
+
+    def give_up(self, name: str, handles: list[str]) -> list[Outcome]:
+        """Put deliveries of the group `name` among its dead letters: their consumer knows that it will never succeed.
+
+        Return an outcome for each handle, in order. Nothing may be answered before `Store.when_durable`.
+        """
+        outcomes, chosen = self._settled(name, handles)
+        for group_id, references in chosen.items():
+            group = self.state.by_id[group_id]
+            self._dead_letters(group)
+            self._append_dead_letters(group, references, Reason.FORWARDED)
+            self.serve(group)
+        return outcomes
+
+    def _settled(self, name: str, handles: list[str]) -> tuple[list[Outcome], dict[int, list[bytes]]]:
+        """Judge handles; return the outcomes, and what may be settled by group."""
         outcomes = []
         chosen: dict[int, list[bytes]] = {}
         taken: set[tuple[int, int]] = set()
@@ -299,11 +376,7 @@ class PopCore:
                 assert delivery is not None
                 taken.add((delivery.checkpoint, delivery.index))
                 chosen.setdefault(delivery.group_id, []).append(REFERENCE.pack(delivery.checkpoint, delivery.index))
-        for group_id, references in chosen.items():
-            self._append_references(Kind.POP_ACK, self.state.by_id[group_id], references)
-            self.counters.acked += len(references)
-            self.serve(self.state.by_id[group_id])
-        return outcomes
+        return outcomes, chosen
 
     def change_invisible(self, name: str, changes: list[Change]) -> list[tuple[Outcome, str]]:
         """Move the deadline of deliveries to `invisible_ms` from now; return the outcome and the new handle of each.
@@ -335,7 +408,7 @@ class PopCore:
         for delivery in deliveries:
             entry = self.state.checkpoints[delivery.checkpoint].entry(delivery.index)
             entries.append(CHANGE_ENTRY.pack(delivery.checkpoint, delivery.index, *entry))
-        position = self._append(
+        position = self.append(
             Kind.POP_INVISIBLE_CHANGED,
             group_id,
             self.state.by_id[group_id].name,
@@ -369,20 +442,17 @@ class PopCore:
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Revive by itself from now on; first what became due while nobody ran."""
+        self._loop = loop
         self._deadlines.start(loop)
 
     def stop(self) -> None:
         """Revive nothing any more."""
+        self._loop = None
         self._deadlines.stop()
 
     def fire_due(self) -> bool:
         """Revive what is due now, one portion; return whether more may be due. For a clock that is moved by hand."""
         return self._deadlines.fire_due()
-
-    def backoff_ms(self, attempt: int) -> int:
-        """Return how long after its deadline a message whose attempt `attempt` failed becomes visible again."""
-        backoff = self.options.retry_backoff_ms
-        return backoff[min(attempt, len(backoff)) - 1] if backoff else 0
 
     def _expire(self, checkpoints: list[Checkpoint]) -> None:
         now_ms = self.store.now_ms()
@@ -390,6 +460,7 @@ class PopCore:
         dead: dict[int, list[bytes]] = {}
         room = self._expire_max
         for checkpoint in checkpoints:
+            group = self.state.by_id[checkpoint.group_id]
             if room <= 0:  # of deliveries, each of which costs: the rest is due still, and next
                 self._deadlines.schedule(checkpoint.deadline_ms, checkpoint)
                 continue
@@ -398,44 +469,34 @@ class PopCore:
             for index in checkpoint.open_indexes():
                 attempt = checkpoint.entry(index).attempt
                 counts = not checkpoint.suspended
-                due_ms = checkpoint.deadline_ms + (self.backoff_ms(attempt) if counts else 0)
+                is_last = counts and attempt >= group.attempts_max
+                due_ms = checkpoint.deadline_ms
+                if counts and not is_last:
+                    due_ms += backoff_ms(group.backoff, attempt)
                 if due_ms > now_ms:
                     again_ms = min(again_ms or due_ms, due_ms)
                     continue
-                ended = dead if counts and attempt >= self.options.attempts_max else revived
+                ended = dead if is_last else revived
                 ended.setdefault(checkpoint.group_id, []).append(REFERENCE.pack(checkpoint.position, index))
                 self.counters.revive_late_ms_max = max(self.counters.revive_late_ms_max, now_ms - due_ms)
             if again_ms:
                 self._deadlines.schedule(again_ms, checkpoint)
         for group_id, references in revived.items():
-            self._append_references(Kind.POP_REVIVED, self.state.by_id[group_id], references)
+            self.append_references(Kind.POP_REVIVED, self.state.by_id[group_id], references)
             self.counters.revived += len(references)
         for group_id, references in dead.items():
             group = self.state.by_id[group_id]
             self._dead_letters(group)
-            self._append_references(Kind.POP_DEAD_LETTER, group, references)
-            self.counters.dead_lettered += len(references)
+            self._append_dead_letters(group, references, Reason.ATTEMPTS_EXHAUSTED)
             self.serve(group)  # there is room again below the in-flight limit
 
     def _dead_letters(self, group: Group) -> LightQueue:
-        return self.store.queues.declare(f"$dlq/{group.name}", f"group:{group.id}")
-
-
-def _checkpoint_entries(queue: LightQueue, offset: int, count: int, source: int) -> np.ndarray[tuple[int], np.dtype[np.void]]:
-    """Return checkpoint entries for the next `count` entries of a queue from `offset` on."""
-    offset, found = queue.read_from(offset, count)
-    entries = entries_array(found)
-    chosen = np.zeros(len(entries), dtype=CHECKPOINT_ENTRY_DTYPE)
-    chosen["position"], chosen["size"] = entries["position"], entries["size"]
-    chosen["offset"] = np.arange(offset, offset + len(entries))
-    chosen["attempt"] = entries["aux"] + 1 if source == FROM_RETRY else 1
-    chosen["source"] = source
-    return chosen
+        return self.store.queues.declare(DEAD_LETTERS + group.name, f"group:{group.id}")
 
 
 def _check_dead_letters(name: str, topic_filter: str) -> None:
     """Raise RequestInvalid or GroupInvalid unless the group `name` may pop `topic_filter`, which starts with '$'."""
-    if not topic_filter.startswith("$dlq/"):
+    if not topic_filter.startswith(DEAD_LETTERS):
         raise RequestInvalid(f"the filter {topic_filter[:80]!r} can't be popped: of '$' topics only $dlq/GROUP can")
-    if check_group_name(topic_filter.removeprefix("$dlq/")) == name:
+    if check_group_name(topic_filter.removeprefix(DEAD_LETTERS)) == name:
         raise RequestInvalid(f"the group {name!r} can't pop its own dead letters: what fails again would come back for ever")

@@ -31,6 +31,9 @@ class Damages:
     def __bool__(self) -> bool:
         return bool(self._starts)
 
+    def __len__(self) -> int:
+        return len(self._starts)
+
     def add(self, start: int, end: int) -> None:
         """Add a range, which is behind all that are known."""
         self._starts.append(start)

@@ -21,6 +21,30 @@ class RequestInvalid(PopError):
     """Raised for a number that is negative or out of bounds in a request. A client hears it of every call that is wrong."""
 
 
+class ExpressionInvalid(RequestInvalid):
+    """Raised for a filter on delivery that can't be read. The message tells what is wrong, and at which character."""
+
+
+class GroupUnknown(PopError):
+    """Raised when a group is named that doesn't exist, or was deleted while a call waited for its messages."""
+
+
+class GroupExists(PopError):
+    """Raised when a group is to be created that exists, with other settings."""
+
+
+class GroupBusy(PopError):
+    """Raised when a change needs a group at rest, or a queue that is filled. The message says what to wait for."""
+
+
+class NotAuthenticated(PopError):
+    """Raised when a call carries no token or certificate that the node knows."""
+
+
+class NotPermitted(PopError):
+    """Raised when whoever calls may not do that with this group or topic."""
+
+
 class Overloaded(PopError):
     """Raised when a bound of the node is reached. The message names the option that holds it; try again later."""
 

@@ -76,6 +76,10 @@ class PopOptions:
         minimum=1,
         maximum=1_000_000,
     )
+    groups_auto_create: bool = option(
+        True,
+        "Whether a pop creates the group that it names. Where it doesn't, groups are created by the API or the command line.",
+    )
     message_bytes_max: int = option(
         4 * MIB,
         "Bytes of one message sent: topic, properties and body together.",

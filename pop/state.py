@@ -4,7 +4,7 @@
 reads it again. So live traffic and recovery can't come to different ends.
 
 Rows of the index: key b"G", group id u32 big-endian, value `Group.row`; key b"C", position of the checkpoint u64
-big-endian, value `Checkpoint.row`.
+big-endian, value `Checkpoint.row`; and those of `pop.order` and `pop.deadletters`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from struct import Struct
+from typing import Any
 
 import numpy as np
 import orjson
@@ -19,15 +20,28 @@ import structlog
 
 from pop.checkpoint import FROM_RETRY, Checkpoint
 from pop.damages import Damages
+from pop.deadletters import DeadLetter, DeadLetters, Reason
 from pop.deadlines import Deadlines
 from pop.group import Group
+from pop.options import PopOptions
+from pop.order import NO_KEY, Parked, delete_order
+from pop.settings import GroupSettings
 from store.commitlog import CommitLog
 from store.errors import QueueUnknown
 from store.index import Batch, Index, Space
 from store.lightqueue import ENTRY, ENTRY_BYTES, LightQueue
 from store.part import Apply
 from store.queues import Queues
-from store.record import CHANGE_ENTRY, CHECKPOINT_ENTRY_DTYPE, POP_FIXED, REFERENCE, Flag, Kind, Record
+from store.record import (
+    CHANGE_ENTRY,
+    CHECKPOINT_ENTRY_DTYPE,
+    POP_FIXED,
+    REFERENCE,
+    TIMER_ENTRY,
+    Flag,
+    Kind,
+    Record,
+)
 
 logger = structlog.get_logger("pop")
 
@@ -52,11 +66,20 @@ class PopState:
         queues: where groups read, and where what is revived goes.
         deadlines: gets each checkpoint that opens, and is told of each that is settled.
         arrived: called with a group when something that it can see was committed.
+        options: what holds for a group where nothing was set for it.
     """
 
-    def __init__(self, log: CommitLog, queues: Queues, deadlines: Deadlines, arrived: Callable[[Group], None]) -> None:
+    def __init__(
+        self,
+        log: CommitLog,
+        queues: Queues,
+        deadlines: Deadlines,
+        arrived: Callable[[Group], None],
+        options: PopOptions,
+    ) -> None:
         self._log = log
         self._queues = queues
+        self._options = options
         self._deadlines = deadlines
         self._arrived = arrived
         self.groups: dict[tuple[str, str], Group] = {}
@@ -70,16 +93,25 @@ class PopState:
         self._groups_changed: set[int] = set()
         self._checkpoints_changed: set[int] = set()
         self._checkpoints_new: set[int] = set()
+        self._groups_deleted: list[int] = []
+        self._orders_deleted: set[int] = set()
+        self._dead_letters_deleted: set[int] = set()
+        """Ids of the `$dlq/` queues that go."""
         self._damages = Damages()
+        self.dead_letters = DeadLetters()
 
     def applies(self) -> Mapping[Kind, Apply]:
         return {
             Kind.GROUP_CREATED: self._apply_created,
+            Kind.GROUP_CHANGED: self._apply_settings,
+            Kind.GROUP_OFFSET_RESET: self._apply_reset,
+            Kind.GROUP_DELETED: self._apply_deleted,
             Kind.POP_CHECKPOINT: self._apply_checkpoint,
             Kind.POP_ACK: self._apply_ack,
             Kind.POP_INVISIBLE_CHANGED: self._apply_changed,
             Kind.POP_REVIVED: self._apply_revived,
             Kind.POP_DEAD_LETTER: self._apply_dead_letter,
+            Kind.DEAD_LETTER_REDRIVEN: self._apply_redriven,
             Kind.DAMAGED: self._apply_damaged,
         }
 
@@ -99,40 +131,132 @@ class PopState:
         self._install(group_id, {"name": row["group"], "epoch": 0, "retry_cursor": 0, **row})
         self._groups_changed.add(group_id)
 
-    def _install(self, group_id: int, row: dict[str, object]) -> None:
-        name, topic_filter = str(row["name"]), str(row["filter"])
-        queues = self._queues
-        group = Group(group_id, name, topic_filter, queues.get(int(str(row["queue"]))), queues.get(int(str(row["retry"]))))
-        group.cursor, group.retry_cursor = int(str(row["cursor"])), int(str(row["retry_cursor"]))
-        group.epoch = int(str(row["epoch"]))
-        group.expected = int(str(row.get("expected", group.cursor)))
-        group.frozen = bool(row.get("frozen", False))
+    def _install(self, group_id: int, row: dict[str, Any]) -> Group:
+        name, topic_filter = row["name"], row["filter"]
+        queue, retry = self._queues.get(row["queue"]), self._queues.get(row["retry"])
+        settings = GroupSettings.from_row(row.get("settings", {}))
+        group = Group(group_id, name, topic_filter, queue, retry, settings, self._options)
+        group.cursor = group.scanned = row["cursor"]
+        group.retry_cursor = row["retry_cursor"]
+        group.epoch = row["epoch"]
+        group.expected = row.get("expected", group.cursor)
+        group.frozen = row.get("frozen", False)
+        group.dead = row.get("dead", 0)
         self.by_id[group_id] = self.groups[name, topic_filter] = group
         self.next_id = max(self.next_id, group_id + 1)
 
         def arrived(_queue: LightQueue, _offset: int, _entries: bytes) -> None:
             self._arrived(group)
 
+        group.watcher = arrived
         group.queue.watchers.append(arrived)
         group.retry.watchers.append(arrived)
+        return group
+
+    def _apply_settings(self, record: Record) -> None:
+        group = self._group_of(record)
+        if group is not None:
+            was_fifo = group.order is not None
+            group.configure(GroupSettings.from_row(orjson.loads(record.properties)["settings"]), self._options)
+            if was_fifo and group.order is None:
+                self._orders_deleted.add(group.id)
+            self._groups_changed.add(group.id)
+
+    def _apply_reset(self, record: Record) -> None:
+        """Begin elsewhere. The first record of a reset tells where; each settles the deliveries that it names."""
+        group = self._group_of(record)
+        if group is None:
+            return
+        if record.properties:
+            row = orjson.loads(record.properties)
+            group.cursor = group.scanned = group.expected = row["cursor"]
+            if self._damages:
+                group.cursor = group.scanned = min(group.cursor, group.queue.next_offset)
+            group.retry_cursor = min(row["retry_cursor"], group.retry.next_offset)
+            group.frozen = False
+            group.epoch += 1
+            if group.order is not None:
+                group.order.clear()
+        self._settle_all(record, group)
+        self._groups_changed.add(group.id)
+
+    def _apply_deleted(self, record: Record) -> None:
+        group = self._group_of(record)
+        if group is None:
+            return
+        self._settle_all(record, group)
+        if group.in_flight:
+            return  # another record with the rest follows; if a crash cut it off, the group is still there
+        del self.by_id[group.id]
+        del self.groups[group.name, group.filter]
+        assert group.watcher is not None
+        group.queue.watchers.remove(group.watcher)
+        group.retry.watchers.remove(group.watcher)
+        self._groups_changed.discard(group.id)
+        self._groups_deleted.append(group.id)
+        self._orders_deleted.add(group.id)
+        dead_letters = self._queues.find(f"$dlq/{group.name}")
+        if dead_letters is not None and dead_letters.owners <= {f"group:{group.id}"}:
+            self._dead_letters_deleted.add(dead_letters.id)
+
+    def _settle_all(self, record: Record, group: Group) -> None:
+        for position, index in REFERENCE.iter_unpack(record.body):
+            checkpoint = self._open_delivery(record, position, index)
+            if checkpoint is not None:
+                self._close(checkpoint, index)
+                group.in_flight -= 1
 
     def _apply_checkpoint(self, record: Record) -> None:
         group_id, _, deadline_ms = POP_FIXED.unpack(record.fixed)
         group = self._group_of(record)
         if group is None:
             return
+        noted = orjson.loads(record.properties) if record.properties else {}
         entries = np.frombuffer(record.body, dtype=CHECKPOINT_ENTRY_DTYPE)
         retries = entries["source"] == FROM_RETRY
-        if self._damages:
+        if "cursor" in noted:
+            self._apply_looked(group, entries, retries, noted)
+        elif self._damages:
             self._damages.advance(group, entries[~retries], entries[retries])
         else:
             if not retries.all():
                 group.cursor = int(entries["offset"][~retries].max()) + 1
             if retries.any():
                 group.retry_cursor = int(entries["offset"][retries].max()) + 1
+        group.scanned = max(group.scanned, group.cursor)
         group.in_flight += len(entries)
         self._groups_changed.add(group_id)
-        self._open(Checkpoint(record.position, group_id, record.store_ms, deadline_ms, record.flags, record.body))
+        if not len(entries):
+            return
+        attempt_id = noted.get("attempt_id", "")
+        checkpoint = Checkpoint(record.position, group_id, record.store_ms, deadline_ms, record.flags, record.body, attempt_id)
+        self._open(checkpoint)
+        if attempt_id:
+            group.attempt_ids[attempt_id] = record.position
+
+    def _apply_looked(self, group: Group, entries: Any, retries: Any, noted: dict[str, Any]) -> None:
+        """Move the cursors of a group that looks at each message: the record says how far it has looked."""
+        if self._damages:
+            # How many of the messages that were passed over are gone can't be told: a record from before the damage was
+            # mended doesn't move the cursor. One from after it knows of the damage.
+            if noted.get("mended", 0) == len(self._damages):
+                group.cursor = noted["cursor"]
+            self._damages.advance(group, entries[:0], entries[retries])
+        else:
+            group.cursor = noted["cursor"]
+            if retries.any():
+                group.retry_cursor = int(entries["offset"][retries].max()) + 1
+        order = group.order
+        if order is not None:
+            for offset, position, size, key in noted.get("parked", ()):
+                order.park(Parked(offset, position, size, key))
+            for position, key in zip(entries["position"].tolist(), noted.get("keys", ()), strict=False):
+                order.hold(position, key)
+
+    @property
+    def mended(self) -> int:
+        """How many damaged ranges of the log are known: what a group that looks at each message notes beside its cursor."""
+        return len(self._damages)
 
     def _apply_changed(self, record: Record) -> None:
         group_id, _, deadline_ms = POP_FIXED.unpack(record.fixed)
@@ -159,6 +283,9 @@ class PopState:
             if checkpoint is None:
                 continue
             checkpoint.acked |= 1 << index
+            if group.order is not None:
+                group.order.free(checkpoint.entry(index).position)
+                self._groups_changed.add(group.id)
             self._close(checkpoint, index)
             group.in_flight -= 1
 
@@ -185,14 +312,48 @@ class PopState:
         if dead_letters is None:
             self._skip(record, "queue", f"$dlq/{group.name}")  # they stay open, and end there when they expire again
             return
+        reason = orjson.loads(record.properties)["reason"] if record.properties else Reason.ATTEMPTS_EXHAUSTED.name.lower()
         for position, index in REFERENCE.iter_unpack(record.body):
             checkpoint = self._open_delivery(record, position, index)
             if checkpoint is None:
                 continue
             entry = checkpoint.entry(index)
+            offset = dead_letters.next_offset
             self._queues.append_to(dead_letters, entry.position, entry.size, entry.attempt)
+            letter = DeadLetter(
+                dead_letters.id,
+                entry.position,
+                group.id,
+                offset,
+                entry.size,
+                entry.attempt,
+                Reason[reason.upper()],
+                record.store_ms,
+            )
+            self.dead_letters.add(letter)
+            group.dead += 1
+            if group.order is not None:
+                group.order.free(entry.position)
             self._close(checkpoint, index)
             group.in_flight -= 1
+        self._groups_changed.add(group.id)
+
+    def _apply_redriven(self, record: Record) -> None:
+        group = self._group_of(record)
+        dead_letters = self._queues.find(f"$dlq/{group.name}") if group is not None else None
+        if group is None or dead_letters is None:
+            return
+        keys = orjson.loads(record.properties)["keys"] if record.properties else []
+        for number, (position, size) in enumerate(TIMER_ENTRY.iter_unpack(record.body)):
+            self.dead_letters.remove((dead_letters.id, position, group.id))
+            group.dead -= 1
+            key = keys[number] if keys else NO_KEY
+            if group.order is not None and key != NO_KEY:
+                # Before all that its message group has waiting, but not beside what that has in flight.
+                group.order.park(Parked(0, position, size, key))
+            else:
+                self._queues.append_to(group.retry, position, size, 0)
+        self._groups_changed.add(group.id)
 
     # --- what `millrace repair` left: references to records that are gone ---------------------------------------------
 
@@ -245,6 +406,10 @@ class PopState:
         self._checkpoints_changed.add(checkpoint.position)
         if not checkpoint.open:
             del self.checkpoints[checkpoint.position]
+            if checkpoint.attempt_id:
+                attempt_ids = self.by_id[checkpoint.group_id].attempt_ids
+                if attempt_ids.get(checkpoint.attempt_id) == checkpoint.position:
+                    del attempt_ids[checkpoint.attempt_id]
             self._deadlines.settled(checkpoint)
             self.settled[checkpoint.position] = checkpoint.without_entries()
             if len(self.settled) > SETTLED_REMEMBERED:
@@ -268,24 +433,43 @@ class PopState:
                 yield from _entries_between(dead_letters, 0, self._log.start, before)
 
     def load(self, index: Index) -> None:
+        self.dead_letters.load(index)
         for key, value in index.rows(bytes(Space.GROUP)):
             group_id, row = _GROUP_KEY.unpack(key)[1], orjson.loads(value)
             if group_id == DAMAGES_ROW:
                 self._damages = Damages(row)
             else:
-                self._install(group_id, row)
+                group = self._install(group_id, row)
+                if group.order is not None:
+                    group.order.load(index, group_id)
         for key, value in index.rows(bytes(Space.CHECKPOINT)):
             checkpoint = Checkpoint.from_row(_CHECKPOINT_KEY.unpack(key)[1], value)
             self._open(checkpoint)
-            self.by_id[checkpoint.group_id].in_flight += checkpoint.open.bit_count()
+            group = self.by_id[checkpoint.group_id]
+            group.in_flight += checkpoint.open.bit_count()
+            if checkpoint.attempt_id:
+                group.attempt_ids[checkpoint.attempt_id] = checkpoint.position
         self._checkpoints_changed.clear()
         self._checkpoints_new.clear()
 
     def save(self, batch: Batch) -> None:
         if self._damages.changed:
             batch.put(_GROUP_KEY.pack(Space.GROUP, DAMAGES_ROW), self._damages.row())
+        for group_id in self._groups_deleted:
+            batch.delete(_GROUP_KEY.pack(Space.GROUP, group_id))
+        for group_id in self._orders_deleted:
+            delete_order(batch, group_id)
         for group_id in self._groups_changed:
-            batch.put(_GROUP_KEY.pack(Space.GROUP, group_id), self.by_id[group_id].row())
+            group = self.by_id[group_id]
+            batch.put(_GROUP_KEY.pack(Space.GROUP, group_id), group.row())
+            if group.order is not None:
+                group.order.save(batch, group_id)
+        self.dead_letters.save(batch)
+        for queue_id in self._dead_letters_deleted:
+            self.dead_letters.delete_queue(batch, queue_id)
+        self._groups_deleted.clear()
+        self._orders_deleted.clear()
+        self._dead_letters_deleted.clear()
         for position in self._checkpoints_changed:
             checkpoint = self.checkpoints.get(position)
             if checkpoint is not None:

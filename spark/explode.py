@@ -30,7 +30,14 @@ ends has the kind of the record that ended it."""
 HANDING = (Kind.POP_CHECKPOINT, Kind.POP_INVISIBLE_CHANGED)
 """Kinds whose entries begin a delivery."""
 
-SETTLING = (Kind.POP_ACK, Kind.POP_INVISIBLE_CHANGED, Kind.POP_REVIVED, Kind.POP_DEAD_LETTER)
+SETTLING = (
+    Kind.POP_ACK,
+    Kind.POP_INVISIBLE_CHANGED,
+    Kind.POP_REVIVED,
+    Kind.POP_DEAD_LETTER,
+    Kind.GROUP_OFFSET_RESET,
+    Kind.GROUP_DELETED,
+)
 """Kinds whose entries end a delivery."""
 
 

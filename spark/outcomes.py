@@ -18,10 +18,12 @@ _OUTCOME_OF_KIND = {
     Kind.POP_REVIVED: Outcome.REVIVED,
     Kind.POP_INVISIBLE_CHANGED: Outcome.EXTENDED,
     Kind.POP_DEAD_LETTER: Outcome.DEAD_LETTERED,
+    Kind.GROUP_OFFSET_RESET: Outcome.VOIDED,
+    Kind.GROUP_DELETED: Outcome.VOIDED,
 }
 
-_KIND_BITS = 4
-"""An end is packed as `at_ms << 4 | kind`, so that one `min` finds the earliest and its kind."""
+_KIND_BITS = 5
+"""An end is packed as `at_ms << 5 | kind`, so that one `min` finds the earliest and its kind."""
 
 _ENDS = (Kind.POP_ACK, *_OUTCOME_OF_KIND)
 assert max(_ENDS) < 1 << _KIND_BITS

@@ -17,6 +17,7 @@ OUTCOME_TITLES = {
     Outcome.REVIVED: "revived",
     Outcome.EXTENDED: "extended",
     Outcome.DEAD_LETTERED: "dead",
+    Outcome.VOIDED: "voided",
     Outcome.IN_FLIGHT: "in flight",
     Outcome.LOST: "lost",
 }

@@ -26,6 +26,8 @@ class Outcome(StrEnum):
     EXTENDED = "extended"
     """A change of invisible time ended it and began another delivery of the same message."""
     DEAD_LETTERED = "dead_lettered"
+    VOIDED = "voided"
+    """An operator reset its group's offset, or deleted the group."""
     IN_FLIGHT = "in_flight"
     """Nothing followed yet, and its deadline plus the grace is not over."""
     LOST = "lost"

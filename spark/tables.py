@@ -22,7 +22,7 @@ ARROW_TYPES = {
     "binary": pa.binary(),
 }
 
-POP_KINDS = (*sorted({*HANDING, *SETTLING}), Kind.GROUP_CREATED, Kind.GROUP_OFFSET_RESET)
+POP_KINDS = (*sorted({*HANDING, *SETTLING}), Kind.GROUP_CREATED, Kind.GROUP_CHANGED, Kind.DEAD_LETTER_REDRIVEN)
 
 KIND_NAMES = [f"KIND_{number}" for number in range(256)]
 """What the column `kind` holds: the name in `store.record.Kind`; a kind that this version doesn't know is KIND_<number>."""

@@ -40,7 +40,7 @@ DIRECTORY = "index"
 DISCARDED = "index.discarded"
 """What an index is renamed to before it is deleted, so that half of one is never opened."""
 
-FORMAT = 3
+FORMAT = 4
 """Version of the key and value formats. Another one is not read: a start rebuilds the index."""
 
 MEMTABLE_BYTES = 64 * 1024 * 1024
@@ -65,6 +65,9 @@ class Space(bytes, Enum):
     ENTRIES = b"Q"
     GROUP = b"G"
     CHECKPOINT = b"C"
+    ORDER = b"O"
+    DEAD = b"D"
+    TRANSACTION = b"X"
     TIMER = b"T"
     RETAINED = b"R"
     SESSION = b"S"

@@ -191,6 +191,10 @@ class Queues:
             raise QueueUnknown(f"no light queue has the id {queue_id}")
         return queue
 
+    def is_filling(self, queue: LightQueue) -> bool:
+        """Return whether a queue doesn't have all yet that the log had before it."""
+        return queue.id in self._fillings
+
     def find(self, topic_filter: str, start: Start = "latest") -> LightQueue | None:
         """Return the durable queue of a filter and start, or None. Roots and internal queues start at `latest`."""
         return self._catalogue.find(topic_filter, start)

@@ -70,8 +70,20 @@ class Kind(IntEnum):
     """A whole older record, copied before its segment was dropped. Whoever names the old position is given this body."""
     QUEUE_FILLED = 19
     """A queue has all that the log had before it. States its next offset, by which a rebuilt queue gets the same offsets."""
+    GROUP_CHANGED = 20
+    """A group's settings, all of them, in the properties."""
+    GROUP_DELETED = 21
+    """The group is gone. Settles the deliveries in its body; as many records as they need."""
+    TRANSACTION_COMMITTED = 22
+    """Half messages are visible from here on: they go into their queues now."""
+    TRANSACTION_ROLLED_BACK = 23
+    """Half messages are never delivered."""
+    TRANSACTION_CHECKED = 24
+    """Half messages whose producers are asked for the outcome once more."""
     SNAPSHOT = 25
     """Rows of a snapshot (`store.snapshot`). Stands in files of its own, never in the log."""
+    DEAD_LETTER_REDRIVEN = 26
+    """Dead letters go back to their group, as new messages."""
 
 
 class Flag(IntFlag):
@@ -83,6 +95,8 @@ class Flag(IntFlag):
     """Not routed when it is stored: a `TIMER_FIRED` record routes it."""
     SUSPENDED = 0x10
     """On POP_INVISIBLE_CHANGED: when the time is over the message returns without counting an attempt."""
+    HALF = 0x20
+    """Half of a transaction. Not routed when it is stored: a `TRANSACTION_COMMITTED` record routes it."""
 
 
 # --- the header, twice: for one record and for a million ------------------------------------------------------------
@@ -127,6 +141,9 @@ _POP_KINDS = (
     Kind.POP_DEAD_LETTER,
     Kind.GROUP_CREATED,
     Kind.GROUP_OFFSET_RESET,
+    Kind.GROUP_CHANGED,
+    Kind.GROUP_DELETED,
+    Kind.DEAD_LETTER_REDRIVEN,
 )
 
 FIXED_BYTES: list[int] = [0] * 256
@@ -151,11 +168,16 @@ CHECKPOINT_ENTRY_DTYPE = np.dtype(
     ]
 )
 """Body of POP_CHECKPOINT, one per message handed out: the message's position and size, its offset in the queue that it
-came from (`source`: 0 the group's filter, 1 its retry queue), and which attempt this delivery is, from 1."""
+came from (`source`: 0 the group's filter, 1 its retry queue), and which attempt this delivery is, from 1.
+
+The properties, JSON, are there where there is something to say beyond the entries: `attempt_id` of the call; and of a group
+that doesn't take every message, `cursor` (offset up to which its queue was looked at), `keys` of the entries and `parked` (see
+`pop.order`). Without entries the record only says that."""
 
 REFERENCE = struct.Struct("<QI")
 REFERENCE_DTYPE = np.dtype([("checkpoint", "<u8"), ("index", "<u4")])
-"""Body of POP_ACK, POP_REVIVED and POP_DEAD_LETTER: the deliveries that the record settles."""
+"""Body of POP_ACK, POP_REVIVED, POP_DEAD_LETTER, GROUP_OFFSET_RESET and GROUP_DELETED: the deliveries that the record
+settles."""
 
 CHANGE_ENTRY = struct.Struct("<QIQQIHBB")
 CHANGE_ENTRY_DTYPE = np.dtype([*REFERENCE_DTYPE.descr, *CHECKPOINT_ENTRY_DTYPE.descr])
@@ -163,10 +185,12 @@ CHANGE_ENTRY_DTYPE = np.dtype([*REFERENCE_DTYPE.descr, *CHECKPOINT_ENTRY_DTYPE.d
 
 TIMER_ENTRY = struct.Struct("<QI")
 TIMER_ENTRY_DTYPE = np.dtype([("position", "<u8"), ("size", "<u4")])
-"""Body of TIMER_FIRED and TIMER_CANCELLED: position and size of each delayed message.
+"""Body of the kinds that name messages: TIMER_FIRED, TIMER_CANCELLED, TRANSACTION_* and DEAD_LETTER_REDRIVEN. Position and
+size of each.
 
-The properties of TIMER_FIRED are a JSON list with `[topic, tag hash]` for each of them, so that who replays the log can route
-them when their own records are gone. The topic is empty where a record could not be read: it is routed nowhere.
+The properties of TIMER_FIRED and TRANSACTION_COMMITTED are a JSON list with `[topic, tag hash]` for each of them, so that who
+replays the log can route them when their own records are gone. The topic is empty where a record could not be read: it is
+routed nowhere.
 """
 
 BODY_DTYPE: dict[Kind, np.dtype[Any]] = {
@@ -177,6 +201,12 @@ BODY_DTYPE: dict[Kind, np.dtype[Any]] = {
     Kind.POP_INVISIBLE_CHANGED: CHANGE_ENTRY_DTYPE,
     Kind.TIMER_FIRED: TIMER_ENTRY_DTYPE,
     Kind.TIMER_CANCELLED: TIMER_ENTRY_DTYPE,
+    Kind.GROUP_OFFSET_RESET: REFERENCE_DTYPE,
+    Kind.GROUP_DELETED: REFERENCE_DTYPE,
+    Kind.TRANSACTION_COMMITTED: TIMER_ENTRY_DTYPE,
+    Kind.TRANSACTION_ROLLED_BACK: TIMER_ENTRY_DTYPE,
+    Kind.TRANSACTION_CHECKED: TIMER_ENTRY_DTYPE,
+    Kind.DEAD_LETTER_REDRIVEN: TIMER_ENTRY_DTYPE,
 }
 
 for _struct, _dtype in (

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pop.core import RESPONSE_BYTES, Change, Outcome
+from pop.choice import RESPONSE_BYTES
+from pop.core import Change, Outcome
 from pop.errors import GroupInvalid, Overloaded, PopError
 from pop.options import PopOptions
 from store.errors import TopicInvalid

@@ -33,8 +33,10 @@ class Delivery:
     deadline_ms: int
     suspended: bool = False
 
-    def back_ms(self) -> int:
-        return self.deadline_ms + (0 if self.suspended else BACKOFF_MS)
+    def back_ms(self, failed: int) -> int:
+        """Return when it comes back, or is a dead letter: at once, if this was its last attempt."""
+        is_last = failed + 1 >= ATTEMPTS_MAX
+        return self.deadline_ms + (0 if self.suspended or is_last else BACKOFF_MS)
 
 
 @dataclass
@@ -50,7 +52,7 @@ class Model:
 
     def expire(self, now_ms: int) -> None:
         for handle, delivery in list(self.out.items()):
-            if delivery.back_ms() > now_ms:
+            if delivery.back_ms(self.failed[delivery.position]) > now_ms:
                 continue
             del self.out[handle]
             self.void.append(handle)

@@ -7,10 +7,11 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc.aio
 
+from pop.admin import GroupAdmin
 from pop.core import Change, Outcome, PopCore
 from pop.group import Group
 from pop.handle import Handles, load_secret
@@ -19,6 +20,7 @@ from pop.poll import Taken
 from pop.pop_pb2_grpc import PopServiceStub
 from pop.server import PopServer
 from pop.service import PopService
+from pop.settings import GroupSettings
 from store.clock import Clock, ManualClock, SystemClock
 from store.lightqueue import Start
 from store.options import MIB, HostPort, StoreOptions
@@ -70,6 +72,7 @@ class Parts:
         self.store = Store(data_dir, store_options, self.clock)
         self.delayed = DelayedMessages(self.store, timer_options)
         self.core = PopCore(self.store, Handles(load_secret(data_dir)), pop_options, timer_options)
+        self.admin = GroupAdmin(self.core)
         self.store.add_part(self.delayed)
         self.store.add_part(self.core.state)
         self.recovery: Recovery = self.store.recover()
@@ -107,6 +110,12 @@ class Parts:
         self.store.commit()
         return positions
 
+    def create(self, name: str = GROUP, topic_filter: str = FILTER, start: Start = "earliest", **settings: Any) -> Group:
+        """Create a group with settings; return it when its queue is filled."""
+        group = self.admin.create(name, topic_filter, start, GroupSettings(**settings))
+        self.settle_queues()
+        return group
+
     def group(self, name: str = GROUP, topic_filter: str = FILTER, start: Start = "earliest") -> Group:
         """Return a group whose queue is filled."""
         group = self.core.group(name, topic_filter, start)
@@ -114,10 +123,16 @@ class Parts:
         return group
 
     def pop(
-        self, messages_max: int = 100, invisible_ms: int = 10_000, *, group: str = GROUP, topic_filter: str = FILTER
+        self,
+        messages_max: int = 100,
+        invisible_ms: int = 10_000,
+        *,
+        group: str = GROUP,
+        topic_filter: str = FILTER,
+        attempt_id: str = "",
     ) -> list[Delivered]:
         """Take what is visible, as a consumer would."""
-        taken = self.core.take(self.group(group, topic_filter), messages_max, invisible_ms)
+        taken = self.core.take(self.group(group, topic_filter), messages_max, invisible_ms, attempt_id)
         self.store.commit()
         return self.delivered(taken) if taken else []
 

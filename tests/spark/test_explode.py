@@ -31,7 +31,13 @@ BODIES = {
     ),
     **{
         kind: st.lists(references.map(lambda reference: REFERENCE.pack(*reference)), max_size=5)
-        for kind in (Kind.POP_ACK, Kind.POP_REVIVED, Kind.POP_DEAD_LETTER)
+        for kind in (
+            Kind.POP_ACK,
+            Kind.POP_REVIVED,
+            Kind.POP_DEAD_LETTER,
+            Kind.GROUP_OFFSET_RESET,
+            Kind.GROUP_DELETED,
+        )
     },
 }
 POP_KINDS = [kind for kind in Kind if FIXED_BYTES[kind] == POP_FIXED.size]

@@ -35,7 +35,7 @@ def every_outcome() -> LogWriter:
     log = LogWriter(start=5_000, now_ms=1_000)
     log.group(1, "pumps", "a/#")
     log.group(2, "pumps", "b/#")
-    messages = [log.message(f"a/{number}") for number in range(9)]
+    messages = [log.message(f"a/{number}") for number in range(11)]
     log.now_ms = 10_000
     first = log.checkpoint(1, "pumps", messages, deadline_ms=40_000)
     log.now_ms = 10_100
@@ -50,6 +50,8 @@ def every_outcome() -> LogWriter:
     log.now_ms = 40_005
     log.settle(Kind.POP_REVIVED, 1, "pumps", [(first, 3), (first, 4)])
     log.settle(Kind.POP_DEAD_LETTER, 1, "pumps", [(first, 5)])
+    log.settle(Kind.GROUP_OFFSET_RESET, 1, "pumps", [(first, 9)])
+    log.settle(Kind.GROUP_DELETED, 1, "pumps", [(first, 10)])
     log.now_ms = 40_100
     log.ack(1, "pumps", [(first, 6)])  # late
     log.settle(Kind.POP_REVIVED, 1, "pumps", [(first, 1)])  # conflicts with its ack; `first, 7` is lost
@@ -84,6 +86,7 @@ def test_every_outcome_is_told_apart(found: Reconciliation) -> None:
         Outcome.REVIVED.value: 2,
         Outcome.EXTENDED.value: 1,
         Outcome.DEAD_LETTERED.value: 1,
+        Outcome.VOIDED.value: 2,  # neither lost nor open, though nobody acknowledges them any more
         Outcome.IN_FLIGHT.value: 1,  # 160,000 + 60,000 is behind the log's end
         Outcome.LOST.value: 1,
     }
@@ -91,7 +94,7 @@ def test_every_outcome_is_told_apart(found: Reconciliation) -> None:
     assert other["outcomes"] == {**NO_OUTCOMES, Outcome.IN_FLIGHT.value: 1}
     assert (pumps["group"], pumps["filter"], other["group"], other["filter"]) == ("pumps", "a/#", "pumps", "b/#")
     assert found.summary["totals"] == {
-        "deliveries": 13,
+        "deliveries": 15,
         "outcomes": {**expected, Outcome.IN_FLIGHT.value: 2},
         "conflicting": 1,
         "duplicate_acks": 1,
@@ -108,8 +111,8 @@ def test_the_times_of_a_group_are_exact_where_it_is_small(found: Reconciliation)
     assert pumps["ack_latency_ms"] == {"p50": 300, "p90": 30_100, "p99": 30_100, "max": 30_100}
     assert pumps["revive_lateness_ms"] == {"p50": 5, "p90": 5, "p99": 5, "max": 5}
     assert other["ack_latency_ms"] is None
-    assert pumps["attempts"] == {"1": 10, "2": 2}
-    assert (pumps["messages"], pumps["messages_acked"]) == (9, 6)
+    assert pumps["attempts"] == {"1": 12, "2": 2}
+    assert (pumps["messages"], pumps["messages_acked"]) == (11, 6)
     assert (pumps["oldest_in_flight_ms"], other["oldest_in_flight_ms"]) == (150_000, 1_000)
 
 
@@ -136,7 +139,7 @@ def test_an_earlier_time_shows_the_log_as_it_was_then(spark: SparkSession, tmp_p
     every_outcome().save(tmp_path)
     earlier = reconcile(spark, tmp_path, as_of_ms=40_005)
     later = reconcile(spark, tmp_path, as_of_ms=10**9)
-    assert earlier.summary["totals"]["deliveries"] == 10
+    assert earlier.summary["totals"]["deliveries"] == 12
     assert earlier.summary["totals"]["outcomes"][Outcome.IN_FLIGHT] == 3  # 6, 7 and 8
     assert later.summary["totals"]["outcomes"][Outcome.LOST] == 3
     earlier.close()
@@ -250,7 +253,7 @@ def random_log(seed: int, deliveries: int) -> LogWriter:
             references = [reference for _, reference, _ in of_group]
             if rng.random() < 0.01:
                 references.append((rng.randrange(log.end), 12_345_678))
-            kind = rng.choice((Kind.POP_ACK, Kind.POP_ACK, Kind.POP_REVIVED, Kind.POP_DEAD_LETTER, Kind.POP_INVISIBLE_CHANGED))
+            kind = rng.choice((Kind.POP_ACK, *SETTLING))
             if kind == Kind.POP_INVISIBLE_CHANGED:
                 entries = [(reference, message) for _, reference, message in of_group]
                 changed = log.change(group_id, f"g{group_id}", entries, deadline_ms=log.now_ms + 5_000)
@@ -259,6 +262,15 @@ def random_log(seed: int, deliveries: int) -> LogWriter:
             else:
                 log.settle(kind, group_id, f"g{group_id}", references)
     return log
+
+
+SETTLING = (
+    Kind.POP_ACK,
+    Kind.POP_REVIVED,
+    Kind.POP_DEAD_LETTER,
+    Kind.GROUP_OFFSET_RESET,
+    Kind.POP_INVISIBLE_CHANGED,
+)
 
 
 class Model:
@@ -270,7 +282,7 @@ class Model:
         for each in records:
             if each.kind in (Kind.POP_CHECKPOINT, Kind.POP_INVISIBLE_CHANGED):
                 self._begin(each)
-            if each.kind in (Kind.POP_ACK, Kind.POP_REVIVED, Kind.POP_DEAD_LETTER, Kind.POP_INVISIBLE_CHANGED):
+            if each.kind in SETTLING:
                 layout = CHANGE_ENTRY if each.kind == Kind.POP_INVISIBLE_CHANGED else REFERENCE
                 for checkpoint, index, *_ in layout.iter_unpack(each.body):
                     self.ended[checkpoint + index].append((each.store_ms, each.kind))
@@ -305,6 +317,7 @@ class Model:
                 Kind.POP_ACK: Outcome.ACKED_IN_TIME if at_ms <= deadline_ms else Outcome.ACKED_LATE,
                 Kind.POP_REVIVED: Outcome.REVIVED,
                 Kind.POP_DEAD_LETTER: Outcome.DEAD_LETTERED,
+                Kind.GROUP_OFFSET_RESET: Outcome.VOIDED,
                 Kind.POP_INVISIBLE_CHANGED: Outcome.EXTENDED,
             }[Kind(kind)]
             if kind == Kind.POP_ACK:

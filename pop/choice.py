@@ -1,0 +1,232 @@
+"""The choice: which messages a pop hands out.
+
+Most groups simply take the next ones. A group with a filter on delivery, or one that is FIFO, looks at each message: an entry
+whose tag has another hash is passed over unread; others are read, and wanted, not wanted, or parked behind their message group.
+Nothing is looked at twice: `Group.scanned` is how far it has come, and what is parked has its turn by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pop.checkpoint import FROM_QUEUE, FROM_RETRY
+from pop.group import Group
+from pop.order import NO_KEY, PARKED_MAX, Order, Parked, order_key
+from pop.state import PopState
+from store.lightqueue import LightQueue, entries_array
+from store.record import CHECKPOINT_ENTRY_DTYPE
+from store.store import Store
+
+RESPONSE_BYTES = 3 * 1024 * 1024
+"""A pop stops at this many bytes of records, after the first: gRPC clients refuse answers above 4 MiB by default."""
+
+LOOK_READS_MAX = 1024
+"""Records that one pop reads to find what its group wants: about 3 ms of the loop. The next look goes on from there."""
+
+LOOK_ENTRIES_MAX = 65_536
+"""Entries that one pop passes over by the hash of their tag alone."""
+
+LOOK_ENTRIES = 2048
+"""Entries that are read from the queue in one step."""
+
+PASSED_MAX = 4096
+"""Entries that a group may have passed over without a record that says so: bounds what is looked at again after a crash."""
+
+Entries = np.ndarray[Any, np.dtype[Any]]
+Read = Callable[[int, int], bytes | None]
+
+
+@dataclass(slots=True)
+class Choice:
+    """What was chosen."""
+
+    body: bytes
+    """Entries of the checkpoint; empty where nothing was found."""
+    noted: dict[str, Any] = field(default_factory=dict)
+    """Its properties."""
+    must_note: bool = False
+    """True where a record must be written even without entries."""
+    scanned: int = 0
+    """How far the group has looked."""
+    records: dict[int, bytes | None] = field(default_factory=dict)
+    """Records that were read on the way, by position."""
+
+
+class _Found(NamedTuple):
+    """A message that a look has found."""
+
+    position: int
+    offset: int
+    size: int
+    key: int
+    parked: bool
+    """True where it was parked before."""
+
+
+def choose(group: Group, room: int, state: PopState, store: Store, read: Read) -> Choice:
+    """Return up to `room` messages for a group: new ones and retries in turn, so that neither waits for the other.
+
+    `read` returns a message's record, or None where it can't be read.
+    """
+    new, retries = group.visible_new, group.visible_retries
+    retries_first = group.retry_turn
+    if new > 0 and retries > 0:
+        share = room // 2 + (room % 2 if group.retry_turn else 0)
+        retries = min(retries, max(share, room - new))
+        group.retry_turn = not group.retry_turn
+    retries = min(retries, room)
+    back = _checkpoint_entries(group.retry, group.retry_cursor, retries, FROM_RETRY)
+    if group.looks:
+        return _look(_Look(group, state, store, read), back, room - len(back), retries_first)
+    fresh = _fresh(group, room - retries, store)
+    return Choice(_fitting(back, fresh, retries_first).tobytes())
+
+
+def _fitting(back: Entries, fresh: Entries, retries_first: bool) -> Entries:
+    """Return what fits into an answer. Large messages fill it with what comes first: that, too, is in turn."""
+    entries = np.concatenate([back, fresh] if retries_first else [fresh, back])
+    if not len(entries):
+        return entries
+    fitting = int(np.searchsorted(np.cumsum(entries["size"], dtype=np.int64), RESPONSE_BYTES, side="right"))
+    return entries[: max(fitting, 1)]
+
+
+def _fresh(group: Group, count: int, store: Store) -> Entries:
+    """Return up to `count` messages that were never handed out. What retention has given up is passed over for good."""
+    while True:
+        entries = _checkpoint_entries(group.queue, group.cursor, count, FROM_QUEUE)
+        expired = entries["position"] < store.retention.expires_before
+        if not expired.any():
+            return entries
+        gone = [bool(old) and store.is_expired(int(at)) for old, at in zip(expired, entries["position"], strict=True)]
+        if not all(gone):
+            return np.delete(entries, np.flatnonzero(gone))
+        group.cursor = group.scanned = int(entries["offset"][-1]) + 1
+
+
+def _checkpoint_entries(queue: LightQueue, offset: int, count: int, source: int) -> Entries:
+    """Return checkpoint entries for the next `count` entries of a queue from `offset` on."""
+    offset, found = queue.read_from(offset, count)
+    entries = entries_array(found)
+    chosen = np.zeros(len(entries), dtype=CHECKPOINT_ENTRY_DTYPE)
+    chosen["position"], chosen["size"] = entries["position"], entries["size"]
+    chosen["offset"] = np.arange(offset, offset + len(entries))
+    chosen["attempt"] = entries["aux"] + 1 if source == FROM_RETRY else 1
+    chosen["source"] = source
+    return chosen
+
+
+# --- looking --------------------------------------------------------------------------------------------------------
+
+
+def _look(look: _Look, back: Entries, room: int, retries_first: bool) -> Choice:
+    group = look.group
+    if room > 0:
+        look.run(room)
+    fresh = np.zeros(len(look.found), dtype=CHECKPOINT_ENTRY_DTYPE)
+    if look.found:
+        fresh["position"] = [found.position for found in look.found]
+        fresh["offset"] = [found.offset for found in look.found]
+        fresh["size"] = [found.size for found in look.found]
+        fresh["attempt"] = 1
+    chosen = _fitting(back, fresh, retries_first)
+    taken = set(chosen["position"][chosen["source"] == FROM_QUEUE].tolist())
+    left_over = [found for found in look.found if found.position not in taken and not found.parked]
+    scanned = look.offset
+    if left_over and group.order is None:
+        scanned = left_over[0].offset  # it comes first the next time
+    noted: dict[str, Any] = {"cursor": scanned}
+    if look.state.mended:
+        noted["mended"] = look.state.mended
+    if group.order is not None:
+        # What is taken here is named before what is parked is applied, so all of a key are in the order of the queue.
+        look.parked.extend(Parked(found.offset, found.position, found.size, found.key) for found in left_over)
+        keys = {found.position: found.key for found in look.found}
+        noted["keys"] = [keys.get(position, NO_KEY) for position in chosen["position"].tolist()]
+        if look.parked:
+            noted["parked"] = sorted(look.parked)
+    must_note = bool(look.parked) or scanned - group.cursor >= PASSED_MAX
+    return Choice(chosen.tobytes(), noted, must_note, scanned, look.records)
+
+
+class _Look:
+    """One look at a group's queue: from where the last one ended, until there is enough or it has cost enough."""
+
+    def __init__(self, group: Group, state: PopState, store: Store, read: Read) -> None:
+        self.group = group
+        self.state = state
+        self._store = store
+        self._read = read
+        self._taken: set[int] = set()
+        """Keys of what was found: busy as soon as it is handed out."""
+        self.found: list[_Found] = []
+        self.parked: list[Parked] = []
+        self.records: dict[int, bytes | None] = {}
+        self.offset = group.scanned
+        self._looked = 0
+
+    def run(self, room: int) -> None:
+        """Find up to `room` messages."""
+        order = self.group.order
+        if order is not None:
+            for key in islice(order.ready, room):
+                parked = order.first(key)
+                self._taken.add(key)
+                self.found.append(_Found(parked.position, parked.offset, parked.size, key, True))
+        bytes_left = RESPONSE_BYTES - sum(found.size for found in self.found)
+        for offset, position, size in self._candidates():
+            if len(self.found) == room or bytes_left <= 0 or self._looked >= LOOK_READS_MAX:
+                return
+            if order is not None and order.parked + len(self.parked) >= PARKED_MAX:
+                return
+            self.offset = offset + 1
+            self._looked += 1
+            if self._is_wanted(position, size, offset) and self._is_free(order, position, size, offset):
+                bytes_left -= size
+
+    def _candidates(self) -> Iterator[tuple[int, int, int]]:
+        """Yield offset, position and size of what the tags' hashes leave over. Moves `offset` over the rest."""
+        queue, expression = self.group.queue, self.group.expression
+        hashes = None if expression is None or expression.hashes is None else list(expression.hashes)
+        passed = 0
+        while self.offset < queue.committed_offset and passed < LOOK_ENTRIES_MAX:
+            first, found = queue.read_from(self.offset, LOOK_ENTRIES)
+            entries = entries_array(found)
+            if not len(entries):
+                return
+            wanted = np.arange(len(entries)) if hashes is None else np.flatnonzero(np.isin(entries["aux"], hashes))
+            positions, sizes = entries["position"][wanted].tolist(), entries["size"][wanted].tolist()
+            for at, position, size in zip(wanted.tolist(), positions, sizes, strict=True):
+                yield first + at, position, size
+            self.offset = first + len(entries)
+            passed += len(entries)
+
+    def _is_wanted(self, position: int, size: int, offset: int) -> bool:
+        group = self.group
+        if group.dead_letters_of and self.state.dead_letters.of_message(group.queue.id, position, offset) is None:
+            return False  # it was sent back
+        if position < self._store.retention.expires_before and self._store.is_expired(position):
+            return False  # retention has given it up
+        data = self.records[position] = self._read(position, size)
+        # What can't be read is handed out, and buried there.
+        return data is None or group.expression is None or group.expression.takes(data)
+
+    def _is_free(self, order: Order | None, position: int, size: int, offset: int) -> bool:
+        """Take a message, or park it; return whether it was taken."""
+        key = NO_KEY
+        if order is not None:
+            if order.knows(position):
+                return False  # behind damage a queue is looked at again
+            data = self.records[position]
+            key = order_key(data) if data is not None else NO_KEY
+            if key != NO_KEY and (key in self._taken or not order.is_free(key)):
+                self.parked.append(Parked(offset, position, size, key))
+                return False
+            self._taken.add(key)
+        self.found.append(_Found(position, offset, size, key, False))
+        return True
