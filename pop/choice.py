@@ -149,7 +149,7 @@ def _look(look: _Look, back: Entries, room: int, retries_first: bool) -> Choice:
         keys = {found.position: found.key for found in look.found}
         noted["keys"] = [keys.get(position, NO_KEY) for position in chosen["position"].tolist()]
         if look.parked:
-            noted["parked"] = sorted(look.parked)
+            noted["parked"] = [list(parked) for parked in sorted(look.parked)]
     must_note = bool(look.parked) or scanned - group.cursor >= PASSED_MAX
     return Choice(chosen.tobytes(), noted, must_note, scanned, look.records)
 

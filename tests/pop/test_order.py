@@ -1,0 +1,316 @@
+"""FIFO by message group: one of each in flight, the others go on, and order holds across retries and crashes."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pop import choice
+from pop.admin import ResetTo
+from pop.choice import RESPONSE_BYTES
+from pop.core import Outcome
+from pop.errors import GroupBusy
+from store.options import MIB, StoreOptions
+from store.record import Properties
+from tests.pop.wiring import GROUP, Delivered, Parts
+
+RESTARTS = [None, True, False]
+
+
+def restarted(parts: Parts, keep_index: bool | None) -> Parts:
+    return parts if keep_index is None else parts.after_crash("restarted", keep_index=keep_index)
+
+
+def publish(parts: Parts, *texts: str) -> None:
+    """Publish messages such as "a1": number 1 of the message group a, all to one topic."""
+    for text in texts:
+        parts.publish(text.encode(), properties=Properties(message_group=text[0]))
+
+
+def texts(messages: list[Delivered]) -> list[str]:
+    return [message.body.decode() for message in messages]
+
+
+def test_two_messages_of_a_message_group_are_never_out_at_a_time_and_others_go_on(parts: Parts) -> None:
+    parts.create(fifo=True)
+    publish(parts, "a1", "a2", "b1", "a3", "c1", "b2")
+    first = parts.pop()
+    assert texts(first) == ["a1", "b1", "c1"]
+    assert parts.pop() == []
+    parts.ack(first[0].handle)
+    second = parts.pop()
+    assert texts(second) == ["a2"]
+    parts.ack(second[0].handle, first[1].handle)
+    assert sorted(texts(parts.pop())) == ["a3", "b2"]
+
+
+def test_the_topic_is_the_message_group_where_none_is_named(parts: Parts) -> None:
+    parts.create(fifo=True)
+    for topic in ("plant/1", "plant/1", "plant/2", "plant/2"):
+        parts.publish(topic[-1].encode(), topic=topic)
+    assert texts(parts.pop()) == ["1", "2"]
+    assert parts.pop() == []
+
+
+def test_a_topic_and_a_message_group_of_its_name_are_two(parts: Parts) -> None:
+    parts.create(fifo=True)
+    parts.publish(b"by topic", topic="plant/1")
+    parts.publish(b"by name", topic="plant/2", properties=Properties(message_group="plant/1"))
+    assert texts(parts.pop()) == ["by topic", "by name"]
+
+
+@pytest.mark.parametrize("keep_index", RESTARTS)
+@pytest.mark.parametrize("how", ["nack", "suspend", "expire", "extend and expire", "release"])
+def test_a_message_that_fails_comes_back_before_later_ones_of_its_message_group(
+    parts: Parts, how: str, keep_index: bool | None
+) -> None:
+    """Of the sequence 1, 2 (fails), 3, 4 a consumer sees 1, 2, 2, 3, 4: 3 isn't out while 2 isn't done."""
+    parts.create(fifo=True)
+    publish(parts, "a1", "a2", "a3", "a4")
+    seen = []
+    failed = False
+    while messages := parts.pop():
+        assert len(messages) == 1
+        seen += texts(messages)
+        handle = messages[0].handle
+        if seen[-1] == "a2" and not failed:
+            failed = True
+            if how in ("nack", "suspend"):
+                parts.change(handle, 0, suspend=how == "suspend")
+            elif how == "extend and expire":
+                parts.change(handle, 20_000)
+            elif how == "release":
+                (checkpoint,) = parts.core.state.checkpoints.values()
+                parts.core.release(checkpoint)
+            parts.store.commit()
+            parts = restarted(parts, keep_index)
+            parts.advance(20_000)
+        else:
+            assert parts.ack(handle) == [Outcome.OK]
+    assert seen == ["a1", "a2", "a2", "a3", "a4"]
+    parts.close()
+
+
+@pytest.mark.parametrize("keep_index", RESTARTS)
+def test_a_back_off_holds_its_message_group_and_no_other(parts: Parts, keep_index: bool | None) -> None:
+    parts.create(fifo=True, backoff=(5_000,))
+    publish(parts, "a1", "a2", "b1")
+    a1, b1 = parts.pop()
+    parts.change(a1.handle, 0)
+    parts.ack(b1.handle)
+    after = restarted(parts, keep_index)
+    publish(after, "b2")
+    assert texts(after.pop()) == ["b2"]
+    after.advance(4_999)
+    assert after.pop() == []
+    after.advance(1)
+    assert [(message.body, message.attempt) for message in after.pop()] == [(b"a1", 2)]
+    after.close()
+
+
+@pytest.mark.parametrize("keep_index", RESTARTS)
+def test_a_dead_letter_lets_its_message_group_go_on(parts: Parts, keep_index: bool | None) -> None:
+    parts.create(fifo=True, attempts_max=2)
+    publish(parts, "a1", "a2")
+    for attempt in (1, 2):
+        assert [(message.body, message.attempt) for message in parts.pop()] == [(b"a1", attempt)]
+        parts.advance(10_000)
+    after = restarted(parts, keep_index)
+    assert texts(after.pop()) == ["a2"]
+    assert [letter.attempts for letter in after.admin.dead_letters(GROUP)] == [2]
+    after.close()
+
+
+@pytest.mark.parametrize("keep_index", RESTARTS)
+def test_a_dead_letter_that_is_sent_back_comes_next_in_its_message_group_but_not_beside_it(
+    parts: Parts, keep_index: bool | None
+) -> None:
+    parts.create(fifo=True, attempts_max=1)
+    publish(parts, "a1", "a2", "a3", "a4")
+    parts.pop()
+    parts.advance(10_000)
+    (a2,) = parts.pop()
+    assert parts.pop() == []
+    assert parts.admin.redrive(GROUP) == 1
+    parts.store.commit()
+    assert parts.pop() == []
+    after = restarted(parts, keep_index)
+    after.ack(a2.handle)
+    (a1,) = after.pop()
+    assert (a1.body, a1.attempt) == (b"a1", 1)
+    after.ack(a1.handle)
+    assert texts(after.pop()) == ["a3"]
+    after.close()
+
+
+def test_a_damaged_message_does_not_hold_its_message_group(parts: Parts) -> None:
+    parts.create(fifo=True)
+    positions = [parts.publish(text, properties=Properties(message_group="a"))[0] for text in (b"a1", b"a2", b"a3")]
+    parts.damage(positions[1], positions[2] - positions[1])
+    (first,) = parts.pop()
+    parts.ack(first.handle)
+    assert texts(parts.pop()) == ["a3"]
+
+
+def test_a_thousand_waiting_messages_of_a_busy_message_group_are_looked_at_once(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts.create(fifo=True)
+    publish(parts, *(f"a{n}" for n in range(1_000)))
+    parts.pop(1)
+    parts.pop(1)
+    reads: list[int] = []
+    read = parts.store.read
+    monkeypatch.setattr(parts.store, "read", lambda position, size: (reads.append(position), read(position, size))[1])
+    for number in range(20):
+        publish(parts, f"b{number}")
+        (message,) = parts.pop(1)
+        parts.ack(message.handle)
+    assert len(reads) <= 60
+
+
+@pytest.mark.parametrize("keep_index", RESTARTS)
+def test_what_is_parked_is_bounded_and_the_rest_follows(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch, keep_index: bool | None
+) -> None:
+    monkeypatch.setattr(choice, "PARKED_MAX", 10)
+    group = parts.create(fifo=True)
+    publish(parts, *(f"a{n}" for n in range(30)), "b0")
+    (first,) = parts.pop()
+    parts.pop()
+    assert group.order is not None
+    assert group.order.parked == 10
+    parts = restarted(parts, keep_index)
+    seen = ["a0"]
+    parts.ack(first.handle)
+    while messages := parts.pop():
+        seen += texts(messages)
+        parts.ack(*(message.handle for message in messages))
+    assert [text for text in seen if text[0] == "a"] == [f"a{n}" for n in range(30)]
+    assert "b0" in seen
+    parts.close()
+
+
+def test_large_messages_that_fill_an_answer_stay_in_order(tmp_path: Path) -> None:
+    parts = Parts(tmp_path / "large", store=StoreOptions(segment_bytes=64 * MIB))
+    parts.create(fifo=True)
+    for number in range(12):
+        body = b"%d" % number + bytes(RESPONSE_BYTES // 2)
+        parts.publish(body, properties=Properties(message_group="abc"[number % 3]))
+    seen: dict[int, list[int]] = defaultdict(list)
+    while messages := parts.pop():
+        for message in messages:
+            number = int(message.body.rstrip(b"\0"))
+            seen[number % 3].append(number)
+        parts.ack(*(message.handle for message in messages))
+    assert seen == {key: list(range(key, 12, 3)) for key in range(3)}
+    parts.close()
+
+
+def test_fifo_changes_only_while_nothing_is_out(parts: Parts) -> None:
+    from dataclasses import replace
+
+    parts.create()
+    publish(parts, "a1", "a2")
+    messages = parts.pop()
+    with pytest.raises(GroupBusy, match="in flight"):
+        parts.admin.update(GROUP, "", lambda old: replace(old, fifo=True))
+    parts.ack(*(message.handle for message in messages))
+    parts.admin.update(GROUP, "", lambda old: replace(old, fifo=True))
+    publish(parts, "a3", "a4", "a5")
+    (a3,) = parts.pop()
+    parts.ack(a3.handle)
+    parts.admin.reset(GROUP, "", ResetTo(end="latest"))
+    parts.admin.update(GROUP, "", lambda old: replace(old, fifo=False))
+    publish(parts, "a6", "a7")
+    assert texts(parts.pop()) == ["a6", "a7"]
+
+
+# --- against a model ------------------------------------------------------------------------------------------------
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("publish"), st.sampled_from("abcd")),
+        st.tuples(st.just("pop"), st.integers(1, 4)),
+        st.tuples(st.just("ack"), st.integers(0, 9)),
+        st.tuples(st.just("nack"), st.integers(0, 9)),
+        st.tuples(st.just("advance"), st.sampled_from([1, 5_000, 10_000])),
+        st.tuples(st.just("crash"), st.booleans()),
+        st.tuples(st.just("redrive"), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps=steps)
+def test_order_holds_whatever_happens(steps: list[tuple[str, object]]) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        parts = Parts(Path(directory) / "0")
+        parts.create(fifo=True, attempts_max=2)
+        waiting: dict[str, list[str]] = defaultdict(list)
+        sent_back: dict[str, list[str]] = defaultdict(list)
+        returning: dict[str, str] = {}
+        out: dict[str, tuple[str, int]] = {}
+        dead: list[str] = []
+        attempts: dict[str, int] = defaultdict(int)
+
+        def expire() -> None:
+            for handle, (text, deadline_ms) in list(out.items()):
+                if deadline_ms <= parts.clock.now_ms():
+                    del out[handle]
+                    if attempts[text] >= 2:
+                        dead.append(text)
+                    else:
+                        returning[text[0]] = text
+
+        for number, (step, value) in enumerate(steps):
+            if step == "publish":
+                text = f"{value}{number}"
+                publish(parts, text)
+                waiting[text[0]].append(text)
+            elif step == "pop":
+                busy = {text[0] for text, _ in out.values()}
+                free = [key for key in "abcd" if key not in busy and (key in returning or sent_back[key] or waiting[key])]
+                messages = parts.pop(int(str(value)))
+                assert len(messages) <= min(len(free), int(str(value)))
+                # One that has to look at new messages beside retries may leave room, but not all of it.
+                assert bool(messages) is bool(free)
+                for message in messages:
+                    text = message.body.decode()
+                    assert text[0] in free
+                    expected = returning.pop(text[0], "") or (sent_back[text[0]] or waiting[text[0]]).pop(0)
+                    assert text == expected
+                    free.remove(text[0])
+                    attempts[text] += 1
+                    assert message.attempt == attempts[text]
+                    out[message.handle] = (text, parts.clock.now_ms() + 10_000)
+            elif step in ("ack", "nack") and out:
+                handle = sorted(out)[int(str(value)) % len(out)]
+                if step == "ack":
+                    assert parts.ack(handle) == [Outcome.OK]
+                    del out[handle]
+                else:
+                    assert parts.change(handle, 0)[0] is Outcome.OK
+                    out[handle] = (out[handle][0], 0)
+                    parts.settle()
+                    expire()
+            elif step == "advance":
+                parts.advance(int(str(value)))
+                expire()
+            elif step == "crash":
+                parts = parts.after_crash(str(number + 1), keep_index=bool(value))
+            elif step == "redrive":
+                assert parts.admin.redrive(GROUP) == len(dead)
+                parts.store.commit()
+                for text in dead:
+                    attempts[text] = 0
+                    sent_back[text[0]].append(text)
+                    sent_back[text[0]].sort(key=lambda text: int(text[1:]))
+                dead.clear()
+        parts.close()
