@@ -1,0 +1,180 @@
+"""Dead letters: exactly once, with reason and origin, and exactly once back."""
+
+from __future__ import annotations
+
+import pytest
+
+from pop.core import Outcome
+from pop.deadletters import Reason
+from tests.pop.wiring import FILTER, GROUP, TOPIC, Parts
+
+DLQ = f"$dlq/{GROUP}"
+RESTARTS = [None, True, False]
+
+
+def restarted(parts: Parts, keep_index: bool | None, name: str = "restarted") -> Parts:
+    return parts if keep_index is None else parts.after_crash(name, keep_index=keep_index)
+
+
+def bodies(parts: Parts, **names: str) -> list[bytes]:
+    return [message.body for message in parts.pop(**names)]
+
+
+@pytest.mark.parametrize("keep_index", RESTARTS)
+def test_a_dead_letter_tells_where_it_came_from_and_why(parts: Parts, keep_index: bool | None) -> None:
+    parts.create(attempts_max=2)
+    (first,) = parts.publish(b"exhausted")
+    parts.pop(1)
+    parts.advance(10_000)
+    parts.pop(1)
+    parts.advance(10_000)
+    exhausted_ms = parts.clock.now_ms()
+    (second,) = parts.publish(b"given up")
+    (given_up,) = parts.pop(1)
+    parts.advance(5_000)
+    assert parts.core.give_up(GROUP, [given_up.handle, given_up.handle]) == [Outcome.OK, Outcome.ALREADY_ACKED]
+    assert parts.ack(given_up.handle) == [Outcome.HANDLE_EXPIRED]
+    after = restarted(parts, keep_index)
+    letters = after.admin.dead_letters(GROUP)
+    group = after.group()
+    assert [(x.position, x.group_id, x.attempts, x.reason, x.failed_ms) for x in letters] == [
+        (first, group.id, 2, Reason.ATTEMPTS_EXHAUSTED, exhausted_ms),
+        (second, group.id, 1, Reason.FORWARDED, exhausted_ms + 5_000),
+    ]
+    assert group.dead == 2
+    dead = after.pop(group="operators", topic_filter=DLQ)
+    assert [(message.position, message.topic, message.body, message.attempt) for message in dead] == [
+        (first, TOPIC, b"exhausted", 1),
+        (second, TOPIC, b"given up", 1),
+    ]
+    after.close()
+
+
+def test_an_unreadable_message_is_a_dead_letter_that_says_so(parts: Parts) -> None:
+    parts.group()
+    damaged, intact = parts.publish(b"damaged", b"intact")
+    parts.damage(damaged, intact - damaged)
+    parts.pop()
+    assert [(letter.position, letter.reason) for letter in parts.admin.dead_letters(GROUP)] == [(damaged, Reason.UNREADABLE)]
+
+
+@pytest.mark.parametrize("keep_index", RESTARTS)
+def test_a_dead_letter_goes_back_once_as_a_new_message(parts: Parts, keep_index: bool | None) -> None:
+    parts.create(attempts_max=1)
+    first, second = parts.publish(b"1", b"2")
+    parts.pop()
+    parts.advance(10_000)
+    assert parts.admin.redrive(GROUP, [second, 12345]) == 1
+    parts.store.commit()
+    after = restarted(parts, keep_index)
+    assert after.admin.redrive(GROUP, [second]) == 0
+    assert [(message.body, message.attempt) for message in after.pop()] == [(b"2", 1)]
+    assert after.pop() == []
+    assert [letter.position for letter in after.admin.dead_letters(GROUP)] == [first]
+    assert (after.group().dead, after.group().in_flight) == (1, 1)
+    # It may die again, and go back again.
+    after.advance(10_000)
+    assert [letter.position for letter in after.admin.dead_letters(GROUP)] == [first, second]
+    assert after.admin.redrive(GROUP) == 2
+    assert after.admin.redrive(GROUP) == 0
+    after.store.commit()
+    assert sorted(bodies(after)) == [b"1", b"2"]
+    after.close()
+
+
+def test_what_was_sent_back_is_not_popped_from_the_dead_letters_any_more(parts: Parts) -> None:
+    parts.create(attempts_max=1)
+    first, _ = parts.publish(b"1", b"2")
+    parts.pop()
+    parts.advance(10_000)
+    parts.group("operators", DLQ)
+    parts.admin.redrive(GROUP, [first])
+    parts.store.commit()
+    assert bodies(parts, group="operators", topic_filter=DLQ) == [b"2"]
+    parts.pop()
+    parts.advance(10_000)  # dead again: in the queue twice, and one of the two was sent back
+    assert sorted(bodies(parts, group="operators", topic_filter=DLQ)) == [b"1", b"2"]  # the second came back, too
+
+
+def test_a_group_with_two_filters_gets_its_dead_letters_back_where_they_came_from(parts: Parts) -> None:
+    parts.create(attempts_max=1)
+    parts.create(topic_filter=TOPIC, attempts_max=1)
+    (position,) = parts.publish(b"a")
+    parts.pop()
+    parts.pop(topic_filter=TOPIC)
+    parts.advance(10_000)
+    assert len(parts.admin.dead_letters(GROUP)) == 2
+    assert parts.admin.redrive(GROUP, [position]) == 2
+    parts.store.commit()
+    assert bodies(parts) == [b"a"]
+    assert bodies(parts, topic_filter=TOPIC) == [b"a"]
+    assert bodies(parts, topic_filter=FILTER) == []
+
+
+@pytest.mark.parametrize("limit", [1, 2, 100])
+def test_dead_letters_are_listed_page_by_page(parts: Parts, limit: int) -> None:
+    parts.create(attempts_max=1)
+    positions = parts.publish(*(b"%d" % n for n in range(5)))
+    parts.pop()
+    parts.advance(10_000)
+    listed: list[int] = []
+    while page := parts.admin.dead_letters(GROUP, listed[-1] + 1 if listed else 0, limit):
+        listed += [letter.position for letter in page]
+    assert listed == positions
+
+
+def test_a_group_without_dead_letters_has_none_to_list_or_to_send_back(parts: Parts) -> None:
+    parts.group()
+    assert parts.admin.dead_letters(GROUP) == []
+    assert parts.admin.redrive(GROUP) == 0
+    assert parts.admin.redrive("nobody") == 0
+
+
+# --- attempt ids ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keep_index", RESTARTS)
+@pytest.mark.parametrize("fifo", [False, True])
+def test_the_same_attempt_id_gets_the_same_messages_while_they_are_out(
+    parts: Parts, keep_index: bool | None, fifo: bool
+) -> None:
+    parts.create(fifo=fifo)
+    for number in range(6):
+        parts.publish(b"%d" % number, topic=f"plant/{number}")
+    first = parts.pop(3, attempt_id="call 1")
+    parts.store.commit()
+    after = restarted(parts, keep_index)
+    assert after.pop(3, attempt_id="call 1") == first
+    assert after.group().in_flight == 3
+    assert [message.body for message in after.pop(2, attempt_id="call 2")] == [b"3", b"4"]
+    after.ack(first[1].handle)
+    assert after.pop(3, attempt_id="call 1") == [first[0], first[2]]
+    after.ack(first[0].handle, first[2].handle)
+    assert [message.body for message in after.pop(3, attempt_id="call 1")] == [b"5"]
+    after.close()
+
+
+def test_an_attempt_id_whose_messages_have_expired_gets_new_ones(parts: Parts) -> None:
+    parts.publish(b"a")
+    (first,) = parts.pop(attempt_id="x")
+    parts.advance(9_999)
+    assert parts.pop(attempt_id="x") == [first]
+    parts.advance(1)
+    assert [message.attempt for message in parts.pop(attempt_id="x")] == [2]
+
+
+def test_attempt_ids_take_no_memory_once_their_messages_are_settled(parts: Parts) -> None:
+    group = parts.group()
+    for number in range(50):
+        parts.publish(b"a")
+        (message,) = parts.pop(attempt_id=str(number))
+        assert len(group.attempt_ids) == 1
+        parts.ack(message.handle)
+    assert not group.attempt_ids
+
+
+def test_an_attempt_id_is_of_one_group(parts: Parts) -> None:
+    parts.publish(b"a")
+    (ours,) = parts.pop(attempt_id="x")
+    (theirs,) = parts.pop(attempt_id="x", group="audit")
+    assert ours.handle != theirs.handle
