@@ -99,6 +99,7 @@ def describe(record: Record) -> dict[str, Any]:
         row["qos"] = record.flags & Flag.QOS_MASK
         row["retain"] = bool(record.flags & Flag.RETAIN)
         row["delayed"] = bool(record.flags & Flag.DELAYED)
+        row["half"] = bool(record.flags & Flag.HALF)
     elif record.flags & Flag.SUSPENDED:
         row["suspended"] = True
     if kind in _QUEUE_KINDS:

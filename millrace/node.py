@@ -14,10 +14,13 @@ from millrace.admin import Admin
 from millrace.config import Config
 from millrace.lock import DataDirLock
 from millrace.metrics import registry_of
+from pop.admin import GroupAdmin
 from pop.core import PopCore
+from pop.groupservice import GroupService
 from pop.handle import Handles, load_secret
 from pop.server import PopServer
 from pop.service import PopService
+from pop.transactions import Transactions
 from store.clock import Clock, SystemClock
 from store.options import HostPort
 from store.store import Recovery, Store
@@ -50,14 +53,17 @@ class Node:
             self.delayed = DelayedMessages(self.store, config.timer)
             self.retained = RetainedMessages()
             self.pop = PopCore(self.store, Handles(load_secret(config.data_dir)), config.pop, config.timer)
-            for part in (self.delayed, self.retained, self.pop.state):
+            self.transactions = Transactions(self.store, config.pop, config.timer)
+            for part in (self.delayed, self.retained, self.transactions, self.pop.state):
                 self.store.add_part(part)
             self.recovery: Recovery = self.store.recover()
         except BaseException:
             self._lock.release()
             raise
         self.gateway = Gateway(self.store, self.retained, config.mqtt)
-        self._pop_server = PopServer(PopService(self.pop, self.delayed, config.timer), config.pop.listen)
+        self.groups = GroupAdmin(self.pop)
+        service = PopService(self.pop, self.delayed, self.transactions, config.timer)
+        self._pop_server = PopServer(service, GroupService(self.groups), config.pop)
         self._admin = Admin(config.admin.listen, registry=registry_of(self), ready=lambda: self._is_ready, state=self.state)
         self._is_ready = False
         self.mqtt: HostPort = config.mqtt.listen
@@ -74,6 +80,7 @@ class Node:
         _log_recovery(self.recovery)
         self.store.start(loop, self._sync_failed)
         self.delayed.start(loop)
+        self.transactions.start(loop)
         self.pop.start(loop)
         try:
             self.mqtt = HostPort(self.config.mqtt.listen.host, await self.gateway.start())
@@ -93,6 +100,7 @@ class Node:
         await self.gateway.stop()
         await self._pop_server.stop()
         self.pop.stop()
+        self.transactions.stop()
         self.delayed.stop()
         await self._admin.stop()
         await self.store.close()

@@ -68,7 +68,7 @@ class GroupAdmin:
     """
 
     def __init__(self, core: PopCore) -> None:
-        self._core = core
+        self.core = core
         self._store = core.store
         self._state = core.state
 
@@ -82,7 +82,7 @@ class GroupAdmin:
             group = self._state.groups.get((name, topic_filter))
             found = [] if group is None else [group]
         else:
-            found = [group for group in self._core if group.name == name]
+            found = [group for group in self.core if group.name == name]
         if not found:
             on = f" on {topic_filter[:80]!r}" if topic_filter else ""
             raise GroupUnknown(f"there is no group {name[:80]!r}{on}")
@@ -95,10 +95,10 @@ class GroupAdmin:
             GroupExists: it is there with other settings.
             GroupInvalid, RequestInvalid, TopicInvalid, Overloaded, LimitExceeded: as they say.
         """
-        check_settings(settings, self._core.options)
+        check_settings(settings, self.core.options)
         group = self._state.groups.get((name, topic_filter))
         if group is None:
-            return self._core.create(name, topic_filter, start, settings)
+            return self.core.create(name, topic_filter, start, settings)
         if group.settings != settings:
             raise GroupExists(f"the group {name!r} on {topic_filter[:80]!r} exists with other settings: update it")
         return group
@@ -112,7 +112,7 @@ class GroupAdmin:
             GroupBusy: `fifo` can't change while messages are out, come back, or wait for their turn; nothing is changed.
         """
         groups = self.find(name, topic_filter)
-        wanted = [check_settings(change(group.settings), self._core.options) for group in groups]
+        wanted = [check_settings(change(group.settings), self.core.options) for group in groups]
         for group, settings in zip(groups, wanted, strict=True):
             if settings.fifo != group.settings.fifo and not group.is_quiet:
                 raise GroupBusy(
@@ -124,10 +124,10 @@ class GroupAdmin:
                 continue
             if group.scanned > group.cursor:  # what was passed over was decided by the old expression
                 noted = {"cursor": group.scanned, "mended": self._state.mended}
-                self._core.append(Kind.POP_CHECKPOINT, group.id, group.name, properties=orjson.dumps(noted))
+                self.core.append(Kind.POP_CHECKPOINT, group.id, group.name, properties=orjson.dumps(noted))
             row = orjson.dumps({"settings": settings.row()})
-            self._core.append(Kind.GROUP_CHANGED, group.id, group.name, properties=row)
-            self._core.serve(group)
+            self.core.append(Kind.GROUP_CHANGED, group.id, group.name, properties=row)
+            self.core.serve(group)
         return groups
 
     def pause(self, name: str, topic_filter: str = "") -> list[Group]:
@@ -157,10 +157,10 @@ class GroupAdmin:
                 raise GroupBusy(f"the queue of {group.filter!r} is still being filled from the log: try again in a moment")
         for group in groups:
             row = {"cursor": self._offset(group.queue, to), "retry_cursor": group.retry.next_offset}
-            self._core.append_references(
+            self.core.append_references(
                 Kind.GROUP_OFFSET_RESET, group, self._open_references(group), properties=orjson.dumps(row)
             )
-            self._core.serve(group)
+            self.core.serve(group)
         return groups
 
     def delete(self, name: str, topic_filter: str = "") -> None:
@@ -170,7 +170,7 @@ class GroupAdmin:
             GroupUnknown: there is no such group.
         """
         for group in self.find(name, topic_filter):
-            self._core.append_references(Kind.GROUP_DELETED, group, self._open_references(group))
+            self.core.append_references(Kind.GROUP_DELETED, group, self._open_references(group))
             owner = f"group:{group.id}"
             dead_letters = self._store.queues.find(DEAD_LETTERS + group.name)
             for queue in (group.queue, group.retry, dead_letters):
@@ -251,12 +251,12 @@ class GroupAdmin:
             properties = b""
             if group.order is not None:
                 properties = orjson.dumps({"keys": [self._key(letter) for letter in found]})
-            self._core.append(Kind.DEAD_LETTER_REDRIVEN, group_id, name, body, properties=properties)
-            self._core.serve(group)
+            self.core.append(Kind.DEAD_LETTER_REDRIVEN, group_id, name, body, properties=properties)
+            self.core.serve(group)
         return sum(map(len, by_group.values()))
 
     def _key(self, letter: DeadLetter) -> int:
-        data = self._core.read(letter.position, letter.size)
+        data = self.core.read(letter.position, letter.size)
         return order_key(data) if data is not None else NO_KEY
 
     # --- describing -------------------------------------------------------------------------------------------------

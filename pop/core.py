@@ -277,13 +277,8 @@ class PopCore:
                 taken = self.take(group, messages_max, invisible_ms, attempt_id)
         if taken is not None or wait_ms <= 0:
             return taken
-        if self.waiting >= self.options.waiters_max:
-            self.counters.refused += 1
-            raise Overloaded(f"{self.waiting} pops are waiting on this node, which is the limit: see pop.waiters_max")
         poll = Poll(asyncio.get_running_loop().create_future(), messages_max, invisible_ms, attempt_id)
-        group.polls.append(poll)
-        self.waiting += 1
-        self._look_on(group)
+        self.enlist(group, poll)
         try:
             await asyncio.wait((poll.future,), timeout=wait_ms / 1000)
         except asyncio.CancelledError:
@@ -291,10 +286,27 @@ class PopCore:
                 self.release(poll.future.result().checkpoint)
             raise
         finally:
-            self.waiting -= 1
-            if not poll.future.done():
-                group.polls.remove(poll)
+            self.withdraw(group, poll)
         return poll.future.result() if poll.future.done() else None
+
+    def enlist(self, group: Group, poll: Poll) -> None:
+        """Let a poll wait: its future gets what is taken for it. `withdraw` it, whatever came.
+
+        Raises:
+            Overloaded: `pop.waiters_max` polls wait already.
+        """
+        if self.waiting >= self.options.waiters_max:
+            self.counters.refused += 1
+            raise Overloaded(f"{self.waiting} pops are waiting on this node, which is the limit: see pop.waiters_max")
+        group.polls.append(poll)
+        self.waiting += 1
+        self._look_on(group)
+
+    def withdraw(self, group: Group, poll: Poll) -> None:
+        """Let a poll wait no longer."""
+        self.waiting -= 1
+        if not poll.future.done():
+            group.polls.remove(poll)
 
     def _arrived(self, group: Group) -> None:
         if group.polls:

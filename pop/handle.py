@@ -5,6 +5,7 @@ group. It is text, hexadecimal, opaque to clients.
 
     delivery   position of the checkpoint u64, pop time ms u64, group id u32, index u16, code 8 bytes   (60 digits)
     recall     position of the message u64, due ms u64, code 8 bytes                                    (48 digits)
+    half       position of the message u64, stored ms u64, code 8 bytes                                 (48 digits)
 
 The pop time tells a checkpoint from another one that came to the same position after a crash cut the log.
 
@@ -16,6 +17,7 @@ checkpoint. Blocks keep a forged handle as cheap to refuse as a genuine one is t
 from __future__ import annotations
 
 import os
+from binascii import hexlify
 from hashlib import shake_128
 from hmac import compare_digest
 from pathlib import Path
@@ -23,17 +25,21 @@ from struct import Struct
 from struct import error as StructError
 from typing import NamedTuple
 
+import numpy as np
+
 SECRET_BYTES = 32
 CODE_BYTES = 8
 BLOCK = 64
 
 _DELIVERY = Struct("<QQIH8s")
+_DELIVERY_DTYPE = np.dtype([("checkpoint", "<u8"), ("pop_ms", "<u8"), ("group_id", "<u4"), ("index", "<u2"), ("code", "<u8")])
+assert _DELIVERY_DTYPE.itemsize == _DELIVERY.size
 _DELIVERY_NAME = Struct("<cQQIH")
-_RECALL = Struct("<QQ8s")
-_RECALL_NAME = Struct("<cQQ")
+_MESSAGE = Struct("<QQ8s")
+_MESSAGE_NAME = Struct("<cQQ")
 
 DELIVERY_DIGITS = _DELIVERY.size * 2
-RECALL_DIGITS = _RECALL.size * 2
+RECALL_DIGITS = _MESSAGE.size * 2
 
 
 class Delivery(NamedTuple):
@@ -86,14 +92,19 @@ class Handles:
         return self._codes(_DELIVERY_NAME.pack(b"D", checkpoint, pop_ms, group_id, block), BLOCK)
 
     def deliveries(self, checkpoint: int, pop_ms: int, group_id: int, count: int) -> list[str]:
-        """Return the handles of the `count` deliveries of a checkpoint, in order. About 0.5 us each."""
+        """Return the handles of the `count` deliveries of a checkpoint, in order."""
+        joined = self.deliveries_joined(checkpoint, pop_ms, group_id, count).decode()
+        return [joined[at : at + DELIVERY_DIGITS] for at in range(0, len(joined), DELIVERY_DIGITS)]
+
+    def deliveries_joined(self, checkpoint: int, pop_ms: int, group_id: int, count: int) -> bytes:
+        """Return the same, one behind the other. About 0.1 us each, and 3 us a block."""
+        named = np.empty(count, dtype=_DELIVERY_DTYPE)
+        named["checkpoint"], named["pop_ms"], named["group_id"] = checkpoint, pop_ms, group_id
+        named["index"] = np.arange(count)
         blocks = range((count + BLOCK - 1) // BLOCK)
         codes = b"".join([self._block(checkpoint, pop_ms, group_id, block) for block in blocks])
-        pack = _DELIVERY.pack
-        return [
-            pack(checkpoint, pop_ms, group_id, index, codes[CODE_BYTES * index : CODE_BYTES * (index + 1)]).hex()
-            for index in range(count)
-        ]
+        named["code"] = np.frombuffer(codes, dtype="<u8", count=count)
+        return hexlify(named.tobytes())
 
     def read_deliveries(self, handles: list[str]) -> list[Delivery | None]:
         """Return what each handle names; None for what this node didn't make. About 1 us each if they come in order."""
@@ -117,13 +128,27 @@ class Handles:
 
     def recall(self, position: int, due_ms: int) -> str:
         """Return the handle that recalls the delayed message at `position`."""
-        return _RECALL.pack(position, due_ms, self._codes(_RECALL_NAME.pack(b"R", position, due_ms), 1)).hex()
+        return self._message_handle(b"R", position, due_ms)
 
     def read_recall(self, handle: str) -> tuple[int, int] | None:
         """Return (position, due ms) of a recall handle, or None if this node didn't make it."""
+        return self._read_message_handle(b"R", handle)
+
+    def half(self, position: int, stored_ms: int) -> str:
+        """Return the handle that commits or rolls back the half message at `position`."""
+        return self._message_handle(b"H", position, stored_ms)
+
+    def read_half(self, handle: str) -> tuple[int, int] | None:
+        """Return (position, stored ms) of the handle of a half message, or None if this node didn't make it."""
+        return self._read_message_handle(b"H", handle)
+
+    def _message_handle(self, use: bytes, position: int, stamp_ms: int) -> str:
+        return _MESSAGE.pack(position, stamp_ms, self._codes(_MESSAGE_NAME.pack(use, position, stamp_ms), 1)).hex()
+
+    def _read_message_handle(self, use: bytes, handle: str) -> tuple[int, int] | None:
         try:
-            position, due_ms, code = _RECALL.unpack(bytes.fromhex(handle))
+            position, stamp_ms, code = _MESSAGE.unpack(bytes.fromhex(handle))
         except (ValueError, TypeError, StructError):
             return None
-        genuine = compare_digest(self._codes(_RECALL_NAME.pack(b"R", position, due_ms), 1), code)
-        return (position, due_ms) if genuine and len(handle) == RECALL_DIGITS else None
+        genuine = compare_digest(self._codes(_MESSAGE_NAME.pack(use, position, stamp_ms), 1), code)
+        return (position, stamp_ms) if genuine and len(handle) == RECALL_DIGITS else None

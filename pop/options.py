@@ -15,6 +15,22 @@ class PopOptions:
         HostPort("127.0.0.1", 8081),
         "Address of the gRPC listener. Port 0 picks a free one.",
     )
+    tls_certificate_file: str = option(
+        "",
+        "PEM file with the node's certificate, and those between it and a root. Empty: the listener speaks plain text.",
+    )
+    tls_key_file: str = option(
+        "",
+        "PEM file with the key of that certificate.",
+    )
+    tls_client_ca_file: str = option(
+        "",
+        "PEM file with the roots of clients' certificates. Given, every client must show one.",
+    )
+    access_file: str = option(
+        "",
+        "TOML file that says who may publish, consume and administrate what: see pop/access.py. Empty: everybody may.",
+    )
     messages_max: int = option(
         1024,
         "Messages that one pop may hand out. A call that asks for more gets this many.",
@@ -79,6 +95,24 @@ class PopOptions:
     groups_auto_create: bool = option(
         True,
         "Whether a pop creates the group that it names. Where it doesn't, groups are created by the API or the command line.",
+    )
+    transaction_check_ms: int = option(
+        30 * SECOND_MS,
+        "Milliseconds after which the producer of a half message is asked whether to commit it; and again after as many.",
+        minimum=100,
+        maximum=DAY_MS,
+    )
+    transaction_checks_max: int = option(
+        15,
+        "Times that a producer is asked for the outcome of a half message. Then it is rolled back.",
+        minimum=1,
+        maximum=1_000,
+    )
+    transactions_max: int = option(
+        100_000,
+        "Half messages that may be pending. One more is refused.",
+        minimum=1,
+        maximum=10_000_000,
     )
     message_bytes_max: int = option(
         4 * MIB,

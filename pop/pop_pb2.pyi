@@ -60,6 +60,16 @@ class _CodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Code.ValueType],
     """Send: the limit of pending delayed messages is reached"""
     TOO_MANY_QUEUES: _Code.ValueType  # 15
     """Send: the topic's first level is new, and the limit of light queues is reached"""
+    INVALID_TRANSACTION: _Code.ValueType  # 16
+    """Send: a half message without a producer, or with a delay"""
+    TOO_MANY_TRANSACTIONS: _Code.ValueType  # 17
+    """Send: the limit of pending transactions is reached"""
+    ALREADY_COMMITTED: _Code.ValueType  # 18
+    """EndTransactions: it was committed before"""
+    ALREADY_ROLLED_BACK: _Code.ValueType  # 19
+    """EndTransactions: it was rolled back before, perhaps because nobody told its outcome"""
+    UNKNOWN_TRANSACTION: _Code.ValueType  # 20
+    """EndTransactions: none is open, and none that ended lately was this"""
 
 class Code(_Code, metaclass=_CodeEnumTypeWrapper): ...
 
@@ -94,6 +104,16 @@ TOO_MANY_TIMERS: Code.ValueType  # 14
 """Send: the limit of pending delayed messages is reached"""
 TOO_MANY_QUEUES: Code.ValueType  # 15
 """Send: the topic's first level is new, and the limit of light queues is reached"""
+INVALID_TRANSACTION: Code.ValueType  # 16
+"""Send: a half message without a producer, or with a delay"""
+TOO_MANY_TRANSACTIONS: Code.ValueType  # 17
+"""Send: the limit of pending transactions is reached"""
+ALREADY_COMMITTED: Code.ValueType  # 18
+"""EndTransactions: it was committed before"""
+ALREADY_ROLLED_BACK: Code.ValueType  # 19
+"""EndTransactions: it was rolled back before, perhaps because nobody told its outcome"""
+UNKNOWN_TRANSACTION: Code.ValueType  # 20
+"""EndTransactions: none is open, and none that ended lately was this"""
 Global___Code: _TypeAlias = Code  # noqa: Y015
 
 class _Start:
@@ -114,6 +134,46 @@ EARLIEST: Start.ValueType  # 0
 LATEST: Start.ValueType  # 1
 """with what comes now"""
 Global___Start: _TypeAlias = Start  # noqa: Y015
+
+class _Reason:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    REASON_UNKNOWN: _Reason.ValueType  # 0
+    ATTEMPTS_EXHAUSTED: _Reason.ValueType  # 1
+    """handed out as often as the group allows, and never acknowledged"""
+    UNREADABLE: _Reason.ValueType  # 2
+    """its record can't be read any more"""
+    FORWARDED: _Reason.ValueType  # 3
+    """a consumer gave it up"""
+
+class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper): ...
+
+REASON_UNKNOWN: Reason.ValueType  # 0
+ATTEMPTS_EXHAUSTED: Reason.ValueType  # 1
+"""handed out as often as the group allows, and never acknowledged"""
+UNREADABLE: Reason.ValueType  # 2
+"""its record can't be read any more"""
+FORWARDED: Reason.ValueType  # 3
+"""a consumer gave it up"""
+Global___Reason: _TypeAlias = Reason  # noqa: Y015
+
+class _ExpressionType:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ExpressionTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ExpressionType.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TAG: _ExpressionType.ValueType  # 0
+    SQL: _ExpressionType.ValueType  # 1
+
+class ExpressionType(_ExpressionType, metaclass=_ExpressionTypeEnumTypeWrapper): ...
+
+TAG: ExpressionType.ValueType  # 0
+SQL: ExpressionType.ValueType  # 1
+Global___ExpressionType: _TypeAlias = ExpressionType  # noqa: Y015
 
 @_typing.final
 class Status(_message.Message):
@@ -167,12 +227,15 @@ class Message(_message.Message):
     MESSAGE_GROUP_FIELD_NUMBER: _builtins.int
     TAG_FIELD_NUMBER: _builtins.int
     DELIVER_AT_MS_FIELD_NUMBER: _builtins.int
+    PRODUCER_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     body: _builtins.bytes
     message_group: _builtins.str
     tag: _builtins.str
     deliver_at_ms: _builtins.int
     """0: at once"""
+    producer: _builtins.str
+    """not empty: half of a transaction of this producer. It is delivered when that is committed."""
     @_builtins.property
     def properties(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     def __init__(
@@ -184,10 +247,11 @@ class Message(_message.Message):
         message_group: _builtins.str = ...,
         tag: _builtins.str = ...,
         deliver_at_ms: _builtins.int = ...,
+        producer: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "deliver_at_ms", b"deliver_at_ms", "message_group", b"message_group", "properties", b"properties", "tag", b"tag", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "deliver_at_ms", b"deliver_at_ms", "message_group", b"message_group", "producer", b"producer", "properties", b"properties", "tag", b"tag", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -220,9 +284,12 @@ class SendResult(_message.Message):
     STATUS_FIELD_NUMBER: _builtins.int
     MESSAGE_ID_FIELD_NUMBER: _builtins.int
     RECALL_HANDLE_FIELD_NUMBER: _builtins.int
+    TRANSACTION_HANDLE_FIELD_NUMBER: _builtins.int
     message_id: _builtins.str
     recall_handle: _builtins.str
     """of a delayed message"""
+    transaction_handle: _builtins.str
+    """of a half message: commits it, or rolls it back"""
     @_builtins.property
     def status(self) -> Global___Status: ...
     def __init__(
@@ -231,10 +298,11 @@ class SendResult(_message.Message):
         status: Global___Status | None = ...,
         message_id: _builtins.str = ...,
         recall_handle: _builtins.str = ...,
+        transaction_handle: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message_id", b"message_id", "recall_handle", b"recall_handle", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message_id", b"message_id", "recall_handle", b"recall_handle", "status", b"status", "transaction_handle", b"transaction_handle"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -277,11 +345,11 @@ class PopRequest(_message.Message):
     messages_max: _builtins.int
     """0: the node's default"""
     invisible_ms: _builtins.int
-    """0: the node's default"""
+    """0: the group's"""
     wait_ms: _builtins.int
     """0: answer at once"""
     attempt_id: _builtins.str
-    """reserved for re-entrant calls: the node does not look at it yet"""
+    """chosen by the client: a call with that of an earlier one gets what that got and is still out"""
     start: Global___Start.ValueType
     """where a group begins that this call creates"""
     def __init__(
@@ -338,6 +406,7 @@ class PoppedMessage(_message.Message):
     QUEUE_OFFSET_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     VISIBLE_AT_MS_FIELD_NUMBER: _builtins.int
+    DEAD_LETTER_FIELD_NUMBER: _builtins.int
     handle: _builtins.str
     message_id: _builtins.str
     topic: _builtins.str
@@ -352,6 +421,10 @@ class PoppedMessage(_message.Message):
     """the deadline: acknowledge before it"""
     @_builtins.property
     def properties(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def dead_letter(self) -> Global___DeadLetter:
+        """where it came from, if it is one"""
+
     def __init__(
         self,
         *,
@@ -366,10 +439,11 @@ class PoppedMessage(_message.Message):
         queue_offset: _builtins.int = ...,
         attempt: _builtins.int = ...,
         visible_at_ms: _builtins.int = ...,
+        dead_letter: Global___DeadLetter | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["dead_letter", b"dead_letter"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "body", b"body", "handle", b"handle", "message_group", b"message_group", "message_id", b"message_id", "properties", b"properties", "queue_offset", b"queue_offset", "stored_ms", b"stored_ms", "tag", b"tag", "topic", b"topic", "visible_at_ms", b"visible_at_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "body", b"body", "dead_letter", b"dead_letter", "handle", b"handle", "message_group", b"message_group", "message_id", b"message_id", "properties", b"properties", "queue_offset", b"queue_offset", "stored_ms", b"stored_ms", "tag", b"tag", "topic", b"topic", "visible_at_ms", b"visible_at_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -571,3 +645,782 @@ class RecallResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RecallResponse: _TypeAlias = RecallResponse  # noqa: Y015
+
+@_typing.final
+class DeadLetter(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    FAILED_MS_FIELD_NUMBER: _builtins.int
+    MESSAGE_ID_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    """whose dead letter it is, and by which filter that got it"""
+    filter: _builtins.str
+    attempts: _builtins.int
+    reason: Global___Reason.ValueType
+    failed_ms: _builtins.int
+    message_id: _builtins.str
+    topic: _builtins.str
+    """empty where the record can't be read any more"""
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        filter: _builtins.str = ...,
+        attempts: _builtins.int = ...,
+        reason: Global___Reason.ValueType = ...,
+        failed_ms: _builtins.int = ...,
+        message_id: _builtins.str = ...,
+        topic: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "failed_ms", b"failed_ms", "filter", b"filter", "group", b"group", "message_id", b"message_id", "reason", b"reason", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeadLetter: _TypeAlias = DeadLetter  # noqa: Y015
+
+@_typing.final
+class ConsumeOpen(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    CREDITS_FIELD_NUMBER: _builtins.int
+    BATCH_MAX_FIELD_NUMBER: _builtins.int
+    INVISIBLE_MS_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    GIVE_BACK_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    filter: _builtins.str
+    credits: _builtins.int
+    """deliveries that may be out on this stream; 0: 1024. One that is settled gives its credit back"""
+    batch_max: _builtins.int
+    """messages of one response; 0: the node's default"""
+    invisible_ms: _builtins.int
+    """0: the group's"""
+    start: Global___Start.ValueType
+    give_back: _builtins.bool
+    """when the stream ends, what is out comes back at once and uncounted, not when its time is over"""
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        filter: _builtins.str = ...,
+        credits: _builtins.int = ...,
+        batch_max: _builtins.int = ...,
+        invisible_ms: _builtins.int = ...,
+        start: Global___Start.ValueType = ...,
+        give_back: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_max", b"batch_max", "credits", b"credits", "filter", b"filter", "give_back", b"give_back", "group", b"group", "invisible_ms", b"invisible_ms", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConsumeOpen: _TypeAlias = ConsumeOpen  # noqa: Y015
+
+@_typing.final
+class ConsumeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPEN_FIELD_NUMBER: _builtins.int
+    ACKS_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
+    CREDITS_FIELD_NUMBER: _builtins.int
+    credits: _builtins.int
+    """more credits, from now on"""
+    @_builtins.property
+    def open(self) -> Global___ConsumeOpen:
+        """in the first request only"""
+
+    @_builtins.property
+    def acks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___InvisibleChange]: ...
+    def __init__(
+        self,
+        *,
+        open: Global___ConsumeOpen | None = ...,
+        acks: _abc.Iterable[_builtins.str] | None = ...,
+        changes: _abc.Iterable[Global___InvisibleChange] | None = ...,
+        credits: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["open", b"open"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "changes", b"changes", "credits", b"credits", "open", b"open"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConsumeRequest: _TypeAlias = ConsumeRequest  # noqa: Y015
+
+@_typing.final
+class HandleStatus(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HANDLE_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    handle: _builtins.str
+    @_builtins.property
+    def status(self) -> Global___Status: ...
+    def __init__(
+        self,
+        *,
+        handle: _builtins.str = ...,
+        status: Global___Status | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HandleStatus: _TypeAlias = HandleStatus  # noqa: Y015
+
+@_typing.final
+class ConsumeResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    ACKED_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    CHANGED_FIELD_NUMBER: _builtins.int
+    acked: _builtins.int
+    """acks of this stream that are durable, in all"""
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___PoppedMessage]: ...
+    @_builtins.property
+    def refused(self) -> _containers.RepeatedCompositeFieldContainer[Global___HandleStatus]:
+        """acks that are not"""
+
+    @_builtins.property
+    def changed(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChangeInvisibleResult]:
+        """in the order of the changes"""
+
+    def __init__(
+        self,
+        *,
+        messages: _abc.Iterable[Global___PoppedMessage] | None = ...,
+        acked: _builtins.int = ...,
+        refused: _abc.Iterable[Global___HandleStatus] | None = ...,
+        changed: _abc.Iterable[Global___ChangeInvisibleResult] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "changed", b"changed", "messages", b"messages", "refused", b"refused"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConsumeResponse: _TypeAlias = ConsumeResponse  # noqa: Y015
+
+@_typing.final
+class TransactionEnd(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSACTION_HANDLE_FIELD_NUMBER: _builtins.int
+    COMMIT_FIELD_NUMBER: _builtins.int
+    transaction_handle: _builtins.str
+    commit: _builtins.bool
+    """false: roll back"""
+    def __init__(
+        self,
+        *,
+        transaction_handle: _builtins.str = ...,
+        commit: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "transaction_handle", b"transaction_handle"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransactionEnd: _TypeAlias = TransactionEnd  # noqa: Y015
+
+@_typing.final
+class EndTransactionsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def ends(self) -> _containers.RepeatedCompositeFieldContainer[Global___TransactionEnd]: ...
+    def __init__(
+        self,
+        *,
+        ends: _abc.Iterable[Global___TransactionEnd] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ends", b"ends"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndTransactionsRequest: _TypeAlias = EndTransactionsRequest  # noqa: Y015
+
+@_typing.final
+class EndTransactionsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUSES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def statuses(self) -> _containers.RepeatedCompositeFieldContainer[Global___Status]: ...
+    def __init__(
+        self,
+        *,
+        statuses: _abc.Iterable[Global___Status] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["statuses", b"statuses"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndTransactionsResponse: _TypeAlias = EndTransactionsResponse  # noqa: Y015
+
+@_typing.final
+class PollTransactionsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRODUCER_FIELD_NUMBER: _builtins.int
+    TRANSACTIONS_MAX_FIELD_NUMBER: _builtins.int
+    WAIT_MS_FIELD_NUMBER: _builtins.int
+    producer: _builtins.str
+    transactions_max: _builtins.int
+    """0: 32"""
+    wait_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        producer: _builtins.str = ...,
+        transactions_max: _builtins.int = ...,
+        wait_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["producer", b"producer", "transactions_max", b"transactions_max", "wait_ms", b"wait_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PollTransactionsRequest: _TypeAlias = PollTransactionsRequest  # noqa: Y015
+
+@_typing.final
+class ListTransactionsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRODUCER_FIELD_NUMBER: _builtins.int
+    TRANSACTIONS_MAX_FIELD_NUMBER: _builtins.int
+    AFTER_MESSAGE_ID_FIELD_NUMBER: _builtins.int
+    producer: _builtins.str
+    """empty: of all"""
+    transactions_max: _builtins.int
+    """0: 1000"""
+    after_message_id: _builtins.str
+    """of the last one of the page before"""
+    def __init__(
+        self,
+        *,
+        producer: _builtins.str = ...,
+        transactions_max: _builtins.int = ...,
+        after_message_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_message_id", b"after_message_id", "producer", b"producer", "transactions_max", b"transactions_max"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListTransactionsRequest: _TypeAlias = ListTransactionsRequest  # noqa: Y015
+
+@_typing.final
+class Transaction(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSACTION_HANDLE_FIELD_NUMBER: _builtins.int
+    MESSAGE_ID_FIELD_NUMBER: _builtins.int
+    PRODUCER_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    STORED_MS_FIELD_NUMBER: _builtins.int
+    CHECKS_FIELD_NUMBER: _builtins.int
+    NEXT_CHECK_MS_FIELD_NUMBER: _builtins.int
+    transaction_handle: _builtins.str
+    message_id: _builtins.str
+    producer: _builtins.str
+    stored_ms: _builtins.int
+    checks: _builtins.int
+    """how often the outcome was asked for"""
+    next_check_ms: _builtins.int
+    @_builtins.property
+    def message(self) -> Global___Message: ...
+    def __init__(
+        self,
+        *,
+        transaction_handle: _builtins.str = ...,
+        message_id: _builtins.str = ...,
+        producer: _builtins.str = ...,
+        message: Global___Message | None = ...,
+        stored_ms: _builtins.int = ...,
+        checks: _builtins.int = ...,
+        next_check_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checks", b"checks", "message", b"message", "message_id", b"message_id", "next_check_ms", b"next_check_ms", "producer", b"producer", "stored_ms", b"stored_ms", "transaction_handle", b"transaction_handle"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Transaction: _TypeAlias = Transaction  # noqa: Y015
+
+@_typing.final
+class TransactionsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSACTIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def transactions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Transaction]: ...
+    def __init__(
+        self,
+        *,
+        transactions: _abc.Iterable[Global___Transaction] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["transactions", b"transactions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransactionsResponse: _TypeAlias = TransactionsResponse  # noqa: Y015
+
+@_typing.final
+class Exponential(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MIN_MS_FIELD_NUMBER: _builtins.int
+    MAX_MS_FIELD_NUMBER: _builtins.int
+    FACTOR_FIELD_NUMBER: _builtins.int
+    min_ms: _builtins.int
+    max_ms: _builtins.int
+    factor: _builtins.float
+    """0: 2"""
+    def __init__(
+        self,
+        *,
+        min_ms: _builtins.int = ...,
+        max_ms: _builtins.int = ...,
+        factor: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["factor", b"factor", "max_ms", b"max_ms", "min_ms", b"min_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Exponential: _TypeAlias = Exponential  # noqa: Y015
+
+@_typing.final
+class Backoff(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXPONENTIAL_FIELD_NUMBER: _builtins.int
+    LIST_MS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def exponential(self) -> Global___Exponential: ...
+    @_builtins.property
+    def list_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """by attempt; the last holds for all that follow. Neither: none"""
+
+    def __init__(
+        self,
+        *,
+        exponential: Global___Exponential | None = ...,
+        list_ms: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["exponential", b"exponential"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exponential", b"exponential", "list_ms", b"list_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Backoff: _TypeAlias = Backoff  # noqa: Y015
+
+@_typing.final
+class GroupSettings(_message.Message):
+    """In an update, what is not given stays as it is. In a description, all is given: what holds."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTEMPTS_MAX_FIELD_NUMBER: _builtins.int
+    BACKOFF_FIELD_NUMBER: _builtins.int
+    INVISIBLE_MS_FIELD_NUMBER: _builtins.int
+    IN_FLIGHT_MAX_FIELD_NUMBER: _builtins.int
+    FIFO_FIELD_NUMBER: _builtins.int
+    EXPRESSION_FIELD_NUMBER: _builtins.int
+    EXPRESSION_TYPE_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
+    BACKOFF_OF_NODE_FIELD_NUMBER: _builtins.int
+    attempts_max: _builtins.int
+    """here and below, 0: the node's option"""
+    invisible_ms: _builtins.int
+    in_flight_max: _builtins.int
+    fifo: _builtins.bool
+    expression: _builtins.str
+    expression_type: Global___ExpressionType.ValueType
+    paused: _builtins.bool
+    backoff_of_node: _builtins.bool
+    """in an update: the node's option, in place of the group's own"""
+    @_builtins.property
+    def backoff(self) -> Global___Backoff: ...
+    def __init__(
+        self,
+        *,
+        attempts_max: _builtins.int | None = ...,
+        backoff: Global___Backoff | None = ...,
+        invisible_ms: _builtins.int | None = ...,
+        in_flight_max: _builtins.int | None = ...,
+        fifo: _builtins.bool | None = ...,
+        expression: _builtins.str | None = ...,
+        expression_type: Global___ExpressionType.ValueType | None = ...,
+        paused: _builtins.bool | None = ...,
+        backoff_of_node: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_attempts_max", b"_attempts_max", "_expression", b"_expression", "_expression_type", b"_expression_type", "_fifo", b"_fifo", "_in_flight_max", b"_in_flight_max", "_invisible_ms", b"_invisible_ms", "_paused", b"_paused", "attempts_max", b"attempts_max", "backoff", b"backoff", "expression", b"expression", "expression_type", b"expression_type", "fifo", b"fifo", "in_flight_max", b"in_flight_max", "invisible_ms", b"invisible_ms", "paused", b"paused"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attempts_max", b"_attempts_max", "_expression", b"_expression", "_expression_type", b"_expression_type", "_fifo", b"_fifo", "_in_flight_max", b"_in_flight_max", "_invisible_ms", b"_invisible_ms", "_paused", b"_paused", "attempts_max", b"attempts_max", "backoff", b"backoff", "backoff_of_node", b"backoff_of_node", "expression", b"expression", "expression_type", b"expression_type", "fifo", b"fifo", "in_flight_max", b"in_flight_max", "invisible_ms", b"invisible_ms", "paused", b"paused"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__attempts_max: _TypeAlias = _typing.Literal["attempts_max"]  # noqa: Y015
+    _WhichOneofArgType__attempts_max: _TypeAlias = _typing.Literal["_attempts_max", b"_attempts_max"]  # noqa: Y015
+    _WhichOneofReturnType__expression: _TypeAlias = _typing.Literal["expression"]  # noqa: Y015
+    _WhichOneofArgType__expression: _TypeAlias = _typing.Literal["_expression", b"_expression"]  # noqa: Y015
+    _WhichOneofReturnType__expression_type: _TypeAlias = _typing.Literal["expression_type"]  # noqa: Y015
+    _WhichOneofArgType__expression_type: _TypeAlias = _typing.Literal["_expression_type", b"_expression_type"]  # noqa: Y015
+    _WhichOneofReturnType__fifo: _TypeAlias = _typing.Literal["fifo"]  # noqa: Y015
+    _WhichOneofArgType__fifo: _TypeAlias = _typing.Literal["_fifo", b"_fifo"]  # noqa: Y015
+    _WhichOneofReturnType__in_flight_max: _TypeAlias = _typing.Literal["in_flight_max"]  # noqa: Y015
+    _WhichOneofArgType__in_flight_max: _TypeAlias = _typing.Literal["_in_flight_max", b"_in_flight_max"]  # noqa: Y015
+    _WhichOneofReturnType__invisible_ms: _TypeAlias = _typing.Literal["invisible_ms"]  # noqa: Y015
+    _WhichOneofArgType__invisible_ms: _TypeAlias = _typing.Literal["_invisible_ms", b"_invisible_ms"]  # noqa: Y015
+    _WhichOneofReturnType__paused: _TypeAlias = _typing.Literal["paused"]  # noqa: Y015
+    _WhichOneofArgType__paused: _TypeAlias = _typing.Literal["_paused", b"_paused"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__attempts_max) -> _WhichOneofReturnType__attempts_max | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__expression) -> _WhichOneofReturnType__expression | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__expression_type) -> _WhichOneofReturnType__expression_type | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__fifo) -> _WhichOneofReturnType__fifo | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__in_flight_max) -> _WhichOneofReturnType__in_flight_max | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__invisible_ms) -> _WhichOneofReturnType__invisible_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__paused) -> _WhichOneofReturnType__paused | None: ...
+
+Global___GroupSettings: _TypeAlias = GroupSettings  # noqa: Y015
+
+@_typing.final
+class GroupRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    filter: _builtins.str
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        filter: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "group", b"group"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupRequest: _TypeAlias = GroupRequest  # noqa: Y015
+
+@_typing.final
+class CreateGroupRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    SETTINGS_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    filter: _builtins.str
+    start: Global___Start.ValueType
+    @_builtins.property
+    def settings(self) -> Global___GroupSettings: ...
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        filter: _builtins.str = ...,
+        start: Global___Start.ValueType = ...,
+        settings: Global___GroupSettings | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "group", b"group", "settings", b"settings", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CreateGroupRequest: _TypeAlias = CreateGroupRequest  # noqa: Y015
+
+@_typing.final
+class UpdateGroupRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    SETTINGS_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    filter: _builtins.str
+    @_builtins.property
+    def settings(self) -> Global___GroupSettings: ...
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        filter: _builtins.str = ...,
+        settings: Global___GroupSettings | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "group", b"group", "settings", b"settings"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateGroupRequest: _TypeAlias = UpdateGroupRequest  # noqa: Y015
+
+@_typing.final
+class ResetGroupRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    TIME_MS_FIELD_NUMBER: _builtins.int
+    MESSAGE_ID_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    filter: _builtins.str
+    end: Global___Start.ValueType
+    time_ms: _builtins.int
+    message_id: _builtins.str
+    """the first message that comes is this, or what follows it"""
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        filter: _builtins.str = ...,
+        end: Global___Start.ValueType = ...,
+        time_ms: _builtins.int = ...,
+        message_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "message_id", b"message_id", "time_ms", b"time_ms", "to", b"to"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "filter", b"filter", "group", b"group", "message_id", b"message_id", "time_ms", b"time_ms", "to", b"to"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_to: _TypeAlias = _typing.Literal["end", "time_ms", "message_id"]  # noqa: Y015
+    _WhichOneofArgType_to: _TypeAlias = _typing.Literal["to", b"to"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_to) -> _WhichOneofReturnType_to | None: ...
+
+Global___ResetGroupRequest: _TypeAlias = ResetGroupRequest  # noqa: Y015
+
+@_typing.final
+class DeleteGroupResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteGroupResponse: _TypeAlias = DeleteGroupResponse  # noqa: Y015
+
+@_typing.final
+class GroupDescription(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    SETTINGS_FIELD_NUMBER: _builtins.int
+    VISIBLE_FIELD_NUMBER: _builtins.int
+    RETRIES_FIELD_NUMBER: _builtins.int
+    IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    DELAYED_FIELD_NUMBER: _builtins.int
+    PARKED_FIELD_NUMBER: _builtins.int
+    DEAD_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    OLDEST_MS_FIELD_NUMBER: _builtins.int
+    OLDEST_IN_FLIGHT_MS_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    filter: _builtins.str
+    visible: _builtins.int
+    """with a filter on delivery: at most"""
+    retries: _builtins.int
+    """of these, what comes back"""
+    in_flight: _builtins.int
+    delayed: _builtins.int
+    """of these, what waits for its back-off"""
+    parked: _builtins.int
+    """what waits behind its message group"""
+    dead: _builtins.int
+    waiting: _builtins.int
+    """polls"""
+    oldest_ms: _builtins.int
+    """age of the oldest that is not handed out"""
+    oldest_in_flight_ms: _builtins.int
+    @_builtins.property
+    def settings(self) -> Global___GroupSettings: ...
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        filter: _builtins.str = ...,
+        settings: Global___GroupSettings | None = ...,
+        visible: _builtins.int = ...,
+        retries: _builtins.int = ...,
+        in_flight: _builtins.int = ...,
+        delayed: _builtins.int = ...,
+        parked: _builtins.int = ...,
+        dead: _builtins.int = ...,
+        waiting: _builtins.int = ...,
+        oldest_ms: _builtins.int | None = ...,
+        oldest_in_flight_ms: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_oldest_in_flight_ms", b"_oldest_in_flight_ms", "_oldest_ms", b"_oldest_ms", "oldest_in_flight_ms", b"oldest_in_flight_ms", "oldest_ms", b"oldest_ms", "settings", b"settings"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_oldest_in_flight_ms", b"_oldest_in_flight_ms", "_oldest_ms", b"_oldest_ms", "dead", b"dead", "delayed", b"delayed", "filter", b"filter", "group", b"group", "in_flight", b"in_flight", "oldest_in_flight_ms", b"oldest_in_flight_ms", "oldest_ms", b"oldest_ms", "parked", b"parked", "retries", b"retries", "settings", b"settings", "visible", b"visible", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__oldest_in_flight_ms: _TypeAlias = _typing.Literal["oldest_in_flight_ms"]  # noqa: Y015
+    _WhichOneofArgType__oldest_in_flight_ms: _TypeAlias = _typing.Literal["_oldest_in_flight_ms", b"_oldest_in_flight_ms"]  # noqa: Y015
+    _WhichOneofReturnType__oldest_ms: _TypeAlias = _typing.Literal["oldest_ms"]  # noqa: Y015
+    _WhichOneofArgType__oldest_ms: _TypeAlias = _typing.Literal["_oldest_ms", b"_oldest_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__oldest_in_flight_ms) -> _WhichOneofReturnType__oldest_in_flight_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__oldest_ms) -> _WhichOneofReturnType__oldest_ms | None: ...
+
+Global___GroupDescription: _TypeAlias = GroupDescription  # noqa: Y015
+
+@_typing.final
+class GroupsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUPS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupDescription]: ...
+    def __init__(
+        self,
+        *,
+        groups: _abc.Iterable[Global___GroupDescription] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupsResponse: _TypeAlias = GroupsResponse  # noqa: Y015
+
+@_typing.final
+class ListDeadLettersRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    AFTER_MESSAGE_ID_FIELD_NUMBER: _builtins.int
+    DEAD_LETTERS_MAX_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    after_message_id: _builtins.str
+    """of the last one of the page before"""
+    dead_letters_max: _builtins.int
+    """0: 1000"""
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        after_message_id: _builtins.str = ...,
+        dead_letters_max: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_message_id", b"after_message_id", "dead_letters_max", b"dead_letters_max", "group", b"group"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListDeadLettersRequest: _TypeAlias = ListDeadLettersRequest  # noqa: Y015
+
+@_typing.final
+class ListDeadLettersResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEAD_LETTERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def dead_letters(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeadLetter]: ...
+    def __init__(
+        self,
+        *,
+        dead_letters: _abc.Iterable[Global___DeadLetter] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead_letters", b"dead_letters"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListDeadLettersResponse: _TypeAlias = ListDeadLettersResponse  # noqa: Y015
+
+@_typing.final
+class RedriveRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    MESSAGE_IDS_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    @_builtins.property
+    def message_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """none: all, up to 10,000"""
+
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        message_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "message_ids", b"message_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RedriveRequest: _TypeAlias = RedriveRequest  # noqa: Y015
+
+@_typing.final
+class RedriveResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REDRIVEN_FIELD_NUMBER: _builtins.int
+    redriven: _builtins.int
+    def __init__(
+        self,
+        *,
+        redriven: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["redriven", b"redriven"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RedriveResponse: _TypeAlias = RedriveResponse  # noqa: Y015

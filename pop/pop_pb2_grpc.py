@@ -59,6 +59,31 @@ class PopServiceStub:
                 request_serializer=pop_dot_pop__pb2.RecallRequest.SerializeToString,
                 response_deserializer=pop_dot_pop__pb2.RecallResponse.FromString,
                 _registered_method=True)
+        self.GiveUp = channel.unary_unary(
+                '/millrace.pop.v1.PopService/GiveUp',
+                request_serializer=pop_dot_pop__pb2.AckRequest.SerializeToString,
+                response_deserializer=pop_dot_pop__pb2.AckResponse.FromString,
+                _registered_method=True)
+        self.Consume = channel.stream_stream(
+                '/millrace.pop.v1.PopService/Consume',
+                request_serializer=pop_dot_pop__pb2.ConsumeRequest.SerializeToString,
+                response_deserializer=pop_dot_pop__pb2.ConsumeResponse.FromString,
+                _registered_method=True)
+        self.EndTransactions = channel.unary_unary(
+                '/millrace.pop.v1.PopService/EndTransactions',
+                request_serializer=pop_dot_pop__pb2.EndTransactionsRequest.SerializeToString,
+                response_deserializer=pop_dot_pop__pb2.EndTransactionsResponse.FromString,
+                _registered_method=True)
+        self.PollTransactions = channel.unary_unary(
+                '/millrace.pop.v1.PopService/PollTransactions',
+                request_serializer=pop_dot_pop__pb2.PollTransactionsRequest.SerializeToString,
+                response_deserializer=pop_dot_pop__pb2.TransactionsResponse.FromString,
+                _registered_method=True)
+        self.ListTransactions = channel.unary_unary(
+                '/millrace.pop.v1.PopService/ListTransactions',
+                request_serializer=pop_dot_pop__pb2.ListTransactionsRequest.SerializeToString,
+                response_deserializer=pop_dot_pop__pb2.TransactionsResponse.FromString,
+                _registered_method=True)
 
 
 class PopServiceServicer:
@@ -99,6 +124,41 @@ class PopServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GiveUp(self, request, context):
+        """Gives deliveries up: they are dead letters at once. A status per handle, in order.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Consume(self, request_iterator, context):
+        """Messages as they come, acknowledgements on the same stream: the lowest latency. The first request has `open`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EndTransactions(self, request, context):
+        """Commits or rolls back half messages. A status per transaction, in order.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PollTransactions(self, request, context):
+        """Half messages of a producer whose outcome the node asks for; waits up to wait_ms for the first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListTransactions(self, request, context):
+        """Half messages that are pending, oldest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PopServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -126,6 +186,31 @@ def add_PopServiceServicer_to_server(servicer, server):
                     servicer.Recall,
                     request_deserializer=pop_dot_pop__pb2.RecallRequest.FromString,
                     response_serializer=pop_dot_pop__pb2.RecallResponse.SerializeToString,
+            ),
+            'GiveUp': grpc.unary_unary_rpc_method_handler(
+                    servicer.GiveUp,
+                    request_deserializer=pop_dot_pop__pb2.AckRequest.FromString,
+                    response_serializer=pop_dot_pop__pb2.AckResponse.SerializeToString,
+            ),
+            'Consume': grpc.stream_stream_rpc_method_handler(
+                    servicer.Consume,
+                    request_deserializer=pop_dot_pop__pb2.ConsumeRequest.FromString,
+                    response_serializer=pop_dot_pop__pb2.ConsumeResponse.SerializeToString,
+            ),
+            'EndTransactions': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndTransactions,
+                    request_deserializer=pop_dot_pop__pb2.EndTransactionsRequest.FromString,
+                    response_serializer=pop_dot_pop__pb2.EndTransactionsResponse.SerializeToString,
+            ),
+            'PollTransactions': grpc.unary_unary_rpc_method_handler(
+                    servicer.PollTransactions,
+                    request_deserializer=pop_dot_pop__pb2.PollTransactionsRequest.FromString,
+                    response_serializer=pop_dot_pop__pb2.TransactionsResponse.SerializeToString,
+            ),
+            'ListTransactions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTransactions,
+                    request_deserializer=pop_dot_pop__pb2.ListTransactionsRequest.FromString,
+                    response_serializer=pop_dot_pop__pb2.TransactionsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -263,6 +348,479 @@ class PopService:
             '/millrace.pop.v1.PopService/Recall',
             pop_dot_pop__pb2.RecallRequest.SerializeToString,
             pop_dot_pop__pb2.RecallResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GiveUp(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/millrace.pop.v1.PopService/GiveUp',
+            pop_dot_pop__pb2.AckRequest.SerializeToString,
+            pop_dot_pop__pb2.AckResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Consume(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/millrace.pop.v1.PopService/Consume',
+            pop_dot_pop__pb2.ConsumeRequest.SerializeToString,
+            pop_dot_pop__pb2.ConsumeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndTransactions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/millrace.pop.v1.PopService/EndTransactions',
+            pop_dot_pop__pb2.EndTransactionsRequest.SerializeToString,
+            pop_dot_pop__pb2.EndTransactionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PollTransactions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/millrace.pop.v1.PopService/PollTransactions',
+            pop_dot_pop__pb2.PollTransactionsRequest.SerializeToString,
+            pop_dot_pop__pb2.TransactionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTransactions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/millrace.pop.v1.PopService/ListTransactions',
+            pop_dot_pop__pb2.ListTransactionsRequest.SerializeToString,
+            pop_dot_pop__pb2.TransactionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class GroupServiceStub:
+    """Groups, and their dead letters. An empty filter means all filters of the group.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.CreateGroup = channel.unary_unary(
+                '/millrace.pop.v1.GroupService/CreateGroup',
+                request_serializer=pop_dot_pop__pb2.CreateGroupRequest.SerializeToString,
+                response_deserializer=pop_dot_pop__pb2.GroupsResponse.FromString,
+                _registered_method=True)
+        self.UpdateGroup = channel.unary_unary(
+                '/millrace.pop.v1.GroupService/UpdateGroup',
+                request_serializer=pop_dot_pop__pb2.UpdateGroupRequest.SerializeToString,
+                response_deserializer=pop_dot_pop__pb2.GroupsResponse.FromString,
+                _registered_method=True)
+        self.DescribeGroups = channel.unary_unary(
+                '/millrace.pop.v1.GroupService/DescribeGroups',
+                request_serializer=pop_dot_pop__pb2.GroupRequest.SerializeToString,
+                response_deserializer=pop_dot_pop__pb2.GroupsResponse.FromString,
+                _registered_method=True)
+        self.DeleteGroup = channel.unary_unary(
+                '/millrace.pop.v1.GroupService/DeleteGroup',
+                request_serializer=pop_dot_pop__pb2.GroupRequest.SerializeToString,
+                response_deserializer=pop_dot_pop__pb2.DeleteGroupResponse.FromString,
+                _registered_method=True)
+        self.ResetGroup = channel.unary_unary(
+                '/millrace.pop.v1.GroupService/ResetGroup',
+                request_serializer=pop_dot_pop__pb2.ResetGroupRequest.SerializeToString,
+                response_deserializer=pop_dot_pop__pb2.GroupsResponse.FromString,
+                _registered_method=True)
+        self.ListDeadLetters = channel.unary_unary(
+                '/millrace.pop.v1.GroupService/ListDeadLetters',
+                request_serializer=pop_dot_pop__pb2.ListDeadLettersRequest.SerializeToString,
+                response_deserializer=pop_dot_pop__pb2.ListDeadLettersResponse.FromString,
+                _registered_method=True)
+        self.Redrive = channel.unary_unary(
+                '/millrace.pop.v1.GroupService/Redrive',
+                request_serializer=pop_dot_pop__pb2.RedriveRequest.SerializeToString,
+                response_deserializer=pop_dot_pop__pb2.RedriveResponse.FromString,
+                _registered_method=True)
+
+
+class GroupServiceServicer:
+    """Groups, and their dead letters. An empty filter means all filters of the group.
+    """
+
+    def CreateGroup(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateGroup(self, request, context):
+        """Changes what is given, and leaves the rest.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribeGroups(self, request, context):
+        """All groups, where no name is given.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteGroup(self, request, context):
+        """Its handles are void, its polls end. Its dead letters go too, unless another group consumes them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResetGroup(self, request, context):
+        """Begins anew elsewhere: old handles are void, what came back is forgotten.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListDeadLetters(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Redrive(self, request, context):
+        """Sends dead letters back to their group, as new messages; each once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_GroupServiceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'CreateGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateGroup,
+                    request_deserializer=pop_dot_pop__pb2.CreateGroupRequest.FromString,
+                    response_serializer=pop_dot_pop__pb2.GroupsResponse.SerializeToString,
+            ),
+            'UpdateGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateGroup,
+                    request_deserializer=pop_dot_pop__pb2.UpdateGroupRequest.FromString,
+                    response_serializer=pop_dot_pop__pb2.GroupsResponse.SerializeToString,
+            ),
+            'DescribeGroups': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeGroups,
+                    request_deserializer=pop_dot_pop__pb2.GroupRequest.FromString,
+                    response_serializer=pop_dot_pop__pb2.GroupsResponse.SerializeToString,
+            ),
+            'DeleteGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteGroup,
+                    request_deserializer=pop_dot_pop__pb2.GroupRequest.FromString,
+                    response_serializer=pop_dot_pop__pb2.DeleteGroupResponse.SerializeToString,
+            ),
+            'ResetGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResetGroup,
+                    request_deserializer=pop_dot_pop__pb2.ResetGroupRequest.FromString,
+                    response_serializer=pop_dot_pop__pb2.GroupsResponse.SerializeToString,
+            ),
+            'ListDeadLetters': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListDeadLetters,
+                    request_deserializer=pop_dot_pop__pb2.ListDeadLettersRequest.FromString,
+                    response_serializer=pop_dot_pop__pb2.ListDeadLettersResponse.SerializeToString,
+            ),
+            'Redrive': grpc.unary_unary_rpc_method_handler(
+                    servicer.Redrive,
+                    request_deserializer=pop_dot_pop__pb2.RedriveRequest.FromString,
+                    response_serializer=pop_dot_pop__pb2.RedriveResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'millrace.pop.v1.GroupService', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('millrace.pop.v1.GroupService', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class GroupService:
+    """Groups, and their dead letters. An empty filter means all filters of the group.
+    """
+
+    @staticmethod
+    def CreateGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/millrace.pop.v1.GroupService/CreateGroup',
+            pop_dot_pop__pb2.CreateGroupRequest.SerializeToString,
+            pop_dot_pop__pb2.GroupsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/millrace.pop.v1.GroupService/UpdateGroup',
+            pop_dot_pop__pb2.UpdateGroupRequest.SerializeToString,
+            pop_dot_pop__pb2.GroupsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeGroups(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/millrace.pop.v1.GroupService/DescribeGroups',
+            pop_dot_pop__pb2.GroupRequest.SerializeToString,
+            pop_dot_pop__pb2.GroupsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/millrace.pop.v1.GroupService/DeleteGroup',
+            pop_dot_pop__pb2.GroupRequest.SerializeToString,
+            pop_dot_pop__pb2.DeleteGroupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResetGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/millrace.pop.v1.GroupService/ResetGroup',
+            pop_dot_pop__pb2.ResetGroupRequest.SerializeToString,
+            pop_dot_pop__pb2.GroupsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListDeadLetters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/millrace.pop.v1.GroupService/ListDeadLetters',
+            pop_dot_pop__pb2.ListDeadLettersRequest.SerializeToString,
+            pop_dot_pop__pb2.ListDeadLettersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Redrive(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/millrace.pop.v1.GroupService/Redrive',
+            pop_dot_pop__pb2.RedriveRequest.SerializeToString,
+            pop_dot_pop__pb2.RedriveResponse.FromString,
             options,
             channel_credentials,
             insecure,

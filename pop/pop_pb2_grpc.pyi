@@ -45,6 +45,16 @@ class PopServiceStub:
     """Moves the deadline of deliveries. Each gets a new handle, and its old one is void."""
     Recall: _grpc.UnaryUnaryMultiCallable[_pop_pb2.RecallRequest, _pop_pb2.RecallResponse]
     """Cancels delayed messages that have not fired yet."""
+    GiveUp: _grpc.UnaryUnaryMultiCallable[_pop_pb2.AckRequest, _pop_pb2.AckResponse]
+    """Gives deliveries up: they are dead letters at once. A status per handle, in order."""
+    Consume: _grpc.StreamStreamMultiCallable[_pop_pb2.ConsumeRequest, _pop_pb2.ConsumeResponse]
+    """Messages as they come, acknowledgements on the same stream: the lowest latency. The first request has `open`."""
+    EndTransactions: _grpc.UnaryUnaryMultiCallable[_pop_pb2.EndTransactionsRequest, _pop_pb2.EndTransactionsResponse]
+    """Commits or rolls back half messages. A status per transaction, in order."""
+    PollTransactions: _grpc.UnaryUnaryMultiCallable[_pop_pb2.PollTransactionsRequest, _pop_pb2.TransactionsResponse]
+    """Half messages of a producer whose outcome the node asks for; waits up to wait_ms for the first."""
+    ListTransactions: _grpc.UnaryUnaryMultiCallable[_pop_pb2.ListTransactionsRequest, _pop_pb2.TransactionsResponse]
+    """Half messages that are pending, oldest first."""
 
 @_typing.type_check_only
 class PopServiceAsyncStub(PopServiceStub):
@@ -59,6 +69,16 @@ class PopServiceAsyncStub(PopServiceStub):
     """Moves the deadline of deliveries. Each gets a new handle, and its old one is void."""
     Recall: _aio.UnaryUnaryMultiCallable[_pop_pb2.RecallRequest, _pop_pb2.RecallResponse]  # type: ignore[assignment]
     """Cancels delayed messages that have not fired yet."""
+    GiveUp: _aio.UnaryUnaryMultiCallable[_pop_pb2.AckRequest, _pop_pb2.AckResponse]  # type: ignore[assignment]
+    """Gives deliveries up: they are dead letters at once. A status per handle, in order."""
+    Consume: _aio.StreamStreamMultiCallable[_pop_pb2.ConsumeRequest, _pop_pb2.ConsumeResponse]  # type: ignore[assignment]
+    """Messages as they come, acknowledgements on the same stream: the lowest latency. The first request has `open`."""
+    EndTransactions: _aio.UnaryUnaryMultiCallable[_pop_pb2.EndTransactionsRequest, _pop_pb2.EndTransactionsResponse]  # type: ignore[assignment]
+    """Commits or rolls back half messages. A status per transaction, in order."""
+    PollTransactions: _aio.UnaryUnaryMultiCallable[_pop_pb2.PollTransactionsRequest, _pop_pb2.TransactionsResponse]  # type: ignore[assignment]
+    """Half messages of a producer whose outcome the node asks for; waits up to wait_ms for the first."""
+    ListTransactions: _aio.UnaryUnaryMultiCallable[_pop_pb2.ListTransactionsRequest, _pop_pb2.TransactionsResponse]  # type: ignore[assignment]
+    """Half messages that are pending, oldest first."""
 
 class PopServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -101,4 +121,141 @@ class PopServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_pop_pb2.RecallResponse, _abc.Awaitable[_pop_pb2.RecallResponse]]:
         """Cancels delayed messages that have not fired yet."""
 
+    @_abc_1.abstractmethod
+    def GiveUp(
+        self,
+        request: _pop_pb2.AckRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pop_pb2.AckResponse, _abc.Awaitable[_pop_pb2.AckResponse]]:
+        """Gives deliveries up: they are dead letters at once. A status per handle, in order."""
+
+    @_abc_1.abstractmethod
+    def Consume(
+        self,
+        request_iterator: _MaybeAsyncIterator[_pop_pb2.ConsumeRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_pop_pb2.ConsumeResponse], _abc.AsyncIterator[_pop_pb2.ConsumeResponse]]:
+        """Messages as they come, acknowledgements on the same stream: the lowest latency. The first request has `open`."""
+
+    @_abc_1.abstractmethod
+    def EndTransactions(
+        self,
+        request: _pop_pb2.EndTransactionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pop_pb2.EndTransactionsResponse, _abc.Awaitable[_pop_pb2.EndTransactionsResponse]]:
+        """Commits or rolls back half messages. A status per transaction, in order."""
+
+    @_abc_1.abstractmethod
+    def PollTransactions(
+        self,
+        request: _pop_pb2.PollTransactionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pop_pb2.TransactionsResponse, _abc.Awaitable[_pop_pb2.TransactionsResponse]]:
+        """Half messages of a producer whose outcome the node asks for; waits up to wait_ms for the first."""
+
+    @_abc_1.abstractmethod
+    def ListTransactions(
+        self,
+        request: _pop_pb2.ListTransactionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pop_pb2.TransactionsResponse, _abc.Awaitable[_pop_pb2.TransactionsResponse]]:
+        """Half messages that are pending, oldest first."""
+
 def add_PopServiceServicer_to_server(servicer: PopServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class GroupServiceStub:
+    """Groups, and their dead letters. An empty filter means all filters of the group."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> GroupServiceAsyncStub: ...
+    CreateGroup: _grpc.UnaryUnaryMultiCallable[_pop_pb2.CreateGroupRequest, _pop_pb2.GroupsResponse]
+    UpdateGroup: _grpc.UnaryUnaryMultiCallable[_pop_pb2.UpdateGroupRequest, _pop_pb2.GroupsResponse]
+    """Changes what is given, and leaves the rest."""
+    DescribeGroups: _grpc.UnaryUnaryMultiCallable[_pop_pb2.GroupRequest, _pop_pb2.GroupsResponse]
+    """All groups, where no name is given."""
+    DeleteGroup: _grpc.UnaryUnaryMultiCallable[_pop_pb2.GroupRequest, _pop_pb2.DeleteGroupResponse]
+    """Its handles are void, its polls end. Its dead letters go too, unless another group consumes them."""
+    ResetGroup: _grpc.UnaryUnaryMultiCallable[_pop_pb2.ResetGroupRequest, _pop_pb2.GroupsResponse]
+    """Begins anew elsewhere: old handles are void, what came back is forgotten."""
+    ListDeadLetters: _grpc.UnaryUnaryMultiCallable[_pop_pb2.ListDeadLettersRequest, _pop_pb2.ListDeadLettersResponse]
+    Redrive: _grpc.UnaryUnaryMultiCallable[_pop_pb2.RedriveRequest, _pop_pb2.RedriveResponse]
+    """Sends dead letters back to their group, as new messages; each once."""
+
+@_typing.type_check_only
+class GroupServiceAsyncStub(GroupServiceStub):
+    """Groups, and their dead letters. An empty filter means all filters of the group."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    CreateGroup: _aio.UnaryUnaryMultiCallable[_pop_pb2.CreateGroupRequest, _pop_pb2.GroupsResponse]  # type: ignore[assignment]
+    UpdateGroup: _aio.UnaryUnaryMultiCallable[_pop_pb2.UpdateGroupRequest, _pop_pb2.GroupsResponse]  # type: ignore[assignment]
+    """Changes what is given, and leaves the rest."""
+    DescribeGroups: _aio.UnaryUnaryMultiCallable[_pop_pb2.GroupRequest, _pop_pb2.GroupsResponse]  # type: ignore[assignment]
+    """All groups, where no name is given."""
+    DeleteGroup: _aio.UnaryUnaryMultiCallable[_pop_pb2.GroupRequest, _pop_pb2.DeleteGroupResponse]  # type: ignore[assignment]
+    """Its handles are void, its polls end. Its dead letters go too, unless another group consumes them."""
+    ResetGroup: _aio.UnaryUnaryMultiCallable[_pop_pb2.ResetGroupRequest, _pop_pb2.GroupsResponse]  # type: ignore[assignment]
+    """Begins anew elsewhere: old handles are void, what came back is forgotten."""
+    ListDeadLetters: _aio.UnaryUnaryMultiCallable[_pop_pb2.ListDeadLettersRequest, _pop_pb2.ListDeadLettersResponse]  # type: ignore[assignment]
+    Redrive: _aio.UnaryUnaryMultiCallable[_pop_pb2.RedriveRequest, _pop_pb2.RedriveResponse]  # type: ignore[assignment]
+    """Sends dead letters back to their group, as new messages; each once."""
+
+class GroupServiceServicer(metaclass=_abc_1.ABCMeta):
+    """Groups, and their dead letters. An empty filter means all filters of the group."""
+
+    @_abc_1.abstractmethod
+    def CreateGroup(
+        self,
+        request: _pop_pb2.CreateGroupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pop_pb2.GroupsResponse, _abc.Awaitable[_pop_pb2.GroupsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def UpdateGroup(
+        self,
+        request: _pop_pb2.UpdateGroupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pop_pb2.GroupsResponse, _abc.Awaitable[_pop_pb2.GroupsResponse]]:
+        """Changes what is given, and leaves the rest."""
+
+    @_abc_1.abstractmethod
+    def DescribeGroups(
+        self,
+        request: _pop_pb2.GroupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pop_pb2.GroupsResponse, _abc.Awaitable[_pop_pb2.GroupsResponse]]:
+        """All groups, where no name is given."""
+
+    @_abc_1.abstractmethod
+    def DeleteGroup(
+        self,
+        request: _pop_pb2.GroupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pop_pb2.DeleteGroupResponse, _abc.Awaitable[_pop_pb2.DeleteGroupResponse]]:
+        """Its handles are void, its polls end. Its dead letters go too, unless another group consumes them."""
+
+    @_abc_1.abstractmethod
+    def ResetGroup(
+        self,
+        request: _pop_pb2.ResetGroupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pop_pb2.GroupsResponse, _abc.Awaitable[_pop_pb2.GroupsResponse]]:
+        """Begins anew elsewhere: old handles are void, what came back is forgotten."""
+
+    @_abc_1.abstractmethod
+    def ListDeadLetters(
+        self,
+        request: _pop_pb2.ListDeadLettersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pop_pb2.ListDeadLettersResponse, _abc.Awaitable[_pop_pb2.ListDeadLettersResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Redrive(
+        self,
+        request: _pop_pb2.RedriveRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pop_pb2.RedriveResponse, _abc.Awaitable[_pop_pb2.RedriveResponse]]:
+        """Sends dead letters back to their group, as new messages; each once."""
+
+def add_GroupServiceServicer_to_server(servicer: GroupServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

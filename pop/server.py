@@ -1,13 +1,22 @@
-"""The gRPC listener of a node."""
+"""The gRPC listener of a node: the services, health and reflection, TLS and access."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import grpc
 import grpc.aio
+from google.protobuf.message_factory import GetMessageClass
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
 
-from pop import pop_pb2_grpc
+from pop import pop_pb2 as pb
+from pop.access import AccessInterceptor, load_access
+from pop.groupservice import GroupService
+from pop.options import PopOptions
 from pop.service import PopService
-from store.options import HostPort
+from pop.wire import serialize
 
 RECEIVE_BYTES_MAX = 64 * 1024 * 1024
 """Of one request: a batch of messages. A larger one is refused with RESOURCE_EXHAUSTED by gRPC itself."""
@@ -17,39 +26,81 @@ STOP_GRACE_S = 1.0
 
 
 class PopServer:
-    """Serves a `PopService` on an address.
+    """Serves the API on an address.
 
     Parameters:
-        service: what is served.
-        listen: where. Port 0 picks a free one.
+        service: messages.
+        groups: groups and dead letters.
+        options: where to listen, and for whom.
     """
 
-    def __init__(self, service: PopService, listen: HostPort) -> None:
-        self._listen = listen
+    def __init__(self, service: PopService, groups: GroupService, options: PopOptions) -> None:
+        self._options = options
+        access = load_access(Path(options.access_file)) if options.access_file else None
         self._server = grpc.aio.server(
+            interceptors=[AccessInterceptor(access)] if access is not None else [],
             options=[
                 ("grpc.max_receive_message_length", RECEIVE_BYTES_MAX),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.so_reuseport", 0),
                 ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
                 ("grpc.keepalive_permit_without_calls", 1),
-            ]
+            ],
         )
-        pop_pb2_grpc.add_PopServiceServicer_to_server(service, self._server)
+        served = {"PopService": service, "GroupService": groups}
+        names = []
+        for name, servicer in served.items():
+            descriptor = pb.DESCRIPTOR.services_by_name[name]
+            names.append(descriptor.full_name)
+            methods = {method.name: _handler(method, servicer) for method in descriptor.methods}
+            self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(descriptor.full_name, methods),))
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # it is there
+        self._names = ("", *names)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
 
     async def start(self) -> int:
         """Open the listener; return its port.
 
         Raises:
-            OSError: the address can't be listened on, because something else does or it isn't this machine's.
+            OSError: the address can't be listened on, because something else does or it isn't this machine's; or a file of
+                the TLS options can't be read.
         """
+        options = self._options
+        address = str(options.listen)
         try:
-            port = self._server.add_insecure_port(str(self._listen))
+            if options.tls_certificate_file:
+                port = self._server.add_secure_port(address, _credentials(options))
+            else:
+                port = self._server.add_insecure_port(address)
         except RuntimeError as error:
-            raise OSError(f"gRPC can't listen on {self._listen}: {error}; choose another with --pop HOST:PORT") from error
+            raise OSError(f"gRPC can't listen on {address}: {error}; choose another with --pop HOST:PORT") from error
         await self._server.start()
+        for name in self._names:
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         return port
 
     async def stop(self) -> None:
         """Accept nothing more, let calls end, close."""
+        await self._health.enter_graceful_shutdown()
         await self._server.stop(STOP_GRACE_S)
+
+
+def _handler(method: Any, servicer: object) -> Any:
+    """Return the handler of a method as pop.proto describes it; its servicer may answer in bytes."""
+    kinds = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }
+    make = kinds[method.client_streaming, method.server_streaming]
+    return make(
+        getattr(servicer, method.name),
+        request_deserializer=GetMessageClass(method.input_type).FromString,
+        response_serializer=serialize,
+    )
+
+
+def _credentials(options: PopOptions) -> grpc.ServerCredentials:
+    key, certificate = Path(options.tls_key_file).read_bytes(), Path(options.tls_certificate_file).read_bytes()
+    roots = Path(options.tls_client_ca_file).read_bytes() if options.tls_client_ca_file else None
+    return grpc.ssl_server_credentials([(key, certificate)], roots, require_client_auth=roots is not None)

@@ -7,28 +7,30 @@ with one message or handle of a batch is its own `Status`, and the others go on.
 
 from __future__ import annotations
 
-from typing import NoReturn, TypeVar
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator
+from itertools import islice
+from typing import Any, NoReturn, TypeAlias
 
 import grpc
 import grpc.aio
 import structlog
 
 from pop import pop_pb2 as pb
-from pop import pop_pb2_grpc
+from pop.checkpoint import FROM_QUEUE, Checkpoint
+from pop.choice import RESPONSE_BYTES
 from pop.core import Change, Outcome, PopCore
-from pop.errors import Overloaded, PopError, RequestInvalid
+from pop.deadletters import DeadLetter
+from pop.errors import GroupBusy, GroupExists, GroupUnknown, Overloaded, PopError, RequestInvalid
+from pop.group import Group
 from pop.poll import Taken
+from pop.stream import CREDITS_DEFAULT, CREDITS_MAX, Acked, Consumption
+from pop.transactions import Ended, Half, Transactions
+from pop.wire import popped_messages, serialize, statuses
 from store.errors import LimitExceeded, RecordTooLarge, StoreError, TopicInvalid
 from store.lightqueue import Start
-from store.record import (
-    HEADER,
-    HEADER_BYTES,
-    Flag,
-    Properties,
-    decode_properties,
-    encode_properties,
-    tag_hash,
-)
+from store.record import Flag, Properties, decode, decode_properties, encode_properties, tag_hash
 from timer.delayed import DelayedMessages, Recalled
 from timer.options import TimerOptions
 
@@ -40,8 +42,11 @@ PROPERTIES_MAX = 128
 PROPERTY_BYTES_MAX = 65_535
 """Of a name, a value, a tag, a message group: MQTT 5.0, 1.5.4 allows no more, and messages go out over MQTT too."""
 
-TOPIC_NAMES_MAX = 100_000
-"""Decoded topic names that are kept: a pop decodes each topic once, not once a message."""
+TRANSACTIONS_DEFAULT = 32
+TRANSACTIONS_MAX = 1_000
+"""Of one answer."""
+
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 _OK = pb.Status(code=pb.OK)
 _STATUS = {outcome: pb.Status(code=pb.Code.Value(outcome.name), detail=outcome.value) for outcome in Outcome}
@@ -52,10 +57,8 @@ _RECALLED = {
     Recalled.ALREADY_CANCELLED: pb.Status(code=pb.ALREADY_RECALLED, detail="the message was recalled before"),
     Recalled.UNKNOWN: pb.Status(code=pb.UNKNOWN_MESSAGE, detail="the log holds no such delayed message"),
 }
-
-
-Q = TypeVar("Q")
-A = TypeVar("A")
+_ENDED = {ended: pb.Status(code=pb.Code.Value(ended.name), detail=ended.value) for ended in Ended}
+_ENDED[Ended.OK] = _OK
 
 
 class _Refused(Exception):
@@ -66,29 +69,28 @@ class _Refused(Exception):
         super().__init__(detail)
 
 
-class PopService(pop_pb2_grpc.PopServiceServicer):
-    """Serves the API from a core.
+class PopService:
+    """Serves the API from a core. Its answers are messages of pop.proto, or their bytes.
 
     Parameters:
         core: groups, checkpoints, acknowledgements.
         delayed: delayed messages.
-        timer: bounds of their delays.
+        transactions: half messages.
+        timer: bounds of delays.
     """
 
-    def __init__(self, core: PopCore, delayed: DelayedMessages, timer: TimerOptions) -> None:
+    def __init__(self, core: PopCore, delayed: DelayedMessages, transactions: Transactions, timer: TimerOptions) -> None:
         self._core = core
+        self._transactions = transactions
         self._store = core.store
         self._delayed = delayed
         self._timer = timer
-        self._names: dict[bytes, str] = {}
 
     # --- Send -------------------------------------------------------------------------------------------------------
 
-    async def Send(
-        self, request: pb.SendRequest, context: grpc.aio.ServicerContext[pb.SendRequest, pb.SendResponse]
-    ) -> pb.SendResponse:
+    async def Send(self, request: pb.SendRequest, context: Context) -> pb.SendResponse:
         if len(request.messages) > MESSAGES_PER_SEND_MAX:
-            await _refuse(
+            await refuse(
                 context, RequestInvalid(f"send at most {MESSAGES_PER_SEND_MAX} messages a call, not {len(request.messages)}")
             )
         results = []
@@ -114,16 +116,16 @@ class PopService(pop_pb2_grpc.PopServiceServicer):
         properties = self._properties(message)
         due_ms = properties.deliver_at_ms
         route = self._store.queues.route(topic)
-        encoded = (
-            encode_properties(properties) if properties.tag or properties.user or properties.message_group or due_ms else b""
-        )
+        encoded = encode_properties(properties) if any(properties) else b""
         if len(topic) + len(encoded) + len(message.body) > self._core.options.message_bytes_max:
             limit = self._core.options.message_bytes_max
             raise _Refused(pb.MESSAGE_TOO_LARGE, f"topic, properties and body have more than {limit} bytes together")
+        if message.producer:
+            return self._store_half(message, route.topic, encoded, due_ms)
         if due_ms:
             return self._store_delayed(route.topic, message.body, encoded, due_ms)
         position = self._store.append_message(route, message.body, encoded, 1, tag_hash(properties.tag))
-        return pb.SendResult(status=_OK, message_id=f"{position:016x}")
+        return pb.SendResult(status=_OK, message_id=message_id(position))
 
     def _store_delayed(self, topic: bytes, body: bytes, properties: bytes, due_ms: int) -> pb.SendResult:
         try:
@@ -133,14 +135,26 @@ class PopService(pop_pb2_grpc.PopServiceServicer):
         route = self._store.queues.route(topic)
         position = self._store.append_message(route, body, properties, 1 | Flag.DELAYED)
         handle = self._core.handles.recall(position, due_ms)
-        return pb.SendResult(status=_OK, message_id=f"{position:016x}", recall_handle=handle)
+        return pb.SendResult(status=_OK, message_id=message_id(position), recall_handle=handle)
+
+    def _store_half(self, message: pb.Message, topic: bytes, properties: bytes, due_ms: int) -> pb.SendResult:
+        if due_ms:
+            raise _Refused(pb.INVALID_TRANSACTION, "half of a transaction can't be delayed: its commit delivers it")
+        try:
+            self._transactions.check_room()
+        except LimitExceeded as error:
+            raise _Refused(pb.TOO_MANY_TRANSACTIONS, str(error)) from error
+        route = self._store.queues.route(topic)
+        position = self._store.append_message(route, message.body, properties, 1 | Flag.HALF)
+        handle = self._core.handles.half(position, self._store.now_ms())
+        return pb.SendResult(status=_OK, message_id=message_id(position), transaction_handle=handle)
 
     def _properties(self, message: pb.Message) -> Properties:
         """Return the properties of a message to be sent; `deliver_at_ms` is 0 where that is now or past."""
         user = list(message.properties.items())
         if len(user) > PROPERTIES_MAX:
             raise _Refused(pb.INVALID_PROPERTY, f"a message may have {PROPERTIES_MAX} properties, not {len(user)}")
-        texts = [text for pair in user for text in pair] + [message.tag, message.message_group]
+        texts = [text for pair in user for text in pair] + [message.tag, message.message_group, message.producer]
         for text in texts:
             if len(text.encode()) > PROPERTY_BYTES_MAX:
                 raise _Refused(pb.INVALID_PROPERTY, f"{text[:40]!r}... has more than {PROPERTY_BYTES_MAX} bytes")
@@ -151,105 +165,224 @@ class PopService(pop_pb2_grpc.PopServiceServicer):
                 f"deliver_at_ms is {due_ms}: give ms since 1970, at most {self._timer.delay_ms_max} ms ahead of now "
                 f"({now_ms}), or 0 for at once",
             )
-        return Properties(user, message.tag, message.message_group, due_ms if due_ms > now_ms else 0)
+        return Properties(user, message.tag, message.message_group, due_ms if due_ms > now_ms else 0, message.producer)
+
+    # --- transactions -----------------------------------------------------------------------------------------------
+
+    async def EndTransactions(self, request: pb.EndTransactionsRequest, context: Context) -> bytes:
+        if len(request.ends) > HANDLES_MAX:
+            await refuse(context, RequestInvalid(f"end at most {HANDLES_MAX} transactions a call, not {len(request.ends)}"))
+        found = []
+        for end in request.ends:
+            named = self._core.handles.read_half(end.transaction_handle)
+            if named is None:
+                found.append(pb.Status(code=pb.INVALID_HANDLE, detail="this is not a transaction handle that this node gave"))
+            else:
+                found.append(_ENDED[self._transactions.end(named[0], commit=end.commit)])
+        await self._store.durable()
+        return statuses(found)
+
+    async def PollTransactions(self, request: pb.PollTransactionsRequest, context: Context) -> pb.TransactionsResponse:
+        try:
+            if not request.producer:
+                raise RequestInvalid("give the producer whose transactions are asked for")
+            count = bounded("transactions_max", request.transactions_max, TRANSACTIONS_DEFAULT)
+            wait_ms = min(bounded("wait_ms", request.wait_ms, 0), self._core.options.wait_ms_max)
+            found = await self._transactions.poll(request.producer, min(count, TRANSACTIONS_MAX), wait_ms)
+        except PopError as error:
+            await refuse(context, error)
+        return pb.TransactionsResponse(transactions=[self._transaction(half) for half in found])
+
+    async def ListTransactions(self, request: pb.ListTransactionsRequest, context: Context) -> pb.TransactionsResponse:
+        try:
+            count = min(bounded("transactions_max", request.transactions_max, TRANSACTIONS_MAX), TRANSACTIONS_MAX)
+            after = position_of(request.after_message_id) if request.after_message_id else -1
+        except RequestInvalid as error:
+            await refuse(context, error)
+        wanted = (half for half in self._transactions if half.position > after and request.producer in ("", half.producer))
+        return pb.TransactionsResponse(transactions=[self._transaction(half) for half in islice(wanted, count)])
+
+    def _transaction(self, half: Half) -> pb.Transaction:
+        """Return a half message as it goes over the wire: without the message where that can't be read any more."""
+        found = pb.Transaction(
+            message_id=message_id(half.position), producer=half.producer, checks=half.checks, next_check_ms=half.due_ms
+        )
+        data = self._core.read(half.position, half.size)
+        if data is not None:
+            record = decode(data, position=half.position)
+            properties = decode_properties(record.properties)
+            found.stored_ms = record.store_ms
+            found.transaction_handle = self._core.handles.half(half.position, record.store_ms)
+            found.message.CopyFrom(
+                pb.Message(
+                    topic=record.topic.decode(),
+                    body=record.body,
+                    properties=dict(properties.user),
+                    message_group=properties.message_group,
+                    tag=properties.tag,
+                    producer=half.producer,
+                )
+            )
+        return found
 
     # --- Pop --------------------------------------------------------------------------------------------------------
 
-    async def Pop(
-        self, request: pb.PopRequest, context: grpc.aio.ServicerContext[pb.PopRequest, pb.PopResponse]
-    ) -> pb.PopResponse:
+    async def Pop(self, request: pb.PopRequest, context: Context) -> bytes:
         core = self._core
         options = core.options
         try:
-            messages_max = _bounded("messages_max", request.messages_max, options.messages_default)
-            invisible_ms = _bounded(
-                "invisible_ms", request.invisible_ms, options.invisible_ms_default, options.invisible_ms_max
-            )
-            wait_ms = min(_bounded("wait_ms", request.wait_ms, 0), options.wait_ms_max)
-            if request.start not in (pb.EARLIEST, pb.LATEST):
-                raise RequestInvalid(f"start is {request.start}: use EARLIEST (0) or LATEST (1)")
-            start: Start = "latest" if request.start == pb.LATEST else "earliest"
+            messages_max = bounded("messages_max", request.messages_max, options.messages_default)
+            wait_ms = min(bounded("wait_ms", request.wait_ms, 0), options.wait_ms_max)
+            start = start_of(request.start)
+            asked_ms = bounded("invisible_ms", request.invisible_ms, 0, options.invisible_ms_max)
             group = core.group(request.group, request.filter, start)
-            taken = await core.pop(group, min(messages_max, options.messages_max), invisible_ms, wait_ms)
+            taken = await core.pop(
+                group,
+                min(messages_max, options.messages_max),
+                asked_ms or group.invisible_ms,
+                wait_ms,
+                request.attempt_id,
+            )
         except (PopError, StoreError) as error:
-            await _refuse(context, error)
+            await refuse(context, error)
         if taken is None:
-            return pb.PopResponse()
+            return b""
         try:
             await self._store.durable()
-            return self._response(taken)
+            return self.popped(taken)
         except BaseException:
             core.release(taken.checkpoint)  # the consumer went away: it never saw them
             raise
 
-    def _response(self, taken: Taken) -> pb.PopResponse:
-        """Return the answer to a pop. The hot path: about 4 us a message, most of it protobuf's."""
+    def popped(self, taken: Taken) -> bytes:
+        """Return the field `messages` of an answer."""
         checkpoint = taken.checkpoint
-        handles = self._core.handles.deliveries(checkpoint.position, checkpoint.pop_ms, checkpoint.group_id, checkpoint.count)
-        names, unpack, popped = self._names, HEADER.unpack_from, pb.PoppedMessage
-        deadline_ms = checkpoint.deadline_ms
-        messages = []
-        for handle, entry, data in zip(handles, checkpoint.entries(), taken.records, strict=True):
-            if data is None:
-                continue
-            _, _, _, _, topic_len, props_len, store_ms = unpack(data)
-            body_from = HEADER_BYTES + topic_len + props_len
-            topic = data[HEADER_BYTES : HEADER_BYTES + topic_len]
-            name = names.get(topic) or self._name(topic)
-            message = popped(
-                handle=handle,
-                message_id=f"{entry.position:016x}",
-                topic=name,
-                body=data[body_from:],
-                stored_ms=store_ms,
-                queue_offset=entry.offset,
-                attempt=entry.attempt,
-                visible_at_ms=deadline_ms,
-            )
-            if props_len:
-                properties = decode_properties(data[HEADER_BYTES + topic_len : body_from])
-                message.properties.update(properties.user)
-                message.tag, message.message_group = properties.tag, properties.message_group
-            messages.append(message)
-        return pb.PopResponse(messages=messages)
+        group = self._core.state.by_id.get(checkpoint.group_id)
+        handles = self._core.handles.deliveries_joined(
+            checkpoint.position, checkpoint.pop_ms, checkpoint.group_id, checkpoint.count
+        )
+        dead = self._dead(group, checkpoint) if group is not None and group.dead_letters_of else {}
+        return popped_messages(checkpoint.body, taken.records, handles, checkpoint.deadline_ms, dead)
 
-    def _name(self, topic: bytes) -> str:
-        if len(self._names) >= TOPIC_NAMES_MAX:
-            self._names.clear()
-        name = self._names[topic] = topic.decode()
-        return name
+    def _dead(self, group: Group, checkpoint: Checkpoint) -> dict[int, pb.DeadLetter]:
+        """Return what there is to tell of the messages of a checkpoint as dead letters, by index."""
+        dead = {}
+        for index, entry in enumerate(checkpoint.entries()):
+            offset = entry.offset if entry.source == FROM_QUEUE else None
+            letter = self._core.state.dead_letters.of_message(group.queue.id, entry.position, offset)
+            if letter is not None:
+                origin = self._core.state.by_id.get(letter.group_id)
+                dead[index] = dead_letter(letter, group.dead_letters_of, origin.filter if origin else "", "")
+        return dead
+
+    # --- Consume ----------------------------------------------------------------------------------------------------
+
+    async def Consume(self, requests: AsyncIterator[pb.ConsumeRequest], context: Context) -> AsyncGenerator[bytes, None]:
+        consumption: Consumption | None = None
+        give_back = False
+        reader: asyncio.Task[None] | None = None
+        try:
+            try:
+                first = await anext(aiter(requests), None)
+                if first is None or not first.HasField("open"):
+                    raise RequestInvalid("the first request of a Consume stream must have 'open'")
+                consumption = self._open(first.open)
+                give_back = first.open.give_back
+                _settle(consumption, first)
+                consumption.pump()
+                reader = asyncio.create_task(_read(requests, consumption))
+                reader.add_done_callback(lambda _: consumption.wake.set())
+                while not reader.done() and consumption.failure is None:
+                    await consumption.wake.wait()
+                    consumption.wake.clear()
+                    while consumption.outbox:
+                        data, count = self._joined(consumption.outbox)
+                        yield data
+                        for _ in range(count):
+                            consumption.outbox.popleft()  # only now: what a broken stream didn't write comes back
+                if consumption.failure is not None:
+                    raise consumption.failure
+                reader.result()
+            except (PopError, StoreError) as error:
+                await refuse(context, error)
+            # The client has said all: what it acknowledged last is answered when it is durable.
+            await self._store.durable()
+            while consumption.outbox:
+                done = consumption.outbox.popleft()
+                if isinstance(done, Acked):
+                    yield serialize(self._encoded(done))
+                else:
+                    self._core.release(done.checkpoint)
+        finally:
+            if reader is not None:
+                reader.cancel()
+            if consumption is not None:
+                consumption.end(give_back=give_back)
+
+    def _open(self, request: pb.ConsumeOpen) -> Consumption:
+        options = self._core.options
+        credits = bounded("credits", request.credits, CREDITS_DEFAULT, CREDITS_MAX)
+        batch_max = bounded("batch_max", request.batch_max, options.messages_default)
+        asked_ms = bounded("invisible_ms", request.invisible_ms, 0, options.invisible_ms_max)
+        group = self._core.group(request.group, request.filter, start_of(request.start))
+        return Consumption(
+            self._core,
+            group,
+            credits=credits,
+            batch_max=min(batch_max, options.messages_max),
+            invisible_ms=asked_ms or group.invisible_ms,
+        )
+
+    def _joined(self, outbox: deque[Taken | Acked]) -> tuple[bytes, int]:
+        """Return what waits in one response, and how much of it: protobuf merges messages whose bytes are joined."""
+        parts: list[bytes] = []
+        size = 0
+        for done in outbox:
+            if parts and size > RESPONSE_BYTES // 2:
+                break
+            parts.append(serialize(self._encoded(done)))
+            size += len(parts[-1])
+        return b"".join(parts), len(parts)
+
+    def _encoded(self, done: Taken | Acked) -> bytes | pb.ConsumeResponse:
+        if isinstance(done, Taken):
+            return self.popped(done)
+        return pb.ConsumeResponse(
+            acked=done.acked,
+            refused=[pb.HandleStatus(handle=handle, status=_STATUS[outcome]) for handle, outcome in done.refused],
+            changed=[pb.ChangeInvisibleResult(status=_STATUS[outcome], handle=handle) for outcome, handle in done.changed],
+        )
 
     # --- Ack, ChangeInvisible, Recall -------------------------------------------------------------------------------
 
-    async def Ack(
-        self, request: pb.AckRequest, context: grpc.aio.ServicerContext[pb.AckRequest, pb.AckResponse]
-    ) -> pb.AckResponse:
+    async def Ack(self, request: pb.AckRequest, context: Context) -> bytes:
         if len(request.handles) > HANDLES_MAX:
-            await _refuse(
+            await refuse(
                 context, RequestInvalid(f"acknowledge at most {HANDLES_MAX} handles a call, not {len(request.handles)}")
             )
         outcomes = self._core.ack(request.group, list(request.handles))
         await self._store.durable()
-        return pb.AckResponse(statuses=[_STATUS[outcome] for outcome in outcomes])
+        return statuses([_STATUS[outcome] for outcome in outcomes])
 
-    async def ChangeInvisible(
-        self,
-        request: pb.ChangeInvisibleRequest,
-        context: grpc.aio.ServicerContext[pb.ChangeInvisibleRequest, pb.ChangeInvisibleResponse],
-    ) -> pb.ChangeInvisibleResponse:
+    async def GiveUp(self, request: pb.AckRequest, context: Context) -> bytes:
+        if len(request.handles) > HANDLES_MAX:
+            await refuse(context, RequestInvalid(f"give up at most {HANDLES_MAX} handles a call, not {len(request.handles)}"))
+        outcomes = self._core.give_up(request.group, list(request.handles))
+        await self._store.durable()
+        return statuses([_STATUS[outcome] for outcome in outcomes])
+
+    async def ChangeInvisible(self, request: pb.ChangeInvisibleRequest, context: Context) -> pb.ChangeInvisibleResponse:
         if len(request.changes) > HANDLES_MAX:
-            await _refuse(context, RequestInvalid(f"change at most {HANDLES_MAX} handles a call, not {len(request.changes)}"))
+            await refuse(context, RequestInvalid(f"change at most {HANDLES_MAX} handles a call, not {len(request.changes)}"))
         changes = [Change(change.handle, change.invisible_ms, change.suspend) for change in request.changes]
         outcomes = self._core.change_invisible(request.group, changes)
         await self._store.durable()
         results = [pb.ChangeInvisibleResult(status=_STATUS[outcome], handle=handle) for outcome, handle in outcomes]
         return pb.ChangeInvisibleResponse(results=results)
 
-    async def Recall(
-        self, request: pb.RecallRequest, context: grpc.aio.ServicerContext[pb.RecallRequest, pb.RecallResponse]
-    ) -> pb.RecallResponse:
+    async def Recall(self, request: pb.RecallRequest, context: Context) -> pb.RecallResponse:
         if len(request.recall_handles) > HANDLES_MAX:
-            await _refuse(context, RequestInvalid(f"recall at most {HANDLES_MAX} messages a call"))
+            await refuse(context, RequestInvalid(f"recall at most {HANDLES_MAX} messages a call"))
         statuses = []
         for handle in request.recall_handles:
             named = self._core.handles.read_recall(handle)
@@ -261,7 +394,63 @@ class PopService(pop_pb2_grpc.PopServiceServicer):
         return pb.RecallResponse(statuses=statuses)
 
 
-def _bounded(name: str, value: int, default: int, maximum: int | None = None) -> int:
+async def _read(requests: AsyncIterator[pb.ConsumeRequest], consumption: Consumption) -> None:
+    async for request in requests:
+        if request.HasField("open"):
+            raise RequestInvalid("a Consume stream is opened once, by its first request")
+        _settle(consumption, request)
+
+
+def _settle(consumption: Consumption, request: pb.ConsumeRequest) -> None:
+    if len(request.acks) > HANDLES_MAX or len(request.changes) > HANDLES_MAX:
+        raise RequestInvalid(f"settle at most {HANDLES_MAX} handles a request")
+    if request.credits:
+        consumption.grant(bounded("credits", request.credits, 0, CREDITS_MAX))
+    if request.acks or request.changes:
+        changes = [Change(change.handle, change.invisible_ms, change.suspend) for change in request.changes]
+        consumption.settle(list(request.acks), changes)
+
+
+def message_id(position: int) -> str:
+    """Return the id of the message at a position: 16 hexadecimal digits."""
+    return f"{position:016x}"
+
+
+def position_of(message_id: str) -> int:
+    """Return the position that a message's id names.
+
+    Raises:
+        RequestInvalid: that isn't an id.
+    """
+    try:
+        if len(message_id) != 16:
+            raise ValueError
+        return int(message_id, 16)
+    except ValueError:
+        raise RequestInvalid(f"{message_id[:40]!r} is not a message's id: give 16 hexadecimal digits") from None
+
+
+def dead_letter(letter: DeadLetter, group: str, topic_filter: str, topic: str) -> pb.DeadLetter:
+    """Return a dead letter as it goes over the wire."""
+    return pb.DeadLetter(
+        group=group,
+        filter=topic_filter,
+        attempts=letter.attempts,
+        reason=pb.Reason.ValueType(letter.reason),
+        failed_ms=letter.failed_ms,
+        message_id=message_id(letter.position),
+        topic=topic,
+    )
+
+
+def start_of(start: pb.Start.ValueType) -> Start:
+    """Return where a group begins."""
+    if start not in (pb.EARLIEST, pb.LATEST):
+        raise RequestInvalid(f"start is {start}: use EARLIEST (0) or LATEST (1)")
+    return "latest" if start == pb.LATEST else "earliest"
+
+
+def bounded(name: str, value: int, default: int, maximum: int | None = None) -> int:
     """Return `value`, or `default` where it is 0. Raises RequestInvalid outside of 0 to `maximum`."""
     if value < 0:
         raise RequestInvalid(f"{name} is {value}: it can't be negative")
@@ -270,7 +459,16 @@ def _bounded(name: str, value: int, default: int, maximum: int | None = None) ->
     return value or default
 
 
-async def _refuse(context: grpc.aio.ServicerContext[Q, A], error: Exception) -> NoReturn:
+_REFUSALS: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
+    (Overloaded, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (LimitExceeded, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (GroupUnknown, grpc.StatusCode.NOT_FOUND),
+    (GroupExists, grpc.StatusCode.ALREADY_EXISTS),
+    (GroupBusy, grpc.StatusCode.FAILED_PRECONDITION),
+)
+
+
+async def refuse(context: Context, error: Exception) -> NoReturn:
     """End the call with the gRPC status that fits `error`."""
-    overloaded = isinstance(error, Overloaded | LimitExceeded)
-    await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED if overloaded else grpc.StatusCode.INVALID_ARGUMENT, str(error))
+    fitting = (code for kind, code in _REFUSALS if isinstance(error, kind))
+    await context.abort(next(fitting, grpc.StatusCode.INVALID_ARGUMENT), str(error))

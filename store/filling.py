@@ -1,8 +1,8 @@
 """A filling: a new queue reads what the log had before it, in the order in which it was dispatched.
 
 The log is read, not the root queues: a filter may span many of them, and only the log tells in which order messages of
-different roots went out, a delayed one where it fired. So a queue that is rebuilt has the offsets that it had. Headers are
-looked at in place, and each topic is matched once: about 0.5 us a record.
+different roots went out: a delayed one where it fired, half a transaction where that was committed. So a queue that is
+rebuilt has the offsets that it had. Headers are looked at in place, and each topic is matched once: about 0.5 us a record.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ TOPICS_MAX = 20_000
 """Topics whose match is remembered while a queue is filled."""
 
 _MESSAGE = int(Kind.MESSAGE)
-_FIRED = int(Kind.TIMER_FIRED)
-_DELAYED = int(Flag.DELAYED)
+_ROUTING = (int(Kind.TIMER_FIRED), int(Kind.TRANSACTION_COMMITTED))
+"""Kinds that route messages which were stored before."""
+_UNROUTED = int(Flag.DELAYED | Flag.HALF)
 
 
 class Filling:
@@ -86,11 +87,11 @@ class Filling:
             unpack = HEADER.unpack_from
             for at in offsets:
                 size, _, kind, flags, topic_len, props_len, _ = unpack(view, at)
-                if kind == _MESSAGE and not flags & _DELAYED:
+                if kind == _MESSAGE and not flags & _UNROUTED:
                     topic_stop = at + HEADER_BYTES + topic_len
                     if self._is_wanted(bytes(view[at + HEADER_BYTES : topic_stop])):
                         yield base + at, size, _tag_of(bytes(view[topic_stop : topic_stop + props_len]))
-                elif kind == _FIRED:
+                elif kind in _ROUTING:
                     yield from self._fired(decode(view, at, position=base + at))
             self.position = end
 

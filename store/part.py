@@ -15,7 +15,7 @@ class Part(Protocol):
     """A state that is derived from the log."""
 
     def applies(self) -> Mapping[Kind, Apply]:
-        """Return what this part does with records, by kind. For `MESSAGE` it sees those with flag RETAIN or DELAYED only."""
+        """Return what this part does with records, by kind. For `MESSAGE` those with flag RETAIN, DELAYED, HALF only."""
         ...
 
     def load(self, index: Index) -> None:

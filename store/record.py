@@ -244,6 +244,8 @@ class Properties(NamedTuple):
     tag: str = ""
     message_group: str = ""
     deliver_at_ms: int = 0
+    producer: str = ""
+    """Of half a transaction: whom to ask for its outcome."""
 
 
 NO_PROPERTIES = Properties()
@@ -383,8 +385,7 @@ def encode_properties(properties: Properties) -> bytes:
     """Return the JSON of `properties`, or nothing at all where they are empty: most messages carry none."""
     if properties == NO_PROPERTIES:
         return b""
-    names = ("user", "tag", "message_group", "deliver_at_ms")
-    return orjson.dumps({name: value for name, value in zip(names, properties, strict=True) if value})
+    return orjson.dumps({name: value for name, value in zip(Properties._fields, properties, strict=True) if value})
 
 
 def decode_properties(data: bytes) -> Properties:
@@ -397,6 +398,7 @@ def decode_properties(data: bytes) -> Properties:
         fields.get("tag", ""),
         fields.get("message_group", ""),
         fields.get("deliver_at_ms", 0),
+        fields.get("producer", ""),
     )
 
 

@@ -43,8 +43,9 @@ _TAIL = Struct("<BBHIq")
 _HEAD = Struct("<II")
 
 _MESSAGE = int(Kind.MESSAGE)
-_DELAYED = int(Flag.DELAYED)
-_OBSERVED = int(Flag.RETAIN | Flag.DELAYED)
+_UNROUTED = int(Flag.DELAYED | Flag.HALF)
+"""Flags of a message that goes into its queues later, when another record says so."""
+_OBSERVED = int(Flag.RETAIN | Flag.DELAYED | Flag.HALF)
 """Flags that make a message interesting to a part, beyond its queues."""
 
 REPLAY_BYTES = 4 * 1024 * 1024
@@ -202,7 +203,7 @@ class Store:
 
     def _replay_record(self, found: Record) -> None:
         self._last_ms = found.store_ms
-        if found.kind == _MESSAGE and not found.flags & _DELAYED:
+        if found.kind == _MESSAGE and not found.flags & _UNROUTED:
             tag = record.decode_properties(found.properties).tag
             self.queues.dispatch(self.queues.route_stored(found.topic), found.position, found.size, record.tag_hash(tag))
         if found.kind != _MESSAGE or found.flags & _OBSERVED:
@@ -225,7 +226,7 @@ class Store:
         size = 8 + len(tail)
         position = self.log.add(_HEAD.pack(size, crc32(tail)), tail, size)
         self.messages_stored += 1
-        if not flags & _DELAYED:
+        if not flags & _UNROUTED:
             self.queues.dispatch(route, position, size, aux)
         if flags & _OBSERVED:
             self._apply(Record(position, size, _MESSAGE, flags, self._turn_ms, b"", topic, properties, body))

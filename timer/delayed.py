@@ -44,6 +44,34 @@ class Recalled(Enum):
     UNKNOWN = "unknown"
 
 
+def routes_of(store: Store, entries: list[tuple[int, int]]) -> bytes:
+    """Return the properties of a record that routes messages which were stored before, given by position and size.
+
+    They are topics and hashes of tags (see `store.record.TIMER_ENTRY`). A message that soon expires is carried forward.
+    """
+    return orjson.dumps([_route(store, position, size) for position, size in entries])
+
+
+def _route(store: Store, position: int, size: int) -> tuple[str, int]:
+    try:
+        message = decode(store.read(position, size), position=position)
+        if message.kind != Kind.MESSAGE:  # repair has set it aside
+            raise RecordCorrupt(position, "it was damaged")
+    except (PositionUnknown, RecordCorrupt) as error:
+        # Without its topic it can go nowhere; the others must.
+        logger.error("message.unreadable", position=position, error=str(error))
+        return "", 0
+    store.retention.keep(position, size)
+    return message.topic.decode(), tag_hash(decode_properties(message.properties).tag)
+
+
+def routed(record: Record) -> Iterator[tuple[int, int, str, int]]:
+    """Yield position, size, topic and tag hash of the messages that a record routes."""
+    routes = orjson.loads(record.properties)
+    for (position, size), (topic, tag) in zip(TIMER_ENTRY.iter_unpack(record.body), routes, strict=True):
+        yield position, size, topic, tag
+
+
 class DelayedMessages:
     """The delayed messages that are pending. A part of the store.
 
@@ -110,22 +138,8 @@ class DelayedMessages:
         entries = [(position, pending[position][1]) for position in positions if position in pending]
         if entries:
             self._store.commit()  # what was stored in this very turn is read back below, so it must be written
-            routes = orjson.dumps([self._route(position, size) for position, size in entries])
             body = b"".join(TIMER_ENTRY.pack(position, size) for position, size in entries)
-            self._store.append(Kind.TIMER_FIRED, body=body, properties=routes)
-
-    def _route(self, position: int, size: int) -> tuple[str, int]:
-        """Return topic and tag hash of a message that fires. One that soon expires is carried forward."""
-        try:
-            message = decode(self._store.read(position, size), position=position)
-            if message.kind != Kind.MESSAGE:  # repair has set it aside
-                raise RecordCorrupt(position, "it was damaged")
-        except (PositionUnknown, RecordCorrupt) as error:
-            # Without its topic it can go nowhere; the others must.
-            logger.error("message.unreadable", position=position, error=str(error))
-            return "", 0
-        self._store.retention.keep(position, size)
-        return message.topic.decode(), tag_hash(decode_properties(message.properties).tag)
+            self._store.append(Kind.TIMER_FIRED, body=body, properties=routes_of(self._store, entries))
 
     # --- the part ---------------------------------------------------------------------------------------------------
 
@@ -144,8 +158,7 @@ class DelayedMessages:
 
     def _apply_fired(self, record: Record) -> None:
         queues = self._store.queues
-        routes = orjson.loads(record.properties)
-        for (position, size), (topic, tag) in zip(TIMER_ENTRY.iter_unpack(record.body), routes, strict=True):
+        for position, size, topic, tag in routed(record):
             self._remove(position)
             if topic:
                 queues.dispatch(queues.route_stored(topic.encode()), position, size, tag)

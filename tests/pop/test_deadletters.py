@@ -16,8 +16,8 @@ def restarted(parts: Parts, keep_index: bool | None, name: str = "restarted") ->
     return parts if keep_index is None else parts.after_crash(name, keep_index=keep_index)
 
 
-def bodies(parts: Parts, **names: str) -> list[bytes]:
-    return [message.body for message in parts.pop(**names)]
+def bodies(parts: Parts, group: str = GROUP, topic_filter: str = FILTER) -> list[bytes]:
+    return [message.body for message in parts.pop(group=group, topic_filter=topic_filter)]
 
 
 @pytest.mark.parametrize("keep_index", RESTARTS)

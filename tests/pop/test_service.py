@@ -13,7 +13,6 @@ import grpc.aio
 import pytest
 
 from pop import pop_pb2 as pb
-from pop import service as service_module
 from pop.options import PopOptions
 from pop.service import HANDLES_MAX, MESSAGES_PER_SEND_MAX, PROPERTIES_MAX, PROPERTY_BYTES_MAX
 from store.options import MIB, StoreOptions
@@ -423,13 +422,6 @@ async def test_a_bad_invisible_time_is_refused_and_the_handle_stays_good(stub: P
     (message,) = await pop(stub)
     assert await change(stub, message.handle, invisible_ms) == (pb.INVALID_INVISIBLE_TIME, message.handle)
     assert await ack(stub, message.handle) == [pb.OK]
-
-
-async def test_names_of_topics_are_kept_within_bounds(stub: PopServiceAsyncStub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service_module, "TOPIC_NAMES_MAX", 10)
-    topics = [f"plant/{n}" for n in range(50)]
-    await stub.Send(pb.SendRequest(messages=[pb.Message(topic=topic) for topic in topics]))
-    assert [message.topic for message in await pop(stub, messages_max=50)] == topics
 
 
 # --- the listener ---------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,6 +15,7 @@ import grpc.aio
 from pop.admin import GroupAdmin
 from pop.core import Change, Outcome, PopCore
 from pop.group import Group
+from pop.groupservice import GroupService
 from pop.handle import Handles, load_secret
 from pop.options import PopOptions
 from pop.poll import Taken
@@ -21,6 +23,7 @@ from pop.pop_pb2_grpc import PopServiceStub
 from pop.server import PopServer
 from pop.service import PopService
 from pop.settings import GroupSettings
+from pop.transactions import Transactions
 from store.clock import Clock, ManualClock, SystemClock
 from store.lightqueue import Start
 from store.options import MIB, HostPort, StoreOptions
@@ -73,7 +76,9 @@ class Parts:
         self.delayed = DelayedMessages(self.store, timer_options)
         self.core = PopCore(self.store, Handles(load_secret(data_dir)), pop_options, timer_options)
         self.admin = GroupAdmin(self.core)
+        self.transactions = Transactions(self.store, pop_options, timer_options)
         self.store.add_part(self.delayed)
+        self.store.add_part(self.transactions)
         self.store.add_part(self.core.state)
         self.recovery: Recovery = self.store.recover()
         self._closed = False
@@ -90,7 +95,7 @@ class Parts:
         self.store.commit()
         while self.core.fire_due():
             self.store.commit()
-        while self.delayed.fire_due():
+        while self.delayed.fire_due() or self.transactions.fire_due():
             self.store.commit()
         self.settle_queues()
 
@@ -211,7 +216,10 @@ class Node(Parts):
         self.store.start(loop, _sync_failed)
         self.delayed.start(loop)
         self.core.start(loop)
-        self._server = PopServer(PopService(self.core, self.delayed, self.options[1]), HostPort("127.0.0.1", port))
+        self.transactions.start(loop)
+        options = replace(self.options[0], listen=HostPort("127.0.0.1", port))
+        service = PopService(self.core, self.delayed, self.transactions, self.options[1])
+        self._server = PopServer(service, GroupService(self.admin), options)
         self.port = await self._server.start()
 
     @property
@@ -224,6 +232,7 @@ class Node(Parts):
             await self._server.stop()
         self.core.stop()
         self.delayed.stop()
+        self.transactions.stop()
         await self.store.close()
 
     async def until(self, condition: Callable[[], bool]) -> None:

@@ -1,0 +1,151 @@
+"""The hot messages of the API, as bytes: what protobuf would write, without an object for each message.
+
+A protobuf object costs 2 us to make and to fill; the fields of a popped message joined by hand cost 1 us, all in all. The
+numbers are the fields' of pop.proto (a field's tag is its number << 3 | wire type), and a test holds them to what protobuf
+itself writes.
+"""
+
+from __future__ import annotations
+
+from binascii import hexlify
+from typing import Any
+
+import numpy as np
+
+from pop import pop_pb2 as pb
+from pop.handle import DELIVERY_DIGITS
+from store.record import CHECKPOINT_ENTRY_DTYPE, HEADER, HEADER_BYTES, decode_properties
+
+_SMALL = 1 << 14
+
+_HANDLE = b"\x0a" + bytes([DELIVERY_DIGITS])
+_MESSAGE_ID = b"\x12\x10"
+_TOPIC = b"\x1a"
+_BODY = b"\x22"
+_PROPERTY = b"\x2a"
+_MESSAGE_GROUP = b"\x32"
+_TAG = b"\x3a"
+_STORED_MS = b"\x40"
+_QUEUE_OFFSET = b"\x48"
+_ATTEMPT = b"\x50"
+_VISIBLE_AT_MS = b"\x58"
+_DEAD_LETTER = b"\x62"
+_MESSAGES = b"\x0a"
+"""Of a PopResponse, and of a ConsumeResponse."""
+
+assert DELIVERY_DIGITS < 128, "its length must fit into one byte"
+
+
+def _encoded(value: int) -> bytes:
+    found = bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    found.append(value)
+    return bytes(found)
+
+
+_VARINTS = [_encoded(value) for value in range(_SMALL)]
+_CONTINUED = [bytes((value & 0x7F | 0x80, value >> 7 | 0x80)) for value in range(_SMALL)]
+"""The low 14 bits of a larger number."""
+
+
+def varint(value: int) -> bytes:
+    """Return a number of 0 or more as protobuf writes it. 0.1 us up to 16,383, 0.3 us above."""
+    if value < _SMALL:
+        return _VARINTS[value]
+    return _CONTINUED[value & _SMALL - 1] + varint(value >> 14)
+
+
+def text(tag: bytes, value: bytes) -> bytes:
+    """Return a field of text or bytes; nothing where that is empty, as proto3 has it."""
+    return tag + varint(len(value)) + value if value else b""
+
+
+def popped_messages(body: bytes, records: list[bytes | None], handles: bytes, deadline_ms: int, dead: dict[int, Any]) -> bytes:
+    """Return the field `messages` of a PopResponse. The hot path: about 1.2 us a message.
+
+    Args:
+        body: entries of the checkpoint.
+        records: of each entry; None is left out.
+        handles: of the entries, one behind the other, `DELIVERY_DIGITS` each.
+        deadline_ms: when the invisible time is over.
+        dead: `pb.DeadLetter` by index, of those that are one.
+    """
+    entries = np.frombuffer(body, dtype=CHECKPOINT_ENTRY_DTYPE)
+    ids = hexlify(entries["position"].astype(">u8").tobytes())
+    offsets, attempts = entries["offset"].tolist(), entries["attempt"].tolist()
+    unpack, varints, continued = HEADER.unpack_from, _VARINTS, _CONTINUED
+    tail = _VISIBLE_AT_MS + varint(deadline_ms)
+    parts: list[bytes] = []
+    stored_ms, stored = -1, b""
+    high, high_bytes = -1, b""
+    for index, data in enumerate(records):
+        if data is None:
+            continue
+        _, _, _, _, topic_len, props_len, store_ms = unpack(data)
+        topic_stop = HEADER_BYTES + topic_len
+        if store_ms != stored_ms:
+            stored_ms, stored = store_ms, _STORED_MS + varint(store_ms) + _QUEUE_OFFSET
+        offset = offsets[index]
+        if offset < _SMALL:
+            offset_bytes = varints[offset]
+        else:
+            if offset >> 14 != high:
+                high = offset >> 14
+                high_bytes = varint(high)
+            offset_bytes = continued[offset & _SMALL - 1] + high_bytes
+        content = data[topic_stop + props_len :]
+        length = len(content)
+        message = b"".join(
+            (
+                _HANDLE,
+                handles[DELIVERY_DIGITS * index : DELIVERY_DIGITS * index + DELIVERY_DIGITS],
+                _MESSAGE_ID,
+                ids[16 * index : 16 * index + 16],
+                _TOPIC,
+                varints[topic_len] if topic_len < _SMALL else varint(topic_len),
+                data[HEADER_BYTES:topic_stop],
+                _BODY if length else b"",
+                (varints[length] if length < _SMALL else varint(length)) if length else b"",
+                content,
+                _properties(data[topic_stop : topic_stop + props_len]) if props_len else b"",
+                stored,
+                offset_bytes,
+                _ATTEMPT,
+                varints[attempts[index]] if attempts[index] < _SMALL else varint(attempts[index]),
+                tail,
+            )
+        )
+        if index in dead:
+            message += text(_DEAD_LETTER, dead[index].SerializeToString())
+        length = len(message)
+        parts.append(_MESSAGES)
+        parts.append(varints[length] if length < _SMALL else varint(length))
+        parts.append(message)
+    return b"".join(parts)
+
+
+def _properties(encoded: bytes) -> bytes:
+    properties = decode_properties(encoded)
+    parts = []
+    for name, value in properties.user:
+        entry = text(b"\x0a", name.encode()) + text(b"\x12", value.encode())
+        parts.append(_PROPERTY + varint(len(entry)) + entry)
+    parts.append(text(_MESSAGE_GROUP, properties.message_group.encode()))
+    parts.append(text(_TAG, properties.tag.encode()))
+    return b"".join(parts)
+
+
+STATUS_OK = b"\x0a\x00"
+"""An entry of `statuses` that says OK: a message of its defaults is empty."""
+
+
+def statuses(found: list[pb.Status]) -> bytes:
+    """Return an AckResponse, or whatever else has the statuses in its field 1."""
+    return b"".join([STATUS_OK if not status.code else text(_MESSAGES, status.SerializeToString()) for status in found])
+
+
+def serialize(response: Any) -> bytes:
+    """Return a response as it goes out: what was written by hand as it is, other messages by protobuf."""
+    return response if isinstance(response, bytes) else bytes(response.SerializeToString())

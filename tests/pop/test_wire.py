@@ -1,0 +1,82 @@
+"""The messages that are written by hand are what protobuf would write, or read."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pop import pop_pb2 as pb
+from pop.handle import Handles
+from pop.wire import popped_messages, statuses, varint
+from store.record import CHECKPOINT_ENTRY, Kind, Properties, encode, encode_properties
+
+SECRET = bytes(range(32))
+
+names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
+message = st.fixed_dictionaries(
+    {
+        "topic": names.filter(bool),
+        "body": st.one_of(st.binary(max_size=200), st.just(bytes(20_000))),
+        "user": st.dictionaries(names.filter(bool), names, max_size=3),
+        "tag": names,
+        "message_group": names,
+        "position": st.integers(0, 2**62),
+        "offset": st.one_of(st.integers(0, 40_000), st.integers(0, 2**60)),
+        "attempt": st.integers(1, 65_535),
+        "stored_ms": st.integers(0, 2**44),
+        "unreadable": st.booleans(),
+        "dead": st.booleans(),
+    }
+)
+
+
+@given(st.lists(message, max_size=5), st.integers(0, 2**50))
+def test_popped_messages_are_read_by_protobuf_as_they_were(messages: list[dict], deadline_ms: int) -> None:
+    body = b"".join(CHECKPOINT_ENTRY.pack(each["position"], each["offset"], 100, each["attempt"], 0, 0) for each in messages)
+    records: list[bytes | None] = []
+    expected = []
+    dead = {}
+    handles = Handles(SECRET).deliveries(77, 123, 4, len(messages))
+    for index, each in enumerate(messages):
+        if each["dead"]:
+            dead[index] = pb.DeadLetter(group="billing", attempts=16, reason=pb.FORWARDED)
+        if each["unreadable"]:
+            records.append(None)
+            continue
+        properties = encode_properties(Properties(list(each["user"].items()), each["tag"], each["message_group"]))
+        topic = each["topic"].encode()
+        records.append(encode(Kind.MESSAGE, topic, each["body"], store_ms=each["stored_ms"], properties=properties))
+        expected.append(
+            pb.PoppedMessage(
+                handle=handles[index],
+                message_id=f"{each['position']:016x}",
+                topic=each["topic"],
+                body=each["body"],
+                properties=each["user"],
+                message_group=each["message_group"],
+                tag=each["tag"],
+                stored_ms=each["stored_ms"],
+                queue_offset=each["offset"],
+                attempt=each["attempt"],
+                visible_at_ms=deadline_ms,
+                dead_letter=dead.get(index),
+            )
+        )
+    joined = Handles(SECRET).deliveries_joined(77, 123, 4, len(messages))
+    data = popped_messages(body, records, joined, deadline_ms, dead)
+    assert pb.PopResponse.FromString(data) == pb.PopResponse(messages=expected)
+    # Joined, several answers are one.
+    assert len(pb.ConsumeResponse.FromString(data + data).messages) == 2 * len(expected)
+
+
+@given(st.lists(st.sampled_from([pb.OK, pb.INVALID_HANDLE, pb.ALREADY_ACKED])))
+def test_statuses_are_read_by_protobuf_as_they_were(codes: list[pb.Code.ValueType]) -> None:
+    found = [pb.Status(code=code, detail="why" if code else "") for code in codes]
+    assert statuses(found) == pb.AckResponse(statuses=found).SerializeToString()
+
+
+@given(st.one_of(st.integers(0, 70_000), st.integers(0, 2**63 - 1)))
+def test_a_number_is_written_as_protobuf_does(value: int) -> None:
+    assert b"\x08" + varint(value) == (pb.PoppedMessage(stored_ms=value).SerializeToString() or b"\x40\x00").replace(
+        b"\x40", b"\x08", 1
+    )
