@@ -6,13 +6,27 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Generic, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import grpc
 import grpc.aio
 
 from pop import pop_pb2 as pb
-from pop.errors import CallFailed, ClientClosed, NodeUnavailable, Overloaded, PopError, RequestInvalid, StatusError
+from pop.errors import (
+    CallFailed,
+    ClientClosed,
+    GroupBusy,
+    GroupExists,
+    GroupUnknown,
+    NodeUnavailable,
+    NotAuthenticated,
+    NotPermitted,
+    Overloaded,
+    PopError,
+    RequestInvalid,
+    StatusError,
+)
 
 Q = TypeVar("Q")
 A = TypeVar("A")
@@ -30,6 +44,75 @@ CHANNEL_OPTIONS = [
     ("grpc.keepalive_timeout_ms", 10_000),
 ]
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Security:
+    """How a client shows who it is, and knows whom it talks to.
+
+    Parameters:
+        token: of a principal that the node knows; sent with each call. Over plain text anybody on the way can read it.
+        root_certificates: PEM of the roots by which the node's certificate is checked. None: plain text, unless `tls`.
+        tls: speak TLS; with no `root_certificates`, by the roots that gRPC ships.
+        certificate, key: PEM of the client's own certificate and its key, for mTLS.
+    """
+
+    token: str = ""
+    tls: bool = False
+    root_certificates: bytes | None = None
+    certificate: bytes | None = None
+    key: bytes | None = None
+
+    @property
+    def credentials(self) -> grpc.ChannelCredentials | None:
+        """Return the credentials of a channel; None for plain text."""
+        if not (self.tls or self.root_certificates):
+            return None
+        return grpc.ssl_channel_credentials(self.root_certificates, self.key, self.certificate)
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Return what goes with each call."""
+        return (("authorization", f"Bearer {self.token}"),) if self.token else ()
+
+
+PLAIN = Security()
+
+
+class _Token:
+    """Puts the token into each call's metadata."""
+
+    def __init__(self, metadata: tuple[tuple[str, str], ...]) -> None:
+        self._metadata = metadata
+
+    def _with_token(self, details: grpc.aio.ClientCallDetails) -> grpc.aio.ClientCallDetails:
+        metadata = grpc.aio.Metadata(*self._metadata, *(details.metadata or ()))
+        return grpc.aio.ClientCallDetails(
+            details.method, details.timeout, metadata, details.credentials, details.wait_for_ready
+        )
+
+
+# One class for each: gRPC takes an interceptor for one kind of call only.
+class _UnaryToken(_Token, grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
+    async def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        return await continuation(self._with_token(client_call_details), request)
+
+
+class _StreamToken(_Token, grpc.aio.StreamStreamClientInterceptor):  # type: ignore[type-arg]
+    async def intercept_stream_stream(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
+        return await continuation(self._with_token(client_call_details), request_iterator)
+
+
+def channel_of(target: str, security: Security) -> grpc.aio.Channel:
+    """Return a channel to a node."""
+    credentials = security.credentials
+    interceptors: Any = None
+    if security.token:
+        interceptors = [_UnaryToken(security.metadata), _StreamToken(security.metadata)]
+    if credentials is None:
+        return grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS, interceptors=interceptors)
+    return grpc.aio.secure_channel(target, credentials, options=CHANNEL_OPTIONS, interceptors=interceptors)
+
+
 _PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED, grpc.StatusCode.ABORTED)
 _STATUS_ERRORS: dict[int, type[StatusError]] = {pb.Code.Value(error.code): error for error in StatusError.__subclasses__()}
 
@@ -46,16 +129,24 @@ async def call(method: grpc.aio.UnaryUnaryMultiCallable[Q, A], request: Q, timeo
         raise error_of_call(error) from error
 
 
-def error_of_call(error: grpc.aio.AioRpcError) -> PopError:
+_ERRORS: dict[grpc.StatusCode, type[PopError]] = {
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
+    grpc.StatusCode.INVALID_ARGUMENT: RequestInvalid,
+    grpc.StatusCode.NOT_FOUND: GroupUnknown,
+    grpc.StatusCode.ALREADY_EXISTS: GroupExists,
+    grpc.StatusCode.FAILED_PRECONDITION: GroupBusy,
+    grpc.StatusCode.UNAUTHENTICATED: NotAuthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: NotPermitted,
+}
+
+
+def error_of_call(error: grpc.aio.AioRpcError | grpc.Call) -> PopError:
     """Return the exception for a call that ended with a gRPC status."""
     detail = error.details() or error.code().name
     if error.code() in _PASSING:
         return NodeUnavailable(f"the node gave no answer: {detail}")
-    if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return Overloaded(detail)
-    if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
-        return RequestInvalid(detail)
-    return CallFailed(f"{error.code().name}: {detail}")
+    known = _ERRORS.get(error.code())
+    return known(detail) if known is not None else CallFailed(f"{error.code().name}: {detail}")
 
 
 def error_of_status(status: pb.Status) -> StatusError | None:

@@ -10,80 +10,90 @@ async with Client("127.0.0.1:8081") as client:
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import TracebackType
-from typing import NamedTuple, TypeVar
-
-import grpc.aio
 
 from pop import pop_pb2 as pb
-from pop.calls import CHANNEL_OPTIONS, Batched, call, error_of_status
-from pop.consumer import Consumer, Message, Settlements
-from pop.errors import BatchFailed, ClientClosed, PopError
-from pop.pop_pb2_grpc import PopServiceStub
+from pop.calls import PLAIN, Backoff, Batched, Security, call, channel_of, error_of_status
+from pop.consumer import Consumer, Message, Settlements, StreamConsumer
+from pop.errors import AlreadyCommitted, AlreadyRolledBack, ClientClosed, NodeUnavailable, Overloaded, PopError, StatusError
+from pop.pop_pb2_grpc import GroupServiceStub, PopServiceStub
+from pop.requests import (
+    OutgoingMessage,
+    Sent,
+    all_or_raise,
+    pop_request,
+    redrive_request,
+    reset_request,
+    sent_of,
+    settings_of,
+    start_of,
+)
 from store.lightqueue import Start
 
-__all__ = ["Client", "Consumer", "Message", "OutgoingMessage", "Sent"]
+__all__ = [
+    "Client",
+    "Consumer",
+    "Message",
+    "OutgoingMessage",
+    "Security",
+    "Sent",
+    "StreamConsumer",
+    "Transaction",
+    "settings_of",
+]
 
 SEND_COUNT_MAX = 4096
 SEND_BYTES_MAX = 8 * 1024 * 1024
 """Bodies of one call that gathers single messages: a node takes 64 MiB, but should not have to at once."""
 
-A = TypeVar("A")
 
+class Transaction:
+    """Half of a transaction: stored, and delivered when it is committed. `Client.begin` makes it.
 
-class Sent(NamedTuple):
-    """What came of a message that was sent: it is durable.
-
-    `message_id` is its position in the log, 16 hexadecimal digits. `recall_handle` is empty unless it is delayed.
+    Left as a context manager, it is committed, or rolled back where an exception leaves it.
     """
 
-    message_id: str
-    recall_handle: str
+    def __init__(self, client: Client, sent: Sent) -> None:
+        self._client = client
+        self._ended = False
+        self.message_id = sent.message_id
+        self.handle = sent.transaction_handle
+
+    async def commit(self) -> None:
+        """Deliver the message; return when that is durable. Once committed, doing it again is harmless.
+
+        Raises:
+            AlreadyRolledBack, UnknownTransaction, InvalidHandle: the node states why it can't.
+            NodeUnavailable: no answer came: commit again, or let the node ask.
+        """
+        self._ended = True
+        with contextlib.suppress(AlreadyCommitted):
+            await self._client.end_transaction(self.handle, commit=True)
+
+    async def rollback(self) -> None:
+        """Never deliver the message. Once rolled back, doing it again is harmless.
+
+        Raises:
+            AlreadyCommitted, UnknownTransaction, InvalidHandle, NodeUnavailable: as `commit`.
+        """
+        self._ended = True
+        with contextlib.suppress(AlreadyRolledBack):
+            await self._client.end_transaction(self.handle, commit=False)
+
+    async def __aenter__(self) -> Transaction:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if not self._ended:
+            await (self.commit() if error is None else self.rollback())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutgoingMessage:
-    """A message to be sent.
-
-    Parameters:
-        topic: MQTT topic, without wildcards.
-        body: anything; with topic and properties at most `pop.message_bytes_max` of the node (4 MiB by default).
-        properties: up to 128 pairs of text, each up to 65,535 bytes.
-        tag: what kind of message it is, for filters.
-        message_group: messages of one group are in order for groups of consumers that ask for it.
-        deliver_at_ms: ms since 1970, by the node's clock; 0, or what is past, is at once.
-        delay_ms: instead of `deliver_at_ms`, ms from now by this machine's clock.
-
-    Raises:
-        ValueError: both `deliver_at_ms` and `delay_ms` are given.
-    """
-
-    topic: str
-    body: bytes = b""
-    properties: Mapping[str, str] = field(default_factory=dict)
-    tag: str = ""
-    message_group: str = ""
-    deliver_at_ms: int = 0
-    delay_ms: int = 0
-
-    def __post_init__(self) -> None:
-        if self.deliver_at_ms and self.delay_ms:
-            raise ValueError("give deliver_at_ms or delay_ms, not both")
-
-    def encoded(self) -> pb.Message:
-        """Return the message as it goes over the wire."""
-        deliver_at_ms = self.deliver_at_ms if not self.delay_ms else time.time_ns() // 1_000_000 + self.delay_ms
-        return pb.Message(
-            topic=self.topic,
-            body=self.body,
-            properties=self.properties,
-            tag=self.tag,
-            message_group=self.message_group,
-            deliver_at_ms=deliver_at_ms,
-        )
+Decide = Callable[[pb.Transaction], Awaitable[bool | None]]
+"""Tells the outcome of a transaction: True to commit, False to roll back, None where it isn't known yet."""
 
 
 class Client:
@@ -93,14 +103,16 @@ class Client:
         target: `HOST:PORT` of the node's gRPC listener.
         timeout_ms: how long a call may take, waiting for the node included. Afterwards it raises NodeUnavailable.
         close_ms: how long `aclose` waits for the answers to what was sent before it.
+        security: TLS, and who calls; plain text and nobody by default.
     """
 
-    def __init__(self, target: str, *, timeout_ms: int = 10_000, close_ms: int = 2_000) -> None:
+    def __init__(self, target: str, *, timeout_ms: int = 10_000, close_ms: int = 2_000, security: Security = PLAIN) -> None:
         asyncio.get_running_loop()  # gRPC would bind itself to a loop that never runs
         self._timeout_s = timeout_ms / 1000
         self._close_s = close_ms / 1000
-        self._channel = grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+        self._channel = channel_of(target, security)
         self._stub = PopServiceStub(self._channel)
+        self._groups = GroupServiceStub(self._channel)
         self._sends: Batched[pb.Message, Sent] = Batched(
             self._send, count_max=SEND_COUNT_MAX, bytes_max=SEND_BYTES_MAX, size_of=pb.Message.ByteSize
         )
@@ -170,11 +182,11 @@ class Client:
             NodeUnavailable: no answer came. Any of them may have been stored.
         """
         self._check_open()
-        return _all_or_raise(await self._send([message.encoded() for message in messages]))
+        return all_or_raise(await self._send([message.encoded() for message in messages]))
 
     async def _send(self, messages: list[pb.Message]) -> list[Sent | PopError]:
         answer = await call(self._stub.Send, pb.SendRequest(messages=messages), self._timeout_s)
-        return [error_of_status(result.status) or Sent(result.message_id, result.recall_handle) for result in answer.results]
+        return [error_of_status(result.status) or sent_of(result) for result in answer.results]
 
     async def recall(self, recall_handle: str) -> None:
         """Cancel a delayed message that has not been delivered.
@@ -225,7 +237,7 @@ class Client:
         consumer = Consumer(
             self._stub,
             self._settlements_of(group),
-            _pop_request(topic_filter, group, batch, invisible_ms, wait_ms, start),
+            pop_request(topic_filter, group, batch, invisible_ms, wait_ms, start),
             prefetch=prefetch,
             timeout_s=self._timeout_s,
             close_s=self._close_s,
@@ -243,17 +255,19 @@ class Client:
         invisible_ms: int = 0,
         wait_ms: int = 0,
         start: Start = "earliest",
+        attempt_id: str = "",
     ) -> list[Message]:
         """Take up to `messages_max` messages by one call, and wait up to `wait_ms` for the first; an empty list is no error.
 
-        0 for `messages_max` or `invisible_ms` leaves them to the node. See `consume` for the arguments.
+        0 for `messages_max` or `invisible_ms` leaves them to the node or the group. See `consume` for the arguments. With the
+        `attempt_id` of an earlier call, whose answer may have been lost, it returns what that call got and is still out.
 
         Raises:
             RequestInvalid: the group's name, the filter, or a number is not allowed.
             Overloaded, NodeUnavailable: as they say.
         """
         self._check_open()
-        request = _pop_request(topic_filter, group, messages_max, invisible_ms, wait_ms, start)
+        request = pop_request(topic_filter, group, messages_max, invisible_ms, wait_ms, start, attempt_id)
         answer = await call(self._stub.Pop, request, self._timeout_s + max(wait_ms, 0) / 1000)
         return self._settlements_of(group).messages(answer.messages, 0)
 
@@ -264,7 +278,201 @@ class Client:
             BatchFailed: some could not be acknowledged, each with its reason; the others are.
         """
         self._check_open()
-        _all_or_raise(await self._settlements_of(group).acks.submit_all(handles))
+        all_or_raise(await self._settlements_of(group).acks.submit_all(handles))
+
+    def stream(
+        self,
+        topic_filter: str,
+        *,
+        group: str,
+        credits: int = 1024,
+        batch: int = 0,
+        invisible_ms: int = 0,
+        start: Start = "earliest",
+        give_back: bool = True,
+    ) -> StreamConsumer:
+        """Return an asynchronous context manager that yields messages as they come: the lowest latency, on a stream.
+
+        Args:
+            topic_filter, group, start: as for `consume`.
+            credits: messages that may be out at a time; each that is settled makes room for another.
+            batch: messages of one response at most; 0 for the node's default.
+            invisible_ms: how long the node waits for the acknowledgement; 0 for the group's.
+            give_back: when the stream ends, what is not settled comes back at once and uncounted.
+        """
+        self._check_open()
+        opening = pb.ConsumeOpen(
+            group=group,
+            filter=topic_filter,
+            credits=credits,
+            batch_max=batch,
+            invisible_ms=invisible_ms,
+            start=start_of(start),
+            give_back=give_back,
+        )
+        return StreamConsumer(self._stub, opening)
+
+    async def give_up(self, handles: Iterable[str], *, group: str) -> None:
+        """Put deliveries among the dead letters of their group: they will never succeed.
+
+        Raises:
+            BatchFailed: some could not be given up, each with its reason; the others are.
+        """
+        self._check_open()
+        request = pb.AckRequest(group=group, handles=list(handles))
+        answer = await call(self._stub.GiveUp, request, self._timeout_s)
+        all_or_raise([error_of_status(status) for status in answer.statuses])
+
+    # --- transactions -----------------------------------------------------------------------------------------------
+
+    async def begin(
+        self,
+        topic: str,
+        body: bytes = b"",
+        *,
+        producer: str,
+        properties: Mapping[str, str] | None = None,
+        tag: str = "",
+        message_group: str = "",
+    ) -> Transaction:
+        """Store half of a transaction. It is delivered when it is committed.
+
+            async with await client.begin("orders/7", body, producer="orders"):
+                ...  # the database's own transaction
+
+        Args:
+            producer: name of the service: whom the node asks for the outcome (see `answer_checks`).
+            topic, body, properties, tag, message_group: see `OutgoingMessage`.
+
+        Raises:
+            StatusError, NodeUnavailable: as `send`.
+        """
+        self._check_open()
+        message = OutgoingMessage(
+            topic=topic,
+            body=body,
+            properties=properties or {},
+            tag=tag,
+            message_group=message_group,
+            producer=producer,
+        )
+        return Transaction(self, await self._sends.submit(message.encoded()))
+
+    async def end_transaction(self, handle: str, *, commit: bool) -> None:
+        """Commit or roll back by the handle of a half message.
+
+        Raises:
+            AlreadyCommitted, AlreadyRolledBack, UnknownTransaction, InvalidHandle: the node states why it can't.
+            NodeUnavailable: no answer came.
+        """
+        self._check_open()
+        request = pb.EndTransactionsRequest(ends=[pb.TransactionEnd(transaction_handle=handle, commit=commit)])
+        answer = await call(self._stub.EndTransactions, request, self._timeout_s)
+        error = error_of_status(answer.statuses[0])
+        if error is not None:
+            raise error
+
+    async def transactions(self, producer: str = "", *, after: str = "", limit: int = 1_000) -> list[pb.Transaction]:
+        """Return transactions that are pending, oldest first, behind the message id `after`."""
+        self._check_open()
+        request = pb.ListTransactionsRequest(producer=producer, transactions_max=limit, after_message_id=after)
+        return list((await call(self._stub.ListTransactions, request, self._timeout_s)).transactions)
+
+    async def answer_checks(self, producer: str, decide: Decide, *, wait_ms: int = 20_000) -> None:
+        """Answer the node's questions for the outcome of half messages, until it is cancelled.
+
+        Args:
+            producer: whose.
+            decide: looks into the producer's database. None leaves the question open: it comes again.
+            wait_ms: how long one poll waits.
+        """
+        backoff = Backoff()
+        request = pb.PollTransactionsRequest(producer=producer, wait_ms=wait_ms)
+        while True:
+            self._check_open()
+            try:
+                found = await call(self._stub.PollTransactions, request, self._timeout_s + wait_ms / 1000)
+            except (NodeUnavailable, Overloaded):
+                await asyncio.sleep(backoff.next_s())
+                continue
+            backoff.reset()
+            for transaction in found.transactions:
+                outcome = await decide(transaction)
+                if outcome is not None:
+                    # Ended meanwhile, or the node is away: then it asks again.
+                    with contextlib.suppress(StatusError, NodeUnavailable):
+                        await self.end_transaction(transaction.transaction_handle, commit=outcome)
+
+    # --- groups -----------------------------------------------------------------------------------------------------
+
+    async def create_group(
+        self, group: str, topic_filter: str, *, start: Start = "earliest", settings: pb.GroupSettings | None = None
+    ) -> pb.GroupDescription:
+        """Create a group, with settings from `settings_of`; one that is there with the same settings is no error.
+
+        Raises:
+            GroupExists, RequestInvalid, Overloaded, NodeUnavailable: as they say.
+        """
+        self._check_open()
+        request = pb.CreateGroupRequest(group=group, filter=topic_filter, start=start_of(start), settings=settings)
+        return (await call(self._groups.CreateGroup, request, self._timeout_s)).groups[0]
+
+    async def update_group(
+        self, group: str, settings: pb.GroupSettings, *, topic_filter: str = ""
+    ) -> list[pb.GroupDescription]:
+        """Change what `settings` (from `settings_of`) gives, on one filter of the group or on all of them.
+
+        Raises:
+            GroupUnknown, GroupBusy, RequestInvalid, NodeUnavailable: as they say.
+        """
+        self._check_open()
+        request = pb.UpdateGroupRequest(group=group, filter=topic_filter, settings=settings)
+        return list((await call(self._groups.UpdateGroup, request, self._timeout_s)).groups)
+
+    async def describe_groups(self, group: str = "", topic_filter: str = "") -> list[pb.GroupDescription]:
+        """Return how a group stands, on one filter or on each; without a name all groups. Raises GroupUnknown."""
+        self._check_open()
+        request = pb.GroupRequest(group=group, filter=topic_filter)
+        return list((await call(self._groups.DescribeGroups, request, self._timeout_s)).groups)
+
+    async def delete_group(self, group: str, *, topic_filter: str = "") -> None:
+        """Delete a group. Its handles are void; its dead letters go too, unless another group consumes them.
+
+        Raises:
+            GroupUnknown, NodeUnavailable: as they say.
+        """
+        self._check_open()
+        await call(self._groups.DeleteGroup, pb.GroupRequest(group=group, filter=topic_filter), self._timeout_s)
+
+    async def reset_group(
+        self,
+        group: str,
+        *,
+        topic_filter: str = "",
+        end: Start | None = None,
+        time_ms: int | None = None,
+        message_id: str | None = None,
+    ) -> list[pb.GroupDescription]:
+        """Let a group begin anew elsewhere: at one end, with what was stored from `time_ms` on, or at a message.
+
+        Raises:
+            GroupUnknown, GroupBusy, RequestInvalid, NodeUnavailable: as they say.
+            ValueError: not exactly one place is given.
+        """
+        self._check_open()
+        request = reset_request(group, topic_filter, end, time_ms, message_id)
+        return list((await call(self._groups.ResetGroup, request, self._timeout_s)).groups)
+
+    async def dead_letters(self, group: str, *, after: str = "", limit: int = 1_000) -> list[pb.DeadLetter]:
+        """Return the dead letters of a group that were not sent back, behind the message id `after`."""
+        self._check_open()
+        request = pb.ListDeadLettersRequest(group=group, after_message_id=after, dead_letters_max=limit)
+        return list((await call(self._groups.ListDeadLetters, request, self._timeout_s)).dead_letters)
+
+    async def redrive(self, group: str, message_ids: Iterable[str] | None = None) -> int:
+        """Send dead letters back to their group as new messages; return how many. None is all, up to 10,000."""
+        self._check_open()
+        return (await call(self._groups.Redrive, redrive_request(group, message_ids), self._timeout_s)).redriven
 
     # ----------------------------------------------------------------------------------------------------------------
 
@@ -277,25 +485,3 @@ class Client:
     def _check_open(self) -> None:
         if self._closed:
             raise ClientClosed("this client was closed: make a new one")
-
-
-def _pop_request(
-    topic_filter: str, group: str, messages_max: int, invisible_ms: int, wait_ms: int, start: Start
-) -> pb.PopRequest:
-    return pb.PopRequest(
-        group=group,
-        filter=topic_filter,
-        messages_max=messages_max,
-        invisible_ms=invisible_ms,
-        wait_ms=wait_ms,
-        start=pb.LATEST if start == "latest" else pb.EARLIEST,
-    )
-
-
-def _all_or_raise(answers: list[A | PopError]) -> list[A]:
-    """Return the answers of a batch. Raises BatchFailed where one of them is an error."""
-    results = [None if isinstance(answer, PopError) else answer for answer in answers]
-    errors = {place: answer for place, answer in enumerate(answers) if isinstance(answer, PopError)}
-    if errors:
-        raise BatchFailed(errors, results)
-    return [answer for answer in answers if not isinstance(answer, PopError)]

@@ -8,7 +8,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import grpc.aio
 
@@ -32,6 +32,9 @@ ANSWER_S_MAX = 0.2
 """A poll that is older waits for messages, and can be ended. A younger one may have been answered: ended now, it would lose
 that answer, and the messages would come to nobody until their invisible time is over. So it is waited for."""
 
+CLOSE_S = 2.0
+"""How long a stream that is left waits for the node to have taken its last acknowledgements."""
+
 USABLE = 0.9
 """Part of the invisible time in which a message may be handed to the loop. In the rest it could hardly be settled in time."""
 
@@ -47,6 +50,7 @@ class Message:
         "_settlements",
         "attempt",
         "body",
+        "dead_letter",
         "group",
         "handle",
         "message_group",
@@ -71,6 +75,8 @@ class Message:
         self.queue_offset = popped.queue_offset
         self.attempt = popped.attempt
         self.visible_at_ms = popped.visible_at_ms
+        self.dead_letter = popped.dead_letter if popped.HasField("dead_letter") else None
+        """Where it came from, if it was popped from `$dlq/GROUP`."""
         self.group = settlements.group
         self._settlements = settlements
         self._expires_s = expires_s
@@ -105,6 +111,14 @@ class Message:
             StatusError, NodeUnavailable: as `nack`.
         """
         await self._settlements.changes.submit(Change(self.handle, delay_ms, suspend=True))
+
+    async def give_up(self) -> None:
+        """Put the message among the group's dead letters: it will never succeed.
+
+        Raises:
+            StatusError, NodeUnavailable: as `nack`.
+        """
+        await self._settlements.give_up(self.handle)
 
     async def extend(self, invisible_ms: int) -> None:
         """Keep the message for `invisible_ms` from now, longer or shorter than it had. It gets a new handle.
@@ -164,6 +178,13 @@ class Settlements:
         request = pb.ChangeInvisibleRequest(group=self.group, changes=wishes)
         answer = await call(self._stub.ChangeInvisible, request, self._timeout_s)
         return [error_of_status(result.status) or result.handle for result in answer.results]
+
+    async def give_up(self, handle: str) -> None:
+        """Put a delivery among the dead letters."""
+        answer = await call(self._stub.GiveUp, pb.AckRequest(group=self.group, handles=[handle]), self._timeout_s)
+        error = error_of_status(answer.statuses[0])
+        if error is not None:
+            raise error
 
     def messages(self, popped: Iterable[pb.PoppedMessage], expires_s: float) -> list[Message]:
         """Return the messages of an answer to a pop."""
@@ -349,3 +370,127 @@ class Consumer:
         await self._settlements.give_back(unconsumed, self._close_s)
         await self._settlements.acks.flush(self._close_s)
         self._on_close(self)
+
+
+class StreamConsumer:
+    """Messages of a group as they come, on a stream. `Client.stream` makes it.
+
+        async with client.stream("plant/#", group="billing") as messages:
+            async for message in messages:
+                message.ack()
+
+    Acknowledgements go back on the stream, and aren't waited for; one that was refused is logged, for the message comes back.
+    The iteration ends with NodeUnavailable where the node goes away: open another.
+    """
+
+    def __init__(self, stub: PopServiceAsyncStub, opening: pb.ConsumeOpen) -> None:
+        self._stub = stub
+        self._opening = opening
+        self._call: grpc.aio.StreamStreamCall[pb.ConsumeRequest, pb.ConsumeResponse] | None = None
+        self._settled = pb.ConsumeRequest()
+        self._flusher: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> StreamConsumer:
+        # Without an iterator of requests, `write` sends them: the stubs don't know that.
+        self._call = self._stub.Consume(wait_for_ready=True)  # type: ignore[call-arg]
+        try:
+            await self._call.write(pb.ConsumeRequest(open=self._opening))
+        except grpc.aio.AioRpcError as error:
+            raise error_of_call(error) from error
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        call = self._call
+        assert call is not None
+        if error is None and not call.done():
+            # What was acknowledged is told to the node, and its answer awaited, for a bounded time.
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
+                async with asyncio.timeout(CLOSE_S):
+                    await self._flush()
+                    await call.done_writing()
+                    while isinstance(await call.read(), pb.ConsumeResponse):
+                        pass
+        call.cancel()
+
+    def __aiter__(self) -> AsyncGenerator[StreamMessage, None]:
+        return self._iterate()
+
+    async def _iterate(self) -> AsyncGenerator[StreamMessage, None]:
+        call = self._call
+        assert call is not None, "enter it as a context manager first"
+        while True:
+            try:
+                response = await call.read()
+            except grpc.aio.AioRpcError as error:
+                raise error_of_call(error) from error
+            if not isinstance(response, pb.ConsumeResponse):
+                await self._raise_status(call)
+            for refused in response.refused:
+                logger.warning("group %s: an ack was refused: %s", self._opening.group, refused.status.detail)
+            for popped in response.messages:
+                yield StreamMessage(popped, self)
+
+    async def _raise_status(self, call: grpc.aio.StreamStreamCall[pb.ConsumeRequest, pb.ConsumeResponse]) -> NoReturn:
+        """Raise why the node ended the stream."""
+        code, detail = await call.code(), await call.details()
+        if code is grpc.StatusCode.OK:
+            raise NodeUnavailable("the node has ended the stream: open another")
+        metadata = grpc.aio.Metadata()
+        raise error_of_call(grpc.aio.AioRpcError(code, metadata, metadata, detail, None))
+
+    def settle(self, handle: str, change: Change | None = None) -> None:
+        """Send an acknowledgement or a change at the end of this turn of the loop, with all that come in it."""
+        if change is None:
+            self._settled.acks.append(handle)
+        else:
+            self._settled.changes.append(
+                pb.InvisibleChange(handle=handle, invisible_ms=change.invisible_ms, suspend=change.suspend)
+            )
+        if self._flusher is None or self._flusher.done():
+            self._flusher = asyncio.get_running_loop().create_task(self._flush())
+
+    async def _flush(self) -> None:
+        call = self._call
+        assert call is not None
+        while self._settled.acks or self._settled.changes:
+            settled, self._settled = self._settled, pb.ConsumeRequest()
+            # A stream that is broken fails the iteration; what was on its way comes back when its time is over.
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                await call.write(settled)
+
+
+class StreamMessage:
+    """A message of a stream. Fields as of `Message`; what it is told is on its way without being awaited."""
+
+    __slots__ = ("_stream", "popped")
+
+    def __init__(self, popped: pb.PoppedMessage, stream: StreamConsumer) -> None:
+        self.popped = popped
+        """All that the node tells."""
+        self._stream = stream
+
+    @property
+    def topic(self) -> str:
+        return self.popped.topic
+
+    @property
+    def body(self) -> bytes:
+        return self.popped.body
+
+    @property
+    def attempt(self) -> int:
+        return self.popped.attempt
+
+    def ack(self) -> None:
+        """Acknowledge."""
+        self._stream.settle(self.popped.handle)
+
+    def nack(self, *, delay_ms: int = 0) -> None:
+        """Return it after `delay_ms` as a failed attempt."""
+        self._stream.settle(self.popped.handle, Change(self.popped.handle, delay_ms))
+
+    def suspend(self, delay_ms: int = 0) -> None:
+        """Return it after `delay_ms`, and don't count this delivery as an attempt."""
+        self._stream.settle(self.popped.handle, Change(self.popped.handle, delay_ms, suspend=True))

@@ -169,6 +169,36 @@ class TooManyTimers(StatusError):
     code = "TOO_MANY_TIMERS"
 
 
+class InvalidTransaction(StatusError):
+    """Raised when half of a transaction is sent with a delay."""
+
+    code = "INVALID_TRANSACTION"
+
+
+class TooManyTransactions(StatusError):
+    """Raised when the node's limit of pending transactions is reached. End some, or try again later."""
+
+    code = "TOO_MANY_TRANSACTIONS"
+
+
+class AlreadyCommitted(StatusError):
+    """Raised when a transaction that is ended was committed before."""
+
+    code = "ALREADY_COMMITTED"
+
+
+class AlreadyRolledBack(StatusError):
+    """Raised when a transaction that is ended was rolled back before: by its producer, or because nobody told its outcome."""
+
+    code = "ALREADY_ROLLED_BACK"
+
+
+class UnknownTransaction(StatusError):
+    """Raised when a transaction that is ended isn't open, and none that ended lately was this."""
+
+    code = "UNKNOWN_TRANSACTION"
+
+
 class TooManyQueues(StatusError):
     """Raised when the first level of a topic is new, and the node's limit of light queues is reached."""
 
