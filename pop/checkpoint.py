@@ -30,6 +30,14 @@ class Entry(NamedTuple):
     reserved: int = 0
 
 
+def indexes_of(bits: int) -> Iterator[int]:
+    """Yield the places of the bits that are set, in order."""
+    while bits:
+        lowest = bits & -bits
+        yield lowest.bit_length() - 1
+        bits ^= lowest
+
+
 class Checkpoint:
     """What one pop (or one change of invisible time) handed out.
 
@@ -92,11 +100,7 @@ class Checkpoint:
 
     def open_indexes(self) -> Iterator[int]:
         """Yield the indexes of the deliveries that are open."""
-        left = self.open
-        while left:
-            lowest = left & -left
-            yield lowest.bit_length() - 1
-            left ^= lowest
+        return indexes_of(self.open)
 
     @property
     def suspended(self) -> bool:

@@ -126,7 +126,7 @@ class Group:
         """True while another look at its queue is scheduled."""
         self.attempt_ids: dict[str, int] = {}
         """Open checkpoints of calls that gave an attempt id, by that id."""
-        self.latency = AckLatency()
+        self.latency = Latencies()
         self.dead_letters_of = topic_filter.removeprefix(DEAD_LETTERS) if topic_filter.startswith(DEAD_LETTERS) else ""
         """The group whose dead letters it consumes, if it does."""
         self.watcher: Watcher | None = None
@@ -193,11 +193,11 @@ class Group:
 
 
 LATENCY_BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 300_000, 3_600_000)
-"""Upper ends of the buckets of ack latencies."""
+"""Upper ends of the buckets."""
 
 
-class AckLatency:
-    """A histogram of the times from pop to ack, since the start: one count a bucket, and one for all that took longer."""
+class Latencies:
+    """A histogram of times in ms, since the start: one count a bucket, and one for all that took longer."""
 
     __slots__ = ("counts", "sum_ms")
 
@@ -206,6 +206,6 @@ class AckLatency:
         self.sum_ms = 0
 
     def add(self, latency_ms: int, count: int) -> None:
-        """Count `count` acknowledgements that came `latency_ms` after their pop."""
+        """Count `count` times of `latency_ms`."""
         self.counts[bisect_left(LATENCY_BOUNDS_MS, latency_ms)] += count
         self.sum_ms += latency_ms * count

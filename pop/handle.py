@@ -17,13 +17,13 @@ checkpoint. Blocks keep a forged handle as cheap to refuse as a genuine one is t
 from __future__ import annotations
 
 import os
-from binascii import hexlify
+from binascii import hexlify, unhexlify
 from hashlib import shake_128
 from hmac import compare_digest
 from pathlib import Path
 from struct import Struct
 from struct import error as StructError
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,8 +32,8 @@ CODE_BYTES = 8
 BLOCK = 64
 
 _DELIVERY = Struct("<QQIH8s")
-_DELIVERY_DTYPE = np.dtype([("checkpoint", "<u8"), ("pop_ms", "<u8"), ("group_id", "<u4"), ("index", "<u2"), ("code", "<u8")])
-assert _DELIVERY_DTYPE.itemsize == _DELIVERY.size
+DELIVERY_DTYPE = np.dtype([("checkpoint", "<u8"), ("pop_ms", "<u8"), ("group_id", "<u4"), ("index", "<u2"), ("code", "<u8")])
+assert DELIVERY_DTYPE.itemsize == _DELIVERY.size
 _DELIVERY_NAME = Struct("<cQQIH")
 _MESSAGE = Struct("<QQ8s")
 _MESSAGE_NAME = Struct("<cQQ")
@@ -98,7 +98,7 @@ class Handles:
 
     def deliveries_joined(self, checkpoint: int, pop_ms: int, group_id: int, count: int) -> bytes:
         """Return the same, one behind the other. About 0.1 us each, and 3 us a block."""
-        named = np.empty(count, dtype=_DELIVERY_DTYPE)
+        named = np.empty(count, dtype=DELIVERY_DTYPE)
         named["checkpoint"], named["pop_ms"], named["group_id"] = checkpoint, pop_ms, group_id
         named["index"] = np.arange(count)
         blocks = range((count + BLOCK - 1) // BLOCK)
@@ -125,6 +125,29 @@ class Handles:
             genuine = len(handle) == DELIVERY_DIGITS and compare_digest(codes[at : at + CODE_BYTES], code)
             named.append(Delivery(checkpoint, pop_ms, group_id, index) if genuine else None)
         return named
+
+    def read_joined(self, joined: str) -> np.ndarray[Any, np.dtype[Any]] | None:
+        """Return what delivery handles name that stand one behind the other, as `DELIVERY_DTYPE`; None unless all are genuine.
+
+        About 0.1 us each, and 3 us for each block of a checkpoint. They should come in order.
+        """
+        try:
+            named = np.frombuffer(unhexlify(joined), dtype=DELIVERY_DTYPE)
+        except ValueError:
+            return None
+        blocks = named["index"] // BLOCK
+        begins = np.ones(len(named), dtype=bool)
+        begins[1:] = (named["checkpoint"][1:] != named["checkpoint"][:-1]) | (blocks[1:] != blocks[:-1])
+        starts = np.flatnonzero(begins).tolist()
+        expected = []
+        for start in starts:
+            checkpoint, pop_ms, group_id, index, _ = named[start].tolist()
+            expected.append(np.frombuffer(self._block(checkpoint, pop_ms, group_id, index // BLOCK), dtype="<u8"))
+        run = np.cumsum(begins) - 1
+        first = named[starts][run]
+        codes = np.concatenate(expected)[run * BLOCK + named["index"] % BLOCK] if starts else named["code"]
+        same = (named["pop_ms"] == first["pop_ms"]) & (named["group_id"] == first["group_id"]) & (named["code"] == codes)
+        return named if bool(same.all()) else None
 
     def recall(self, position: int, due_ms: int) -> str:
         """Return the handle that recalls the delayed message at `position`."""

@@ -27,7 +27,7 @@ from pop.group import Group
 from pop.poll import Taken
 from pop.stream import CREDITS_DEFAULT, CREDITS_MAX, Acked, Consumption
 from pop.transactions import Ended, Half, Transactions
-from pop.wire import popped_messages, serialize, statuses
+from pop.wire import STATUS_OK, popped_messages, serialize, statuses
 from store.errors import LimitExceeded, RecordTooLarge, StoreError, TopicInvalid
 from store.lightqueue import Start
 from store.record import Flag, Properties, decode, decode_properties, encode_properties, tag_hash
@@ -362,6 +362,8 @@ class PopService:
             )
         outcomes = self._core.ack(request.group, list(request.handles))
         await self._store.durable()
+        if outcomes.count(Outcome.OK) == len(outcomes):
+            return STATUS_OK * len(outcomes)
         return statuses([_STATUS[outcome] for outcome in outcomes])
 
     async def GiveUp(self, request: pb.AckRequest, context: Context) -> bytes:

@@ -18,7 +18,7 @@ import numpy as np
 import orjson
 import structlog
 
-from pop.checkpoint import FROM_RETRY, Checkpoint
+from pop.checkpoint import FROM_RETRY, Checkpoint, indexes_of
 from pop.damages import Damages
 from pop.deadletters import DeadLetter, DeadLetters, Reason
 from pop.deadlines import Deadlines
@@ -37,6 +37,7 @@ from store.record import (
     CHECKPOINT_ENTRY_DTYPE,
     POP_FIXED,
     REFERENCE,
+    REFERENCE_DTYPE,
     TIMER_ENTRY,
     Flag,
     Kind,
@@ -203,7 +204,7 @@ class PopState:
         for position, index in REFERENCE.iter_unpack(record.body):
             checkpoint = self._open_delivery(record, position, index)
             if checkpoint is not None:
-                self._close(checkpoint, index)
+                self._close(checkpoint, 1 << index)
                 group.in_flight -= 1
 
     def _apply_checkpoint(self, record: Record) -> None:
@@ -269,7 +270,7 @@ class PopState:
                 group.in_flight += 1  # the new delivery is there, whatever became of the old one
                 continue
             checkpoint.replaced |= 1 << index
-            self._close(checkpoint, index)
+            self._close(checkpoint, 1 << index)
         step = CHANGE_ENTRY.size
         body = b"".join(record.body[at + REFERENCE.size : at + step] for at in range(0, len(record.body), step))
         self._open(Checkpoint(record.position, group_id, record.store_ms, deadline_ms, record.flags, body))
@@ -278,16 +279,22 @@ class PopState:
         group = self._group_of(record)
         if group is None:
             return
-        for position, index in REFERENCE.iter_unpack(record.body):
-            checkpoint = self._open_delivery(record, position, index)
-            if checkpoint is None:
-                continue
-            checkpoint.acked |= 1 << index
+        for position, mask, _ in runs_of(np.frombuffer(record.body, dtype=REFERENCE_DTYPE)):
+            checkpoint = self.checkpoints.get(position)
+            if checkpoint is None or checkpoint.open & mask != mask:
+                self._skip(record, "delivery", position)  # what is open of it is settled all the same
+                if checkpoint is None:
+                    continue
+                mask &= checkpoint.open
+                if not mask:
+                    continue
+            checkpoint.acked |= mask
             if group.order is not None:
-                group.order.free(checkpoint.entry(index).position)
                 self._groups_changed.add(group.id)
-            self._close(checkpoint, index)
-            group.in_flight -= 1
+                for index in indexes_of(mask):
+                    group.order.free(checkpoint.entry(index).position)
+            self._close(checkpoint, mask)
+            group.in_flight -= mask.bit_count()
 
     def _apply_revived(self, record: Record) -> None:
         group = self._group_of(record)
@@ -301,7 +308,7 @@ class PopState:
             entry = checkpoint.entry(index)
             attempts = entry.attempt - 1 if uncounted or checkpoint.suspended else entry.attempt
             self._queues.append_to(group.retry, entry.position, entry.size, attempts)
-            self._close(checkpoint, index)
+            self._close(checkpoint, 1 << index)
             group.in_flight -= 1
 
     def _apply_dead_letter(self, record: Record) -> None:
@@ -334,7 +341,7 @@ class PopState:
             group.dead += 1
             if group.order is not None:
                 group.order.free(entry.position)
-            self._close(checkpoint, index)
+            self._close(checkpoint, 1 << index)
             group.in_flight -= 1
         self._groups_changed.add(group.id)
 
@@ -398,11 +405,10 @@ class PopState:
         self._checkpoints_new.add(checkpoint.position)
         self._deadlines.schedule(checkpoint.deadline_ms, checkpoint)
 
-    def _close(self, checkpoint: Checkpoint, index: int) -> None:
-        """Settle one delivery; with the last one the checkpoint is done, and its timer is skipped."""
-        bit = 1 << index
-        assert checkpoint.open & bit, (checkpoint.position, index)
-        checkpoint.open ^= bit
+    def _close(self, checkpoint: Checkpoint, mask: int) -> None:
+        """Settle deliveries; with the last one the checkpoint is done, and its timer is skipped."""
+        assert checkpoint.open & mask == mask, (checkpoint.position, mask)
+        checkpoint.open ^= mask
         self._checkpoints_changed.add(checkpoint.position)
         if not checkpoint.open:
             del self.checkpoints[checkpoint.position]
@@ -491,3 +497,21 @@ def _entries_between(queue: LightQueue, offset: int, first: int, before: int) ->
             if first <= position < before:
                 yield position, size
         offset = found + len(entries) // ENTRY_BYTES
+
+
+def runs_of(references: np.ndarray[Any, np.dtype[Any]]) -> list[tuple[int, int, int]]:
+    """Return position, indexes as a bit set, and how many they are, of each run of references to one checkpoint."""
+    if not len(references):
+        return []
+    positions, indexes = references["checkpoint"], references["index"]
+    edges = np.flatnonzero(positions[1:] != positions[:-1]) + 1
+    starts = [0, *edges.tolist()]
+    stops = [*starts[1:], len(references)]
+    runs = []
+    for start, stop in zip(starts, stops, strict=True):
+        chosen = indexes[start:stop]
+        bits = np.zeros(int(chosen.max()) + 1, dtype=np.uint8)
+        bits[chosen] = 1
+        mask = int.from_bytes(np.packbits(bits, bitorder="little").tobytes(), "little")
+        runs.append((int(positions[start]), mask, stop - start))
+    return runs

@@ -114,7 +114,7 @@ HEADER_DTYPE = np.dtype(
     ]
 )
 HEADER_BYTES = HEADER.size
-_SIZE_AND_CRC = struct.Struct("<II")
+SIZE_AND_CRC = struct.Struct("<II")
 CRC_FROM = 8
 """The checksum covers the record from this byte on: everything after the crc field."""
 KIND_AT = 8
@@ -273,7 +273,7 @@ def encode(
             body,
         )
     )
-    return _SIZE_AND_CRC.pack(size, crc32(tail)) + tail
+    return SIZE_AND_CRC.pack(size, crc32(tail)) + tail
 
 
 def decode(buffer: bytes | memoryview, offset: int = 0, *, position: int = 0, verify: bool = True) -> Record:
@@ -312,7 +312,7 @@ def is_intact(data: bytes) -> bool:
     """Return whether `data`, the bytes of one record, has the size and the checksum that it states. About 0.3 us."""
     if len(data) < HEADER_BYTES:
         return False
-    size, crc = _SIZE_AND_CRC.unpack_from(data)
+    size, crc = SIZE_AND_CRC.unpack_from(data)
     return bool(size == len(data) and crc32(memoryview(data)[CRC_FROM:]) == crc)
 
 
