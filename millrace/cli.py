@@ -48,6 +48,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     _add_mqtt_tools(commands)
     _add_pop_tools(commands)
+    _add_group_tools(commands)
+    _add_dlq(commands)
     _add_reconcile(commands)
     _add_inspect(commands)
     _add_repair(commands)
@@ -144,7 +146,11 @@ def _add_pop_tools(commands: Commands) -> None:
     command.add_argument("--count", type=_count, default=1, help="messages at most (%(default)s)")
     command.add_argument("--invisible-ms", type=_count, default=0, help="invisible time (the node's default)")
     command.add_argument("--wait-ms", type=_count, default=0, help="wait so long for the first message (%(default)s)")
-    command.add_argument("--no-ack", action="store_true", help="let them come back when the invisible time is over")
+    settle = command.add_mutually_exclusive_group()
+    settle.add_argument("--no-ack", action="store_true", help="let them come back when the invisible time is over")
+    settle.add_argument(
+        "--ask", action="store_true", help="ask for each: a(ck), n(ack), s(uspend), d(ead letter), or leave it as it is"
+    )
     command.add_argument("--json", action="store_true", help="one JSON object a line")
     command.set_defaults(run=_pop)
     command = commands.add_parser("send", help="send a message over gRPC, now or later")
@@ -172,7 +178,7 @@ def _pop(options: argparse.Namespace) -> int:
             count=options.count,
             invisible_ms=options.invisible_ms,
             wait_ms=options.wait_ms,
-            ack=not options.no_ack,
+            settle="ask" if options.ask else "leave" if options.no_ack else "ack",
             as_json=options.json,
         )
     )
@@ -191,6 +197,74 @@ def _recall(options: argparse.Namespace) -> int:
     from millrace import tools
 
     return _finish(tools.recall(options.pop, options.handle))
+
+
+def _add_group_tools(commands: Commands) -> None:
+    command = commands.add_parser("group", help="create, list, change, pause, reset and delete groups")
+    actions = command.add_subparsers(dest="action", required=True, metavar="ACTION")
+    for action, text in (
+        ("list", "how groups stand: all, or one"),
+        ("create", "create a group on a filter"),
+        ("update", "change settings of a group"),
+        ("pause", "let its pops get nothing"),
+        ("resume", "end a pause"),
+        ("reset", "begin anew elsewhere; its handles are void"),
+        ("delete", "delete it, with its dead letters unless another group consumes them"),
+    ):
+        each = actions.add_parser(action, help=text)
+        optional = {"nargs": "?", "default": ""}
+        each.add_argument("group", **(optional if action == "list" else {}))
+        each.add_argument("filter", help="one of its filters", **({} if action == "create" else optional))
+        each.add_argument("--pop", type=HostPort.parse, default=POP, metavar="HOST:PORT")
+        each.add_argument("--json", action="store_true", help="one JSON object a line")
+        each.set_defaults(run=_group)
+        if action in ("create", "update"):
+            _add_settings(each)
+        if action == "create":
+            each.add_argument("--start", choices=("earliest", "latest"), default="earliest", help="(%(default)s)")
+        if action == "reset":
+            to = each.add_mutually_exclusive_group(required=True)
+            to.add_argument("--to", choices=("earliest", "latest"))
+            to.add_argument("--time-ms", type=_count, help="what was stored then or later, ms since 1970")
+            to.add_argument("--message-id", help="that message, or what follows it")
+
+
+def _add_settings(command: argparse.ArgumentParser) -> None:
+    from millrace.groups import backoff_of
+
+    command.add_argument("--attempts-max", type=_count, help="times that a message is handed out; 0: the node's option")
+    command.add_argument("--backoff", type=backoff_of, help="none, 1000,5000 (ms) or exponential:MIN_MS:MAX_MS[:FACTOR]")
+    command.add_argument("--invisible-ms", type=_count, help="for pops that don't say; 0: the node's option")
+    command.add_argument("--in-flight-max", type=_count, help="messages that may be out; 0: the node's option")
+    command.add_argument("--fifo", action=argparse.BooleanOptionalAction, help="one message of a message group at a time")
+    expression = command.add_mutually_exclusive_group()
+    expression.add_argument("--tags", help="'a || b': only these; '*': all")
+    expression.add_argument("--sql", help="a condition on properties: \"level > 3 AND unit = 'degC'\"")
+
+
+def _add_dlq(commands: Commands) -> None:
+    command = commands.add_parser("dlq", help="list dead letters of a group, and send them back")
+    actions = command.add_subparsers(dest="dlq_action", required=True, metavar="ACTION")
+    listing = actions.add_parser("list", help="dead letters that were not sent back")
+    listing.add_argument("group")
+    listing.add_argument("--after", default="", metavar="MESSAGE_ID", help="those behind this one")
+    listing.add_argument("--limit", type=_count, default=100, help="at most so many (%(default)s)")
+    listing.add_argument("--json", action="store_true", help="one JSON object a line")
+    listing.set_defaults(run=_group, action="letters")
+    redrive = actions.add_parser("redrive", help="send dead letters back to their group, as new messages")
+    redrive.add_argument("group")
+    which = redrive.add_mutually_exclusive_group(required=True)
+    which.add_argument("message_id", nargs="*", default=[])
+    which.add_argument("--all", action="store_true", help="all of them, up to 10,000")
+    redrive.set_defaults(run=_group, action="redrive")
+    for each in (listing, redrive):
+        each.add_argument("--pop", type=HostPort.parse, default=POP, metavar="HOST:PORT")
+
+
+def _group(options: argparse.Namespace) -> int:
+    from millrace.groups import run
+
+    return run(options)
 
 
 def _add_reconcile(commands: Commands) -> None:
@@ -234,6 +308,11 @@ def _add_inspect(commands: Commands) -> None:
     queues.add_argument("--limit", type=_count, default=100, help="queues at most, 0 for all (%(default)s)")
     queues.add_argument("--json", action="store_true", help="one JSON object a line")
     queues.set_defaults(run=_inspect_queues)
+    groups = things.add_parser("groups", help="the groups, as of the last flush of the index")
+    groups.add_argument("--data-dir", type=Path, default=Path("millrace-data"), metavar="DIR", help="of a node (%(default)s)")
+    groups.add_argument("--group", default="", metavar="GROUP", help="only this one")
+    groups.add_argument("--json", action="store_true", help="one JSON object a line")
+    groups.set_defaults(run=_inspect_groups)
 
 
 def _inspect_log(options: argparse.Namespace) -> int:
@@ -256,6 +335,13 @@ def _inspect_queues(options: argparse.Namespace) -> int:
     from millrace.inspect import inspect_queues
 
     inspect_queues(options.data_dir, topic_filter=options.filter, limit=options.limit, as_json=options.json)
+    return 0
+
+
+def _inspect_groups(options: argparse.Namespace) -> int:
+    from millrace.inspect import inspect_groups
+
+    inspect_groups(options.data_dir, name=options.group, as_json=options.json)
     return 0
 
 

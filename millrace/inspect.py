@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -14,6 +16,9 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
+from pop.checkpoint import Checkpoint
+from pop.order import Order
+from pop.state import DAMAGES_ROW
 from store import lightqueue, topics
 from store.errors import StoreError
 from store.index import DIRECTORY, Index, Space
@@ -129,16 +134,9 @@ def inspect_queues(data_dir: Path, *, topic_filter: str, limit: int, as_json: bo
     Raises:
         IndexMissing: there is no index, or nothing was flushed yet.
     """
-    if not (data_dir / DIRECTORY / "CURRENT").exists():
-        raise IndexMissing(f"{data_dir} holds no index: give the data directory of a node that was started")
-    index = Index(data_dir, read_only=True)
-    try:
-        if index.covered() is None:
-            raise IndexMissing(f"the index of {data_dir} was not flushed yet: wait for store.index_flush_ms, or stop the node")
+    with _flushed(data_dir) as index:
         found = (row for row in _queues(index) if topic_filter in ("", row["filter"]))
         rows = list(islice(found, limit or None))
-    finally:
-        index.close()
     if as_json:
         for row in rows:
             out.write(orjson.dumps(row).decode() + "\n")
@@ -167,6 +165,74 @@ def _queues(index: Index) -> Iterator[dict[str, Any]]:
             "entries": next_offset - first_offset,
             "filling": row.get("fill"),
         }
+
+
+def inspect_groups(data_dir: Path, *, name: str, as_json: bool, out: TextIO = sys.stdout) -> None:
+    """Print the groups as of the last flush of the index, as a table or as JSON lines.
+
+    Args:
+        data_dir: of a node.
+        name: of the group; empty for all.
+        as_json: one JSON object a line.
+
+    Raises:
+        IndexMissing: there is no index, or nothing was flushed yet.
+    """
+    with _flushed(data_dir) as index:
+        rows = [row for row in _groups(index) if name in ("", row["group"])]
+    if as_json:
+        for row in rows:
+            out.write(orjson.dumps(row).decode() + "\n")
+        return
+    columns = ("id", "group", "filter", "new", "retries", "in_flight", "parked", "dead")
+    table = Table(*columns, "settings", box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*(str(row[column]) for column in columns), orjson.dumps(row["settings"]).decode())
+    Console(file=out, width=None if out.isatty() else 200, soft_wrap=True).print(table)
+
+
+def _groups(index: Index) -> Iterator[dict[str, Any]]:
+    in_flight: Counter[int] = Counter()
+    oldest_ms: dict[int, int] = {}
+    for key, value in index.rows(bytes(Space.CHECKPOINT)):
+        checkpoint = Checkpoint.from_row(int.from_bytes(key[1:], "big"), value)
+        in_flight[checkpoint.group_id] += checkpoint.open.bit_count()
+        oldest_ms[checkpoint.group_id] = min(oldest_ms.get(checkpoint.group_id, checkpoint.pop_ms), checkpoint.pop_ms)
+    for key, value in index.rows(bytes(Space.GROUP)):
+        group_id = int.from_bytes(key[1:], "big")
+        if group_id == DAMAGES_ROW:
+            continue
+        row = orjson.loads(value)
+        order = Order()
+        order.load(index, group_id)
+        yield {
+            "id": group_id,
+            "group": row["name"],
+            "filter": row["filter"],
+            "settings": row["settings"],
+            "resets": row["epoch"],
+            "cursor": row["cursor"],
+            "new": max(lightqueue.load_next_offset(index, row["queue"]) - row["cursor"], 0),
+            "retries": max(lightqueue.load_next_offset(index, row["retry"]) - row["retry_cursor"], 0),
+            "in_flight": in_flight[group_id],
+            "oldest_pop_ms": oldest_ms.get(group_id),
+            "parked": order.parked,
+            "dead": row["dead"],
+        }
+
+
+@contextmanager
+def _flushed(data_dir: Path) -> Iterator[Index]:
+    """Open the index of a data directory, read-only."""
+    if not (data_dir / DIRECTORY / "CURRENT").exists():
+        raise IndexMissing(f"{data_dir} holds no index: give the data directory of a node that was started")
+    index = Index(data_dir, read_only=True)
+    try:
+        if index.covered() is None:
+            raise IndexMissing(f"the index of {data_dir} was not flushed yet: wait for store.index_flush_ms, or stop the node")
+        yield index
+    finally:
+        index.close()
 
 
 def _what(row: dict[str, Any]) -> str:

@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
+
+from pop.group import LATENCY_BOUNDS_MS, Latencies
 
 if TYPE_CHECKING:
     from millrace.node import Node
 
 GROUPS_LABELLED_MAX = 200
 """Groups with metrics of their own. A label that grows with the users would be the monitoring's end; the sum has all."""
+
+
+GROUP_GAUGES = {
+    "visible": "Messages that a pop could get now; with a filter on delivery: at most.",
+    "retries": "Of these, messages that came back.",
+    "in_flight": "Messages handed out and not settled.",
+    "delayed": "Of these, messages that wait for their back-off.",
+    "parked": "Messages that wait behind their message group.",
+    "dead": "Dead letters that were not sent back.",
+    "waiting": "Pops that wait for a message.",
+    "oldest_ms": "Age in ms of the oldest message that is not handed out.",
+    "oldest_in_flight_ms": "Age in ms of the oldest delivery that is not settled.",
+}
 
 
 class NodeCollector(Collector):
@@ -74,19 +90,49 @@ class NodeCollector(Collector):
             "Most ms by which a revival came after its time.",
             pop.counters.revive_late_ms_max,
         )
+        yield _gauge("millrace_pop_transactions_pending", "Half messages that wait for their outcome.", len(node.transactions))
+        yield _counter("millrace_pop_transactions_committed", "Half messages committed.", node.transactions.committed)
+        yield _counter("millrace_pop_transactions_rolled_back", "Half messages rolled back.", node.transactions.rolled_back)
         yield from self._groups()
 
     def _groups(self) -> Iterator[Metric]:
         labels = ["group", "filter"]
-        visible = GaugeMetricFamily("millrace_pop_group_visible", "Messages that a pop could get now.", labels=labels)
-        in_flight = GaugeMetricFamily("millrace_pop_group_in_flight", "Messages handed out and not settled.", labels=labels)
-        for number, group in enumerate(self._node.pop):
-            if number >= GROUPS_LABELLED_MAX:
-                break
-            visible.add_metric([group.name, group.filter], group.visible)
-            in_flight.add_metric([group.name, group.filter], group.in_flight)
-        yield visible
-        yield in_flight
+        gauges = {
+            name: GaugeMetricFamily(f"millrace_pop_group_{name}", text, labels=labels) for name, text in GROUP_GAUGES.items()
+        }
+        latency = HistogramMetricFamily(
+            "millrace_pop_group_ack_latency_ms", "Milliseconds from pop to acknowledgement.", labels=labels
+        )
+        for told in self._node.groups.describe(islice(self._node.pop, GROUPS_LABELLED_MAX)):
+            group = told.group
+            values = {
+                "visible": told.visible,
+                "retries": told.retries,
+                "in_flight": told.in_flight,
+                "delayed": told.delayed,
+                "parked": told.parked,
+                "dead": told.dead,
+                "waiting": len(group.polls),
+                "oldest_ms": told.oldest_ms or 0,
+                "oldest_in_flight_ms": told.oldest_in_flight_ms or 0,
+            }
+            for name, value in values.items():
+                gauges[name].add_metric([group.name, group.filter], value)
+            buckets, total = _histogram(group.latency)
+            latency.add_metric([group.name, group.filter], buckets, total)
+        yield from gauges.values()
+        yield latency
+        lateness = HistogramMetricFamily(
+            "millrace_pop_revive_lateness_ms", "Milliseconds by which revivals came after their time."
+        )
+        lateness.add_metric([], *_histogram(self._node.pop.counters.revive_lateness))
+        yield lateness
+
+
+def _histogram(latencies: Latencies) -> tuple[list[tuple[str, float]], float]:
+    """Return the buckets, each with all below it, and the sum."""
+    ends = [*map(str, LATENCY_BOUNDS_MS), "+Inf"]
+    return list(zip(ends, accumulate(latencies.counts), strict=True)), latencies.sum_ms
 
 
 def registry_of(node: Node) -> CollectorRegistry:

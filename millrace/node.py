@@ -126,7 +126,12 @@ class Node:
             "connections": len(self.gateway.connections),
             "queues": len(self.store.queues),
             "timers_pending": len(self.delayed),
-            "pop": {name: getattr(self.pop.counters, name) for name in self.pop.counters.__slots__},
+            "transactions_pending": len(self.transactions),
+            "pop": {
+                name: value
+                for name in self.pop.counters.__slots__
+                if isinstance(value := getattr(self.pop.counters, name), int)
+            },
             "groups": [
                 {
                     "group": group.name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import islice
@@ -261,27 +262,29 @@ class GroupAdmin:
 
     # --- describing -------------------------------------------------------------------------------------------------
 
-    def describe(self, group: Group) -> Description:
-        """Return how a group stands. Costs a look at each open checkpoint of the node, and two records."""
+    def describe(self, groups: Iterable[Group]) -> list[Description]:
+        """Return how groups stand. Costs a look at each open checkpoint of the node, and two records a group."""
         now_ms = self._store.now_ms()
-        delayed = 0
-        oldest_pop_ms: int | None = None
+        delayed: Counter[int] = Counter()
+        oldest_pop_ms: dict[int, int] = {}
         for checkpoint in self._state.checkpoints.values():
-            if checkpoint.group_id == group.id:
-                oldest_pop_ms = checkpoint.pop_ms if oldest_pop_ms is None else min(oldest_pop_ms, checkpoint.pop_ms)
-                if checkpoint.deadline_ms <= now_ms:
-                    delayed += checkpoint.open.bit_count()
-        return Description(
-            group,
-            visible=group.visible,
-            retries=group.visible_retries,
-            in_flight=group.in_flight,
-            delayed=delayed,
-            parked=group.order.parked if group.order is not None else 0,
-            dead=group.dead,
-            oldest_ms=self._oldest_ms(group, now_ms),
-            oldest_in_flight_ms=None if oldest_pop_ms is None else now_ms - oldest_pop_ms,
-        )
+            oldest_pop_ms.setdefault(checkpoint.group_id, checkpoint.pop_ms)  # they are in the order of their pops
+            if checkpoint.deadline_ms <= now_ms:
+                delayed[checkpoint.group_id] += checkpoint.open.bit_count()
+        return [
+            Description(
+                group,
+                visible=group.visible,
+                retries=group.visible_retries,
+                in_flight=group.in_flight,
+                delayed=delayed[group.id],
+                parked=group.order.parked if group.order is not None else 0,
+                dead=group.dead,
+                oldest_ms=self._oldest_ms(group, now_ms),
+                oldest_in_flight_ms=now_ms - oldest_pop_ms[group.id] if group.id in oldest_pop_ms else None,
+            )
+            for group in groups
+        ]
 
     def _oldest_ms(self, group: Group, now_ms: int) -> int | None:
         waiting = (group.queue.read(group.scanned, 1), group.retry.read(group.retry_cursor, 1))

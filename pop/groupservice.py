@@ -103,8 +103,8 @@ class GroupService:
 
     def _described(self, groups: list[Group]) -> pb.GroupsResponse:
         found = []
-        for group in groups:
-            told = self._admin.describe(group)
+        for told in self._admin.describe(groups):
+            group = told.group
             found.append(
                 pb.GroupDescription(
                     group=group.name,

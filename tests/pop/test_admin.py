@@ -339,6 +339,6 @@ def test_a_description_tells_how_a_group_stands(parts: Parts) -> None:
     parts.advance(10_000)
     parts.change(fails.handle, 0)
     parts.advance(1_000)
-    found = parts.admin.describe(parts.group())
+    (found,) = parts.admin.describe([parts.group()])
     assert (found.visible, found.in_flight, found.delayed, found.dead) == (1, 2, 1, 1)
     assert (found.oldest_ms, found.oldest_in_flight_ms) == (12_000, 11_000)

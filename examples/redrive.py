@@ -1,0 +1,40 @@
+"""Dead letters: what can't be processed is set aside with a reason, looked at, and sent back once its cause is mended.
+
+python examples/redrive.py 127.0.0.1:8081
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from pop import pop_pb2 as pb
+from pop.client import Client, settings_of
+
+GROUP = "example-parser"
+
+
+async def main(address: str) -> None:
+    async with Client(address) as client:
+        await client.create_group(GROUP, "raw/readings", settings=settings_of(attempts_max=2, backoff=()))
+        for body in (b"21.5", b"twenty", b"19.0"):
+            await client.send("raw/readings", body)
+        while messages := await client.pop("raw/readings", group=GROUP, wait_ms=500):
+            for message in messages:
+                try:
+                    float(message.body)
+                except ValueError:
+                    await message.nack()  # at its second failure it is a dead letter
+                else:
+                    await message.ack()
+        for letter in await client.dead_letters(GROUP):
+            print(f"dead: {letter.topic} after {letter.attempts} attempts, {pb.Reason.Name(letter.reason).lower()}")
+        # The parser was mended meanwhile.
+        print(f"sent back: {await client.redrive(GROUP)}")
+        for message in await client.pop("raw/readings", group=GROUP, wait_ms=2_000):
+            print(f"processed: {message.body.decode()}, attempt {message.attempt}")
+            await message.ack()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:8081"))

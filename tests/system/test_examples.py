@@ -1,0 +1,42 @@
+"""Each example runs against a real node, and ends well."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.system.conftest import ROOT, NodeProcess
+
+EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
+RUN_S = 60
+
+EXPECTED = {
+    "native_asyncio.py": ["consumed 100", "streamed"],
+    "native_sync.py": ["consumed 100"],
+    "transaction.py": ["orders [1, 2, 4, 5, 7, 8], messages [1, 2, 4, 5, 7, 8]"],
+    "fifo.py": ["5 accounts, all in order"],
+    "redrive.py": ["dead: raw/readings after 2 attempts, attempts_exhausted", "sent back: 1", "processed: twenty, attempt 1"],
+}
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[NodeProcess]:
+    made = NodeProcess(tmp_path / "data").start()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_does_what_it_says(node: NodeProcess, name: str) -> None:
+    command = [sys.executable, str(ROOT / "examples" / name), node.addresses["pop"]]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=RUN_S, check=False, env=environment)
+    assert ended.returncode == 0, ended.stderr
+    for line in EXPECTED.get(name, []):
+        assert line in ended.stdout
+    assert "Traceback" not in ended.stderr
