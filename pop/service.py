@@ -8,6 +8,7 @@ with one message or handle of a batch is its own `Status`, and the others go on.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from itertools import islice
@@ -20,7 +21,7 @@ import structlog
 from pop import pop_pb2 as pb
 from pop.checkpoint import FROM_QUEUE, Checkpoint
 from pop.choice import RESPONSE_BYTES
-from pop.core import Change, Outcome, PopCore
+from pop.core import Change, Outcome, PopCore, check_attempt_id
 from pop.deadletters import DeadLetter
 from pop.errors import GroupBusy, GroupExists, GroupUnknown, Overloaded, PopError, RequestInvalid
 from pop.group import Group
@@ -47,6 +48,8 @@ TRANSACTIONS_MAX = 1_000
 """Of one answer."""
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+
+_MESSAGE_ID = re.compile(r"[0-9a-fA-F]{16}")
 
 _OK = pb.Status(code=pb.OK)
 _STATUS = {outcome: pb.Status(code=pb.Code.Value(outcome.name), detail=outcome.value) for outcome in Outcome}
@@ -235,13 +238,14 @@ class PopService:
             wait_ms = min(bounded("wait_ms", request.wait_ms, 0), options.wait_ms_max)
             start = start_of(request.start)
             asked_ms = bounded("invisible_ms", request.invisible_ms, 0, options.invisible_ms_max)
+            attempt_id = check_attempt_id(request.attempt_id)
             group = core.group(request.group, request.filter, start)
             taken = await core.pop(
                 group,
                 min(messages_max, options.messages_max),
                 asked_ms or group.invisible_ms,
                 wait_ms,
-                request.attempt_id,
+                attempt_id,
             )
         except (PopError, StoreError) as error:
             await refuse(context, error)
@@ -424,12 +428,9 @@ def position_of(message_id: str) -> int:
     Raises:
         RequestInvalid: that isn't an id.
     """
-    try:
-        if len(message_id) != 16:
-            raise ValueError
-        return int(message_id, 16)
-    except ValueError:
-        raise RequestInvalid(f"{message_id[:40]!r} is not a message's id: give 16 hexadecimal digits") from None
+    if not _MESSAGE_ID.fullmatch(message_id):
+        raise RequestInvalid(f"{message_id[:40]!r} is not a message's id: give 16 hexadecimal digits")
+    return int(message_id, 16)
 
 
 def dead_letter(letter: DeadLetter, group: str, topic_filter: str, topic: str) -> pb.DeadLetter:

@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from pop.admin import ResetTo
 from pop.core import Outcome
 from pop.options import PopOptions
 from store.clock import ManualClock
@@ -48,6 +49,8 @@ class Model:
     failed: dict[int, int] = field(default_factory=dict)  # position of what is out: attempts that failed
     acked: set[int] = field(default_factory=set)
     dead: set[int] = field(default_factory=set)
+    skipped: set[int] = field(default_factory=set)  # by a reset
+    paused: bool = False
     void: list[str] = field(default_factory=list)
 
     def expire(self, now_ms: int) -> None:
@@ -106,7 +109,7 @@ class PopMachine(RuleBasedStateMachine):
     def pop(self, name: str, messages_max: int, invisible_ms: int) -> None:
         model = self.models[name]
         messages = self.parts.pop(messages_max, invisible_ms, group=name, topic_filter=FILTERS[name])
-        assert len(messages) == min(messages_max, len(model.visible))
+        assert len(messages) == (0 if model.paused else min(messages_max, len(model.visible)))
         for message in messages:
             assert message.position in model.visible, "handed out while it is out, acknowledged, or dead"
             failed = model.visible.pop(message.position)
@@ -137,6 +140,45 @@ class PopMachine(RuleBasedStateMachine):
             model.out[fresh] = Delivery(delivery.position, self.now_ms() + wait_ms, suspend)
             model.void.append(handle)
             self.advance(0)
+
+    @rule(name=groups, data=st.data())
+    def give_up(self, name: str, data: st.DataObject) -> None:
+        handle = self.draw_handle(data, name)
+        if handle is not None:
+            model = self.models[name]
+            assert self.parts.core.give_up(name, [handle]) == [Outcome.OK]
+            self.parts.store.commit()
+            delivery = model.out.pop(handle)
+            del model.failed[delivery.position]
+            model.dead.add(delivery.position)
+            model.void.append(handle)
+
+    @rule(name=groups, data=st.data())
+    def redrive(self, name: str, data: st.DataObject) -> None:
+        model = self.models[name]
+        chosen = data.draw(st.sets(st.sampled_from(sorted(model.dead)))) if model.dead else set()
+        assert self.parts.admin.redrive(name, chosen) == len(chosen)
+        self.parts.store.commit()
+        assert self.parts.admin.redrive(name, chosen) == 0
+        model.dead -= chosen
+        model.visible.update(dict.fromkeys(chosen, 0))
+
+    @rule(name=groups)
+    def reset_to_latest(self, name: str) -> None:
+        model = self.models[name]
+        self.parts.admin.reset(name, FILTERS[name], ResetTo(end="latest"))
+        self.parts.store.commit()
+        model.skipped |= model.visible.keys() | {delivery.position for delivery in model.out.values()}
+        model.void += model.out
+        model.visible.clear()
+        model.out.clear()
+        model.failed.clear()
+
+    @rule(name=groups, paused=st.booleans())
+    def pause(self, name: str, paused: bool) -> None:
+        (self.parts.admin.pause if paused else self.parts.admin.resume)(name)
+        self.parts.store.commit()
+        self.models[name].paused = paused
 
     @precondition(lambda self: any(model.void for model in self.models.values()))
     @rule(data=st.data(), name=groups)
@@ -172,7 +214,7 @@ class PopMachine(RuleBasedStateMachine):
         for name, model in self.models.items():
             out = [delivery.position for delivery in model.out.values()]
             assert len(out) == len(set(out))
-            states = [*out, *model.visible, *model.acked, *model.dead]
+            states = [*out, *model.visible, *model.acked, *model.dead, *model.skipped]
             assert sorted(states) == sorted(self.published[name])
 
     @invariant()
@@ -181,16 +223,18 @@ class PopMachine(RuleBasedStateMachine):
             group = self.parts.core.group(name, FILTERS[name])
             assert group.in_flight == len(model.out)
             assert group.visible == len(model.visible)
+            assert group.dead == len(model.dead)
 
     def teardown(self) -> None:
         for name, model in self.models.items():
+            self.pause(name, False)
             self.advance(HOUR_MS)
             for _ in range(ATTEMPTS_MAX + 1):
                 self.pop(name, 10_000, 1_000)
                 self.advance(HOUR_MS)
             assert not model.out
             assert not model.visible
-            assert model.acked | model.dead == self.published[name]
+            assert model.acked | model.dead | model.skipped == self.published[name]
         assert self.parts.core.checkpoints_open == 0
         for name, model in self.models.items():
             dead = self.parts.pop(10_000, group="operators", topic_filter=f"$dlq/{name}")
