@@ -28,10 +28,10 @@ from pop.group import Group
 from pop.poll import Taken
 from pop.stream import CREDITS_DEFAULT, CREDITS_MAX, Acked, Consumption
 from pop.transactions import Ended, Half, Transactions
-from pop.wire import STATUS_OK, popped_messages, serialize, statuses
+from pop.wire import SENT_PLAIN, STATUS_OK, popped_messages, sent, serialize, statuses
 from store.errors import LimitExceeded, RecordTooLarge, StoreError, TopicInvalid
 from store.lightqueue import Start
-from store.record import Flag, Properties, decode, decode_properties, encode_properties, tag_hash
+from store.record import TOPIC_BYTES_MAX, Flag, Properties, decode, decode_properties, encode_properties, tag_hash
 from timer.delayed import DelayedMessages, Recalled
 from timer.options import TimerOptions
 
@@ -91,28 +91,40 @@ class PopService:
 
     # --- Send -------------------------------------------------------------------------------------------------------
 
-    async def Send(self, request: pb.SendRequest, context: Context) -> pb.SendResponse:
+    async def Send(self, request: pb.SendRequest, context: Context) -> bytes:
         if len(request.messages) > MESSAGES_PER_SEND_MAX:
             await refuse(
                 context, RequestInvalid(f"send at most {MESSAGES_PER_SEND_MAX} messages a call, not {len(request.messages)}")
             )
-        results = []
-        stored = False
+        end = self._store.log.end
+        route_of, append = self._store.queues.route, self._store.append_message
+        bytes_max = self._core.options.message_bytes_max
+        results: list[bytes] = []
+        add = results.append
         for message in request.messages:
             try:
-                results.append(self._store_message(message))
-                stored = True
+                if (
+                    message.tag
+                    or message.message_group
+                    or message.deliver_at_ms
+                    or message.producer
+                    or message.properties
+                    or len(message.body) + TOPIC_BYTES_MAX > bytes_max
+                ):
+                    add(sent(self._store_message(message)))
+                else:  # the hot path: 3 us, all in all
+                    add(SENT_PLAIN % append(route_of(message.topic.encode()), message.body, b"", 1))
             except _Refused as refused:
-                results.append(pb.SendResult(status=refused.status))
+                add(sent(pb.SendResult(status=refused.status)))
             except TopicInvalid as error:
-                results.append(pb.SendResult(status=pb.Status(code=pb.INVALID_TOPIC, detail=str(error))))
+                add(sent(pb.SendResult(status=pb.Status(code=pb.INVALID_TOPIC, detail=str(error)))))
             except RecordTooLarge as error:
-                results.append(pb.SendResult(status=pb.Status(code=pb.MESSAGE_TOO_LARGE, detail=str(error))))
+                add(sent(pb.SendResult(status=pb.Status(code=pb.MESSAGE_TOO_LARGE, detail=str(error)))))
             except LimitExceeded as error:
-                results.append(pb.SendResult(status=pb.Status(code=pb.TOO_MANY_QUEUES, detail=str(error))))
-        if stored:
+                add(sent(pb.SendResult(status=pb.Status(code=pb.TOO_MANY_QUEUES, detail=str(error)))))
+        if self._store.log.end > end:
             await self._store.durable()
-        return pb.SendResponse(results=results)
+        return b"".join(results)
 
     def _store_message(self, message: pb.Message) -> pb.SendResult:
         topic = message.topic.encode()

@@ -137,6 +137,15 @@ def _properties(encoded: bytes) -> bytes:
     return b"".join(parts)
 
 
+SENT_PLAIN = b"\x0a\x14\x0a\x00\x12\x10%016x"
+"""An entry of a SendResponse for a message that was stored and has no handles, to be completed by its position."""
+
+
+def sent(result: pb.SendResult) -> bytes:
+    """Return an entry of a SendResponse."""
+    return text(_MESSAGES, result.SerializeToString())
+
+
 STATUS_OK = b"\x0a\x00"
 """An entry of `statuses` that says OK: a message of its defaults is empty."""
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from pop import pop_pb2 as pb
 from pop.handle import Handles
-from pop.wire import popped_messages, statuses, varint
+from pop.wire import SENT_PLAIN, popped_messages, sent, statuses, varint
 from store.record import CHECKPOINT_ENTRY, Kind, Properties, encode, encode_properties
 
 SECRET = bytes(range(32))
@@ -73,6 +73,12 @@ def test_popped_messages_are_read_by_protobuf_as_they_were(messages: list[dict],
 def test_statuses_are_read_by_protobuf_as_they_were(codes: list[pb.Code.ValueType]) -> None:
     found = [pb.Status(code=code, detail="why" if code else "") for code in codes]
     assert statuses(found) == pb.AckResponse(statuses=found).SerializeToString()
+
+
+@given(st.integers(0, 2**63 - 1))
+def test_what_came_of_a_plain_message_is_what_protobuf_writes(position: int) -> None:
+    result = pb.SendResult(status=pb.Status(), message_id=f"{position:016x}")
+    assert SENT_PLAIN % position == sent(result) == pb.SendResponse(results=[result]).SerializeToString()
 
 
 @given(st.one_of(st.integers(0, 70_000), st.integers(0, 2**63 - 1)))
