@@ -158,3 +158,57 @@ async def _consume_until_killed(address: str, acked: Acked, random: Random) -> N
                 raise
         finally:
             acked.end()
+
+
+@pytest.mark.timeout(60 + 15 * ROUNDS)
+async def test_a_transaction_that_was_committed_is_seen_once_and_one_that_was_not_never(node: NodeProcess) -> None:
+    random = Random(13)
+    ends: dict[int, bool | None] = {}
+    """What the node answered: committed, rolled back, or nothing any more."""
+    for _ in range(ROUNDS):
+        node.start()
+        answered = Acked()
+        ending = asyncio.create_task(_transact_until_killed(node.addresses["pop"], ends, answered, random))
+        await answered.reach(random.randrange(1, 150))
+        node.kill()
+        await ending
+    node.start()
+    async with grpc.aio.insecure_channel(node.addresses["pop"]) as channel:
+        stub: pop_pb2_grpc.PopServiceAsyncStub = pop_pb2_grpc.PopServiceStub(channel)
+        pending = list((await stub.ListTransactions(pb.ListTransactionsRequest())).transactions)
+        open_numbers = {int(transaction.message.body) for transaction in pending}
+        rolled = [pb.TransactionEnd(transaction_handle=transaction.transaction_handle) for transaction in pending]
+        answer = await stub.EndTransactions(pb.EndTransactionsRequest(ends=rolled))
+        assert all(status.code == pb.OK for status in answer.statuses)
+    counts = Counter(int(message.body) for message in await _pop_all(node.addresses["pop"], GROUP, wait_ms=2_000))
+    committed = {number for number, commit in ends.items() if commit}
+    unanswered = {number for number, commit in ends.items() if commit is None}
+    assert not committed - counts.keys(), "committed, and gone"
+    assert max(counts.values(), default=1) == 1, "one commit, two messages"
+    assert counts.keys() <= committed | unanswered, "rolled back, and delivered"
+    assert open_numbers <= unanswered, "ended, and open again"
+
+
+async def _transact_until_killed(address: str, ends: dict[int, bool | None], answered: Acked, random: Random) -> None:
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub: pop_pb2_grpc.PopServiceAsyncStub = pop_pb2_grpc.PopServiceStub(channel)
+        try:
+            while True:
+                numbers = range(len(ends), len(ends) + 5)
+                ends.update(dict.fromkeys(numbers))
+                halves = [pb.Message(topic="kill/1/value", body=b"%d" % number, producer="kill") for number in numbers]
+                sent = await stub.Send(pb.SendRequest(messages=halves))
+                chosen = [random.random() < 0.5 for _ in numbers]
+                wanted = [
+                    pb.TransactionEnd(transaction_handle=result.transaction_handle, commit=commit)
+                    for result, commit in zip(sent.results, chosen, strict=True)
+                ]
+                await stub.EndTransactions(pb.EndTransactionsRequest(ends=wanted))
+                for number, commit in zip(numbers, chosen, strict=True):
+                    ends[number] = commit
+                    answered.note(number)
+        except grpc.aio.AioRpcError as error:
+            if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+                raise
+        finally:
+            answered.end()
