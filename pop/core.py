@@ -191,7 +191,12 @@ class PopCore:
         A call with the attempt id of an earlier one gets what that one got, as far as it is still out: for whoever doesn't know
         whether the answer was lost. Nothing may be answered before `Store.when_durable`: until then a crash could undo the
         checkpoint.
+
+        Raises:
+            GroupUnknown: the group was deleted.
         """
+        if group.gone:
+            raise GroupUnknown(f"the group {group.name!r} on {group.filter!r} was deleted")
         if attempt_id:
             again = self._again(group, attempt_id)
             if again is not None:

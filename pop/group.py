@@ -75,6 +75,7 @@ class Group:
         "expression",
         "filter",
         "frozen",
+        "gone",
         "id",
         "in_flight",
         "in_flight_max",
@@ -120,6 +121,8 @@ class Group:
         """Offset that the next checkpoint record should state; differs from `cursor` behind damage (see `pop.damages`)."""
         self.frozen = False
         """True while a checkpoint before those that are read is lost: the cursor waits there."""
+        self.gone = False
+        """True once it was deleted: whoever still holds it gets nothing more."""
         self.retry_turn = False
         self.polls: deque[Poll] = deque()
         self.looking = False

@@ -188,6 +188,7 @@ class PopState:
         self._settle_all(record, group)
         if group.in_flight:
             return  # another record with the rest follows; if a crash cut it off, the group is still there
+        group.gone = True
         del self.by_id[group.id]
         del self.groups[group.name, group.filter]
         assert group.watcher is not None

@@ -74,7 +74,11 @@ class Consumption:
             if room <= 0:
                 self._recount_later()
                 return
-            taken = core.take(group, room, self._invisible_ms) if not group.polls else None
+            try:
+                taken = core.take(group, room, self._invisible_ms) if not group.polls else None
+            except PopError as error:
+                self._fail(error)
+                return
             if taken is None:
                 self._wait(room)
                 return

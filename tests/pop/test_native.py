@@ -267,6 +267,17 @@ async def test_a_delivery_that_expires_frees_its_credit(client: Client) -> None:
         assert [(await anext(stream)).attempt for _ in range(2)] == [1, 2]
 
 
+@pytest.mark.parametrize("credits", [1, 10])
+async def test_a_stream_of_a_group_that_is_deleted_ends_with_a_reason(client: Client, credits: int) -> None:
+    await client.send(TOPIC, b"a")
+    async with client.stream(FILTER, group=GROUP, credits=credits) as messages:
+        stream = aiter(messages)
+        await anext(stream)
+        await client.delete_group(GROUP)
+        with pytest.raises(GroupUnknown, match="deleted"):
+            await asyncio.wait_for(anext(stream), 5)
+
+
 async def test_a_stream_that_opens_wrongly_is_refused(node: Node, client: Client) -> None:
     async with grpc.aio.insecure_channel(node.target) as channel:
         stub = PopServiceStub(channel)
