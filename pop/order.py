@@ -81,6 +81,10 @@ class Order:
         """How many are held."""
         return len(self._held)
 
+    def waiting(self) -> list[tuple[int, int]]:
+        """Return position and size of what is parked."""
+        return [(parked.position, parked.size) for parked in self._parked.values()]
+
     def knows(self, position: int) -> bool:
         """Return whether a message is held or parked."""
         return position in self._held or position in self._parked

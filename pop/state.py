@@ -423,11 +423,13 @@ class PopState:
                 self.settled.popitem(last=False)
 
     def live(self, before: int) -> Iterator[tuple[int, int]]:
-        """Yield what is handed out, what waits in retry queues, and the dead letters, which are kept for one more retention."""
+        """Yield what is handed out, parked, or waits for a retry, and dead letters, which are kept for one more retention."""
         # All is noted before the first pause: what is open now may be settled or waiting for a retry when its turn comes.
         handed_out = [(checkpoint, checkpoint.open) for checkpoint in self.checkpoints.values()]
         retries = [(group.retry, group.retry_cursor) for group in self.by_id.values()]
+        parked = [found for group in self.by_id.values() if group.order is not None for found in group.order.waiting()]
         names = {group.name for group in self.by_id.values()}
+        yield from (found for found in parked if found[0] < before)
         for checkpoint, open_bits in handed_out:
             for index, entry in enumerate(checkpoint.entries()):
                 if open_bits >> index & 1 and entry.position < before:

@@ -18,7 +18,7 @@ from tests.store.wiring import retain
 SEGMENT_BYTES = 16 * KIB
 FILLER = b"x" * 2000
 STORE = StoreOptions(segment_bytes=SEGMENT_BYTES, retention_ms=HOUR_MS)
-POP = PopOptions(attempts_max=3, invisible_ms_max=1000 * HOUR_MS)
+POP = PopOptions(attempts_max=3, invisible_ms_max=1000 * HOUR_MS, transaction_check_ms=24 * HOUR_MS)
 
 
 @pytest.fixture
@@ -180,3 +180,44 @@ def test_a_delayed_message_that_fires_shortly_before_its_segment_goes_is_kept(pa
     retain(parts.store)
     assert parts.store.retention.dropped_segments
     assert [message.body for message in parts.pop()] == [b"late"]
+
+
+@pytest.mark.parametrize("rebuilt", [False, True])
+def test_groups_that_filter_or_order_go_on_where_they_were(parts: Parts, tmp_path: Path, rebuilt: bool) -> None:
+    parts.create("ledger", FILTER, fifo=True, attempts_max=1)
+    parts.create("rare", FILTER, expression="rare")
+    for body in (b"a1", b"a2", b"a3"):
+        parts.publish(body, properties=Properties([], "", "a"))
+    (a1,) = parts.pop(1, 1000 * HOUR_MS, group="ledger")
+    assert parts.pop(group="ledger") == []  # a2 and a3 are parked
+    assert parts.pop(group="rare") == []
+    let_expire(parts)
+    if rebuilt:
+        parts = reopened(parts, tmp_path)
+    parts.publish(b"found", properties=Properties([], "rare"))
+    assert [message.body for message in parts.pop(group="rare")] == [b"found"]
+    parts.core.give_up("ledger", [a1.handle])
+    parts.store.commit()
+    assert sorted(message.body for message in parts.pop(group="ledger")) == [b"a2", b"found"]
+    assert [letter.position for letter in parts.admin.dead_letters("ledger")] == [a1.position]
+    assert parts.admin.redrive("ledger") == 1
+    parts.close()
+
+
+@pytest.mark.parametrize("rebuilt", [False, True])
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_transaction_outlives_the_segment_of_its_half_message(
+    parts: Parts, tmp_path: Path, rebuilt: bool, commit: bool
+) -> None:
+    parts.group()
+    properties = encode_properties(Properties(producer="orders"))
+    route = parts.store.queues.route(TOPIC.encode())
+    position = parts.store.append_message(route, b"half", properties, 1 | Flag.HALF)
+    parts.store.commit()
+    let_expire(parts)
+    if rebuilt:
+        parts = reopened(parts, tmp_path)
+    parts.transactions.end(position, commit=commit)
+    parts.store.commit()
+    assert [message.body for message in parts.pop()] == ([b"half"] if commit else [])
+    parts.close()
