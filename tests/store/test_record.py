@@ -106,7 +106,13 @@ def test_kinds_have_the_numbers_that_are_on_disk() -> None:
         ("DAMAGED", 17),
         ("COPIED", 18),
         ("QUEUE_FILLED", 19),
+        ("GROUP_CHANGED", 20),
+        ("GROUP_DELETED", 21),
+        ("TRANSACTION_COMMITTED", 22),
+        ("TRANSACTION_ROLLED_BACK", 23),
+        ("TRANSACTION_CHECKED", 24),
         ("SNAPSHOT", 25),
+        ("DEAD_LETTER_REDRIVEN", 26),
     ]
 
 
