@@ -25,8 +25,8 @@ from timer.delayed import DelayedMessages
 
 logger = structlog.get_logger("node")
 
-EXIT_SYNC_FAILED = 70
-"""Exit status when the log could not be synced: EX_SOFTWARE would lie, but a supervisor must not take it for an orderly end."""
+EXIT_STORE_FAILED = 70
+"""Exit status when log or index could not be written or synced. A supervisor must not take it for an orderly end."""
 
 
 class Node:
@@ -58,7 +58,9 @@ class Node:
             raise
         self.gateway = Gateway(self.store, self.retained, config.mqtt)
         self._pop_server = PopServer(PopService(self.pop, self.delayed, config.timer), config.pop.listen)
-        self._admin = Admin(config.admin.listen, registry=registry_of(self), ready=lambda: self._is_ready, state=self.state)
+        self._admin = Admin(
+            config.admin.listen, registry=registry_of(self), ready=lambda: self._is_ready, state=self.state, level=self._level
+        )
         self._is_ready = False
         self.mqtt: HostPort = config.mqtt.listen
         self.grpc: HostPort = config.pop.listen
@@ -72,7 +74,7 @@ class Node:
         """
         loop = asyncio.get_running_loop()
         _log_recovery(self.recovery)
-        self.store.start(loop, self._sync_failed)
+        self.store.start(loop, self._store_failed)
         self.delayed.start(loop)
         self.pop.start(loop)
         try:
@@ -115,6 +117,13 @@ class Node:
                 "torn_bytes_at_start": self.recovery.torn_bytes,
                 "replayed_at_start": self.recovery.replayed,
             },
+            "disk": {
+                "store": self._level(),
+                "free": self.store.space.usage.free,
+                "reserve": self.store.space.reserve,
+                "why": self.store.space.why(),
+                "held_bytes": self.gateway.held_bytes,
+            },
             "connections": len(self.gateway.connections),
             "queues": len(self.store.queues),
             "timers_pending": len(self.delayed),
@@ -132,10 +141,13 @@ class Node:
             ],
         }
 
-    def _sync_failed(self, error: OSError) -> None:
+    def _level(self) -> str:
+        return self.store.space.level.name.lower()
+
+    def _store_failed(self, error: OSError) -> None:
         """End at once: what was written since the last sync may be gone, and nobody may be told otherwise."""
-        logger.critical("log.sync_failed", error=str(error), durable=self.store.durable_position)
-        os._exit(EXIT_SYNC_FAILED)
+        logger.critical("store.failed", error=str(error), durable=self.store.durable_position)
+        os._exit(EXIT_STORE_FAILED)
 
 
 def _log_recovery(recovery: Recovery) -> None:

@@ -6,6 +6,7 @@ call; `sync` makes it durable and may run on another thread. What is written can
 
 from __future__ import annotations
 
+import errno
 import os
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -14,15 +15,21 @@ from pathlib import Path
 from struct import Struct
 from typing import NamedTuple
 
-from store.errors import LogCorrupt, PositionUnknown, RecordCorrupt, RecordTooLarge
+from store.errors import DiskFull, LogCorrupt, PositionUnknown, RecordCorrupt, RecordTooLarge
 from store.record import RECORD_BYTES_MAX, Record, decode, find_valid, valid_until, walk
 from store.segment import SUFFIX, Segment, segment_base, segment_name, sync_directory
+from store.space import Space
 
 DIRECTORY = "commitlog"
 """Folder of the segments inside a data directory."""
 
 OPEN_MAPS_MAX = 64
 """Sealed segments that stay mapped for readers. A map costs address space and a descriptor, no memory of its own."""
+
+ALLOCATE_BYTES = 4 * 1024 * 1024
+"""Room on the disk that is taken ahead of the records, and so the bytes after which free space is looked at again."""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 _SIZE = Struct("<I")
 
@@ -55,11 +62,13 @@ class CommitLog:
     Parameters:
         data_dir: the node's data directory; the segments lie in its folder `commitlog`.
         segment_bytes: capacity of a segment. No record may be larger.
+        space: told when the disk has no room for the log, and to look whenever some was taken.
     """
 
-    def __init__(self, data_dir: Path, *, segment_bytes: int) -> None:
+    def __init__(self, data_dir: Path, *, segment_bytes: int, space: Space | None = None) -> None:
         self.directory = data_dir / DIRECTORY
         self.segment_bytes = segment_bytes
+        self._space = space or Space(data_dir)
         self.directory.mkdir(parents=True, exist_ok=True)
         self._bases = sorted(segment_base(path) for path in self.directory.glob(f"*{SUFFIX}"))
         self._sealed: dict[int, Segment] = {}
@@ -77,7 +86,8 @@ class CommitLog:
         path = self.directory / segment_name(base)
         capacity = max(segment_bytes, path.stat().st_size if path.exists() else 0)
         self._open = Segment(path, capacity, writable=True)
-        self._limit = base + capacity
+        self._limit = base
+        """Position up to which the disk has set room aside: a record that ends before it can be added."""
 
     @property
     def start(self) -> int:
@@ -116,7 +126,7 @@ class CommitLog:
             if find_valid(segment.view, stop + 1, torn_until, segment.capacity) is not None:
                 raise _damaged(segment, stop)
             segment.clear_from(stop)
-        self.written = self.end = segment.base + stop
+        self.written = self.end = self._limit = segment.base + stop
         self.sync()
         sync_directory(self.directory)
         sync_directory(self.directory.parent)
@@ -140,6 +150,7 @@ class CommitLog:
 
         Raises:
             RecordTooLarge: it would not fit into a segment, or is larger than any record may be.
+            DiskFull: the disk has no room for it. Nothing was added, and the log goes on.
             OSError: the segment is full, and the next one can't be made.
         """
         position = self.end
@@ -150,7 +161,7 @@ class CommitLog:
                 f"{RECORD_BYTES_MAX}; send less"
             )
         if end > self._limit:
-            self._roll()
+            self._make_room(size)
         self._parts.append(head)
         self._parts.append(payload)
         self.end = end
@@ -172,17 +183,60 @@ class CommitLog:
         self.written += len(data)
         return len(data)
 
-    def _roll(self) -> None:
+    def has_room(self) -> bool:
+        """Try to get room from the disk for what comes next; return whether it gave some."""
+        try:
+            self._make_room(1)
+        except DiskFull:
+            return False
+        return True
+
+    def _make_room(self, size: int) -> None:
+        """Have the disk set room aside for `size` bytes, and a step more, before a record that needs them is there.
+
+        So a full disk is noticed where nothing has been applied yet. A `write` that failed would be the node's end.
+        """
+        if self.end + size > self._open.base + self._open.capacity:
+            self._roll(size)
+        else:
+            self._limit = self._allocate(self._open, max(self._limit, self.end), self.end + size)
+        self._space.look(may_rise=False)
+
+    def _allocate(self, segment: Segment, start: int, end: int) -> int:
+        until = min(max(start, end) + ALLOCATE_BYTES, segment.base + segment.capacity)
+        try:
+            segment.allocate(start - segment.base, until - start)
+        except OSError as error:
+            if error.errno in _FULL:
+                raise self._space.refuse(error) from error
+            raise
+        return until
+
+    def _roll(self, size: int) -> None:
         self.write()
         full, base = self._open, self.end
         # Durable before the next segment exists: only the last segment can have a torn tail.
         self._fdatasync(full)
-        self._open = Segment(self.directory / segment_name(base), self.segment_bytes, writable=True)
-        self._limit = base + self.segment_bytes
+        self._open, self._limit = self._begin_segment(base, size)
         self._bases.append(base)
         sync_directory(self.directory)
         full.cut(base - full.base)
         self._keep_mapped(full)
+
+    def _begin_segment(self, base: int, size: int) -> tuple[Segment, int]:
+        """Make the next segment, with room for a record of `size` bytes; without any, the last one stays the open one."""
+        path = self.directory / segment_name(base)
+        try:
+            segment = Segment(path, self.segment_bytes, writable=True)
+            return segment, self._allocate(segment, base, base + size)
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            if error.errno in _FULL:
+                raise self._space.refuse(error) from error
+            raise
+        except DiskFull:
+            path.unlink()
+            raise
 
     def sync(self) -> None:
         """Make all that is written durable (fdatasync). Safe to call from another thread, one at a time.

@@ -42,6 +42,10 @@ class RecordTooLarge(LimitExceeded):
     """Raised when a record would be larger than a segment, or than any record may be."""
 
 
+class DiskFull(StoreError):
+    """Raised when the disk has too little room for what is to be stored. The node goes on: try later."""
+
+
 class DataDirLocked(StoreError):
     """Raised when another process has the data directory open."""
 

@@ -161,8 +161,15 @@ class Index:
             raise OSError(errno.EIO, f"the index can't be written: {error}", str(self.path)) from error
 
     def flush(self) -> None:
-        """Write the memtable to disk and wait. Releases the GIL: meant for another thread."""
-        self._db.flush(True)
+        """Write the memtable to disk and wait. Releases the GIL: meant for another thread.
+
+        Raises:
+            OSError: it can't be written, as on a full disk. RocksDB takes no more writes then.
+        """
+        try:
+            self._db.flush(True)
+        except Exception as error:  # rocksdict has no narrower class for what RocksDB reports
+            raise OSError(errno.EIO, f"the index can't be flushed: {error}", str(self.path)) from error
 
     def rows(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Yield the rows whose key starts with `prefix`, in key order, from key `prefix + start` on."""

@@ -30,6 +30,7 @@ from store.lightqueue import LightQueue
 from store.options import StoreOptions
 from store.queues import Queues, Route
 from store.record import FIXED_BYTES, Flag, Kind, Record
+from store.space import Level, Space
 
 logger = structlog.get_logger("store")
 
@@ -90,7 +91,8 @@ class Store:
         self.options = options
         self.clock = clock
         self._opened_s = time.monotonic()
-        self.log = CommitLog(data_dir, segment_bytes=options.segment_bytes)
+        self.space = Space(data_dir, reserve_bytes=options.reserve_bytes, reserve_percent=options.reserve_percent)
+        self.log = CommitLog(data_dir, segment_bytes=options.segment_bytes, space=self.space)
         self.index = Index(data_dir)
         self._torn_bytes, self._covered = self._agree()
         self._recovered_until = self.log.written
@@ -139,6 +141,7 @@ class Store:
             part.load(self.index)
         replayed = self._replay(self._flushed_at)
         self.replaying = False
+        self.space.look()
         return Recovery(self._torn_bytes, replayed, rebuilt, time.monotonic() - self._opened_s)
 
     def _agree(self) -> tuple[int, Covered | None]:
@@ -202,7 +205,10 @@ class Store:
 
         Raises:
             RecordTooLarge: topic, properties and body together do not fit into a segment.
+            DiskFull: less than the reserve is free.
         """
+        if self.space.level:
+            self.space.check(Kind.MESSAGE)
         if not self._commit_scheduled:
             self._begin_turn()
         topic = route.topic
@@ -225,7 +231,13 @@ class Store:
         properties: bytes = b"",
         flags: int = 0,
     ) -> int:
-        """Append a record that changes state, and apply it; return its position. See `store.record` for the fields."""
+        """Append a record that changes state, and apply it; return its position. See `store.record` for the fields.
+
+        Raises:
+            DiskFull: `store.space` says that a record of this kind may not be appended now. Nothing has changed.
+        """
+        if self.space.level:
+            self.space.check(kind, topic)
         if not self._commit_scheduled:
             self._begin_turn()
         assert len(fixed) == FIXED_BYTES[kind], kind
@@ -343,20 +355,38 @@ class Store:
         self._keep_house()
 
     def _keep_house(self) -> None:
-        """Once a second: sync what nobody waits for; flush the index when it is time."""
+        """Once a second: look at the disk; sync what nobody waits for; flush the index when it is time."""
         loop, group = self._loop, self._group
         assert loop is not None
         assert group is not None
         self._housekeeping = loop.call_later(IDLE_SYNC_MS / 1000, self._keep_house)
+        self.look_at_disk()
         if self.log.written > group.durable:
             group.wait(self.log.end, _nothing)  # not `written`: others may wait for `end` already
             group.poke()
+        if self.space.level is Level.EXHAUSTED:
+            return  # a flush that fails would end the node, and nothing is appended that it must keep up with
         behind = group.durable - self._flushed_at
         is_time = loop.time() >= self._next_flush_s or behind >= self.options.index_flush_bytes
         if behind > 0 and is_time and (self._flushing is None or self._flushing.done()):
             self._next_flush_s = loop.time() + self.options.index_flush_ms / 1000
             self._flushed_at = group.durable
             self._flushing = loop.run_in_executor(None, self.index.flush)
+            self._flushing.add_done_callback(self._flushed)
+
+    def _flushed(self, flushing: asyncio.Future[None]) -> None:
+        error = None if flushing.cancelled() else flushing.exception()
+        if isinstance(error, OSError):
+            self._fail(error)
+
+    def look_at_disk(self) -> None:
+        """Look how much of the disk is free, and change `space.level`. Done once a second; here for a test that can't wait."""
+        try:
+            if self.space.was_refused and self.log.has_room():
+                self.space.granted()
+            self.space.look()
+        except OSError as error:
+            self._fail(error)
 
     def _fill_soon(self) -> None:
         if self._loop is not None and not self._filling:
