@@ -14,11 +14,18 @@ from itertools import pairwise
 from pathlib import Path
 from struct import Struct
 from typing import NamedTuple
+from zlib import crc32
+
+import structlog
 
 from store.errors import DiskFull, LogCorrupt, PositionUnknown, RecordCorrupt, RecordTooLarge
 from store.record import RECORD_BYTES_MAX, Record, decode, find_valid, valid_until, walk
 from store.segment import SUFFIX, Segment, segment_base, segment_name, sync_directory
+from store.setaside import SET_ASIDE, set_aside
 from store.space import Space
+from store.syncmark import FILE, SyncMark
+
+logger = structlog.get_logger("store")
 
 DIRECTORY = "commitlog"
 """Folder of the segments inside a data directory."""
@@ -69,6 +76,7 @@ class CommitLog:
         self.directory = data_dir / DIRECTORY
         self.segment_bytes = segment_bytes
         self._space = space or Space(data_dir)
+        self._mark = SyncMark(data_dir)
         self.directory.mkdir(parents=True, exist_ok=True)
         self._bases = sorted(segment_base(path) for path in self.directory.glob(f"*{SUFFIX}"))
         self._sealed: dict[int, Segment] = {}
@@ -112,8 +120,11 @@ class CommitLog:
         `verified_until` is known to be durable and isn't read again. All that is found is durable afterwards: an earlier
         process may have been killed before it synced.
 
+        The tail begins behind the last valid record, and behind the sync mark (`store.syncmark`). Where valid records stand in
+        it, a power cut has left the pages of the last groups out of order: it is set aside and cleared like any other.
+
         Raises:
-            LogCorrupt: a record is damaged that isn't the tail of the last segment.
+            LogCorrupt: a record is damaged that isn't the tail of the last segment, or some of what was durable is gone.
         """
         for at, (base, following) in enumerate(pairwise(self._bases)):
             if following > verified_until:
@@ -121,16 +132,28 @@ class CommitLog:
             self._cut_sealed(base, following - base)
         segment = self._open
         stop = valid_until(segment.view, 0, segment.capacity)
+        mark = self._mark.read()
+        if mark is not None and segment.base + stop < mark.position:
+            raise _lost(segment, stop, mark.position)
         torn_until = segment.data_end(stop)
         if torn_until > stop:
             if find_valid(segment.view, stop + 1, torn_until, segment.capacity) is not None:
-                raise _damaged(segment, stop)
+                if mark is None or not mark.has_booted_since:
+                    raise _damaged(segment, stop)
+                self._set_aside(segment, stop, torn_until)
             segment.clear_from(stop)
         self.written = self.end = self._limit = segment.base + stop
         self.sync()
         sync_directory(self.directory)
         sync_directory(self.directory.parent)
+        self._mark.write(self.end)
         return Tail(self.end, torn_until - stop)
+
+    def _set_aside(self, segment: Segment, start: int, end: int) -> None:
+        position, found = segment.base + start, segment.view[start:end]
+        name = f"{position}-{end - start}-{crc32(found):08x}.bin"
+        logger.warning("log.torn_out_of_order", position=position, bytes=end - start, copy=f"{SET_ASIDE}/{name}")
+        set_aside(segment.path, position, end - start, name)
 
     def _verify_sealed(self, at: int, offset: int) -> None:
         segment = self._sealed_segment(at)
@@ -196,10 +219,14 @@ class CommitLog:
 
         So a full disk is noticed where nothing has been applied yet. A `write` that failed would be the node's end.
         """
-        if self.end + size > self._open.base + self._open.capacity:
-            self._roll(size)
-        else:
-            self._limit = self._allocate(self._open, max(self._limit, self.end), self.end + size)
+        try:
+            if self.end + size > self._open.base + self._open.capacity:
+                self._roll(size)
+            else:
+                self._limit = self._allocate(self._open, max(self._limit, self.end), self.end + size)
+        except OSError as error:
+            self._failure = error  # who appends need not know: the commit of this turn ends the node
+            raise
         self._space.look(may_rise=False)
 
     def _allocate(self, segment: Segment, start: int, end: int) -> int:
@@ -340,12 +367,22 @@ class CommitLog:
             # Not closed here: a scan or a sync may be using it.
             del self._sealed[next(iter(self._sealed))]
 
+    @property
+    def marked(self) -> int:
+        """Position up to which the sync mark says that all is durable."""
+        return self._mark.position
+
+    def mark(self, position: int) -> None:
+        """Let the sync mark say that all before `position` is durable. Safe to call from another thread. Raises OSError."""
+        self._mark.write(position)
+
     def close(self) -> None:
         """Write and sync what is left (unless that has failed before), cut nothing, close the files."""
         try:
             if self._failure is None:
                 self.write()
                 self.sync()
+                self._mark.write(self.written)
         finally:
             for segment in (*self._sealed.values(), self._open):
                 segment.close()
@@ -356,4 +393,12 @@ def _damaged(segment: Segment, offset: int) -> LogCorrupt:
     return LogCorrupt(
         f"the record at position {segment.base + offset} (byte {offset} of segment {segment.path.name}) is damaged, and "
         f"it is not the tail of the log: the node does not start on it; restore the file, or run `millrace repair`"
+    )
+
+
+def _lost(segment: Segment, offset: int, durable: int) -> LogCorrupt:
+    return LogCorrupt(
+        f"the log was durable up to position {durable}, and no valid record is at position {segment.base + offset} (byte "
+        f"{offset} of segment {segment.path.name}): the node does not start on it; restore the file, or run `millrace repair`; "
+        f"to do without what was there, delete the file {segment.path.parent.parent / FILE}"
     )

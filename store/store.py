@@ -112,6 +112,7 @@ class Store:
         self._group: GroupCommit | None = None
         self._flushed_at = 0
         self._flushing: asyncio.Future[None] | None = None
+        self._marking: asyncio.Future[None] | None = None
         self._housekeeping: asyncio.TimerHandle | None = None
         self._next_flush_s = 0.0
         self._filling = False
@@ -355,12 +356,15 @@ class Store:
         self._keep_house()
 
     def _keep_house(self) -> None:
-        """Once a second: look at the disk; sync what nobody waits for; flush the index when it is time."""
+        """Once a second: look at the disk, mark how far it is durable, sync what nobody waits for, flush the index in time."""
         loop, group = self._loop, self._group
         assert loop is not None
         assert group is not None
         self._housekeeping = loop.call_later(IDLE_SYNC_MS / 1000, self._keep_house)
         self.look_at_disk()
+        if group.durable > self.log.marked and (self._marking is None or self._marking.done()):
+            self._marking = loop.run_in_executor(None, self.log.mark, group.durable)
+            self._marking.add_done_callback(self._ended)
         if self.log.written > group.durable:
             group.wait(self.log.end, _nothing)  # not `written`: others may wait for `end` already
             group.poke()
@@ -372,10 +376,10 @@ class Store:
             self._next_flush_s = loop.time() + self.options.index_flush_ms / 1000
             self._flushed_at = group.durable
             self._flushing = loop.run_in_executor(None, self.index.flush)
-            self._flushing.add_done_callback(self._flushed)
+            self._flushing.add_done_callback(self._ended)
 
-    def _flushed(self, flushing: asyncio.Future[None]) -> None:
-        error = None if flushing.cancelled() else flushing.exception()
+    def _ended(self, work: asyncio.Future[None]) -> None:
+        error = None if work.cancelled() else work.exception()
         if isinstance(error, OSError):
             self._fail(error)
 
@@ -441,8 +445,9 @@ class Store:
     async def _finish(self) -> None:
         if self._group is not None:
             self._group.finish()
-        if self._flushing is not None:
-            await self._flushing
+        for work in (self._flushing, self._marking):
+            if work is not None:
+                await work
         self.log.write()  # what those who were answered have appended
         self._save(self.log.written)
         self.index.flush()

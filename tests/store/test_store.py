@@ -230,6 +230,7 @@ def test_an_index_that_is_ahead_of_the_log_is_rebuilt(tmp_path: Path, cut_off: i
     close(store)
     (segment,) = (tmp_path / "data" / "commitlog").iterdir()
     os.truncate(segment, end - cut_off)
+    (tmp_path / "data" / "synced").unlink()  # or it would be known that this was durable
     if interrupted:  # a start that was killed after it had extended the file to its capacity again
         os.truncate(segment, 1024 * 1024)
     store = Store(tmp_path / "data", store.options, ManualClock())
@@ -295,7 +296,7 @@ def test_a_start_that_was_killed_while_it_deleted_the_index_is_made_good(tmp_pat
     assert contents(store) == before
     close(store)
     Index.destroy(tmp_path / "data")
-    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["commitlog"]
+    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["commitlog", "synced"]
 
 
 # --- covered and durable --------------------------------------------------------------------------------------------
