@@ -27,7 +27,7 @@ from pop.handle import Delivery, Handles
 from pop.options import PopOptions
 from pop.poll import Poll, Taken
 from pop.state import PopState
-from store.errors import DiskFull, PositionUnknown
+from store.errors import DiskFull
 from store.lightqueue import LightQueue, Start, entries_array
 from store.record import (
     CHANGE_ENTRY,
@@ -37,7 +37,6 @@ from store.record import (
     REFERENCE,
     Flag,
     Kind,
-    is_intact,
 )
 from store.store import Store
 from timer.options import TimerOptions
@@ -209,12 +208,9 @@ class PopCore:
         return entries[: max(fitting, 1)].tobytes()
 
     def _read(self, position: int, size: int) -> bytes | None:
-        try:
-            data = self.store.read(position, size)
-        except PositionUnknown:
-            return None
+        data = self.store.read_intact(position, size)
         # Of another kind is what repair has put in the place of a message.
-        return data if is_intact(data) and data[KIND_AT] == Kind.MESSAGE else None
+        return data if data is not None and data[KIND_AT] == Kind.MESSAGE else None
 
     def _bury(self, group: Group, checkpoint: Checkpoint, indexes: Iterable[int]) -> None:
         """Put deliveries whose record is gone among the dead letters: one that can't be read must not stop the others."""

@@ -19,7 +19,7 @@ from zlib import crc32
 import structlog
 
 from store.errors import DiskFull, LogCorrupt, PositionUnknown, RecordCorrupt, RecordTooLarge
-from store.record import RECORD_BYTES_MAX, Record, decode, find_valid, valid_until, walk
+from store.record import RECORD_BYTES_MAX, Record, decode, find_valid, next_valid, valid_until, walk
 from store.segment import SUFFIX, Segment, segment_base, segment_name, sync_directory
 from store.setaside import SET_ASIDE, set_aside
 from store.space import Space
@@ -82,6 +82,7 @@ class CommitLog:
         self._sealed: dict[int, Segment] = {}
         self._parts: list[bytes] = []
         self._failure: OSError | None = None
+        self._is_recovered = False
         self._record_bytes_max = min(segment_bytes, RECORD_BYTES_MAX)
         self.written = 0
         """Position up to which records are in their files, and readable."""
@@ -147,6 +148,7 @@ class CommitLog:
         sync_directory(self.directory)
         sync_directory(self.directory.parent)
         self._mark.write(self.end)
+        self._is_recovered = True
         return Tail(self.end, torn_until - stop)
 
     def _set_aside(self, segment: Segment, start: int, end: int) -> None:
@@ -345,6 +347,18 @@ class CommitLog:
             offsets, end = walk(segment.view, start, min(start + _SIZE.unpack_from(segment.view, start)[0], stop))
         return Block(segment.view, base, offsets, base + end)
 
+    def behind_damage(self, position: int) -> int:
+        """Return where a reader goes on who found no valid record at `position`; the node's log names what is between.
+
+        A start verifies what may not be durable yet. What is damaged later, or deep in the past, is found by who reads it.
+        """
+        segment = self._open if position >= self._open.base else self._segment_of(position)
+        stop = min(self.written - segment.base, segment.capacity)
+        found = next_valid(segment.view, position - segment.base, stop, stop)
+        behind = segment.base + (stop if found is None else found)
+        logger.error("log.damaged", segment=segment.path.name, position=position, bytes=behind - position, do="millrace repair")
+        return behind
+
     def _segment_of(self, position: int) -> Segment:
         at = bisect_right(self._bases, position) - 1
         if at < 0:
@@ -382,7 +396,8 @@ class CommitLog:
             if self._failure is None:
                 self.write()
                 self.sync()
-                self._mark.write(self.written)
+                if self._is_recovered:  # or the mark of what is there would be lost
+                    self._mark.write(self.written)
         finally:
             for segment in (*self._sealed.values(), self._open):
                 segment.close()

@@ -17,7 +17,7 @@ from store import record
 from store.commitlog import DIRECTORY
 from store.errors import LogCorrupt, PositionUnknown
 from store.index import Index
-from store.record import HEADER, HEADER_BYTES, RECORD_BYTES_MAX, Kind, find_valid, valid_until, walk
+from store.record import HEADER, HEADER_BYTES, RECORD_BYTES_MAX, Kind, next_valid, valid_until, walk
 from store.segment import SUFFIX, Segment, segment_base, segment_name
 from store.setaside import SET_ASIDE, set_aside
 from store.syncmark import SyncMark
@@ -122,29 +122,13 @@ def _ranges(segment: Segment, full: int, is_last: bool, store_ms: int) -> Iterat
         if stop >= end:
             yield stop, stop, stop, store_ms
             return
-        found = _next_valid(view, stop, min(end, size))
+        found = next_valid(view, stop, min(end, size), size)
         if found is None:
             yield stop, end, end, store_ms
             return
         behind_until = valid_until(view, found)
         yield stop, found, behind_until, store_ms
         start, stop = found, behind_until
-
-
-def _next_valid(view: memoryview, damaged: int, last: int) -> int | None:
-    """Return the offset of the first valid record behind the damaged one at `damaged`, or None.
-
-    Where its size field leads to a valid record, that is the one: a search could find what only looks like a record inside
-    of its body, which a publisher may have put there.
-    """
-    if damaged + HEADER_BYTES <= len(view):
-        following = damaged + HEADER.unpack_from(view, damaged)[0]
-        plausible = HEADER_BYTES <= following - damaged <= RECORD_BYTES_MAX
-        if plausible and following == len(view):
-            return None  # the last of its segment
-        if plausible and find_valid(view, following, following, len(view)) == following:
-            return int(following)
-    return find_valid(view, damaged + HEADER_BYTES, last, len(view))
 
 
 def _last_ms(view: memoryview, start: int, stop: int) -> int:
