@@ -399,9 +399,13 @@ class CommitLog:
                 if self._is_recovered:  # or the mark of what is there would be lost
                     self._mark.write(self.written)
         finally:
-            for segment in (*self._sealed.values(), self._open):
-                segment.close()
-            self._sealed.clear()
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Close the files, and write nothing."""
+        for segment in (*self._sealed.values(), self._open):
+            segment.close()
+        self._sealed.clear()
 
 
 def _damaged(segment: Segment, offset: int) -> LogCorrupt:

@@ -50,5 +50,9 @@ class DataDirLocked(StoreError):
     """Raised when another process has the data directory open."""
 
 
+class IndexDamaged(StoreError):
+    """Raised when RocksDB can't read what the index holds. Nothing is lost: the next start rebuilds it from the log."""
+
+
 class DataDirIncompatible(StoreError):
     """Raised when a data directory was written by a version whose formats this one does not read."""

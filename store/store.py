@@ -11,6 +11,7 @@ index, then those who watch a queue are told.
 from __future__ import annotations
 
 import asyncio
+import errno
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,7 +24,7 @@ import structlog
 from store import record
 from store.clock import Clock
 from store.commitlog import Block, CommitLog
-from store.errors import DataDirIncompatible, PositionUnknown
+from store.errors import DataDirIncompatible, IndexDamaged, PositionUnknown
 from store.groupcommit import GroupCommit
 from store.index import Batch, Covered, Index
 from store.lightqueue import LightQueue
@@ -93,8 +94,8 @@ class Store:
         self._opened_s = time.monotonic()
         self.space = Space(data_dir, reserve_bytes=options.reserve_bytes, reserve_percent=options.reserve_percent)
         self.log = CommitLog(data_dir, segment_bytes=options.segment_bytes, space=self.space)
-        self.index = Index(data_dir)
-        self._torn_bytes, self._covered = self._agree()
+        self.index, self._covered, self._torn_bytes = self._agree()
+        self.index.on_damage = self._index_damaged
         self._recovered_until = self.log.written
         self.queues = Queues(self.log, self.index, options, self.append)
         self._parts: list[Part] = []
@@ -132,8 +133,18 @@ class Store:
         """Bring index and parts to the state of the last whole record. To be called once, after `add_part`, before `start`.
 
         Raises:
-            LogCorrupt: a record before the tail is damaged.
+            RecordCorrupt: a record before the tail is damaged.
+            IndexDamaged: the index can't be read. A new store on this directory rebuilds it.
+
+        The files are closed then.
         """
+        try:
+            return self._recover()
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _recover(self) -> Recovery:
         covered = self._covered
         rebuilt = covered is None and self.log.end > self.log.start
         self._flushed_at = covered.position if covered else self.log.start
@@ -145,23 +156,29 @@ class Store:
         self.space.look()
         return Recovery(self._torn_bytes, replayed, rebuilt, time.monotonic() - self._opened_s)
 
-    def _agree(self) -> tuple[int, Covered | None]:
-        """Find the end of the log, and start a new index where the old one doesn't fit it."""
-        covered, misfit = None, ""
+    def _agree(self) -> tuple[Index, Covered | None, int]:
+        """Find the end of the log, and start a new index where the old one is damaged or doesn't fit it."""
+        index, covered, misfit = _open_index(self.data_dir)
         try:
-            covered = self.index.covered()
-        except DataDirIncompatible as error:
-            misfit = str(error)
-        tail = self.log.recover(covered.durable if covered else 0)
+            tail = self.log.recover(covered.durable if covered else 0)
+        except BaseException:
+            if index is not None:
+                index.close()
+            raise
         if covered is not None and not self.log.start <= covered.position <= tail.end:
             misfit = f"it covers the log up to {covered.position}, but that goes from {self.log.start} to {tail.end}"
-        if misfit:
+        if index is None or misfit:
             logger.warning("index.rebuild", reason=misfit)
-            self.index.close()
+            if index is not None:
+                index.close()
             Index.destroy(self.data_dir)
-            self.index = Index(self.data_dir)
-            covered = None
-        return tail.torn_bytes, covered
+            index, covered = Index(self.data_dir), None
+        return index, covered, tail.torn_bytes
+
+    def _index_damaged(self, damage: IndexDamaged) -> None:
+        """End, where a loop runs: what is read from the index from now on may lack rows."""
+        if self._on_failure is not None:
+            self._fail(damage)
 
     def _replay(self, position: int) -> int:
         """Apply what lies behind `position`: about 1 us a plain message, 4 us for any other record."""
@@ -297,7 +314,7 @@ class Store:
         try:
             self.log.write()
             fresh = self._save(self.log.written)
-        except OSError as error:
+        except (OSError, IndexDamaged) as error:
             self._fail(error)
             return
         if self._group is not None:
@@ -306,9 +323,11 @@ class Store:
             for watcher in tuple(queue.watchers):
                 watcher(queue, offset, entries)
 
-    def _fail(self, error: OSError) -> None:
+    def _fail(self, error: OSError | IndexDamaged) -> None:
         if self._failure is not None:
             return
+        if isinstance(error, IndexDamaged):
+            error = OSError(errno.EIO, str(error))
         self._failure = error
         if self._on_failure is None:
             raise error
@@ -392,7 +411,7 @@ class Store:
 
     def _ended(self, work: asyncio.Future[None]) -> None:
         error = None if work.cancelled() else work.exception()
-        if isinstance(error, OSError):
+        if isinstance(error, OSError | IndexDamaged):
             self._fail(error)
 
     def look_at_disk(self) -> None:
@@ -452,7 +471,16 @@ class Store:
             try:
                 self.index.close()
             finally:
-                self.log.close()
+                if self._failure is None:
+                    self.log.close()
+                else:
+                    self.log.abandon()
+
+    def abandon(self) -> None:
+        """Close the files, and write nothing: of a store that could not recover, or that has failed."""
+        self._closed = True
+        self.index.close()
+        self.log.abandon()
 
     async def _finish(self) -> None:
         if self._group is not None:
@@ -463,6 +491,22 @@ class Store:
         self.log.write()  # what those who were answered have appended
         self._save(self.log.written)
         self.index.flush()
+
+
+def _open_index(data_dir: Path) -> tuple[Index | None, Covered | None, str]:
+    """Return the index and how far it covers the log; without an index, why it must be rebuilt."""
+    reason = Index.damage_of(data_dir)
+    if reason:
+        return None, None, reason
+    try:
+        index = Index(data_dir)
+    except IndexDamaged as error:
+        return None, None, str(error)
+    try:
+        return index, index.covered(), ""
+    except (DataDirIncompatible, IndexDamaged) as error:
+        index.close()
+        return None, None, str(error)
 
 
 def _nothing() -> None:

@@ -594,9 +594,8 @@ async def test_an_index_that_cannot_be_written_ends_the_store(tmp_path: Path) ->
             store.index.flush()
         publish(store, "plant/1", "b")
         await until(lambda: failures)
-        assert "the index can't be written" in str(failures[0])
-        with pytest.raises(Exception, match="No such file"):
-            await store.close()
+        assert "it can't be written" in str(failures[0])
+        await store.close()
     store = open_store(tmp_path / "data")
     root = durable_queue(store, "plant/#")
     assert bodies(store, root) == ["a", "b"], "the log has it, so recovery does"
