@@ -116,6 +116,8 @@ class Gateway:
             self._server.close()
         for connection in tuple(self.connections):
             connection.close("", ReasonCode.SERVER_SHUTTING_DOWN)
+        if self._wills:
+            logger.warning("will.dropped", count=len(self._wills), why="the node stops while the disk is full")
         if self._server is not None:
             await self._server.wait_closed()
 

@@ -83,6 +83,8 @@ class CommitLog:
         self._parts: list[bytes] = []
         self._failure: OSError | None = None
         self._is_recovered = False
+        self._refused_bytes = 0
+        """Bytes of the last record that room was asked for."""
         self._record_bytes_max = min(segment_bytes, RECORD_BYTES_MAX)
         self.written = 0
         """Position up to which records are in their files, and readable."""
@@ -209,9 +211,9 @@ class CommitLog:
         return len(data)
 
     def has_room(self) -> bool:
-        """Try to get room from the disk for what comes next; return whether it gave some."""
+        """Try to get room from the disk for what it had none for; return whether it gave that."""
         try:
-            self._make_room(1)
+            self._make_room(self._refused_bytes)
         except DiskFull:
             return False
         return True
@@ -221,6 +223,7 @@ class CommitLog:
 
         So a full disk is noticed where nothing has been applied yet. A `write` that failed would be the node's end.
         """
+        self._refused_bytes = size
         try:
             if self.end + size > self._open.base + self._open.capacity:
                 self._roll(size)

@@ -75,7 +75,7 @@ class Segment:
     def allocate(self, offset: int, length: int) -> None:
         """Have the file system set room aside: a `write` there does not fail for want of it. About 30 us for 4 MiB.
 
-        Where the file system knows no such thing, nothing happens: a `write` finds out then.
+        Where the file system knows no such thing, nothing happens: a `write` finds out then. `length` is at least 1.
 
         Raises:
             OSError: there is no room (ENOSPC, EDQUOT), or the disk fails.

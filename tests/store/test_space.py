@@ -206,6 +206,8 @@ def test_a_segment_that_finds_no_room_leaves_no_file_and_the_old_one_goes_on(
         for _ in range(2):
             with pytest.raises(DiskFull):
                 publish_until_full(store, sent, 50)
+            store.look_at_disk()
+            assert store.space.was_refused, "there is room in the old segment, but not for what was refused"
     assert len(list(store.log.directory.iterdir())) == 1
     store.look_at_disk()
     publish(store, "plant/1", "last")
