@@ -38,7 +38,6 @@ def main(data_dir: Path, last: int) -> None:
     def counted_fsync(fd: FileDescriptorLike) -> None:
         step()
         fsync(fd)
-        step()
 
     os.fsync = counted_fsync
     damages = survey(data_dir).damages

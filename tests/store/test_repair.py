@@ -184,14 +184,15 @@ def _repair_in_child(data_dir: Path, *step: int) -> subprocess.CompletedProcess[
     return subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=60, check=False)
 
 
+@pytest.mark.timeout(180)
 def test_a_repair_that_is_killed_at_any_step_is_ended_by_the_next_one(tmp_path: Path) -> None:
     _write_log(tmp_path / "damaged")
     records = _records(tmp_path / "damaged")
-    for victim in (records[2], records[3], records[-4]):
+    for victim in (records[2], records[-4]):
         _flip(tmp_path / "damaged", victim.position + 9)
     shutil.copytree(tmp_path / "damaged", tmp_path / "repaired")
     steps = int(_repair_in_child(tmp_path / "repaired").stdout)
-    assert steps > 20
+    assert steps > 15
     wanted = _tree(tmp_path / "repaired")
     after = _records(tmp_path / "repaired")
     assert not any(name.startswith("index") for name in wanted)
