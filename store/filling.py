@@ -2,20 +2,21 @@
 
 The log is read, not the root queues: a filter may span many of them, and only the log tells in which order messages of
 different roots went out, a delayed one where it fired. So a queue that is rebuilt has the offsets that it had. Headers are
-looked at in place, and each topic is matched once: about 0.5 us a record.
+looked at in place, and each topic is matched once: about 0.8 us a record, of which a third is its checksum. A damaged record
+is left out: by its topic it could come into a queue that isn't its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from zlib import crc32
 
 import orjson
 
 from store import topics
 from store.commitlog import CommitLog
-from store.errors import RecordCorrupt
 from store.lightqueue import LightQueue
-from store.record import HEADER, HEADER_BYTES, TIMER_ENTRY, Flag, Kind, Record, decode, decode_properties, tag_hash
+from store.record import CRC_FROM, HEADER, HEADER_BYTES, TIMER_ENTRY, Flag, Kind, Record, decode, decode_properties, tag_hash
 
 FILL_BYTES = 512 * 1024
 """Bytes of log by which one slice gets on, besides those that came since the last one: about 3 ms of the loop."""
@@ -80,19 +81,20 @@ class Filling:
         self._seen = log.end
         while self.position < stop:
             view, base, offsets, end = log.block(self.position, stop - self.position)
-            if not offsets:
-                # A record that isn't one, before the end: recovery would have refused it, so it was damaged since.
-                raise RecordCorrupt(self.position, "no record begins there")
             unpack = HEADER.unpack_from
             for at in offsets:
-                size, _, kind, flags, topic_len, props_len, _ = unpack(view, at)
+                size, crc, kind, flags, topic_len, props_len, _ = unpack(view, at)
+                if crc32(view[at + CRC_FROM : at + size]) != crc:
+                    end = log.behind_damage(base + at)
+                    break
                 if kind == _MESSAGE and not flags & _DELAYED:
                     topic_stop = at + HEADER_BYTES + topic_len
                     if self._is_wanted(bytes(view[at + HEADER_BYTES : topic_stop])):
                         yield base + at, size, _tag_of(bytes(view[topic_stop : topic_stop + props_len]))
                 elif kind == _FIRED:
                     yield from self._fired(decode(view, at, position=base + at))
-            self.position = end
+            # Where no record begins before the end, it was damaged since the start: that would have refused it.
+            self.position = end if offsets else log.behind_damage(self.position)
 
     def _is_wanted(self, topic: bytes) -> bool:
         wanted = self._matches.get(topic)

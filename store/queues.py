@@ -405,11 +405,11 @@ class Queues:
             for position, size, aux in filling.slice():
                 self.append_to(filling.queue, position, size, aux)
             if filling.position == end:
-                del self._fillings[queue_id]
-                self._go_live(filling.queue)
                 if not filling.is_noted:
                     row = orjson.dumps({"next_offset": filling.queue.next_offset})
                     self._append(Kind.QUEUE_FILLED, QUEUE_FIXED.pack(queue_id), filling.queue.filter.encode(), b"", row)
+                del self._fillings[queue_id]
+                self._go_live(filling.queue)
             self._changed(filling.queue)
         return bool(self._fillings)
 

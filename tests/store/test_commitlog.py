@@ -47,10 +47,11 @@ def numbers(log: CommitLog, position: int | None = None) -> list[int]:
 
 
 def written(data_dir: Path, count: int) -> list[int]:
-    """Leave a log of `count` messages behind; return their positions."""
+    """Leave a log of `count` messages behind, and no mark that says that they are durable; return their positions."""
     log, _ = opened(data_dir)
     positions = append(log, count)
     log.close()
+    (data_dir / "synced").unlink()
     return positions
 
 

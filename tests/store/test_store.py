@@ -234,6 +234,7 @@ def test_an_index_that_is_ahead_of_the_log_is_rebuilt(tmp_path: Path, cut_off: i
     close(store)
     (segment,) = (tmp_path / "data" / "commitlog").iterdir()
     os.truncate(segment, end - cut_off)
+    (tmp_path / "data" / "synced").unlink()  # or it would be known that this was durable
     if interrupted:  # a start that was killed after it had extended the file to its capacity again
         os.truncate(segment, 1024 * 1024)
     store = Store(tmp_path / "data", store.options, ManualClock())
@@ -595,9 +596,8 @@ async def test_an_index_that_cannot_be_written_ends_the_store(tmp_path: Path) ->
             store.index.flush()
         publish(store, "plant/1", "b")
         await until(lambda: failures)
-        assert "the index can't be written" in str(failures[0])
-        with pytest.raises(Exception, match="No such file"):
-            await store.close()
+        assert "it can't be written" in str(failures[0])
+        await store.close()
     store = open_store(tmp_path / "data")
     root = durable_queue(store, "plant/#")
     assert bodies(store, root) == ["a", "b"], "the log has it, so recovery does"
@@ -615,6 +615,7 @@ def test_without_a_loop_a_failed_commit_is_raised(tmp_path: Path, monkeypatch: p
     with pytest.raises(OSError, match="No space"):
         store.commit()
     monkeypatch.undo()
+    store.retention.close()
     store.index.close()
     store.log.close()
 
