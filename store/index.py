@@ -21,6 +21,7 @@ from typing import NamedTuple, cast
 
 from rocksdict import (
     AccessType,
+    BlockBasedIndexType,
     BlockBasedOptions,
     Cache,
     DBCompressionType,
@@ -46,6 +47,11 @@ MEMTABLE_BYTES = 64 * 1024 * 1024
 BLOCK_CACHE_BYTES = 64 * 1024 * 1024
 BLOCK_BYTES = 16 * 1024
 BLOOM_BITS = 10
+
+PARTITION_BYTES = 4 * 1024
+"""Index and bloom filter of a file are cut into pieces of this size, of which the cache holds those in use. Whole, the filter of
+a file with a million keys is larger than a shard of the cache (1 MiB), so it was read and hashed anew for each lookup: 70 us a
+lookup of a queue that isn't in memory, where 6 us are enough."""
 
 _META_KEY = b"Mcovered"
 _META = Struct("<IQQq")
@@ -93,6 +99,10 @@ def _options() -> Options:
     blocks.set_block_size(BLOCK_BYTES)
     blocks.set_bloom_filter(BLOOM_BITS, False)
     blocks.set_cache_index_and_filter_blocks(True)
+    blocks.set_index_type(BlockBasedIndexType.two_level_index_search())
+    blocks.set_partition_filters(True)
+    blocks.set_metadata_block_size(PARTITION_BYTES)
+    blocks.set_pin_top_level_index_and_filter(True)
     options.set_block_based_table_factory(blocks)
     return options
 
