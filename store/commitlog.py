@@ -7,7 +7,7 @@ call; `sync` makes it durable and may run on another thread. What is written can
 from __future__ import annotations
 
 import os
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +15,7 @@ from struct import Struct
 from typing import NamedTuple
 
 from store.errors import LogCorrupt, PositionUnknown, RecordCorrupt, RecordTooLarge
-from store.record import RECORD_BYTES_MAX, Record, decode, find_valid, valid_until, walk
+from store.record import HEADER, RECORD_BYTES_MAX, Record, decode, find_valid, valid_until, walk
 from store.segment import SUFFIX, Segment, segment_base, segment_name, sync_directory
 
 DIRECTORY = "commitlog"
@@ -263,6 +263,23 @@ class CommitLog:
         if not offsets and start < stop:
             offsets, end = walk(segment.view, start, min(start + _SIZE.unpack_from(segment.view, start)[0], stop))
         return Block(segment.view, base, offsets, base + end)
+
+    def position_at(self, store_ms: int) -> int:
+        """Return the base of a segment: all records stored at a time or after it, in ms since 1970 UTC, are from there on.
+
+        Records before it are in that segment too. Who wants none of them looks at their times on the way; to find the first
+        one here would take up to half a second, for a reader who goes by slices.
+        """
+        at = bisect_left(range(len(self._bases)), store_ms, key=self._first_ms)
+        return self._bases[max(at - 1, 0)]
+
+    def _first_ms(self, at: int) -> int:
+        """Return the time of storing of a segment's first record; behind all times where it has none yet."""
+        base = self._bases[at]
+        if base >= self.written:
+            return 2**63
+        segment = self._open if base == self._open.base else self._sealed_segment(at)
+        return int(HEADER.unpack_from(segment.view)[6])
 
     def _segment_of(self, position: int) -> Segment:
         at = bisect_right(self._bases, position) - 1

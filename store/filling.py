@@ -3,6 +3,8 @@
 The log is read, not the root queues: a filter may span many of them, and only the log tells in which order messages of
 different roots went out, a delayed one where it fired. So a queue that is rebuilt has the offsets that it had. Headers are
 looked at in place, and each topic is matched once: about 0.5 us a record.
+
+A queue that begins at a time takes what was dispatched at that time or later: a delayed message counts by when it fired.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ class Filling:
         position: where it goes on; a record begins there.
     """
 
-    __slots__ = ("_log", "_matches", "_seen", "position", "queue")
+    __slots__ = ("_log", "_matches", "_seen", "_since_ms", "position", "queue")
 
     def __init__(self, log: CommitLog, queue: LightQueue, position: int) -> None:
         self._log = log
@@ -43,10 +45,11 @@ class Filling:
         self.position = position
         self._matches: dict[bytes, bool] = {}
         self._seen = log.end
+        self._since_ms = queue.start if isinstance(queue.start, int) else 0
 
     def slice(self) -> Iterator[tuple[int, int, int]]:
         """Yield (position, size, aux) of the entries that the next slice of the log gives the queue; move on behind it."""
-        log = self._log
+        log, since_ms = self._log, self._since_ms
         # What came since the last slice is read on top, or a busy log would never be caught up with.
         stop = min(self.position + FILL_BYTES + log.written - self._seen, log.written)
         self._seen = log.end
@@ -57,7 +60,9 @@ class Filling:
                 raise RecordCorrupt(self.position, "no record begins there")
             unpack = HEADER.unpack_from
             for at in offsets:
-                size, _, kind, flags, topic_len, props_len, _ = unpack(view, at)
+                size, _, kind, flags, topic_len, props_len, store_ms = unpack(view, at)
+                if store_ms < since_ms:
+                    continue
                 if kind == _MESSAGE and not flags & _DELAYED:
                     topic_stop = at + HEADER_BYTES + topic_len
                     if self._is_wanted(bytes(view[at + HEADER_BYTES : topic_stop])):
@@ -80,7 +85,7 @@ class Filling:
                 message = decode(self._log.read(position, size), position=position)
             except (PositionUnknown, RecordCorrupt):
                 continue  # it can't be delivered from anywhere any more
-            if self._is_wanted(message.topic):
+            if message.kind == _MESSAGE and self._is_wanted(message.topic):  # of another kind where repair has set it aside
                 yield position, size, _tag_of(message.properties)
 
 

@@ -29,6 +29,7 @@ from rocksdict import (
     Rdict,
     RdictIter,
     ReadOptions,
+    SliceTransform,
     WriteBatch,
     WriteOptions,
 )
@@ -40,18 +41,23 @@ DIRECTORY = "index"
 DISCARDED = "index.discarded"
 """What an index is renamed to before it is deleted, so that half of one is never opened."""
 
-FORMAT = 3
+FORMAT = 4
 """Version of the key and value formats. Another one is not read: a start rebuilds the index."""
 
 MEMTABLE_BYTES = 64 * 1024 * 1024
 BLOCK_CACHE_BYTES = 64 * 1024 * 1024
-BLOCK_BYTES = 16 * 1024
+BLOCK_BYTES = 4 * 1024
+"""What one cold read has to fetch, check and unpack."""
+
 BLOOM_BITS = 10
 
+PREFIX_BYTES = 5
+"""Space and queue id: what the keys of a queue's entries start with. Files that have nothing of a queue are passed over."""
+
 PARTITION_BYTES = 4 * 1024
-"""Index and bloom filter of a file are cut into pieces of this size, of which the cache holds those in use. Whole, the filter of
-a file with a million keys is larger than a shard of the cache (1 MiB), so it was read and hashed anew for each lookup: 70 us a
-lookup of a queue that isn't in memory, where 6 us are enough."""
+"""Index and bloom filter of a file are cut into pieces of this size, of which the cache holds those in use. Whole, the filter
+of a file with a million keys is larger than a shard of the cache (1 MiB), so it is read and hashed anew for each lookup: that
+took 70 us where 6 us are enough."""
 
 _META_KEY = b"Mcovered"
 _META = Struct("<IQQq")
@@ -94,6 +100,7 @@ def _options() -> Options:
     options.set_max_open_files(512)
     options.set_keep_log_file_num(2)
     options.set_compression_type(DBCompressionType.lz4())
+    options.set_prefix_extractor(SliceTransform.create_fixed_prefix(PREFIX_BYTES))
     blocks = BlockBasedOptions()
     blocks.set_block_cache(Cache(BLOCK_CACHE_BYTES))
     blocks.set_block_size(BLOCK_BYTES)
@@ -137,7 +144,10 @@ class Index:
     def __init__(self, data_dir: Path, *, read_only: bool = False) -> None:
         self.path = data_dir / DIRECTORY
         access = AccessType.read_only(False) if read_only else AccessType.read_write()
-        self._db = Rdict(str(self.path), _options(), access_type=access)
+        options = _options()
+        # Named, or rocksdict would open what is there with the options that were saved with it, and a block cache of 8 MiB.
+        families = {"default": options}
+        self._db = Rdict(str(self.path), options, column_families=families, access_type=access)
         self._write_options = WriteOptions()
         self._write_options.disable_wal = True  # type: ignore[method-assign, assignment] # its stub takes the setter for a method
         self._cursor: RdictIter | None = None
@@ -178,11 +188,12 @@ class Index:
         """Yield the rows whose key starts with `prefix`, in key order, from key `prefix + start` on."""
         options = ReadOptions()
         options.set_iterate_upper_bound(after(prefix))
+        options.set_total_order_seek(True)  # not by the bloom filters of queues: `prefix` may be shorter than theirs
         # In raw mode keys and values are bytes, which the stub doesn't know.
         yield from cast(Iterator[tuple[bytes, bytes]], self._db.items(from_key=prefix + start, read_opt=options))
 
     def last_at_or_before(self, key: bytes, prefix: bytes) -> tuple[bytes, bytes] | None:
-        """Return the row with the greatest key that isn't above `key`, if it starts with `prefix`."""
+        """Return the row with the greatest key that isn't above `key`, if it starts with `prefix`, which is a queue's."""
         cursor = self._at_or_before(key)
         if not cursor.valid():
             cursor.status()
@@ -191,7 +202,7 @@ class Index:
         return (found, cursor.value()) if found.startswith(prefix) else None
 
     def rows_around(self, key: bytes, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the rows whose key starts with `prefix`, from the last one at or before `key` on, or else from the first.
+        """Yield the rows of the queue that `prefix` is of, from the last one at or before `key` on, or else from the first.
 
         Costs a seek. To be used up, or left, before anything else is read.
         """
@@ -206,15 +217,29 @@ class Index:
             cursor.next()
         cursor.status()
 
+    def first(self, prefix: bytes) -> bytes | None:
+        """Return the first key that starts with `prefix`, which is a queue's: one seek."""
+        cursor = self._reader()
+        cursor.seek(prefix)
+        if not cursor.valid():
+            cursor.status()
+            return None
+        found: bytes = cursor.key()
+        return found if found.startswith(prefix) else None
+
     def _at_or_before(self, key: bytes) -> RdictIter:
-        # A new iterator costs four times a seek, and an old one does not see what was written since: one serves all reads
-        # between two writes. Where it is not valid, `status` raises if that is because RocksDB could not read: a block that
-        # is damaged must not pass for a queue that is empty.
-        cursor = self._cursor
-        if cursor is None:
-            cursor = self._cursor = self._db.iter()
+        cursor = self._reader()
         cursor.seek_for_prev(key)
         return cursor
+
+    def _reader(self) -> RdictIter:
+        # A new iterator costs four times a seek, and an old one does not see what was written since: one serves all reads
+        # between two writes. Where it is not valid, `status` raises if that is because RocksDB could not read: a block that
+        # is damaged must not pass for a queue that is empty. It tells the truth about keys of `PREFIX_BYTES` and more only:
+        # of the queue that it looks for, it passes over files by their bloom filters.
+        if self._cursor is None:
+            self._cursor = self._db.iter()
+        return self._cursor
 
     def close(self) -> None:
         self._cursor = None

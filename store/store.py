@@ -94,7 +94,7 @@ class Store:
         self.index = Index(data_dir)
         self._torn_bytes, self._covered = self._agree()
         self._recovered_until = self.log.written
-        self.queues = Queues(self.log, self.index, options, self.append)
+        self.queues = Queues(self.log, self.index, options, self.append, self.now_ms)
         self._parts: list[Part] = []
         self._applies: dict[int, list[Apply]] = {
             Kind.QUEUE_DECLARED: [self.queues.apply_declared],
