@@ -11,6 +11,7 @@ has a queue for each start that is asked for: one with all that was, one with wh
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from zlib import crc32
 
 import orjson
@@ -38,6 +39,10 @@ logger = structlog.get_logger("store")
 
 INTERNAL = ("$retry/", "$dlq/")
 """Filters that begin like this name queues that no topic reaches: retries and dead letters. Entries come by `append_to`."""
+
+EVICTED_SHARE = 128
+"""Of the route cache, one part in so many goes when it is full. One route at a time, each search for the oldest would walk over
+what the dict has left of those before it: that was half of what a new topic cost."""
 
 OUTDATED = -1
 """Version of a route that is no longer valid, whatever its root's is."""
@@ -144,7 +149,8 @@ class Queues:
         queues = tuple(self._matching(name))
         self._forget(topic)
         if len(self._routes) >= self._options.route_cache_max:
-            self._forget(next(iter(self._routes)))
+            for oldest in list(islice(self._routes, max(self._options.route_cache_max // EVICTED_SHARE, 1))):
+                self._forget(oldest)
         route = self._routes[topic] = Route(topic, name, root, queues)
         return route
 
