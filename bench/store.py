@@ -186,6 +186,8 @@ def many_queues(data_dir: Path, queues: int, entries: int) -> Figures:
 
 
 async def _close(store: Store) -> None:
+    """End as a node does: what it notes as durable isn't read again by the next start."""
+    store.start(asyncio.get_running_loop(), _give_up)
     await store.close()
 
 
@@ -214,17 +216,18 @@ def read_sparse(data_dir: Path, queues: int, entries: int, reads: int) -> Figure
 
 
 def write_and_die(data_dir: Path, records: int) -> Figures:
-    """Append, flush the index as often as a node would, and end as by kill -9."""
-    store = _open(data_dir)
-    flushed = 0
-    for _ in range(0, records, 100_000):
-        _append(store, 100_000, b"x" * 64)
-        if store.log.written - flushed >= store.options.index_flush_bytes:
-            store.log.sync()
-            store.index.flush()
-            flushed = store.log.written
-    store.log.sync()
-    os._exit(0)
+    """Append on a loop, with syncs and index flushes when a node makes them, and end as by kill -9."""
+
+    async def run() -> None:
+        store = _open(data_dir)
+        store.start(asyncio.get_running_loop(), _give_up)
+        for _ in range(0, records, BATCH):
+            _append(store, BATCH, b"x" * 64)
+            await asyncio.sleep(0)
+        os._exit(0)
+
+    uvloop.run(run())
+    raise AssertionError("it has ended")
 
 
 def _alone(job: Callable[..., Figures], *arguments: object) -> Figures:
