@@ -11,8 +11,8 @@ from struct import Struct
 from store import topics
 from store.index import Batch, Index, Space
 from store.lightqueue import ENTRY
+from store.part import Apply
 from store.record import Flag, Kind, Record
-from store.store import Apply
 
 _ROW = Struct("<QI")
 
@@ -63,6 +63,13 @@ class RetainedMessages:
         if record.flags & Flag.RETAIN:
             # A message without a body clears, and is not retained itself [MQTT-3.3.1-10], [MQTT-3.3.1-11].
             self._changed[record.topic] = _ROW.pack(record.position, record.size) if record.body else None
+
+    def live(self, before: int) -> Iterator[tuple[int, int]]:
+        assert self._index is not None, "the store has not recovered yet"
+        for _, row in self._index.rows(bytes(Space.RETAINED)):
+            position, size = _ROW.unpack(row)
+            if position < before:
+                yield position, size
 
     def load(self, index: Index) -> None:
         self._index = index

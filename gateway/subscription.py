@@ -88,7 +88,8 @@ class Subscription:
             if self.retained is not None:
                 self._send_retained(self.retained, room)
                 continue
-            entries = _portion(self.queue.read(self.cursor, room))
+            self.cursor, found = self.queue.read_from(self.cursor, room)
+            entries = _portion(found)
             if not entries:
                 self.live = True
                 connection.lagging.pop(self, None)

@@ -29,6 +29,17 @@ class NodeCollector(Collector):
         counts = gateway.counters
         yield _gauge("millrace_log_end_bytes", "Position behind the last record of the CommitLog.", store.log.written)
         yield _gauge("millrace_log_durable_bytes", "Position up to which the CommitLog is on disk.", store.durable_position)
+        retention = store.retention
+        yield _gauge("millrace_log_start_bytes", "Position of the oldest record of the CommitLog.", store.log.start)
+        yield _counter("millrace_log_dropped_bytes", "Bytes of the CommitLog dropped by retention.", retention.dropped_bytes)
+        yield _counter("millrace_log_copied_bytes", "Bytes of records carried forward.", retention.copied_bytes)
+        yield _gauge("millrace_log_pinned_bytes", "Bytes of records that outlive retention.", store.copies.pinned_bytes)
+        yield _gauge(
+            "millrace_retention_blocked", "1 while store.copied_bytes_max keeps segments from being dropped.", retention.blocked
+        )
+        yield _counter(
+            "millrace_queue_entries_trimmed", "Entries removed from light queues by retention.", retention.trimmed_entries
+        )
         yield _counter("millrace_log_syncs", "Group commits: fdatasync calls of the CommitLog.", store.syncs)
         yield _counter("millrace_messages_stored", "Messages stored since the start.", store.messages_stored)
         yield _gauge("millrace_queues", "Light queues that exist.", len(store.queues))

@@ -102,7 +102,7 @@ class PopCore:
         self.waiting = 0
         self._deadlines = Deadlines(store.now_ms, self._expire, fire_max=timer.fire_max, tick_ms=timer.tick_ms)
         self._expire_max = timer.fire_max
-        self.state = PopState(store.queues, self._deadlines, self._arrived)
+        self.state = PopState(store.log, store.queues, self._deadlines, self._arrived)
 
     def __iter__(self) -> Iterator[Group]:
         """Yield all groups, once for each of their filters."""
@@ -171,6 +171,8 @@ class PopCore:
         if room <= 0 or group.visible <= 0:
             return None
         body = self._choose(group, room)
+        if not body:
+            return None
         deadline_ms = self.store.now_ms() + invisible_ms
         position = self._append(Kind.POP_CHECKPOINT, group.id, group.name, body, deadline_ms=deadline_ms)
         checkpoint = self.state.checkpoints[position]
@@ -193,15 +195,26 @@ class PopCore:
             retries = min(retries, max(share, room - new))
             group.retry_turn = not group.retry_turn
         retries = min(retries, room)
-        taken = [
-            _checkpoint_entries(group.queue, group.cursor, room - retries, FROM_QUEUE),
-            _checkpoint_entries(group.retry, group.retry_cursor, retries, FROM_RETRY),
-        ]
+        taken = [self._fresh(group, room - retries), _checkpoint_entries(group.retry, group.retry_cursor, retries, FROM_RETRY)]
         if retries_first:
             taken.reverse()  # large messages fill an answer with what comes first: that, too, is in turn
         entries = np.concatenate(taken)
+        if not len(entries):
+            return b""
         fitting = int(np.searchsorted(np.cumsum(entries["size"], dtype=np.int64), RESPONSE_BYTES, side="right"))
         return entries[: max(fitting, 1)].tobytes()
+
+    def _fresh(self, group: Group, count: int) -> np.ndarray[tuple[int], np.dtype[np.void]]:
+        """Return up to `count` messages that were never handed out. What retention has given up is passed over for good."""
+        while True:
+            entries = _checkpoint_entries(group.queue, group.cursor, count, FROM_QUEUE)
+            expired = entries["position"] < self.store.retention.expires_before
+            if not expired.any():
+                return entries
+            gone = [bool(old) and self.store.is_expired(int(at)) for old, at in zip(expired, entries["position"], strict=True)]
+            if not all(gone):
+                return np.delete(entries, np.flatnonzero(gone))
+            group.cursor = int(entries["offset"][-1]) + 1
 
     def _read(self, position: int, size: int) -> bytes | None:
         try:
@@ -410,7 +423,8 @@ class PopCore:
 
 def _checkpoint_entries(queue: LightQueue, offset: int, count: int, source: int) -> np.ndarray[tuple[int], np.dtype[np.void]]:
     """Return checkpoint entries for the next `count` entries of a queue from `offset` on."""
-    entries = entries_array(queue.read(offset, count))
+    offset, found = queue.read_from(offset, count)
+    entries = entries_array(found)
     chosen = np.zeros(len(entries), dtype=CHECKPOINT_ENTRY_DTYPE)
     chosen["position"], chosen["size"] = entries["position"], entries["size"]
     chosen["offset"] = np.arange(offset, offset + len(entries))

@@ -10,7 +10,7 @@ big-endian, value `Checkpoint.row`.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from struct import Struct
 
 import numpy as np
@@ -21,17 +21,21 @@ from pop.checkpoint import FROM_RETRY, Checkpoint
 from pop.damages import Damages
 from pop.deadlines import Deadlines
 from pop.group import Group
+from store.commitlog import CommitLog
 from store.errors import QueueUnknown
 from store.index import Batch, Index, Space
-from store.lightqueue import LightQueue
+from store.lightqueue import ENTRY, ENTRY_BYTES, LightQueue
+from store.part import Apply
 from store.queues import Queues
 from store.record import CHANGE_ENTRY, CHECKPOINT_ENTRY_DTYPE, POP_FIXED, REFERENCE, Flag, Kind, Record
-from store.store import Apply
 
 logger = structlog.get_logger("pop")
 
 SETTLED_REMEMBERED = 50_000
 """Settled checkpoints whose handles still get the exact answer (acknowledged, replaced). Older ones hear "expired"."""
+
+ENTRIES_PER_READ = 256
+"""Entries of a retry queue that are read in one step where retention asks what is still needed."""
 
 DAMAGES_ROW = 0
 """Where the index keeps the damaged ranges, among the groups: their ids begin at 1."""
@@ -44,12 +48,14 @@ class PopState:
     """Groups and checkpoints. A part of the store.
 
     Parameters:
+        log: where the messages are.
         queues: where groups read, and where what is revived goes.
         deadlines: gets each checkpoint that opens, and is told of each that is settled.
         arrived: called with a group when something that it can see was committed.
     """
 
-    def __init__(self, queues: Queues, deadlines: Deadlines, arrived: Callable[[Group], None]) -> None:
+    def __init__(self, log: CommitLog, queues: Queues, deadlines: Deadlines, arrived: Callable[[Group], None]) -> None:
+        self._log = log
         self._queues = queues
         self._deadlines = deadlines
         self._arrived = arrived
@@ -244,6 +250,23 @@ class PopState:
             if len(self.settled) > SETTLED_REMEMBERED:
                 self.settled.popitem(last=False)
 
+    def live(self, before: int) -> Iterator[tuple[int, int]]:
+        """Yield what is handed out, what waits in retry queues, and the dead letters, which are kept for one more retention."""
+        # All is noted before the first pause: what is open now may be settled or waiting for a retry when its turn comes.
+        handed_out = [(checkpoint, checkpoint.open) for checkpoint in self.checkpoints.values()]
+        retries = [(group.retry, group.retry_cursor) for group in self.by_id.values()]
+        names = {group.name for group in self.by_id.values()}
+        for checkpoint, open_bits in handed_out:
+            for index, entry in enumerate(checkpoint.entries()):
+                if open_bits >> index & 1 and entry.position < before:
+                    yield entry.position, entry.size
+        for queue, cursor in retries:
+            yield from _entries_between(queue, cursor, 0, before)
+        for name in names:
+            dead_letters = self._queues.find(f"$dlq/{name}")
+            if dead_letters is not None:
+                yield from _entries_between(dead_letters, 0, self._log.start, before)
+
     def load(self, index: Index) -> None:
         for key, value in index.rows(bytes(Space.GROUP)):
             group_id, row = _GROUP_KEY.unpack(key)[1], orjson.loads(value)
@@ -272,3 +295,15 @@ class PopState:
         self._groups_changed.clear()
         self._checkpoints_changed.clear()
         self._checkpoints_new.clear()
+
+
+def _entries_between(queue: LightQueue, offset: int, first: int, before: int) -> Iterator[tuple[int, int]]:
+    """Yield position and size of a queue's entries from `offset` on whose record stood at `first` or later, before `before`."""
+    while True:
+        found, entries = queue.read_from(offset, ENTRIES_PER_READ)
+        if not entries:
+            return
+        for position, size, _ in ENTRY.iter_unpack(entries):
+            if first <= position < before:
+                yield position, size
+        offset = found + len(entries) // ENTRY_BYTES

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from struct import Struct
 from typing import NamedTuple
 
 from store.errors import LogCorrupt, PositionUnknown, RecordCorrupt, RecordTooLarge
-from store.record import HEADER, RECORD_BYTES_MAX, Record, decode, find_valid, valid_until, walk
+from store.record import COPY_BYTES, HEADER, HEADER_BYTES, RECORD_BYTES_MAX, Record, decode, find_valid, valid_until, walk
 from store.segment import SUFFIX, Segment, segment_base, segment_name, sync_directory
 
 DIRECTORY = "commitlog"
@@ -65,7 +65,10 @@ class CommitLog:
         self._sealed: dict[int, Segment] = {}
         self._parts: list[bytes] = []
         self._failure: OSError | None = None
-        self._record_bytes_max = min(segment_bytes, RECORD_BYTES_MAX)
+        self._record_bytes_max = min(segment_bytes, RECORD_BYTES_MAX) - COPY_BYTES
+        """Whatever is stored can be copied forward."""
+        self.on_roll: Callable[[], None] = lambda: None
+        """Called before a new segment is begun, when all that was added is written, and `end` is where it will begin."""
         self.written = 0
         """Position up to which records are in their files, and readable."""
         self.end = 0
@@ -135,8 +138,10 @@ class CommitLog:
 
     # --- writing ----------------------------------------------------------------------------------------------------
 
-    def add(self, head: bytes, payload: bytes, size: int) -> int:
+    def add(self, head: bytes, payload: bytes, size: int, spare: int = 0) -> int:
         """Collect a record of `size` bytes, given in two pieces; return its position.
+
+        `spare` bytes of it don't count for the limit: a copy takes `COPY_BYTES` more than what it holds.
 
         Raises:
             RecordTooLarge: it would not fit into a segment, or is larger than any record may be.
@@ -144,13 +149,13 @@ class CommitLog:
         """
         position = self.end
         end = position + size
-        if size > self._record_bytes_max:
+        if size - spare > self._record_bytes_max:
             raise RecordTooLarge(
-                f"a record of {size} bytes is larger than {self._record_bytes_max}, the least of store.segment_bytes and "
-                f"{RECORD_BYTES_MAX}; send less"
+                f"a record of {size} bytes is larger than {self._record_bytes_max}: that, and {COPY_BYTES} for when it is "
+                f"copied forward, is the least of store.segment_bytes and {RECORD_BYTES_MAX}; send less"
             )
         if end > self._limit:
-            self._roll()
+            self.roll()
         self._parts.append(head)
         self._parts.append(payload)
         self.end = end
@@ -172,8 +177,10 @@ class CommitLog:
         self.written += len(data)
         return len(data)
 
-    def _roll(self) -> None:
+    def roll(self) -> None:
+        """Seal the open segment, which must hold something, and begin the next one. Raises OSError."""
         self.write()
+        self.on_roll()
         full, base = self._open, self.end
         # Durable before the next segment exists: only the last segment can have a torn tail.
         self._fdatasync(full)
@@ -200,6 +207,32 @@ class CommitLog:
         except OSError as error:
             self._failure = error
             raise
+
+    # --- dropping ---------------------------------------------------------------------------------------------------
+
+    def segments(self) -> list[tuple[int, int]]:
+        """Return (position, position behind) of each segment, the open one last: it ends where it is written to."""
+        return list(pairwise([*self._bases, self.written]))
+
+    def stored_ms(self, position: int) -> int:
+        """Return when the record at `position` was stored; where nothing is written there yet, 0."""
+        if position + HEADER_BYTES > self.written:
+            return 0
+        return int(HEADER.unpack(self.read(position, HEADER_BYTES))[6])
+
+    def drop_before(self, position: int) -> int:
+        """Delete the segments before `position`, at which one begins; return how many. They are gone for good.
+
+        The oldest goes first, so that a log which is killed here has no gap. Who reads one of them now may read on.
+        """
+        assert position in self._bases, position
+        dropped = 0
+        while self._bases[0] < position:
+            (self.directory / segment_name(self._bases[0])).unlink()
+            self._sealed.pop(self._bases.pop(0), None)
+            dropped += 1
+        sync_directory(self.directory)
+        return dropped
 
     # --- reading ----------------------------------------------------------------------------------------------------
 

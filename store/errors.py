@@ -22,6 +22,10 @@ class LogCorrupt(StoreError):
     """Raised at a start when records before the tail of the log are damaged: the node refuses to run on it."""
 
 
+class SnapshotInvalid(StoreError):
+    """Raised when a snapshot can't be read back: it is damaged, not whole, or of another format."""
+
+
 class PositionUnknown(StoreError):
     """Raised when no record can be read at a position: it is outside of the log, or not committed yet."""
 

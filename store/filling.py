@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import orjson
+
 from store import topics
 from store.commitlog import CommitLog
-from store.errors import PositionUnknown, RecordCorrupt
+from store.errors import RecordCorrupt
 from store.lightqueue import LightQueue
 from store.record import HEADER, HEADER_BYTES, TIMER_ENTRY, Flag, Kind, Record, decode, decode_properties, tag_hash
 
@@ -37,21 +39,47 @@ class Filling:
         position: where it goes on; a record begins there.
     """
 
-    __slots__ = ("_log", "_matches", "_seen", "_since_ms", "position", "queue")
+    __slots__ = ("_counted", "_end", "_log", "_matches", "_seen", "_since_ms", "began", "is_noted", "position", "queue")
 
     def __init__(self, log: CommitLog, queue: LightQueue, position: int) -> None:
         self._log = log
         self.queue = queue
-        self.position = position
+        self.began = position
+        """Where it was to begin, though the log may begin later by now."""
+        self.position = max(position, log.start)
         self._matches: dict[bytes, bool] = {}
         self._seen = log.end
         self._since_ms = queue.start if isinstance(queue.start, int) else 0
+        self._end: tuple[int, int] | None = None
+        self.is_noted = False
+        """True where the log says already at which offset it ends."""
+        self._counted = 0
+
+    def ends_at(self, position: int, next_offset: int) -> None:
+        """Note that this filling once had the queue at `next_offset` when it had read all before `position`.
+
+        If the log has lost some of that since, what is left is counted first, so that each entry gets the offset that it had.
+        """
+        self.is_noted = True
+        if self.began < self._log.start:
+            self._end = (position, next_offset)
 
     def slice(self) -> Iterator[tuple[int, int, int]]:
         """Yield (position, size, aux) of the entries that the next slice of the log gives the queue; move on behind it."""
+        if self._end is None:
+            yield from self._read()
+            return
+        stop, next_offset = self._end
+        self._counted += sum(1 for _ in self._read(stop))
+        if self.position >= stop:
+            self._end = None
+            self.position = self._log.start
+            self.queue.begin_at(next_offset - self._counted)
+
+    def _read(self, before: int = 2**63) -> Iterator[tuple[int, int, int]]:
         log, since_ms = self._log, self._since_ms
         # What came since the last slice is read on top, or a busy log would never be caught up with.
-        stop = min(self.position + FILL_BYTES + log.written - self._seen, log.written)
+        stop = min(self.position + FILL_BYTES + log.written - self._seen, log.written, before)
         self._seen = log.end
         while self.position < stop:
             view, base, offsets, end = log.block(self.position, stop - self.position)
@@ -80,13 +108,10 @@ class Filling:
         return wanted
 
     def _fired(self, fired: Record) -> Iterator[tuple[int, int, int]]:
-        for position, size in TIMER_ENTRY.iter_unpack(fired.body):
-            try:
-                message = decode(self._log.read(position, size), position=position)
-            except (PositionUnknown, RecordCorrupt):
-                continue  # it can't be delivered from anywhere any more
-            if message.kind == _MESSAGE and self._is_wanted(message.topic):  # of another kind where repair has set it aside
-                yield position, size, _tag_of(message.properties)
+        routes = orjson.loads(fired.properties)
+        for (position, size), (topic, tag) in zip(TIMER_ENTRY.iter_unpack(fired.body), routes, strict=True):
+            if topic and self._is_wanted(topic.encode()):
+                yield position, size, tag
 
 
 def _tag_of(properties: bytes) -> int:

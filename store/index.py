@@ -29,7 +29,7 @@ from rocksdict import (
     Rdict,
     RdictIter,
     ReadOptions,
-    SliceTransform,
+    Snapshot,
     WriteBatch,
     WriteOptions,
 )
@@ -51,15 +51,13 @@ BLOCK_BYTES = 4 * 1024
 
 BLOOM_BITS = 10
 
-PREFIX_BYTES = 5
-"""Space and queue id: what the keys of a queue's entries start with. Files that have nothing of a queue are passed over."""
-
 PARTITION_BYTES = 4 * 1024
 """Index and bloom filter of a file are cut into pieces of this size, of which the cache holds those in use. Whole, the filter
 of a file with a million keys is larger than a shard of the cache (1 MiB), so it is read and hashed anew for each lookup: that
 took 70 us where 6 us are enough."""
 
-_META_KEY = b"Mcovered"
+META_KEY = b"Mcovered"
+"""Key of the row that says how far the index reflects the log."""
 _META = Struct("<IQQq")
 _VERSION = Struct("<I")
 
@@ -78,6 +76,7 @@ class Space(bytes, Enum):
     TIMER = b"T"
     RETAINED = b"R"
     SESSION = b"S"
+    COPY = b"V"
 
 
 class Covered(NamedTuple):
@@ -100,7 +99,6 @@ def _options() -> Options:
     options.set_max_open_files(512)
     options.set_keep_log_file_num(2)
     options.set_compression_type(DBCompressionType.lz4())
-    options.set_prefix_extractor(SliceTransform.create_fixed_prefix(PREFIX_BYTES))
     blocks = BlockBasedOptions()
     blocks.set_block_cache(Cache(BLOCK_CACHE_BYTES))
     blocks.set_block_size(BLOCK_BYTES)
@@ -126,7 +124,7 @@ class Batch:
         self.delete_range = self._batch.delete_range
 
     def put_covered(self, covered: Covered) -> None:
-        self._batch.put(_META_KEY, _META.pack(FORMAT, *covered))
+        self._batch.put(META_KEY, _META.pack(FORMAT, *covered))
 
     @property
     def raw(self) -> WriteBatch:
@@ -159,7 +157,7 @@ class Index:
         Raises:
             DataDirIncompatible: another version wrote it. It can be deleted: a start rebuilds it.
         """
-        row = self._db.get(_META_KEY)
+        row = self._db.get(META_KEY)
         if row is None:
             return None
         (version,) = _VERSION.unpack_from(row)
@@ -188,18 +186,22 @@ class Index:
         """Yield the rows whose key starts with `prefix`, in key order, from key `prefix + start` on."""
         options = ReadOptions()
         options.set_iterate_upper_bound(after(prefix))
-        options.set_total_order_seek(True)  # not by the bloom filters of queues: `prefix` may be shorter than theirs
         # In raw mode keys and values are bytes, which the stub doesn't know.
         yield from cast(Iterator[tuple[bytes, bytes]], self._db.items(from_key=prefix + start, read_opt=options))
 
     def last_at_or_before(self, key: bytes, prefix: bytes) -> tuple[bytes, bytes] | None:
-        """Return the row with the greatest key that isn't above `key`, if it starts with `prefix`, which is a queue's."""
-        cursor = self._at_or_before(key)
-        if not cursor.valid():
-            cursor.status()
-            return None
-        found: bytes = cursor.key()
-        return (found, cursor.value()) if found.startswith(prefix) else None
+        """Return the row with the greatest key that isn't above `key`, if it starts with `prefix`."""
+        return _row_at(self._at_or_before(key), prefix)
+
+    def first_at_or_after(self, key: bytes, prefix: bytes) -> tuple[bytes, bytes] | None:
+        """Return the row with the least key that isn't below `key`, if it starts with `prefix`."""
+        cursor = self._iterator()
+        cursor.seek(key)
+        return _row_at(cursor, prefix)
+
+    def view(self) -> IndexView:
+        """Return the index as it is now, whatever is written later. To be let go before the index is closed."""
+        return IndexView(self._db.snapshot())
 
     def rows_around(self, key: bytes, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yield the rows of the queue that `prefix` is of, from the last one at or before `key` on, or else from the first.
@@ -217,26 +219,15 @@ class Index:
             cursor.next()
         cursor.status()
 
-    def first(self, prefix: bytes) -> bytes | None:
-        """Return the first key that starts with `prefix`, which is a queue's: one seek."""
-        cursor = self._reader()
-        cursor.seek(prefix)
-        if not cursor.valid():
-            cursor.status()
-            return None
-        found: bytes = cursor.key()
-        return found if found.startswith(prefix) else None
-
     def _at_or_before(self, key: bytes) -> RdictIter:
-        cursor = self._reader()
+        # A new iterator costs four times a seek, and an old one does not see what was written since: one serves all reads
+        # between two writes. Where it is not valid, `status` raises if that is because RocksDB could not read: a block that
+        # is damaged must not pass for a queue that is empty.
+        cursor = self._iterator()
         cursor.seek_for_prev(key)
         return cursor
 
-    def _reader(self) -> RdictIter:
-        # A new iterator costs four times a seek, and an old one does not see what was written since: one serves all reads
-        # between two writes. Where it is not valid, `status` raises if that is because RocksDB could not read: a block that
-        # is damaged must not pass for a queue that is empty. It tells the truth about keys of `PREFIX_BYTES` and more only:
-        # of the queue that it looks for, it passes over files by their bloom filters.
+    def _iterator(self) -> RdictIter:
         if self._cursor is None:
             self._cursor = self._db.iter()
         return self._cursor
@@ -258,6 +249,44 @@ class Index:
             path.rename(discarded)
             sync_directory(data_dir)
             shutil.rmtree(discarded)
+
+
+class IndexView:
+    """An index as it was at one moment.
+
+    Parameters:
+        snapshot: RocksDB's.
+    """
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self._cursor = snapshot.iter()
+
+    def rows(self, start: bytes, until: bytes = b"\xff" * 64) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the rows from key `start` to before key `until`, in key order."""
+        cursor = self._snapshot.iter()
+        cursor.seek(start)
+        while cursor.valid():
+            key: bytes = cursor.key()
+            if key >= until:
+                return
+            yield key, cursor.value()
+            cursor.next()
+        cursor.status()
+
+    def last_at_or_before(self, key: bytes, prefix: bytes) -> tuple[bytes, bytes] | None:
+        """Return the row with the greatest key that isn't above `key`, if it starts with `prefix`."""
+        self._cursor.seek_for_prev(key)
+        return _row_at(self._cursor, prefix)
+
+
+def _row_at(cursor: RdictIter, prefix: bytes) -> tuple[bytes, bytes] | None:
+    """Return the row that an iterator is at, if its key starts with `prefix`."""
+    if not cursor.valid():
+        cursor.status()
+        return None
+    found: bytes = cursor.key()
+    return (found, cursor.value()) if found.startswith(prefix) else None
 
 
 def after(prefix: bytes) -> bytes:

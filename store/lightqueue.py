@@ -3,7 +3,8 @@
 A queue is a topic filter with an integer id. Its entries point at records; the entries of one commit are one row:
 
     key    b"Q", queue id u32 big-endian, offset of the first entry u64 big-endian
-    value  entries of 16 bytes: position u64, size u32, aux u32 (little-endian)
+    value  entries of 16 bytes: position u64, size u32, aux u32 (little-endian); none in a row that only says where a queue is,
+           whose entries are all before the log's start
 
 `aux` is the tag's hash in a queue of messages, and the attempt in a retry queue. One row per queue and commit: a hot
 queue costs one put a batch, not one a message. A lookup seeks to the last row at or before the offset.
@@ -92,11 +93,16 @@ class LightQueue:
         """Offset of the next entry: behind those that a commit hasn't written yet, too."""
         return self.committed_offset + len(self.pending) // ENTRY_BYTES
 
+    def begin_at(self, offset: int) -> None:
+        """Let the first entry have `offset`. Before there is any."""
+        assert not self.pending, self.filter
+        self._committed = offset
+
     def save(self, batch: Batch) -> bytes:
         """Put the pending entries into `batch`; return them. They are readable when the batch is written."""
         entries = bytes(self.pending)
         first = self.committed_offset
-        batch.put(_KEY.pack(Space.ENTRIES, self.id, first), entries)
+        batch.put(entries_key(self.id, first), entries)
         self.pending.clear()
         self._committed = first + len(entries) // ENTRY_BYTES
         return entries
@@ -104,23 +110,32 @@ class LightQueue:
     def read(self, offset: int, count: int) -> bytes:
         """Return up to `count` entries from `offset` on, 16 bytes each; fewer at the end, none behind it.
 
+        Where older entries are trimmed, the first that is returned has the offset `first_offset`: see `read_from`.
+        """
+        return self.read_from(offset, count)[1]
+
+    def read_from(self, offset: int, count: int) -> tuple[int, bytes]:
+        """Return up to `count` entries from `offset` on, and the offset of the first: a later one where entries are trimmed.
+
         Mostly a row begins at `offset`: who follows a queue goes by what commits brought, and a queue of few messages has a row
         for each. Then it is looked up, which costs half a seek, and no new iterator where something was written since.
         """
         if count <= 0:
-            return b""
-        wanted = count * ENTRY_BYTES
-        row = self.index.get(_KEY.pack(Space.ENTRIES, self.id, offset))
+            return offset, b""
+        begin, wanted = offset, count * ENTRY_BYTES
+        row = self.index.get(entries_key(self.id, offset))
         found = bytearray(row[:wanted]) if row else bytearray()
         if len(found) == wanted:
-            return bytes(found)
+            return begin, bytes(found)
         offset += len(found) // ENTRY_BYTES
         for first, entries in self._rows_from(offset):
+            if first > offset and not found:
+                begin = first
             skip = max(offset - first, 0) * ENTRY_BYTES
             found += entries[skip : skip + wanted - len(found)]
             if len(found) == wanted:
                 break
-        return bytes(found)
+        return begin, bytes(found)
 
     def read_back(self, offset: int, count: int) -> bytes:
         """Return up to `count` entries that stand before `offset`, oldest first: the last of them is that of `offset - 1`.
@@ -134,13 +149,13 @@ class LightQueue:
 
     def _rows_from(self, offset: int) -> Iterator[tuple[int, bytes]]:
         prefix = queue_prefix(self.id)
-        for key, entries in self.index.rows_around(_KEY.pack(Space.ENTRIES, self.id, offset), prefix):
+        for key, entries in self.index.rows_around(entries_key(self.id, offset), prefix):
             yield int.from_bytes(key[len(prefix) :], "big"), entries
 
     def first_offset(self) -> int:
         """Return the offset of the oldest entry that the queue still has; `committed_offset` where it has none. One seek."""
-        key = self.index.first(queue_prefix(self.id))
-        return self.committed_offset if key is None else int.from_bytes(key[-8:], "big")
+        row = self.index.first_at_or_after(entries_key(self.id, 0), queue_prefix(self.id))
+        return self.committed_offset if row is None else int.from_bytes(row[0][-8:], "big")
 
     def offset_at(self, store_ms: int, log: CommitLog) -> int:
         """Return the offset of the first entry whose record was stored at a time or later; `committed_offset` where none was.
@@ -175,13 +190,19 @@ def _time_of(entry: bytes, log: CommitLog) -> int:
     return message.store_ms
 
 
+def entries_key(queue_id: int, offset: int) -> bytes:
+    """Return the key of the row of a queue whose first entry has an offset."""
+    return _KEY.pack(Space.ENTRIES, queue_id, offset)
+
+
+def next_offset_of(row: tuple[bytes, bytes] | None) -> int:
+    """Return the offset behind the entries of a queue's last row; 0 where it has none."""
+    return int.from_bytes(row[0][-8:], "big") + len(row[1]) // ENTRY_BYTES if row is not None else 0
+
+
 def load_next_offset(index: Index, queue_id: int) -> int:
     """Return the offset behind a queue's last entry, from the index."""
-    prefix = queue_prefix(queue_id)
-    row = index.last_at_or_before(_KEY.pack(Space.ENTRIES, queue_id, 2**64 - 1), prefix)
-    if row is None:
-        return 0
-    return int.from_bytes(row[0][-8:], "big") + len(row[1]) // ENTRY_BYTES
+    return next_offset_of(index.last_at_or_before(entries_key(queue_id, 2**64 - 1), queue_prefix(queue_id)))
 
 
 def delete_entries(batch: Batch, queue_id: int) -> None:

@@ -206,6 +206,22 @@ class StoreOptions:
         minimum=100,
         maximum=HOUR_MS,
     )
+    retention_ms: int = option(
+        72 * HOUR_MS,
+        "Milliseconds for which records are kept at least. Whole segments go, so some stay a quarter longer. 0: no bound.",
+        minimum=0,
+    )
+    retention_bytes: int = option(
+        0,
+        "Bytes of log above which the oldest segments go, whatever their age. The open segment always stays. 0: no bound.",
+        minimum=0,
+    )
+    copied_bytes_max: int = option(
+        16 * GIB,
+        "Bytes of records that outlive retention because somebody still needs them: pending delayed messages, deliveries that "
+        "are not acknowledged, retained messages. Above that no segment is dropped.",
+        minimum=0,
+    )
     route_cache_max: int = option(
         100_000,
         "Topics whose matching queues are kept in memory.",

@@ -103,6 +103,8 @@ class Queues:
         self._next_transient_id = TRANSIENT
         self._transient_removed: list[int] = []
         self.dirty: list[LightQueue] = []
+        self.first_position: Callable[[], int] = lambda: log.start
+        """Returns where a queue begins that wants all that there is."""
         self.on_fill: Callable[[], None] = lambda: None
         """Called when a filling begins: the owner then calls `fill` until it returns False."""
 
@@ -252,8 +254,11 @@ class Queues:
         queue = self._catalogue.find(topic_filter, start)
         if queue is None or owner not in queue.owners:
             queue_id = queue.id if queue else self._new_id()
-            row = orjson.dumps({"owner": owner, "start": start})
-            self._append(Kind.QUEUE_DECLARED, QUEUE_FIXED.pack(queue_id), topic_filter.encode(), b"", row)
+            row: dict[str, object] = {"owner": owner, "start": start}
+            if queue is None and start != "latest":
+                since = 0 if start == "earliest" else self._log.position_at(start)
+                row["from"] = max(self.first_position(), since)
+            self._append(Kind.QUEUE_DECLARED, QUEUE_FIXED.pack(queue_id), topic_filter.encode(), b"", orjson.dumps(row))
             queue = self._catalogue.find(topic_filter, start)
             assert queue is not None, topic_filter
         return queue
@@ -322,7 +327,7 @@ class Queues:
             # The first declaration of a root is the root's own, unless repair has set that aside.
             owner = ROOT if _is_root(topic_filter) else row["owner"]
             queue.owners.add(owner)
-            self._begin(queue, owner)
+            self._begin(queue, owner, row.get("from", 0))
         queue.owners.add(row["owner"])
         self._changed(queue)
 
@@ -340,12 +345,19 @@ class Queues:
         self._catalogue.remove(queue)
         self._retire(queue)
 
+    def apply_filled(self, record: Record) -> None:
+        """Apply QUEUE_FILLED: a filling that begins later than it once did learns at which offset it must end."""
+        (queue_id,) = QUEUE_FIXED.unpack(record.fixed)
+        filling = self._fillings.get(queue_id)
+        if filling is not None:
+            filling.ends_at(record.position, orjson.loads(record.properties)["next_offset"])
+
     def _changed(self, queue: LightQueue) -> None:
         filling = self._fillings.get(queue.id)
         self._catalogue.change(queue, filling.position if filling else None)
 
-    def _begin(self, queue: LightQueue, owner: str) -> None:
-        """Start a new queue: roots and internal queues at once, others by filling where they want what was before."""
+    def _begin(self, queue: LightQueue, owner: str, position: int = 0) -> None:
+        """Start a new queue: roots and internal queues at once, others by filling from `position` where they want what was."""
         if owner == ROOT:
             self._go_live(queue)
             self._roots[topics.first_level(queue.filter)] = Root(queue)
@@ -354,11 +366,15 @@ class Queues:
         elif queue.start == "latest":
             self._go_live(queue)
         else:
-            self._fill_from(queue, self._log.start if queue.start == "earliest" else self._log.position_at(queue.start))
+            self._fill_from(queue, position)
 
     def _fill_from(self, queue: LightQueue, position: int) -> None:
         self._fillings[queue.id] = Filling(self._log, queue, position)
         self.on_fill()
+
+    def fills_from_before(self, position: int) -> bool:
+        """Return whether a queue is being filled that began to read before `position`."""
+        return any(filling.began < position for filling in self._fillings.values())
 
     def _go_live(self, queue: LightQueue) -> None:
         if topics.is_wildcard(queue.filter):
@@ -399,13 +415,17 @@ class Queues:
 
         To be called with nothing uncommitted: a filling that has read all that is written goes live here and now.
         """
-        assert self._log.end == self._log.written, "commit first"
+        end = self._log.written
+        assert self._log.end == end, "commit first"
         for queue_id, filling in list(self._fillings.items()):
             for position, size, aux in filling.slice():
                 self.append_to(filling.queue, position, size, aux)
-            if filling.position == self._log.written:
+            if filling.position == end:
                 del self._fillings[queue_id]
                 self._go_live(filling.queue)
+                if not filling.is_noted:
+                    row = orjson.dumps({"next_offset": filling.queue.next_offset})
+                    self._append(Kind.QUEUE_FILLED, QUEUE_FIXED.pack(queue_id), filling.queue.filter.encode(), b"", row)
             self._changed(filling.queue)
         return bool(self._fillings)
 
@@ -433,7 +453,7 @@ class Queues:
         for queue in filling:
             position = self._catalogue.fill_position(queue)
             assert position is not None, queue.filter
-            self._fill_from(queue, max(position, self._log.start))
+            self._fill_from(queue, position)
         for queue in wildcards:
             if queue.id not in self._fillings:
                 self._go_live(queue)

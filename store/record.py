@@ -66,6 +66,12 @@ class Kind(IntEnum):
     RETAINED_CLEARED = 16
     DAMAGED = 17
     """A range that `millrace repair` set aside. Nothing is applied; positions behind it are what they were."""
+    COPIED = 18
+    """A whole older record, copied before its segment was dropped. Whoever names the old position is given this body."""
+    QUEUE_FILLED = 19
+    """A queue has all that the log had before it. States its next offset, by which a rebuilt queue gets the same offsets."""
+    SNAPSHOT = 25
+    """Rows of a snapshot (`store.snapshot`). Stands in files of its own, never in the log."""
 
 
 class Flag(IntFlag):
@@ -101,7 +107,12 @@ KIND_AT = 8
 """Offset of the kind within a record."""
 
 QUEUE_FIXED = struct.Struct("<I")
-"""Fixed fields of QUEUE_DECLARED and QUEUE_DROPPED: queue id."""
+"""Fixed fields of QUEUE_DECLARED, QUEUE_DROPPED and QUEUE_FILLED: queue id."""
+
+COPY_FIXED = struct.Struct("<Q")
+"""Fixed field of COPIED: position at which the record stood first. It is the record's id still."""
+COPY_BYTES = HEADER_BYTES + COPY_FIXED.size
+"""What a copy takes beyond the record that it holds."""
 
 POP_FIXED = struct.Struct("<IIq")
 POP_FIXED_DTYPE = np.dtype([("group_id", "<u4"), ("epoch", "<u4"), ("deadline_ms", "<i8")])
@@ -120,8 +131,9 @@ _POP_KINDS = (
 
 FIXED_BYTES: list[int] = [0] * 256
 """Bytes of the fixed fields, by kind."""
-for _kind in (Kind.QUEUE_DECLARED, Kind.QUEUE_DROPPED):
+for _kind in (Kind.QUEUE_DECLARED, Kind.QUEUE_DROPPED, Kind.QUEUE_FILLED):
     FIXED_BYTES[_kind] = QUEUE_FIXED.size
+FIXED_BYTES[Kind.COPIED] = COPY_FIXED.size
 for _kind in _POP_KINDS:
     FIXED_BYTES[_kind] = POP_FIXED.size
 
@@ -151,7 +163,11 @@ CHANGE_ENTRY_DTYPE = np.dtype([*REFERENCE_DTYPE.descr, *CHECKPOINT_ENTRY_DTYPE.d
 
 TIMER_ENTRY = struct.Struct("<QI")
 TIMER_ENTRY_DTYPE = np.dtype([("position", "<u8"), ("size", "<u4")])
-"""Body of TIMER_FIRED and TIMER_CANCELLED: position and size of each delayed message."""
+"""Body of TIMER_FIRED and TIMER_CANCELLED: position and size of each delayed message.
+
+The properties of TIMER_FIRED are a JSON list with `[topic, tag hash]` for each of them, so that who replays the log can route
+them when their own records are gone. The topic is empty where a record could not be read: it is routed nowhere.
+"""
 
 BODY_DTYPE: dict[Kind, np.dtype[Any]] = {
     Kind.POP_CHECKPOINT: CHECKPOINT_ENTRY_DTYPE,

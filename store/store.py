@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from struct import Struct
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 from zlib import crc32
 
 import structlog
@@ -23,13 +23,18 @@ import structlog
 from store import record
 from store.clock import Clock
 from store.commitlog import Block, CommitLog
-from store.errors import DataDirIncompatible
+from store.copies import Copies
+from store.errors import DataDirIncompatible, LogCorrupt, SnapshotInvalid
 from store.groupcommit import GroupCommit
 from store.index import Batch, Covered, Index
 from store.lightqueue import LightQueue
 from store.options import StoreOptions
+from store.part import Apply, Part
 from store.queues import Queues, Route
-from store.record import FIXED_BYTES, Flag, Kind, Record
+from store.record import COPY_BYTES, FIXED_BYTES, Flag, Kind, Record
+from store.retention import PAUSE_S, Retention
+from store.snapshot import DIRECTORY as SNAPSHOTS
+from store.snapshot import restore, snapshots
 
 logger = structlog.get_logger("store")
 
@@ -47,24 +52,6 @@ REPLAY_BYTES = 4 * 1024 * 1024
 
 IDLE_SYNC_MS = 1000
 """What nobody waits for (QoS 0) is durable after about this time."""
-
-Apply = Callable[[Record], None]
-
-
-class Part(Protocol):
-    """A state that is derived from the log."""
-
-    def applies(self) -> Mapping[Kind, Apply]:
-        """Return what this part does with records, by kind. For `MESSAGE` it sees those with flag RETAIN or DELAYED only."""
-        ...
-
-    def load(self, index: Index) -> None:
-        """Read the state as of the covered position. Called once, before anything is applied."""
-        ...
-
-    def save(self, batch: Batch) -> None:
-        """Put all rows that changed since the last call into `batch`."""
-        ...
 
 
 class Recovery(NamedTuple):
@@ -92,14 +79,21 @@ class Store:
         self._opened_s = time.monotonic()
         self.log = CommitLog(data_dir, segment_bytes=options.segment_bytes)
         self.index = Index(data_dir)
+        self._rebuilt = False
         self._torn_bytes, self._covered = self._agree()
         self._recovered_until = self.log.written
         self.queues = Queues(self.log, self.index, options, self.append, self.now_ms)
-        self._parts: list[Part] = []
+        self.copies = Copies(self.log, self.index)
+        self.retention = Retention(self)
+        self.log.on_roll = self._rolled
+        self.queues.first_position = lambda: max(self.log.start, self.retention.expires_before)
+        self.parts: list[Part] = []
         self._applies: dict[int, list[Apply]] = {
             Kind.QUEUE_DECLARED: [self.queues.apply_declared],
             Kind.QUEUE_DROPPED: [self.queues.apply_dropped],
+            Kind.QUEUE_FILLED: [self.queues.apply_filled],
         }
+        self.add_part(self.copies)
         self._last_ms = self._covered.store_ms if self._covered else 0
         self._turn_ms = 0
         self._commit_scheduled = False
@@ -113,13 +107,15 @@ class Store:
         self._housekeeping: asyncio.TimerHandle | None = None
         self._next_flush_s = 0.0
         self._filling = False
+        self._unannounced: list[tuple[LightQueue, int, bytes]] = []
+        self._retaining = False
         self.replaying = True
         """True until `recover` has ended: parts don't act on time or wake anybody until then."""
         self.messages_stored = 0
 
     def add_part(self, part: Part) -> None:
         """Let `part` apply its kinds. Before `recover`."""
-        self._parts.append(part)
+        self.parts.append(part)
         for kind, apply in part.applies().items():
             self._applies.setdefault(kind, []).append(apply)
 
@@ -132,14 +128,13 @@ class Store:
             LogCorrupt: a record before the tail is damaged.
         """
         covered = self._covered
-        rebuilt = covered is None and self.log.end > self.log.start
         self._flushed_at = covered.position if covered else self.log.start
         self.queues.load()
-        for part in self._parts:
+        for part in self.parts:
             part.load(self.index)
         replayed = self._replay(self._flushed_at)
         self.replaying = False
-        return Recovery(self._torn_bytes, replayed, rebuilt, time.monotonic() - self._opened_s)
+        return Recovery(self._torn_bytes, replayed, self._rebuilt, time.monotonic() - self._opened_s)
 
     def _agree(self) -> tuple[int, Covered | None]:
         """Find the end of the log, and start a new index where the old one doesn't fit it."""
@@ -157,7 +152,27 @@ class Store:
             Index.destroy(self.data_dir)
             self.index = Index(self.data_dir)
             covered = None
+        if covered is None:
+            self._rebuilt = self.log.end > 0
+            covered = self._begin_with_snapshot() if self.log.start else None
         return tail.torn_bytes, covered
+
+    def _begin_with_snapshot(self) -> Covered:
+        """Give a new index what a snapshot knows of the part of the log that is gone."""
+        for position in snapshots(self.data_dir):
+            if not self.log.start <= position <= self.log.end:
+                continue
+            try:
+                return restore(self.data_dir, position, self.index)
+            except SnapshotInvalid as error:
+                logger.error("snapshot.invalid", position=position, error=str(error))
+                self.index.close()
+                Index.destroy(self.data_dir)
+                self.index = Index(self.data_dir)
+        raise LogCorrupt(
+            f"the log begins at position {self.log.start}, and no snapshot tells what was before: neither is the index usable, "
+            f"nor does {self.data_dir / SNAPSHOTS} hold a whole snapshot from there on; restore that folder, or the index"
+        )
 
     def _replay(self, position: int) -> int:
         """Apply what lies behind `position`: about 1 us a plain message, 4 us for any other record."""
@@ -233,7 +248,8 @@ class Store:
             (_TAIL.pack(kind, flags, len(topic), len(properties), self._turn_ms), fixed, topic, properties, body),
         )
         size = 8 + len(tail)
-        position = self.log.add(_HEAD.pack(size, crc32(tail)), tail, size)
+        spare = COPY_BYTES if kind is Kind.COPIED else 0
+        position = self.log.add(_HEAD.pack(size, crc32(tail)), tail, size, spare)
         self._apply(Record(position, size, kind, flags, self._turn_ms, fixed, topic, properties, body))
         return position
 
@@ -244,8 +260,18 @@ class Store:
         return max(self.clock.now_ms(), self._last_ms)
 
     def read(self, position: int, size: int) -> bytes:
-        """Return the bytes of the record that a queue entry names. Raises PositionUnknown."""
+        """Return the bytes of the record that a queue entry names, from where it stands now.
+
+        Raises:
+            PositionUnknown: it is expired, or there never was one.
+        """
+        if position < self.log.start:
+            return self.copies.read(position, size)
         return self.log.read(position, size)
+
+    def is_expired(self, position: int) -> bool:
+        """Return whether retention has given up the record that stood at `position`."""
+        return position < self.retention.expires_before and self.copies.where(position) is None
 
     def _apply(self, found: Record) -> None:
         for apply in self._applies.get(found.kind, ()):
@@ -271,7 +297,8 @@ class Store:
             return
         try:
             self.log.write()
-            fresh = self._save(self.log.written)
+            fresh = self._unannounced + self._save(self.log.written)
+            self._unannounced = []
         except OSError as error:
             self._fail(error)
             return
@@ -280,6 +307,15 @@ class Store:
         for queue, offset, entries in fresh:
             for watcher in tuple(queue.watchers):
                 watcher(queue, offset, entries)
+
+    def _rolled(self) -> None:
+        """Save what was appended before a new segment, in the middle of a turn: its snapshot begins exactly there."""
+        try:
+            self._unannounced += self._save(self.log.end)
+        except OSError as error:
+            self._fail(error)
+            raise
+        self.retention.rolled(self.log.end, self._last_ms)
 
     def _fail(self, error: OSError) -> None:
         if self._failure is not None:
@@ -292,7 +328,7 @@ class Store:
     def _save(self, position: int) -> list[tuple[LightQueue, int, bytes]]:
         batch = Batch()
         fresh = self.queues.save(batch)
-        for part in self._parts:
+        for part in self.parts:
             part.save(batch)
         batch.put_covered(Covered(position, self.durable_position, self._last_ms))
         self.index.write(batch)
@@ -351,12 +387,36 @@ class Store:
         if self.log.written > group.durable:
             group.wait(self.log.end, _nothing)  # not `written`: others may wait for `end` already
             group.poke()
+        self._keep_retention()
         behind = group.durable - self._flushed_at
         is_time = loop.time() >= self._next_flush_s or behind >= self.options.index_flush_bytes
         if behind > 0 and is_time and (self._flushing is None or self._flushing.done()):
             self._next_flush_s = loop.time() + self.options.index_flush_ms / 1000
             self._flushed_at = group.durable
             self._flushing = loop.run_in_executor(None, self.index.flush)
+
+    def _keep_retention(self) -> None:
+        """See what is due to go, and let retention work for a slice; again after a pause while there is work."""
+        if self._closed or self._failure is not None or self._retaining:
+            return
+        try:
+            self.retention.keep_house()
+        except OSError as error:
+            self._fail(error)
+            return
+        self._retain()
+
+    def _retain(self) -> None:
+        assert self._loop is not None
+        if self._closed or self._failure is not None:
+            return
+        try:
+            self._retaining = self.retention.step()
+        except OSError as error:
+            self._fail(error)
+            return
+        if self._retaining:
+            self._loop.call_later(PAUSE_S, self._retain)
 
     def _fill_soon(self) -> None:
         if self._loop is not None and not self._filling:
@@ -380,6 +440,16 @@ class Store:
         """Everything before this position is on disk."""
         return self._group.durable if self._group is not None else self._recovered_until
 
+    def is_durable(self, position: int) -> bool:
+        """Return whether everything before `position` is on disk. Without a loop, which would see to it, sync here and now."""
+        if self._group is None:
+            self.log.sync()
+            return True
+        if self._group.durable < position:
+            self._group.wait(self.log.end, _nothing)
+            self._group.poke()
+        return self._group.durable >= position
+
     @property
     def syncs(self) -> int:
         """How many times the log was synced since the start."""
@@ -395,6 +465,7 @@ class Store:
         """
         if self._housekeeping is not None:
             self._housekeeping.cancel()
+        self.retention.close()
         try:
             self.commit()
             if self._failure is None:

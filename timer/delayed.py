@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from struct import Struct
 
+import orjson
 import structlog
 
 from store.errors import LimitExceeded, PositionUnknown, RecordCorrupt
 from store.index import Batch, Index, Space
+from store.part import Apply
 from store.record import TIMER_ENTRY, Flag, Kind, Record, decode, decode_properties, tag_hash
-from store.store import Apply, Store
+from store.store import Store
 from timer.options import TimerOptions
 from timer.ticker import Ticker
 
@@ -83,7 +85,7 @@ class DelayedMessages:
         if found is not None:
             self._store.append(Kind.TIMER_CANCELLED, body=TIMER_ENTRY.pack(position, found[1]))
             return Recalled.CANCELLED
-        if not self._store.log.start <= position < self._store.log.end:
+        if not 0 <= position < self._store.log.end:
             return Recalled.UNKNOWN
         if position in self._recalled or self._store.now_ms() < due_ms:
             return Recalled.ALREADY_CANCELLED
@@ -105,10 +107,25 @@ class DelayedMessages:
 
     def _fire(self, positions: list[int]) -> None:
         pending = self._pending
-        entries = [TIMER_ENTRY.pack(position, pending[position][1]) for position in positions if position in pending]
+        entries = [(position, pending[position][1]) for position in positions if position in pending]
         if entries:
             self._store.commit()  # what was stored in this very turn is read back below, so it must be written
-            self._store.append(Kind.TIMER_FIRED, body=b"".join(entries))
+            routes = orjson.dumps([self._route(position, size) for position, size in entries])
+            body = b"".join(TIMER_ENTRY.pack(position, size) for position, size in entries)
+            self._store.append(Kind.TIMER_FIRED, body=body, properties=routes)
+
+    def _route(self, position: int, size: int) -> tuple[str, int]:
+        """Return topic and tag hash of a message that fires. One that soon expires is carried forward."""
+        try:
+            message = decode(self._store.read(position, size), position=position)
+            if message.kind != Kind.MESSAGE:  # repair has set it aside
+                raise RecordCorrupt(position, "it was damaged")
+        except (PositionUnknown, RecordCorrupt) as error:
+            # Without its topic it can go nowhere; the others must.
+            logger.error("message.unreadable", position=position, error=str(error))
+            return "", 0
+        self._store.retention.keep(position, size)
+        return message.topic.decode(), tag_hash(decode_properties(message.properties).tag)
 
     # --- the part ---------------------------------------------------------------------------------------------------
 
@@ -126,21 +143,13 @@ class DelayedMessages:
             self._ticker.schedule(due_ms, record.position)
 
     def _apply_fired(self, record: Record) -> None:
-        for position, size in TIMER_ENTRY.iter_unpack(record.body):
+        queues = self._store.queues
+        routes = orjson.loads(record.properties)
+        for (position, size), (topic, tag) in zip(TIMER_ENTRY.iter_unpack(record.body), routes, strict=True):
             self._remove(position)
-            try:
-                message = decode(self._store.read(position, size), position=position)
-            except (PositionUnknown, RecordCorrupt) as error:
-                # Without its topic it can go nowhere; the others must.
-                logger.error("message.unreadable", position=position, error=str(error))
-                continue
-            if message.kind != Kind.MESSAGE:  # repair has set it aside
-                logger.error("message.unreadable", position=position, error="it was damaged")
-                continue
-            tag = decode_properties(message.properties).tag
-            route = self._store.queues.route_stored(message.topic)
-            self._store.queues.dispatch(route, position, size, tag_hash(tag))
-            self.fired += 1
+            if topic:
+                queues.dispatch(queues.route_stored(topic.encode()), position, size, tag)
+                self.fired += 1
 
     def _apply_cancelled(self, record: Record) -> None:
         for position, _ in TIMER_ENTRY.iter_unpack(record.body):
@@ -154,6 +163,11 @@ class DelayedMessages:
         found = self._pending.pop(position, None)
         if found is not None and self._added.pop(position, None) is None:
             self._removed.append((found[0], position))
+
+    def live(self, before: int) -> Iterator[tuple[int, int]]:
+        for position, (_, size) in [item for item in self._pending.items() if item[0] < before]:
+            if position in self._pending:
+                yield position, size
 
     def load(self, index: Index) -> None:
         for key, value in index.rows(bytes(Space.TIMER)):

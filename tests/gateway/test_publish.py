@@ -6,6 +6,7 @@ from gateway.codec import encode_acks, encode_publish
 from gateway.packets import PUBACK, PUBCOMP, PUBREC, PUBREL
 from gateway.reasons import ReasonCode
 from store.options import KIB
+from store.record import COPY_BYTES, HEADER_BYTES
 from tests.gateway.conftest import StartBroker
 from tests.gateway.packet_cases import connect, subscribe
 from tests.gateway.wire import BYE, CLEAN, PING, Broker, HeldSync, Message
@@ -157,7 +158,7 @@ async def test_a_message_may_fill_a_segment_and_roll_the_log(start_broker: Start
     broker = await start_broker(segment_bytes=64 * KIB)
     client = await broker.connect("pump")
     await client.subscribe(("a", 0))
-    largest = 64 * KIB - 24 - len("a")
+    largest = 64 * KIB - COPY_BYTES - HEADER_BYTES - len("a")
     for _ in range(3):
         await client.publish("a", b"x" * largest, 1)
     assert [len((await client.message()).body) for _ in range(3)] == [largest] * 3

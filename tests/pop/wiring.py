@@ -169,6 +169,7 @@ class Parts:
         """Close the files. Nothing may run any more."""
         if not self._closed:
             self._closed = True
+            self.store.retention.close()
             self.store.index.close()
             self.store.log.close()
 

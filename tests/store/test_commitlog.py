@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from store import commitlog, record
 from store.commitlog import CommitLog, Tail
 from store.errors import LogCorrupt, PositionUnknown, RecordCorrupt, RecordTooLarge
-from store.record import HEADER_BYTES, Kind, encode
+from store.record import COPY_BYTES, HEADER_BYTES, Kind, encode
 from store.segment import Segment, segment_base, segment_name
 
 NOW_MS = 1_700_000_000_000
 SEGMENT_BYTES = 256
 RECORD_BYTES = 60
 PER_SEGMENT = SEGMENT_BYTES // RECORD_BYTES
+LARGEST = SEGMENT_BYTES - COPY_BYTES
 
 
 def message(number: int, size: int = RECORD_BYTES) -> bytes:
@@ -26,8 +27,8 @@ def message(number: int, size: int = RECORD_BYTES) -> bytes:
     return encode(Kind.MESSAGE, b"t", body, store_ms=NOW_MS + number)
 
 
-def add(log: CommitLog, data: bytes) -> int:
-    return log.add(data[:8], data[8:], len(data))
+def add(log: CommitLog, data: bytes, spare: int = 0) -> int:
+    return log.add(data[:8], data[8:], len(data), spare)
 
 
 def append(log: CommitLog, count: int, first: int = 0) -> list[int]:
@@ -108,7 +109,7 @@ def test_what_is_added_has_a_position_at_once_and_is_read_after_the_write(tmp_pa
 
 
 @settings(max_examples=40)
-@given(sizes=st.lists(st.integers(HEADER_BYTES + 9, SEGMENT_BYTES), max_size=30), data=st.data())
+@given(sizes=st.lists(st.integers(HEADER_BYTES + 9, LARGEST), max_size=30), data=st.data())
 def test_any_sizes_in_any_batches_survive_a_restart(
     sizes: list[int], data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -194,10 +195,10 @@ def test_segments_are_named_by_position_and_cut_to_their_size(tmp_path: Path) ->
     log.close()
 
 
-def test_a_record_may_fill_a_segment_to_the_last_byte(tmp_path: Path) -> None:
+def test_a_copy_of_the_largest_record_may_fill_a_segment_to_the_last_byte(tmp_path: Path) -> None:
     log, _ = opened(tmp_path)
     for number in range(3):
-        assert add(log, message(number, SEGMENT_BYTES)) == number * SEGMENT_BYTES
+        assert add(log, message(number, SEGMENT_BYTES), COPY_BYTES) == number * SEGMENT_BYTES
     log.close()
     log, tail = opened(tmp_path)
     assert tail == (3 * SEGMENT_BYTES, 0)
@@ -209,8 +210,8 @@ def test_a_record_may_fill_a_segment_to_the_last_byte(tmp_path: Path) -> None:
 def test_a_record_larger_than_a_segment_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     log, _ = opened(tmp_path)
     append(log, 1)
-    with pytest.raises(RecordTooLarge, match=f"{SEGMENT_BYTES + 1} bytes is larger than {SEGMENT_BYTES}.*store.segment_bytes"):
-        add(log, message(1, SEGMENT_BYTES + 1))
+    with pytest.raises(RecordTooLarge, match=f"{LARGEST + 1} bytes is larger than {LARGEST}.*store.segment_bytes"):
+        add(log, message(1, LARGEST + 1))
     assert log.end == log.written == RECORD_BYTES
     append(log, 1, first=1)
     assert numbers(log) == [0, 1]
@@ -222,9 +223,9 @@ def test_a_record_larger_than_any_may_be_is_refused_where_the_segment_has_room(
 ) -> None:
     monkeypatch.setattr(commitlog, "RECORD_BYTES_MAX", 100)
     log, _ = opened(tmp_path)
-    with pytest.raises(RecordTooLarge, match="101 bytes is larger than 100"):
-        add(log, message(0, 101))
-    assert add(log, message(0, 100)) == 0
+    with pytest.raises(RecordTooLarge, match="69 bytes is larger than 68"):
+        add(log, message(0, 69))
+    assert add(log, message(0, 68)) == 0
     log.close()
 
 

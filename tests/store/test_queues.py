@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -554,7 +555,8 @@ def test_a_delayed_message_is_filled_in_where_it_fired(store: Store) -> None:
     publish(store, "plant/1", "b")
     other = publish(store, "office/1", "of another topic", flags=Flag.DELAYED)
     fired = TIMER_ENTRY.pack(other, store.log.end - other) + TIMER_ENTRY.pack(delayed, size)
-    store.append(Kind.TIMER_FIRED, body=fired)
+    routes = orjson.dumps([["office/1", 0], ["plant/1", tag_hash("t")]])
+    store.append(Kind.TIMER_FIRED, body=fired, properties=routes)
     publish(store, "plant/1", "c")
     queue = store.queues.declare("plant/+", "group:a", "earliest")
     fill(store)
@@ -639,7 +641,7 @@ def test_a_delayed_message_is_in_a_queue_from_a_time_if_it_fired_then_or_later(t
         clock.advance(now_ms - clock.now_ms())
         publish(store, "plant/1", body)
         if fired:
-            store.append(Kind.TIMER_FIRED, body=TIMER_ENTRY.pack(*fired))
+            store.append(Kind.TIMER_FIRED, body=TIMER_ENTRY.pack(*fired), properties=b'[["plant/1", 0]]')
     queue = store.queues.declare("plant/+", "group:a", 1_015)
     fill(store)
     assert bodies(store, queue) == ["b", "fires late", "c"]

@@ -104,6 +104,9 @@ def test_kinds_have_the_numbers_that_are_on_disk() -> None:
         ("SESSION_OFFSETS", 15),
         ("RETAINED_CLEARED", 16),
         ("DAMAGED", 17),
+        ("COPIED", 18),
+        ("QUEUE_FILLED", 19),
+        ("SNAPSHOT", 25),
     ]
 
 

@@ -13,14 +13,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from store import filling as filling_module
+from store import retention as retention_module
 from store import store as store_module
 from store.clock import ManualClock
 from store.lightqueue import LightQueue, Start
 from store.store import Store
 from store.topics import matches
-from tests.store.wiring import bodies, close, crash, fill, open_store, publish
+from tests.store.wiring import bodies, close, crash, fill, numbered_bodies, open_store, publish, retain
 
-SEGMENT_BYTES = 2048
+SEGMENT_BYTES = 600
+RETENTION_BYTES = 2000
 
 topics = st.sampled_from(["plant/1", "plant/2/temp", "office/1", "office/1/temp", "/1", "yard"])
 filters = st.sampled_from(["plant/#", "plant/+", "plant/2/temp", "+/1", "#", "+/+/temp", "office/1", "yard"])
@@ -43,6 +45,8 @@ class Event(NamedTuple):
 class Expected(NamedTuple):
     owners: set[str]
     bodies: list[str]
+    declared: int
+    """End of the record that declared it first."""
 
 
 ROOT_FILTER = "plant/#"
@@ -56,20 +60,25 @@ def key_of(topic_filter: str, start: Start) -> Key:
     return topic_filter, "latest" if topic_filter == ROOT_FILTER else start
 
 
-def model(events: list[Event]) -> dict[Key, Expected]:
-    """Return the queues that follow from the log, without those roots that nobody has declared."""
+def model(events: list[Event], log_start: int) -> dict[Key, Expected]:
+    """Return the queues that follow from the log, without those roots that nobody has declared.
+
+    No record spans two segments, so those that end behind the log's start are those that it still has.
+    """
     found: dict[Key, Expected] = {}
-    for at, (_, what, name, detail, _, start) in enumerate(events):
+    for at, (end, what, name, detail, _, start) in enumerate(events):
         if what == "message":
+            if end <= log_start:
+                continue
             for (topic_filter, _), queue in found.items():
                 if matches(topic_filter, name):
                     queue.bodies.append(detail)
         elif what == "declare":
             before = events[:at] if start != "latest" or name == ROOT_FILTER else []
             since_ms = start if isinstance(start, int) and name != ROOT_FILTER else 0
-            sent = (event for event in before if event.what == "message" and event.ms >= since_ms)
-            old = [event.detail for event in sent if matches(name, event.name)]
-            found.setdefault(key_of(name, start), Expected(set(), old)).owners.add(detail)
+            left = (event for event in before if event.end > log_start and event.what == "message" and event.ms >= since_ms)
+            old = [event.detail for event in left if matches(name, event.name)]
+            found.setdefault(key_of(name, start), Expected(set(), old, end)).owners.add(detail)
         else:
             key = key_of(name, start)
             found[key].owners.discard(detail)
@@ -83,10 +92,12 @@ class StoreMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        self.offsets: dict[tuple[Key, int], dict[str, int]] = {}
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(filling_module, "FILL_BYTES", 100)
         self.patch.setattr(store_module, "REPLAY_BYTES", 1000)
         self.clock = ManualClock(BEGAN_MS)
+        self.patch.setattr(retention_module, "SLICE_S", 10.0)
         self.directory = Path(mkdtemp(prefix="millrace-store-"))
         self.lives = 0
         self.numbers = 0
@@ -101,7 +112,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @initialize()
     def open(self) -> None:
-        self.store = open_store(self.data_dir, clock=self.clock, segment_bytes=SEGMENT_BYTES)
+        self.store = open_store(self.data_dir, clock=self.clock, segment_bytes=SEGMENT_BYTES, retention_bytes=RETENTION_BYTES)
         self.durable = self.store.log.written
         self.attached = {}
 
@@ -116,7 +127,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     # --- work -------------------------------------------------------------------------------------------------------
 
-    @rule(topic=topics, count=st.integers(1, 5), size=st.integers(0, 300))
+    @rule(topic=topics, count=st.integers(1, 12), size=st.integers(0, 300))
     def publish(self, topic: str, count: int, size: int) -> None:
         for _ in range(count):
             self.numbers += 1
@@ -180,6 +191,25 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.commit()
         self.store.index.flush()
 
+    @rule(topic=topics, segments=st.integers(0, 6))
+    def retain(self, topic: str, segments: int) -> None:
+        """Let some segments fill, finish their snapshots, and drop what is too much."""
+        for _ in range(segments):
+            self.publish(topic, 3, 200)
+            self.store.retention.step()
+        retain(self.store)
+        self.durable = max(self.durable, self.store.log.start)
+
+    @rule(steps=st.integers(1, 20))
+    def retain_a_little(self, steps: int) -> None:
+        """Be in the midst of it when something else happens."""
+        self.patch.setattr(retention_module, "SLICE_S", 0.0)
+        self.store.retention.keep_house()
+        for _ in range(steps):
+            self.store.retention.step()
+        self.patch.setattr(retention_module, "SLICE_S", 10.0)
+        self.durable = max(self.durable, self.store.log.start)
+
     # --- ends and beginnings ----------------------------------------------------------------------------------------
 
     @rule()
@@ -199,7 +229,8 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(part=st.floats(0, 1), garbage=st.binary(max_size=60), keep_index=st.booleans())
     def cut_the_power(self, part: float, garbage: bytes, keep_index: bool) -> None:
         """The machine ends: of what was not durable, any part is left, and garbage may stand behind it."""
-        self._come_back(self.durable + int(part * (self.store.log.written - self.durable)), garbage, keep_index)
+        durable = max(self.durable, self.store.log.segments()[-1][0])  # a segment is synced before the next is begun
+        self._come_back(durable + int(part * (self.store.log.written - durable)), garbage, keep_index)
 
     def _come_back(self, cut: int, garbage: bytes, keep_index: bool) -> None:
         note(f"log: durable until {self.durable}, written until {self.store.log.written}, left until {cut}")
@@ -218,29 +249,35 @@ class StoreMachine(RuleBasedStateMachine):
     def check(self) -> None:
         self.store.commit()
         fill(self.store)
-        wanted = model(self.events)
-        for (topic_filter, start), (names, sent) in wanted.items():
+        start_of_log = self.store.retention.expires_before
+        wanted = model(self.events, start_of_log)
+        for (topic_filter, start), (names, sent, declared) in wanted.items():
             queue = self.store.queues.find(topic_filter, start)
             assert queue is not None, topic_filter
             assert queue.owners - {"root"} == names, topic_filter
-            assert bodies(self.store, queue) == sent, topic_filter
+            found = numbered_bodies(self.store, queue)
+            assert list(found.values()) == sent, topic_filter
+            known = self.offsets.setdefault(((topic_filter, start), declared), {})
+            for offset, body in found.items():
+                assert known.setdefault(body, offset) == offset, (topic_filter, body)
         kept = (queue for queue in self.store.queues if not queue.transient)
         rest = {queue.filter: queue for queue in kept if (queue.filter, queue.start) not in wanted}
         for topic_filter, queue in rest.items():
             assert queue.owners == {"root"}, topic_filter
-            sent = [event.detail for event in self.events if event.what == "message" and matches(topic_filter, event.name)]
-            assert bodies(self.store, queue) == sent, topic_filter
+            left = (event for event in self.events if event.what == "message" and event.end > start_of_log)
+            assert bodies(self.store, queue) == [event.detail for event in left if matches(topic_filter, event.name)]
         for topic_filter, (queue, since) in self.attached.items():
-            later = (event for event in self.events[since:] if event.what == "message")
+            later = (event for event in self.events[since:] if event.what == "message" and event.end > start_of_log)
             assert bodies(self.store, queue) == [event.detail for event in later if matches(topic_filter, event.name)]
         assert len(self.store.queues) == len(wanted) + len(rest) + len(self.attached)
 
 
 def cut_log(data_dir: Path, cut: int, garbage: bytes) -> None:
     """Leave of a log what lies before `cut`, with garbage behind it as far as the last segment goes."""
-    for path in sorted((data_dir / "commitlog").iterdir(), reverse=True):
+    oldest, *younger = sorted((data_dir / "commitlog").iterdir())
+    for path in (*reversed(younger), oldest):
         base = int(path.stem)
-        if base > cut or (base == cut and base > 0):
+        if base > cut or (base == cut and path != oldest):
             path.unlink()
             continue
         data = path.read_bytes()[: cut - base] + garbage

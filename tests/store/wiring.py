@@ -12,8 +12,9 @@ from typing import Any
 from store.clock import Clock, ManualClock
 from store.lightqueue import ENTRY, LightQueue, Start
 from store.options import KIB, StoreOptions
+from store.part import Part
 from store.record import Properties, decode, encode_properties, tag_hash
-from store.store import Part, Store
+from store.store import Store
 
 SEGMENT_BYTES = 16 * KIB
 
@@ -42,6 +43,17 @@ def fill(store: Store) -> None:
     store.commit()
 
 
+def retain(store: Store) -> None:
+    """Let retention do all that is due now. A filling that is under way would hold it up."""
+    fill(store)
+    while store.retention.step():  # snapshots of segments that were begun
+        pass
+    store.retention.keep_house()
+    while store.retention.step():
+        pass
+    store.commit()
+
+
 def durable_queue(store: Store, topic_filter: str, start: Start = "latest") -> LightQueue:
     """Return the durable queue of a filter and start, which must be there."""
     queue = store.queues.find(topic_filter, start)
@@ -54,9 +66,18 @@ def positions(queue: LightQueue, offset: int = 0, count: int = 1_000_000) -> lis
 
 
 def bodies(store: Store, queue: LightQueue) -> list[str]:
-    """Return the bodies of all messages of a queue, in its order. Each is checked against its checksum."""
-    entries = ENTRY.iter_unpack(queue.read(0, 1_000_000))
-    return [decode(store.read(position, size), position=position).body.decode() for position, size, _ in entries]
+    """Return the bodies of all messages of a queue that are not expired, in its order, each checked against its checksum."""
+    return list(numbered_bodies(store, queue).values())
+
+
+def numbered_bodies(store: Store, queue: LightQueue) -> dict[int, str]:
+    """Return the same by offset."""
+    first, entries = queue.read_from(0, 1_000_000)
+    return {
+        offset: decode(store.read(position, size), position=position).body.decode()
+        for offset, (position, size, _) in enumerate(ENTRY.iter_unpack(entries), first)
+        if not store.is_expired(position)
+    }
 
 
 def contents(store: Store) -> dict[tuple[str, Start], tuple[list[str], bytes]]:
@@ -70,6 +91,7 @@ def close(store: Store) -> None:
     store.commit()
     store.log.sync()
     store.index.flush()
+    store.retention.close()
     store.index.close()
     store.log.close()
 
@@ -87,6 +109,7 @@ def crash(store: Store, left: Path) -> None:
             copied = _files(store.data_dir) == before
         if not copied:
             shutil.rmtree(left, ignore_errors=True)
+    store.retention.close()
     store.index.close()
     store.log.close()
 

@@ -1,0 +1,203 @@
+"""Snapshots: what the index says at the beginning of a segment, in a file of its own.
+
+While the log has everything, the index follows from it. Once old segments are dropped, it follows from a snapshot at the
+position where the log begins now, and from the log. So a segment may be dropped when a snapshot at its end is durable.
+
+A snapshot has all rows of the index, but of a message queue's entries only how many there were: those that the log
+still has come back by replay, at the offsets that they had. The file `snapshots/<position, 20 digits>.snap` is a run of records
+of kind SNAPSHOT (`store.record`): the first has properties with `format` and `store_ms`, the last with `rows`, those between
+have rows in their bodies: key length u32, value length u32, key, value.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+from itertools import chain
+from pathlib import Path
+from struct import Struct
+
+import orjson
+
+from store.errors import RecordCorrupt, SnapshotInvalid
+from store.index import FORMAT, META_KEY, Batch, Covered, Index, IndexView, Space, after
+from store.lightqueue import entries_key, next_offset_of, queue_prefix
+from store.options import KIB
+from store.record import HEADER, HEADER_BYTES, RECORD_BYTES_MAX, Kind, decode, encode
+from store.segment import NAME_DIGITS, sync_directory
+
+DIRECTORY = "snapshots"
+"""Folder of the snapshots inside a data directory."""
+
+SUFFIX = ".snap"
+
+BODY_BYTES = 256 * KIB
+"""Rows that one record takes, about."""
+
+ROWS_PER_STEP = 64
+"""Rows between two pauses, about 0.1 ms."""
+
+_LENGTHS = Struct("<II")
+
+
+def snapshot_path(data_dir: Path, position: int) -> Path:
+    """Return the file of the snapshot at a position."""
+    return data_dir / DIRECTORY / f"{position:0{NAME_DIGITS}d}{SUFFIX}"
+
+
+def snapshots(data_dir: Path) -> dict[int, int]:
+    """Return the snapshots of a data directory in order: position, and time of storing of the last record before it.
+
+    What was left half written isn't one. Of those that are damaged the time may be anything.
+    """
+    found = {}
+    for path in sorted((data_dir / DIRECTORY).glob(f"*{SUFFIX}")):
+        with path.open("rb") as file:
+            head = file.read(HEADER_BYTES)
+        if len(head) == HEADER_BYTES:
+            found[int(path.stem)] = int(HEADER.unpack(head)[6])
+    return found
+
+
+def remove_other_snapshots(data_dir: Path, positions: Collection[int]) -> None:
+    """Delete the snapshots that aren't at one of `positions`, and those that were left half written. Raises OSError."""
+    for path in (data_dir / DIRECTORY).glob("*"):
+        if path.suffix != SUFFIX or int(path.stem) not in positions:
+            path.unlink()
+
+
+# --- writing --------------------------------------------------------------------------------------------------------
+
+
+class SnapshotWriter:
+    """Writes a snapshot in slices, of the index as it was when the writer was made.
+
+    Parameters:
+        data_dir: of the node.
+        index: everything before `position` is applied and saved, and nothing else.
+        position: where a segment begins.
+        store_ms: time of storing of the last record before it.
+    """
+
+    def __init__(self, data_dir: Path, index: Index, position: int, store_ms: int) -> None:
+        self.position = position
+        self.bytes = 0
+        self._view: IndexView | None = index.view()
+        self._store_ms = store_ms
+        self._path = snapshot_path(data_dir, position)
+        self._path.parent.mkdir(exist_ok=True)
+        self._partial = self._path.with_suffix(".partial")
+        self._file = self._partial.open("wb")
+        self._rows = bytearray()
+
+    def slices(self) -> Iterator[None]:
+        """Write all rows, and pause again and again. `finish` makes a snapshot of it. Raises OSError."""
+        view = self._view
+        assert view is not None, "closed"
+        self._record(properties={"format": FORMAT, "store_ms": self._store_ms})
+        count = 0
+        for key, value in _rows(view):
+            self._rows += _LENGTHS.pack(len(key), len(value)) + key + value
+            count += 1
+            if len(self._rows) >= BODY_BYTES:
+                self._record()
+            if count % ROWS_PER_STEP == 0:
+                yield
+        self._record()
+        self._record(properties={"rows": count})
+
+    def _record(self, properties: dict[str, int] | None = None) -> None:
+        data = orjson.dumps(properties) if properties else b""
+        encoded = encode(Kind.SNAPSHOT, body=bytes(self._rows), properties=data, store_ms=self._store_ms)
+        self._rows.clear()
+        self._file.write(encoded)
+        self.bytes += len(encoded)
+
+    def finish(self) -> None:
+        """Make what was written durable, and a snapshot. Takes as long as the disk does. Raises OSError."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self._partial.rename(self._path)
+        sync_directory(self._path.parent)
+        sync_directory(self._path.parent.parent)
+
+    def close(self) -> None:
+        """Let go of the index; give up what isn't finished."""
+        self._view = None
+        if not self._file.closed:
+            self._file.close()
+            self._partial.unlink()
+
+
+def _rows(view: IndexView) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the rows of a snapshot: all but the entries of queues, and for each queue what is left of its entries."""
+    entries = bytes(Space.ENTRIES)
+    for key, value in chain(view.rows(b"", until=entries), view.rows(after(entries))):
+        if key == META_KEY:
+            continue
+        yield key, value
+        if key[:1] == Space.QUEUE:
+            yield from _entries(view, int.from_bytes(key[1:], "big"), value.decode())
+
+
+def _entries(view: IndexView, queue_id: int, topic_filter: str) -> Iterator[tuple[bytes, bytes]]:
+    """Yield how many entries a queue has had, as an empty row; of an internal one, which no topic reaches, all entries."""
+    if topic_filter.startswith("$"):
+        yield from view.rows(queue_prefix(queue_id), until=after(queue_prefix(queue_id)))
+    next_offset = next_offset_of(view.last_at_or_before(entries_key(queue_id, 2**64 - 1), queue_prefix(queue_id)))
+    if next_offset:
+        yield entries_key(queue_id, next_offset), b""
+
+
+# --- reading --------------------------------------------------------------------------------------------------------
+
+
+def restore(data_dir: Path, position: int, index: Index) -> Covered:
+    """Put the rows of a snapshot into an index that is empty; return what that covers now.
+
+    Raises:
+        SnapshotInvalid: it is damaged, not whole, or of another format.
+    """
+    path = snapshot_path(data_dir, position)
+    records = _records(path)
+    first = orjson.loads(next(records, (b"", b""))[0] or b"{}")
+    if first.get("format") != FORMAT:
+        raise SnapshotInvalid(f"the snapshot {path} has format {first.get('format')}, this version reads {FORMAT}")
+    count, expected = 0, -1
+    for properties, body in records:
+        batch = Batch()
+        at = 0
+        while at < len(body):
+            key_len, value_len = _LENGTHS.unpack_from(body, at)
+            stop = at + _LENGTHS.size + key_len
+            batch.put(body[at + _LENGTHS.size : stop], body[stop : stop + value_len])
+            at = stop + value_len
+            count += 1
+        index.write(batch)
+        if properties:
+            expected = orjson.loads(properties)["rows"]
+    if count != expected:
+        raise SnapshotInvalid(f"the snapshot {path} has {count} rows, and should have {expected}: it is not whole")
+    covered = Covered(position, position, int(first["store_ms"]))
+    batch = Batch()
+    batch.put_covered(covered)
+    index.write(batch)
+    index.flush()
+    return covered
+
+
+def _records(path: Path) -> Iterator[tuple[bytes, bytes]]:
+    """Yield properties and body of each record of a snapshot."""
+    position = 0
+    with path.open("rb") as file:
+        while head := file.read(HEADER_BYTES):
+            size = HEADER.unpack(head)[0] if len(head) == HEADER_BYTES else 0
+            if not HEADER_BYTES <= size <= RECORD_BYTES_MAX:
+                raise SnapshotInvalid(f"the snapshot {path} is damaged at byte {position}")
+            try:
+                found = decode(head + file.read(size - HEADER_BYTES), position=position)
+            except RecordCorrupt as error:
+                raise SnapshotInvalid(f"the snapshot {path} is damaged at byte {position}: {error.reason}") from error
+            yield found.properties, found.body
+            position += size

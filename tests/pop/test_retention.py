@@ -1,0 +1,182 @@
+"""What POP and delayed messages need outlives the segments that it was stored in; what nobody has taken expires."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pop.core import Outcome
+from pop.options import PopOptions
+from store.options import HOUR_MS, KIB, StoreOptions
+from store.record import Flag, Properties, encode_properties
+from tests.pop.wiring import FILTER, TOPIC, Parts
+from tests.store.wiring import retain
+
+SEGMENT_BYTES = 16 * KIB
+FILLER = b"x" * 2000
+STORE = StoreOptions(segment_bytes=SEGMENT_BYTES, retention_ms=HOUR_MS)
+POP = PopOptions(attempts_max=3, invisible_ms_max=1000 * HOUR_MS)
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> Iterator[Parts]:
+    made = Parts(tmp_path / "data", store=STORE, pop=POP)
+    yield made
+    made.close()
+
+
+def let_expire(parts: Parts) -> None:
+    """Let an hour pass, in which other things come in; all that was stored before it is dropped."""
+    end = parts.store.log.end
+    parts.advance(HOUR_MS // 2)
+    retain(parts.store)  # what is a quarter of an hour old is sealed
+    for _ in range(20):
+        parts.publish(FILLER, topic="other/1")
+        while parts.store.retention.step():  # its snapshot, where that began a segment
+            pass
+    parts.advance(HOUR_MS // 2)
+    retain(parts.store)
+    assert parts.store.log.start > end - SEGMENT_BYTES
+
+
+def reopened(parts: Parts, tmp_path: Path) -> Parts:
+    """Return what starts without the index, from snapshot and log alone."""
+    parts.close()
+    shutil.rmtree(tmp_path / "data" / "index")
+    return Parts(tmp_path / "data", parts.clock, store=STORE, pop=POP)
+
+
+def test_messages_that_nobody_took_expire_and_the_next_are_handed_out(parts: Parts) -> None:
+    parts.group()
+    parts.publish(b"never taken")
+    let_expire(parts)
+    parts.publish(b"new")
+    assert [message.body for message in parts.pop()] == [b"new"]
+    assert parts.group().visible == 0
+
+
+def test_a_poll_that_comes_while_segments_are_being_dropped_gets_nothing_that_expires(parts: Parts) -> None:
+    parts.group()
+    parts.publish(*[FILLER] * 10)
+    retain(parts.store)
+    parts.advance(HOUR_MS // 2)
+    retain(parts.store)
+    parts.publish(*[b"y" * 2000] * 10)
+    retain(parts.store)
+    parts.advance(HOUR_MS // 2)
+    parts.store.retention.keep_house()
+    while parts.store.retention.expires_before == 0:
+        assert parts.store.retention.step()
+    boundary = parts.store.retention.expires_before
+    taken = parts.pop(1000)
+    assert taken
+    assert all(message.position >= boundary for message in taken)
+
+
+def test_a_delivery_in_flight_comes_back_when_its_segment_is_gone(parts: Parts, tmp_path: Path) -> None:
+    parts.group()
+    (position,) = parts.publish(b"slow work")
+    (message,) = parts.pop(invisible_ms=3 * HOUR_MS)
+    let_expire(parts)
+    assert parts.store.log.start > position
+    parts = reopened(parts, tmp_path)
+    parts.advance(2 * HOUR_MS)
+    (again,) = parts.pop(invisible_ms=1000)
+    assert (again.body, again.position, again.attempt) == (b"slow work", position, 2)
+    assert parts.ack(message.handle, again.handle) == [Outcome.HANDLE_EXPIRED, Outcome.OK]
+    parts.close()
+
+
+def test_an_acknowledged_delivery_is_not_carried_forward(parts: Parts) -> None:
+    parts.group()
+    parts.publish(b"done")
+    (message,) = parts.pop()
+    parts.ack(message.handle)
+    let_expire(parts)
+    assert parts.store.copies.pinned_bytes == 0
+
+
+def test_a_retry_that_waits_outlives_its_segment(parts: Parts, tmp_path: Path) -> None:
+    parts.group()
+    parts.publish(b"retry me")
+    (message,) = parts.pop()
+    parts.change(message.handle, 0)
+    parts.settle()
+    let_expire(parts)
+    parts = reopened(parts, tmp_path)
+    (again,) = parts.pop()
+    assert (again.body, again.position) == (b"retry me", message.position)
+    parts.close()
+
+
+def test_a_dead_letter_is_kept_for_one_more_retention(parts: Parts) -> None:
+    parts.group()
+    parts.publish(b"poison")
+    for _ in range(3):
+        (message,) = parts.pop()
+        parts.change(message.handle, 0)
+        parts.settle()
+    let_expire(parts)
+    (dead,) = parts.pop(group="mourners", topic_filter="$dlq/billing")
+    assert dead.body == b"poison"
+    parts.ack(dead.handle, group="mourners")
+    let_expire(parts)
+    let_expire(parts)
+    let_expire(parts)
+    assert parts.store.copies.pinned_bytes == 0
+
+
+def test_a_group_has_its_place_again_without_index_and_first_records(parts: Parts, tmp_path: Path) -> None:
+    parts.group()
+    parts.publish(*[b"%d" % number for number in range(10)])
+    parts.ack(*[message.handle for message in parts.pop(4)])
+    let_expire(parts)
+    parts.publish(b"10", b"11")
+    (message,) = parts.pop(1)
+    assert message.body == b"10"
+    parts = reopened(parts, tmp_path)
+    assert [message.body for message in parts.pop()] == [b"11"]
+    assert parts.group().in_flight == 2
+    assert parts.ack(message.handle) == [Outcome.OK]
+    parts.close()
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_delayed_message_fires_long_after_its_segment_is_gone(parts: Parts, tmp_path: Path, restarted: bool) -> None:
+    parts.group()
+    due_ms = parts.clock.now_ms() + 5 * HOUR_MS
+    route = parts.store.queues.route(TOPIC.encode())
+    properties = encode_properties(Properties(tag="late", deliver_at_ms=due_ms))
+    position = parts.store.append_message(route, b"at last", properties, Flag.DELAYED)
+    parts.store.commit()
+    for _ in range(4):
+        let_expire(parts)
+    assert parts.store.log.start > position
+    assert len(parts.delayed) == 1
+    if restarted:
+        parts = reopened(parts, tmp_path)
+    assert parts.pop() == []
+    parts.advance(HOUR_MS)
+    (message,) = parts.pop()
+    assert (message.body, message.position) == (b"at last", position)
+    parts.close()
+
+
+def test_a_delayed_message_that_fires_shortly_before_its_segment_goes_is_kept(parts: Parts) -> None:
+    parts.group()
+    due_ms = parts.clock.now_ms() + HOUR_MS - 1000
+    route = parts.store.queues.route(TOPIC.encode())
+    parts.store.append_message(route, b"late", encode_properties(Properties(deliver_at_ms=due_ms)), Flag.DELAYED)
+    parts.store.commit()
+    parts.publish(*[FILLER] * 20, topic="other/1")
+    parts.store.retention.step()
+    parts.advance(HOUR_MS - 1000)
+    assert parts.group(topic_filter=FILTER).visible == 1
+    parts.publish(*[FILLER] * 20, topic="other/1")
+    parts.advance(1000)
+    retain(parts.store)
+    assert parts.store.retention.dropped_segments
+    assert [message.body for message in parts.pop()] == [b"late"]

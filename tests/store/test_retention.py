@@ -1,0 +1,421 @@
+"""Old segments go; what somebody needs of them stays; offsets and ids are what they were."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from store import retention as retention_module
+from store.clock import ManualClock
+from store.errors import LogCorrupt, PositionUnknown
+from store.index import Batch, Index
+from store.options import HOUR_MS, KIB
+from store.part import Apply
+from store.record import Kind, Record, decode
+from store.snapshot import snapshot_path, snapshots
+from store.store import Store
+from tests.store.wiring import bodies, close, crash, durable_queue, fill, numbered_bodies, open_store, publish, retain
+
+SEGMENT_BYTES = KIB
+PER_SEGMENT = 8
+
+
+class Keeper:
+    """A part that needs the records whose positions are in `needed`, for ever."""
+
+    def __init__(self) -> None:
+        self.needed: dict[int, int] = {}
+
+    def applies(self) -> Mapping[Kind, Apply]:
+        return {}
+
+    def load(self, index: Index) -> None: ...
+
+    def save(self, batch: Batch) -> None: ...
+
+    def live(self, before: int) -> Iterator[tuple[int, int]]:
+        yield from ((position, size) for position, size in list(self.needed.items()) if position < before)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def keeper() -> Keeper:
+    return Keeper()
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: ManualClock, keeper: Keeper) -> Iterator[Store]:
+    opened = reopened(tmp_path / "data", clock, keeper)
+    yield opened
+    close(opened)
+
+
+def reopened(data_dir: Path, clock: ManualClock, keeper: Keeper | None = None, **options: int) -> Store:
+    given = {"segment_bytes": SEGMENT_BYTES, "retention_ms": HOUR_MS, **options}
+    return open_store(data_dir, clock=clock, parts=[keeper] if keeper else [], **given)
+
+
+def publish_segments(store: Store, count: int, topic: str = "plant/1", first: int = 0) -> list[int]:
+    """Publish as much as `count` segments hold, and let each have its snapshot; return the positions."""
+    published = []
+    for number in range(count * PER_SEGMENT):
+        published.append(publish(store, topic, f"{first + number}".rjust(96, ".")))
+        store.retention.step()
+    store.commit()
+    return published
+
+
+def numbers(store: Store, topic_filter: str = "plant/#") -> list[int]:
+    return [int(body.strip(".")) for body in bodies(store, durable_queue(store, topic_filter))]
+
+
+# --- what goes ------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_goes_before_its_time(store: Store, clock: ManualClock) -> None:
+    publish_segments(store, 5)
+    clock.advance(HOUR_MS - 1)
+    retain(store)
+    assert store.log.start == 0
+    assert numbers(store) == list(range(5 * PER_SEGMENT))
+
+
+def test_segments_go_when_all_that_they_hold_is_too_old(store: Store, clock: ManualClock) -> None:
+    publish_segments(store, 3)
+    clock.advance(HOUR_MS)
+    publish_segments(store, 2, first=3 * PER_SEGMENT)
+    retain(store)
+    left = numbers(store)
+    assert left == list(range(left[0], 5 * PER_SEGMENT))
+    assert 2 * PER_SEGMENT <= left[0] <= 3 * PER_SEGMENT
+    assert sorted(path.name for path in store.log.directory.iterdir())[0] == f"{store.log.start:020d}.log"
+    assert store.retention.dropped_bytes == store.log.start
+
+
+def test_the_oldest_segments_go_when_the_log_is_too_large(tmp_path: Path, clock: ManualClock) -> None:
+    store = reopened(tmp_path / "data", clock, retention_ms=0, retention_bytes=4 * SEGMENT_BYTES)
+    publish_segments(store, 12)
+    retain(store)
+    assert store.log.written - store.log.start <= 4 * SEGMENT_BYTES
+    assert store.log.written - store.log.start > 2 * SEGMENT_BYTES
+    assert numbers(store)[-1] == 12 * PER_SEGMENT - 1
+    close(store)
+
+
+def test_without_bounds_everything_stays_and_no_snapshot_is_taken(tmp_path: Path, clock: ManualClock) -> None:
+    store = reopened(tmp_path / "data", clock, retention_ms=0)
+    publish_segments(store, 5)
+    clock.advance(1000 * HOUR_MS)
+    retain(store)
+    assert store.log.start == 0
+    assert snapshots(tmp_path / "data") == {}
+    close(store)
+
+
+def test_a_slow_log_rolls_by_age_so_that_it_expires_too(store: Store, clock: ManualClock) -> None:
+    publish(store, "plant/1", "old")
+    clock.advance(HOUR_MS // 2)
+    retain(store)
+    publish(store, "plant/1", "young")
+    clock.advance(HOUR_MS // 2)
+    retain(store)
+    assert bodies(store, durable_queue(store, "plant/#")) == ["young"]
+
+
+def test_entries_of_what_is_gone_are_trimmed_and_offsets_stay(store: Store, clock: ManualClock) -> None:
+    publish_segments(store, 3)
+    queue = durable_queue(store, "plant/#")
+    before = numbered_bodies(store, queue)
+    clock.advance(HOUR_MS)
+    publish_segments(store, 1, first=3 * PER_SEGMENT)
+    retain(store)
+    assert queue.next_offset == 4 * PER_SEGMENT
+    assert 0 < queue.first_offset() <= 3 * PER_SEGMENT
+    assert store.retention.trimmed_entries == queue.first_offset()
+    after = numbered_bodies(store, queue)
+    assert {offset: body for offset, body in after.items() if offset in before}.items() <= before.items()
+    first, entries = queue.read_from(0, 10_000)
+    assert (first, len(entries) // 16) == (queue.first_offset(), queue.next_offset - first)
+
+
+def test_a_queue_that_has_lost_all_entries_goes_on_where_it_was(clock: ManualClock, tmp_path: Path) -> None:
+    store = reopened(tmp_path / "data", clock)
+    publish_segments(store, 2, topic="quiet/1")
+    queue = durable_queue(store, "quiet/#")
+    publish_segments(store, 2)
+    clock.advance(HOUR_MS)
+    publish_segments(store, 1)
+    retain(store)
+    assert queue.read_from(0, 100) == (queue.next_offset, b"")
+    assert queue.first_offset() == queue.next_offset == 2 * PER_SEGMENT
+    close(store)
+    store = reopened(tmp_path / "data", clock)
+    publish(store, "quiet/1", "again")
+    store.commit()
+    assert numbered_bodies(store, durable_queue(store, "quiet/#")) == {2 * PER_SEGMENT: "again"}
+    close(store)
+
+
+def test_a_long_queue_is_trimmed_in_portions(store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention_module, "TRIM_ROWS", 3)
+    for number in range(40):
+        publish(store, "plant/1", str(number))
+        store.commit()
+    clock.advance(HOUR_MS)
+    publish_segments(store, 5)
+    retain(store)
+    queue = durable_queue(store, "plant/#")
+    assert queue.first_offset() > 20
+    assert not store.is_expired(int.from_bytes(queue.read(queue.first_offset(), 1)[:8], "little"))
+
+
+def test_transient_queues_are_trimmed_too(store: Store, clock: ManualClock) -> None:
+    queue = store.queues.attach("plant/+", "connection:1")
+    publish_segments(store, 3)
+    clock.advance(HOUR_MS)
+    publish_segments(store, 1)
+    retain(store)
+    assert queue.first_offset() > 2 * PER_SEGMENT
+
+
+# --- what stays -----------------------------------------------------------------------------------------------------
+
+
+def test_what_is_needed_is_carried_forward_and_keeps_its_position(clock: ManualClock, keeper: Keeper, tmp_path: Path) -> None:
+    store = reopened(tmp_path / "data", clock, keeper)
+    position = publish_segments(store, 1)[2]
+    keeper.needed[position] = size = 24 + len("plant/1") + 96
+    data = store.read(position, size)
+    for round_number in range(4):
+        clock.advance(HOUR_MS)
+        publish_segments(store, 3)
+        retain(store)
+        assert store.log.start > position
+        assert store.read(position, size) == data, round_number
+        assert not store.is_expired(position)
+        assert store.copies.pinned_bytes == size
+    close(store)
+    store = reopened(tmp_path / "data", clock, keeper)
+    assert store.read(position, size) == data
+    assert decode(data, position=position).position == position
+    close(store)
+
+
+def test_a_copy_goes_when_nobody_needs_it_any_more(store: Store, clock: ManualClock, keeper: Keeper) -> None:
+    position = publish_segments(store, 1)[2]
+    keeper.needed[position] = size = 24 + len("plant/1") + 96
+    clock.advance(HOUR_MS)
+    publish_segments(store, 3)
+    retain(store)
+    keeper.needed.clear()
+    for _ in range(2):  # the copy is in the last of those that the first round drops, or behind it
+        clock.advance(HOUR_MS)
+        publish_segments(store, 3)
+        retain(store)
+    assert store.copies.pinned_bytes == 0
+    with pytest.raises(PositionUnknown):
+        store.read(position, size)
+
+
+def test_entries_of_what_was_carried_forward_are_not_trimmed(store: Store, clock: ManualClock, keeper: Keeper) -> None:
+    position = publish_segments(store, 1)[2]
+    keeper.needed[position] = 24 + len("plant/1") + 96
+    clock.advance(HOUR_MS)
+    publish_segments(store, 3, first=100)
+    retain(store)
+    assert numbers(store)[0] == 2
+    assert 2 not in numbers(store)[1:]
+
+
+def test_more_than_may_be_carried_forward_keeps_the_segments(tmp_path: Path, clock: ManualClock, keeper: Keeper) -> None:
+    store = reopened(tmp_path / "data", clock, keeper, copied_bytes_max=200)
+    size = 24 + len("plant/1") + 96
+    keeper.needed.update((position, size) for position in publish_segments(store, 1)[:3])
+    clock.advance(HOUR_MS)
+    publish_segments(store, 3)
+    retain(store)
+    assert store.log.start == 0
+    assert store.retention.blocked
+    assert store.copies.pinned_bytes <= 200
+    close(store)
+
+
+def test_a_damaged_record_is_not_carried_forward(store: Store, clock: ManualClock, keeper: Keeper, tmp_path: Path) -> None:
+    position = publish_segments(store, 1)[2]
+    keeper.needed[position] = size = 24 + len("plant/1") + 96
+    with (tmp_path / "data" / "commitlog" / f"{0:020d}.log").open("r+b") as file:
+        file.seek(position + 40)
+        file.write(b"!")
+    clock.advance(HOUR_MS)
+    publish_segments(store, 3)
+    retain(store)
+    assert store.log.start > position
+    with pytest.raises(PositionUnknown):
+        store.read(position, size)
+
+
+# --- the index without the log that made it ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_an_index_that_is_lost_comes_back_from_snapshot_and_log(tmp_path: Path, clock: ManualClock, killed: bool) -> None:
+    keeper = Keeper()
+    store = reopened(tmp_path / "data", clock, keeper)
+    keeper.needed[publish_segments(store, 1)[2]] = 24 + len("plant/1") + 96
+    store.queues.declare("plant/+", "group:a", "earliest")
+    store.queues.declare("office/#", "group:a")
+    dropped = store.queues.declare("yard/+", "group:a")
+    fill(store)
+    publish_segments(store, 2, first=PER_SEGMENT)
+    publish_segments(store, 1, topic="office/1")
+    store.queues.drop(dropped, "group:a")
+    clock.advance(HOUR_MS)
+    publish_segments(store, 2, first=3 * PER_SEGMENT)
+    retain(store)
+    before = {queue.filter: (queue.id, sorted(queue.owners), numbered_bodies(store, queue)) for queue in store.queues}
+    next_offsets = {queue.filter: queue.next_offset for queue in store.queues}
+    pinned = store.copies.pinned_bytes
+    assert store.log.start > 0
+    assert pinned
+    if killed:
+        crash(store, tmp_path / "left")
+    else:
+        close(store)
+        (tmp_path / "data").rename(tmp_path / "left")
+    shutil.rmtree(tmp_path / "left" / "index")
+    store = reopened(tmp_path / "left", clock, keeper)
+    fill(store)
+    after = {queue.filter: (queue.id, sorted(queue.owners), numbered_bodies(store, queue)) for queue in store.queues}
+    left = {name: (*row[:2], {at: body for at, body in row[2].items() if at in after[name][2]}) for name, row in before.items()}
+    assert after == left
+    assert {queue.filter: queue.next_offset for queue in store.queues} == next_offsets
+    assert all(bodies(store, queue)[-1:] == list(before[queue.filter][2].values())[-1:] for queue in store.queues)
+    assert store.copies.pinned_bytes == pinned
+    assert store.read(*next(iter(keeper.needed.items())))
+    close(store)
+
+
+def test_a_queue_that_was_filled_from_what_is_gone_gets_its_offsets_again(tmp_path: Path, clock: ManualClock) -> None:
+    store = reopened(tmp_path / "data", clock)
+    publish_segments(store, 3)
+    clock.advance(HOUR_MS // 2)
+    publish_segments(store, 2, first=3 * PER_SEGMENT)
+    queue = store.queues.declare("plant/1", "group:a", "earliest")
+    fill(store)
+    publish(store, "plant/1", "last")
+    store.commit()
+    clock.advance(HOUR_MS // 2)
+    publish_segments(store, 1, first=5 * PER_SEGMENT)
+    retain(store)
+    assert store.log.start > 0
+    before = numbered_bodies(store, queue)
+    close(store)
+    shutil.rmtree(tmp_path / "data" / "index")
+    store = reopened(tmp_path / "data", clock)
+    fill(store)
+    found = durable_queue(store, "plant/1", "earliest")
+    assert numbered_bodies(store, found) == before
+    assert found.next_offset == 6 * PER_SEGMENT + 1
+    close(store)
+
+
+def test_without_index_and_snapshot_the_start_is_refused_with_what_to_do(tmp_path: Path, clock: ManualClock) -> None:
+    store = reopened(tmp_path / "data", clock)
+    publish_segments(store, 3)
+    clock.advance(HOUR_MS)
+    publish_segments(store, 2)
+    retain(store)
+    start = store.log.start
+    close(store)
+    shutil.rmtree(tmp_path / "data" / "index")
+    for position in snapshots(tmp_path / "data"):
+        path = snapshot_path(tmp_path / "data", position)
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 0xFF
+        path.write_bytes(data)
+    with pytest.raises(LogCorrupt, match=f"begins at position {start}.*restore that folder"):
+        reopened(tmp_path / "data", clock)
+
+
+def test_a_damaged_snapshot_is_passed_over_for_a_later_one(tmp_path: Path, clock: ManualClock) -> None:
+    store = reopened(tmp_path / "data", clock)
+    publish_segments(store, 3)
+    clock.advance(HOUR_MS)
+    publish_segments(store, 4, first=3 * PER_SEGMENT)
+    retain(store)
+    before = numbered_bodies(store, durable_queue(store, "plant/#"))
+    close(store)
+    shutil.rmtree(tmp_path / "data" / "index")
+    first, second, *_ = snapshots(tmp_path / "data")
+    with snapshot_path(tmp_path / "data", first).open("r+b") as file:
+        file.truncate(40)
+    store = reopened(tmp_path / "data", clock)
+    after = numbered_bodies(store, durable_queue(store, "plant/#"))
+    assert after
+    assert after.items() <= before.items()
+    assert max(after) == max(before)
+    assert store.index.covered() is not None
+    assert second > first
+    close(store)
+
+
+def test_a_drop_waits_for_a_filling_that_reads_what_would_go(store: Store, clock: ManualClock) -> None:
+    publish_segments(store, 3)
+    clock.advance(HOUR_MS)
+    publish_segments(store, 1, first=3 * PER_SEGMENT)
+    queue = store.queues.declare("plant/1", "group:a", "earliest")
+    store.commit()
+    store.retention.keep_house()
+    assert store.retention.busy
+    for _ in range(3):
+        store.retention.step()
+    assert store.log.start == 0
+    fill(store)
+    retain(store)
+    assert store.log.start > 0
+    assert queue.next_offset == 4 * PER_SEGMENT
+
+
+def test_what_expires_is_not_filled_into_a_new_queue(store: Store, clock: ManualClock) -> None:
+    publish_segments(store, 3)
+    clock.advance(HOUR_MS)
+    publish_segments(store, 1, first=3 * PER_SEGMENT)
+    store.retention.keep_house()
+    store.retention.step()
+    queue = store.queues.declare("plant/1", "group:a", "earliest")
+    fill(store)
+    retain(store)
+    assert queue.first_offset() == 0
+    assert [int(body.strip(".")) for body in bodies(store, queue)] == numbers(store)
+
+
+def test_a_snapshot_that_was_left_half_written_is_none(tmp_path: Path, clock: ManualClock) -> None:
+    store = reopened(tmp_path / "data", clock)
+    for number in range(2 * PER_SEGMENT):
+        publish(store, "plant/1", str(number).rjust(96, "."))
+    store.commit()
+    assert store.retention.busy
+    crash(store, tmp_path / "left")
+    assert list((tmp_path / "left" / "snapshots").glob("*.partial"))
+    assert snapshots(tmp_path / "left") == {}
+    store = reopened(tmp_path / "left", clock)
+    assert not list((tmp_path / "left" / "snapshots").glob("*.partial"))
+    close(store)
+
+
+def test_a_copied_record_is_known_by_its_kind(store: Store, clock: ManualClock, keeper: Keeper) -> None:
+    position = publish_segments(store, 1)[2]
+    keeper.needed[position] = size = 24 + len("plant/1") + 96
+    clock.advance(HOUR_MS)
+    publish_segments(store, 3)
+    retain(store)
+    copies: list[Record] = [found for found in store.log.scan(store.log.start) if found.kind == Kind.COPIED]
+    assert [int.from_bytes(found.fixed, "little") for found in copies] == [position]
+    assert copies[0].body == store.read(position, size)
