@@ -139,7 +139,7 @@ class PopCore:
             "filter": topic_filter,
             "queue": queue.id,
             "retry": retry.id,
-            "cursor": 0 if start == "earliest" else queue.next_offset,
+            "cursor": queues.offset_of(queue, start),
         }
         self._append(Kind.GROUP_CREATED, group_id, name, properties=orjson.dumps(row))
         return self.state.groups[name, topic_filter]

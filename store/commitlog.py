@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -410,6 +410,19 @@ class CommitLog:
         behind = segment.base + (stop if found is None else found)
         logger.error("log.damaged", segment=segment.path.name, position=position, bytes=behind - position, do="millrace repair")
         return behind
+
+    def position_at(self, store_ms: int) -> int:
+        """Return the base of a segment: all records stored at a time or after it, in ms since 1970 UTC, are from there on.
+
+        Records before it are in that segment too. Who wants none of them looks at their times on the way; to find the first
+        one here would take up to half a second, for a reader who goes by slices.
+        """
+        at = bisect_left(range(len(self._bases)), store_ms, key=self._first_ms)
+        return self._bases[max(at - 1, 0)]
+
+    def _first_ms(self, at: int) -> int:
+        """Return the time of storing of a segment's first record; behind all times where it has none yet."""
+        return self.stored_ms(self._bases[at]) or 2**63
 
     def _segment_of(self, position: int) -> Segment:
         at = bisect_right(self._bases, position) - 1

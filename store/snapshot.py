@@ -138,7 +138,7 @@ def _rows(view: IndexView) -> Iterator[tuple[bytes, bytes]]:
             continue
         yield key, value
         if key[:1] == Space.QUEUE:
-            yield from _entries(view, int.from_bytes(key[1:], "big"), orjson.loads(value)["filter"])
+            yield from _entries(view, int.from_bytes(key[1:], "big"), value.decode())
 
 
 def _entries(view: IndexView, queue_id: int, topic_filter: str) -> Iterator[tuple[bytes, bytes]]:

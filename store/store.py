@@ -86,7 +86,7 @@ class Store:
         self.index, self._covered, self._torn_bytes = self._agree()
         self.index.on_damage = self._index_damaged
         self._recovered_until = self.log.written
-        self.queues = Queues(self.log, self.index, options, self.append)
+        self.queues = Queues(self.log, self.index, options, self.append, self.now_ms)
         self.copies = Copies(self.log, self.index)
         self.retention = Retention(self)
         self.log.on_roll = self._rolled

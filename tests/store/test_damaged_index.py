@@ -247,8 +247,7 @@ def test_a_rebuild_that_was_killed_is_begun_again(whole: tuple[Path, Contents], 
     assert not (data_dir / "index.discarded").exists()
 
 
-@pytest.mark.parametrize("percent", [1, 30, 60, 90])
-async def test_a_node_starts_on_a_damaged_index_and_has_everything(tmp_path: Path, percent: int) -> None:
+async def test_a_node_starts_on_an_index_with_damage_in_every_block_and_has_everything(tmp_path: Path) -> None:
     broker = await Broker(tmp_path / "data", {}).start()
     client = await broker.connect("publisher")
     for number in range(200):
@@ -256,7 +255,8 @@ async def test_a_node_starts_on_a_damaged_index_and_has_everything(tmp_path: Pat
     await broker.stop()
     for path in (tmp_path / "data" / "index").glob("*.sst"):
         data = bytearray(path.read_bytes())
-        data[len(data) * percent // 100] ^= 0xFF
+        for offset in range(100, len(data), 200):
+            data[offset] ^= 0xFF
         path.write_bytes(data)
     broker = await Broker(tmp_path / "data", {}).start()
     client = await broker.connect("subscriber")

@@ -405,6 +405,24 @@ def _unexpected(error: OSError) -> None:
     raise error
 
 
+async def test_those_who_append_when_they_are_answered_cost_one_sync_a_round(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "data")
+    rounds = [0] * 10
+
+    def answered(who: int) -> None:
+        rounds[who] += 1
+        if rounds[who] < 20:
+            publish(store, "plant/1", str(who))
+            store.when_durable(lambda: answered(who))
+
+    async with started(store):
+        for who in range(len(rounds)):
+            publish(store, "plant/1", str(who))
+            store.when_durable(lambda who=who: answered(who))  # type: ignore[misc]
+        await until(lambda: rounds == [20] * 10)
+        assert store.syncs <= 22, "none while what is waited for isn't written"
+
+
 async def test_a_callback_that_raises_keeps_nobody_waiting(tmp_path: Path) -> None:
     store = open_store(tmp_path / "data")
     loop = asyncio.get_running_loop()
