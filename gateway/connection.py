@@ -35,7 +35,7 @@ from gateway.packets import (
 from gateway.reasons import SUBACK_FAILURE, ConnectCode, ReasonCode
 from gateway.session import Session
 from gateway.subscription import Subscription
-from store.errors import LimitExceeded, StoreError, TopicInvalid
+from store.errors import DiskFull, LimitExceeded, StoreError, TopicInvalid
 from store.lightqueue import LightQueue
 from store.options import KIB
 from store.record import Flag
@@ -59,6 +59,12 @@ CLOSE_FLUSH_S = 1.0
 
 ANSWERS_BYTES_MAX = 64 * KIB
 """Bytes of answers (acks, PINGRESP) that may pile up behind a full send buffer before the client is no longer read."""
+
+HELD_BYTES_MAX = 64 * KIB
+"""Bytes of PUBLISH packets that a connection keeps while the disk has no room for them. With more it is no longer read."""
+
+HELD_OVERHEAD_BYTES = 256
+"""What a packet that is kept costs besides its topic and its body."""
 
 
 class Connection(asyncio.Protocol):
@@ -87,6 +93,8 @@ class Connection(asyncio.Protocol):
         self._missing = 0
         self._answers_bytes = 0
         self._pump_scheduled = False
+        self._held: list[codec.Packet] = []
+        self._held_bytes = 0
 
     # --- the socket -------------------------------------------------------------------------------------------------
 
@@ -115,7 +123,8 @@ class Connection(asyncio.Protocol):
         self.writable = True
         self._answers_bytes = 0
         if self._transport is not None and not self._closed:
-            self._transport.resume_reading()
+            if not self.silenced:
+                self._transport.resume_reading()
             self._pump()
 
     def data_received(self, data: bytes) -> None:
@@ -139,6 +148,9 @@ class Connection(asyncio.Protocol):
             self._collected.append(rest)
             self._missing = wanted - len(rest)
             self._rest = b""
+        self._receive(packets)
+
+    def _receive(self, packets: list[codec.Packet]) -> None:
         try:
             self._handle(packets)
         except ConnectRefused as error:
@@ -175,7 +187,14 @@ class Connection(asyncio.Protocol):
                     if qos == _QOS_2 and packet_id in self.session.received:
                         pubrec_ids.append(packet_id)  # a repetition [MQTT-4.3.3-2]
                         continue
-                    append(route_of(topic), body, b"", RECORD_FLAGS[flags])
+                    if self._held:
+                        self._hold(packet)  # those before it come first [MQTT-4.6.0-2]
+                        continue
+                    try:
+                        append(route_of(topic), body, b"", RECORD_FLAGS[flags])
+                    except DiskFull:
+                        self._hold(packet)
+                        continue
                     publishes += 1
                     if qos == _QOS_1:
                         puback_ids.append(packet_id)
@@ -204,6 +223,44 @@ class Connection(asyncio.Protocol):
 
     def _acknowledge(self, kind: int, packet_ids: list[int]) -> None:
         self._write(codec.encode_acks(kind, packet_ids))
+
+    # --- a full disk ------------------------------------------------------------------------------------------------
+
+    def _hold(self, packet: codec.Packet) -> None:
+        """Keep a PUBLISH that can't be stored now. It is neither lost nor acknowledged; one of QoS 0 is dropped.
+
+        Everything else that the client sends is served, its pings and acks among it, until it has sent more than is kept. Then
+        it is not read any more. So devices with a small window stay connected through a full disk.
+        """
+        _, flags, topic, _, body = packet
+        if not flags & 6:
+            self.gateway.counters.publishes_dropped += 1
+            return
+        self._held.append(packet)
+        self._held_bytes += len(topic) + len(body) + HELD_OVERHEAD_BYTES
+        self.gateway.hold(self, len(topic) + len(body) + HELD_OVERHEAD_BYTES)
+        if self.silenced and self._transport is not None:
+            self._transport.pause_reading()
+
+    @property
+    def silenced(self) -> bool:
+        """True while the client is not read because the disk is full: what it would say can't be held against it."""
+        return self._held_bytes > HELD_BYTES_MAX or (self._held_bytes > 0 and self.gateway.is_holding_all)
+
+    def release_held(self) -> None:
+        """Go on with what was kept. What still can't be stored is kept again."""
+        held, was_silenced = self._held, self.silenced
+        self._drop_held()
+        if self._closed:
+            return
+        self.received_s = self.gateway.loop.time()
+        self._receive(held)
+        if was_silenced and not self.silenced and not self._closed and self._transport is not None:
+            self._transport.resume_reading()
+
+    def _drop_held(self) -> None:
+        self.gateway.release(self, self._held_bytes)
+        self._held, self._held_bytes = [], 0
 
     def _acked(self, kind: int, packet_id: int) -> None:
         # An ack that nothing waits for is let pass: after a reconnect a client may repeat one (4.4).
@@ -381,6 +438,7 @@ class Connection(asyncio.Protocol):
         if not self.connected:
             return
         self.connected = False
+        self._drop_held()  # none of it was acknowledged
         for subscription in self.session.subscriptions.values():
             self._remove(subscription)
         self.session.subscriptions.clear()

@@ -7,7 +7,7 @@ import secrets
 
 import structlog
 
-from gateway.connection import Connection
+from gateway.connection import HELD_OVERHEAD_BYTES, Connection
 from gateway.errors import ConnectRefused
 from gateway.fanout import Fanout
 from gateway.options import GatewayOptions
@@ -15,8 +15,9 @@ from gateway.packets import Will
 from gateway.reasons import ConnectCode, ReasonCode
 from gateway.retained import RetainedMessages
 from gateway.subscription import Subscription
-from store.errors import StoreError
+from store.errors import DiskFull, StoreError
 from store.lightqueue import LightQueue
+from store.options import MIB
 from store.record import Flag
 from store.store import Store
 
@@ -28,6 +29,9 @@ WHEEL_S = 1
 SOCKETS_PER_CLIENT_MAX = 2
 """Sockets open per `mqtt.connections_max`. Between the two a socket is told in its CONNACK that the node is full."""
 
+HELD_BYTES_MAX = 64 * MIB
+"""Bytes that all connections together keep while the disk is full. With more, nobody of whom anything is kept is read."""
+
 
 class Counters:
     """What the gateway has done since the start. Plain integers: `millrace.metrics` reads them."""
@@ -36,17 +40,21 @@ class Counters:
         "closed_by_reason",
         "connections_accepted",
         "deliveries_acked",
+        "publishes_dropped",
         "publishes_in",
         "publishes_out",
         "subscriptions_refused",
+        "wills_dropped",
     )
 
     def __init__(self) -> None:
         self.connections_accepted = 0
+        self.publishes_dropped = 0
         self.publishes_in = 0
         self.publishes_out = 0
         self.deliveries_acked = 0
         self.subscriptions_refused = 0
+        self.wills_dropped = 0
         self.closed_by_reason: dict[ReasonCode, int] = {}
 
 
@@ -68,6 +76,10 @@ class Gateway:
         self.connections: set[Connection] = set()
         self.loop: asyncio.AbstractEventLoop
         self._fanouts: dict[int, Fanout] = {}
+        self._holding: dict[Connection, None] = {}
+        self.held_bytes = 0
+        """Of PUBLISHes and wills that wait for a disk with room."""
+        self._wills: list[Will] = []
         self._wheel: dict[int, set[Connection]] = {}
         self._wheel_second = 0
         self._wheel_timer: asyncio.TimerHandle | None = None
@@ -82,6 +94,7 @@ class Gateway:
             OSError: the address can't be listened on.
         """
         self.loop = asyncio.get_running_loop()
+        self.store.space.on_relief.append(self._relieved)
         listen = self.options.listen
         try:
             self._server = await self.loop.create_server(
@@ -103,6 +116,8 @@ class Gateway:
             self._server.close()
         for connection in tuple(self.connections):
             connection.close("", ReasonCode.SERVER_SHUTTING_DOWN)
+        if self._wills:
+            logger.warning("will.dropped", count=len(self._wills), why="the node stops while the disk is full")
         if self._server is not None:
             await self._server.wait_closed()
 
@@ -149,12 +164,44 @@ class Gateway:
         logger.info("connection.closed", client=connection.session.client_id, reason=reason.name, why=why)
 
     def publish_will(self, will: Will) -> None:
-        """Publish what a client left behind [MQTT-3.1.2-8]."""
+        """Publish what a client left behind [MQTT-3.1.2-8]. While the disk is full it waits, as a PUBLISH does."""
         try:
             route = self.store.queues.route(will.topic.encode())
             self.store.append_message(route, will.body, b"", will.qos | (Flag.RETAIN if will.retain else 0))
+        except DiskFull as error:
+            if will.qos and not self.is_holding_all:
+                self._wills.append(will)
+                self.held_bytes += len(will.body) + HELD_OVERHEAD_BYTES
+            else:
+                self.counters.wills_dropped += 1
+                logger.warning("will.dropped", topic=will.topic[:80], why=str(error))
         except StoreError as error:
             logger.warning("will.refused", topic=will.topic[:80], why=str(error))
+
+    # --- a full disk ------------------------------------------------------------------------------------------------
+
+    @property
+    def is_holding_all(self) -> bool:
+        """True where `HELD_BYTES_MAX` are kept for a disk with more room."""
+        return self.held_bytes > HELD_BYTES_MAX
+
+    def hold(self, connection: Connection, size: int) -> None:
+        """Note that a connection keeps `size` bytes that can't be stored now."""
+        self._holding[connection] = None
+        self.held_bytes += size
+
+    def release(self, connection: Connection, size: int) -> None:
+        """Note that a connection keeps nothing any more; it was `size` bytes."""
+        self._holding.pop(connection, None)
+        self.held_bytes -= size
+
+    def _relieved(self) -> None:
+        wills, self._wills = self._wills, []
+        self.held_bytes -= sum(len(will.body) + HELD_OVERHEAD_BYTES for will in wills)
+        for will in wills:
+            self.publish_will(will)
+        for connection in tuple(self._holding):
+            self.loop.call_soon(connection.release_held)
 
     # --- keep alive: one timer for all connections ------------------------------------------------------------------
 
@@ -187,6 +234,8 @@ class Gateway:
     def _check_alive(self, connection: Connection, now_s: float) -> None:
         if not connection.connected:
             connection.close("no CONNECT came in mqtt.connect_timeout_ms", ReasonCode.KEEP_ALIVE_TIMEOUT)
+        elif connection.silenced:
+            self._watch_until(connection, now_s + connection.keep_alive_s)
         elif connection.keep_alive_s:
             if now_s >= connection.received_s + connection.keep_alive_s:
                 connection.close("nothing came in 1.5 times its keep alive", ReasonCode.KEEP_ALIVE_TIMEOUT)

@@ -95,7 +95,7 @@ class Subscription:
                 connection.lagging.pop(self, None)
                 return
             self.cursor += len(entries) // ENTRY_BYTES
-            self._send(encode_run(connection.store, entries, self.qos))
+            self._send(encode_run(connection.store, entries, self.qos, verify=True))
         connection.pump_soon()
 
     def _send_retained(self, retained: Iterator[bytes], room: int) -> None:
@@ -113,7 +113,7 @@ class Subscription:
             if len(entries) < room * ENTRY_BYTES:
                 self.retained = None
         if entries:
-            self._send(encode_run(self.connection.store, bytes(entries), self.qos, retain=True))
+            self._send(encode_run(self.connection.store, bytes(entries), self.qos, retain=True, verify=True))
 
     def lag(self) -> None:
         """Leave the shared path."""

@@ -20,9 +20,9 @@ from pop.checkpoint import Checkpoint
 from pop.order import Order
 from pop.state import DAMAGES_ROW
 from store import lightqueue, topics
+from store.catalogue import Catalogue
 from store.errors import StoreError
 from store.index import DIRECTORY, Index, Space
-from store.lightqueue import LightQueue
 from store.logreader import read_log
 from store.record import BODY_DTYPE, POP_FIXED, QUEUE_FIXED, Flag, Kind, Record
 
@@ -145,25 +145,23 @@ def inspect_queues(data_dir: Path, *, topic_filter: str, limit: int, as_json: bo
     for row in rows:
         filling = "" if row["filling"] is None else str(row["filling"])
         numbers = [str(row[name]) for name in ("first_offset", "next_offset", "entries")]
-        table.add_row(str(row["id"]), row["filter"], row["start"], *numbers, filling, ", ".join(row["owners"]))
+        table.add_row(str(row["id"]), row["filter"], str(row["start"]), *numbers, filling, ", ".join(row["owners"]))
     Console(file=out, width=None if out.isatty() else 200, soft_wrap=True).print(table)
 
 
 def _queues(index: Index) -> Iterator[dict[str, Any]]:
-    for key, value in index.rows(bytes(Space.QUEUE)):
-        queue_id = int.from_bytes(key[1:], "big")
-        row = orjson.loads(value)
-        next_offset = lightqueue.load_next_offset(index, queue_id)
-        first_offset = LightQueue(queue_id, row["filter"], index, next_offset, row["start"]).first_offset()
+    catalogue = Catalogue(index)
+    for queue in catalogue:
+        first_offset, next_offset = queue.first_offset(), queue.next_offset
         yield {
-            "id": queue_id,
-            "filter": row["filter"],
-            "start": row["start"],
-            "owners": row["owners"],
+            "id": queue.id,
+            "filter": queue.filter,
+            "start": queue.start,
+            "owners": sorted(queue.owners),
             "first_offset": first_offset,
             "next_offset": next_offset,
             "entries": next_offset - first_offset,
-            "filling": row.get("fill"),
+            "filling": catalogue.fill_position(queue),
         }
 
 

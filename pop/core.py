@@ -32,8 +32,8 @@ from pop.order import PARKED_MAX
 from pop.poll import Poll, Taken
 from pop.settings import DEFAULTS, GroupSettings, backoff_ms
 from pop.state import PopState, runs_of
-from store.errors import PositionUnknown
-from store.lightqueue import LightQueue, Start
+from store.errors import DiskFull, PositionUnknown
+from store.lightqueue import Start
 from store.record import (
     CHANGE_ENTRY,
     CHECKPOINT_ENTRY,
@@ -45,8 +45,8 @@ from store.record import (
     SIZE_AND_CRC,
     Flag,
     Kind,
-    is_intact,
 )
+from store.space import Level
 from store.store import Store
 from timer.options import TimerOptions
 
@@ -160,7 +160,7 @@ class PopCore:
             "filter": topic_filter,
             "queue": queue.id,
             "retry": retry.id,
-            "cursor": 0 if start == "earliest" else queue.next_offset,
+            "cursor": queues.offset_of(queue, start),
         }
         if settings != DEFAULTS:
             row["settings"] = settings.row()
@@ -188,6 +188,8 @@ class PopCore:
     def take(self, group: Group, messages_max: int, invisible_ms: int, attempt_id: str = "") -> Taken | None:
         """Hand out up to `messages_max` visible messages of a group for `invisible_ms`; None where there are none.
 
+        None, too, where the disk has no room to note who got them: they wait, as they do for a consumer.
+
         A call with the attempt id of an earlier one gets what that one got, as far as it is still out: for whoever doesn't know
         whether the answer was lost. Nothing may be answered before `Store.when_durable`: until then a crash could undo the
         checkpoint.
@@ -207,17 +209,23 @@ class PopCore:
         choice = choose(group, room, self.state, self.store, self.read)
         noted = choice.noted
         if not choice.body:
-            if choice.must_note:
-                self.append(Kind.POP_CHECKPOINT, group.id, group.name, properties=orjson.dumps(noted))
+            try:
+                if choice.must_note:
+                    self.append(Kind.POP_CHECKPOINT, group.id, group.name, properties=orjson.dumps(noted))
+            except DiskFull:
+                return None
             group.scanned = max(group.scanned, choice.scanned)
             return None
         if attempt_id:
             noted["attempt_id"] = attempt_id
         deadline_ms = self.store.now_ms() + invisible_ms
         properties = orjson.dumps(noted) if noted else b""
-        position = self.append(
-            Kind.POP_CHECKPOINT, group.id, group.name, choice.body, deadline_ms=deadline_ms, properties=properties
-        )
+        try:
+            position = self.append(
+                Kind.POP_CHECKPOINT, group.id, group.name, choice.body, deadline_ms=deadline_ms, properties=properties
+            )
+        except DiskFull:
+            return None
         checkpoint = self.state.checkpoints[position]
         self.counters.handed_out += checkpoint.count
         records = self._records(choice)
@@ -266,21 +274,21 @@ class PopCore:
 
     def read(self, position: int, size: int) -> bytes | None:
         """Return the record of a message; None where it can't be read any more."""
-        try:
-            data = self.store.read(position, size)
-        except PositionUnknown:
-            return None
+        data = self.store.read_intact(position, size)
         # Of another kind is what repair has put in the place of a message.
-        return data if is_intact(data) and data[KIND_AT] == Kind.MESSAGE else None
+        return data if data is not None and data[KIND_AT] == Kind.MESSAGE else None
 
     def _bury(self, group: Group, checkpoint: Checkpoint, indexes: Iterable[int]) -> None:
         """Put deliveries whose record is gone among the dead letters: one that can't be read must not stop the others."""
-        self._dead_letters(group)
         references = [REFERENCE.pack(checkpoint.position, index) for index in indexes]
         logger.error("message.unreadable", group=group.name, filter=group.filter, checkpoint=checkpoint.position)
-        self._append_dead_letters(group, references, Reason.UNREADABLE)
+        try:
+            self._append_dead_letters(group, references, Reason.UNREADABLE)
+        except DiskFull:
+            return  # they stay open, and are found unreadable again when their time is over
 
     def _append_dead_letters(self, group: Group, references: list[bytes], reason: Reason) -> None:
+        self.store.queues.declare(DEAD_LETTERS + group.name, f"group:{group.id}")
         properties = orjson.dumps({"reason": reason.name.lower()})
         self.append_references(Kind.POP_DEAD_LETTER, group, references, properties=properties)
         self.counters.dead_lettered += len(references)
@@ -350,6 +358,8 @@ class PopCore:
 
     def _may_look_on(self, group: Group) -> bool:
         """Return whether another `take` may find something, though the last has found nothing."""
+        if self.store.space.level is Level.EXHAUSTED:
+            return False  # `_serve_all` goes on when there is room
         if not group.looks or group.settings.paused or group.in_flight >= group.in_flight_max:
             return False
         is_full = group.order is not None and group.order.parked >= PARKED_MAX
@@ -369,10 +379,14 @@ class PopCore:
     def release(self, checkpoint: Checkpoint) -> None:
         """Return what is open of a checkpoint that never reached its consumer: visible at once, and not an attempt."""
         references = [REFERENCE.pack(checkpoint.position, index) for index in checkpoint.open_indexes()]
-        if references:
-            group = self.state.by_id[checkpoint.group_id]
+        if not references:
+            return
+        group = self.state.by_id[checkpoint.group_id]
+        try:
             self.append_references(Kind.POP_REVIVED, group, references, flags=Flag.SUSPENDED)
-            self.counters.revived += len(references)
+        except DiskFull:
+            return  # they come back when their invisible time is over
+        self.counters.revived += len(references)
 
     # --- ack and change ---------------------------------------------------------------------------------------------
 
@@ -380,6 +394,9 @@ class PopCore:
         """Acknowledge deliveries of the group `name`; return an outcome for each handle, in order.
 
         Nothing may be answered before `Store.when_durable`.
+
+        Raises:
+            DiskFull: not all could be noted. Try again with all: those that were noted are told as acknowledged.
         """
         if self._ack_at_once(name, handles):
             return [Outcome.OK] * len(handles)
@@ -422,9 +439,9 @@ class PopCore:
                 return False
             if checkpoint.open & mask != mask or mask.bit_count() != count:
                 return False
+        self.append(Kind.POP_ACK, group.id, group.name, body.tobytes())
         for position, _, count in runs:
             group.latency.add(now_ms - pops_ms[position], count)
-        self.append(Kind.POP_ACK, group.id, group.name, body.tobytes())
         self.counters.acked += len(named)
         self.serve(group)
         return True
@@ -433,11 +450,13 @@ class PopCore:
         """Put deliveries of the group `name` among its dead letters: their consumer knows that it will never succeed.
 
         Return an outcome for each handle, in order. Nothing may be answered before `Store.when_durable`.
+
+        Raises:
+            DiskFull: not all could be noted.
         """
         outcomes, chosen = self._settled(name, handles)
         for group_id, references in chosen.items():
             group = self.state.by_id[group_id]
-            self._dead_letters(group)
             self._append_dead_letters(group, references, Reason.FORWARDED)
             self.serve(group)
         return outcomes
@@ -460,6 +479,9 @@ class PopCore:
         """Move the deadline of deliveries to `invisible_ms` from now; return the outcome and the new handle of each.
 
         0 returns a message at once (nack). The old handle is void. On an error the old handle is returned.
+
+        Raises:
+            DiskFull: not all could be noted.
         """
         outcomes: list[tuple[Outcome, str]] = []
         chosen: dict[tuple[int, int, bool], list[tuple[int, Delivery]]] = {}
@@ -522,6 +544,11 @@ class PopCore:
         """Revive by itself from now on; first what became due while nobody ran."""
         self._loop = loop
         self._deadlines.start(loop)
+        self.store.space.on_relief.append(self._serve_all)
+
+    def _serve_all(self) -> None:
+        for group in self:
+            self.serve(group)
 
     def stop(self) -> None:
         """Revive nothing any more."""
@@ -536,11 +563,13 @@ class PopCore:
         now_ms = self.store.now_ms()
         revived: dict[int, list[bytes]] = {}
         dead: dict[int, list[bytes]] = {}
+        later: list[tuple[int, Checkpoint]] = []
+        late_ms: list[int] = []
         room = self._expire_max
         for checkpoint in checkpoints:
             group = self.state.by_id[checkpoint.group_id]
             if room <= 0:  # of deliveries, each of which costs: the rest is due still, and next
-                self._deadlines.schedule(checkpoint.deadline_ms, checkpoint)
+                later.append((checkpoint.deadline_ms, checkpoint))
                 continue
             room -= checkpoint.open.bit_count()
             again_ms = 0
@@ -556,21 +585,22 @@ class PopCore:
                     continue
                 ended = dead if is_last else revived
                 ended.setdefault(checkpoint.group_id, []).append(REFERENCE.pack(checkpoint.position, index))
-                self.counters.revive_late_ms_max = max(self.counters.revive_late_ms_max, now_ms - due_ms)
-                self.counters.revive_lateness.add(now_ms - due_ms, 1)
+                late_ms.append(now_ms - due_ms)
             if again_ms:
-                self._deadlines.schedule(again_ms, checkpoint)
+                later.append((again_ms, checkpoint))
         for group_id, references in revived.items():
             self.append_references(Kind.POP_REVIVED, self.state.by_id[group_id], references)
             self.counters.revived += len(references)
         for group_id, references in dead.items():
             group = self.state.by_id[group_id]
-            self._dead_letters(group)
             self._append_dead_letters(group, references, Reason.ATTEMPTS_EXHAUSTED)
             self.serve(group)  # there is room again below the in-flight limit
-
-    def _dead_letters(self, group: Group) -> LightQueue:
-        return self.store.queues.declare(DEAD_LETTERS + group.name, f"group:{group.id}")
+        # Only now: where the disk is full, all of them come again by themselves.
+        for due_ms, checkpoint in later:
+            self._deadlines.schedule(due_ms, checkpoint)
+        self.counters.revive_late_ms_max = max(self.counters.revive_late_ms_max, 0, *late_ms)
+        for each_ms in late_ms:
+            self.counters.revive_lateness.add(each_ms, 1)
 
 
 def check_attempt_id(attempt_id: str) -> str:

@@ -29,7 +29,7 @@ from pop.poll import Taken
 from pop.stream import CREDITS_DEFAULT, CREDITS_MAX, Acked, Consumption
 from pop.transactions import Ended, Half, Transactions
 from pop.wire import SENT_PLAIN, STATUS_OK, popped_messages, sent, serialize, statuses
-from store.errors import LimitExceeded, RecordTooLarge, StoreError, TopicInvalid
+from store.errors import DiskFull, LimitExceeded, RecordTooLarge, StoreError, TopicInvalid
 from store.lightqueue import Start
 from store.record import TOPIC_BYTES_MAX, Flag, Properties, decode, decode_properties, encode_properties, tag_hash
 from timer.delayed import DelayedMessages, Recalled
@@ -122,6 +122,9 @@ class PopService:
                 add(sent(pb.SendResult(status=pb.Status(code=pb.MESSAGE_TOO_LARGE, detail=str(error)))))
             except LimitExceeded as error:
                 add(sent(pb.SendResult(status=pb.Status(code=pb.TOO_MANY_QUEUES, detail=str(error)))))
+            except DiskFull as error:
+                # The whole call, so that it is sent again: where the disk got full in its midst, its first messages come twice.
+                await refuse(context, error)
         if self._store.log.end > end:
             await self._store.durable()
         return b"".join(results)
@@ -193,7 +196,10 @@ class PopService:
             if named is None:
                 found.append(pb.Status(code=pb.INVALID_HANDLE, detail="this is not a transaction handle that this node gave"))
             else:
-                found.append(_ENDED[self._transactions.end(named[0], commit=end.commit)])
+                try:
+                    found.append(_ENDED[self._transactions.end(named[0], commit=end.commit)])
+                except DiskFull as error:
+                    await refuse(context, error)
         await self._store.durable()
         return statuses(found)
 
@@ -376,7 +382,10 @@ class PopService:
             await refuse(
                 context, RequestInvalid(f"acknowledge at most {HANDLES_MAX} handles a call, not {len(request.handles)}")
             )
-        outcomes = self._core.ack(request.group, list(request.handles))
+        try:
+            outcomes = self._core.ack(request.group, list(request.handles))
+        except DiskFull as error:
+            await refuse(context, error)
         await self._store.durable()
         if outcomes.count(Outcome.OK) == len(outcomes):
             return STATUS_OK * len(outcomes)
@@ -385,7 +394,10 @@ class PopService:
     async def GiveUp(self, request: pb.AckRequest, context: Context) -> bytes:
         if len(request.handles) > HANDLES_MAX:
             await refuse(context, RequestInvalid(f"give up at most {HANDLES_MAX} handles a call, not {len(request.handles)}"))
-        outcomes = self._core.give_up(request.group, list(request.handles))
+        try:
+            outcomes = self._core.give_up(request.group, list(request.handles))
+        except DiskFull as error:
+            await refuse(context, error)
         await self._store.durable()
         return statuses([_STATUS[outcome] for outcome in outcomes])
 
@@ -393,7 +405,10 @@ class PopService:
         if len(request.changes) > HANDLES_MAX:
             await refuse(context, RequestInvalid(f"change at most {HANDLES_MAX} handles a call, not {len(request.changes)}"))
         changes = [Change(change.handle, change.invisible_ms, change.suspend) for change in request.changes]
-        outcomes = self._core.change_invisible(request.group, changes)
+        try:
+            outcomes = self._core.change_invisible(request.group, changes)
+        except DiskFull as error:
+            await refuse(context, error)
         await self._store.durable()
         results = [pb.ChangeInvisibleResult(status=_STATUS[outcome], handle=handle) for outcome, handle in outcomes]
         return pb.ChangeInvisibleResponse(results=results)
@@ -407,7 +422,10 @@ class PopService:
             if named is None:
                 statuses.append(pb.Status(code=pb.INVALID_HANDLE, detail="this is not a recall handle that this node gave"))
             else:
-                statuses.append(_RECALLED[self._delayed.recall(*named)])
+                try:
+                    statuses.append(_RECALLED[self._delayed.recall(*named)])
+                except DiskFull as error:
+                    await refuse(context, error)
         await self._store.durable()
         return pb.RecallResponse(statuses=statuses)
 
@@ -477,6 +495,7 @@ def bounded(name: str, value: int, default: int, maximum: int | None = None) -> 
 _REFUSALS: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
     (Overloaded, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (LimitExceeded, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (DiskFull, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (GroupUnknown, grpc.StatusCode.NOT_FOUND),
     (GroupExists, grpc.StatusCode.ALREADY_EXISTS),
     (GroupBusy, grpc.StatusCode.FAILED_PRECONDITION),

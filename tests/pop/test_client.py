@@ -51,7 +51,7 @@ def in_flight(node: Node) -> int:
 async def first_of(client: Client, count: int, **options: int) -> list[Message]:
     """Return the first messages of a consumer, and leave it."""
     got: list[Message] = []
-    async for message in client.consume(FILTER, group=GROUP, **options):  # type: ignore[arg-type]
+    async for message in client.consume(FILTER, group=GROUP, **options):
         got.append(message)
         if len(got) == count:
             break
@@ -115,7 +115,7 @@ async def test_a_message_that_is_refused_raises_and_the_client_goes_on(
     client: Client, message: dict[str, object], error: type[Exception]
 ) -> None:
     with pytest.raises(error):
-        await client.send(**message)  # type: ignore[arg-type]
+        await client.send(**message)
     await client.send(TOPIC, b"good")
     assert [one.body for one in await first_of(client, 1)] == [b"good"]
 
@@ -129,7 +129,7 @@ async def test_one_refused_message_does_not_fail_those_that_share_its_call(clien
 async def test_a_delayed_message_comes_when_it_is_due_and_can_be_recalled_before(client: Client, how: str) -> None:
     now_ms = time.time_ns() // 1_000_000
     when = {"delay_ms": 150} if how == "delay_ms" else {"deliver_at_ms": now_ms + 150}
-    late, never = [await client.send(TOPIC, body, **when) for body in (b"late", b"never")]  # type: ignore[arg-type]
+    late, never = [await client.send(TOPIC, body, **when) for body in (b"late", b"never")]
     await client.recall(never.recall_handle)
     with pytest.raises(AlreadyRecalled):
         await client.recall(never.recall_handle)
@@ -359,7 +359,7 @@ async def test_what_a_consumer_asks_for_wrongly_is_raised_in_its_loop(client: Cl
 @pytest.mark.parametrize("options", [{"batch": 0}, {"batch": 9, "prefetch": 8}, {"invisible_ms": 0}, {"wait_ms": -1}])
 async def test_numbers_out_of_bounds_are_refused_before_any_call(client: Client, options: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="at least"):
-        client.consume(FILTER, group=GROUP, **options)  # type: ignore[arg-type]
+        client.consume(FILTER, group=GROUP, **options)
 
 
 async def test_dead_letters_can_be_consumed_by_another_group(tmp_path: Path) -> None:
@@ -474,7 +474,7 @@ def test_each_code_of_the_api_has_an_error_of_its_own(code: pb.Code.ValueType) -
 
 
 def test_a_code_of_a_newer_node_is_an_error_too() -> None:
-    error = error_of_status(pb.Status(code=99, detail="why"))  # type: ignore[arg-type]
+    error = error_of_status(pb.Status(code=99, detail="why"))
     assert type(error) is StatusError
     assert "99" in str(error)
     assert error_of_status(pb.Status()) is None

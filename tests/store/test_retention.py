@@ -67,7 +67,8 @@ def publish_segments(store: Store, count: int, topic: str = "plant/1", first: in
     published = []
     for number in range(count * PER_SEGMENT):
         published.append(publish(store, topic, f"{first + number}".rjust(96, ".")))
-        store.retention.step()
+        while store.retention.step():
+            pass
     store.commit()
     return published
 
