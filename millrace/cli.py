@@ -15,6 +15,7 @@ from millrace.admin import AdminUnavailable
 from millrace.config import ConfigError, document_options, load_config
 from pop.errors import PopError
 from store.errors import StoreError
+from store.lightqueue import Start
 from store.options import HostPort, OptionInvalid
 from store.record import Kind
 
@@ -221,7 +222,9 @@ def _add_group_tools(commands: Commands) -> None:
         if action in ("create", "update"):
             _add_settings(each)
         if action == "create":
-            each.add_argument("--start", choices=("earliest", "latest"), default="earliest", help="(%(default)s)")
+            each.add_argument(
+                "--start", type=_start, default="earliest", help="earliest, latest or ms since 1970 (%(default)s)"
+            )
         if action == "reset":
             to = each.add_mutually_exclusive_group(required=True)
             to.add_argument("--to", choices=("earliest", "latest"))
@@ -366,6 +369,10 @@ def _finish(work: Coroutine[Any, Any, None]) -> int:
 
 def _body(text: str) -> bytes:
     return sys.stdin.buffer.read() if text == "-" else text.encode()
+
+
+def _start(text: str) -> Start:
+    return "earliest" if text == "earliest" else "latest" if text == "latest" else _count(text)
 
 
 def _count(text: str) -> int:

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import islice
-from struct import Struct
 from typing import NamedTuple
 
 import orjson
@@ -18,7 +17,7 @@ from pop.group import DEAD_LETTERS, Group
 from pop.order import NO_KEY, order_key
 from pop.settings import GroupSettings, check_settings
 from store.errors import PositionUnknown
-from store.lightqueue import ENTRY, LightQueue, Start
+from store.lightqueue import ENTRY, End, LightQueue, Start
 from store.record import HEADER, HEADER_BYTES, REFERENCE, TIMER_ENTRY, Kind
 
 DEAD_LETTERS_MAX = 10_000
@@ -30,11 +29,12 @@ class ResetTo(NamedTuple):
 
     Parameters:
         end: "earliest" for all that its queue still has, "latest" for what comes from now on.
-        time_ms: what was stored then or later, ms since 1970. A delayed message counts by when it was stored.
-        position: messages from this position of the log on.
+        time_ms: what was stored then or later, ms since 1970. A delayed message counts by when it was due, half of a
+            transaction by when it was committed.
+        position: what came into its queue from this position of the log on.
     """
 
-    end: Start | None = None
+    end: End | None = None
     time_ms: int | None = None
     position: int | None = None
 
@@ -172,11 +172,6 @@ class GroupAdmin:
         """
         for group in self.find(name, topic_filter):
             self.core.append_references(Kind.GROUP_DELETED, group, self._open_references(group))
-            owner = f"group:{group.id}"
-            dead_letters = self._store.queues.find(DEAD_LETTERS + group.name)
-            for queue in (group.queue, group.retry, dead_letters):
-                if queue is not None:
-                    self._store.queues.drop(queue, owner)
             while group.polls:
                 poll = group.polls.popleft()
                 poll.future.set_exception(GroupUnknown(f"the group {name!r} on {group.filter!r} was deleted"))
@@ -198,11 +193,9 @@ class GroupAdmin:
         if to.end == "latest":
             return queue.next_offset
         if to.position is not None:
-            position = to.position
-            return _first_where(queue, lambda found: found >= position)
-        time_ms = to.time_ms
-        assert time_ms is not None
-        return _first_where(queue, lambda found: self._stored_ms(found) >= time_ms)
+            return queue.offset_from(to.position, self._store.log)
+        assert to.time_ms is not None
+        return queue.offset_at(to.time_ms, self._store.log)
 
     def _stored_ms(self, position: int) -> int:
         try:
@@ -244,7 +237,7 @@ class GroupAdmin:
             letters = [letter for position in sorted(set(positions)) for letter in listed_at(queue.id, position)]
         by_group: dict[int, list[DeadLetter]] = {}
         for letter in letters:
-            if letter.group_id in self._state.by_id:
+            if letter.group_id in self._state.by_id and not self._store.is_expired(letter.position):
                 by_group.setdefault(letter.group_id, []).append(letter)
         for group_id, found in by_group.items():
             group = self._state.by_id[group_id]
@@ -290,19 +283,3 @@ class GroupAdmin:
         waiting = (group.queue.read(group.scanned, 1), group.retry.read(group.retry_cursor, 1))
         ages = [now_ms - self._stored_ms(ENTRY.unpack(entry)[0]) for entry in waiting if entry]
         return max(ages, default=None)
-
-
-_POSITION = Struct("<Q")
-
-
-def _first_where(queue: LightQueue, reached: Callable[[int], bool]) -> int:
-    """Return the first offset whose message's position fulfils `reached`, by bisection: positions grow along a queue, but for
-    delayed messages, which stand where they fired."""
-    low, high = queue.first_offset(), queue.committed_offset
-    while low < high:
-        middle = (low + high) // 2
-        if reached(_POSITION.unpack_from(queue.read(middle, 1))[0]):
-            high = middle
-        else:
-            low = middle + 1
-    return low

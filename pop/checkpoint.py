@@ -27,7 +27,7 @@ class Entry(NamedTuple):
     size: int
     attempt: int
     source: int
-    reserved: int = 0
+    backoff: int = 0
 
 
 def indexes_of(bits: int) -> Iterator[int]:

@@ -17,9 +17,10 @@ import numpy as np
 from pop.checkpoint import FROM_QUEUE, FROM_RETRY
 from pop.group import Group
 from pop.order import NO_KEY, PARKED_MAX, Order, Parked, order_key
+from pop.settings import backoff_ms
 from pop.state import PopState
 from store.lightqueue import LightQueue, entries_array
-from store.record import CHECKPOINT_ENTRY_DTYPE
+from store.record import CHECKPOINT_ENTRY_DTYPE, backoff_code
 from store.store import Store
 
 RESPONSE_BYTES = 3 * 1024 * 1024
@@ -84,14 +85,17 @@ def choose(group: Group, room: int, state: PopState, store: Store, read: Read) -
     if group.looks:
         return _look(_Look(group, state, store, read), back, room - len(back), retries_first)
     fresh = _fresh(group, room - retries, store)
-    return Choice(_fitting(back, fresh, retries_first).tobytes())
+    return Choice(_fitting(group, back, fresh, retries_first).tobytes())
 
 
-def _fitting(back: Entries, fresh: Entries, retries_first: bool) -> Entries:
+def _fitting(group: Group, back: Entries, fresh: Entries, retries_first: bool) -> Entries:
     """Return what fits into an answer. Large messages fill it with what comes first: that, too, is in turn."""
     entries = np.concatenate([back, fresh] if retries_first else [fresh, back])
     if not len(entries):
         return entries
+    if group.backoff:
+        for attempt in np.unique(entries["attempt"]).tolist():
+            entries["backoff"][entries["attempt"] == attempt] = backoff_code(backoff_ms(group.backoff, attempt))
     fitting = int(np.searchsorted(np.cumsum(entries["size"], dtype=np.int64), RESPONSE_BYTES, side="right"))
     return entries[: max(fitting, 1)]
 
@@ -134,7 +138,7 @@ def _look(look: _Look, back: Entries, room: int, retries_first: bool) -> Choice:
         fresh["offset"] = [found.offset for found in look.found]
         fresh["size"] = [found.size for found in look.found]
         fresh["attempt"] = 1
-    chosen = _fitting(back, fresh, retries_first)
+    chosen = _fitting(group, back, fresh, retries_first)
     taken = set(chosen["position"][chosen["source"] == FROM_QUEUE].tolist())
     left_over = [found for found in look.found if found.position not in taken and not found.parked]
     scanned = look.offset

@@ -28,9 +28,9 @@ from pop.requests import (
     reset_request,
     sent_of,
     settings_of,
-    start_of,
+    start_fields,
 )
-from store.lightqueue import Start
+from store.lightqueue import End, Start
 
 __all__ = [
     "Client",
@@ -307,7 +307,7 @@ class Client:
             credits=credits,
             batch_max=batch,
             invisible_ms=invisible_ms,
-            start=start_of(start),
+            **start_fields(start),
             give_back=give_back,
         )
         return StreamConsumer(self._stub, opening)
@@ -414,7 +414,7 @@ class Client:
             GroupExists, RequestInvalid, Overloaded, NodeUnavailable: as they say.
         """
         self._check_open()
-        request = pb.CreateGroupRequest(group=group, filter=topic_filter, start=start_of(start), settings=settings)
+        request = pb.CreateGroupRequest(group=group, filter=topic_filter, settings=settings, **start_fields(start))
         return (await call(self._groups.CreateGroup, request, self._timeout_s)).groups[0]
 
     async def update_group(
@@ -449,7 +449,7 @@ class Client:
         group: str,
         *,
         topic_filter: str = "",
-        end: Start | None = None,
+        end: End | None = None,
         time_ms: int | None = None,
         message_id: str | None = None,
     ) -> list[pb.GroupDescription]:

@@ -1,7 +1,8 @@
 """Dead letters: where each came from, and why. The messages are in the light queue `$dlq/GROUP`; here is what it doesn't say.
 
 A row is there from the record that made a message a dead letter until the one that sent it back, so it also tells whether
-that was done. Rows are read from the index when somebody asks; none is kept in memory but those of the open commit.
+that was done; or until retention has dropped the message. Rows are read from the index when somebody asks; none is kept in
+memory but those of the open commit.
 
 Rows of the index: key b"D", id of the `$dlq/` queue u32, position u64, group id u32, all big-endian; value offset in that
 queue u64, size u32, attempts u16, reason u8, failed ms i64.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import IntEnum
+from itertools import takewhile
 from struct import Struct
 from typing import NamedTuple
 
@@ -94,6 +96,15 @@ class DeadLetters:
     def listed_at(self, queue_id: int, position: int) -> Iterator[DeadLetter]:
         """Yield those that one message is: one, or one for each filter by which its group got it. Only what is committed."""
         return self._saved(_MESSAGE_PREFIX.pack(Space.DEAD, queue_id, position))
+
+    def before(self, position: int) -> Iterator[DeadLetter]:
+        """Yield those of all queues whose message stands before `position`. Only what is committed."""
+        assert self._index is not None
+        queue_id = 0
+        while (row := self._index.first_at_or_after(_QUEUE_PREFIX.pack(Space.DEAD, queue_id), bytes(Space.DEAD))) is not None:
+            queue_id = _KEY.unpack(row[0])[1]
+            yield from takewhile(lambda letter: letter.position < position, self.listed(queue_id))
+            queue_id += 1
 
     def _saved(self, prefix: bytes, start: bytes = b"") -> Iterator[DeadLetter]:
         assert self._index is not None

@@ -9,7 +9,7 @@ from pop.admin import DEAD_LETTERS_MAX, GroupAdmin, ResetTo
 from pop.errors import PopError, RequestInvalid
 from pop.expression import ExpressionType
 from pop.group import Group
-from pop.service import Context, bounded, dead_letter, position_of, refuse, start_of
+from pop.service import Context, bounded, dead_letter, end_of, position_of, refuse, start_of
 from pop.settings import DEFAULTS, Backoff, Exponential, GroupSettings
 from store.errors import StoreError
 from store.record import decode
@@ -32,7 +32,7 @@ class GroupService:
     async def CreateGroup(self, request: pb.CreateGroupRequest, context: Context) -> pb.GroupsResponse:
         try:
             settings = changed(DEFAULTS, request.settings)
-            group = self._admin.create(request.group, request.filter, start_of(request.start), settings)
+            group = self._admin.create(request.group, request.filter, start_of(request.start, request.start_at_ms), settings)
         except (PopError, StoreError) as error:
             await refuse(context, error)
         await self._store.durable()
@@ -65,7 +65,7 @@ class GroupService:
         try:
             chosen = request.WhichOneof("to")
             to = ResetTo(
-                end=start_of(request.end) if chosen == "end" else None,
+                end=end_of(request.end) if chosen == "end" else None,
                 time_ms=request.time_ms if chosen == "time_ms" else None,
                 position=position_of(request.message_id) if chosen == "message_id" else None,
             )

@@ -339,6 +339,7 @@ class PopRequest(_message.Message):
     WAIT_MS_FIELD_NUMBER: _builtins.int
     ATTEMPT_ID_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
+    START_AT_MS_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     filter: _builtins.str
     """MQTT topic filter. A group that pops several filters has a cursor in each."""
@@ -352,6 +353,8 @@ class PopRequest(_message.Message):
     """chosen by the client: a call with that of an earlier one gets what that got and is still out"""
     start: Global___Start.ValueType
     """where a group begins that this call creates"""
+    start_at_ms: _builtins.int
+    """instead of `start`: with what was stored then or later, ms since 1970; 0: as `start` says"""
     def __init__(
         self,
         *,
@@ -362,10 +365,11 @@ class PopRequest(_message.Message):
         wait_ms: _builtins.int = ...,
         attempt_id: _builtins.str = ...,
         start: Global___Start.ValueType = ...,
+        start_at_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "filter", b"filter", "group", b"group", "invisible_ms", b"invisible_ms", "messages_max", b"messages_max", "start", b"start", "wait_ms", b"wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "filter", b"filter", "group", b"group", "invisible_ms", b"invisible_ms", "messages_max", b"messages_max", "start", b"start", "start_at_ms", b"start_at_ms", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -696,6 +700,7 @@ class ConsumeOpen(_message.Message):
     INVISIBLE_MS_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
     GIVE_BACK_FIELD_NUMBER: _builtins.int
+    START_AT_MS_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     filter: _builtins.str
     credits: _builtins.int
@@ -707,6 +712,8 @@ class ConsumeOpen(_message.Message):
     start: Global___Start.ValueType
     give_back: _builtins.bool
     """when the stream ends, what is out comes back at once and uncounted, not when its time is over"""
+    start_at_ms: _builtins.int
+    """as in PopRequest"""
     def __init__(
         self,
         *,
@@ -717,10 +724,11 @@ class ConsumeOpen(_message.Message):
         invisible_ms: _builtins.int = ...,
         start: Global___Start.ValueType = ...,
         give_back: _builtins.bool = ...,
+        start_at_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_max", b"batch_max", "credits", b"credits", "filter", b"filter", "give_back", b"give_back", "group", b"group", "invisible_ms", b"invisible_ms", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_max", b"batch_max", "credits", b"credits", "filter", b"filter", "give_back", b"give_back", "group", b"group", "invisible_ms", b"invisible_ms", "start", b"start", "start_at_ms", b"start_at_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1152,9 +1160,12 @@ class CreateGroupRequest(_message.Message):
     FILTER_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
     SETTINGS_FIELD_NUMBER: _builtins.int
+    START_AT_MS_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     filter: _builtins.str
     start: Global___Start.ValueType
+    start_at_ms: _builtins.int
+    """as in PopRequest"""
     @_builtins.property
     def settings(self) -> Global___GroupSettings: ...
     def __init__(
@@ -1164,10 +1175,11 @@ class CreateGroupRequest(_message.Message):
         filter: _builtins.str = ...,
         start: Global___Start.ValueType = ...,
         settings: Global___GroupSettings | None = ...,
+        start_at_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "group", b"group", "settings", b"settings", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "group", b"group", "settings", b"settings", "start", b"start", "start_at_ms", b"start_at_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pop import pop_pb2 as pb
 from pop.errors import BatchFailed, PopError
 from pop.settings import Backoff, Exponential
-from store.lightqueue import Start
+from store.lightqueue import End, Start
 
 A = TypeVar("A")
 
@@ -93,14 +93,19 @@ def pop_request(
         messages_max=messages_max,
         invisible_ms=invisible_ms,
         wait_ms=wait_ms,
-        start=start_of(start),
         attempt_id=attempt_id,
+        **start_fields(start),
     )
 
 
-def start_of(start: Start) -> pb.Start.ValueType:
-    """Return where a group begins, as it goes over the wire."""
-    return pb.LATEST if start == "latest" else pb.EARLIEST
+def start_fields(start: Start) -> dict[str, Any]:
+    """Return the fields of a request that say where a group begins."""
+    return {"start_at_ms": start} if isinstance(start, int) else {"start": end_of(start)}
+
+
+def end_of(end: End) -> pb.Start.ValueType:
+    """Return one end of a queue as it goes over the wire."""
+    return pb.LATEST if end == "latest" else pb.EARLIEST
 
 
 def settings_of(
@@ -141,14 +146,14 @@ def settings_of(
 
 
 def reset_request(
-    group: str, topic_filter: str, end: Start | None, time_ms: int | None, message_id: str | None
+    group: str, topic_filter: str, end: End | None, time_ms: int | None, message_id: str | None
 ) -> pb.ResetGroupRequest:
     """Return a request to begin anew elsewhere."""
     if sum(value is not None for value in (end, time_ms, message_id)) != 1:
         raise ValueError("give one of end, time_ms and message_id")
     request = pb.ResetGroupRequest(group=group, filter=topic_filter)
     if end is not None:
-        request.end = start_of(end)
+        request.end = end_of(end)
     elif time_ms is not None:
         request.time_ms = time_ms
     elif message_id is not None:

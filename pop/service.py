@@ -30,7 +30,7 @@ from pop.stream import CREDITS_DEFAULT, CREDITS_MAX, Acked, Consumption
 from pop.transactions import Ended, Half, Transactions
 from pop.wire import SENT_PLAIN, STATUS_OK, popped_messages, sent, serialize, statuses
 from store.errors import DiskFull, LimitExceeded, RecordTooLarge, StoreError, TopicInvalid
-from store.lightqueue import Start
+from store.lightqueue import End, Start
 from store.record import TOPIC_BYTES_MAX, Flag, Properties, decode, decode_properties, encode_properties, tag_hash
 from timer.delayed import DelayedMessages, Recalled
 from timer.options import TimerOptions
@@ -254,7 +254,7 @@ class PopService:
         try:
             messages_max = bounded("messages_max", request.messages_max, options.messages_default)
             wait_ms = min(bounded("wait_ms", request.wait_ms, 0), options.wait_ms_max)
-            start = start_of(request.start)
+            start = start_of(request.start, request.start_at_ms)
             asked_ms = bounded("invisible_ms", request.invisible_ms, 0, options.invisible_ms_max)
             attempt_id = check_attempt_id(request.attempt_id)
             group = core.group(request.group, request.filter, start)
@@ -346,7 +346,7 @@ class PopService:
         credits = bounded("credits", request.credits, CREDITS_DEFAULT, CREDITS_MAX)
         batch_max = bounded("batch_max", request.batch_max, options.messages_default)
         asked_ms = bounded("invisible_ms", request.invisible_ms, 0, options.invisible_ms_max)
-        group = self._core.group(request.group, request.filter, start_of(request.start))
+        group = self._core.group(request.group, request.filter, start_of(request.start, request.start_at_ms))
         return Consumption(
             self._core,
             group,
@@ -476,11 +476,19 @@ def dead_letter(letter: DeadLetter, group: str, topic_filter: str, topic: str) -
     )
 
 
-def start_of(start: pb.Start.ValueType) -> Start:
-    """Return where a group begins."""
-    if start not in (pb.EARLIEST, pb.LATEST):
-        raise RequestInvalid(f"start is {start}: use EARLIEST (0) or LATEST (1)")
-    return "latest" if start == pb.LATEST else "earliest"
+def end_of(end: pb.Start.ValueType) -> End:
+    """Return the end of a queue that a request names. Raises RequestInvalid where that is none."""
+    if end not in (pb.EARLIEST, pb.LATEST):
+        raise RequestInvalid(f"start is {end}: use EARLIEST (0) or LATEST (1)")
+    return "latest" if end == pb.LATEST else "earliest"
+
+
+def start_of(end: pb.Start.ValueType, at_ms: int) -> Start:
+    """Return where a group begins: at a time, where one is given. Raises RequestInvalid where that can't be."""
+    start = end_of(end)
+    if at_ms and start == "latest":
+        raise RequestInvalid("give start or start_at_ms, not both")
+    return bounded("start_at_ms", at_ms, 0) or start
 
 
 def bounded(name: str, value: int, default: int, maximum: int | None = None) -> int:

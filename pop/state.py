@@ -1,7 +1,7 @@
 """The state of POP: groups, and the checkpoints that are open. It is what the records made of it, and nothing else.
 
 `PopCore` decides and appends records; only the `applies` here change anything, when a record is appended and when recovery
-reads it again. So live traffic and recovery can't come to different ends.
+reads it again. So live traffic and recovery can't come to different ends. (`forget` has no record: it follows retention.)
 
 Rows of the index: key b"G", group id u32 big-endian, value `Group.row`; key b"C", position of the checkpoint u64
 big-endian, value `Checkpoint.row`; and those of `pop.order` and `pop.deadletters`.
@@ -197,9 +197,13 @@ class PopState:
         self._groups_changed.discard(group.id)
         self._groups_deleted.append(group.id)
         self._orders_deleted.add(group.id)
+        owner = f"group:{group.id}"
         dead_letters = self._queues.find(f"$dlq/{group.name}")
-        if dead_letters is not None and dead_letters.owners <= {f"group:{group.id}"}:
+        if dead_letters is not None and dead_letters.owners <= {owner}:
             self._dead_letters_deleted.add(dead_letters.id)
+        for queue in (group.queue, group.retry, dead_letters):
+            if queue is not None:
+                self._queues.release(queue, owner)  # by this very record: a crash leaves no queue that nobody needs
 
     def _settle_all(self, record: Record, group: Group) -> None:
         for position, index in REFERENCE.iter_unpack(record.body):
@@ -362,6 +366,17 @@ class PopState:
             else:
                 self._queues.append_to(group.retry, position, size, 0)
         self._groups_changed.add(group.id)
+
+    def forget(self, letter: DeadLetter) -> None:
+        """Give up what is told of a dead letter whose message retention has dropped. No record says so: the next start may know
+        it again, until retention comes by."""
+        if self.dead_letters.get(letter.key) is None:
+            return  # it was sent back meanwhile
+        self.dead_letters.remove(letter.key)
+        group = self.by_id.get(letter.group_id)
+        if group is not None:
+            group.dead -= 1
+            self._groups_changed.add(group.id)
 
     # --- what `millrace repair` left: references to records that are gone ---------------------------------------------
 

@@ -40,9 +40,9 @@ from pop.requests import (
     reset_request,
     sent_of,
     settings_of,
-    start_of,
+    start_fields,
 )
-from store.lightqueue import Start
+from store.lightqueue import End, Start
 
 __all__ = ["OutgoingMessage", "Security", "Sent", "SyncClient", "SyncMessage", "SyncTransaction", "settings_of"]
 
@@ -353,7 +353,7 @@ class SyncClient:
         self, group: str, topic_filter: str, *, start: Start = "earliest", settings: pb.GroupSettings | None = None
     ) -> pb.GroupDescription:
         """Create a group, with settings from `settings_of`."""
-        request = pb.CreateGroupRequest(group=group, filter=topic_filter, start=start_of(start), settings=settings)
+        request = pb.CreateGroupRequest(group=group, filter=topic_filter, settings=settings, **start_fields(start))
         found: pb.GroupDescription = self._call(self._groups.CreateGroup, request).groups[0]
         return found
 
@@ -375,7 +375,7 @@ class SyncClient:
         group: str,
         *,
         topic_filter: str = "",
-        end: Start | None = None,
+        end: End | None = None,
         time_ms: int | None = None,
         message_id: str | None = None,
     ) -> list[pb.GroupDescription]:

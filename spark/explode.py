@@ -41,6 +41,10 @@ SETTLING = (
 """Kinds whose entries end a delivery."""
 
 
+BACKOFF_MAX = 40
+"""The field `backoff` of an entry counts up to here, 35 years: what is above it was never written."""
+
+
 def gather(buffer: bytes, offsets: Array, dtype: np.dtype[Any]) -> Array:
     """Return the values of `dtype` at `offsets` of `buffer`, which need not be aligned; about 10 ns each."""
     if not len(offsets):
@@ -166,9 +170,9 @@ class Records:
 def handed_out(records: Records) -> dict[str, Array]:
     """Return one row per delivery that begins in `records`.
 
-    Columns: key (position of the record plus index), position, group_id, pop_ms, deadline_ms, message_position,
-    queue_offset, message_bytes, attempt, source (0 the group's filter, 1 its retry queue), changed (a change of invisible
-    time replaced an earlier delivery by this one).
+    Columns: key (position of the record plus index), position, group_id, pop_ms, deadline_ms, return_ms (up to when the message
+    comes back: the deadline and the back-off behind it), message_position, queue_offset, message_bytes, attempt, source (0 the
+    group's filter, 1 its retry queue), changed (a change of invisible time replaced an earlier delivery by this one).
     """
     return _stack([_handed_out_by(records.of_kind(kind), kind) for kind in HANDING])
 
@@ -176,12 +180,14 @@ def handed_out(records: Records) -> dict[str, Array]:
 def _handed_out_by(records: Records, kind: Kind) -> dict[str, Array]:
     owner, index, entry = records.entries(kind)
     position = records.position[owner]
+    deadline_ms, backoff = records.pop["deadline_ms"][owner], entry["backoff"].astype(np.int64)
     return {
         "key": position + index,
         "position": position,
         "group_id": records.pop["group_id"][owner].astype(np.int64),
         "pop_ms": records.header["store_ms"][owner],
-        "deadline_ms": records.pop["deadline_ms"][owner],
+        "deadline_ms": deadline_ms,
+        "return_ms": deadline_ms + np.where(backoff > 0, np.int64(1) << np.minimum(backoff, BACKOFF_MAX), 0),
         "message_position": entry["position"].astype(np.int64),
         "queue_offset": entry["offset"].astype(np.int64),
         "message_bytes": entry["size"].astype(np.int32),

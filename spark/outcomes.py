@@ -47,6 +47,7 @@ def pair(events: DataFrame) -> DataFrame:
         F.max("group_id").alias("group_id"),
         F.max(F.when(begins, F.col("at_ms"))).alias("pop_ms"),
         F.max("deadline_ms").alias("deadline_ms"),
+        F.max("return_ms").alias("return_ms"),
         F.max("message_position").alias("message_position"),
         F.max("attempt").alias("attempt"),
         F.max("source").alias("source"),
@@ -62,23 +63,23 @@ def classify(pairs: DataFrame, *, as_of_ms: int, grace_ms: int) -> DataFrame:
     Args:
         pairs: what `pair` returns.
         as_of_ms: the time at which a window is open or over.
-        grace_ms: how long after its deadline a delivery may stay unsettled before it is lost.
+        grace_ms: how long after its deadline, and the back-off behind it, a delivery may stay unsettled before it is lost.
 
     Returns:
-        The columns of `pairs` but `end`, and: outcome (null for an orphan), end_kind, settled_ms, duplicate_acks (acks
-        after the first), and conflicting (ended in two ways, or twice in one that isn't an ack; its outcome is the
-        earliest, and of two in one ms the ack).
+        The columns of `pairs` but `end` and `return_ms`, and: outcome (null for an orphan), end_kind, settled_ms,
+        duplicate_acks (acks after the first), and conflicting (ended in two ways, or twice in one that isn't an ack; its
+        outcome is the earliest, and of two in one ms the ack).
     """
     kind = F.col("end").bitwiseAND((1 << _KIND_BITS) - 1)
     settled_ms = F.shiftright("end", _KIND_BITS)
     acked = F.when(settled_ms <= F.col("deadline_ms"), ACKED[0]).otherwise(ACKED[1])
-    is_open = F.col("deadline_ms") + grace_ms >= as_of_ms
+    is_open = F.col("return_ms") + grace_ms >= as_of_ms
     unsettled = F.when(is_open, Outcome.IN_FLIGHT.value).otherwise(Outcome.LOST.value)
     outcome = F.when(F.col("pop_ms").isNull(), F.lit(None).cast("string")).when(kind == int(Kind.POP_ACK), acked)
     for end_kind, name in _OUTCOME_OF_KIND.items():
         outcome = outcome.when(kind == int(end_kind), name.value)
     return pairs.select(
-        *(name for name in pairs.columns if name != "end"),
+        *(name for name in pairs.columns if name not in ("end", "return_ms")),
         outcome.otherwise(unsettled).alias("outcome"),
         _name_of(kind).alias("end_kind"),
         settled_ms.alias("settled_ms"),

@@ -38,7 +38,7 @@ from spark.summary import (
 from store.errors import LogCorrupt, StoreError
 
 GRACE_MS = 60_000
-"""How long after its deadline a delivery may stay unsettled: covers the tick, a group's back-off and a burst of revivals."""
+"""How long after deadline and back-off a delivery may stay unsettled: covers the tick and a burst of revivals."""
 
 EXAMPLES_MAX = 20
 """Deliveries shown of each bad kind. Every one is in the table `deliveries/`."""
@@ -120,7 +120,7 @@ def reconcile(
         data_dir: the node's data directory, or its folder `commitlog`.
         as_of_ms: the time, ms since 1970 UTC, at which a delivery's window is open or over; what was stored later is left
             out. Default: the time of the log's last record, since a stopped node revives nothing.
-        grace_ms: how long after its deadline a delivery may stay unsettled before it counts as lost.
+        grace_ms: how long after its deadline, and its group's back-off, a delivery may stay unsettled before it counts as lost.
 
     Raises:
         OptionInvalid: `grace_ms` or `as_of_ms` is negative.

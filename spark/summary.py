@@ -29,9 +29,9 @@ class Outcome(StrEnum):
     VOIDED = "voided"
     """An operator reset its group's offset, or deleted the group."""
     IN_FLIGHT = "in_flight"
-    """Nothing followed yet, and its deadline plus the grace is not over."""
+    """Nothing followed yet, and its deadline plus back-off and grace is not over."""
     LOST = "lost"
-    """Nothing followed, and deadline and grace are over."""
+    """Nothing followed, and deadline, back-off and grace are over."""
 
 
 class Quantiles(TypedDict):

@@ -133,7 +133,7 @@ def _settlements_rows(records: Records) -> Columns:
     }
 
 
-EVENT_VALUES = ("deadline_ms", "message_position", "attempt", "source")
+EVENT_VALUES = ("deadline_ms", "return_ms", "message_position", "attempt", "source")
 """Columns of `events` that only a delivery that begins has."""
 
 
@@ -216,6 +216,7 @@ CHECKPOINTS = Table(
         "group": "string",
         "pop_ms": "bigint",
         "deadline_ms": "bigint",
+        "return_ms": "bigint",
         "message_position": "bigint",
         "queue_offset": "bigint",
         "message_bytes": "int",
@@ -243,6 +244,7 @@ EVENTS = Table(
         "at_ms": "bigint",
         "group_id": "bigint",
         "deadline_ms": "bigint",
+        "return_ms": "bigint",
         "message_position": "bigint",
         "attempt": "int",
         "source": "int",

@@ -21,12 +21,15 @@ import numpy as np
 from store.commitlog import CommitLog
 from store.errors import PositionUnknown, RecordCorrupt
 from store.index import Batch, Index, Space, after
-from store.record import Flag, decode_properties
+from store.record import Flag, Record, decode_properties
 
 ENTRY = Struct("<QII")
 ENTRY_DTYPE = np.dtype([("position", "<u8"), ("size", "<u4"), ("aux", "<u4")])
 ENTRY_BYTES = ENTRY.size
 assert ENTRY_DTYPE.itemsize == ENTRY_BYTES
+
+UNCLEAR_MAX = 64
+"""Entries that a search for a time goes back over, where they don't tell on which side of it they are."""
 
 RESTORED = 0x4000_0000
 """Queue ids from here to `TRANSIENT` are of roots whose declaration was damaged. They follow from the filter, so that each
@@ -38,7 +41,10 @@ TRANSIENT = 0x8000_0000
 _KEY = Struct(">cIQ")
 _PREFIX = Struct(">cI")
 
-Start = Literal["earliest", "latest"] | int
+End = Literal["earliest", "latest"]
+"""One end of a queue: the oldest message that it still has, or what comes from now on."""
+
+Start = End | int
 """Where a queue that is new begins: with all that the log still has, with what comes from now on, or with the messages that
 were stored (delayed ones: that fired) at a time or after it, in ms since 1970 UTC."""
 
@@ -160,34 +166,63 @@ class LightQueue:
     def offset_at(self, store_ms: int, log: CommitLog) -> int:
         """Return the offset of the first entry whose record was stored at a time or later; `committed_offset` where none was.
 
-        Looks at about log2(n) records, 10 us each; what the log no longer has counts as before. For queues of messages. They
-        are in the order of storing but for delayed ones, which count by when they were due: they fired then, or soon after.
-        After an outage that was longer than their delay, the offset may be among those that fired late.
+        What the log no longer has counts as before. For queues of messages. They are in the order of storing but for delayed
+        ones, which count by when they were due: they fired then, or soon after. After an outage that was longer than their
+        delay, the offset may be among those that fired late. Half of a transaction counts by when it was committed.
 
         Args:
             store_ms: ms since 1970 UTC.
             log: where the records are.
         """
+
+        def is_before(message: Record) -> bool | None:
+            if message.flags & Flag.DELAYED:
+                return max(message.store_ms, decode_properties(message.properties).deliver_at_ms) < store_ms
+            if message.flags & Flag.HALF and message.store_ms < store_ms:
+                return None
+            return message.store_ms < store_ms
+
+        return self._offset_behind(is_before, log)
+
+    def offset_from(self, position: int, log: CommitLog) -> int:
+        """Return the offset of the first entry that came into the queue when the log had reached `position`, or later.
+
+        As `offset_at`, but by position: delayed messages and halves of transactions stand where they were dispatched.
+        """
+
+        def is_before(message: Record) -> bool | None:
+            if message.position >= position:
+                return False
+            return None if message.flags & (Flag.DELAYED | Flag.HALF) else True
+
+        return self._offset_behind(is_before, log)
+
+    def _offset_behind(self, is_before: Callable[[Record], bool | None], log: CommitLog) -> int:
+        """Return the offset behind the last entry of which `is_before` is true: all in front of that are, and none behind it.
+
+        By bisection: about log2(n) records are looked at, 10 us each. Where it is None, or a message is damaged, the one in
+        front of it decides, up to `UNCLEAR_MAX` of them. Those at the border count as behind it: twice is better than never.
+        """
         low, high = self.first_offset(), self.committed_offset
         while low < high:
-            middle = (low + high) // 2
-            if _time_of(self.read(middle, 1), log) < store_ms:
-                low = middle + 1
+            at = (low + high) // 2
+            last = max(low, at - UNCLEAR_MAX)
+            while (found := self._judged(at, is_before, log)) is None and at > last:
+                at -= 1
+            if found is False or (found is None and at == low):
+                high = at
             else:
-                high = middle
+                low = at + 1
         return low
 
-
-def _time_of(entry: bytes, log: CommitLog) -> int:
-    """Return when the message of an entry was stored, or if it was delayed, when it was due; 0 where it is gone."""
-    position, size, _ = ENTRY.unpack(entry)
-    try:
-        message = log.record(position, size)
-    except (PositionUnknown, RecordCorrupt):
-        return 0
-    if message.flags & Flag.DELAYED:
-        return max(message.store_ms, decode_properties(message.properties).deliver_at_ms)
-    return message.store_ms
+    def _judged(self, offset: int, is_before: Callable[[Record], bool | None], log: CommitLog) -> bool | None:
+        position, size, _ = ENTRY.unpack(self.read(offset, 1))
+        try:
+            return is_before(log.record(position, size))
+        except PositionUnknown:
+            return True  # expired
+        except RecordCorrupt:
+            return None
 
 
 def entries_key(queue_id: int, offset: int) -> bytes:

@@ -339,13 +339,18 @@ class Queues:
         """Apply QUEUE_DROPPED: one owner less, and with the last the queue is gone."""
         (queue_id,) = QUEUE_FIXED.unpack(record.fixed)
         queue = self._catalogue.get(queue_id)
-        if queue is None:
+        if queue is not None:
+            self.release(queue, orjson.loads(record.properties)["owner"])
+
+    def release(self, queue: LightQueue, owner: str) -> None:
+        """Take away an owner's claim on a durable queue: for a part, when it applies a record that ends the owner."""
+        if owner not in queue.owners:
             return
-        queue.owners.discard(orjson.loads(record.properties)["owner"])
+        queue.owners.remove(owner)
         if queue.owners:
             self._changed(queue)
             return
-        self._fillings.pop(queue_id, None)
+        self._fillings.pop(queue.id, None)
         self._catalogue.remove(queue)
         self._retire(queue)
 

@@ -164,15 +164,25 @@ CHECKPOINT_ENTRY_DTYPE = np.dtype(
         ("size", "<u4"),
         ("attempt", "<u2"),
         ("source", "u1"),
-        ("reserved", "u1"),
+        ("backoff", "u1"),
     ]
 )
 """Body of POP_CHECKPOINT, one per message handed out: the message's position and size, its offset in the queue that it
-came from (`source`: 0 the group's filter, 1 its retry queue), and which attempt this delivery is, from 1.
+came from (`source`: 0 the group's filter, 1 its retry queue), and which attempt this delivery is, from 1. `backoff` is 0, or
+the message comes back up to 2**backoff ms after the deadline: see `backoff_code`.
 
 The properties, JSON, are there where there is something to say beyond the entries: `attempt_id` of the call; and of a group
 that doesn't take every message, `cursor` (offset up to which its queue was looked at), `keys` of the entries and `parked` (see
 `pop.order`). Without entries the record only says that."""
+
+
+def backoff_code(wait_ms: int) -> int:
+    """Return the field `backoff` of an entry whose message, when the deadline has passed, waits for up to `wait_ms` more.
+
+    It is rounded up to a power of two: who reads the log only needs to know when a delivery is overdue.
+    """
+    return max(wait_ms - 1, 1).bit_length() if wait_ms > 0 else 0
+
 
 REFERENCE = struct.Struct("<QI")
 REFERENCE_DTYPE = np.dtype([("checkpoint", "<u8"), ("index", "<u4")])

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -80,6 +80,8 @@ class Retention:
         self._retry_s = 0.0
         self.expires_before = store.log.start
         """Records before this position are expired, unless there is a copy of them."""
+        self.on_dropped: list[Callable[[], Iterator[None]]] = []
+        """Called when segments were dropped and queues are trimmed: what a part must do then, in steps of microseconds."""
         self.copied_bytes = 0
         self.dropped_segments = 0
         self.dropped_bytes = 0
@@ -211,6 +213,8 @@ class Retention:
                 store.copies.forget(origin)
             yield
         yield from self._trim()
+        for job in self.on_dropped:
+            yield from job()
 
     def _carry(self, origin: int, size: int, boundary: int) -> bool:
         """Copy a record that is needed and stands before `boundary`. Return False where `copied_bytes_max` forbids it."""

@@ -12,8 +12,8 @@ from pop.core import Outcome
 from pop.errors import ExpressionInvalid, GroupBusy, GroupExists, GroupUnknown, RequestInvalid
 from pop.options import PopOptions
 from pop.settings import Exponential, GroupSettings
-from store.record import REFERENCE, Kind
-from tests.pop.wiring import FILTER, GROUP, Parts
+from store.record import REFERENCE, Flag, Kind, Properties, backoff_code, encode_properties
+from tests.pop.wiring import FILTER, GROUP, TOPIC, Parts
 
 RESTARTS = [None, True, False]
 """No restart; one that keeps the index; one that rebuilds it."""
@@ -130,6 +130,8 @@ def test_a_group_s_own_back_off_holds(parts: Parts, backoff: object, waits_ms: l
     parts.publish(b"a")
     for attempt, wait_ms in enumerate(waits_ms, start=1):
         assert [message.attempt for message in parts.pop()] == [attempt]
+        (checkpoint,) = parts.core.state.checkpoints.values()
+        assert checkpoint.entry(0).backoff == backoff_code(wait_ms), "a reconciliation must know how long it may be away"
         parts.advance(10_000 + wait_ms - 1)
         assert parts.pop() == []
         parts.advance(1)
@@ -220,6 +222,49 @@ def test_an_offset_is_reset_back_and_forward(parts: Parts, keep_index: bool | No
     after.close()
 
 
+@pytest.mark.parametrize("border", range(7))
+def test_a_reset_to_a_time_or_a_position_skips_nothing_among_messages_that_came_late(parts: Parts, border: int) -> None:
+    parts.group()
+    route = parts.store.queues.route(TOPIC.encode())
+    half = encode_properties(Properties(producer="orders"))
+    halves = [parts.store.append_message(route, b"half %d" % n, half, 1 | Flag.HALF) for n in range(2)]
+    due_ms = parts.clock.now_ms() + 3_500
+    late = encode_properties(Properties(deliver_at_ms=due_ms))
+    parts.store.append_message(route, b"late", late, 1 | Flag.DELAYED)
+    stamps, came = [], []
+    for number in range(7):
+        parts.advance(1_000)
+        came += [b"late"] if number == 3 else []
+        stamps.append((parts.clock.now_ms(), parts.store.log.end, len(came)))
+        if number in (3, 5):
+            came.append(b"half %d" % (number == 5))
+            parts.transactions.end(halves[number == 5], commit=True)
+            parts.store.commit()
+        came.append(b"%d" % number)
+        parts.publish(came[-1])
+    time_ms, position, first = stamps[border]
+    for to in (ResetTo(time_ms=time_ms), ResetTo(position=position)):
+        parts.admin.reset(GROUP, FILTER, to)
+        parts.store.commit()
+        got = bodies(parts)
+        # What was committed or fired just before may come, too.
+        assert got[-len(came[first:]) :] == came[first:]
+        assert [body for body in got if body.isdigit()] == [body for body in came[first:] if body.isdigit()]
+
+
+@pytest.mark.parametrize("topic_filter", [FILTER, "plant/+/temperature", "plant/1/temperature"])
+@pytest.mark.parametrize("keep_index", RESTARTS)
+def test_a_group_begins_at_a_time(parts: Parts, topic_filter: str, keep_index: bool | None) -> None:
+    for number in range(6):
+        parts.advance(1_000)
+        parts.publish(b"%d" % number)
+    parts.create(topic_filter=topic_filter, start=parts.clock.now_ms() - 1_500)
+    after = restarted(parts, keep_index)
+    after.publish(b"new")
+    assert [message.body for message in after.pop(topic_filter=topic_filter)] == [b"4", b"5", b"new"]
+    after.close()
+
+
 def test_what_came_back_is_forgotten_by_a_reset(parts: Parts) -> None:
     parts.publish(b"a")
     parts.pop()
@@ -286,8 +331,11 @@ def test_a_deleted_group_is_gone_with_its_queues_and_a_new_one_of_that_name_begi
     parts.pop(1, topic_filter="plant/+/temperature")
     parts.advance(10_000)
     (out,) = parts.pop(1, topic_filter="plant/+/temperature")
+    end = parts.store.log.end
     parts.admin.delete(GROUP)
     parts.store.commit()
+    # Of two records a crash could leave the first alone, and a queue that nobody drops any more.
+    assert [record.kind for record in parts.store.log.scan(end)] == [Kind.GROUP_DELETED]
     after = restarted(parts, keep_index)
     assert list(after.core) == []
     assert after.core.checkpoints_open == 0

@@ -115,7 +115,7 @@ async def test_a_message_that_is_refused_raises_and_the_client_goes_on(
     client: Client, message: dict[str, object], error: type[Exception]
 ) -> None:
     with pytest.raises(error):
-        await client.send(**message)
+        await client.send(**message)  # type: ignore[arg-type]
     await client.send(TOPIC, b"good")
     assert [one.body for one in await first_of(client, 1)] == [b"good"]
 
@@ -129,7 +129,7 @@ async def test_one_refused_message_does_not_fail_those_that_share_its_call(clien
 async def test_a_delayed_message_comes_when_it_is_due_and_can_be_recalled_before(client: Client, how: str) -> None:
     now_ms = time.time_ns() // 1_000_000
     when = {"delay_ms": 150} if how == "delay_ms" else {"deliver_at_ms": now_ms + 150}
-    late, never = [await client.send(TOPIC, body, **when) for body in (b"late", b"never")]
+    late, never = [await client.send(TOPIC, body, **when) for body in (b"late", b"never")]  # type: ignore[arg-type]
     await client.recall(never.recall_handle)
     with pytest.raises(AlreadyRecalled):
         await client.recall(never.recall_handle)
@@ -474,7 +474,7 @@ def test_each_code_of_the_api_has_an_error_of_its_own(code: pb.Code.ValueType) -
 
 
 def test_a_code_of_a_newer_node_is_an_error_too() -> None:
-    error = error_of_status(pb.Status(code=99, detail="why"))
+    error = error_of_status(pb.Status(code=99, detail="why"))  # type: ignore[arg-type]
     assert type(error) is StatusError
     assert "99" in str(error)
     assert error_of_status(pb.Status()) is None

@@ -11,11 +11,13 @@ import grpc.aio
 import pytest
 
 from pop import pop_pb2 as pb
+from pop.admin import ResetTo
 from pop.core import Outcome
 from pop.options import PopOptions
+from pop.transactions import Ended
 from store.errors import DiskFull
 from store.options import GIB, MIB, StoreOptions
-from store.record import Flag
+from store.record import Flag, Properties, encode_properties
 from store.space import Usage
 from store.store import Store
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Delivered, Node, Parts, stub_of
@@ -93,6 +95,73 @@ def test_below_the_floor_nothing_is_revived_and_nothing_is_lost(parts: Parts) ->
     assert sorted(bodies(parts.pop())) == [b"0", b"1"]
 
 
+def test_below_the_floor_what_has_a_back_off_is_revived_once_when_there_is_room(tmp_path: Path) -> None:
+    parts = Parts(tmp_path / "data", store=OPTIONS)
+    parts.create(backoff=(3_000,))
+    parts.publish(b"0", b"1", b"2")
+    for invisible_ms in (1_000, 1_500, 1_500):
+        parts.pop(1, invisible_ms)
+    parts.advance(4_000)  # the first is due; the others wait
+    assert parts.core.counters.revived == 1
+    free(parts.store, EXHAUSTED)
+    for _ in range(10):
+        parts.advance(1_000)
+    free(parts.store, READ_ONLY)
+    parts.advance(1_000)
+    assert sorted(bodies(parts.pop())) == [b"0", b"1", b"2"]
+    assert (parts.core.counters.revived, parts.core.counters.revive_lateness.counts.count(0)) == (3, 16)
+    parts.close()
+
+
+@pytest.mark.parametrize("settings", [{"fifo": True}, {"expression": "rare"}])
+def test_below_the_floor_a_group_that_looks_finds_nothing_and_passes_nothing_over(parts: Parts, settings: dict) -> None:
+    group = parts.create("careful", **settings)
+    parts.publish(b"2", properties=Properties(tag="rare"))
+    free(parts.store, EXHAUSTED)
+    assert parts.pop(group="careful") == []
+    assert not parts.core._may_look_on(group), "a poll that waits would look for ever"
+    free(parts.store, TOTAL)
+    found = [parts.pop(1, group="careful") for _ in range(2)]
+    assert bodies([each for some in found for each in some]) == ([b"0"] if "fifo" in settings else [b"2"])
+
+
+def test_transactions_end_from_the_reserve_and_wait_below_the_floor(tmp_path: Path) -> None:
+    pop = PopOptions(transaction_check_ms=1_000, transaction_checks_max=1)
+    parts = Parts(tmp_path / "data", store=OPTIONS, pop=pop)
+    parts.group()
+    route = parts.store.queues.route(TOPIC.encode())
+    half = encode_properties(Properties(producer="orders"))
+    committed, given_up = (parts.store.append_message(route, body, half, 1 | Flag.HALF) for body in (b"0", b"1"))
+    free(parts.store, EXHAUSTED)
+    with pytest.raises(DiskFull):
+        parts.transactions.end(committed, commit=True)
+    for _ in range(5):
+        parts.advance(1_000)
+    assert len(parts.transactions) == 2, "neither asked nor given up"
+    free(parts.store, READ_ONLY)
+    assert parts.transactions.end(committed, commit=True) is Ended.OK
+    for _ in range(5):
+        parts.advance(1_000)
+    assert parts.transactions.end(given_up, commit=True) is Ended.ALREADY_ROLLED_BACK
+    assert bodies(parts.pop()) == [b"0"]
+    parts.close()
+
+
+def test_groups_are_changed_with_room_and_deleted_without(parts: Parts) -> None:
+    (dead,) = parts.pop(1)
+    parts.core.give_up(GROUP, [dead.handle])
+    free(parts.store, READ_ONLY)
+    for change in (lambda: parts.admin.pause(GROUP), lambda: parts.admin.redrive(GROUP)):
+        with pytest.raises(DiskFull):
+            change()
+    parts.admin.reset(GROUP, FILTER, ResetTo(end="latest"))
+    assert parts.pop() == []
+    free(parts.store, EXHAUSTED)
+    parts.admin.delete(GROUP)
+    parts.store.commit()
+    assert parts.store.queues.find("$retry/1") is None
+
+
 def test_below_the_floor_delayed_messages_wait_and_come_in_their_order(parts: Parts) -> None:
     due_ms = parts.clock.now_ms() + 1000
     for number in range(3):
@@ -138,7 +207,8 @@ async def test_every_call_that_can_not_be_stored_hears_resource_exhausted(node: 
         stub = stub_of(channel)
         message = pb.Message(topic=TOPIC, body=b"0")
         later = pb.Message(topic=TOPIC, body=b"1", deliver_at_ms=node.store.now_ms() + 3_600_000)
-        sent = await stub.Send(pb.SendRequest(messages=[message, later]))
+        half = pb.Message(topic=TOPIC, body=b"2", producer="orders")
+        sent = await stub.Send(pb.SendRequest(messages=[message, later, half]))
         pop = pb.PopRequest(group=GROUP, filter=FILTER, messages_max=1, invisible_ms=60_000, wait_ms=5_000)
         (popped,) = (await stub.Pop(pop)).messages
         free(node.store, READ_ONLY)
@@ -148,6 +218,9 @@ async def test_every_call_that_can_not_be_stored_hears_resource_exhausted(node: 
         await refused(stub.Ack(pb.AckRequest(group=GROUP, handles=[popped.handle])))
         change = pb.InvisibleChange(handle=popped.handle, invisible_ms=1)
         await refused(stub.ChangeInvisible(pb.ChangeInvisibleRequest(group=GROUP, changes=[change])))
+        await refused(stub.GiveUp(pb.AckRequest(group=GROUP, handles=[popped.handle])))
+        end = pb.TransactionEnd(transaction_handle=sent.results[2].transaction_handle, commit=True)
+        await refused(stub.EndTransactions(pb.EndTransactionsRequest(ends=[end])))
         await refused(stub.Recall(pb.RecallRequest(recall_handles=[sent.results[1].recall_handle])))
         free(node.store, READ_ONLY)
         acked = await stub.Ack(pb.AckRequest(group=GROUP, handles=[popped.handle]))

@@ -52,6 +52,21 @@ async def client(node: Node) -> AsyncIterator[Client]:
 # --- groups ---------------------------------------------------------------------------------------------------------
 
 
+async def test_a_group_begins_at_a_time_however_it_is_created(node: Node, client: Client) -> None:
+    await client.send(TOPIC, b"before")
+    since_ms = node.store.now_ms() + 1
+    await node.until(lambda: node.store.now_ms() > since_ms)
+    await client.send(TOPIC, b"after")
+    await client.create_group("created", FILTER, start=since_ms)
+    for group in ("created", "popped"):
+        (message,) = await client.pop(FILTER, group=group, wait_ms=5_000, start=since_ms)
+        assert message.body == b"after"
+    async with client.stream(FILTER, group="streamed", start=since_ms) as messages:
+        assert (await anext(aiter(messages))).body == b"after"
+    with pytest.raises(RequestInvalid, match="start_at_ms"):
+        await client.pop(FILTER, group="never", start=-1)
+
+
 async def test_a_group_is_created_described_changed_reset_paused_and_deleted(client: Client) -> None:
     settings = settings_of(attempts_max=3, backoff=Exponential(100, 1_000), fifo=True, tags="a || b", in_flight_max=9)
     made = await client.create_group(GROUP, FILTER, settings=settings)

@@ -182,6 +182,31 @@ def test_a_delayed_message_that_fires_shortly_before_its_segment_goes_is_kept(pa
     assert [message.body for message in parts.pop()] == [b"late"]
 
 
+def test_a_dead_letter_whose_message_is_gone_is_neither_listed_nor_counted_nor_sent_back(parts: Parts) -> None:
+    parts.create("ledger", FILTER)
+    parts.group("mourners", "$dlq/ledger")
+    parts.publish(b"old")
+    parts.core.give_up("ledger", [parts.pop(group="ledger")[0].handle])
+    parts.store.commit()
+    let_expire(parts)
+    assert len(parts.admin.dead_letters("ledger")) == 1, "it is kept for one more retention"
+    parts.publish(b"young")
+    parts.core.give_up("ledger", [parts.pop(1, group="ledger")[0].handle])
+    parts.store.commit()
+    for _ in range(3):
+        let_expire(parts)
+        if len(parts.admin.dead_letters("ledger")) < 2:
+            break
+    (left,) = parts.admin.dead_letters("ledger")
+    assert parts.group("ledger").dead == 1
+    parts.admin.redrive("ledger")
+    parts.store.commit()
+    assert [(message.body, message.position) for message in parts.pop(1, group="ledger")] == [(b"young", left.position)]
+    for _ in range(3):
+        let_expire(parts)
+    assert (parts.admin.dead_letters("ledger"), parts.group("ledger").dead) == ([], 0)
+
+
 @pytest.mark.parametrize("rebuilt", [False, True])
 def test_groups_that_filter_or_order_go_on_where_they_were(parts: Parts, tmp_path: Path, rebuilt: bool) -> None:
     parts.create("ledger", FILTER, fifo=True, attempts_max=1)

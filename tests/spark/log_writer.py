@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from store import record
-from store.record import CHANGE_ENTRY, CHECKPOINT_ENTRY, POP_FIXED, REFERENCE, Kind, Record
+from store.record import CHANGE_ENTRY, CHECKPOINT_ENTRY, POP_FIXED, REFERENCE, Kind, Record, backoff_code
 
 Reference = tuple[int, int]
 """Position of the checkpoint, index in it."""
@@ -46,9 +46,12 @@ class LogWriter:
         properties = json.dumps({"group": name, "filter": filter_}).encode()
         return self.add(Kind.GROUP_CREATED, name, fixed=POP_FIXED.pack(group_id, 1, 0), properties=properties)
 
-    def checkpoint(self, group_id: int, name: str, messages: list[int], *, deadline_ms: int, attempt: int = 1) -> int:
+    def checkpoint(
+        self, group_id: int, name: str, messages: list[int], *, deadline_ms: int, attempt: int = 1, backoff_ms: int = 0
+    ) -> int:
+        code = backoff_code(backoff_ms)
         body = b"".join(
-            CHECKPOINT_ENTRY.pack(message, offset, 64, attempt, attempt > 1, 0) for offset, message in enumerate(messages)
+            CHECKPOINT_ENTRY.pack(message, offset, 64, attempt, attempt > 1, code) for offset, message in enumerate(messages)
         )
         return self.add(Kind.POP_CHECKPOINT, name, body, fixed=POP_FIXED.pack(group_id, 1, deadline_ms))
 

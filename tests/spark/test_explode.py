@@ -22,7 +22,9 @@ from store.record import CHANGE_ENTRY, CHECKPOINT_ENTRY, FIXED_BYTES, POP_FIXED,
 BASE = 7_000_000_000
 
 positions = st.integers(0, 2**62)
-entries = st.tuples(positions, positions, st.integers(0, 2**26), st.integers(1, 2**16 - 1), st.integers(0, 1), st.just(0))
+entries = st.tuples(
+    positions, positions, st.integers(0, 2**26), st.integers(1, 2**16 - 1), st.integers(0, 1), st.integers(0, 255)
+)
 references = st.tuples(positions, st.integers(0, 2**20))
 BODIES = {
     Kind.POP_CHECKPOINT: st.lists(entries.map(lambda entry: CHECKPOINT_ENTRY.pack(*entry)), max_size=5),
@@ -82,9 +84,10 @@ def test_handed_out_is_every_entry_that_begins_a_delivery(data: bytes) -> None:
             rows = [(entry[2:], True) for entry in CHANGE_ENTRY.iter_unpack(each.body)]
         else:
             continue
-        for index, ((message, offset, size, attempt, source, _), changed) in enumerate(rows):
+        for index, ((message, offset, size, attempt, source, backoff), changed) in enumerate(rows):
             key = each.position + index
-            head = (key, each.position, group_id, each.store_ms, deadline_ms)
+            return_ms = deadline_ms + (2 ** min(backoff, 40) if backoff else 0)
+            head = (key, each.position, group_id, each.store_ms, deadline_ms, return_ms)
             expected.add((*head, message, offset, size, attempt, source, changed))
     found = explode.handed_out(records)
     assert set(zip(*(column.tolist() for column in found.values()), strict=True)) == expected

@@ -146,6 +146,24 @@ def test_an_earlier_time_shows_the_log_as_it_was_then(spark: SparkSession, tmp_p
     later.close()
 
 
+@pytest.mark.parametrize(
+    ("waited_ms", "lost"),
+    [(500_000, 0), (2**19 + GRACE_MS, 0), (2**19 + GRACE_MS + 1, 2)],
+    ids=["within", "at the end", "over"],
+)
+def test_a_delivery_that_waits_for_its_back_off_is_not_lost(
+    spark: SparkSession, tmp_path: Path, waited_ms: int, lost: int
+) -> None:
+    log = LogWriter()
+    messages = [log.message("a/1"), log.message("a/2")]
+    log.checkpoint(1, "pumps", messages, deadline_ms=2_000, backoff_ms=500_000)  # noted as up to 2**19 ms
+    log.save(tmp_path)
+    result = reconcile(spark, tmp_path, as_of_ms=2_000 + waited_ms, grace_ms=GRACE_MS)
+    found = result.summary["totals"]["outcomes"]
+    assert (found[Outcome.IN_FLIGHT], found[Outcome.LOST]) == (2 - lost, lost)
+    result.close()
+
+
 def test_the_report_reads_back(spark: SparkSession, found: Reconciliation, tmp_path: Path) -> None:
     out = tmp_path / "report"
     found.write(out)

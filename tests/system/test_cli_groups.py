@@ -38,6 +38,8 @@ def test_groups_and_dead_letters_by_hand(node: NodeProcess) -> None:
         run(node, "group", "create", "g", "a/#", "--attempts-max", "1", "--backoff", "exponential:10:50", "--fifo", "--json")
     )
     assert created[0]["settings"]["fifo"]
+    assert run(node, "group", "create", "since", "a/#", "--start", "1700000000000").returncode == 0
+    assert run(node, "group", "create", "since", "a/#", "--start", "yesterday").returncode == 2
     for number in range(4):
         run(node, "send", f"a/{number}", str(number))
     answered = run(node, "pop", "a/#", "--group", "g", "--count", "4", "--ask", "--json", text="a\nn\nd\n\n")
