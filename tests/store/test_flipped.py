@@ -12,10 +12,12 @@ import pytest
 from gateway.codec import FROM_SERVER, decode
 from gateway.encoding import encode_run
 from gateway.retained import RetainedMessages
+from pop.admin import GroupAdmin, ResetTo
 from pop.core import Change, PopCore
 from pop.handle import Handles, load_secret
 from pop.options import PopOptions
 from pop.poll import Taken
+from pop.transactions import Transactions
 from store.clock import ManualClock
 from store.commitlog import DIRECTORY, CommitLog, Tail
 from store.errors import LogCorrupt
@@ -32,7 +34,7 @@ from timer.options import TimerOptions
 
 MASKS = (0x01, 0xFF)
 START_MS = 1_700_000_000_000
-ONE_SEGMENT, TWO_SEGMENTS = 64 * KIB, 900
+ONE_SEGMENT, TWO_SEGMENTS = 64 * KIB, 1900
 BEHIND = 32
 """Bytes behind the last record that are flipped, too."""
 
@@ -46,9 +48,11 @@ class Whole:
         self.store = Store(data_dir, StoreOptions(segment_bytes=segment_bytes, reserve_bytes=0), clock)
         self.delayed = DelayedMessages(self.store, TimerOptions())
         self.retained = RetainedMessages()
-        options = PopOptions(attempts_max=2)
+        options = PopOptions(attempts_max=2, transaction_check_ms=60_000)
         self.core = PopCore(self.store, Handles(load_secret(data_dir)), options, TimerOptions())
-        for part in (self.delayed, self.retained, self.core.state):
+        self.admin = GroupAdmin(self.core)
+        self.transactions = Transactions(self.store, options, TimerOptions())
+        for part in (self.delayed, self.retained, self.transactions, self.core.state):
             self.store.add_part(part)
         self.recovery = self.store.recover()
         fill(self.store)
@@ -68,8 +72,9 @@ class Whole:
         return taken, self.core.handles.deliveries(checkpoint.position, checkpoint.pop_ms, group.id, checkpoint.count)
 
     def advance(self, ms: int) -> None:
+        self.store.commit()
         self.clock.advance(ms)
-        while self.core.fire_due() or self.delayed.fire_due():
+        while self.core.fire_due() or self.delayed.fire_due() or self.transactions.fire_due():
             self.store.commit()
         self.store.commit()
 
@@ -104,6 +109,16 @@ def write_log(data_dir: Path, segment_bytes: int) -> list[Record]:
     whole.advance(5_000)
     whole.take(2)
     whole.advance(5_000)
+    assert whole.admin.redrive("g") == 1
+    whole.admin.pause("g")
+    whole.admin.reset("g", "plant/#", ResetTo(end="latest"))
+    whole.core.group("h", "plant/#")
+    whole.admin.delete("h")
+    producer = encode_properties(Properties(producer="p"))
+    committed, rolled_back, _ = (whole.publish("plant/1", body, int(Flag.HALF), producer) for body in (b"c", b"r", b"p"))
+    whole.transactions.end(committed, commit=True)
+    whole.transactions.end(rolled_back, commit=False)
+    whole.advance(60_000)
     whole.publish("plant/3", b"", int(Flag.RETAIN))
     whole.publish("plant/3", b"properties", 2, encode_properties(Properties([("a", "b")], "tag")))
     whole.close()
@@ -125,9 +140,17 @@ USED = {
     Kind.POP_REVIVED,
     Kind.POP_DEAD_LETTER,
     Kind.GROUP_CREATED,
+    Kind.GROUP_CHANGED,
+    Kind.GROUP_OFFSET_RESET,
+    Kind.GROUP_DELETED,
+    Kind.DEAD_LETTER_REDRIVEN,
     Kind.TIMER_FIRED,
     Kind.TIMER_CANCELLED,
+    Kind.TRANSACTION_COMMITTED,
+    Kind.TRANSACTION_ROLLED_BACK,
+    Kind.TRANSACTION_CHECKED,
 }
+ROUTING = (Kind.TIMER_FIRED, Kind.TRANSACTION_COMMITTED)
 
 
 @pytest.fixture(scope="module", params=[ONE_SEGMENT, TWO_SEGMENTS], ids=["one segment", "two segments"])
@@ -317,8 +340,8 @@ def test_what_is_damaged_under_a_running_node_is_not_delivered_and_all_else_is(
 
     originals = {record.position: log.read(record.position, record.size) for record in records}
     all_filled, all_readable = filled(), readable()
-    assert len(all_filled) == 5
-    fired = {r.position: {p for p, _ in TIMER_ENTRY.iter_unpack(r.body)} for r in records if r.kind == Kind.TIMER_FIRED}
+    assert len(all_filled) == 6
+    fired = {r.position: {p for p, _ in TIMER_ENTRY.iter_unpack(r.body)} for r in records if r.kind in ROUTING}
     delayed = set().union(*fired.values())
     for path, offset, position in flips(kept, records):
         damaged = record_at(records, position)
@@ -326,6 +349,7 @@ def test_what_is_damaged_under_a_running_node_is_not_delivered_and_all_else_is(
             continue
         with Flipped(path, offset, MASKS[offset % 2]):
             assert readable() == all_readable - {damaged.position}
-            # A delayed message has its entry from the record that says it fired; who reads the message finds the damage.
+            # A delayed message, or half of a transaction, has its entry from the record that says that it goes out; who
+            # reads the message finds the damage.
             assert filled() == all_filled - ({damaged.position} - delayed) - fired.get(damaged.position, set())
     whole.close()

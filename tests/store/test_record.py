@@ -44,6 +44,12 @@ LAYOUTS = [
 kinds = st.sampled_from(list(Kind))
 
 
+@given(st.integers(1, 2**40))
+def test_a_back_off_is_noted_as_the_next_power_of_two(wait_ms: int) -> None:
+    assert wait_ms <= 2 ** record.backoff_code(wait_ms) <= 2 * wait_ms
+    assert record.backoff_code(0) == 0
+
+
 @st.composite
 def records(draw: st.DrawFn) -> bytes:
     kind = draw(kinds)
