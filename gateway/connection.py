@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 import structlog
 
 from gateway import codec
-from gateway.errors import ConnectRefused, ProtocolError
+from gateway.errors import ConnectRefused, ProtocolError, UnsupportedVersion
 from gateway.packets import (
     CONNECT,
     DISCONNECT,
@@ -27,11 +27,10 @@ from gateway.packets import (
     PUBREL,
     SUBSCRIBE,
     UNSUBSCRIBE,
+    V5_0,
     Connect,
-    parse_connect,
-    parse_subscribe,
-    parse_unsubscribe,
 )
+from gateway.parsers import parse_connect, parse_subscribe, parse_unsubscribe, protocol_level
 from gateway.reasons import SUBACK_FAILURE, ConnectCode, ReasonCode
 from gateway.session import Session
 from gateway.subscription import Subscription
@@ -142,7 +141,7 @@ class Connection(asyncio.Protocol):
         try:
             self._handle(packets)
         except ConnectRefused as error:
-            self._write(codec.encode_refusal(error))
+            self._write(codec.encode_refusal(error, 4))
             self.close(str(error), error.reason)
         except ProtocolError as error:
             self.close(str(error), error.reason)
@@ -238,6 +237,8 @@ class Connection(asyncio.Protocol):
             raise packet[1]
         if packet[0] != CONNECT:
             raise ProtocolError(f"the first packet is {NAMES[packet[0]]}, and must be CONNECT [MQTT-3.1.0-1]")
+        if protocol_level(packet[2]) == V5_0:
+            raise UnsupportedVersion("MQTT 5.0 is not served yet; use 4, MQTT 3.1.1", is_v5=True)
         store = self.store.options
         wish = parse_connect(packet[2], topic_levels_max=store.topic_levels_max, topic_bytes_max=store.topic_bytes_max)
         self._accept(wish)
