@@ -181,6 +181,8 @@ def _document(options: Any, defaults: Any) -> Iterator[str]:
 
 
 def _to_toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, int):
         return str(value)
     if isinstance(value, tuple):

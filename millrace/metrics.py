@@ -52,6 +52,18 @@ class NodeCollector(Collector):
         yield _counter(
             "millrace_mqtt_deliveries_acked", "Deliveries at QoS 1 and 2 that clients acknowledged.", counts.deliveries_acked
         )
+        yield _counter("millrace_mqtt_publishes_refused", "PUBLISH packets refused in their acks.", counts.publishes_refused)
+        yield _counter(
+            "millrace_mqtt_deliveries_too_large",
+            "Deliveries left out because their client takes no packet as large.",
+            counts.deliveries_too_large,
+        )
+        yield _gauge("millrace_mqtt_sessions_away", "Sessions whose clients are not connected.", len(gateway.away))
+        yield _counter(
+            "millrace_mqtt_sessions_expired", "Sessions that ended because their time was over.", counts.sessions_expired
+        )
+        yield _gauge("millrace_mqtt_subscriptions", "Subscriptions that exist.", counts.subscriptions)
+        yield _gauge("millrace_mqtt_retained", "Retained messages.", len(gateway.retained))
         yield _counter("millrace_mqtt_subscriptions_refused", "Filters refused in SUBACKs.", counts.subscriptions_refused)
         closed = CounterMetricFamily("millrace_mqtt_connections_closed", "Connections the node closed.", labels=["reason"])
         for reason, count in counts.closed_by_reason.items():

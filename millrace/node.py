@@ -48,7 +48,7 @@ class Node:
         try:
             self.store = Store(config.data_dir, config.store, clock or SystemClock())
             self.delayed = DelayedMessages(self.store, config.timer)
-            self.retained = RetainedMessages()
+            self.retained = RetainedMessages(self.store.now_ms)
             self.pop = PopCore(self.store, Handles(load_secret(config.data_dir)), config.pop, config.timer)
             for part in (self.delayed, self.retained, self.pop.state):
                 self.store.add_part(part)
@@ -56,7 +56,7 @@ class Node:
         except BaseException:
             self._lock.release()
             raise
-        self.gateway = Gateway(self.store, self.retained, config.mqtt)
+        self.gateway = Gateway(self.store, self.retained, self.delayed, config.mqtt, delay_ms_max=config.timer.delay_ms_max)
         self._pop_server = PopServer(PopService(self.pop, self.delayed, config.timer), config.pop.listen)
         self._admin = Admin(config.admin.listen, registry=registry_of(self), ready=lambda: self._is_ready, state=self.state)
         self._is_ready = False

@@ -40,7 +40,7 @@ DIRECTORY = "index"
 DISCARDED = "index.discarded"
 """What an index is renamed to before it is deleted, so that half of one is never opened."""
 
-FORMAT = 3
+FORMAT = 5
 """Version of the key and value formats. Another one is not read: a start rebuilds the index."""
 
 MEMTABLE_BYTES = 64 * 1024 * 1024
@@ -67,6 +67,9 @@ class Space(bytes, Enum):
     CHECKPOINT = b"C"
     TIMER = b"T"
     RETAINED = b"R"
+    RETAINED_LEVEL = b"r"
+    RETAINED_LATER = b"l"
+    RETAINED_COUNT = b"n"
     SESSION = b"S"
     COPY = b"V"
 
@@ -173,6 +176,10 @@ class Index:
         options.set_iterate_upper_bound(after(prefix))
         # In raw mode keys and values are bytes, which the stub doesn't know.
         yield from cast(Iterator[tuple[bytes, bytes]], self._db.items(from_key=prefix + start, read_opt=options))
+
+    def cursor(self) -> RdictIter:
+        """Return an iterator over all rows as they are now, to be sought to a key by whoever leaps. It has no bounds."""
+        return self._db.iter()
 
     def last_at_or_before(self, key: bytes, prefix: bytes) -> tuple[bytes, bytes] | None:
         """Return the row with the greatest key that isn't above `key`, if it starts with `prefix`."""

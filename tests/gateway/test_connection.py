@@ -36,7 +36,7 @@ class LoopAhead:
 
 
 def pass_time(gateway: Gateway, seconds: float) -> None:
-    """Let the keep-alive wheel turn as if this much time had passed."""
+    """Let the gateway's wheel turn as if this much time had passed."""
     if not isinstance(gateway.loop, LoopAhead):
         gateway.loop = LoopAhead(gateway.loop)  # type: ignore[assignment]
     gateway.loop.ahead_s += seconds  # type: ignore[attr-defined]
@@ -125,16 +125,6 @@ async def test_clients_without_an_id_are_given_one_each(broker: Broker) -> None:
     one, two = await broker.connect(""), await broker.connect("")
     assert await one.drained() == await two.drained() == []
     assert len(broker.node.gateway.clients) == 2
-
-
-async def test_a_durable_session_is_accepted_and_begins_anew(broker: Broker) -> None:
-    first = await broker.connect("pump", flags=0)
-    await first.subscribe(("a", 1))
-    await first.send(BYE)
-    await first.ended()
-    again = await broker.connect("pump", flags=0)  # session present 0, as in every CONNACK here
-    await again.publish("a", b"x", 1)
-    assert await again.messages() == []
 
 
 async def test_packets_may_follow_the_connect_at_once(broker: Broker) -> None:
