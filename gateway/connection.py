@@ -10,9 +10,8 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-import structlog
-
 from gateway import codec
+from gateway.access import Guard, Undecided
 from gateway.errors import ConnectRefused, ProtocolError
 from gateway.packets import (
     CONNECT,
@@ -35,6 +34,7 @@ from gateway.packets import (
 from gateway.reasons import SUBACK_FAILURE, ConnectCode, ReasonCode
 from gateway.session import Session
 from gateway.subscription import Subscription
+from gateway.throttle import ANSWERS, UNDECIDED, Meter
 from store.errors import LimitExceeded, StoreError, TopicInvalid
 from store.lightqueue import LightQueue
 from store.options import KIB
@@ -42,8 +42,8 @@ from store.record import Flag
 
 if TYPE_CHECKING:
     from gateway.gateway import Gateway
-
-logger = structlog.get_logger("gateway")
+    from gateway.peer import Peer
+    from gateway.plugins import ClientSession, Verdict
 
 _QOS_1 = 1 << 1
 _QOS_2 = 2 << 1
@@ -66,10 +66,19 @@ class Connection(asyncio.Protocol):
 
     Parameters:
         gateway: the registry of clients, the options and the counters.
+        peer: who is at the other end.
     """
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, peer: Peer) -> None:
         self.gateway = gateway
+        self.peer = peer
+        self.guard: Guard | None = None
+        """What the plugins have said about this client and topics, where there are plugins for topics."""
+        self.plugin_session: ClientSession | None = None
+        self.verdict: tuple[ClientSession, Verdict | None] | None = None
+        """What the plugins have said to the CONNECT that waits for it."""
+        self.meter: Meter | None = None
+        """Where there are limits to what the client may send."""
         self.store = gateway.store
         self.writable = True
         self.lagging: dict[Subscription, None] = {}
@@ -80,6 +89,8 @@ class Connection(asyncio.Protocol):
         """Where the gateway's keep-alive wheel holds this connection."""
         self.session: Session = Session("", 0, None)
         self.connected = False
+        self.level = 0
+        """The protocol level of its CONNECT."""
         self._closed = False
         self._transport: asyncio.Transport | None = None
         self._rest = b""
@@ -87,6 +98,12 @@ class Connection(asyncio.Protocol):
         self._missing = 0
         self._answers_bytes = 0
         self._pump_scheduled = False
+        self._holds = 0
+        """Why the connection isn't read: see `gateway.throttle`."""
+        self._held: list[codec.Packet] | None = None
+        """The packets that wait for an answer of the plugins, in order."""
+        self._late = b""
+        """What was received while they wait: what the transport had read already."""
 
     # --- the socket -------------------------------------------------------------------------------------------------
 
@@ -94,6 +111,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=self.gateway.options.send_buffer_bytes)
         self.received_s = self.gateway.loop.time()
+        self.peer.made(transport)
         self.gateway.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -105,7 +123,7 @@ class Connection(asyncio.Protocol):
     def eof_received(self) -> bool:
         # A client that has sent all that it will may still wait for its acks: `close` sees to them, so not the transport.
         self.close("", ReasonCode.UNSPECIFIED_ERROR)
-        return True
+        return not self.peer.listener.options.is_tls  # TLS has no half-closed connections
 
     def pause_writing(self) -> None:
         # Deliveries stop. Reading goes on, or a slow subscriber's pings would not be heard; see `_write` for its bound.
@@ -115,12 +133,36 @@ class Connection(asyncio.Protocol):
         self.writable = True
         self._answers_bytes = 0
         if self._transport is not None and not self._closed:
-            self._transport.resume_reading()
+            self.release_reading(ANSWERS)
             self._pump()
+
+    def hold_reading(self, why: int) -> None:
+        """Stop reading, for one of the reasons of `gateway.throttle`."""
+        self._holds |= why
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def release_reading(self, why: int) -> None:
+        """Read on, unless there is another reason not to."""
+        if self._holds & why:
+            self._holds &= ~why
+            self.received_s = self.gateway.loop.time()  # it wasn't silent: it wasn't heard
+            if not self._holds and self._transport is not None and not self._closed:
+                self._transport.resume_reading()
+
+    @property
+    def is_unheard(self) -> bool:
+        """True while the server doesn't read, for reasons of its own."""
+        return bool(self._holds & ~ANSWERS)
 
     def data_received(self, data: bytes) -> None:
         if self._closed:
             return
+        if self._held is not None:
+            self._late += data
+            return
+        received = len(data)
+        self.peer.listener.bytes_in += received
         self.received_s = self.gateway.loop.time()
         if self._missing:
             self._collected.append(data)
@@ -139,6 +181,15 @@ class Connection(asyncio.Protocol):
             self._collected.append(rest)
             self._missing = wanted - len(rest)
             self._rest = b""
+        publishes = self._handle_or_close(packets)
+        if publishes and not self._closed:
+            self.gateway.pressure.apply(self)
+        if self.meter is not None and not self._closed:
+            self.gateway.throttle.settle(self, publishes, received)
+
+    def _handle_or_close(self, packets: list[codec.Packet]) -> int:
+        """Handle packets; end the connection where they are wrong. Return how many messages were stored."""
+        before = self.gateway.counters.publishes_in
         try:
             self._handle(packets)
         except ConnectRefused as error:
@@ -150,6 +201,38 @@ class Connection(asyncio.Protocol):
             self.close(str(error), ReasonCode.TOPIC_NAME_INVALID)
         except StoreError as error:
             self.close(str(error), ReasonCode.QUOTA_EXCEEDED)
+        return self.gateway.counters.publishes_in - before
+
+    # --- what waits for the plugins ---------------------------------------------------------------------------------
+
+    def _hold(self, packets: list[codec.Packet], first: codec.Packet, question: Undecided) -> None:
+        """Keep packets from `first` on until a question is answered. Nothing more is read, so they are one read at most."""
+        at = next(number for number, packet in enumerate(packets) if packet is first)
+        self._held = packets[at:]
+        self.hold_reading(UNDECIDED)
+        question.ask(self._decided)
+
+    def _decided(self) -> None:
+        """Go on with the packets that were held."""
+        packets, self._held = self._held, None
+        if self._closed or packets is None:
+            return
+        if self._handle_or_close(packets):
+            self.gateway.pressure.apply(self)
+        if not self._is_waiting() and self._late:
+            late, self._late = self._late, b""
+            self.data_received(late)
+        if not self._is_waiting():
+            self.release_reading(UNDECIDED)
+
+    def _is_waiting(self) -> bool:
+        """Return whether packets wait for the plugins, or nothing is waited for any more."""
+        return self._held is not None or self._closed
+
+    @staticmethod
+    def _topics_behind(packets: list[codec.Packet]) -> set[bytes]:
+        """Return the topics of the PUBLISHes in a read: asked about together, they are waited for once."""
+        return {packet[2] for packet in packets if packet[0] == PUBLISH}
 
     # --- packets ----------------------------------------------------------------------------------------------------
 
@@ -158,8 +241,13 @@ class Connection(asyncio.Protocol):
         if not self.connected:
             if not packets:
                 return
-            self._first(packets)
+            try:
+                self._first(packets)
+            except Undecided as question:
+                self._hold(packets, packets[0], question)
+                return
             packets = packets[1:]
+        guard = self.guard
         store = self.store
         route_of, append = store.queues.route, store.append_message
         puback_ids: list[int] = []
@@ -175,8 +263,14 @@ class Connection(asyncio.Protocol):
                     if qos == _QOS_2 and packet_id in self.session.received:
                         pubrec_ids.append(packet_id)  # a repetition [MQTT-4.3.3-2]
                         continue
-                    append(route_of(topic), body, b"", RECORD_FLAGS[flags])
-                    publishes += 1
+                    # Where it may not, it is acknowledged and dropped: MQTT 3.1.1 has no other answer [MQTT-3.3.5-2].
+                    if (
+                        guard is None
+                        or guard.publish.get(topic)
+                        or guard.may_publish(topic, lambda: self._topics_behind(packets))
+                    ):
+                        append(route_of(topic), body, b"", RECORD_FLAGS[flags])
+                        publishes += 1
                     if qos == _QOS_1:
                         puback_ids.append(packet_id)
                     elif qos == _QOS_2:
@@ -189,9 +283,12 @@ class Connection(asyncio.Protocol):
                     break  # nothing behind it counts
                 else:
                     self._control(packet)
+        except Undecided as question:
+            self._hold(packets, packet, question)
         finally:
             # Also where a packet was malformed: what came before it is stored, and is acknowledged.
             self.gateway.counters.publishes_in += publishes
+            self.gateway.traffic.packets_in[PUBLISH] += publishes
             if puback_ids:
                 store.when_durable(partial(self._acknowledge, PUBACK, puback_ids))
             if pubrec_ids:
@@ -203,9 +300,10 @@ class Connection(asyncio.Protocol):
             self.close("", ReasonCode.NORMAL_DISCONNECTION)
 
     def _acknowledge(self, kind: int, packet_ids: list[int]) -> None:
-        self._write(codec.encode_acks(kind, packet_ids))
+        self._write(codec.encode_acks(kind, packet_ids), len(packet_ids))
 
     def _acked(self, kind: int, packet_id: int) -> None:
+        self.gateway.traffic.packets_in[kind] += 1
         # An ack that nothing waits for is let pass: after a reconnect a client may repeat one (4.4).
         expected = self.session.acked(kind, packet_id)
         if kind == PUBREC:
@@ -217,6 +315,7 @@ class Connection(asyncio.Protocol):
         kind = packet[0]
         if kind == MALFORMED:
             raise packet[1]
+        self.gateway.traffic.packets_in[kind] += 1
         if kind == PUBREL:
             self.session.received.discard(packet[1])
             self._write(codec.encode_acks(PUBCOMP, [packet[1]]))  # whether it was known or not (4.3.3)
@@ -240,12 +339,15 @@ class Connection(asyncio.Protocol):
             raise ProtocolError(f"the first packet is {NAMES[packet[0]]}, and must be CONNECT [MQTT-3.1.0-1]")
         store = self.store.options
         wish = parse_connect(packet[2], topic_levels_max=store.topic_levels_max, topic_bytes_max=store.topic_bytes_max)
+        self.gateway.access.admit(self, wish)  # may raise Undecided: then this is the first packet once more
+        self.gateway.traffic.packets_in[CONNECT] += 1
         self._accept(wish)
 
     def _accept(self, wish: Connect) -> None:
         gateway = self.gateway
         gateway.check_room(wish.client_id)
         self.session = Session(wish.client_id or gateway.assign_client_id(), gateway.options.inflight_max, wish.will)
+        self.level = wish.level
         gateway.register(self)
         self.connected = True
         self.keep_alive_s = wish.keep_alive_s * 1.5  # [MQTT-3.1.2-24]
@@ -260,7 +362,12 @@ class Connection(asyncio.Protocol):
         self.store.commit()
         # A packet can hold a quarter of a million filters, all the same one. More than a session may have are not looked at.
         asked_max = self.gateway.options.subscriptions_max
-        granted = [self._add(topic_filter, qos) for topic_filter, qos in wish.filters[:asked_max]]
+        asked = wish.filters[:asked_max]
+        allowed = self.guard.may_subscribe([topic_filter for topic_filter, _ in asked]) if self.guard is not None else None
+        granted = [
+            self._add(topic_filter, qos) if allowed is None or allowed[topic_filter] else self._deny(topic_filter)
+            for topic_filter, qos in asked
+        ]
         granted += [SUBACK_FAILURE] * (len(wish.filters) - len(granted))
         self._write(codec.encode_suback(wish.packet_id, granted))
         self._pump()
@@ -274,7 +381,9 @@ class Connection(asyncio.Protocol):
             queue = self._attach(topic_filter) if old is None else old.queue
         except StoreError as error:
             gateway.counters.subscriptions_refused += 1
-            logger.info("subscription.refused", client=self.session.client_id, filter=topic_filter[:80], why=str(error))
+            gateway.logbook.note(
+                "subscription.refused", client=self.session.client_id, filter=topic_filter[:80], why=str(error)
+            )
             return SUBACK_FAILURE
         retained = gateway.retained.matching(topic_filter, before=self.store.log.end)
         subscription = Subscription(self, queue, qos, retained)
@@ -285,6 +394,13 @@ class Connection(asyncio.Protocol):
         self.lagging[subscription] = None
         gateway.fanout(queue).add(subscription)
         return qos
+
+    def _deny(self, topic_filter: str) -> int:
+        self.gateway.counters.subscriptions_refused += 1
+        self.gateway.logbook.note(
+            "subscription.refused", client=self.session.client_id, filter=topic_filter[:80], why="the plugins don't allow it"
+        )
+        return SUBACK_FAILURE
 
     def _attach(self, topic_filter: str) -> LightQueue:
         """Return the light queue of a filter. Raises TopicInvalid, LimitExceeded."""
@@ -339,18 +455,21 @@ class Connection(asyncio.Protocol):
     def send_publishes(self, data: bytes, count: int) -> None:
         """Send a run of PUBLISH packets."""
         self.gateway.counters.publishes_out += count
+        self.peer.listener.bytes_out += len(data)
         if self._transport is not None:
             self._transport.write(data)
 
-    def _write(self, data: bytes) -> None:
-        """Send answers. Who doesn't take them must not make the server write more."""
+    def _write(self, data: bytes, count: int = 1) -> None:
+        """Send answers, `count` packets of one type. Who doesn't take them must not make the server write more."""
         if self._transport is None:
             return
         self._transport.write(data)
+        self.peer.listener.bytes_out += len(data)
+        self.gateway.traffic.packets_out[data[0] >> 4] += count
         if not self.writable:
             self._answers_bytes += len(data)
             if self._answers_bytes > ANSWERS_BYTES_MAX:
-                self._transport.pause_reading()
+                self.hold_reading(ANSWERS)
 
     def close(self, why: str, reason: ReasonCode) -> None:
         """End the connection: what was written goes out, then the acks that are due, and nothing more is read.

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from contextlib import suppress
+from time import monotonic_ns
 
 import structlog
 
-from gateway.connection import Connection
+from gateway.access import Access
+from gateway.connection import CLOSE_FLUSH_S, Connection
 from gateway.errors import ConnectRefused
 from gateway.fanout import Fanout
-from gateway.options import GatewayOptions
+from gateway.listener import Listeners
+from gateway.logbook import Logbook
+from gateway.options import PLAIN_NAME, GatewayOptions
 from gateway.packets import Will
+from gateway.peer import Peer
+from gateway.pressure import Pressure
 from gateway.reasons import ConnectCode, ReasonCode
 from gateway.retained import RetainedMessages
+from gateway.sources import Sources
 from gateway.subscription import Subscription
+from gateway.throttle import Bucket, Meter, Throttle
+from gateway.traffic import Traffic
 from store.errors import StoreError
 from store.lightqueue import LightQueue
 from store.record import Flag
@@ -24,6 +34,18 @@ logger = structlog.get_logger("gateway")
 
 WHEEL_S = 1
 """Step of the keep-alive wheel. A connection is closed at most this long after 1.5 times its interval."""
+
+STRUCK = frozenset(
+    (
+        ReasonCode.MALFORMED_PACKET,
+        ReasonCode.PROTOCOL_ERROR,
+        ReasonCode.PACKET_TOO_LARGE,
+        ReasonCode.BAD_USER_NAME_OR_PASSWORD,
+        ReasonCode.NOT_AUTHORIZED,
+        ReasonCode.BAD_AUTHENTICATION_METHOD,
+    )
+)
+"""Reasons for closing a connection that count as a strike of its source."""
 
 SOCKETS_PER_CLIENT_MAX = 2
 """Sockets open per `mqtt.connections_max`. Between the two a socket is told in its CONNACK that the node is full."""
@@ -64,6 +86,14 @@ class Gateway:
         self.retained = retained
         self.options = options
         self.counters = Counters()
+        self.traffic = Traffic()
+        self.logbook = Logbook(options.limits.log_lines_per_s)
+        self.access = Access(options.access, store, self.logbook, self._publish_for_plugin)
+        self.sources = Sources(options.limits)
+        self.pressure = Pressure(store, options.limits.undurable_bytes_max)
+        self.throttle = Throttle(self.now_ms)
+        self.handshakes = 0
+        """Connections that are not yet where MQTT begins."""
         self.clients: dict[str, Connection] = {}
         self.connections: set[Connection] = set()
         self.loop: asyncio.AbstractEventLoop
@@ -71,46 +101,52 @@ class Gateway:
         self._wheel: dict[int, set[Connection]] = {}
         self._wheel_second = 0
         self._wheel_timer: asyncio.TimerHandle | None = None
-        self._server: asyncio.Server | None = None
+        self._emptied: asyncio.Future[None] | None = None
+        self.listeners = Listeners(self)
 
-    # --- the listener -----------------------------------------------------------------------------------------------
+    # --- the listeners ----------------------------------------------------------------------------------------------
 
     async def start(self) -> int:
-        """Open the listener; return its port.
+        """Load the plugins and open the listeners; return the port of the plain one, 0 where there is none.
 
         Raises:
-            OSError: the address can't be listened on.
+            OSError: an address can't be listened on, or a plugin can't be loaded.
         """
         self.loop = asyncio.get_running_loop()
-        listen = self.options.listen
-        try:
-            self._server = await self.loop.create_server(
-                lambda: Connection(self), listen.host, listen.port, backlog=self.options.listen_backlog
-            )
-        except OSError as error:
-            why = f"MQTT can't listen on {listen}: {error.strerror or error}; choose another address with --mqtt HOST:PORT"
-            raise OSError(error.errno, why) from error
+        self.pressure.start(self.loop)
+        await self.access.start(lambda: self.loop.time())
+        await self.listeners.start()
+        self.throttle.ticker.start(self.loop)
         self._wheel_second = int(self.loop.time())
         self._turn_wheel()
-        port: int = self._server.sockets[0].getsockname()[1]
-        return port
+        return self.listeners[PLAIN_NAME].address.port if self.options.plain == "on" else 0
 
     async def stop(self) -> None:
         """Accept nothing more; close all connections."""
         if self._wheel_timer is not None:
             self._wheel_timer.cancel()
-        if self._server is not None:
-            self._server.close()
+        self.listeners.close()
+        await self.listeners.end_handshakes()
+        self.throttle.ticker.stop()
         for connection in tuple(self.connections):
             connection.close("", ReasonCode.SERVER_SHUTTING_DOWN)
-        if self._server is not None:
-            await self._server.wait_closed()
+        if self.connections:
+            self._emptied = self.loop.create_future()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_FLUSH_S + 1):
+                    await self._emptied
+        await self.access.stop()
+
+    def now_ms(self) -> int:
+        """Return a time in ms that only goes forward: for limits, which no clock that is set may disturb."""
+        return monotonic_ns() // 1_000_000
 
     # --- connections ------------------------------------------------------------------------------------------------
 
     def opened(self, connection: Connection) -> None:
         """Note a new socket. It has `connect_timeout_ms` for its CONNECT."""
         self.connections.add(connection)
+        connection.meter = self._meter(connection.peer)
         self._watch_until(connection, self.loop.time() + self.options.connect_timeout_ms / 1000)
         if len(self.connections) > self.options.connections_max * SOCKETS_PER_CLIENT_MAX:
             connection.close(f"{len(self.connections)} sockets are open: see mqtt.connections_max", ReasonCode.QUOTA_EXCEEDED)
@@ -118,6 +154,12 @@ class Gateway:
     def closed(self, connection: Connection) -> None:
         """Forget a socket."""
         self.connections.discard(connection)
+        connection.peer.listener.closed(connection.peer)
+        self.pressure.forget(connection)
+        self.access.left(connection)
+        self.traffic.left(connection)
+        if self._emptied is not None and not self.connections and not self._emptied.done():
+            self._emptied.set_result(None)
         self._unwatch(connection)
         if self.clients.get(connection.session.client_id) is connection:
             del self.clients[connection.session.client_id]
@@ -138,6 +180,8 @@ class Gateway:
             older.close("another connection came with its client id", ReasonCode.SESSION_TAKEN_OVER)
         self.clients[client_id] = connection
         self.counters.connections_accepted += 1
+        self.access.entered(connection)
+        self.traffic.entered(connection)
 
     def assign_client_id(self) -> str:
         """Return a client id for a client that gave none [MQTT-3.1.3-6]."""
@@ -146,7 +190,33 @@ class Gateway:
     def refused(self, connection: Connection, why: str, reason: ReasonCode) -> None:
         """Count and log a connection that the server closes."""
         self.counters.closed_by_reason[reason] = self.counters.closed_by_reason.get(reason, 0) + 1
-        logger.info("connection.closed", client=connection.session.client_id, reason=reason.name, why=why)
+        self.traffic.refused(connection, reason)
+        if reason in STRUCK:
+            self.strike(connection.peer)
+        self.logbook.note(
+            "connection.closed",
+            client=connection.session.client_id,
+            peer=str(connection.peer),
+            listener=connection.peer.listener.name,
+            reason=reason.name,
+            why=why,
+        )
+
+    def strike(self, peer: Peer) -> None:
+        """Note that a peer did what no client should; the source of many strikes is held off."""
+        if self.sources.strike(peer.source, self.now_ms()):
+            self.traffic.held_off += 1
+            self.logbook.note("source.held_off", source=peer.source, for_ms=self.options.limits.hold_off_ms)
+
+    def _meter(self, peer: Peer) -> Meter | None:
+        limits, listener = self.options.limits, peer.listener
+        if not (limits.client_messages_per_s or limits.client_bytes_per_s or listener.messages.per_s or listener.bytes.per_s):
+            return None
+        return Meter(Bucket(limits.client_messages_per_s), Bucket(limits.client_bytes_per_s), peer)
+
+    def _publish_for_plugin(self, topic: str, body: bytes, qos: int, retain: bool) -> None:
+        """Publish what a plugin sends. Called on the plugins' thread."""
+        self.loop.call_soon_threadsafe(self.publish_will, Will(topic, body, qos, retain))
 
     def publish_will(self, will: Will) -> None:
         """Publish what a client left behind [MQTT-3.1.2-8]."""
@@ -179,13 +249,17 @@ class Gateway:
     def _turn_wheel(self) -> None:
         now_s = self.loop.time()
         self._wheel_timer = self.loop.call_at(int(now_s) + WHEEL_S, self._turn_wheel)
+        self.access.expire()
+        self.logbook.turn_page()
         while self._wheel_second <= now_s:
             for connection in self._wheel.pop(self._wheel_second, ()):
                 self._check_alive(connection, now_s)
             self._wheel_second += 1
 
     def _check_alive(self, connection: Connection, now_s: float) -> None:
-        if not connection.connected:
+        if connection.is_unheard:  # what it may have sent is not read: not its fault
+            self._watch_until(connection, now_s + WHEEL_S)
+        elif not connection.connected:
             connection.close("no CONNECT came in mqtt.connect_timeout_ms", ReasonCode.KEEP_ALIVE_TIMEOUT)
         elif connection.keep_alive_s:
             if now_s >= connection.received_s + connection.keep_alive_s:

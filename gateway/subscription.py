@@ -9,7 +9,7 @@ reads, not memory.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -86,7 +86,8 @@ class Subscription:
             if not connection.writable or room <= 0:
                 return
             if self.retained is not None:
-                self._send_retained(self.retained, room)
+                if not self._send_retained(self.retained, room):
+                    return
                 continue
             self.cursor, found = self.queue.read_from(self.cursor, room)
             entries = _portion(found)
@@ -94,12 +95,27 @@ class Subscription:
                 self.live = True
                 connection.lagging.pop(self, None)
                 return
-            self.cursor += len(entries) // ENTRY_BYTES
-            self._send(encode_run(connection.store, entries, self.qos))
+            admitted, passed = self._admit(entries)
+            if not passed:
+                return
+            self.cursor += passed
+            if admitted:
+                self._send(encode_run(connection.store, admitted, self.qos))
         connection.pump_soon()
 
-    def _send_retained(self, retained: Iterator[bytes], room: int) -> None:
-        """Send the next of the retained messages, `room` at most; note when there are no more."""
+    def _admit(self, entries: bytes) -> tuple[bytes, int]:
+        """Return those of some entries that the client may have, and how many were looked at.
+
+        Where it is none, the plugins are asked, and when they have answered the subscriptions that lag go on.
+        """
+        guard = self.connection.guard
+        return (entries, len(entries) // ENTRY_BYTES) if guard is None else guard.admit(entries)
+
+    def _send_retained(self, retained: Iterator[bytes], room: int) -> bool:
+        """Send the next of the retained messages, `room` at most; note when there are no more.
+
+        Return False where that waits for the plugins.
+        """
         entries = bytearray()
         body_bytes = 0
         for entry in islice(retained, room):
@@ -112,8 +128,16 @@ class Subscription:
         else:
             if len(entries) < room * ENTRY_BYTES:
                 self.retained = None
-        if entries:
-            self._send(encode_run(self.connection.store, bytes(entries), self.qos, retain=True))
+        if not entries:
+            return True
+        admitted, passed = self._admit(bytes(entries))
+        left = entries[passed * ENTRY_BYTES :]
+        if left:  # they come first the next time
+            again = (bytes(left[at : at + ENTRY_BYTES]) for at in range(0, len(left), ENTRY_BYTES))
+            self.retained = chain(again, retained)
+        if admitted:
+            self._send(encode_run(self.connection.store, admitted, self.qos, retain=True))
+        return passed > 0
 
     def lag(self) -> None:
         """Leave the shared path."""

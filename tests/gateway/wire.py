@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple, Self
 
 from gateway.codec import FROM_SERVER, Packet, decode, encode_acks, encode_publish
 from gateway.connection import Connection
+from gateway.listener import Listener
 from gateway.options import GatewayOptions
 from gateway.packets import CONNACK, DISCONNECT, PINGREQ, PINGRESP, PUBLISH, SUBACK, UNSUBACK
 from gateway.reasons import ReasonCode
@@ -203,21 +205,37 @@ class Broker:
         self.node = Node(self.config)
         await self.node.start()
 
-    async def dial(self) -> Client:
-        """Open a socket, and send nothing."""
-        end = socket.socket()
+    def listener(self, name: str) -> Listener:
+        return self.node.gateway.listeners[name]
+
+    async def dial(self, listener: str = "mqtt", context: ssl.SSLContext | None = None) -> Client:
+        """Open a socket to a listener, with TLS if there is a context, and send nothing."""
+        options = self.listener(listener).options
+        end = socket.socket(socket.AF_UNIX if options.kind == "unix" else socket.AF_INET)
         end.setblocking(False)
         end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
-        await asyncio.get_running_loop().sock_connect(end, (self.node.mqtt.host, self.node.mqtt.port))
-        client = Client(*await asyncio.open_connection(sock=end))
+        address = self.listener(listener).address
+        where = options.socket if options.kind == "unix" else (address.host, address.port)
+        await asyncio.get_running_loop().sock_connect(end, where)
+        name = "localhost" if context is not None else None
+        client = Client(*await asyncio.open_connection(sock=end, ssl=context, server_hostname=name))
         self.clients.append(client)
         return client
 
     async def connect(
-        self, client_id: str, *fields: bytes, flags: int = CLEAN, keep_alive_s: int = 0, accepted: bool = True
+        self,
+        client_id: str,
+        *fields: bytes,
+        flags: int = CLEAN,
+        keep_alive_s: int = 0,
+        accepted: bool = True,
+        listener: str = "mqtt",
+        context: ssl.SSLContext | None = None,
+        head: bytes = b"",
     ) -> Client:
-        """Open a connection; `fields` are those that `flags` announce."""
-        client = await self.dial()
+        """Open a connection; `fields` are those that `flags` announce, and `head` comes before the CONNECT."""
+        client = await self.dial(listener, context)
+        client.writer.write(head)
         await client.send(connect(flags, client_id.encode(), *fields, keep_alive_s=keep_alive_s))
         if accepted:
             assert await client.receive() == (CONNACK, 0, b"\0\0")
