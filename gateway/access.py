@@ -89,8 +89,9 @@ class Access:
             return
         from gateway.plugins import Plugins  # amqtt takes 0.4 s and 15 MB to import: only for those who use it
 
-        self._plugins = Plugins(options, self._publish)
-        await self._plugins.start()
+        plugins = Plugins(options, self._publish)
+        await plugins.start()
+        self._plugins = plugins
 
     async def stop(self) -> None:
         """Let the plugins close."""
@@ -119,8 +120,14 @@ class Access:
                 )
         if plugins is None:
             return
+        from gateway.plugins import ClientSession  # loaded by now
+
         if connection.verdict is None:
-            raise self._ask_who(connection, plugins, wish, is_known=is_known)
+            session = ClientSession(wish, wish.client_id or connection.gateway.assign_client_id(), peer)
+            if not is_known or (wish.will is not None and plugins.filters_topics):
+                raise self._ask_who(connection, plugins, session, is_known=is_known)
+            connection.plugin_session = session
+            return
         session, verdict = connection.verdict
         connection.verdict = None
         if verdict is None or not verdict.authenticated:
@@ -152,11 +159,7 @@ class Access:
         anonymous = self.options.anonymous
         return anonymous == "always" or (anonymous == "loopback" and connection.peer.listener.is_local)
 
-    def _ask_who(self, connection: Connection, plugins: Plugins, wish: Connect, *, is_known: bool) -> Undecided:
-        from gateway.plugins import ClientSession
-
-        session = ClientSession(wish, wish.client_id or connection.gateway.assign_client_id(), connection.peer)
-
+    def _ask_who(self, connection: Connection, plugins: Plugins, session: ClientSession, *, is_known: bool) -> Undecided:
         def answered(verdict: Verdict | None, outcome: str) -> None:
             connection.verdict = session, verdict
             allowed = verdict is not None and verdict.authenticated and verdict.will_allowed
@@ -180,11 +183,15 @@ class Access:
         """Ask what a client may do with topics, or filters. `answered` gets the answers, in order; then comes `then`."""
         plugins, session = self._plugins, guard.session
 
-        def note(found: list[bool] | None, outcome: str) -> None:
-            allowed = found if found is not None else [False] * len(topics)
-            for each in allowed:
-                self._count(action, outcome or ("allowed" if each else "denied"))
-            answered(allowed)
+        def note(found: list[bool | str] | None, outcome: str) -> None:
+            answers = found if found is not None else [False] * len(topics)
+            for answer in answers:
+                if isinstance(answer, str):
+                    self.failed(answer)
+                    self._count(action, "error")
+                else:
+                    self._count(action, outcome or ("allowed" if answer else "denied"))
+            answered([answer is True for answer in answers])
 
         if plugins is None or session is None:  # the node is stopping, or the client has gone
             note(None, "denied")

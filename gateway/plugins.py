@@ -23,7 +23,6 @@ from typing import Any, NamedTuple, get_type_hints
 import structlog
 from amqtt.broker import BrokerContext
 from amqtt.contexts import Action
-from amqtt.errors import AMQTTError, PluginError
 from amqtt.events import BrokerEvents
 from amqtt.plugins.base import BasePlugin
 from amqtt.plugins.manager import PluginManager
@@ -197,7 +196,7 @@ class Plugins:
         context = GatewayContext(config, self._publish, self._sessions)
         try:
             self._manager = PluginManager(NAMESPACE, context, self._loop)
-        except (PluginError, AMQTTError, ImportError, TypeError, ValueError, OSError) as error:
+        except Exception as error:  # amqtt's own errors have no common base, and a plugin's constructor may raise any
             raise PluginsUnavailable(f"the plugins of mqtt.access can't be loaded: {_explain(error)}") from error
         self.authenticates = bool(self._manager._auth_plugins)
         self.filters_topics = self._manager.is_topic_filtering_enabled() and bool(self._manager._topic_plugins)
@@ -205,7 +204,7 @@ class Plugins:
         self._events = frozenset(handled) & SERVED_EVENTS
         for event in handled:
             if event not in SERVED_EVENTS:
-                logger.warning("plugins.event_not_served", event=str(event))
+                logger.warning("plugins.event_not_served", of=str(event))
         await self._manager.fire_event(BrokerEvents.PRE_START, wait=True)
         await self._manager.fire_event(BrokerEvents.POST_START, wait=True)
         logger.info("plugins.loaded", plugins=[type(plugin).__name__ for plugin in self._manager.plugins])
@@ -261,9 +260,14 @@ class Plugins:
             will_allowed = await self._may(session, session.will_topic, Action.PUBLISH)
         return Verdict(authenticated, will_allowed)
 
-    async def topics(self, session: ClientSession, topics: list[str], action: str) -> list[bool]:
-        """Return for each topic, or filter, whether a client may do something with it; `action` is one of amqtt's."""
-        return await asyncio.gather(*(self._may(session, topic, Action(action)) for topic in topics))
+    async def topics(self, session: ClientSession, topics: list[str], action: str) -> list[bool | str]:
+        """Return for each topic, or filter, whether a client may do something with it, or what went wrong.
+
+        `action` is one of amqtt's.
+        """
+        asked = (self._may(session, topic, Action(action)) for topic in topics)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        return [answer if isinstance(answer, bool) else repr(answer) for answer in answers]
 
     async def _may(self, session: ClientSession, topic: str, action: Action) -> bool:
         answers = await self._manager.map_plugin_topic(session=session, topic=topic, action=action)
