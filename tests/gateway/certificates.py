@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ssl
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import trustme
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from gateway.options import ListenerOptions
 
@@ -38,6 +42,26 @@ class Authority:
         certificate, key = self.directory / f"{stem}.pem", self.directory / f"{stem}.key"
         issued.cert_chain_pems[0].write_to_path(certificate)
         issued.private_key_pem.write_to_path(key)
+        return certificate, key
+
+    def issue_device(self, uri: str) -> tuple[Path, Path]:
+        """Return the files of certificate and key of a client whose alternative name is a URI."""
+        authority = x509.load_pem_x509_certificate(self._authority.cert_pem.bytes())
+        signing_key: Any = serialization.load_pem_private_key(self._authority.private_key_pem.bytes(), None)
+        device_key = ec.generate_private_key(ec.SECP256R1())
+        now = datetime.now(UTC)
+        builder = x509.CertificateBuilder(
+            authority.subject, x509.Name([]), device_key.public_key(), x509.random_serial_number(), now, now + timedelta(days=1)
+        )
+        names = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(uri)])
+        issued = builder.add_extension(names, critical=True).sign(signing_key, hashes.SHA256())
+        certificate, key = self.directory / "device.pem", self.directory / "device.key"
+        certificate.write_bytes(issued.public_bytes(serialization.Encoding.PEM))
+        key.write_bytes(
+            device_key.private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            )
+        )
         return certificate, key
 
     def context(self, client: tuple[Path, Path] | None = None) -> ssl.SSLContext:
