@@ -15,6 +15,9 @@ from store.part import Apply
 from store.record import Flag, Kind, Record
 
 _ROW = Struct("<QI")
+_COUNT = Struct("<Q")
+_COUNT_KEY = Space.META + b"retained"
+"""How many there are: to be told without counting. Changes with the rows, in the same batch."""
 
 SCAN_ROWS = 128
 """Rows without a match after which a wildcard's search pauses, about 0.2 ms. That ends a step of the subscription it is for."""
@@ -26,6 +29,11 @@ class RetainedMessages:
     def __init__(self) -> None:
         self._index: Index | None = None
         self._changed: dict[bytes, bytes | None] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        """How many messages are retained, as of the last commit."""
+        return self._count
 
     def matching(self, topic_filter: str, before: int) -> Iterator[bytes]:
         """Yield a light-queue entry for each retained message whose topic a filter matches, in the order of the topics.
@@ -73,13 +81,22 @@ class RetainedMessages:
 
     def load(self, index: Index) -> None:
         self._index = index
+        row = index.get(_COUNT_KEY)
+        # An index of before there was a count: about a second for a million, once.
+        self._count = _COUNT.unpack(row)[0] if row is not None else sum(1 for _ in index.rows(Space.RETAINED))
 
     def save(self, batch: Batch) -> None:
+        if not self._changed:
+            return
+        assert self._index is not None, "the store has not recovered yet"
         for topic, row in self._changed.items():
+            was_there = self._index.get(Space.RETAINED + topic) is not None
+            self._count += (row is not None) - was_there
             if row is None:
                 batch.delete(Space.RETAINED + topic)
             else:
                 batch.put(Space.RETAINED + topic, row)
+        batch.put(_COUNT_KEY, _COUNT.pack(self._count))
         self._changed.clear()
 
 
