@@ -1,8 +1,8 @@
 """amqtt's plugins, on a thread and an event loop of their own.
 
-A plugin may take its time: a password hash is 50 ms of arithmetic, a directory or a database is a network away, and a plugin
-that a user wrote may block. None of that may hold up messages, so nothing of it runs on the node's loop: questions go to the
-thread, answers come back, and nothing is shared in between but these.
+A plugin may take its time: a password hash is a tenth of a second of arithmetic, a directory or a database is a network away,
+and a plugin that a user wrote may block. None of that may hold up messages, so nothing of it runs on the node's loop: questions
+go to the thread, answers come back, and nothing is shared in between but these.
 
 What a plugin is given is what amqtt's broker (0.12) gives it: a context with its configuration, and a session with user name,
 password, client id, address and TLS object. Its rules hold too. Authentication: plugins that answer None don't count, at
