@@ -72,7 +72,9 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
         payloads: list[bytes] = []
         for event in self._frames.events_received():
             if isinstance(event, Request):
-                self._answer(event)
+                if not self._answer(event):
+                    self._transport.abort()
+                    return
             elif isinstance(event, Frame):
                 if event.opcode is OP_BINARY or event.opcode is OP_CONT:
                     payloads.append(bytes(event.data))
@@ -88,11 +90,19 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
             self._closing = True
             self._transport.close()
 
-    def _answer(self, request: Request) -> None:
-        if self._path and request.path.partition("?")[0] != self._path:
-            self._frames.send_response(self._frames.reject(404, f"MQTT is at {self._path}.\n"))
-        else:
-            self._frames.send_response(self._frames.accept(request))
+    def _answer(self, request: Request) -> bool:
+        """Answer the handshake; return False where it can't be answered."""
+        if self._frames.eof_sent:
+            return False  # frames came with it, before there was an answer, and were wrong: the library can't go on from there
+        try:
+            if self._path and request.path.partition("?")[0] != self._path:
+                response = self._frames.reject(404, f"MQTT is at {self._path}.\n")
+            else:
+                response = self._frames.accept(request)
+        except ValueError:
+            return False  # it puts what came into its answer, and not all bytes are text
+        self._frames.send_response(response)
+        return True
 
     def _send(self) -> bool:
         """Write what the frames' state machine has to send; return whether it says that nothing follows."""

@@ -157,6 +157,7 @@ async def test_a_listener_with_origins_serves_pages_from_there(
         b"GET /mqtt HTTP/1.1\r\n" + b"X: y\r\n" * 1000 + b"\r\n",
         b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\n\r\n",
         b"\0" * 20_000,
+        b"GET / HTTP/1.1\r\nConnection: \xda\r\nUpgrade: websocket\r\n\r\n",
     ],
 )
 async def test_what_is_no_request_is_refused_and_nothing_is_left(broker: Broker, data: bytes) -> None:
@@ -167,6 +168,17 @@ async def test_what_is_no_request_is_refused_and_nothing_is_left(broker: Broker,
             pass
     await until(lambda: broker.listener("ws").open == 0)
     assert broker.node.gateway.counters.connections_accepted == 0
+
+
+@pytest.mark.parametrize("frame", [Frame(OP_BINARY, PING).serialize(mask=False), Frame(OP_CLOSE, b"").serialize(mask=True)])
+async def test_frames_that_end_the_connection_before_it_began_do_so(broker: Broker, frame: bytes) -> None:
+    frames = ClientProtocol(parse_uri("ws://localhost/mqtt"), subprotocols=[Subprotocol("mqtt")])
+    frames.send_request(frames.connect())
+    client = await broker.dial("ws")
+    await client.send(*frames.data_to_send(), frame)
+    async with asyncio.timeout(ANSWER_S_MAX):
+        assert await client._read() == b""
+    await until(lambda: broker.listener("ws").open == 0)
 
 
 async def test_a_handshake_that_does_not_come_is_not_waited_for(start_broker: StartBroker) -> None:
