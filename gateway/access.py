@@ -16,12 +16,14 @@ import structlog
 
 from gateway.errors import ConnectRefused, ProtocolError
 from gateway.options import AccessOptions
+from gateway.packets import PUBLISH as PUBLISH_PACKET
 from gateway.reasons import ConnectCode, ReasonCode
 from store.lightqueue import ENTRY, ENTRY_BYTES
 from store.record import HEADER, HEADER_BYTES
 from store.store import Store
 
 if TYPE_CHECKING:
+    from gateway.codec import Packet
     from gateway.connection import Connection
     from gateway.logbook import Logbook
     from gateway.packets import Connect
@@ -320,10 +322,10 @@ class Guard:
 
     # --- publishing -------------------------------------------------------------------------------------------------
 
-    def may_publish(self, topic: bytes, ahead: Callable[[], set[bytes]]) -> bool:
+    def may_publish(self, topic: bytes, packets: list[Packet]) -> bool:
         """Return whether the client may publish to a topic. For topics that `publish` doesn't hold as allowed.
 
-        `ahead` returns the topics of what was read behind it, to be asked about with it.
+        The topics of the other `packets` that were read with it are asked about together, so they are waited for once.
 
         Raises:
             Undecided: the plugins have not answered yet.
@@ -331,7 +333,8 @@ class Guard:
         """
         allowed = self.publish.get(topic)
         if allowed is None:
-            topics = [topic, *(ahead() - self.publish.keys() - {topic})][:TOPICS_ASKED_MAX]
+            others = {packet[2] for packet in packets if packet[0] == PUBLISH_PACKET} - self.publish.keys() - {topic}
+            topics = [topic, *others][:TOPICS_ASKED_MAX]
             raise Undecided(
                 lambda then: self._access.ask_topics(
                     self, PUBLISH, topics, lambda answers: self._keep(self.publish, topics, answers), then

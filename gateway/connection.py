@@ -72,6 +72,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, gateway: Gateway, peer: Peer) -> None:
         self.gateway = gateway
         self.peer = peer
+        self.listener = peer.listener
         self.guard: Guard | None = None
         """What the plugins have said about this client and topics, where there are plugins for topics."""
         self.plugin_session: ClientSession | None = None
@@ -162,7 +163,7 @@ class Connection(asyncio.Protocol):
             self._late += data
             return
         received = len(data)
-        self.peer.listener.bytes_in += received
+        self.listener.bytes_in += received
         self.received_s = self.gateway.loop.time()
         if self._missing:
             self._collected.append(data)
@@ -181,15 +182,15 @@ class Connection(asyncio.Protocol):
             self._collected.append(rest)
             self._missing = wanted - len(rest)
             self._rest = b""
-        publishes = self._handle_or_close(packets)
-        if publishes and not self._closed:
-            self.gateway.pressure.apply(self)
-        if self.meter is not None and not self._closed:
-            self.gateway.throttle.settle(self, publishes, received)
+        if self.meter is None:
+            self._handle_or_close(packets)
+        else:
+            before = self.gateway.counters.publishes_in
+            self._handle_or_close(packets)
+            self.gateway.throttle.settle(self, self.gateway.counters.publishes_in - before, received)
 
-    def _handle_or_close(self, packets: list[codec.Packet]) -> int:
-        """Handle packets; end the connection where they are wrong. Return how many messages were stored."""
-        before = self.gateway.counters.publishes_in
+    def _handle_or_close(self, packets: list[codec.Packet]) -> None:
+        """Handle packets; end the connection where they are wrong."""
         try:
             self._handle(packets)
         except ConnectRefused as error:
@@ -201,7 +202,6 @@ class Connection(asyncio.Protocol):
             self.close(str(error), ReasonCode.TOPIC_NAME_INVALID)
         except StoreError as error:
             self.close(str(error), ReasonCode.QUOTA_EXCEEDED)
-        return self.gateway.counters.publishes_in - before
 
     # --- what waits for the plugins ---------------------------------------------------------------------------------
 
@@ -217,8 +217,7 @@ class Connection(asyncio.Protocol):
         packets, self._held = self._held, None
         if self._closed or packets is None:
             return
-        if self._handle_or_close(packets):
-            self.gateway.pressure.apply(self)
+        self._handle_or_close(packets)
         if not self._is_waiting() and self._late:
             late, self._late = self._late, b""
             self.data_received(late)
@@ -228,11 +227,6 @@ class Connection(asyncio.Protocol):
     def _is_waiting(self) -> bool:
         """Return whether packets wait for the plugins, or nothing is waited for any more."""
         return self._held is not None or self._closed
-
-    @staticmethod
-    def _topics_behind(packets: list[codec.Packet]) -> set[bytes]:
-        """Return the topics of the PUBLISHes in a read: asked about together, they are waited for once."""
-        return {packet[2] for packet in packets if packet[0] == PUBLISH}
 
     # --- packets ----------------------------------------------------------------------------------------------------
 
@@ -264,11 +258,7 @@ class Connection(asyncio.Protocol):
                         pubrec_ids.append(packet_id)  # a repetition [MQTT-4.3.3-2]
                         continue
                     # Where it may not, it is acknowledged and dropped: MQTT 3.1.1 has no other answer [MQTT-3.3.5-2].
-                    if (
-                        guard is None
-                        or guard.publish.get(topic)
-                        or guard.may_publish(topic, lambda: self._topics_behind(packets))
-                    ):
+                    if guard is None or guard.publish.get(topic) or guard.may_publish(topic, packets):
                         append(route_of(topic), body, b"", RECORD_FLAGS[flags])
                         publishes += 1
                     if qos == _QOS_1:
@@ -288,7 +278,8 @@ class Connection(asyncio.Protocol):
         finally:
             # Also where a packet was malformed: what came before it is stored, and is acknowledged.
             self.gateway.counters.publishes_in += publishes
-            self.gateway.traffic.packets_in[PUBLISH] += publishes
+            if publishes and store.log.end > self.gateway.pressure.check_at:
+                self.gateway.pressure.apply(self)
             if puback_ids:
                 store.when_durable(partial(self._acknowledge, PUBACK, puback_ids))
             if pubrec_ids:
@@ -455,7 +446,7 @@ class Connection(asyncio.Protocol):
     def send_publishes(self, data: bytes, count: int) -> None:
         """Send a run of PUBLISH packets."""
         self.gateway.counters.publishes_out += count
-        self.peer.listener.bytes_out += len(data)
+        self.listener.bytes_out += len(data)
         if self._transport is not None:
             self._transport.write(data)
 
@@ -464,7 +455,7 @@ class Connection(asyncio.Protocol):
         if self._transport is None:
             return
         self._transport.write(data)
-        self.peer.listener.bytes_out += len(data)
+        self.listener.bytes_out += len(data)
         self.gateway.traffic.packets_out[data[0] >> 4] += count
         if not self.writable:
             self._answers_bytes += len(data)

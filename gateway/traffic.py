@@ -20,7 +20,7 @@ class Traffic:
 
     def __init__(self) -> None:
         self.packets_in = [0] * TYPES
-        """Packets handled, by type. Of PUBLISH those that were stored."""
+        """Packets handled, by type. PUBLISH is counted by `Counters.publishes_in`."""
         self.packets_out = [0] * TYPES
         """Answers sent, by type. PUBLISH is counted by `Counters.publishes_out`."""
         self.accepted: dict[tuple[str, str], int] = {}

@@ -97,13 +97,14 @@ class NodeCollector(Collector):
             ),
             {(each.name, why): count for each in listeners for why, count in each.refused.items()},
         )
-        for direction, done, packets, sizes in (
-            ("in", "received", traffic.packets_in, {(each.name,): each.bytes_in for each in listeners}),
-            ("out", "sent", traffic.packets_out, {(each.name,): each.bytes_out for each in listeners}),
+        in_bytes = {(each.name,): each.bytes_in for each in listeners}
+        out_bytes = {(each.name,): each.bytes_out for each in listeners}
+        for direction, done, packets, publishes, sizes in (
+            ("in", "received", traffic.packets_in, counts.publishes_in, in_bytes),
+            ("out", "sent", traffic.packets_out, counts.publishes_out, out_bytes),
         ):
             by_type = {(NAMES[kind].lower(),): count for kind, count in enumerate(packets) if count}
-            if direction == "out" and counts.publishes_out:
-                by_type["publish",] = counts.publishes_out
+            by_type["publish",] = publishes
             yield _labelled(
                 CounterMetricFamily(f"millrace_mqtt_packets_{direction}", f"MQTT packets {done}, by type.", labels=["type"]),
                 by_type,
