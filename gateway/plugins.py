@@ -38,6 +38,9 @@ logger = structlog.get_logger("gateway")
 NAMESPACE = "amqtt.broker.plugins"
 """Entry points of the plugins that amqtt's older sections name."""
 
+END_S = 1.0
+"""How long the end of the thread is waited for. It is a daemon: one that a plugin blocks ends with the process."""
+
 SERVED_EVENTS = frozenset(
     (
         BrokerEvents.PRE_START,
@@ -157,6 +160,10 @@ class Plugins:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
+        left = asyncio.all_tasks(self._loop)
+        for task in left:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         self._loop.close()
 
     async def start(self) -> None:
@@ -173,14 +180,14 @@ class Plugins:
             raise
 
     async def stop(self) -> None:
-        """Tell the plugins that it is over, let them close, end the thread."""
-        if not self._thread.is_alive():
-            return
+        """Tell the plugins that it is over, let them close, end the thread. One that blocks it is not waited for."""
         try:
-            await self._there(self._close())
+            async with asyncio.timeout(self._options.plugin_timeout_ms / 1000):
+                await self._there(self._close())
         except Exception as error:  # whatever a plugin does at its end must not keep the node from its own
             logger.warning("plugins.close_failed", why=repr(error))
         self._loop.call_soon_threadsafe(self._loop.stop)
+        await asyncio.to_thread(self._thread.join, END_S)
 
     async def _there(self, work: Coroutine[Any, Any, None]) -> None:
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
@@ -210,9 +217,6 @@ class Plugins:
         logger.info("plugins.loaded", plugins=[type(plugin).__name__ for plugin in self._manager.plugins])
 
     async def _close(self) -> None:
-        await asyncio.sleep(0)  # what was asked last has begun by then: a coroutine that never did would be reported
-        for task in tuple(self._tasks):
-            task.cancel()
         await self._manager.fire_event(BrokerEvents.PRE_SHUTDOWN, wait=True)
         await self._manager.fire_event(BrokerEvents.POST_SHUTDOWN, wait=True)
         await self._manager.close()

@@ -447,6 +447,17 @@ async def test_what_the_plugins_do_not_answer_in_time_is_denied(
     assert (decisions["connect", "timeout"], decisions["publish", "timeout"]) == (1, 1)
 
 
+async def test_a_plugin_that_blocks_does_not_keep_the_node_from_its_end(start_broker: StartBroker, script: Script) -> None:
+    broker = await start_broker(access=plugins("Users", plugin_timeout_ms=100))
+    script.blocks = True
+    script.may_answer.clear()
+    await login(broker, "c", "ann", "secret")
+    await until(lambda: script.asked == [("connect", "c")])
+    async with asyncio.timeout(10):
+        await broker.node.gateway.stop()
+    script.may_answer.set()
+
+
 async def test_too_many_questions_are_denied_at_once(start_broker: StartBroker, script: Script) -> None:
     broker = await start_broker(access=plugins("Users", questions_max=2))
     script.may_answer.clear()
