@@ -12,9 +12,8 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-import structlog
-
 from gateway import codec
+from gateway.access import Guard, Undecided
 from gateway.delayed import parse_delayed
 from gateway.encoding import Aliases, Terms, encode_again, topic_of
 from gateway.errors import ConnectRefused, ProtocolError
@@ -53,16 +52,17 @@ from gateway.properties import Found, Property, parse_properties
 from gateway.reasons import SUBACK_FAILURE, ConnectCode, ReasonCode
 from gateway.session import Session
 from gateway.subscription import Subscription, find_overlaps, together
+from gateway.throttle import ANSWERS, UNDECIDED, Meter
 from store.errors import LimitExceeded, StoreError, TopicInvalid
-from store.lightqueue import LightQueue
+from store.lightqueue import ENTRY, LightQueue
 from store.options import KIB
 from store.record import TOPIC_BYTES_MAX, Flag, encode_properties
 from store.topics import check_topic
 
 if TYPE_CHECKING:
     from gateway.gateway import Gateway
-
-logger = structlog.get_logger("gateway")
+    from gateway.peer import Peer
+    from gateway.plugins import ClientSession, Verdict
 
 _QOS_1 = 1 << 1
 _QOS_2 = 2 << 1
@@ -91,10 +91,20 @@ class Connection(asyncio.Protocol):
 
     Parameters:
         gateway: the registry of clients, the options and the counters.
+        peer: who is at the other end.
     """
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, peer: Peer) -> None:
         self.gateway = gateway
+        self.peer = peer
+        self.listener = peer.listener
+        self.guard: Guard | None = None
+        """What the plugins have said about this client and topics, where there are plugins for topics."""
+        self.plugin_session: ClientSession | None = None
+        self.verdict: tuple[ClientSession, Verdict | None] | None = None
+        """What the plugins have said to the CONNECT that waits for it."""
+        self.meter: Meter | None = None
+        """Where there are limits to what the client may send."""
         self.store = gateway.store
         self.writable = True
         self.lagging: dict[Subscription, None] = {}
@@ -129,6 +139,14 @@ class Connection(asyncio.Protocol):
         self._missing = 0
         self._answers_bytes = 0
         self._pump_scheduled = False
+        self._unpaid_bytes = 0
+        """What was received and is not in the account of `meter` yet."""
+        self._holds = 0
+        """Why the connection isn't read: see `gateway.throttle`."""
+        self._deferred: list[codec.Packet] | None = None
+        """The packets that wait for an answer of the plugins, in order. Empty for a CONNECT: that lies in `_late`."""
+        self._late = b""
+        """What was received while they wait: what the transport had read already."""
 
     # --- the socket -------------------------------------------------------------------------------------------------
 
@@ -136,6 +154,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=self.gateway.options.send_buffer_bytes)
         self.received_s = self.gateway.loop.time()
+        self.peer.made(transport)
         self.gateway.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -147,7 +166,7 @@ class Connection(asyncio.Protocol):
     def eof_received(self) -> bool:
         # A client that has sent all that it will may still wait for its acks: `close` sees to them, so not the transport.
         self.close("", ReasonCode.NORMAL_DISCONNECTION)
-        return True
+        return not self.listener.options.is_tls  # TLS has no half-closed connections
 
     def pause_writing(self) -> None:
         # Deliveries stop. Reading goes on, or a slow subscriber's pings would not be heard; see `_write` for its bound.
@@ -157,18 +176,49 @@ class Connection(asyncio.Protocol):
         self.writable = True
         self._answers_bytes = 0
         if self._transport is not None and not self._closed:
-            self._transport.resume_reading()
+            self.release_reading(ANSWERS)
             self._pump()
+
+    def hold_reading(self, why: int) -> None:
+        """Stop reading, for one of the reasons of `gateway.throttle`."""
+        self._holds |= why
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def release_reading(self, why: int) -> None:
+        """Read on, unless there is another reason not to."""
+        if self._holds & why:
+            self._holds &= ~why
+            self.received_s = self.gateway.loop.time()  # it wasn't silent: it wasn't heard
+            if not self._holds and self._transport is not None and not self._closed:
+                self._transport.resume_reading()
+
+    @property
+    def is_unheard(self) -> bool:
+        """True while the server doesn't read, for reasons of its own."""
+        return bool(self._holds & ~ANSWERS)
 
     def data_received(self, data: bytes) -> None:
         if self._closed:
             return
+        received = len(data)
+        self.listener.bytes_in += received
         self.received_s = self.gateway.loop.time()
-        self.gateway.counters.bytes_in += len(data)
+        if self.meter is not None:
+            self._unpaid_bytes += received
+        if self._deferred is not None:
+            self._late += data
+        else:
+            self._join(data)
+
+    def _join(self, data: bytes) -> None:
+        """Put a packet together that came in several reads, and go on with what is whole."""
         if self._missing:
             self._collected.append(data)
             self._missing -= len(data)
             if self._missing > 0:
+                if self.meter is not None:
+                    self._pay(0)
                 return
             data = b"".join(self._collected)
             self._collected.clear()
@@ -177,46 +227,80 @@ class Connection(asyncio.Protocol):
             data = self._rest + data
         packet_bytes_max = self.gateway.options.packet_bytes_max
         packets, used = codec.decode(data, packet_bytes_max, self._side)
+        if packets and not self.connected:
+            if not self._begin(packets[0], data):
+                return
+            if self.is_v5:  # what follows the CONNECT is of another version than was thought
+                used = codec.packet_bytes(data)
+                packets, more = codec.decode(data[used:], packet_bytes_max, self._side)
+                used += more
+            else:
+                packets = packets[1:]
+        self.gateway.counters.packets_in += len(packets)
+        self._rest = rest = data[used:]
+        wanted = codec.packet_bytes(rest) if rest and (not packets or packets[-1][0] != MALFORMED) else 0
+        if wanted > len(rest):  # a packet in many reads is collected, and joined once
+            self._collected.append(rest)
+            self._missing = wanted - len(rest)
+            self._rest = b""
+        self._handle_or_close(packets)
+
+    def _handle_or_close(self, packets: list[codec.Packet]) -> None:
+        """Handle packets; end the connection where they are wrong."""
         try:
-            if packets and not self.connected:
-                self._first(packets[0])
-                if self.is_v5:  # what follows the CONNECT is of another version than was thought
-                    used = codec.packet_bytes(data)
-                    packets, more = codec.decode(data[used:], packet_bytes_max, self._side)
-                    used += more
-                else:
-                    packets = packets[1:]
-            self._rest = rest = data[used:]
-            wanted = codec.packet_bytes(rest) if rest and (not packets or packets[-1][0] != MALFORMED) else 0
-            if wanted > len(rest):  # a packet in many reads is collected, and joined once
-                self._collected.append(rest)
-                self._missing = wanted - len(rest)
-                self._rest = b""
             self._handle(packets)
         except ProtocolError as error:
-            if not self.connected:
-                self._refuse(error)
             self.close(str(error), error.reason)
         except TopicInvalid as error:
             self.close(str(error), ReasonCode.TOPIC_NAME_INVALID)
         except StoreError as error:
             self.close(str(error), ReasonCode.QUOTA_EXCEEDED)
 
+    def _pay(self, publishes: int) -> None:
+        """Pay for what was received, and for the PUBLISHes in it that were stored."""
+        size, self._unpaid_bytes = self._unpaid_bytes, 0
+        self.gateway.throttle.settle(self, publishes, size)
+
+    # --- what waits for the plugins ---------------------------------------------------------------------------------
+
+    def _defer(self, packets: list[codec.Packet], question: Undecided) -> None:
+        """Keep packets until a question is answered. Nothing more is read, so they are one read at most."""
+        self._deferred = packets
+        self.hold_reading(UNDECIDED)
+        question.ask(self._decided)
+
+    def _decided(self) -> None:
+        """Go on with what was deferred."""
+        packets, self._deferred = self._deferred, None
+        if self._closed or packets is None:
+            return
+        if packets:
+            self._handle_or_close(packets)
+        if not self._is_waiting() and self._late:
+            late, self._late = self._late, b""
+            self._join(late)
+        if not self._is_waiting():
+            self.release_reading(UNDECIDED)
+
+    def _is_waiting(self) -> bool:
+        """Return whether packets wait for the plugins, or nothing is waited for any more."""
+        return self._deferred is not None or self._closed
+
     # --- packets ----------------------------------------------------------------------------------------------------
 
     def _handle(self, packets: list[codec.Packet]) -> None:
         """Handle the packets of one read, in order. The hot path: PUBLISH costs about 2 us here, with the append."""
-        store, session = self.store, self.session
+        store, session, guard = self.store, self.session, self.guard
         if self.is_v5:
             packets = self._within_receive_maximum(packets)
             if session.no_local:
                 packets = [(PUBLISH_WITH, *packet[1:], b"") if packet[0] == PUBLISH else packet for packet in packets]
         route_of, append = store.queues.route, store.append_message
-        puback_ids: list[int] = []
-        pubrec_ids: list[int] = []
-        denied: dict[int, Denial] = {}
+        answers = Answers()
+        puback_ids, pubrec_ids = answers.puback_ids, answers.pubrec_ids
         publishes = 0
         left: codec.Packet | None = None
+        undecided: Undecided | None = None
         try:
             for packet in packets:
                 kind = packet[0]
@@ -227,11 +311,12 @@ class Connection(asyncio.Protocol):
                         pubrec_ids.append(packet_id)  # a repetition [MQTT-4.3.3-10] 3.1.1:[MQTT-4.3.3-2]
                         continue
                     try:
+                        if guard is not None and not guard.publish.get(topic) and not guard.may_publish(topic, packets):
+                            raise PublishForbidden(topic)
                         append(route_of(topic), body, b"", RECORD_FLAGS[flags])
                     except StoreError as error:
-                        if not self._publish_otherwise(packet, error, denied):
-                            (puback_ids if qos == _QOS_1 else pubrec_ids).append(packet_id)
-                            continue
+                        publishes += self._publish_otherwise(packet, error, answers)
+                        continue
                     publishes += 1
                     if qos == _QOS_1:
                         puback_ids.append(packet_id)
@@ -239,7 +324,7 @@ class Connection(asyncio.Protocol):
                         session.received.add(packet_id)
                         pubrec_ids.append(packet_id)
                 elif kind == PUBLISH_WITH:
-                    publishes += self._publish_with(packet, puback_ids, pubrec_ids, denied)
+                    publishes += self._publish_with(packet, packets, answers)
                 elif kind in _ACKS:
                     self._acked(kind, packet)
                 elif kind == DISCONNECT:
@@ -247,18 +332,27 @@ class Connection(asyncio.Protocol):
                     break  # nothing behind it counts
                 else:
                     self._control(packet)
+        except Undecided as question:
+            undecided = question
         finally:
             # Also where a packet was malformed: what came before it is stored, and is acknowledged.
             self.gateway.counters.publishes_in += publishes
-            self.gateway.counters.packets_in += len(packets)
+            if publishes and store.log.end > self.gateway.pressure.check_at:
+                self.gateway.pressure.apply(self)
+            if self.meter is not None:
+                self._pay(publishes)
             self._unacked += len(puback_ids)
             if puback_ids:
-                store.when_durable(partial(self._acknowledge, PUBACK, puback_ids, denied))
+                store.when_durable(partial(self._acknowledge, PUBACK, puback_ids, answers.denied))
             if pubrec_ids:
-                store.when_durable(partial(self._acknowledge, PUBREC, pubrec_ids, denied))
+                store.when_durable(partial(self._acknowledge, PUBREC, pubrec_ids, answers.denied))
             if self.lagging or self._resend:
                 self._pump()
+        if undecided is not None:
+            at = next(number for number, each in enumerate(packets) if each is packet)
+            self._defer(packets[at:], undecided)
         if left is not None:
+            self.gateway.traffic.packets_in[DISCONNECT] += 1
             self._left(left[2])
 
     def _within_receive_maximum(self, packets: list[codec.Packet]) -> list[codec.Packet]:
@@ -280,46 +374,59 @@ class Connection(asyncio.Protocol):
                     return [*packets[:at], (MALFORMED, ProtocolError(why, ReasonCode.RECEIVE_MAXIMUM_EXCEEDED))]
         return packets
 
-    def _publish_with(
-        self, packet: codec.Packet, puback_ids: list[int], pubrec_ids: list[int], denied: dict[int, Denial]
-    ) -> bool:
-        """Store a PUBLISH that has properties; return whether it was stored, and note what it is to be answered."""
+    def _publish_with(self, packet: codec.Packet, packets: list[codec.Packet], answers: Answers) -> bool:
+        """Store a PUBLISH that has properties; return whether it was stored, and note what it is to be answered.
+
+        `packets` are those that came with it. Raises Undecided.
+        """
         _, flags, topic, packet_id, body, raw = packet
-        qos = flags & 6
         found = parse_properties(raw, PUBLISH)
         if Property.SUBSCRIPTION_IDENTIFIER in found:
             raise ProtocolError("a PUBLISH to the server has a subscription identifier [MQTT-3.3.4-6]")
         check_response_topic(found)
         topic = self._topic_of(topic, found)
-        ids = puback_ids if qos == _QOS_1 else pubrec_ids
-        if qos:
-            ids.append(packet_id)
-        if qos == _QOS_2 and packet_id in self.session.received:
+        if flags & 6 == _QOS_2 and packet_id in self.session.received:
+            answers.pubrec_ids.append(packet_id)
             return False
+        guard = self.guard
         try:
+            if guard is not None and not guard.may_publish(topic, packets):
+                raise PublishForbidden(topic)
             self._store(flags, topic, body, found)
         except StoreError as error:
-            self._deny(topic, packet_id, error, denied)
+            self._deny(topic, packet_id, error, answers)
+            self._answer(flags, packet_id, answers)
             return False
-        if qos == _QOS_2:
-            self.session.received.add(packet_id)
+        self._answer(flags, packet_id, answers)
         return True
 
-    def _publish_otherwise(self, packet: codec.Packet, error: StoreError, denied: dict[int, Denial]) -> bool:
-        """Store a plain PUBLISH whose topic has no route, if it is one to be delayed; return whether that was done.
+    def _publish_otherwise(self, packet: codec.Packet, error: StoreError, answers: Answers) -> bool:
+        """Handle a plain PUBLISH that can't be appended as it is; return whether it was stored, and note what it is answered.
 
         Raises StoreError where it is refused and the client can't be told so.
         """
         _, flags, topic, packet_id, body = packet
+        is_stored = False
         if isinstance(error, TopicInvalid) and topic.startswith(b"$delayed/"):
             try:
                 self._store(flags, topic, body, {})
+                is_stored = True
             except StoreError as refused:
                 error = refused
-            else:
-                return True
-        self._deny(topic, packet_id, error, denied)
-        return False
+        if not is_stored:
+            self._deny(topic, packet_id, error, answers)
+        self._answer(flags, packet_id, answers)
+        return is_stored
+
+    def _answer(self, flags: int, packet_id: int, answers: Answers) -> None:
+        """Note that a PUBLISH is to be acknowledged, stored or denied."""
+        qos = flags & 6
+        if qos == _QOS_1:
+            answers.puback_ids.append(packet_id)
+        elif qos == _QOS_2:
+            answers.pubrec_ids.append(packet_id)
+            if packet_id not in answers.denied:
+                self.session.received.add(packet_id)
 
     def _store(self, flags: int, topic: bytes, body: bytes, found: Found) -> None:
         """Store a message off the hot path. Raises StoreError."""
@@ -355,19 +462,28 @@ class Connection(asyncio.Protocol):
             raise ProtocolError(f"the topic alias {alias} stands for nothing yet (3.3.2.3.4)")
         return known
 
-    def _deny(self, topic: bytes, packet_id: int, error: StoreError, denied: dict[int, Denial]) -> None:
-        """Note that a PUBLISH was refused, for its ack to say so. MQTT 3.1.1 has no way to: raises the error."""
+    def _deny(self, topic: bytes, packet_id: int, error: StoreError, answers: Answers) -> None:
+        """Note that a PUBLISH was refused, for its ack to say so.
+
+        MQTT 3.1.1 has no way to. Where the plugins forbid the message it is acknowledged as if it were stored [MQTT-3.3.5-2],
+        or the connection is closed, as `mqtt.access.denied_publish` says. Everything else raises the error.
+        """
         if not self.is_v5:
-            raise error
+            if not isinstance(error, PublishForbidden):
+                raise error
+            if self.gateway.options.access.denied_publish == "close":
+                raise ProtocolError(str(error), ReasonCode.NOT_AUTHORIZED)
         reason = ReasonCode.QUOTA_EXCEEDED
-        if isinstance(error, PayloadInvalid):
+        if isinstance(error, PublishForbidden):
+            reason = ReasonCode.NOT_AUTHORIZED
+        elif isinstance(error, PayloadInvalid):
             reason = ReasonCode.PAYLOAD_FORMAT_INVALID
         elif isinstance(error, TopicInvalid):
             check_topic(topic, levels_max=TOPIC_BYTES_MAX + 1)  # raises where it is no topic at all: that is no denial
             reason = ReasonCode.TOPIC_NAME_INVALID
         self.gateway.counters.publishes_refused += 1
-        if packet_id:
-            denied[packet_id] = (reason, str(error))
+        if packet_id and self.is_v5:
+            answers.denied[packet_id] = (reason, str(error))
 
     def _acknowledge(self, kind: int, packet_ids: list[int], denied: dict[int, Denial]) -> None:
         if kind == PUBACK:
@@ -383,6 +499,7 @@ class Connection(asyncio.Protocol):
                 self._write(codec.encode_ack(kind, packet_id, reason, self._why(why)))
 
     def _acked(self, kind: int, packet: codec.Packet) -> None:
+        self.gateway.traffic.packets_in[kind] += 1
         packet_id = packet[1]
         is_refused = len(packet) > 2 and packet[2] >= REFUSED
         expected = self.session.acked(kind, packet_id, is_refused=is_refused)
@@ -399,6 +516,7 @@ class Connection(asyncio.Protocol):
         kind = packet[0]
         if kind == MALFORMED:
             raise packet[1]
+        self.gateway.traffic.packets_in[kind] += 1
         if kind == PUBREL:
             self._released(packet[1])
         elif kind == SUBSCRIBE:
@@ -435,8 +553,22 @@ class Connection(asyncio.Protocol):
 
     # --- CONNECT ----------------------------------------------------------------------------------------------------
 
+    def _begin(self, packet: codec.Packet, data: bytes) -> bool:
+        """Handle the first packet of a connection; return whether what follows it in `data` can be handled now."""
+        try:
+            self._first(packet)
+        except Undecided as question:
+            self._rest, self._late = b"", data  # it comes first once more
+            self._defer([], question)
+            return False
+        except ProtocolError as error:
+            self._refuse(error)
+            self.close(str(error), error.reason)
+            return False
+        return not self._closed
+
     def _first(self, packet: codec.Packet) -> None:
-        """Handle the first packet of a connection, which must be CONNECT [MQTT-3.1.0-1]."""
+        """Handle a CONNECT, which must come first [MQTT-3.1.0-1]. Raises ProtocolError, Undecided."""
         if packet[0] == MALFORMED:
             raise packet[1]
         if packet[0] != CONNECT:
@@ -444,12 +576,16 @@ class Connection(asyncio.Protocol):
         store = self.store.options
         self.level = protocol_level(packet[2])
         wish = parse_connect(packet[2], topic_levels_max=store.topic_levels_max, topic_bytes_max=store.topic_bytes_max)
+        self.gateway.access.admit(self, wish)
         self._accept(wish)
+        self.gateway.traffic.packets_in[CONNECT] += 1
+        self.gateway.counters.packets_in += 1
 
     def _refuse(self, error: ProtocolError) -> None:
         """Answer a CONNECT that is refused, where its version has an answer [MQTT-3.1.4-2]."""
-        if self.level or isinstance(error, ConnectRefused):
-            self._write(codec.encode_refusal(error, self.level))
+        answer = codec.encode_refusal(error, self.level) if self.level or isinstance(error, ConnectRefused) else b""
+        if answer:
+            self._write(answer)
 
     def _accept(self, wish: Connect) -> None:
         gateway = self.gateway
@@ -462,7 +598,7 @@ class Connection(asyncio.Protocol):
             self.packet_bytes_max = wish.packet_bytes_max
             alias_max = min(wish.topic_alias_max, gateway.options.topic_alias_max)
             self.aliases = Aliases(alias_max) if alias_max else None
-        self.session, is_present = gateway.register(self, client_id, clean_start=wish.clean_start)
+        is_present = gateway.register(self, client_id, clean_start=wish.clean_start)
         self.session.inflight_max = min(wish.receive_max, gateway.options.inflight_max)
         self.session.will = wish.will
         self.session.expiry_s = gateway.expiry_s(wish.session_expiry_s)
@@ -518,7 +654,14 @@ class Connection(asyncio.Protocol):
         self.store.commit()
         # A packet can hold a quarter of a million filters, all the same one. More than a session may have are not looked at.
         asked_max = self.gateway.options.subscriptions_max
-        granted = [self._add(topic_filter, options, wish.identifier) for topic_filter, options in wish.filters[:asked_max]]
+        asked = wish.filters[:asked_max]
+        allowed = self.guard.may_subscribe([topic_filter for topic_filter, _ in asked]) if self.guard is not None else None
+        granted = [
+            self._add(topic_filter, options, wish.identifier)
+            if allowed is None or allowed[topic_filter]
+            else self._refusal(topic_filter, SubscriptionForbidden())
+            for topic_filter, options in asked
+        ]
         more = ReasonCode.QUOTA_EXCEEDED if self.is_v5 else SUBACK_FAILURE
         granted += [more] * (len(wish.filters) - len(granted))
         self._write(codec.encode_suback(wish.packet_id, granted, self.is_v5))
@@ -533,8 +676,6 @@ class Connection(asyncio.Protocol):
             # A replaced one keeps its queue, and its place there: by now another queue may serve this filter.
             queue = self._attach(topic_filter) if old is None else old.queue
         except StoreError as error:
-            gateway.counters.subscriptions_refused += 1
-            logger.info("subscription.refused", client=session.client_id, filter=topic_filter[:80], why=str(error))
             return self._refusal(topic_filter, error)
         subscription = Subscription(session, topic_filter, queue, options, identifier)
         handling = (options & RETAIN_HANDLING) >> 4
@@ -559,9 +700,15 @@ class Connection(asyncio.Protocol):
         return options & QOS
 
     def _refusal(self, topic_filter: str, error: StoreError) -> int:
-        """Return what a SUBACK says of a filter that is refused."""
+        """Count and log a filter that is refused; return what the SUBACK says of it."""
+        self.gateway.counters.subscriptions_refused += 1
+        self.gateway.logbook.note(
+            "subscription.refused", client=self.session.client_id, filter=topic_filter[:80], why=str(error)
+        )
         if not self.is_v5:
             return SUBACK_FAILURE
+        if isinstance(error, SubscriptionForbidden):
+            return ReasonCode.NOT_AUTHORIZED
         if topic_filter.startswith(SHARE):
             return ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
         return ReasonCode.TOPIC_FILTER_INVALID if isinstance(error, TopicInvalid) else ReasonCode.QUOTA_EXCEEDED
@@ -634,6 +781,14 @@ class Connection(asyncio.Protocol):
                 if packet_id in inflight:
                     self._write(codec.encode_acks(PUBREL, [packet_id]))
                 continue
+            if self.guard is not None:  # another user may have come with this client id
+                admitted, passed = self.guard.admit(ENTRY.pack(slot.position, slot.size, 0))
+                if not passed:
+                    waiting.append(packet_id)
+                    return
+                if not admitted:
+                    del inflight[packet_id]
+                    continue
             data = encode_again(self.store, slot, packet_id, self._terms_again(topic_of(self.store, slot)))
             if data is None or len(data) > (self.packet_bytes_max or len(data)):
                 del inflight[packet_id]
@@ -648,10 +803,8 @@ class Connection(asyncio.Protocol):
 
     def send_publishes(self, data: bytes, count: int) -> None:
         """Send a run of PUBLISH packets."""
-        counters = self.gateway.counters
-        counters.publishes_out += count
-        counters.packets_out += count
-        counters.bytes_out += len(data)
+        self.gateway.counters.publishes_out += count
+        self.listener.bytes_out += len(data)
         if self._transport is not None:
             self._transport.write(data)
 
@@ -660,20 +813,19 @@ class Connection(asyncio.Protocol):
         return why if self._says_why else ""
 
     def _write(self, data: bytes, packets: int = 1) -> None:
-        """Send answers. Who doesn't take them must not make the server write more."""
+        """Send answers, `packets` of one type. Who doesn't take them must not make the server write more."""
         if self._transport is None:
             return
         if packets == 1 and self.packet_bytes_max is not None and len(data) > self.packet_bytes_max:  # [MQTT-3.1.2-24]
             self.close(f"an answer of {len(data)} bytes is more than the client takes", ReasonCode.PACKET_TOO_LARGE)
             return
-        counters = self.gateway.counters
-        counters.packets_out += packets
-        counters.bytes_out += len(data)
+        self.listener.bytes_out += len(data)
+        self.gateway.traffic.packets_out[data[0] >> 4] += packets
         self._transport.write(data)
         if not self.writable:
             self._answers_bytes += len(data)
             if self._answers_bytes > ANSWERS_BYTES_MAX:
-                self._transport.pause_reading()
+                self.hold_reading(ANSWERS)
 
     def close(self, why: str, reason: ReasonCode) -> None:
         """End the connection: what was written goes out, then the acks that are due, and nothing more is read.
@@ -702,7 +854,10 @@ class Connection(asyncio.Protocol):
 
     def _close_transport(self) -> None:
         if self._transport is not None:
-            self._transport.write(self._farewell)
+            if self._farewell:
+                self.listener.bytes_out += len(self._farewell)
+                self.gateway.traffic.packets_out[DISCONNECT] += 1
+                self._transport.write(self._farewell)
             self._transport.close()
 
     def _abort(self) -> None:
@@ -717,6 +872,31 @@ class Connection(asyncio.Protocol):
         for subscription in self.session.subscriptions.values():
             self._leave_shared_path(subscription)
         self.gateway.left(self.session)
+
+
+class Answers:
+    """What the PUBLISHes of one read are to be answered, once they are durable."""
+
+    __slots__ = ("denied", "puback_ids", "pubrec_ids")
+
+    def __init__(self) -> None:
+        self.puback_ids: list[int] = []
+        self.pubrec_ids: list[int] = []
+        self.denied: dict[int, Denial] = {}
+
+
+class PublishForbidden(StoreError):
+    """Raised when the plugins don't allow a message."""
+
+    def __init__(self, topic: bytes) -> None:
+        super().__init__(f"the client may not publish to {topic[:80]!r}")
+
+
+class SubscriptionForbidden(StoreError):
+    """Raised when the plugins don't allow a filter."""
+
+    def __init__(self) -> None:
+        super().__init__("the plugins don't allow it")
 
 
 class PayloadInvalid(StoreError):

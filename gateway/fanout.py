@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gateway.access import topics_of
 from gateway.encoding import Run, encode_run
 from gateway.subscription import Subscription
 from store.lightqueue import ENTRY_BYTES, LightQueue
@@ -42,6 +43,7 @@ class Fanout:
         """Send a new batch to all that are live: about 1 us a message, and 0.5 us a subscription at QoS 0."""
         next_offset = offset + len(entries) // ENTRY_BYTES
         runs: dict[int, Run] = {}
+        topics: frozenset[bytes] | None = None
         for subscription in tuple(self._subscriptions):
             if not subscription.live:
                 continue
@@ -49,6 +51,13 @@ class Fanout:
             if not connection.writable:
                 subscription.lag()
                 continue
+            if connection.guard is not None:
+                if topics is None:
+                    topics = frozenset(topics_of(self._store, entries))
+                if not connection.guard.passes(topics):  # what it may have of these is found out one by one
+                    subscription.lag()
+                    subscription.pump()
+                    continue
             # One that joined between this batch's beginning and its end, and one whose packets are its client's alone.
             if subscription.cursor != offset or subscription.is_own:
                 subscription.lag()

@@ -5,20 +5,30 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import OrderedDict
+from contextlib import suppress
+from time import monotonic_ns
 
 import structlog
 
-from gateway.connection import Connection
+from gateway.access import Access
+from gateway.connection import CLOSE_FLUSH_S, Connection
 from gateway.errors import ConnectRefused
 from gateway.fanout import Fanout
+from gateway.listener import Listeners
+from gateway.logbook import Logbook
 from gateway.message import to_stored
-from gateway.options import GatewayOptions
+from gateway.options import PLAIN_NAME, GatewayOptions
 from gateway.packets import Will
+from gateway.peer import Peer
+from gateway.pressure import Pressure
 from gateway.reasons import ConnectCode, ReasonCode
 from gateway.retained import RetainedMessages
 from gateway.session import Session
+from gateway.sources import Sources
 from gateway.subscription import Subscription
 from gateway.system import SystemTopics
+from gateway.throttle import Bucket, Meter, Throttle
+from gateway.traffic import Traffic
 from store.errors import StoreError
 from store.lightqueue import LightQueue
 from store.record import Flag, encode_properties
@@ -31,6 +41,18 @@ WHEEL_S = 1
 """Step of the wheel. A connection is closed at most this long after 1.5 times its keep alive, a will is published at most this
 long after its delay, and a session ends at most this long after its expiry interval."""
 
+STRUCK = frozenset(
+    (
+        ReasonCode.MALFORMED_PACKET,
+        ReasonCode.PROTOCOL_ERROR,
+        ReasonCode.PACKET_TOO_LARGE,
+        ReasonCode.BAD_USER_NAME_OR_PASSWORD,
+        ReasonCode.NOT_AUTHORIZED,
+        ReasonCode.BAD_AUTHENTICATION_METHOD,
+    )
+)
+"""Reasons for closing a connection that count as a strike of its source."""
+
 SOCKETS_PER_CLIENT_MAX = 2
 """Sockets open per `mqtt.connections_max`. Between the two a socket is told in its CONNACK that the node is full."""
 
@@ -39,14 +61,11 @@ class Counters:
     """What the gateway has done since the start. Plain integers: `millrace.metrics` reads them."""
 
     __slots__ = (
-        "bytes_in",
-        "bytes_out",
         "closed_by_reason",
         "connections_accepted",
         "deliveries_acked",
         "deliveries_too_large",
         "packets_in",
-        "packets_out",
         "publishes_in",
         "publishes_out",
         "publishes_refused",
@@ -56,15 +75,13 @@ class Counters:
     )
 
     def __init__(self) -> None:
-        self.bytes_in = 0
-        self.bytes_out = 0
         self.packets_in = 0
-        self.packets_out = 0
+        """Of all types, from accepted clients."""
         self.connections_accepted = 0
         self.publishes_in = 0
         self.publishes_out = 0
         self.publishes_refused = 0
-        """Those that an ack of MQTT 5.0 refused; at QoS 0 nobody is told."""
+        """Those that an ack of MQTT 5.0 refused. At QoS 0 nobody is told, nor in MQTT 3.1.1 of what the plugins forbid."""
         self.deliveries_acked = 0
         self.deliveries_too_large = 0
         """Those not sent because the client takes no packet as large."""
@@ -101,6 +118,14 @@ class Gateway:
         self.options = options
         self.delay_ms_max = delay_ms_max
         self.counters = Counters()
+        self.traffic = Traffic()
+        self.logbook = Logbook(options.limits.log_lines_per_s)
+        self.access = Access(options.access, store, self.logbook, self._publish_for_plugin)
+        self.sources = Sources(options.limits)
+        self.pressure = Pressure(store, options.limits.undurable_bytes_max)
+        self.throttle = Throttle(self.now_ms)
+        self.handshakes = 0
+        """Connections that are not yet where MQTT begins."""
         self.clients: dict[str, Connection] = {}
         self.connections: set[Connection] = set()
         self.away: OrderedDict[str, Session] = OrderedDict()
@@ -111,49 +136,55 @@ class Gateway:
         self._wheel: dict[int, set[Connection | Session]] = {}
         self._wheel_second = 0
         self._wheel_timer: asyncio.TimerHandle | None = None
-        self._server: asyncio.Server | None = None
+        self._emptied: asyncio.Future[None] | None = None
+        self.listeners = Listeners(self)
 
-    # --- the listener -----------------------------------------------------------------------------------------------
+    # --- the listeners ----------------------------------------------------------------------------------------------
 
     async def start(self) -> int:
-        """Open the listener; return its port.
+        """Load the plugins and open the listeners; return the port of the plain one, 0 where there is none.
 
         Raises:
-            OSError: the address can't be listened on.
+            OSError: an address can't be listened on, or a plugin can't be loaded.
         """
         self.loop = asyncio.get_running_loop()
-        listen = self.options.listen
-        try:
-            self._server = await self.loop.create_server(
-                lambda: Connection(self), listen.host, listen.port, backlog=self.options.listen_backlog
-            )
-        except OSError as error:
-            why = f"MQTT can't listen on {listen}: {error.strerror or error}; choose another address with --mqtt HOST:PORT"
-            raise OSError(error.errno, why) from error
+        self.pressure.start(self.loop)
+        await self.access.start(lambda: self.loop.time())
+        await self.listeners.start()
+        self.throttle.ticker.start(self.loop)
         self._wheel_second = int(self.loop.time())
         self._turn_wheel()
-        port: int = self._server.sockets[0].getsockname()[1]
-        return port
+        return self.listeners[PLAIN_NAME].address.port if self.options.plain == "on" else 0
 
     async def stop(self) -> None:
         """Accept nothing more; close all connections."""
         if self._wheel_timer is not None:
             self._wheel_timer.cancel()
-        if self._server is not None:
-            self._server.close()
+        self.listeners.close()
+        await self.listeners.end_handshakes()
+        self.throttle.ticker.stop()
         for connection in tuple(self.connections):
             connection.close("", ReasonCode.SERVER_SHUTTING_DOWN)
         # Sessions end with the process, and a will is published when its session ends (MQTT 5.0, 3.1.2.5).
         for session in tuple(self.away.values()):
             self._end(session)
-        if self._server is not None:
-            await self._server.wait_closed()
+        if self.connections:
+            self._emptied = self.loop.create_future()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_FLUSH_S + 1):
+                    await self._emptied
+        await self.access.stop()
+
+    def now_ms(self) -> int:
+        """Return a time in ms that only goes forward: for limits, which no clock that is set may disturb."""
+        return monotonic_ns() // 1_000_000
 
     # --- connections ------------------------------------------------------------------------------------------------
 
     def opened(self, connection: Connection) -> None:
         """Note a new socket. It has `connect_timeout_ms` for its CONNECT."""
         self.connections.add(connection)
+        connection.meter = self._meter(connection.peer)
         self._watch_until(connection, self.loop.time() + self.options.connect_timeout_ms / 1000)
         if len(self.connections) > self.options.connections_max * SOCKETS_PER_CLIENT_MAX:
             connection.close(f"{len(self.connections)} sockets are open: see mqtt.connections_max", ReasonCode.QUOTA_EXCEEDED)
@@ -161,6 +192,12 @@ class Gateway:
     def closed(self, connection: Connection) -> None:
         """Forget a socket."""
         self.connections.discard(connection)
+        connection.peer.listener.closed(connection.peer)
+        self.pressure.forget(connection)
+        self.access.left(connection)
+        self.traffic.left(connection)
+        if self._emptied is not None and not self.connections and not self._emptied.done():
+            self._emptied.set_result(None)
         self._unwatch(connection)
         if self.clients.get(connection.session.client_id) is connection:
             del self.clients[connection.session.client_id]
@@ -173,10 +210,10 @@ class Gateway:
                 ConnectCode.SERVER_UNAVAILABLE,
             )
 
-    def register(self, connection: Connection, client_id: str, *, clean_start: bool) -> tuple[Session, bool]:
+    def register(self, connection: Connection, client_id: str, *, clean_start: bool) -> bool:
         """Make a connection the one of its client id; an older one with that id is closed [MQTT-3.1.4-3] 3.1.1:[MQTT-3.1.4-2].
 
-        Returns the session, and whether it was there before [MQTT-3.1.2-4], [MQTT-3.1.2-5].
+        Gives it its session; returns whether that was there before [MQTT-3.1.2-4], [MQTT-3.1.2-5].
         """
         older = self.clients.get(client_id)
         if older is not None:
@@ -191,9 +228,12 @@ class Gateway:
         else:
             del self.away[client_id]
             self._unwatch(session)  # a will that was not due yet is not published [MQTT-3.1.3-9]
+        connection.session = session
         self.clients[client_id] = connection
         self.counters.connections_accepted += 1
-        return session, is_present
+        self.access.entered(connection)
+        self.traffic.entered(connection)
+        return is_present
 
     # --- sessions ---------------------------------------------------------------------------------------------------
 
@@ -254,7 +294,33 @@ class Gateway:
     def refused(self, connection: Connection, why: str, reason: ReasonCode) -> None:
         """Count and log a connection that the server closes."""
         self.counters.closed_by_reason[reason] = self.counters.closed_by_reason.get(reason, 0) + 1
-        logger.info("connection.closed", client=connection.session.client_id, reason=reason.name, why=why)
+        self.traffic.refused(connection, reason)
+        if reason in STRUCK:
+            self.strike(connection.peer)
+        self.logbook.note(
+            "connection.closed",
+            client=connection.session.client_id,
+            peer=str(connection.peer),
+            listener=connection.peer.listener.name,
+            reason=reason.name,
+            why=why,
+        )
+
+    def strike(self, peer: Peer) -> None:
+        """Note that a peer did what no client should; the source of many strikes is held off."""
+        if self.sources.strike(peer.source, self.now_ms()):
+            self.traffic.held_off += 1
+            self.logbook.note("source.held_off", source=peer.source, for_ms=self.options.limits.hold_off_ms)
+
+    def _meter(self, peer: Peer) -> Meter | None:
+        limits, listener = self.options.limits, peer.listener
+        if not (limits.client_messages_per_s or limits.client_bytes_per_s or listener.messages.per_s or listener.bytes.per_s):
+            return None
+        return Meter(Bucket(limits.client_messages_per_s), Bucket(limits.client_bytes_per_s), peer)
+
+    def _publish_for_plugin(self, topic: str, body: bytes, qos: int, retain: bool) -> None:
+        """Publish what a plugin sends. Called on the plugins' thread."""
+        self.loop.call_soon_threadsafe(self.publish_will, Will(topic, body, qos, retain))
 
     def publish_will(self, will: Will, publisher: str = "") -> None:
         """Publish a will. `publisher` is its client, where its own subscriptions must not get it."""
@@ -288,6 +354,8 @@ class Gateway:
     def _turn_wheel(self) -> None:
         now_s = self.loop.time()
         self._wheel_timer = self.loop.call_at(int(now_s) + WHEEL_S, self._turn_wheel)
+        self.access.expire()
+        self.logbook.turn_page()
         while self._wheel_second <= now_s:
             for watched in self._wheel.pop(self._wheel_second, ()):
                 if isinstance(watched, Session):
@@ -298,7 +366,9 @@ class Gateway:
         self.sys.turn(now_s)
 
     def _check_alive(self, connection: Connection, now_s: float) -> None:
-        if not connection.connected:
+        if connection.is_unheard:  # what it may have sent is not read: not its fault
+            self._watch_until(connection, now_s + WHEEL_S)
+        elif not connection.connected:
             connection.close("no CONNECT came in mqtt.connect_timeout_ms", ReasonCode.KEEP_ALIVE_TIMEOUT)
         elif connection.keep_alive_s:
             if now_s >= connection.received_s + connection.keep_alive_s:

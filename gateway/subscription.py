@@ -14,7 +14,7 @@ over. A client of MQTT 3.1.1 gets one for each subscription, as 3.1.1:[MQTT-3.3.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -161,7 +161,8 @@ class Subscription:
             if not connection.writable or room <= 0:
                 return
             if self.retained is not None:
-                self._send_retained(self.retained, room)
+                if not self._send_retained(self.retained, room):
+                    return
                 continue
             first, entries = self.queue.read_from(self.cursor, room)
             if not entries:
@@ -170,9 +171,21 @@ class Subscription:
                 connection.lagging.pop(self, None)
                 return
             entries = _portion(entries)
-            self.cursor = first + len(entries) // ENTRY_BYTES
-            self._send(self._encode(entries, is_retained=False))
+            admitted, passed = self._admit(entries)
+            if not passed:
+                return
+            self.cursor = first + passed
+            if admitted:
+                self._send(self._encode(admitted, is_retained=False))
         connection.pump_soon()
+
+    def _admit(self, entries: bytes) -> tuple[bytes, int]:
+        """Return those of some entries that the client may have, and how many were looked at.
+
+        Where it is none, the plugins are asked, and when they have answered the subscriptions that lag go on.
+        """
+        guard = self.connection.guard
+        return (entries, len(entries) // ENTRY_BYTES) if guard is None else guard.admit(entries)
 
     def _encode(self, entries: bytes, *, is_retained: bool) -> Run:
         connection = self.connection
@@ -199,8 +212,11 @@ class Subscription:
         matching = self.session.matching(topic.decode())
         return together(matching, publisher) if matching and matching[0] is self else None
 
-    def _send_retained(self, retained: Iterator[bytes], room: int) -> None:
-        """Send the next of the retained messages, `room` at most; note when there are no more."""
+    def _send_retained(self, retained: Iterator[bytes], room: int) -> bool:
+        """Send the next of the retained messages, `room` at most; note when there are no more.
+
+        Return False where that waits for the plugins.
+        """
         entries = bytearray()
         body_bytes = 0
         for entry in islice(retained, room):
@@ -213,8 +229,16 @@ class Subscription:
         else:
             if len(entries) < room * ENTRY_BYTES:
                 self.retained = None
-        if entries:
-            self._send(self._encode(bytes(entries), is_retained=True))
+        if not entries:
+            return True
+        admitted, passed = self._admit(bytes(entries))
+        left = entries[passed * ENTRY_BYTES :]
+        if left:  # they come first the next time
+            again = (bytes(left[at : at + ENTRY_BYTES]) for at in range(0, len(left), ENTRY_BYTES))
+            self.retained = chain(again, retained)
+        if admitted:
+            self._send(self._encode(admitted, is_retained=True))
+        return passed > 0
 
     def lag(self) -> None:
         """Leave the shared path."""

@@ -6,6 +6,7 @@ changed, every `mqtt.sys_interval_s`, at QoS 0. A client that doesn't read misse
 
 from __future__ import annotations
 
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
@@ -48,8 +49,7 @@ class SystemTopics:
             self._gateway.loop.call_soon(self._tell_all, subscription)
 
     def _tell_all(self, subscription: Subscription) -> None:
-        if subscription in self._subscriptions:
-            self._tell(subscription, self.values(), retain=True)
+        self._tell(subscription, self.values(), retain=True)
 
     def unsubscribed(self, subscription: Subscription) -> None:
         """Serve a subscription no longer."""
@@ -71,7 +71,7 @@ class SystemTopics:
     def values(self) -> dict[str, str]:
         """Return all topics with their values."""
         gateway = self._gateway
-        counters = gateway.counters
+        counters, traffic, listeners = gateway.counters, gateway.traffic, tuple(gateway.listeners)
         connected, away = len(gateway.clients), len(gateway.away)
         uptime_s = int(gateway.loop.time() - self._started_s) if self._started_s else 0
         figures: dict[str, object] = {
@@ -82,12 +82,12 @@ class SystemTopics:
             "clients/total": connected + away,
             "clients/expired": counters.sessions_expired,
             "messages/received": counters.packets_in,
-            "messages/sent": counters.packets_out,
+            "messages/sent": sum(traffic.packets_out) + counters.publishes_out,
             "publish/messages/received": counters.publishes_in,
             "publish/messages/sent": counters.publishes_out,
             "publish/messages/dropped": counters.publishes_refused + counters.deliveries_too_large,
-            "bytes/received": counters.bytes_in,
-            "bytes/sent": counters.bytes_out,
+            "bytes/received": sum(listener.bytes_in for listener in listeners),
+            "bytes/sent": sum(listener.bytes_out for listener in listeners),
             "subscriptions/count": counters.subscriptions,
             "retained messages/count": len(gateway.retained),
             "messages/stored": gateway.store.messages_stored,
@@ -96,8 +96,15 @@ class SystemTopics:
 
     def _tell(self, subscription: Subscription, values: dict[str, str], *, retain: bool) -> None:
         connection = subscription.connection
-        if not connection.connected or not connection.writable:
+        if subscription not in self._subscriptions or not connection.connected or not connection.writable:
             return
+        values = {topic: value for topic, value in values.items() if topics.matches(subscription.filter, topic)}
+        if connection.guard is not None:
+            again = partial(self._tell, subscription, values, retain=retain)
+            allowed = connection.guard.receivable([topic.encode() for topic in values], again)
+            if allowed is None:  # told when the plugins have answered
+                return
+            values = {topic.decode(): values[topic.decode()] for topic in allowed}
         properties = b""
         if connection.is_v5:
             raw = b"\x0b" + write_varint(subscription.identifier) if subscription.identifier else b""
@@ -105,7 +112,6 @@ class SystemTopics:
         packets = [
             encode_publish(topic.encode(), value.encode(), 0, retain=retain, properties=properties)
             for topic, value in values.items()
-            if topics.matches(subscription.filter, topic)
         ]
         most = connection.packet_bytes_max
         packets = [packet for packet in packets if most is None or len(packet) <= most]

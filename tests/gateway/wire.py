@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 from gateway.codec import FROM_SERVER, FROM_SERVER_5, Packet, decode, encode_acks, encode_publish
 from gateway.connection import Connection
+from gateway.listener import Listener
 from gateway.options import GatewayOptions
 from gateway.packets import CONNACK, DISCONNECT, PINGREQ, PINGRESP, PUBLISH, PUBLISH_WITH, SUBACK, UNSUBACK
 from gateway.properties import Found, Property, parse_properties, read_properties, write_properties
@@ -295,20 +297,27 @@ class Broker:
         self.node = Node(self.config)
         await self.node.start()
 
-    async def dial(self) -> Client:
-        """Open a socket, and send nothing."""
-        return await self._dial(Client)
+    def listener(self, name: str) -> Listener:
+        return self.node.gateway.listeners[name]
 
-    async def dial_5(self) -> Client5:
-        """Open a socket for MQTT 5.0, and send nothing."""
-        return await self._dial(Client5)
+    async def dial(self, listener: str = "mqtt", context: ssl.SSLContext | None = None) -> Client:
+        """Open a socket to a listener, with TLS if there is a context, and send nothing."""
+        return await self._dial(Client, listener, context)
 
-    async def _dial(self, kind: type[C]) -> C:
-        end = socket.socket()
+    async def dial_5(self, listener: str = "mqtt", context: ssl.SSLContext | None = None) -> Client5:
+        """As `dial`, for MQTT 5.0."""
+        return await self._dial(Client5, listener, context)
+
+    async def _dial(self, kind: type[C], listener: str, context: ssl.SSLContext | None) -> C:
+        options = self.listener(listener).options
+        end = socket.socket(socket.AF_UNIX if options.kind == "unix" else socket.AF_INET)
         end.setblocking(False)
         end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
-        await asyncio.get_running_loop().sock_connect(end, (self.node.mqtt.host, self.node.mqtt.port))
-        client = kind(*await asyncio.open_connection(sock=end))
+        address = self.listener(listener).address
+        where = options.socket if options.kind == "unix" else (address.host, address.port)
+        await asyncio.get_running_loop().sock_connect(end, where)
+        name = "localhost" if context is not None else None
+        client = kind(*await asyncio.open_connection(sock=end, ssl=context, server_hostname=name))
         self.clients.append(client)
         return client
 
@@ -320,21 +329,34 @@ class Broker:
         about: Found | None = None,
         will: Found | None = None,
         keep_alive_s: int = 0,
+        accepted: bool = True,
+        listener: str = "mqtt",
+        context: ssl.SSLContext | None = None,
     ) -> Client5:
         """Open a connection of MQTT 5.0; `fields` are those that `flags` announce, `about` and `will` the properties."""
-        client = await self.dial_5()
+        client = await self.dial_5(listener, context)
         properties, will_properties = write_properties(about or {}), write_properties(will or {})
         await client.send(
             connect_5(flags, client_id.encode(), *fields, about=properties, will=will_properties, keep_alive_s=keep_alive_s)
         )
-        assert (await client.connack())[0] == 0
+        if accepted:
+            assert (await client.connack())[0] == 0
         return client
 
     async def connect(
-        self, client_id: str, *fields: bytes, flags: int = CLEAN, keep_alive_s: int = 0, accepted: bool = True
+        self,
+        client_id: str,
+        *fields: bytes,
+        flags: int = CLEAN,
+        keep_alive_s: int = 0,
+        accepted: bool = True,
+        listener: str = "mqtt",
+        context: ssl.SSLContext | None = None,
+        head: bytes = b"",
     ) -> Client:
-        """Open a connection; `fields` are those that `flags` announce."""
-        client = await self.dial()
+        """Open a connection; `fields` are those that `flags` announce, and `head` comes before the CONNECT."""
+        client = await self.dial(listener, context)
+        client.writer.write(head)
         await client.send(connect(flags, client_id.encode(), *fields, keep_alive_s=keep_alive_s))
         if accepted:
             assert await client.receive() == (CONNACK, 0, b"\0\0")
