@@ -37,7 +37,7 @@ format: $(READY)  ## Format the code, and fix what ruff can fix
 bench: $(READY)  ## Run the benchmarks
 	$(BIN)/python -m bench $(ARGS)
 
-bench-store: $(READY)  ## Measure the store by itself
+bench-store: $(READY)  ## Measure the store by itself, against its goals (half an hour)
 	$(BIN)/python -m bench store $(ARGS)
 
 # Run from the root: only so do the modules made import each other as `from pop import pop_pb2`.

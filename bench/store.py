@@ -1,24 +1,28 @@
 """`python -m bench store`: what the store costs by itself, without a network.
 
 Each measurement is a process of its own, so that its memory is its own and one doesn't warm the other. Rates are medians of
-several runs; memory, starts and rebuilds of large directories are measured once.
+several runs; making a million queues, and starts on large directories, are measured once. What is a share of something else is
+measured in turn with it (A B A B ...), so that whatever else the machine does falls on both.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import multiprocessing
 import os
 import random
 import resource
 import shutil
-import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import orjson
 import uvloop
@@ -36,24 +40,31 @@ TOPICS = 64
 WAITERS = 1_000
 OWNER = "bench"
 
+OTHER_FILTERS = 10_000
+WARM_TOPICS = 1_000
+
 Figures = dict[str, float]
 
 
 def _open(data_dir: Path) -> Store:
-    data_dir.mkdir(exist_ok=True)
+    data_dir.mkdir(parents=True, exist_ok=True)
     store = Store(data_dir, StoreOptions(queues_max=10_000_000), SystemClock())
     store.recover()
     return store
 
 
 def _append(store: Store, records: int, body: bytes) -> float:
+    """Append records of a few topics; return the seconds that took."""
+    return _append_to(store, itertools.cycle([b"bench/t%d" % number for number in range(TOPICS)]), records, body)
+
+
+def _append_to(store: Store, topics: Iterator[bytes], records: int, body: bytes) -> float:
     """Append records in batches of `BATCH`, each a commit; return the seconds that took."""
-    topics = [b"bench/t%d" % number for number in range(TOPICS)]
     route_of, append = store.queues.route, store.append_message
     began = time.perf_counter()
-    for start in range(0, records, BATCH):
-        for number in range(start, start + BATCH):
-            append(route_of(topics[number % TOPICS]), body)
+    for _ in range(0, records, BATCH):
+        for topic in itertools.islice(topics, BATCH):
+            append(route_of(topic), body)
         store.commit()
     return time.perf_counter() - began
 
@@ -96,6 +107,44 @@ def append_synced(data_dir: Path, records: int) -> Figures:
     return {"records_per_s": records / uvloop.run(run())}
 
 
+def fill(data_dir: Path, records: int) -> Figures:
+    """Fill a queue from a log of `records`, a slice a turn, while each turn appends a batch."""
+    store = _open(data_dir)
+    _append(store, records, b"x" * 64)
+    queue = store.queues.declare("bench/+", OWNER, "earliest")
+    store.commit()
+    began = time.perf_counter()
+    while store.queues.fill():
+        _append(store, BATCH, b"x" * 64)
+    store.commit()
+    seconds = time.perf_counter() - began
+    assert queue.committed_offset >= records, queue.committed_offset
+    return {"records_per_s": queue.committed_offset / seconds}
+
+
+def filters(data_dir: Path, records: int) -> Figures:
+    """Append to a store beside one that has `OTHER_FILTERS` filters of others, in turn: how much slower the latter is.
+
+    Half of those filters are of connections, half of durable sessions; half have wildcards, some of them leading ones.
+    """
+    alone, crowded = _open(data_dir / "alone"), _open(data_dir / "crowded")
+    shapes = ("fleet/%d/state", "site%d/#", "bench/%d/other", "+/%d/+/alarm")
+    for number in range(OTHER_FILTERS):
+        declare = crowded.queues.declare if number // len(shapes) % 2 else crowded.queues.attach
+        declare(shapes[number % len(shapes)] % number, OWNER)
+    crowded.commit()
+    warm = itertools.cycle([b"bench/w%d/temp" % number for number in range(WARM_TOPICS)])
+    cold = (b"bench/c%d/temp" % number for number in itertools.count())
+    figures = {}
+    for name, topics in (("warm", warm), ("cold", cold)):
+        ratios = []
+        for _ in range(8):
+            first = _append_to(alone, topics, records, b"x" * 64)
+            ratios.append(_append_to(crowded, topics, records, b"x" * 64) / first)
+        figures[name] = (median(ratios[1:]) - 1) * 100
+    return figures
+
+
 def _give_up(error: OSError) -> None:
     raise SystemExit(f"the log can't be synced: {error}")
 
@@ -131,11 +180,14 @@ def many_queues(data_dir: Path, queues: int, entries: int) -> Figures:
                 store.append_message(store.queues.route(b"device/%d/command" % number), b"%d" % turn)
             store.commit()
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    seconds = time.perf_counter() - began
     asyncio.run(_close(store))
-    return {"declared_per_s": queues / declared_s, "memory_mib": memory}
+    return {"seconds": seconds, "declared_per_s": queues / declared_s, "memory_mib": memory}
 
 
 async def _close(store: Store) -> None:
+    """End as a node does: what it notes as durable isn't read again by the next start."""
+    store.start(asyncio.get_running_loop(), _give_up)
     await store.close()
 
 
@@ -149,32 +201,33 @@ def start(data_dir: Path) -> Figures:
     return {"seconds": seconds, "replayed": recovery.replayed, "memory_mib": memory}
 
 
-def read_sparse(data_dir: Path, queues: int, reads: int) -> Figures:
-    """Read an entry, and its record, of queues chosen at random among many."""
+def read_sparse(data_dir: Path, queues: int, entries: int, reads: int) -> Figures:
+    """Read an entry, and its record, of queues chosen at random among many, each found by its filter."""
     store = _open(data_dir)
     chosen = random.Random(1)
-    names = [f"device/{chosen.randrange(queues)}/command" for _ in range(reads)]
+    wanted = [(f"device/{chosen.randrange(queues)}/command", chosen.randrange(entries)) for _ in range(reads)]
     began = time.perf_counter()
-    for name in names:
+    for name, offset in wanted:
         queue = store.queues.find(name)
         assert queue is not None
-        entry = queue.read(chosen.randrange(queue.committed_offset), 1)
-        store.read(int.from_bytes(entry[:8], "little"), int.from_bytes(entry[8:12], "little"))
+        position, size, _ = ENTRY.unpack(queue.read(offset, 1))
+        assert len(store.read(position, size)) == size
     return {"reads_per_s": reads / (time.perf_counter() - began)}
 
 
 def write_and_die(data_dir: Path, records: int) -> Figures:
-    """Append, flush the index as often as a node would, and end as by kill -9."""
-    store = _open(data_dir)
-    flushed = 0
-    for _ in range(0, records, 100_000):
-        _append(store, 100_000, b"x" * 64)
-        if store.log.written - flushed >= store.options.index_flush_bytes:
-            store.log.sync()
-            store.index.flush()
-            flushed = store.log.written
-    store.log.sync()
-    os._exit(0)
+    """Append on a loop, with syncs and index flushes when a node makes them, and end as by kill -9."""
+
+    async def run() -> None:
+        store = _open(data_dir)
+        store.start(asyncio.get_running_loop(), _give_up)
+        for _ in range(0, records, BATCH):
+            _append(store, BATCH, b"x" * 64)
+            await asyncio.sleep(0)
+        os._exit(0)
+
+    uvloop.run(run())
+    raise AssertionError("it has ended")
 
 
 def _alone(job: Callable[..., Figures], *arguments: object) -> Figures:
@@ -183,60 +236,198 @@ def _alone(job: Callable[..., Figures], *arguments: object) -> Figures:
         return process.submit(job, *arguments).result()
 
 
-def _median(runs: int, directory: Path, job: Callable[..., Figures], *arguments: object) -> Figures:
-    found = []
-    for run in range(runs):
-        found.append(_alone(job, directory / f"{job.__name__}{run}", *arguments))
-        shutil.rmtree(directory / f"{job.__name__}{run}")
-    return {name: statistics.median(each[name] for each in found) for name in found[0]}
+def _fresh(directory: Path, job: Callable[..., Figures], *arguments: object) -> Figures:
+    """Run a measurement in a process and a directory of its own."""
+    data_dir = Path(tempfile.mkdtemp(dir=directory))
+    try:
+        return _alone(job, data_dir, *arguments)
+    finally:
+        shutil.rmtree(data_dir)
 
 
-def measure(directory: Path, options: argparse.Namespace, tell: Callable[[str], None]) -> dict[str, Figures]:
-    """Run all measurements; return their figures by name."""
-    figures: dict[str, Figures] = {}
-    runs = options.runs
-    tell("append")
-    figures["append, 64 B"] = _median(runs, directory, append, 1_000_000, 64)
-    figures["append, 1 KiB"] = _median(runs, directory, append, 300_000, 1024)
-    figures["append, 64 B, fdatasync, 1,000 waiters"] = _median(runs, directory, append_synced, 1_000_000)
-    tell("read")
-    figures["read a hot queue"] = _median(runs, directory, read_hot, 1_000_000)
-    tell(f"{options.queues} queues")
-    queues = directory / "queues"
-    figures[f"{options.queues:,} queues of {options.entries}"] = _alone(many_queues, queues, options.queues, options.entries)
-    figures["start with them"] = _alone(start, queues)
-    figures["read them at random"] = _alone(read_sparse, queues, options.queues, min(options.queues, 200_000))
-    shutil.rmtree(queues)
-    tell(f"{options.records} records")
-    killed = directory / "killed"
-    process = multiprocessing.get_context("spawn").Process(target=write_and_die, args=(killed, options.records))
+# --- the rows of the table --------------------------------------------------------------------------------------------
+
+
+def _appends(directory: Path, options: argparse.Namespace) -> Figures:
+    small = _fresh(directory, append, 1_000_000, 64)
+    large = _fresh(directory, append, 300_000, 1024)
+    return {"append_64": small["records_per_s"], "append_1k": large["mb_per_s"]}
+
+
+def _synced(directory: Path, options: argparse.Namespace) -> Figures:
+    unsynced = _fresh(directory, append, 1_000_000, 64)
+    synced = _fresh(directory, append_synced, 1_000_000)
+    return {"synced": synced["records_per_s"], "synced_share": synced["records_per_s"] / unsynced["records_per_s"] * 100}
+
+
+def _hot(directory: Path, options: argparse.Namespace) -> Figures:
+    return {"read_hot": _fresh(directory, read_hot, 1_000_000)["records_per_s"]}
+
+
+def _filled(directory: Path, options: argparse.Namespace) -> Figures:
+    return {"fill": _fresh(directory, fill, 1_000_000)["records_per_s"]}
+
+
+def _filters(directory: Path, options: argparse.Namespace) -> Figures:
+    return _fresh(directory, filters, 50_000)
+
+
+def _queues(directory: Path, options: argparse.Namespace) -> Figures:
+    data_dir = directory / "queues"
+    queues, entries = options.queues, options.entries
+    made = _alone(many_queues, data_dir, queues, entries)
+    started = _alone(start, data_dir)
+    read = _alone(read_sparse, data_dir, queues, entries, min(queues, 200_000))
+    shutil.rmtree(data_dir)
+    return {
+        "made": made["seconds"],
+        "made_memory": made["memory_mib"],
+        "start": started["seconds"],
+        "start_memory": started["memory_mib"],
+        "read_sparse": read["reads_per_s"],
+    }
+
+
+def _starts(directory: Path, options: argparse.Namespace) -> Figures:
+    data_dir = directory / "killed"
+    process = multiprocessing.get_context("spawn").Process(target=write_and_die, args=(data_dir, options.records))
     process.start()
     process.join()
-    figures[f"start after kill -9, {options.records:,} records"] = _alone(start, killed)
-    Index.destroy(killed)
-    rebuilt = _alone(start, killed)
-    figures["start without an index"] = {**rebuilt, "records_per_s": rebuilt["replayed"] / rebuilt["seconds"]}
-    return figures
+    killed = _alone(start, data_dir)
+    Index.destroy(data_dir)
+    rebuilt = _alone(start, data_dir)
+    shutil.rmtree(data_dir)
+    return {"killed": killed["seconds"], "rebuild": rebuilt["replayed"] / rebuilt["seconds"]}
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A line of the table: a figure, and what it should be. `goal` is None where only the figure is told."""
+
+    figure: str
+    title: str
+    unit: str
+    goal: float | None = None
+    is_most: bool = False
+    """The goal is the most that the figure may be; else the least."""
+
+    def is_met(self, reached: float) -> bool:
+        return self.goal is None or (reached <= self.goal if self.is_most else reached >= self.goal)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What is measured together."""
+
+    measure: Callable[[Path, argparse.Namespace], Figures]
+    goals: tuple[Goal, ...]
+    is_long: bool = False
+    """Measured once, however many runs are asked for."""
+
+
+ROWS: dict[str, Row] = {
+    "append": Row(
+        _appends,
+        (
+            Goal("append_64", "append, route, index: 64 B", "records/s", 400_000),
+            Goal("append_1k", "append, route, index: 1 KiB", "MB/s", 300),
+        ),
+    ),
+    "synced": Row(
+        _synced,
+        (
+            Goal("synced", f"the same, fdatasync, {WAITERS:,} waiters", "records/s"),
+            Goal("synced_share", "... of the rate without sync", "%", 80),
+        ),
+    ),
+    "hot": Row(_hot, (Goal("read_hot", "read a hot queue with its records", "records/s", 500_000),)),
+    "fill": Row(_filled, (Goal("fill", "fill a queue while appends go on", "records/s"),)),
+    "filters": Row(
+        _filters,
+        (
+            Goal("warm", f"slower by {OTHER_FILTERS:,} other filters", "%", 20, is_most=True),
+            Goal("cold", "... where each topic is new", "%", 20, is_most=True),
+        ),
+    ),
+    "queues": Row(
+        _queues,
+        (
+            Goal("made", "make the light queues with their entries", "s", 300, is_most=True),
+            Goal("made_memory", "... resident", "MiB", 600, is_most=True),
+            Goal("start", "start with them", "s", 3, is_most=True),
+            Goal("start_memory", "... resident", "MiB", 600, is_most=True),
+            Goal("read_sparse", "read them at random, with the records", "reads/s", 100_000),
+        ),
+        is_long=True,
+    ),
+    "starts": Row(
+        _starts,
+        (
+            Goal("killed", "start after kill -9", "s", 5, is_most=True),
+            Goal("rebuild", "start without an index", "records/s", 300_000),
+        ),
+        is_long=True,
+    ),
+}
+
+
+def measure(directory: Path, options: argparse.Namespace, tell: Callable[[str], None]) -> dict[str, list[float]]:
+    """Measure the rows of `options`; return what each run gave, by figure."""
+    found: dict[str, list[float]] = {}
+    for name in options.rows:
+        row = ROWS[name]
+        for _ in range(1 if row.is_long else options.runs):
+            tell(name)
+            for figure, reached in row.measure(directory, options).items():
+                found.setdefault(figure, []).append(reached)
+    return found
+
+
+def table_of(found: dict[str, list[float]], rows: Sequence[str]) -> Table:
+    """Return the table: what, goal, reached, met."""
+    table = Table("store", "goal", "reached", "lowest to highest", "met")
+    for goal in (goal for name in rows for goal in ROWS[name].goals):
+        runs, reached = found[goal.figure], median(found[goal.figure])
+        bound = "" if goal.goal is None else f"{'<=' if goal.is_most else '>='} {goal.goal:,.0f} {goal.unit}"
+        spread = f"{_text(min(runs))} to {_text(max(runs))}" if len(runs) > 1 else ""
+        met = "" if goal.goal is None else "yes" if goal.is_met(reached) else "NO"
+        table.add_row(goal.title, bound, f"{_text(reached)} {goal.unit}", spread, met)
+    return table
+
+
+def _text(figure: float) -> str:
+    return f"{figure:,.0f}" if abs(figure) >= 100 else f"{figure:,.1f}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark and return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m bench store", description="The store by itself.")
+    options = _parse(arguments)
+    console = Console(stderr=True)
+    console.print(f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f} before the first run")
+    with tempfile.TemporaryDirectory(prefix="millrace-bench-", dir=options.dir) as directory:
+        found = measure(Path(directory), options, lambda name: console.print(f"{name} ..."))
+    if options.json:
+        sys.stdout.write(orjson.dumps(found, option=orjson.OPT_INDENT_2).decode() + "\n")
+        return 0
+    console.print(f"{options.queues:,} queues of {options.entries}, {options.records:,} records for the starts")
+    Console(soft_wrap=True).print(table_of(found, options.rows))
+    return 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="bench store", description="The store by itself.")
+    keys = ", ".join(ROWS)
+    parser.add_argument("--rows", default="all", help=f"all, or some of {keys}, with commas (%(default)s)")
     parser.add_argument("--runs", type=int, default=5, help="runs of each rate (%(default)s)")
     parser.add_argument("--queues", type=int, default=1_000_000, help="light queues (%(default)s)")
     parser.add_argument("--entries", type=int, default=10, help="entries of each of them (%(default)s)")
     parser.add_argument("--records", type=int, default=10_000_000, help="records of the log for the starts (%(default)s)")
     parser.add_argument("--dir", type=Path, help="where it stores; a disk, not tmpfs (a temporary directory)")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--json", action="store_true", help="print what each run gave as JSON")
     options = parser.parse_args(arguments)
-    console = Console(stderr=True)
-    with tempfile.TemporaryDirectory(prefix="millrace-bench-", dir=options.dir) as directory:
-        figures = measure(Path(directory), options, lambda text: console.print(f"{text} ..."))
-    if options.json:
-        print(orjson.dumps(figures).decode())
-        return 0
-    table = Table("store", "figures")
-    for name, values in figures.items():
-        table.add_row(name, ", ".join(f"{key} {value:,.1f}" for key, value in values.items()))
-    Console().print(table)
-    return 0
+    chosen = list(ROWS) if options.rows == "all" else options.rows.split(",")
+    unknown = sorted(set(chosen) - ROWS.keys())
+    if unknown or options.runs < 1:
+        parser.error(f"no row is called {', '.join(unknown)}; there are {keys}" if unknown else "--runs must be at least 1")
+    options.rows = [name for name in ROWS if name in chosen]
+    return options

@@ -52,8 +52,8 @@ from gateway.properties import Found, Property, parse_properties
 from gateway.reasons import SUBACK_FAILURE, ConnectCode, ReasonCode
 from gateway.session import Session
 from gateway.subscription import Subscription, find_overlaps, together
-from gateway.throttle import ANSWERS, UNDECIDED, Meter
-from store.errors import LimitExceeded, StoreError, TopicInvalid
+from gateway.throttle import ANSWERS, DISK_FULL, UNDECIDED, Meter
+from store.errors import DiskFull, LimitExceeded, StoreError, TopicInvalid
 from store.lightqueue import ENTRY, LightQueue
 from store.options import KIB
 from store.record import TOPIC_BYTES_MAX, Flag, encode_properties
@@ -78,6 +78,12 @@ CLOSE_FLUSH_S = 1.0
 
 ANSWERS_BYTES_MAX = 64 * KIB
 """Bytes of answers (acks, PINGRESP) that may pile up behind a full send buffer before the client is no longer read."""
+
+HELD_BYTES_MAX = 64 * KIB
+"""Bytes of PUBLISH packets that a connection keeps while the disk has no room for them. With more it is no longer read."""
+
+HELD_OVERHEAD_BYTES = 256
+"""What a packet that is kept costs besides its topic and its body."""
 
 REFUSED = 0x80
 """From here on a reason code says no."""
@@ -147,6 +153,9 @@ class Connection(asyncio.Protocol):
         """The packets that wait for an answer of the plugins, in order. Empty for a CONNECT: that lies in `_late`."""
         self._late = b""
         """What was received while they wait: what the transport had read already."""
+        self._held: list[codec.Packet] = []
+        """PUBLISHes that wait for a disk with room, in order."""
+        self._held_bytes = 0
 
     # --- the socket -------------------------------------------------------------------------------------------------
 
@@ -310,6 +319,9 @@ class Connection(asyncio.Protocol):
                     if qos == _QOS_2 and packet_id in session.received:
                         pubrec_ids.append(packet_id)  # a repetition [MQTT-4.3.3-10] 3.1.1:[MQTT-4.3.3-2]
                         continue
+                    if self._held:
+                        self._hold(packet)  # those before it come first [MQTT-4.6.0-2]
+                        continue
                     try:
                         if guard is not None and not guard.publish.get(topic) and not guard.may_publish(topic, packets):
                             raise PublishForbidden(topic)
@@ -403,7 +415,7 @@ class Connection(asyncio.Protocol):
     def _publish_otherwise(self, packet: codec.Packet, error: StoreError, answers: Answers) -> bool:
         """Handle a plain PUBLISH that can't be appended as it is; return whether it was stored, and note what it is answered.
 
-        Raises StoreError where it is refused and the client can't be told so.
+        On a full disk one of MQTT 3.1.1 is kept. Raises StoreError where it is refused and the client can't be told so.
         """
         _, flags, topic, packet_id, body = packet
         is_stored = False
@@ -414,6 +426,9 @@ class Connection(asyncio.Protocol):
             except StoreError as refused:
                 error = refused
         if not is_stored:
+            if isinstance(error, DiskFull) and not self.is_v5:
+                self._hold(packet)
+                return False
             self._deny(topic, packet_id, error, answers)
         self._answer(flags, packet_id, answers)
         return is_stored
@@ -481,6 +496,9 @@ class Connection(asyncio.Protocol):
         elif isinstance(error, TopicInvalid):
             check_topic(topic, levels_max=TOPIC_BYTES_MAX + 1)  # raises where it is no topic at all: that is no denial
             reason = ReasonCode.TOPIC_NAME_INVALID
+        if isinstance(error, DiskFull) and not packet_id:
+            self.gateway.counters.publishes_dropped += 1
+            return
         self.gateway.counters.publishes_refused += 1
         if packet_id and self.is_v5:
             answers.denied[packet_id] = (reason, str(error))
@@ -497,6 +515,46 @@ class Connection(asyncio.Protocol):
             else:
                 reason, why = denied[packet_id]
                 self._write(codec.encode_ack(kind, packet_id, reason, self._why(why)))
+
+    # --- a full disk ------------------------------------------------------------------------------------------------
+
+    def _hold(self, packet: codec.Packet) -> None:
+        """Keep a PUBLISH of MQTT 3.1.1 that can't be stored now. It is neither lost nor acknowledged; one of QoS 0 is dropped.
+
+        Everything else that the client sends is served, its pings and acks among it, until it has sent more than is kept. Then
+        it is not read any more. So devices with a small window stay connected through a full disk.
+        """
+        _, flags, topic, _, body = packet
+        if not flags & 6:
+            self.gateway.counters.publishes_dropped += 1
+            return
+        size = len(topic) + len(body) + HELD_OVERHEAD_BYTES
+        self._held.append(packet)
+        self._held_bytes += size
+        self.gateway.hold(self, size)
+        if self._holds_too_much:
+            self.hold_reading(DISK_FULL)
+
+    @property
+    def _holds_too_much(self) -> bool:
+        return self._held_bytes > HELD_BYTES_MAX or (self._held_bytes > 0 and self.gateway.is_holding_all)
+
+    def release_held(self) -> None:
+        """Go on with what was kept. What still can't be stored is kept again."""
+        held = self._held
+        self._drop_held()
+        if self._closed:
+            return
+        if self._deferred:  # what waits for the plugins came behind it
+            self._deferred = held + self._deferred
+        else:
+            self._handle_or_close(held)
+        if not self._holds_too_much:
+            self.release_reading(DISK_FULL)
+
+    def _drop_held(self) -> None:
+        self.gateway.release(self, self._held_bytes)
+        self._held, self._held_bytes = [], 0
 
     def _acked(self, kind: int, packet: codec.Packet) -> None:
         self.gateway.traffic.packets_in[kind] += 1
@@ -869,6 +927,7 @@ class Connection(asyncio.Protocol):
         if not self.connected:
             return
         self.connected = False
+        self._drop_held()  # none of it was acknowledged
         for subscription in self.session.subscriptions.values():
             self._leave_shared_path(subscription)
         self.gateway.left(self.session)

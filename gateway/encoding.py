@@ -98,16 +98,24 @@ Choose = Callable[[bytes, str], Terms | None]
 """Says under which terms one client gets a message, by its topic and publisher; None where it doesn't."""
 
 
-def encode_run(store: Store, entries: bytes, terms: Terms, *, retain: bool = False) -> Run:
+Read = Callable[[int, int], bytes | None]
+"""Reads a record by its position and size."""
+
+
+def encode_run(store: Store, entries: bytes, terms: Terms, *, retain: bool = False, verify: bool = False) -> Run:
     """Return the packets for entries of a light queue, each at the lower of its own QoS and that of `terms` [MQTT-3.8.4-8].
 
     The hot path of delivery: about 1 us a message. `retain` is set where they answer a new subscription [MQTT-3.3.1-8].
+    With `verify` each is checked against its checksum, and left out where it doesn't hold: for what was not written just now.
     """
-    return _encode_5(store, entries, terms, retain) if terms.is_v5 else _encode_4(store, entries, terms.qos, retain)
+    read = store.read_intact if verify else store.log.read
+    if terms.is_v5:
+        return _encode_5(store, entries, read, terms, retain)
+    return _encode_4(store, entries, read, terms.qos, retain)
 
 
-def _encode_4(store: Store, entries: bytes, qos_max: int, retain: bool) -> Run:
-    read, unpack, pack_head = store.log.read, HEADER.unpack_from, _SHORT_HEAD.pack
+def _encode_4(store: Store, entries: bytes, read: Read, qos_max: int, retain: bool) -> Run:
+    unpack, pack_head = HEADER.unpack_from, _SHORT_HEAD.pack
     flag = PUBLISH << 4 | int(retain)
     parts: list[bytes] = []
     add = parts.append
@@ -116,12 +124,11 @@ def _encode_4(store: Store, entries: bytes, qos_max: int, retain: bool) -> Run:
     for position, size, _ in ENTRY.iter_unpack(entries):
         try:
             data = read(position, size)
-        except PositionUnknown:
-            found = _carried(store, position, size)
-            if found is None:
-                left_out += 1
-                continue
-            data = found
+        except PositionUnknown:  # carried forward, or expired
+            data = store.read_intact(position, size)
+        if data is None:
+            left_out += 1
+            continue
         _, _, _, flags, topic_len, props_len, _ = unpack(data)
         qos = min(flags & _QOS_MASK, qos_max)
         if not qos and not props_len and size < 126 + HEADER_BYTES:
@@ -149,8 +156,8 @@ def _encode_4(store: Store, entries: bytes, qos_max: int, retain: bool) -> Run:
     return Run(b"".join(parts), slots, len(entries) // ENTRY.size - left_out)
 
 
-def _encode_5(store: Store, entries: bytes, terms: Terms, retain: bool) -> Run:
-    read, unpack, pack_head = store.log.read, HEADER.unpack_from, _SHORT_HEAD.pack
+def _encode_5(store: Store, entries: bytes, read: Read, terms: Terms, retain: bool) -> Run:
+    unpack, pack_head = HEADER.unpack_from, _SHORT_HEAD.pack
     qos_max, _, keeps_retain, _ = terms
     identifiers = _identifiers(terms)
     bare = write_varint(len(identifiers)) + identifiers
@@ -166,12 +173,11 @@ def _encode_5(store: Store, entries: bytes, terms: Terms, retain: bool) -> Run:
     for position, size, _ in ENTRY.iter_unpack(entries):
         try:
             data = read(position, size)
-        except PositionUnknown:
-            found = _carried(store, position, size)
-            if found is None:
-                left_out += 1
-                continue
-            data = found
+        except PositionUnknown:  # carried forward, or expired
+            data = store.read_intact(position, size)
+        if data is None:
+            left_out += 1
+            continue
         _, _, _, flags, topic_len, props_len, _ = unpack(data)
         qos = min(flags & _QOS_MASK, qos_max)
         topic_stop = HEADER_BYTES + topic_len
@@ -240,7 +246,7 @@ def encode_own(
     slots: list[Slot] = []
     length = messages = too_large = 0
     for position, size, _ in ENTRY.iter_unpack(entries):
-        data = _carried(store, position, size)
+        data = store.read_intact(position, size)
         if data is None:
             continue
         _, _, _, flags, topic_len, props_len, _ = HEADER.unpack_from(data)
@@ -276,7 +282,7 @@ def encode_own(
 
 def encode_again(store: Store, slot: Slot, packet_id: int, terms: Terms) -> bytes | None:
     """Return a delivery that goes out once more, with DUP [MQTT-3.3.1-1]; None where its message is gone."""
-    data = _carried(store, slot.position, slot.size)
+    data = store.read_intact(slot.position, slot.size)
     if data is None:
         return None
     _, _, _, _, topic_len, props_len, _ = HEADER.unpack_from(data)
@@ -292,16 +298,8 @@ def encode_again(store: Store, slot: Slot, packet_id: int, terms: Terms) -> byte
 
 def topic_of(store: Store, slot: Slot) -> bytes:
     """Return the topic of the message that a delivery is made of; nothing where it is gone."""
-    data = _carried(store, slot.position, slot.size)
+    data = store.read_intact(slot.position, slot.size)
     return b"" if data is None else data[HEADER_BYTES : HEADER_BYTES + HEADER.unpack_from(data)[4]]
-
-
-def _carried(store: Store, position: int, size: int) -> bytes | None:
-    """Return a record that may have been carried forward from its segment; None where retention has given it up."""
-    try:
-        return store.read(position, size)
-    except PositionUnknown:
-        return None
 
 
 def _identifiers(terms: Terms) -> bytes:

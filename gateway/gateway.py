@@ -11,7 +11,7 @@ from time import monotonic_ns
 import structlog
 
 from gateway.access import Access
-from gateway.connection import CLOSE_FLUSH_S, Connection
+from gateway.connection import CLOSE_FLUSH_S, HELD_OVERHEAD_BYTES, Connection
 from gateway.errors import ConnectRefused
 from gateway.fanout import Fanout
 from gateway.listener import Listeners
@@ -27,10 +27,11 @@ from gateway.session import Session
 from gateway.sources import Sources
 from gateway.subscription import Subscription
 from gateway.system import SystemTopics
-from gateway.throttle import Bucket, Meter, Throttle
+from gateway.throttle import DISK_FULL, Bucket, Meter, Throttle
 from gateway.traffic import Traffic
-from store.errors import StoreError
+from store.errors import DiskFull, StoreError
 from store.lightqueue import LightQueue
+from store.options import MIB
 from store.record import Flag, encode_properties
 from store.store import Store
 from timer.delayed import DelayedMessages
@@ -56,6 +57,9 @@ STRUCK = frozenset(
 SOCKETS_PER_CLIENT_MAX = 2
 """Sockets open per `mqtt.connections_max`. Between the two a socket is told in its CONNACK that the node is full."""
 
+HELD_BYTES_MAX = 64 * MIB
+"""Bytes that all connections together keep while the disk is full. With more, nobody of whom anything is kept is read."""
+
 
 class Counters:
     """What the gateway has done since the start. Plain integers: `millrace.metrics` reads them."""
@@ -66,18 +70,22 @@ class Counters:
         "deliveries_acked",
         "deliveries_too_large",
         "packets_in",
+        "publishes_dropped",
         "publishes_in",
         "publishes_out",
         "publishes_refused",
         "sessions_expired",
         "subscriptions",
         "subscriptions_refused",
+        "wills_dropped",
     )
 
     def __init__(self) -> None:
         self.packets_in = 0
         """Of all types, from accepted clients."""
         self.connections_accepted = 0
+        self.publishes_dropped = 0
+        """Those of QoS 0 for which the disk had no room."""
         self.publishes_in = 0
         self.publishes_out = 0
         self.publishes_refused = 0
@@ -89,6 +97,7 @@ class Counters:
         self.subscriptions = 0
         """Those that exist now."""
         self.subscriptions_refused = 0
+        self.wills_dropped = 0
         self.closed_by_reason: dict[ReasonCode, int] = {}
 
 
@@ -133,6 +142,11 @@ class Gateway:
         self.sys = SystemTopics(self)
         self.loop: asyncio.AbstractEventLoop
         self._fanouts: dict[int, Fanout] = {}
+        self._holding: dict[Connection, None] = {}
+        self.held_bytes = 0
+        """Of PUBLISHes and wills that wait for a disk with room."""
+        self._wills: list[tuple[Will, str]] = []
+        """Wills that wait for it, with their publishers where these must not get them."""
         self._wheel: dict[int, set[Connection | Session]] = {}
         self._wheel_second = 0
         self._wheel_timer: asyncio.TimerHandle | None = None
@@ -148,6 +162,7 @@ class Gateway:
             OSError: an address can't be listened on, or a plugin can't be loaded.
         """
         self.loop = asyncio.get_running_loop()
+        self.store.space.on_relief.append(self._relieved)
         self.pressure.start(self.loop)
         await self.access.start(lambda: self.loop.time())
         await self.listeners.start()
@@ -168,6 +183,8 @@ class Gateway:
         # Sessions end with the process, and a will is published when its session ends (MQTT 5.0, 3.1.2.5).
         for session in tuple(self.away.values()):
             self._end(session)
+        if self._wills:
+            logger.warning("will.dropped", count=len(self._wills), why="the node stops while the disk is full")
         if self.connections:
             self._emptied = self.loop.create_future()
             with suppress(TimeoutError):
@@ -323,13 +340,52 @@ class Gateway:
         self.loop.call_soon_threadsafe(self.publish_will, Will(topic, body, qos, retain))
 
     def publish_will(self, will: Will, publisher: str = "") -> None:
-        """Publish a will. `publisher` is its client, where its own subscriptions must not get it."""
+        """Publish a will. `publisher` is its client, where its own subscriptions must not get it.
+
+        While the disk is full it waits, as a PUBLISH of MQTT 3.1.1 does.
+        """
         try:
             route = self.store.queues.route(will.topic.encode())
             properties = encode_properties(to_stored(will.properties, self.store.now_ms(), publisher=publisher))
             self.store.append_message(route, will.body, properties, will.qos | (Flag.RETAIN if will.retain else 0))
+        except DiskFull as error:
+            if will.qos and not self.is_holding_all:
+                self._wills.append((will, publisher))
+                self.held_bytes += len(will.body) + HELD_OVERHEAD_BYTES
+            else:
+                self.counters.wills_dropped += 1
+                logger.warning("will.dropped", topic=will.topic[:80], why=str(error))
         except StoreError as error:
             logger.warning("will.refused", topic=will.topic[:80], why=str(error))
+
+    # --- a full disk ------------------------------------------------------------------------------------------------
+
+    @property
+    def is_holding_all(self) -> bool:
+        """True where `HELD_BYTES_MAX` are kept for a disk with more room."""
+        return self.held_bytes > HELD_BYTES_MAX
+
+    def hold(self, connection: Connection, size: int) -> None:
+        """Note that a connection keeps `size` bytes that can't be stored now."""
+        had_room = not self.is_holding_all
+        self._holding[connection] = None
+        self.held_bytes += size
+        if had_room and self.is_holding_all:
+            for each in self._holding:
+                each.hold_reading(DISK_FULL)
+
+    def release(self, connection: Connection, size: int) -> None:
+        """Note that a connection keeps nothing any more; it was `size` bytes."""
+        self._holding.pop(connection, None)
+        self.held_bytes -= size
+
+    def _relieved(self) -> None:
+        wills, self._wills = self._wills, []
+        self.held_bytes -= sum(len(will.body) + HELD_OVERHEAD_BYTES for will, _ in wills)
+        for will, publisher in wills:
+            self.publish_will(will, publisher)
+        for connection in tuple(self._holding):
+            self.loop.call_soon(connection.release_held)
 
     # --- the wheel: one timer for all keep alives, sessions and wills -------------------------------------------------
 

@@ -220,12 +220,13 @@ class _Postings:
         start: what all topics looked for begin with.
     """
 
-    __slots__ = ("_begin", "_cursor", "_prefix", "_topic")
+    __slots__ = ("_begin", "_check", "_cursor", "_prefix", "_topic")
 
     def __init__(self, index: Index, prefix: bytes, start: bytes) -> None:
         self._prefix = prefix
         self._begin = prefix + start
         self._cursor: RdictIter = index.cursor()
+        self._check = index.check
         self._topic: bytes | None = None
 
     def at_or_after(self, topic: bytes) -> bytes | None:
@@ -242,7 +243,7 @@ class _Postings:
     def _read(self) -> None:
         cursor = self._cursor
         if not cursor.valid():
-            cursor.status()
+            self._check(cursor)
             self._topic = None
             return
         key: bytes = cursor.key()

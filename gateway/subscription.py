@@ -190,7 +190,7 @@ class Subscription:
     def _encode(self, entries: bytes, *, is_retained: bool) -> Run:
         connection = self.connection
         if not self.is_own and not self._may_object:
-            return encode_run(connection.store, entries, self.terms, retain=is_retained)
+            return encode_run(connection.store, entries, self.terms, retain=is_retained, verify=True)
         run, too_large = encode_own(
             connection.store,
             entries,

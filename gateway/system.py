@@ -85,7 +85,7 @@ class SystemTopics:
             "messages/sent": sum(traffic.packets_out) + counters.publishes_out,
             "publish/messages/received": counters.publishes_in,
             "publish/messages/sent": counters.publishes_out,
-            "publish/messages/dropped": counters.publishes_refused + counters.deliveries_too_large,
+            "publish/messages/dropped": counters.publishes_refused + counters.publishes_dropped + counters.deliveries_too_large,
             "bytes/received": sum(listener.bytes_in for listener in listeners),
             "bytes/sent": sum(listener.bytes_out for listener in listeners),
             "subscriptions/count": counters.subscriptions,

@@ -126,3 +126,5 @@ PRESSURE: Final = 4
 """The disk is behind."""
 UNDECIDED: Final = 8
 """The plugins haven't answered what it may do."""
+DISK_FULL: Final = 16
+"""It has published more than is kept while the disk has no room."""

@@ -38,6 +38,7 @@ class Admin:
         registry: CollectorRegistry,
         ready: Callable[[], bool],
         state: Callable[[], dict[str, Any]],
+        level: Callable[[], str] = lambda: "open",
     ) -> None:
         """Prepare the server; `start` opens it.
 
@@ -45,12 +46,15 @@ class Admin:
             listen: where to listen. Port 0 picks a free one.
             registry: what `/metrics` shows.
             ready: tells whether the node accepts clients. Called on the event loop, so it must not block.
+            level: tells how much may be stored: open, read_only or exhausted. A node that isn't open is ready all the same: its
+                consumers are who frees it.
             state: what `/api/v1/state` shows, of types that orjson knows. Called on the event loop, so it must not block.
         """
         self._listen = listen
         self._registry = registry
         self._ready = ready
         self._state = state
+        self._level = level
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> int:
@@ -98,7 +102,7 @@ class Admin:
 
     async def _readyz(self, _request: web.Request) -> web.Response:
         ready = self._ready()
-        return _json({"ready": ready}, HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE)
+        return _json({"ready": ready, "store": self._level()}, HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE)
 
     async def _metrics(self, request: web.Request) -> web.Response:
         encode, content_type = choose_encoder(request.headers.get(hdrs.ACCEPT, ""))

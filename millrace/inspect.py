@@ -14,17 +14,17 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
-from store import lightqueue, topics
+from store import topics
+from store.catalogue import Catalogue
 from store.errors import StoreError
-from store.index import DIRECTORY, Index, Space
-from store.lightqueue import LightQueue
+from store.index import DIRECTORY, Index
 from store.logreader import read_log
-from store.record import BODY_DTYPE, POP_FIXED, QUEUE_FIXED, Flag, Kind, Record
+from store.record import BODY_DTYPE, COPY_FIXED, POP_FIXED, QUEUE_FIXED, Flag, Kind, Record, decode
 
 BODY_CHARS = 60
 """Of a body that a table shows. The JSON has all of it."""
 
-_QUEUE_KINDS = (Kind.QUEUE_DECLARED, Kind.QUEUE_DROPPED)
+_QUEUE_KINDS = (Kind.QUEUE_DECLARED, Kind.QUEUE_DROPPED, Kind.QUEUE_FILLED)
 
 
 class IndexMissing(StoreError):
@@ -103,6 +103,8 @@ def describe(record: Record) -> dict[str, Any]:
         row["suspended"] = True
     if kind in _QUEUE_KINDS:
         row["queue_id"] = QUEUE_FIXED.unpack(record.fixed)[0]
+    elif kind is Kind.COPIED:
+        row["copy_of"] = describe(decode(record.body, position=COPY_FIXED.unpack(record.fixed)[0]))
     elif record.fixed:
         row["group_id"], row["epoch"], row["deadline_ms"] = POP_FIXED.unpack(record.fixed)
     if record.properties:
@@ -111,7 +113,7 @@ def describe(record: Record) -> dict[str, Any]:
         dtype = BODY_DTYPE[kind]
         names = dtype.names or ()
         row["entries"] = [dict(zip(names, entry.tolist(), strict=True)) for entry in np.frombuffer(record.body, dtype=dtype)]
-    elif record.body:
+    elif record.body and kind is not Kind.COPIED:
         row["body"] = record.body.decode(errors="backslashreplace")
     return row
 
@@ -146,30 +148,30 @@ def inspect_queues(data_dir: Path, *, topic_filter: str, limit: int, as_json: bo
     for row in rows:
         filling = "" if row["filling"] is None else str(row["filling"])
         numbers = [str(row[name]) for name in ("first_offset", "next_offset", "entries")]
-        table.add_row(str(row["id"]), row["filter"], row["start"], *numbers, filling, ", ".join(row["owners"]))
+        table.add_row(str(row["id"]), row["filter"], str(row["start"]), *numbers, filling, ", ".join(row["owners"]))
     Console(file=out, width=None if out.isatty() else 200, soft_wrap=True).print(table)
 
 
 def _queues(index: Index) -> Iterator[dict[str, Any]]:
-    for key, value in index.rows(bytes(Space.QUEUE)):
-        queue_id = int.from_bytes(key[1:], "big")
-        row = orjson.loads(value)
-        next_offset = lightqueue.load_next_offset(index, queue_id)
-        first_offset = LightQueue(queue_id, row["filter"], index, next_offset, row["start"]).first_offset()
+    catalogue = Catalogue(index)
+    for queue in catalogue:
+        first_offset, next_offset = queue.first_offset(), queue.next_offset
         yield {
-            "id": queue_id,
-            "filter": row["filter"],
-            "start": row["start"],
-            "owners": row["owners"],
+            "id": queue.id,
+            "filter": queue.filter,
+            "start": queue.start,
+            "owners": sorted(queue.owners),
             "first_offset": first_offset,
             "next_offset": next_offset,
             "entries": next_offset - first_offset,
-            "filling": row.get("fill"),
+            "filling": catalogue.fill_position(queue),
         }
 
 
 def _what(row: dict[str, Any]) -> str:
     if "entries" in row:
         return f"{len(row['entries'])} entries"
+    if "copy_of" in row:
+        return f"of the {row['copy_of']['kind']} at {row['copy_of']['position']}"
     body = row.get("body", "")
     return body if len(body) <= BODY_CHARS else f"{body[:BODY_CHARS]}..."

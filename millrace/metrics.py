@@ -11,6 +11,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from gateway.packets import NAMES
+from store.space import Level
 
 if TYPE_CHECKING:
     from millrace.node import Node
@@ -45,6 +46,17 @@ class NodeCollector(Collector):
         )
         yield _counter("millrace_log_syncs", "Group commits: fdatasync calls of the CommitLog.", store.syncs)
         yield _counter("millrace_messages_stored", "Messages stored since the start.", store.messages_stored)
+        space = store.space
+        yield _gauge("millrace_disk_free_bytes", "Free bytes of the disk of the data directory.", space.usage.free)
+        yield _gauge("millrace_disk_reserve_bytes", "Free bytes below which the node is read-only.", space.reserve)
+        yield _gauge("millrace_store_read_only", "1 while the disk is too full for new messages.", space.level > Level.OPEN)
+        yield _gauge("millrace_store_exhausted", "1 while the disk is too full for any record.", space.level > Level.READ_ONLY)
+        refused = CounterMetricFamily(
+            "millrace_store_refused", "Records refused because the disk is full.", labels=["kind", "level"]
+        )
+        for (kind, level), count in space.refused.items():
+            refused.add_metric([kind.name.lower(), level.name.lower()], count)
+        yield refused
         yield _gauge("millrace_queues", "Light queues that exist.", len(store.queues))
         yield from self._mqtt()
         yield _gauge("millrace_timers_pending", "Delayed messages that wait for their time.", len(node.delayed))
@@ -121,6 +133,15 @@ class NodeCollector(Collector):
             "millrace_mqtt_publishes_refused",
             "PUBLISH packets not stored: refused, or forbidden by plugins.",
             counts.publishes_refused,
+        )
+        yield _counter(
+            "millrace_mqtt_publishes_dropped",
+            "PUBLISH packets of QoS 0 dropped because the disk is full.",
+            counts.publishes_dropped,
+        )
+        yield _counter("millrace_mqtt_wills_dropped", "Wills dropped because the disk is full.", counts.wills_dropped)
+        yield _gauge(
+            "millrace_mqtt_held_bytes", "Bytes of PUBLISHes and wills that wait for a disk with room.", gateway.held_bytes
         )
         yield _counter(
             "millrace_mqtt_deliveries_too_large",

@@ -20,14 +20,18 @@ from pop.handle import Handles, load_secret
 from pop.server import PopServer
 from pop.service import PopService
 from store.clock import Clock, SystemClock
+from store.errors import IndexDamaged
 from store.options import HostPort
 from store.store import Recovery, Store
 from timer.delayed import DelayedMessages
 
 logger = structlog.get_logger("node")
 
-EXIT_SYNC_FAILED = 70
-"""Exit status when the log could not be synced: EX_SOFTWARE would lie, but a supervisor must not take it for an orderly end."""
+EXIT_STORE_FAILED = 70
+"""Exit status when log or index could not be written or synced. A supervisor must not take it for an orderly end."""
+
+EXIT_INDEX_DAMAGED = 71
+"""Exit status when the index turned out to be damaged: nothing is lost, and the next start rebuilds it."""
 
 
 class Node:
@@ -47,23 +51,43 @@ class Node:
         config.data_dir.mkdir(parents=True, exist_ok=True)
         self._lock = DataDirLock(config.data_dir)
         try:
-            self.store = Store(config.data_dir, config.store, clock or SystemClock())
-            self.delayed = DelayedMessages(self.store, config.timer)
-            self.retained = RetainedMessages(self.store.now_ms)
-            self.pop = PopCore(self.store, Handles(load_secret(config.data_dir)), config.pop, config.timer)
-            for part in (self.delayed, self.retained, self.pop.state):
-                self.store.add_part(part)
-            self.recovery: Recovery = self.store.recover()
+            recovery = self._try_to_recover(clock or SystemClock()) or self._try_to_recover(clock or SystemClock())
+            if recovery is None:
+                raise IndexDamaged(f"the index of {config.data_dir} is damaged again when it is rebuilt: look at that disk")
+            self.recovery: Recovery = recovery
         except BaseException:
             self._lock.release()
             raise
         self.gateway = Gateway(self.store, self.retained, self.delayed, config.mqtt, delay_ms_max=config.timer.delay_ms_max)
         self._pop_server = PopServer(PopService(self.pop, self.delayed, config.timer), config.pop.listen)
-        self._admin = Admin(config.admin.listen, registry=registry_of(self), ready=lambda: self._is_ready, state=self.state)
+        self._admin = Admin(
+            config.admin.listen, registry=registry_of(self), ready=lambda: self._is_ready, state=self.state, level=self._level
+        )
         self._is_ready = False
         self.mqtt: HostPort = config.mqtt.listen
         self.grpc: HostPort = config.pop.listen
         self.admin: HostPort = config.admin.listen
+
+    def _try_to_recover(self, clock: Clock) -> Recovery | None:
+        """Bring up store and parts; None where the index turned out to be damaged, so that the next try rebuilds it.
+
+        The error must be gone by then: the frames that it holds keep RocksDB open.
+        """
+        try:
+            return self._recover(clock)
+        except IndexDamaged as error:
+            logger.warning("index.damaged", error=str(error))
+            return None
+
+    def _recover(self, clock: Clock) -> Recovery:
+        config = self.config
+        self.store = Store(config.data_dir, config.store, clock)
+        self.delayed = DelayedMessages(self.store, config.timer)
+        self.retained = RetainedMessages(self.store.now_ms)
+        self.pop = PopCore(self.store, Handles(load_secret(config.data_dir)), config.pop, config.timer)
+        for part in (self.delayed, self.retained, self.pop.state):
+            self.store.add_part(part)
+        return self.store.recover()
 
     async def start(self) -> None:
         """Open the listeners. Afterwards `mqtt`, `grpc` and `admin` are the addresses really listened on.
@@ -73,7 +97,7 @@ class Node:
         """
         loop = asyncio.get_running_loop()
         _log_recovery(self.recovery)
-        self.store.start(loop, self._sync_failed)
+        self.store.start(loop, self._store_failed)
         self.delayed.start(loop)
         self.pop.start(loop)
         try:
@@ -133,6 +157,13 @@ class Node:
                 "torn_bytes_at_start": self.recovery.torn_bytes,
                 "replayed_at_start": self.recovery.replayed,
             },
+            "disk": {
+                "store": self._level(),
+                "free": self.store.space.usage.free,
+                "reserve": self.store.space.reserve,
+                "why": self.store.space.why(),
+                "held_bytes": self.gateway.held_bytes,
+            },
             "connections": len(self.gateway.connections),
             "queues": len(self.store.queues),
             "timers_pending": len(self.delayed),
@@ -150,10 +181,13 @@ class Node:
             ],
         }
 
-    def _sync_failed(self, error: OSError) -> None:
+    def _level(self) -> str:
+        return self.store.space.level.name.lower()
+
+    def _store_failed(self, error: OSError) -> None:
         """End at once: what was written since the last sync may be gone, and nobody may be told otherwise."""
-        logger.critical("log.sync_failed", error=str(error), durable=self.store.durable_position)
-        os._exit(EXIT_SYNC_FAILED)
+        logger.critical("store.failed", error=str(error), durable=self.store.durable_position)
+        os._exit(EXIT_INDEX_DAMAGED if self.store.index.is_damaged else EXIT_STORE_FAILED)
 
 
 def _log_recovery(recovery: Recovery) -> None:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import grpc.aio
 
@@ -23,7 +23,6 @@ from pop.calls import CHANNEL_OPTIONS, Batched, call, error_of_status
 from pop.consumer import Consumer, Message, Settlements
 from pop.errors import BatchFailed, ClientClosed, PopError
 from pop.pop_pb2_grpc import PopServiceStub
-from store.lightqueue import Start
 
 __all__ = ["Client", "Consumer", "Message", "OutgoingMessage", "Sent"]
 
@@ -200,7 +199,7 @@ class Client:
         prefetch: int = 128,
         invisible_ms: int = 60_000,
         wait_ms: int = 20_000,
-        start: Start = "earliest",
+        start: Literal["earliest", "latest"] = "earliest",
     ) -> Consumer:
         """Return an iterator over the messages of `group` on `topic_filter`. It begins to pop when its loop begins.
 
@@ -242,7 +241,7 @@ class Client:
         messages_max: int = 0,
         invisible_ms: int = 0,
         wait_ms: int = 0,
-        start: Start = "earliest",
+        start: Literal["earliest", "latest"] = "earliest",
     ) -> list[Message]:
         """Take up to `messages_max` messages by one call, and wait up to `wait_ms` for the first; an empty list is no error.
 
@@ -280,7 +279,7 @@ class Client:
 
 
 def _pop_request(
-    topic_filter: str, group: str, messages_max: int, invisible_ms: int, wait_ms: int, start: Start
+    topic_filter: str, group: str, messages_max: int, invisible_ms: int, wait_ms: int, start: Literal["earliest", "latest"]
 ) -> pb.PopRequest:
     return pb.PopRequest(
         group=group,

@@ -27,7 +27,7 @@ from pop.handle import Delivery, Handles
 from pop.options import PopOptions
 from pop.poll import Poll, Taken
 from pop.state import PopState
-from store.errors import PositionUnknown
+from store.errors import DiskFull
 from store.lightqueue import LightQueue, Start, entries_array
 from store.record import (
     CHANGE_ENTRY,
@@ -37,7 +37,6 @@ from store.record import (
     REFERENCE,
     Flag,
     Kind,
-    is_intact,
 )
 from store.store import Store
 from timer.options import TimerOptions
@@ -140,7 +139,7 @@ class PopCore:
             "filter": topic_filter,
             "queue": queue.id,
             "retry": retry.id,
-            "cursor": 0 if start == "earliest" else queue.next_offset,
+            "cursor": queues.offset_of(queue, start),
         }
         self._append(Kind.GROUP_CREATED, group_id, name, properties=orjson.dumps(row))
         return self.state.groups[name, topic_filter]
@@ -165,6 +164,8 @@ class PopCore:
     def take(self, group: Group, messages_max: int, invisible_ms: int) -> Taken | None:
         """Hand out up to `messages_max` visible messages of a group for `invisible_ms`; None where there are none.
 
+        None, too, where the disk has no room to note who got them: they wait, as they do for a consumer.
+
         Nothing may be answered before `Store.when_durable`: until then a crash could undo the checkpoint.
         """
         room = min(messages_max, self.options.in_flight_max - group.in_flight)
@@ -174,7 +175,10 @@ class PopCore:
         if not body:
             return None
         deadline_ms = self.store.now_ms() + invisible_ms
-        position = self._append(Kind.POP_CHECKPOINT, group.id, group.name, body, deadline_ms=deadline_ms)
+        try:
+            position = self._append(Kind.POP_CHECKPOINT, group.id, group.name, body, deadline_ms=deadline_ms)
+        except DiskFull:
+            return None
         checkpoint = self.state.checkpoints[position]
         self.counters.handed_out += checkpoint.count
         records = [self._read(entry.position, entry.size) for entry in checkpoint.entries()]
@@ -217,19 +221,19 @@ class PopCore:
             group.cursor = int(entries["offset"][-1]) + 1
 
     def _read(self, position: int, size: int) -> bytes | None:
-        try:
-            data = self.store.read(position, size)
-        except PositionUnknown:
-            return None
+        data = self.store.read_intact(position, size)
         # Of another kind is what repair has put in the place of a message.
-        return data if is_intact(data) and data[KIND_AT] == Kind.MESSAGE else None
+        return data if data is not None and data[KIND_AT] == Kind.MESSAGE else None
 
     def _bury(self, group: Group, checkpoint: Checkpoint, indexes: Iterable[int]) -> None:
         """Put deliveries whose record is gone among the dead letters: one that can't be read must not stop the others."""
-        self._dead_letters(group)
         references = [REFERENCE.pack(checkpoint.position, index) for index in indexes]
         logger.error("message.unreadable", group=group.name, filter=group.filter, checkpoint=checkpoint.position)
-        self._append_references(Kind.POP_DEAD_LETTER, group, references)
+        try:
+            self._dead_letters(group)
+            self._append_references(Kind.POP_DEAD_LETTER, group, references)
+        except DiskFull:
+            return  # they stay open, and are found unreadable again when their time is over
         self.counters.dead_lettered += len(references)
 
     # --- long polls -------------------------------------------------------------------------------------------------
@@ -279,7 +283,10 @@ class PopCore:
         """Return what is open of a checkpoint that never reached its consumer: visible at once, and not an attempt."""
         group = self.state.by_id[checkpoint.group_id]
         references = [REFERENCE.pack(checkpoint.position, index) for index in checkpoint.open_indexes()]
-        self._append_references(Kind.POP_REVIVED, group, references, Flag.SUSPENDED)
+        try:
+            self._append_references(Kind.POP_REVIVED, group, references, Flag.SUSPENDED)
+        except DiskFull:
+            return  # they come back when their invisible time is over
         self.counters.revived += len(references)
 
     # --- ack and change ---------------------------------------------------------------------------------------------
@@ -288,6 +295,9 @@ class PopCore:
         """Acknowledge deliveries of the group `name`; return an outcome for each handle, in order.
 
         Nothing may be answered before `Store.when_durable`.
+
+        Raises:
+            DiskFull: not all could be noted. Try again with all: those that were noted are told as acknowledged.
         """
         outcomes = []
         chosen: dict[int, list[bytes]] = {}
@@ -309,6 +319,9 @@ class PopCore:
         """Move the deadline of deliveries to `invisible_ms` from now; return the outcome and the new handle of each.
 
         0 returns a message at once (nack). The old handle is void. On an error the old handle is returned.
+
+        Raises:
+            DiskFull: not all could be noted.
         """
         outcomes: list[tuple[Outcome, str]] = []
         chosen: dict[tuple[int, int, bool], list[tuple[int, Delivery]]] = {}
@@ -370,6 +383,11 @@ class PopCore:
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Revive by itself from now on; first what became due while nobody ran."""
         self._deadlines.start(loop)
+        self.store.space.on_relief.append(self._serve_all)
+
+    def _serve_all(self) -> None:
+        for group in self:
+            self.serve(group)
 
     def stop(self) -> None:
         """Revive nothing any more."""

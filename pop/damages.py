@@ -47,7 +47,7 @@ class Damages:
         group.retry_cursor = _behind(group.retry, group.retry_cursor, retries)
         if not len(fresh):
             return
-        if group.queue.start == "earliest":
+        if group.queue.start != "latest":
             self._count(group, fresh)
         else:
             group.cursor = _behind(group.queue, group.cursor, fresh)
@@ -80,7 +80,7 @@ def _behind(queue: LightQueue, cursor: int, entries: Entries) -> int:
 
 def _position_at(queue: LightQueue, offset: int) -> int | None:
     """Return the position of an entry, committed or not; None behind the end."""
-    if offset < queue.pending_from:
+    if offset < queue.committed_offset:
         return int(ENTRY.unpack(queue.read(offset, 1))[0])
-    at = (offset - queue.pending_from) * ENTRY_BYTES
+    at = (offset - queue.committed_offset) * ENTRY_BYTES
     return int(ENTRY.unpack_from(queue.pending, at)[0]) if at < len(queue.pending) else None

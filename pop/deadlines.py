@@ -75,7 +75,7 @@ class Deadlines:
                 if item.open:
                     expired.append(item)
                 continue
-            for due_ms, checkpoint in self._minutes.pop(item).values():
+            for due_ms, checkpoint in self._minutes.pop(item, {}).values():  # none where it comes again: the disk was full
                 self._ticker.schedule(due_ms, checkpoint)
         if expired:
             self._expired(expired)

@@ -18,7 +18,7 @@ from pop import pop_pb2_grpc
 from pop.core import Change, Outcome, PopCore
 from pop.errors import Overloaded, PopError, RequestInvalid
 from pop.poll import Taken
-from store.errors import LimitExceeded, RecordTooLarge, StoreError, TopicInvalid
+from store.errors import DiskFull, LimitExceeded, RecordTooLarge, StoreError, TopicInvalid
 from store.lightqueue import Start
 from store.record import (
     HEADER,
@@ -105,6 +105,9 @@ class PopService(pop_pb2_grpc.PopServiceServicer):
                 results.append(pb.SendResult(status=pb.Status(code=pb.MESSAGE_TOO_LARGE, detail=str(error))))
             except LimitExceeded as error:
                 results.append(pb.SendResult(status=pb.Status(code=pb.TOO_MANY_QUEUES, detail=str(error))))
+            except DiskFull as error:
+                # The whole call, so that it is sent again: where the disk got full in its midst, its first messages come twice.
+                await _refuse(context, error)
         if stored:
             await self._store.durable()
         return pb.SendResponse(results=results)
@@ -228,7 +231,10 @@ class PopService(pop_pb2_grpc.PopServiceServicer):
             await _refuse(
                 context, RequestInvalid(f"acknowledge at most {HANDLES_MAX} handles a call, not {len(request.handles)}")
             )
-        outcomes = self._core.ack(request.group, list(request.handles))
+        try:
+            outcomes = self._core.ack(request.group, list(request.handles))
+        except DiskFull as error:
+            await _refuse(context, error)
         await self._store.durable()
         return pb.AckResponse(statuses=[_STATUS[outcome] for outcome in outcomes])
 
@@ -240,7 +246,10 @@ class PopService(pop_pb2_grpc.PopServiceServicer):
         if len(request.changes) > HANDLES_MAX:
             await _refuse(context, RequestInvalid(f"change at most {HANDLES_MAX} handles a call, not {len(request.changes)}"))
         changes = [Change(change.handle, change.invisible_ms, change.suspend) for change in request.changes]
-        outcomes = self._core.change_invisible(request.group, changes)
+        try:
+            outcomes = self._core.change_invisible(request.group, changes)
+        except DiskFull as error:
+            await _refuse(context, error)
         await self._store.durable()
         results = [pb.ChangeInvisibleResult(status=_STATUS[outcome], handle=handle) for outcome, handle in outcomes]
         return pb.ChangeInvisibleResponse(results=results)
@@ -256,7 +265,10 @@ class PopService(pop_pb2_grpc.PopServiceServicer):
             if named is None:
                 statuses.append(pb.Status(code=pb.INVALID_HANDLE, detail="this is not a recall handle that this node gave"))
             else:
-                statuses.append(_RECALLED[self._delayed.recall(*named)])
+                try:
+                    statuses.append(_RECALLED[self._delayed.recall(*named)])
+                except DiskFull as error:
+                    await _refuse(context, error)
         await self._store.durable()
         return pb.RecallResponse(statuses=statuses)
 
@@ -272,5 +284,5 @@ def _bounded(name: str, value: int, default: int, maximum: int | None = None) ->
 
 async def _refuse(context: grpc.aio.ServicerContext[Q, A], error: Exception) -> NoReturn:
     """End the call with the gRPC status that fits `error`."""
-    overloaded = isinstance(error, Overloaded | LimitExceeded)
+    overloaded = isinstance(error, Overloaded | LimitExceeded | DiskFull)
     await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED if overloaded else grpc.StatusCode.INVALID_ARGUMENT, str(error))

@@ -1,39 +1,41 @@
 """The catalogue: which durable queues exist. It is in the index; in memory are those that somebody uses.
 
 A million queues of devices that are silent cost no memory and no time at a start. A queue is loaded when its filter, its id or
-a message to it asks for it, about 20 us, and is one object as long as anybody holds it: a route, a group, a filling.
+a message to it asks for it, about 10 us, and is one object as long as anybody holds it: a route, a group, a filling.
 
 Rows of the index:
 
-    key b"N", queue id u32 big-endian       JSON: filter, start, owners, and while it is filled, fill: the position it is at
-    key b"F" or b"W", start, filter         queue id u32 big-endian; b"W" where the filter has wildcards, b"e" or b"l" the start
-    key b"L", queue id u32 big-endian       nothing: the queue is being filled
-    key b"Mqueues"                          next queue id u32, queues that exist u32 (big-endian)
+    key b"F" or b"W", filter         JSON, a list of the filter's queues: [id, start, owners], and while it is filled the
+                                     position it is at; b"W" where the filter has wildcards
+    key b"N", queue id u32           the filter
+    key b"L", queue id u32           nothing: the queue is being filled
+    key b"Mqueues"                   next queue id, queues that exist, those of them that are plain: u32 each
+
+Numbers are big-endian. All queues of a filter are one row, so one lookup finds where the messages of a topic go.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from struct import Struct
+from typing import Any
 from weakref import WeakValueDictionary
 
 import orjson
 
 from store import topics
 from store.index import Batch, Index, Space
-from store.lightqueue import RESTORED, LightQueue, Start, delete_entries, load_next_offset
+from store.lightqueue import RESTORED, LightQueue, Start, delete_entries
 
 _ID_KEY = Struct(">cI")
 _ID = Struct(">I")
 _TOTALS_KEY = Space.META + b"queues"
-_TOTALS = Struct(">II")
-
-Name = tuple[str, Start]
+_TOTALS = Struct(">III")
 
 
-def _name_key(topic_filter: str, start: Start) -> bytes:
+def _name_key(topic_filter: str) -> bytes:
     space = Space.WILDCARD if topics.is_wildcard(topic_filter) else Space.NAME
-    return space + start[:1].encode() + topic_filter.encode()
+    return space + topic_filter.encode()
 
 
 def _is_plain(topic_filter: str) -> bool:
@@ -49,12 +51,9 @@ class Catalogue:
 
     def __init__(self, index: Index) -> None:
         self._index = index
-        self._by_id: WeakValueDictionary[int, LightQueue] = WeakValueDictionary()
-        self._by_name: WeakValueDictionary[Name, LightQueue] = WeakValueDictionary()
-        self._changed: dict[int, LightQueue] = {}
-        """What the next save writes. Holds the queues, so that none is loaded again from a row that is out of date."""
-        self._removed: dict[int, Name] = {}
-        self._removed_names: set[Name] = set()
+        self._loaded: WeakValueDictionary[int, LightQueue] = WeakValueDictionary()
+        self._unsaved: dict[str, dict[int, LightQueue | None]] = {}
+        """What the next save writes, by filter and id; None where the queue is gone. Goes before what the index says."""
         self._fill_positions: dict[int, int] = {}
         self._totals_changed = False
         self.next_id = 1
@@ -64,72 +63,86 @@ class Catalogue:
 
     def get(self, queue_id: int) -> LightQueue | None:
         """Return the queue with an id, or None."""
-        queue = self._by_id.get(queue_id)
-        if queue is not None or queue_id in self._removed:
+        queue = self._loaded.get(queue_id)
+        if queue is not None:
             return queue
-        data = self._index.get(_ID_KEY.pack(Space.QUEUE, queue_id))
-        if data is None:
+        name = self._index.get(_ID_KEY.pack(Space.QUEUE, queue_id))
+        if name is None:
             return None
-        row = orjson.loads(data)
-        queue = LightQueue(queue_id, row["filter"], self._index, load_next_offset(self._index, queue_id), row["start"])
-        queue.owners.update(row["owners"])
-        if "fill" in row:
-            self._fill_positions[queue_id] = row["fill"]
-        self._by_id[queue_id] = self._by_name[queue.filter, queue.start] = queue
-        return queue
+        return next((each for each in self.named(name.decode()) if each.id == queue_id), None)
 
     def find(self, topic_filter: str, start: Start) -> LightQueue | None:
         """Return the queue of a filter and start, or None: about 3 us where there is none."""
-        name = (topic_filter, start)
-        queue = self._by_name.get(name)
-        if queue is not None or name in self._removed_names:
-            return queue
-        found = self._index.get(_name_key(topic_filter, start))
-        return self.get(_ID.unpack(found)[0]) if found is not None else None
+        for queue in self._unsaved.get(topic_filter, {}).values():
+            if queue is not None and queue.start == start:
+                return queue
+        return next((each for each in self.named(topic_filter) if each.start == start), None)
+
+    def named(self, topic_filter: str) -> list[LightQueue]:
+        """Return all queues of a filter, by one lookup."""
+        row = self._index.get(_name_key(topic_filter))
+        unsaved = self._unsaved.get(topic_filter)
+        if unsaved is None:
+            return [self._load(topic_filter, fields) for fields in orjson.loads(row)] if row is not None else []
+        saved = orjson.loads(row) if row is not None else []
+        kept = [self._load(topic_filter, fields) for fields in saved if fields[0] not in unsaved]
+        return kept + [queue for queue in unsaved.values() if queue is not None]
+
+    def _load(self, topic_filter: str, fields: list[Any]) -> LightQueue:
+        queue_id = fields[0]
+        queue = self._loaded.get(queue_id)
+        if queue is None:
+            queue = self._loaded[queue_id] = LightQueue(queue_id, topic_filter, self._index, None, fields[1])
+            queue.owners.update(fields[2])
+            if len(fields) > 3:
+                self._fill_positions[queue_id] = fields[3]
+        return queue
 
     def add(self, queue: LightQueue) -> None:
         """Note a queue that is new."""
-        self._by_id[queue.id] = self._by_name[queue.filter, queue.start] = queue
-        self._removed_names.discard((queue.filter, queue.start))
+        self._loaded[queue.id] = queue
         if queue.id < RESTORED:
             self.next_id = max(self.next_id, queue.id + 1)
         self.count += 1
         self.plain += _is_plain(queue.filter)
         self._totals_changed = True
-        self._changed[queue.id] = queue
+        self._note(queue)
 
     def change(self, queue: LightQueue, fill_position: int | None = None) -> None:
         """Note that a queue's owners have changed, or how far its filling is; None where it isn't filled (any more)."""
-        self._changed[queue.id] = queue
         if fill_position is None:
             self._fill_positions.pop(queue.id, None)
         else:
             self._fill_positions[queue.id] = fill_position
+        self._note(queue)
 
     def remove(self, queue: LightQueue) -> None:
         """Note that a queue is gone, with its entries."""
-        name = (queue.filter, queue.start)
-        self._by_id.pop(queue.id, None)
-        self._by_name.pop(name, None)
-        self._changed.pop(queue.id, None)
+        self._loaded.pop(queue.id, None)
         self._fill_positions.pop(queue.id, None)
-        self._removed[queue.id] = name
-        self._removed_names.add(name)
         self.count -= 1
         self.plain -= _is_plain(queue.filter)
         self._totals_changed = True
+        self._unsaved.setdefault(queue.filter, {})[queue.id] = None
+
+    def _note(self, queue: LightQueue) -> None:
+        # Holds the queue, so that it isn't loaded again from a row that is out of date.
+        self._unsaved.setdefault(queue.filter, {})[queue.id] = queue
 
     def fill_position(self, queue: LightQueue) -> int | None:
         """Return how far a queue's filling is, or None where it isn't being filled."""
         return self._fill_positions.get(queue.id)
 
     def __iter__(self) -> Iterator[LightQueue]:
-        """Yield all queues. Loads each: for tools and tests."""
-        saved = {_ID.unpack(key[1:])[0] for key, _ in self._index.rows(bytes(Space.QUEUE))}
-        for queue_id in sorted((saved | self._changed.keys()) - self._removed.keys()):
-            queue = self.get(queue_id)
+        """Yield all queues: those that are saved by their ids, then new ones. Loads each: for tools and tests."""
+        for key, _ in self._index.rows(bytes(Space.QUEUE)):
+            queue = self.get(_ID.unpack(key[1:])[0])
             if queue is not None:
                 yield queue
+        for queues in list(self._unsaved.values()):
+            for queue in list(queues.values()):
+                if queue is not None and self._index.get(_ID_KEY.pack(Space.QUEUE, queue.id)) is None:
+                    yield queue
 
     # --- the index --------------------------------------------------------------------------------------------------
 
@@ -137,11 +150,13 @@ class Catalogue:
         """Read totals; return the queues whose filter is a wildcard, and those that are being filled."""
         totals = self._index.get(_TOTALS_KEY)
         if totals is not None:
-            self.next_id, self.count = _TOTALS.unpack(totals)
-        wildcards = [self._known(_ID.unpack(value)[0]) for _, value in self._index.rows(bytes(Space.WILDCARD))]
+            self.next_id, self.count, self.plain = _TOTALS.unpack(totals)
+        wildcards = [
+            self._load(key[1:].decode(), fields)
+            for key, row in self._index.rows(bytes(Space.WILDCARD))
+            for fields in orjson.loads(row)
+        ]
         filling = [self._known(_ID.unpack(key[1:])[0]) for key, _ in self._index.rows(bytes(Space.FILLING))]
-        internal = sum(1 for _ in self._index.rows(_name_key("$", "latest")))
-        self.plain = self.count - len(wildcards) - internal
         return wildcards, filling
 
     def _known(self, queue_id: int) -> LightQueue:
@@ -150,25 +165,38 @@ class Catalogue:
         return queue
 
     def save(self, batch: Batch) -> None:
-        """Put what changed into `batch`; deletions first: recovery may find a name dropped and declared again in one batch."""
-        for queue_id, name in self._removed.items():
-            batch.delete(_ID_KEY.pack(Space.QUEUE, queue_id))
-            batch.delete(_ID_KEY.pack(Space.FILLING, queue_id))
-            batch.delete(_name_key(*name))
-            delete_entries(batch, queue_id)
-        for queue_id, queue in self._changed.items():
-            row: dict[str, object] = {"filter": queue.filter, "start": queue.start, "owners": sorted(queue.owners)}
-            position = self._fill_positions.get(queue_id)
-            if position is None:
-                batch.delete(_ID_KEY.pack(Space.FILLING, queue_id))
+        """Put what changed into `batch`."""
+        for topic_filter, changes in self._unsaved.items():
+            key = _name_key(topic_filter)
+            row = self._index.get(key)
+            saved = {fields[0]: fields for fields in orjson.loads(row)} if row is not None else {}
+            for queue_id, queue in changes.items():
+                old = saved.pop(queue_id, None)
+                was_filled = old is not None and len(old) > 3
+                if queue is not None:
+                    saved[queue_id] = self._save_queue(batch, queue, was_filled)
+                    continue
+                batch.delete(_ID_KEY.pack(Space.QUEUE, queue_id))
+                if was_filled:
+                    batch.delete(_ID_KEY.pack(Space.FILLING, queue_id))
+                delete_entries(batch, queue_id)
+            if saved:
+                batch.put(key, orjson.dumps(list(saved.values())))
             else:
-                row["fill"] = position
-                batch.put(_ID_KEY.pack(Space.FILLING, queue_id), b"")
-            batch.put(_ID_KEY.pack(Space.QUEUE, queue_id), orjson.dumps(row))
-            batch.put(_name_key(queue.filter, queue.start), _ID.pack(queue_id))
+                batch.delete(key)
         if self._totals_changed:
-            batch.put(_TOTALS_KEY, _TOTALS.pack(self.next_id, self.count))
-        self._removed.clear()
-        self._removed_names.clear()
-        self._changed.clear()
+            batch.put(_TOTALS_KEY, _TOTALS.pack(self.next_id, self.count, self.plain))
+        self._unsaved.clear()
         self._totals_changed = False
+
+    def _save_queue(self, batch: Batch, queue: LightQueue, was_filled: bool) -> list[object]:
+        """Put what is kept of a queue besides its filter's row; return its fields of that."""
+        fields: list[object] = [queue.id, queue.start, sorted(queue.owners)]
+        position = self._fill_positions.get(queue.id)
+        batch.put(_ID_KEY.pack(Space.QUEUE, queue.id), queue.filter.encode())
+        if position is not None:
+            fields.append(position)
+            batch.put(_ID_KEY.pack(Space.FILLING, queue.id), b"")
+        elif was_filled:
+            batch.delete(_ID_KEY.pack(Space.FILLING, queue.id))
+        return fields

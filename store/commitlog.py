@@ -6,23 +6,48 @@ call; `sync` makes it durable and may run on another thread. What is written can
 
 from __future__ import annotations
 
+import errno
 import os
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from struct import Struct
 from typing import NamedTuple
+from zlib import crc32
 
-from store.errors import LogCorrupt, PositionUnknown, RecordCorrupt, RecordTooLarge
-from store.record import COPY_BYTES, HEADER, HEADER_BYTES, RECORD_BYTES_MAX, Record, decode, find_valid, valid_until, walk
+import structlog
+
+from store.errors import DiskFull, LogCorrupt, PositionUnknown, RecordCorrupt, RecordTooLarge
+from store.record import (
+    COPY_BYTES,
+    HEADER,
+    HEADER_BYTES,
+    RECORD_BYTES_MAX,
+    Record,
+    decode,
+    find_valid,
+    next_valid,
+    valid_until,
+    walk,
+)
 from store.segment import SUFFIX, Segment, segment_base, segment_name, sync_directory
+from store.setaside import SET_ASIDE, set_aside
+from store.space import Space
+from store.syncmark import FILE, SyncMark
+
+logger = structlog.get_logger("store")
 
 DIRECTORY = "commitlog"
 """Folder of the segments inside a data directory."""
 
 OPEN_MAPS_MAX = 64
 """Sealed segments that stay mapped for readers. A map costs address space and a descriptor, no memory of its own."""
+
+ALLOCATE_BYTES = 4 * 1024 * 1024
+"""Room on the disk that is taken ahead of the records, and so the bytes after which free space is looked at again."""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 _SIZE = Struct("<I")
 
@@ -55,20 +80,26 @@ class CommitLog:
     Parameters:
         data_dir: the node's data directory; the segments lie in its folder `commitlog`.
         segment_bytes: capacity of a segment. No record may be larger.
+        space: told when the disk has no room for the log, and to look whenever some was taken.
     """
 
-    def __init__(self, data_dir: Path, *, segment_bytes: int) -> None:
+    def __init__(self, data_dir: Path, *, segment_bytes: int, space: Space | None = None) -> None:
         self.directory = data_dir / DIRECTORY
         self.segment_bytes = segment_bytes
+        self._space = space or Space(data_dir)
+        self._mark = SyncMark(data_dir)
         self.directory.mkdir(parents=True, exist_ok=True)
         self._bases = sorted(segment_base(path) for path in self.directory.glob(f"*{SUFFIX}"))
         self._sealed: dict[int, Segment] = {}
         self._parts: list[bytes] = []
         self._failure: OSError | None = None
+        self._is_recovered = False
+        self._refused_bytes = 0
+        """Bytes of the last record that room was asked for."""
         self._record_bytes_max = min(segment_bytes, RECORD_BYTES_MAX) - COPY_BYTES
         """Whatever is stored can be copied forward."""
         self.on_roll: Callable[[], None] = lambda: None
-        """Called before a new segment is begun, when all that was added is written, and `end` is where it will begin."""
+        """Called when a new segment was begun at `end`, before anything is in it."""
         self.written = 0
         """Position up to which records are in their files, and readable."""
         self.end = 0
@@ -80,7 +111,8 @@ class CommitLog:
         path = self.directory / segment_name(base)
         capacity = max(segment_bytes, path.stat().st_size if path.exists() else 0)
         self._open = Segment(path, capacity, writable=True)
-        self._limit = base + capacity
+        self._limit = base
+        """Position up to which the disk has set room aside: a record that ends before it can be added."""
 
     @property
     def start(self) -> int:
@@ -105,8 +137,11 @@ class CommitLog:
         `verified_until` is known to be durable and isn't read again. All that is found is durable afterwards: an earlier
         process may have been killed before it synced.
 
+        The tail begins behind the last valid record, and behind the sync mark (`store.syncmark`). Where valid records stand in
+        it, a power cut has left the pages of the last groups out of order: it is set aside and cleared like any other.
+
         Raises:
-            LogCorrupt: a record is damaged that isn't the tail of the last segment.
+            LogCorrupt: a record is damaged that isn't the tail of the last segment, or some of what was durable is gone.
         """
         for at, (base, following) in enumerate(pairwise(self._bases)):
             if following > verified_until:
@@ -114,16 +149,29 @@ class CommitLog:
             self._cut_sealed(base, following - base)
         segment = self._open
         stop = valid_until(segment.view, 0, segment.capacity)
+        mark = self._mark.read()
+        if mark is not None and segment.base + stop < mark.position:
+            raise _lost(segment, stop, mark.position)
         torn_until = segment.data_end(stop)
         if torn_until > stop:
             if find_valid(segment.view, stop + 1, torn_until, segment.capacity) is not None:
-                raise _damaged(segment, stop)
+                if mark is None or not mark.has_booted_since:
+                    raise _damaged(segment, stop)
+                self._set_aside(segment, stop, torn_until)
             segment.clear_from(stop)
-        self.written = self.end = segment.base + stop
+        self.written = self.end = self._limit = segment.base + stop
         self.sync()
         sync_directory(self.directory)
         sync_directory(self.directory.parent)
+        self._mark.write(self.end)
+        self._is_recovered = True
         return Tail(self.end, torn_until - stop)
+
+    def _set_aside(self, segment: Segment, start: int, end: int) -> None:
+        position, found = segment.base + start, segment.view[start:end]
+        name = f"{position}-{end - start}-{crc32(found):08x}.bin"
+        logger.warning("log.torn_out_of_order", position=position, bytes=end - start, copy=f"{SET_ASIDE}/{name}")
+        set_aside(segment.path, position, end - start, name)
 
     def _verify_sealed(self, at: int, offset: int) -> None:
         segment = self._sealed_segment(at)
@@ -145,6 +193,7 @@ class CommitLog:
 
         Raises:
             RecordTooLarge: it would not fit into a segment, or is larger than any record may be.
+            DiskFull: the disk has no room for it. Nothing was added, and the log goes on.
             OSError: the segment is full, and the next one can't be made.
         """
         position = self.end
@@ -155,7 +204,7 @@ class CommitLog:
                 f"copied forward, is the least of store.segment_bytes and {RECORD_BYTES_MAX}; send less"
             )
         if end > self._limit:
-            self.roll()
+            self._make_room(size)
         self._parts.append(head)
         self._parts.append(payload)
         self.end = end
@@ -177,19 +226,72 @@ class CommitLog:
         self.written += len(data)
         return len(data)
 
-    def roll(self) -> None:
-        """Seal the open segment, which must hold something, and begin the next one. Raises OSError."""
+    def has_room(self) -> bool:
+        """Try to get room from the disk for what it had none for; return whether it gave that."""
+        try:
+            self._make_room(self._refused_bytes)
+        except DiskFull:
+            return False
+        return True
+
+    def _make_room(self, size: int) -> None:
+        """Have the disk set room aside for `size` bytes, and a step more, before a record that needs them is there.
+
+        So a full disk is noticed where nothing has been applied yet. A `write` that failed would be the node's end.
+        """
+        self._refused_bytes = size
+        try:
+            if self.end + size > self._open.base + self._open.capacity:
+                self.roll(size)
+            else:
+                self._limit = self._allocate(self._open, max(self._limit, self.end), self.end + size)
+        except OSError as error:
+            self._failure = error  # who appends need not know: the commit of this turn ends the node
+            raise
+        self._space.look(may_rise=False)
+
+    def _allocate(self, segment: Segment, start: int, end: int) -> int:
+        until = min(max(start, end) + ALLOCATE_BYTES, segment.base + segment.capacity)
+        try:
+            segment.allocate(start - segment.base, until - start)
+        except OSError as error:
+            if error.errno in _FULL:
+                raise self._space.refuse(error) from error
+            raise
+        return until
+
+    def roll(self, size: int = 0) -> None:
+        """Seal the open segment, which must hold something, and begin the next one, with room for `size` bytes.
+
+        Raises:
+            DiskFull: the disk has no room for it. The open segment stays open.
+            OSError: the disk failed.
+        """
         self.write()
-        self.on_roll()
         full, base = self._open, self.end
         # Durable before the next segment exists: only the last segment can have a torn tail.
         self._fdatasync(full)
-        self._open = Segment(self.directory / segment_name(base), self.segment_bytes, writable=True)
-        self._limit = base + self.segment_bytes
+        self._open, self._limit = self._begin_segment(base, size)
         self._bases.append(base)
         sync_directory(self.directory)
         full.cut(base - full.base)
         self._keep_mapped(full)
+        self.on_roll()
+
+    def _begin_segment(self, base: int, size: int) -> tuple[Segment, int]:
+        """Make the next segment, with room for a record of `size` bytes; without any, the last one stays the open one."""
+        path = self.directory / segment_name(base)
+        try:
+            segment = Segment(path, self.segment_bytes, writable=True)
+            return segment, self._allocate(segment, base, base + size)
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            if error.errno in _FULL:
+                raise self._space.refuse(error) from error
+            raise
+        except DiskFull:
+            path.unlink()
+            raise
 
     def sync(self) -> None:
         """Make all that is written durable (fdatasync). Safe to call from another thread, one at a time.
@@ -297,6 +399,31 @@ class CommitLog:
             offsets, end = walk(segment.view, start, min(start + _SIZE.unpack_from(segment.view, start)[0], stop))
         return Block(segment.view, base, offsets, base + end)
 
+    def behind_damage(self, position: int) -> int:
+        """Return where a reader goes on who found no valid record at `position`; the node's log names what is between.
+
+        A start verifies what may not be durable yet. What is damaged later, or deep in the past, is found by who reads it.
+        """
+        segment = self._open if position >= self._open.base else self._segment_of(position)
+        stop = min(self.written - segment.base, segment.capacity)
+        found = next_valid(segment.view, position - segment.base, stop, stop)
+        behind = segment.base + (stop if found is None else found)
+        logger.error("log.damaged", segment=segment.path.name, position=position, bytes=behind - position, do="millrace repair")
+        return behind
+
+    def position_at(self, store_ms: int) -> int:
+        """Return the base of a segment: all records stored at a time or after it, in ms since 1970 UTC, are from there on.
+
+        Records before it are in that segment too. Who wants none of them looks at their times on the way; to find the first
+        one here would take up to half a second, for a reader who goes by slices.
+        """
+        at = bisect_left(range(len(self._bases)), store_ms, key=self._first_ms)
+        return self._bases[max(at - 1, 0)]
+
+    def _first_ms(self, at: int) -> int:
+        """Return the time of storing of a segment's first record; behind all times where it has none yet."""
+        return self.stored_ms(self._bases[at]) or 2**63
+
     def _segment_of(self, position: int) -> Segment:
         at = bisect_right(self._bases, position) - 1
         if at < 0:
@@ -319,20 +446,43 @@ class CommitLog:
             # Not closed here: a scan or a sync may be using it.
             del self._sealed[next(iter(self._sealed))]
 
+    @property
+    def marked(self) -> int:
+        """Position up to which the sync mark says that all is durable."""
+        return self._mark.position
+
+    def mark(self, position: int) -> None:
+        """Let the sync mark say that all before `position` is durable. Safe to call from another thread. Raises OSError."""
+        self._mark.write(position)
+
     def close(self) -> None:
         """Write and sync what is left (unless that has failed before), cut nothing, close the files."""
         try:
             if self._failure is None:
                 self.write()
                 self.sync()
+                if self._is_recovered:  # or the mark of what is there would be lost
+                    self._mark.write(self.written)
         finally:
-            for segment in (*self._sealed.values(), self._open):
-                segment.close()
-            self._sealed.clear()
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Close the files, and write nothing."""
+        for segment in (*self._sealed.values(), self._open):
+            segment.close()
+        self._sealed.clear()
 
 
 def _damaged(segment: Segment, offset: int) -> LogCorrupt:
     return LogCorrupt(
         f"the record at position {segment.base + offset} (byte {offset} of segment {segment.path.name}) is damaged, and "
         f"it is not the tail of the log: the node does not start on it; restore the file, or run `millrace repair`"
+    )
+
+
+def _lost(segment: Segment, offset: int, durable: int) -> LogCorrupt:
+    return LogCorrupt(
+        f"the log was durable up to position {durable}, and no valid record is at position {segment.base + offset} (byte "
+        f"{offset} of segment {segment.path.name}): the node does not start on it; restore the file, or run `millrace repair`; "
+        f"to do without what was there, delete the file {segment.path.parent.parent / FILE}"
     )

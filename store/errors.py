@@ -46,8 +46,16 @@ class RecordTooLarge(LimitExceeded):
     """Raised when a record would be larger than a segment, or than any record may be."""
 
 
+class DiskFull(StoreError):
+    """Raised when the disk has too little room for what is to be stored. The node goes on: try later."""
+
+
 class DataDirLocked(StoreError):
     """Raised when another process has the data directory open."""
+
+
+class IndexDamaged(StoreError):
+    """Raised when RocksDB can't read what the index holds. Nothing is lost: the next start rebuilds it from the log."""
 
 
 class DataDirIncompatible(StoreError):

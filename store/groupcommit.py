@@ -49,7 +49,7 @@ class GroupCommit:
         if self._waiters and not self._syncing:
             if self._waiters[-1][0] <= self.durable:
                 self._release()
-            else:
+            elif self._log.written > self.durable:  # else what they wait for isn't written, and a sync now would delay its own
                 self._begin()
 
     def _begin(self) -> None:

@@ -18,7 +18,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from store.commitlog import CommitLog
+from store.errors import PositionUnknown, RecordCorrupt
 from store.index import Batch, Index, Space, after
+from store.record import Flag, decode_properties
 
 ENTRY = Struct("<QII")
 ENTRY_DTYPE = np.dtype([("position", "<u8"), ("size", "<u4"), ("aux", "<u4")])
@@ -35,8 +38,9 @@ TRANSIENT = 0x8000_0000
 _KEY = Struct(">cIQ")
 _PREFIX = Struct(">cI")
 
-Start = Literal["earliest", "latest"]
-"""Where a queue that is new begins: with all that the log still has, or with what comes from now on."""
+Start = Literal["earliest", "latest"] | int
+"""Where a queue that is new begins: with all that the log still has, with what comes from now on, or with the messages that
+were stored (delayed ones: that fired) at a time or after it, in ms since 1970 UTC."""
 
 Watcher = Callable[["LightQueue", int, bytes], None]
 """Called after a commit with the queue, the offset of the first new entry, and the new entries."""
@@ -50,32 +54,27 @@ def queue_prefix(queue_id: int) -> bytes:
 class LightQueue:
     """One light queue. Only `Queues` writes it; whoever holds it may read and watch it.
 
-    `next_offset` counts entries that a commit hasn't written yet; readers see those below `committed_offset`.
+    Parameters:
+        queue_id: its number.
+        topic_filter: what it is of.
+        index: where its entries are.
+        next_offset: the offset behind its last entry; None where that is to be looked up when somebody asks for it.
+        start: where it began.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "filter",
-        "id",
-        "index",
-        "next_offset",
-        "owners",
-        "pending",
-        "pending_from",
-        "start",
-        "watchers",
-    )
+    __slots__ = ("__weakref__", "_committed", "filter", "id", "index", "owners", "pending", "start", "watchers")
 
-    def __init__(self, queue_id: int, topic_filter: str, index: Index, next_offset: int, start: Start = "latest") -> None:
+    def __init__(
+        self, queue_id: int, topic_filter: str, index: Index, next_offset: int | None = None, start: Start = "latest"
+    ) -> None:
         self.id = queue_id
         self.filter = topic_filter
         self.start: Start = start
         self.index = index
         self.owners: set[str] = set()
         self.watchers: list[Watcher] = []
-        self.next_offset = next_offset
         self.pending = bytearray()
-        self.pending_from = next_offset
+        self._committed = next_offset
 
     @property
     def transient(self) -> bool:
@@ -84,20 +83,28 @@ class LightQueue:
 
     @property
     def committed_offset(self) -> int:
-        """Offset behind the last entry that can be read."""
-        return self.pending_from
+        """Offset behind the last entry that can be read. Looked up in the index when it is asked for first, about 10 us."""
+        if self._committed is None:
+            self._committed = load_next_offset(self.index, self.id)
+        return self._committed
+
+    @property
+    def next_offset(self) -> int:
+        """Offset of the next entry: behind those that a commit hasn't written yet, too."""
+        return self.committed_offset + len(self.pending) // ENTRY_BYTES
 
     def begin_at(self, offset: int) -> None:
         """Let the first entry have `offset`. Before there is any."""
         assert not self.pending, self.filter
-        self.next_offset = self.pending_from = offset
+        self._committed = offset
 
     def save(self, batch: Batch) -> bytes:
         """Put the pending entries into `batch`; return them. They are readable when the batch is written."""
         entries = bytes(self.pending)
-        batch.put(entries_key(self.id, self.pending_from), entries)
+        first = self.committed_offset
+        batch.put(entries_key(self.id, first), entries)
         self.pending.clear()
-        self.pending_from = self.next_offset
+        self._committed = first + len(entries) // ENTRY_BYTES
         return entries
 
     def read(self, offset: int, count: int) -> bytes:
@@ -108,11 +115,19 @@ class LightQueue:
         return self.read_from(offset, count)[1]
 
     def read_from(self, offset: int, count: int) -> tuple[int, bytes]:
-        """Return up to `count` entries from `offset` on, and the offset of the first: a later one where entries are trimmed."""
-        if offset >= self.committed_offset or count <= 0:
+        """Return up to `count` entries from `offset` on, and the offset of the first: a later one where entries are trimmed.
+
+        Mostly a row begins at `offset`: who follows a queue goes by what commits brought, and a queue of few messages has a row
+        for each. Then it is looked up, which costs half a seek, and no new iterator where something was written since.
+        """
+        if count <= 0:
             return offset, b""
-        found = bytearray()
         begin, wanted = offset, count * ENTRY_BYTES
+        row = self.index.get(entries_key(self.id, offset))
+        found = bytearray(row[:wanted]) if row else bytearray()
+        if len(found) == wanted:
+            return begin, bytes(found)
+        offset += len(found) // ENTRY_BYTES
         for first, entries in self._rows_from(offset):
             if first > offset and not found:
                 begin = first
@@ -122,16 +137,57 @@ class LightQueue:
                 break
         return begin, bytes(found)
 
+    def read_back(self, offset: int, count: int) -> bytes:
+        """Return up to `count` entries that stand before `offset`, oldest first: the last of them is that of `offset - 1`.
+
+        Behind the end, or at it, these are the newest entries. Who goes back through a queue asks next with the offset less
+        the number of entries returned.
+        """
+        end = min(offset, self.committed_offset)
+        start = max(end - count, self.first_offset())
+        return self.read(start, end - start)
+
     def _rows_from(self, offset: int) -> Iterator[tuple[int, bytes]]:
         prefix = queue_prefix(self.id)
         for key, entries in self.index.rows_around(entries_key(self.id, offset), prefix):
             yield int.from_bytes(key[len(prefix) :], "big"), entries
 
     def first_offset(self) -> int:
-        """Return the offset of the oldest entry that the queue still has; `committed_offset` where it has none."""
-        for key, _ in self.index.rows(queue_prefix(self.id)):
-            return int.from_bytes(key[-8:], "big")
-        return self.committed_offset
+        """Return the offset of the oldest entry that the queue still has; `committed_offset` where it has none. One seek."""
+        row = self.index.first_at_or_after(entries_key(self.id, 0), queue_prefix(self.id))
+        return self.committed_offset if row is None else int.from_bytes(row[0][-8:], "big")
+
+    def offset_at(self, store_ms: int, log: CommitLog) -> int:
+        """Return the offset of the first entry whose record was stored at a time or later; `committed_offset` where none was.
+
+        Looks at about log2(n) records, 10 us each; what the log no longer has counts as before. For queues of messages. They
+        are in the order of storing but for delayed ones, which count by when they were due: they fired then, or soon after.
+        After an outage that was longer than their delay, the offset may be among those that fired late.
+
+        Args:
+            store_ms: ms since 1970 UTC.
+            log: where the records are.
+        """
+        low, high = self.first_offset(), self.committed_offset
+        while low < high:
+            middle = (low + high) // 2
+            if _time_of(self.read(middle, 1), log) < store_ms:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+
+def _time_of(entry: bytes, log: CommitLog) -> int:
+    """Return when the message of an entry was stored, or if it was delayed, when it was due; 0 where it is gone."""
+    position, size, _ = ENTRY.unpack(entry)
+    try:
+        message = log.record(position, size)
+    except (PositionUnknown, RecordCorrupt):
+        return 0
+    if message.flags & Flag.DELAYED:
+        return max(message.store_ms, decode_properties(message.properties).deliver_at_ms)
+    return message.store_ms
 
 
 def entries_key(queue_id: int, offset: int) -> bytes:

@@ -212,6 +212,19 @@ class StoreOptions:
         'When a publisher gets its acknowledgement: "sync" after fdatasync of the group that its message belongs to, "async" '
         "after the write, so that a crash of the machine (not of the process) can lose what was acknowledged.",
     )
+    reserve_bytes: int = option(
+        GIB,
+        "Bytes of the disk that are kept free. With less, the node is read-only: messages, queues and groups are refused, "
+        "while what is stored can be consumed and acknowledged. The smaller of this and store.reserve_percent counts; 0 is no "
+        "reserve.",
+        minimum=0,
+    )
+    reserve_percent: int = option(
+        5,
+        "Percent of the disk that are kept free, if that is less than store.reserve_bytes, so that a small disk can be used.",
+        minimum=0,
+        maximum=50,
+    )
     index_flush_bytes: int = option(
         256 * MIB,
         "Bytes of log after which the RocksDB index is flushed. A start replays at most about this much.",

@@ -3,14 +3,15 @@
 There is one root queue per first level (`plant/#`), always, and one per filter that somebody has declared. A durable queue
 is declared by a record, so it is there again after a restart; a transient one serves a connection and ends with the process.
 
-A durable queue that starts at `earliest` is filled once, from the log (`store.filling`), in slices between other work. It joins
-live routing in the turn in which the filling has caught up: nothing is skipped and nothing comes twice. A filter has a queue
-for each of the two starts, where both are asked for: one with all that was, one with what came since.
+A durable queue that starts at `earliest`, or at a time, is filled once, from the log (`store.filling`), in slices between other
+work. It joins live routing in the turn in which the filling has caught up: nothing is skipped and nothing comes twice. A filter
+has a queue for each start that is asked for: one with all that was, one with what came since, one from a time on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from zlib import crc32
 
 import orjson
@@ -39,13 +40,15 @@ logger = structlog.get_logger("store")
 INTERNAL = ("$retry/", "$dlq/")
 """Filters that begin like this name queues that no topic reaches: retries and dead letters. Entries come by `append_to`."""
 
+EVICTED_SHARE = 128
+"""Of the route cache, one part in so many goes when it is full. One route at a time, each search for the oldest would walk over
+what the dict has left of those before it: that was half of what a new topic cost."""
+
 OUTDATED = -1
 """Version of a route that is no longer valid, whatever its root's is."""
 
 ROOT = "root"
 """Owner of the root queues."""
-
-STARTS: tuple[Start, Start] = ("earliest", "latest")
 
 
 class Root:
@@ -78,13 +81,17 @@ class Queues:
         log: where the records are.
         options: bounds of topics and queues.
         append: appends a record to the store: `append(kind, fixed, topic, body, properties)`.
+        now_ms: tells the time that a record appended now would carry.
     """
 
-    def __init__(self, log: CommitLog, index: Index, options: StoreOptions, append: Callable[..., int]) -> None:
+    def __init__(
+        self, log: CommitLog, index: Index, options: StoreOptions, append: Callable[..., int], now_ms: Callable[[], int]
+    ) -> None:
         self._log = log
         self._index = index
         self._options = options
         self._append = append
+        self._now_ms = now_ms
         self._catalogue = Catalogue(index)
         self._trie: topics.FilterTrie[list[int]] = topics.FilterTrie()
         """Ids of the queues whose filters have wildcards, by filter. Others are looked up by the topic itself."""
@@ -144,7 +151,8 @@ class Queues:
         queues = tuple(self._matching(name))
         self._forget(topic)
         if len(self._routes) >= self._options.route_cache_max:
-            self._forget(next(iter(self._routes)))
+            for oldest in list(islice(self._routes, max(self._options.route_cache_max // EVICTED_SHARE, 1))):
+                self._forget(oldest)
         route = self._routes[topic] = Route(topic, name, root, queues)
         return route
 
@@ -155,9 +163,8 @@ class Queues:
             yield self._transient[name]
         if name.startswith("$") or not self._catalogue.plain:
             return
-        for start in STARTS:
-            queue = self._catalogue.find(name, start)
-            if queue is not None and queue.id not in self._fillings:
+        for queue in self._catalogue.named(name):
+            if queue.id not in self._fillings:
                 yield queue
 
     def _forget(self, topic: bytes) -> None:
@@ -173,14 +180,12 @@ class Queues:
             if not queue.pending:
                 self.dirty.append(queue)
             queue.pending += entry
-            queue.next_offset += 1
 
     def append_to(self, queue: LightQueue, position: int, size: int, aux: int) -> None:
         """Add an entry to one queue, whatever the record's topic is: retries and dead letters come this way."""
         if not queue.pending:
             self.dirty.append(queue)
         queue.pending += ENTRY.pack(position, size, aux)
-        queue.next_offset += 1
 
     # --- declaring and dropping -------------------------------------------------------------------------------------
 
@@ -203,7 +208,8 @@ class Queues:
         Args:
             topic_filter: an MQTT topic filter, or a name that begins as `INTERNAL` says.
             owner: who needs it, such as `group:billing`.
-            start: where the queue begins: with all that the log still has, or with what came since the first who asked.
+            start: where the queue begins: with all that the log still has, with what came since the first who asked, or with
+                what was stored at or after a time; a time that has not come yet is "latest".
 
         Raises:
             TopicInvalid: the filter breaks MQTT 5.0, 4.7, or a bound of the options.
@@ -214,9 +220,18 @@ class Queues:
         is_root = _is_root(topic_filter)
         if is_root and level not in self._roots:
             self._declare_root(level)
-        if is_root or topic_filter.startswith(INTERNAL):
+        has_everything = is_root or topic_filter.startswith(INTERNAL)
+        if has_everything or (isinstance(start, int) and start > self._now_ms()):
             start = "latest"
         return self._claim(topic_filter, owner, start)
+
+    def offset_of(self, queue: LightQueue, start: Start) -> int:
+        """Return the offset at which one who asked `declare` for `start` begins to read the queue that it returned."""
+        if start == "latest" or (isinstance(start, int) and start > self._now_ms()):
+            return queue.next_offset
+        if start == "earliest" or start == queue.start or queue.filter.startswith(INTERNAL):
+            return 0
+        return queue.offset_at(start, self._log)  # a root, which has more
 
     def _declare_root(self, level: str) -> Root:
         # Not held to the options: a topic within their bounds has a root, though that has a level and two bytes more.
@@ -240,8 +255,9 @@ class Queues:
         if queue is None or owner not in queue.owners:
             queue_id = queue.id if queue else self._new_id()
             row: dict[str, object] = {"owner": owner, "start": start}
-            if queue is None and start == "earliest":
-                row["from"] = self.first_position()
+            if queue is None and start != "latest":
+                since = 0 if start == "earliest" else self._log.position_at(start)
+                row["from"] = max(self.first_position(), since)
             self._append(Kind.QUEUE_DECLARED, QUEUE_FIXED.pack(queue_id), topic_filter.encode(), b"", orjson.dumps(row))
             queue = self._catalogue.find(topic_filter, start)
             assert queue is not None, topic_filter
@@ -347,10 +363,10 @@ class Queues:
             self._roots[topics.first_level(queue.filter)] = Root(queue)
         elif queue.filter.startswith(INTERNAL):
             return
-        elif queue.start == "earliest":
-            self._fill_from(queue, position)
-        else:
+        elif queue.start == "latest":
             self._go_live(queue)
+        else:
+            self._fill_from(queue, position)
 
     def _fill_from(self, queue: LightQueue, position: int) -> None:
         self._fillings[queue.id] = Filling(self._log, queue, position)
@@ -405,11 +421,11 @@ class Queues:
             for position, size, aux in filling.slice():
                 self.append_to(filling.queue, position, size, aux)
             if filling.position == end:
-                del self._fillings[queue_id]
-                self._go_live(filling.queue)
                 if not filling.is_noted:
                     row = orjson.dumps({"next_offset": filling.queue.next_offset})
                     self._append(Kind.QUEUE_FILLED, QUEUE_FIXED.pack(queue_id), filling.queue.filter.encode(), b"", row)
+                del self._fillings[queue_id]
+                self._go_live(filling.queue)
             self._changed(filling.queue)
         return bool(self._fillings)
 
@@ -423,7 +439,7 @@ class Queues:
         self._transient_removed.clear()
         fresh = []
         for queue in self.dirty:
-            first = queue.pending_from
+            first = queue.committed_offset
             fresh.append((queue, first, queue.save(batch)))
         self.dirty = []
         return fresh

@@ -351,6 +351,27 @@ def find_valid(buffer: bytes | memoryview, offset: int, last: int, end: int) -> 
     return None
 
 
+def next_valid(buffer: bytes | memoryview, damaged: int, last: int, end: int) -> int | None:
+    """Return the offset of the first valid record behind the damaged one at `damaged`, or None. It starts at `last` at most.
+
+    Where its size field leads to a valid record, that is the one: a search could find what only looks like a record inside
+    of its body, which a publisher may have put there. Unless its checksum, which leaves the size out, says that it ends where
+    the search finds one: then the size field is what is damaged.
+    """
+    found = find_valid(buffer, damaged + HEADER_BYTES, last, end)
+    if damaged + HEADER_BYTES <= end:
+        size, crc = _SIZE_AND_CRC.unpack_from(buffer, damaged)
+        if found is not None and crc32(buffer[damaged + CRC_FROM : found]) == crc:
+            return found
+        following = damaged + size
+        plausible = HEADER_BYTES <= following - damaged <= RECORD_BYTES_MAX
+        if plausible and following == end:
+            return None  # the last one
+        if plausible and find_valid(buffer, following, following, end) == following:
+            return int(following)
+    return found
+
+
 def headers(buffer: bytes | memoryview, offsets: list[int]) -> np.ndarray[Any, np.dtype[Any]]:
     """Return the headers at `offsets` of `buffer` as an array of `HEADER_DTYPE`, one row a record."""
     raw = np.frombuffer(buffer, dtype=np.uint8)

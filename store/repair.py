@@ -17,14 +17,12 @@ from store import record
 from store.commitlog import DIRECTORY
 from store.errors import LogCorrupt, PositionUnknown
 from store.index import Index
-from store.record import HEADER, HEADER_BYTES, RECORD_BYTES_MAX, Kind, find_valid, valid_until, walk
-from store.segment import SUFFIX, Segment, segment_base, segment_name, sync_directory
+from store.record import HEADER, HEADER_BYTES, RECORD_BYTES_MAX, Kind, next_valid, valid_until, walk
+from store.segment import SUFFIX, Segment, segment_base, segment_name
+from store.setaside import SET_ASIDE, set_aside
+from store.syncmark import SyncMark
 
-SET_ASIDE = "damaged"
-"""Folder of a data directory with what was damaged: `<position>-<length>.bin`."""
-
-COPY_BYTES = 4 * 1024 * 1024
-"""Bytes copied at a time."""
+__all__ = ["SET_ASIDE", "Damage", "Findings", "repair", "survey"]
 
 
 class Damage(NamedTuple):
@@ -74,8 +72,11 @@ def survey(data_dir: Path) -> Findings:
         found, store_ms = _survey_segment(data_dir / DIRECTORY / segment_name(base), following - base, store_ms)
         damages += found
     last = data_dir / DIRECTORY / segment_name(bases[-1])
-    found, _ = _survey_segment(last, None, store_ms)
-    torn_bytes = found.pop().length if found and not found[-1].records_behind else 0
+    mark = SyncMark(data_dir).read()
+    durable = mark.position if mark else 0
+    found, _ = _survey_segment(last, max(durable - bases[-1], 0), store_ms, is_last=True)
+    is_torn = found and not found[-1].records_behind and found[-1].position >= durable
+    torn_bytes = found.pop().length if is_torn else 0
     damages += found
     for damage in damages:
         if damage.length < HEADER_BYTES:
@@ -86,18 +87,19 @@ def survey(data_dir: Path) -> Findings:
     return Findings(damages, torn_bytes)
 
 
-def _survey_segment(path: Path, full: int | None, store_ms: int) -> tuple[list[Damage], int]:
+def _survey_segment(path: Path, full: int, store_ms: int, *, is_last: bool = False) -> tuple[list[Damage], int]:
     """Return the damaged ranges of a segment and the time of its last record.
 
-    `full` is where the next segment begins, as an offset; None for the last one, which ends where its data ends.
+    `full` is where the next segment begins, as an offset. The last one ends where its data ends, and not before `full`: that is
+    how much of it was durable.
     """
-    size = path.stat().st_size if full is None else min(path.stat().st_size, full)
+    size = path.stat().st_size if is_last else min(path.stat().st_size, full)
     if size == 0:
-        whole = Damage(segment_base(path), full or 0, path.name, full or 0, 0, store_ms)
+        whole = Damage(segment_base(path), full, path.name, full, 0, store_ms)
         return ([whole] if full else []), store_ms
     segment = Segment(path, size, writable=False)
     damages = []
-    for start, stop, behind_until, before_ms in _ranges(segment, size if full is None else full, full is None, store_ms):
+    for start, stop, behind_until, before_ms in _ranges(segment, full, is_last, store_ms):
         if start < stop:
             behind = len(walk(segment.view, stop, behind_until)[0]) if stop < size else 0
             missing = max(stop - max(size, start), 0)
@@ -116,33 +118,17 @@ def _ranges(segment: Segment, full: int, is_last: bool, store_ms: int) -> Iterat
     start, stop = 0, valid_until(view)
     while True:
         store_ms = _last_ms(view, start, stop) or store_ms
-        end = segment.data_end(stop) if is_last else full
+        end = max(segment.data_end(stop), full) if is_last else full
         if stop >= end:
             yield stop, stop, stop, store_ms
             return
-        found = _next_valid(view, stop, min(end, size))
+        found = next_valid(view, stop, min(end, size), size)
         if found is None:
             yield stop, end, end, store_ms
             return
         behind_until = valid_until(view, found)
         yield stop, found, behind_until, store_ms
         start, stop = found, behind_until
-
-
-def _next_valid(view: memoryview, damaged: int, last: int) -> int | None:
-    """Return the offset of the first valid record behind the damaged one at `damaged`, or None.
-
-    Where its size field leads to a valid record, that is the one: a search could find what only looks like a record inside
-    of its body, which a publisher may have put there.
-    """
-    if damaged + HEADER_BYTES <= len(view):
-        following = damaged + HEADER.unpack_from(view, damaged)[0]
-        plausible = HEADER_BYTES <= following - damaged <= RECORD_BYTES_MAX
-        if plausible and following == len(view):
-            return None  # the last of its segment
-        if plausible and find_valid(view, following, following, len(view)) == following:
-            return int(following)
-    return find_valid(view, damaged + HEADER_BYTES, last, len(view))
 
 
 def _last_ms(view: memoryview, start: int, stop: int) -> int:
@@ -168,32 +154,11 @@ def repair(data_dir: Path, damages: list[Damage]) -> None:
     if not damages:
         return
     for damage in damages:
-        _set_aside(data_dir, damage)
+        segment = data_dir / DIRECTORY / damage.segment
+        set_aside(segment, damage.position, damage.length - damage.missing, damage.copy_name)
     Index.destroy(data_dir)
     for damage in damages:
         _fill(data_dir / DIRECTORY / damage.segment, damage)
-
-
-def _set_aside(data_dir: Path, damage: Damage) -> None:
-    """Copy what is there of a range. A copy of an earlier run stays: it is of what was there before that run."""
-    folder = data_dir / SET_ASIDE
-    copy = folder / damage.copy_name
-    left = damage.length - damage.missing
-    if copy.exists() or left == 0:
-        return
-    folder.mkdir(exist_ok=True)
-    partial = copy.with_suffix(".partial")
-    with (data_dir / DIRECTORY / damage.segment).open("rb") as source, partial.open("wb") as target:
-        source.seek(damage.position - segment_base(Path(damage.segment)))
-        while left:
-            block = source.read(min(left, COPY_BYTES))
-            target.write(block)
-            left -= len(block)
-        target.flush()
-        os.fsync(target.fileno())
-    partial.rename(copy)
-    sync_directory(folder)
-    sync_directory(data_dir)
 
 
 def _fill(path: Path, damage: Damage) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from store.errors import PositionUnknown
+from store.errors import DiskFull, PositionUnknown
 from store.index import Batch, Space
 from store.lightqueue import ENTRY_BYTES, entries_array, entries_key, next_offset_of, queue_prefix
 from store.options import MIB
@@ -51,6 +51,9 @@ TRIM_ROWS = 64
 
 BLOCKED_RETRY_S = 60.0
 """Seconds after which retention tries again, where `copied_bytes_max` has stopped it."""
+
+FULL_RETRY_S = 5.0
+"""Seconds after which retention tries again, where a full disk has no room for what must be carried forward."""
 
 Job = Generator[None]
 
@@ -101,7 +104,11 @@ class Retention:
         log_bytes = position - self._last_snapshot
         if not self.enabled or self._writer is not None or log_bytes < SNAPSHOT_SPACING * self._snapshot_bytes:
             return
-        self._writer = SnapshotWriter(self._store.data_dir, self._store.index, position, store_ms)
+        try:
+            self._writer = SnapshotWriter(self._store.data_dir, self._store.index, position, store_ms)
+        except OSError as error:
+            _snapshot_failed(position, error)
+            return
         self._jobs.append(self._snapshot(self._writer, store_ms))
 
     def keep_house(self) -> None:
@@ -123,10 +130,12 @@ class Retention:
         if self._store.log.end > self._store.log.written:
             self._store.commit()  # parts read what they need from light queues, too
         while self._jobs:
-            job = self._jobs[0]
-            for _ in job:
-                if time.monotonic() >= until:
-                    return True
+            try:
+                for _ in self._jobs[0]:
+                    if time.monotonic() >= until:
+                        return True
+            except DiskFull:  # the store tells of it; nothing was dropped
+                self._retry_s = time.monotonic() + FULL_RETRY_S
             self._jobs.popleft()
         return False
 
@@ -151,8 +160,8 @@ class Retention:
             finished.result()
             self._snapshots[writer.position] = store_ms
             self._last_snapshot, self._snapshot_bytes = writer.position, writer.bytes
-        except OSError as error:  # the disk may be full: the log has all, and the next segment tries again
-            logger.error("snapshot.failed", position=writer.position, error=str(error))
+        except OSError as error:
+            _snapshot_failed(writer.position, error)
         finally:
             writer.close()
             self._writer = None
@@ -299,3 +308,8 @@ class Retention:
             return False
         copies = self._store.copies
         return not (copies.pinned_bytes and copies.any_between(int(found.min()), int(found.max())))
+
+
+def _snapshot_failed(position: int, error: OSError) -> None:
+    # The log has everything still; the next segment tries again.
+    logger.error("snapshot.failed", position=position, error=str(error))

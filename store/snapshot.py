@@ -138,13 +138,13 @@ def _rows(view: IndexView) -> Iterator[tuple[bytes, bytes]]:
             continue
         yield key, value
         if key[:1] == Space.QUEUE:
-            yield from _entries(view, int.from_bytes(key[1:], "big"), orjson.loads(value)["filter"])
+            yield from _entries(view, int.from_bytes(key[1:], "big"), value.decode())
 
 
 def _entries(view: IndexView, queue_id: int, topic_filter: str) -> Iterator[tuple[bytes, bytes]]:
     """Yield how many entries a queue has had, as an empty row; of an internal one, which no topic reaches, all entries."""
     if topic_filter.startswith("$"):
-        yield from view.rows(queue_prefix(queue_id), until=after(queue_prefix(queue_id)))
+        yield from view.rows_of(queue_prefix(queue_id))
     next_offset = next_offset_of(view.last_at_or_before(entries_key(queue_id, 2**64 - 1), queue_prefix(queue_id)))
     if next_offset:
         yield entries_key(queue_id, next_offset), b""

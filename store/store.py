@@ -11,8 +11,10 @@ index, then those who watch a queue are told.
 from __future__ import annotations
 
 import asyncio
+import errno
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from struct import Struct
 from typing import NamedTuple
@@ -24,17 +26,18 @@ from store import record
 from store.clock import Clock
 from store.commitlog import Block, CommitLog
 from store.copies import Copies
-from store.errors import DataDirIncompatible, LogCorrupt, SnapshotInvalid
+from store.errors import DataDirIncompatible, DiskFull, IndexDamaged, LogCorrupt, PositionUnknown, SnapshotInvalid
 from store.groupcommit import GroupCommit
 from store.index import Batch, Covered, Index
 from store.lightqueue import LightQueue
 from store.options import StoreOptions
 from store.part import Apply, Part
 from store.queues import Queues, Route
-from store.record import COPY_BYTES, FIXED_BYTES, Flag, Kind, Record
-from store.retention import PAUSE_S, Retention
+from store.record import COPY_BYTES, FIXED_BYTES, Flag, Kind, Record, is_intact
+from store.retention import FULL_RETRY_S, PAUSE_S, Retention
 from store.snapshot import DIRECTORY as SNAPSHOTS
 from store.snapshot import restore, snapshots
+from store.space import Level, Space
 
 logger = structlog.get_logger("store")
 
@@ -77,12 +80,13 @@ class Store:
         self.options = options
         self.clock = clock
         self._opened_s = time.monotonic()
-        self.log = CommitLog(data_dir, segment_bytes=options.segment_bytes)
-        self.index = Index(data_dir)
+        self.space = Space(data_dir, reserve_bytes=options.reserve_bytes, reserve_percent=options.reserve_percent)
+        self.log = CommitLog(data_dir, segment_bytes=options.segment_bytes, space=self.space)
         self._rebuilt = False
-        self._torn_bytes, self._covered = self._agree()
+        self.index, self._covered, self._torn_bytes = self._agree()
+        self.index.on_damage = self._index_damaged
         self._recovered_until = self.log.written
-        self.queues = Queues(self.log, self.index, options, self.append)
+        self.queues = Queues(self.log, self.index, options, self.append, self.now_ms)
         self.copies = Copies(self.log, self.index)
         self.retention = Retention(self)
         self.log.on_roll = self._rolled
@@ -104,6 +108,7 @@ class Store:
         self._group: GroupCommit | None = None
         self._flushed_at = 0
         self._flushing: asyncio.Future[None] | None = None
+        self._marking: asyncio.Future[None] | None = None
         self._housekeeping: asyncio.TimerHandle | None = None
         self._next_flush_s = 0.0
         self._filling = False
@@ -125,8 +130,18 @@ class Store:
         """Bring index and parts to the state of the last whole record. To be called once, after `add_part`, before `start`.
 
         Raises:
-            LogCorrupt: a record before the tail is damaged.
+            RecordCorrupt: a record before the tail is damaged.
+            IndexDamaged: the index can't be read. A new store on this directory rebuilds it.
+
+        The files are closed then.
         """
+        try:
+            return self._recover()
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _recover(self) -> Recovery:
         covered = self._covered
         self._flushed_at = covered.position if covered else self.log.start
         self.queues.load()
@@ -134,41 +149,50 @@ class Store:
             part.load(self.index)
         replayed = self._replay(self._flushed_at)
         self.replaying = False
+        self.space.look()
         return Recovery(self._torn_bytes, replayed, self._rebuilt, time.monotonic() - self._opened_s)
 
-    def _agree(self) -> tuple[int, Covered | None]:
-        """Find the end of the log, and start a new index where the old one doesn't fit it."""
-        covered, misfit = None, ""
+    def _agree(self) -> tuple[Index, Covered | None, int]:
+        """Find the end of the log, and start a new index where the old one is damaged or doesn't fit it."""
+        index, covered, misfit = _open_index(self.data_dir)
         try:
-            covered = self.index.covered()
-        except DataDirIncompatible as error:
-            misfit = str(error)
-        tail = self.log.recover(covered.durable if covered else 0)
+            tail = self.log.recover(covered.durable if covered else 0)
+        except BaseException:
+            if index is not None:
+                index.close()
+            raise
         if covered is not None and not self.log.start <= covered.position <= tail.end:
             misfit = f"it covers the log up to {covered.position}, but that goes from {self.log.start} to {tail.end}"
-        if misfit:
+        if index is None or misfit:
             logger.warning("index.rebuild", reason=misfit)
-            self.index.close()
+            if index is not None:
+                index.close()
             Index.destroy(self.data_dir)
-            self.index = Index(self.data_dir)
-            covered = None
+            index, covered = Index(self.data_dir), None
         if covered is None:
             self._rebuilt = self.log.end > 0
-            covered = self._begin_with_snapshot() if self.log.start else None
-        return tail.torn_bytes, covered
+            if self.log.start:
+                index, covered = self._begin_with_snapshot(index)
+        return index, covered, tail.torn_bytes
 
-    def _begin_with_snapshot(self) -> Covered:
+    def _index_damaged(self, damage: IndexDamaged) -> None:
+        """End, where a loop runs: what is read from the index from now on may lack rows."""
+        if self._on_failure is not None:
+            self._fail(damage)
+
+    def _begin_with_snapshot(self, index: Index) -> tuple[Index, Covered]:
         """Give a new index what a snapshot knows of the part of the log that is gone."""
         for position in snapshots(self.data_dir):
             if not self.log.start <= position <= self.log.end:
                 continue
             try:
-                return restore(self.data_dir, position, self.index)
+                return index, restore(self.data_dir, position, index)
             except SnapshotInvalid as error:
                 logger.error("snapshot.invalid", position=position, error=str(error))
-                self.index.close()
+                index.close()
                 Index.destroy(self.data_dir)
-                self.index = Index(self.data_dir)
+                index = Index(self.data_dir)
+        index.close()
         raise LogCorrupt(
             f"the log begins at position {self.log.start}, and no snapshot tells what was before: neither is the index usable, "
             f"nor does {self.data_dir / SNAPSHOTS} hold a whole snapshot from there on; restore that folder, or the index"
@@ -217,7 +241,10 @@ class Store:
 
         Raises:
             RecordTooLarge: topic, properties and body together do not fit into a segment.
+            DiskFull: less than the reserve is free.
         """
+        if self.space.level:
+            self.space.check(Kind.MESSAGE)
         if not self._commit_scheduled:
             self._begin_turn()
         topic = route.topic
@@ -240,7 +267,13 @@ class Store:
         properties: bytes = b"",
         flags: int = 0,
     ) -> int:
-        """Append a record that changes state, and apply it; return its position. See `store.record` for the fields."""
+        """Append a record that changes state, and apply it; return its position. See `store.record` for the fields.
+
+        Raises:
+            DiskFull: `store.space` says that a record of this kind may not be appended now. Nothing has changed.
+        """
+        if self.space.level:
+            self.space.check(kind, topic)
         if not self._commit_scheduled:
             self._begin_turn()
         assert len(fixed) == FIXED_BYTES[kind], kind
@@ -273,6 +306,19 @@ class Store:
         """Return whether retention has given up the record that stood at `position`."""
         return position < self.retention.expires_before and self.copies.where(position) is None
 
+    def read_intact(self, position: int, size: int) -> bytes | None:
+        """As `read`; None where the record is expired, or isn't what was written, which is logged. About 0.6 us."""
+        try:
+            data = self.read(position, size)
+        except PositionUnknown as error:
+            if position >= self.log.start:
+                logger.error("message.unreadable", position=position, why=str(error))
+            return None
+        if is_intact(data):
+            return data
+        logger.error("message.unreadable", position=position, why="its checksum does not hold; run `millrace repair`")
+        return None
+
     def _apply(self, found: Record) -> None:
         for apply in self._applies.get(found.kind, ()):
             apply(found)
@@ -299,7 +345,7 @@ class Store:
             self.log.write()
             fresh = self._unannounced + self._save(self.log.written)
             self._unannounced = []
-        except OSError as error:
+        except (OSError, IndexDamaged) as error:
             self._fail(error)
             return
         if self._group is not None:
@@ -312,14 +358,16 @@ class Store:
         """Save what was appended before a new segment, in the middle of a turn: its snapshot begins exactly there."""
         try:
             self._unannounced += self._save(self.log.end)
-        except OSError as error:
+        except (OSError, IndexDamaged) as error:
             self._fail(error)
             raise
         self.retention.rolled(self.log.end, self._last_ms)
 
-    def _fail(self, error: OSError) -> None:
+    def _fail(self, error: OSError | IndexDamaged) -> None:
         if self._failure is not None:
             return
+        if isinstance(error, IndexDamaged):
+            error = OSError(errno.EIO, str(error))
         self._failure = error
         if self._on_failure is None:
             raise error
@@ -379,29 +427,51 @@ class Store:
         self._keep_house()
 
     def _keep_house(self) -> None:
-        """Once a second: sync what nobody waits for; flush the index when it is time."""
+        """Once a second: look at the disk, mark how far it is durable, sync what nobody waits for, flush the index in time."""
         loop, group = self._loop, self._group
         assert loop is not None
         assert group is not None
         self._housekeeping = loop.call_later(IDLE_SYNC_MS / 1000, self._keep_house)
+        self.look_at_disk()
+        if group.durable > self.log.marked and (self._marking is None or self._marking.done()):
+            self._marking = loop.run_in_executor(None, self.log.mark, group.durable)
+            self._marking.add_done_callback(self._ended)
         if self.log.written > group.durable:
             group.wait(self.log.end, _nothing)  # not `written`: others may wait for `end` already
             group.poke()
         self._keep_retention()
+        if self.space.level is Level.EXHAUSTED:
+            return  # a flush that fails would end the node, and nothing is appended that it must keep up with
         behind = group.durable - self._flushed_at
         is_time = loop.time() >= self._next_flush_s or behind >= self.options.index_flush_bytes
         if behind > 0 and is_time and (self._flushing is None or self._flushing.done()):
             self._next_flush_s = loop.time() + self.options.index_flush_ms / 1000
             self._flushed_at = group.durable
             self._flushing = loop.run_in_executor(None, self.index.flush)
+            self._flushing.add_done_callback(self._ended)
+
+    def _ended(self, work: asyncio.Future[None]) -> None:
+        error = None if work.cancelled() else work.exception()
+        if isinstance(error, OSError | IndexDamaged):
+            self._fail(error)
+
+    def look_at_disk(self) -> None:
+        """Look how much of the disk is free, and change `space.level`. Done once a second; here for a test that can't wait."""
+        try:
+            if self.space.was_refused and self.log.has_room():
+                self.space.granted()
+            self.space.look()
+        except OSError as error:
+            self._fail(error)
 
     def _keep_retention(self) -> None:
         """See what is due to go, and let retention work for a slice; again after a pause while there is work."""
         if self._closed or self._failure is not None or self._retaining:
             return
         try:
-            self.retention.keep_house()
-        except OSError as error:
+            with suppress(DiskFull):  # no room for a new segment: the space is told, and the open one goes on
+                self.retention.keep_house()
+        except (OSError, IndexDamaged) as error:
             self._fail(error)
             return
         self._retain()
@@ -412,7 +482,7 @@ class Store:
             return
         try:
             self._retaining = self.retention.step()
-        except OSError as error:
+        except (OSError, IndexDamaged) as error:
             self._fail(error)
             return
         if self._retaining:
@@ -431,8 +501,13 @@ class Store:
             return
         if not self._commit_scheduled:
             self._begin_turn()
-        self._filling = self.queues.fill()
-        if self._filling and self._loop is not None:
+        assert self._loop is not None
+        try:
+            self._filling = self.queues.fill()
+        except DiskFull:  # the space is told; the filling is where it was
+            self._loop.call_later(FULL_RETRY_S, self._fill)
+            return
+        if self._filling:
             self._loop.call_soon(self._fill)
 
     @property
@@ -477,16 +552,43 @@ class Store:
             try:
                 self.index.close()
             finally:
-                self.log.close()
+                if self._failure is None:
+                    self.log.close()
+                else:
+                    self.log.abandon()
+
+    def abandon(self) -> None:
+        """Close the files, and write nothing: of a store that could not recover, or that has failed."""
+        self._closed = True
+        self.retention.close()
+        self.index.close()
+        self.log.abandon()
 
     async def _finish(self) -> None:
         if self._group is not None:
             self._group.finish()
-        if self._flushing is not None:
-            await self._flushing
+        for work in (self._flushing, self._marking):
+            if work is not None:
+                await work
         self.log.write()  # what those who were answered have appended
         self._save(self.log.written)
         self.index.flush()
+
+
+def _open_index(data_dir: Path) -> tuple[Index | None, Covered | None, str]:
+    """Return the index and how far it covers the log; without an index, why it must be rebuilt."""
+    reason = Index.damage_of(data_dir)
+    if reason:
+        return None, None, reason
+    try:
+        index = Index(data_dir)
+    except IndexDamaged as error:
+        return None, None, str(error)
+    try:
+        return index, index.covered(), ""
+    except (DataDirIncompatible, IndexDamaged) as error:
+        index.close()
+        return None, None, str(error)
 
 
 def _nothing() -> None:

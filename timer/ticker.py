@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from store.errors import DiskFull
 from timer.wheel import TICK_MS, TimerWheel
 
 T = TypeVar("T")
@@ -14,13 +15,18 @@ SLEEP_MS_MAX = 60_000
 """The loop timer is armed at most this far ahead, so that a clock that was set forward is noticed."""
 
 
+HELD_MS = 1_000
+"""How long what is due waits, where nothing may be stored that says so."""
+
+
 class Ticker(Generic[T]):
     """A wheel with a hand that moves it.
 
     Parameters:
         now_ms: tells the time, in ms since 1970.
         fire: called with the items that are due, in due order. At most `fire_max` at a time: when more are due, other work
-            runs in between, so a million at one instant delay nobody.
+            runs in between, so a million at one instant delay nobody. Where it raises DiskFull, it gets the same items again
+            after `HELD_MS`, and skips those that it is done with.
         start_ms: where the wheel starts; what is scheduled before that is late and fires first.
     """
 
@@ -66,7 +72,12 @@ class Ticker(Generic[T]):
         """Fire what is due now, one portion of it. Return whether more may be due."""
         items = self._wheel.advance(self._now_ms(), self._fire_max)
         if items:
-            self._fire(items)
+            try:
+                self._fire(items)
+            except DiskFull:
+                # Nobody is told of each: the store has logged the level that makes them wait.
+                for item in items:
+                    self._wheel.schedule(self._now_ms() + HELD_MS, item)
         due_ms = self._wheel.next_due_ms()
         return due_ms is not None and due_ms <= self._now_ms()
 

@@ -40,12 +40,12 @@ async def test_a_node_is_alive_before_it_is_ready(node: Node, client: aiohttp.Cl
     async with client.get("/healthz") as response:
         assert (response.status, await response.json()) == (200, {"alive": True})
     async with client.get("/readyz") as response:
-        assert (response.status, await response.json()) == (503, {"ready": False})
+        assert (response.status, await response.json()) == (503, {"ready": False, "store": "open"})
 
     node.is_ready = True
 
     async with client.get("/readyz") as response:
-        assert (response.status, await response.json()) == (200, {"ready": True})
+        assert (response.status, await response.json()) == (200, {"ready": True, "store": "open"})
 
 
 @pytest.mark.parametrize(

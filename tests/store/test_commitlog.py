@@ -47,10 +47,11 @@ def numbers(log: CommitLog, position: int | None = None) -> list[int]:
 
 
 def written(data_dir: Path, count: int) -> list[int]:
-    """Leave a log of `count` messages behind; return their positions."""
+    """Leave a log of `count` messages behind, and no mark that says that they are durable; return their positions."""
     log, _ = opened(data_dir)
     positions = append(log, count)
     log.close()
+    (data_dir / "synced").unlink()
     return positions
 
 
@@ -164,6 +165,24 @@ def test_a_record_that_was_damaged_since_the_start_is_corrupt(tmp_path: Path) ->
 
 
 # --- segments -------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_stored_at_a_time_or_later_is_behind_the_position_at_that_time(tmp_path: Path) -> None:
+    log, _ = opened(tmp_path, segment_bytes=200)
+    assert log.position_at(5) == 0
+    for store_ms in (10, 10, 10, 20, 20, 30, 30, 30, 30, 30, 50):
+        add(log, encode(Kind.MESSAGE, b"t", b"x" * 30, store_ms=store_ms))
+    log.write()
+    found = [(each.position, each.store_ms) for each in log.scan(0)]
+    bases = [int(path.stem) for path in segments(tmp_path)]
+    assert len(bases) > 3
+    for store_ms in (0, 9, 10, 11, 20, 25, 30, 31, 50, 51):
+        position = log.position_at(store_ms)
+        assert position in bases
+        assert [at for at, each in found if each >= store_ms and at < position] == []
+        following = [base for base in bases if base > position][:1]
+        assert not following or dict(found)[following[0]] >= store_ms, "no later segment would do"
+    log.close()
 
 
 def test_segments_are_named_by_position_and_cut_to_their_size(tmp_path: Path) -> None:

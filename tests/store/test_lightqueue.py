@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from store.clock import ManualClock
 from store.index import Batch, Index
 from store.lightqueue import (
     ENTRY,
@@ -18,7 +19,7 @@ from store.lightqueue import (
     entries_array,
     load_next_offset,
 )
-from store.record import tag_hash
+from store.record import Flag, Kind, Properties, encode_properties, tag_hash
 from store.store import Store
 from tests.store.wiring import bodies, close, crash, durable_queue, open_store, positions, publish
 
@@ -43,7 +44,6 @@ def put(index: Index, queue: LightQueue, rows: list[int]) -> bytes:
     for count in rows:
         for _ in range(count):
             queue.pending += ENTRY.pack(queue.next_offset * 100, 50, queue.next_offset)
-            queue.next_offset += 1
         batch = Batch()
         written += queue.save(batch)
         index.write(batch)
@@ -158,6 +158,97 @@ def test_offsets_go_on_after_a_restart(tmp_path: Path) -> None:
     store.commit()
     assert positions(queue) == [*first, second]
     assert positions(queue, 2) == [second]
+    close(store)
+
+
+def test_an_entry_of_a_queue_that_is_in_no_memory_is_read_without_its_end(index: Index) -> None:
+    written = put(index, LightQueue(1, "a/#", index, 0), [1, 3, 2])
+    queue = LightQueue(1, "a/#", index)
+    assert queue.read(2, 1) == written[2 * ENTRY_BYTES : 3 * ENTRY_BYTES]
+    assert queue.committed_offset == queue.next_offset == 6
+    written += put(index, queue, [2])
+    assert LightQueue(1, "a/#", index).read(0, 99) == queue.read(0, 99) == written
+
+
+@settings(max_examples=25)
+@given(rows=st.lists(st.integers(1, 6), min_size=1, max_size=8), removed=st.integers(0, 7), data=st.data())
+def test_a_queue_can_be_read_in_bounds_both_ways(
+    rows: list[int], removed: int, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    index = Index(tmp_path_factory.mktemp("rows"))
+    neighbours = [LightQueue(queue_id, "n/#", index, 0) for queue_id in (6, 8)]
+    queue = LightQueue(7, "q/#", index, 0)
+    written = b""
+    for count in rows:
+        written += put(index, queue, [count])
+        put(index, data.draw(st.sampled_from(neighbours)), [2])
+        if data.draw(st.booleans()):
+            index.flush()  # so that several files are read, by their bloom filters
+    first = sum(rows[:removed]) if removed < len(rows) else 0
+    batch = Batch()
+    batch.delete_range(b"Q" + (7).to_bytes(4, "big"), b"Q" + (7).to_bytes(4, "big") + first.to_bytes(8, "big"))
+    index.write(batch)
+    put(index, queue, [1])  # committed, behind the files
+    written += queue.read(sum(rows), 1)
+    queue.pending += ENTRY.pack(1, 2, 3)  # and not committed
+    entries = [written[at : at + ENTRY_BYTES] for at in range(0, len(written), ENTRY_BYTES)]
+    assert queue.first_offset() == first
+    for _ in range(10):
+        offset, count = data.draw(st.integers(0, len(entries) + 2)), data.draw(st.integers(0, len(entries) + 2))
+        end = min(offset, len(entries))
+        assert queue.read_back(offset, count) == b"".join(entries[max(end - count, first) : end])
+        if offset >= first:
+            assert queue.read(offset, count) == b"".join(entries[offset : offset + count])
+    offset, backwards = len(entries), []
+    while part := queue.read_back(offset, 2):
+        offset -= len(part) // ENTRY_BYTES
+        backwards.append(part)
+    assert b"".join(reversed(backwards)) == b"".join(entries[first:])
+    index.close()
+
+
+# --- offsets by time ------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=25)
+@given(steps=st.lists(st.integers(0, 3), min_size=1, max_size=30), data=st.data())
+def test_the_offset_at_a_time_is_that_of_the_first_message_stored_then_or_later(
+    steps: list[int], data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    clock = ManualClock(1_000)
+    store = open_store(tmp_path_factory.mktemp("time") / "data", clock=clock, segment_bytes=512)
+    times = []
+    for step in steps:
+        clock.advance(step)
+        publish(store, "plant/1")
+        times.append(clock.now_ms())
+        if data.draw(st.booleans()):
+            store.commit()
+    store.commit()
+    times = [found.store_ms for found in store.log.scan(0) if found.kind == Kind.MESSAGE]
+    queue = durable_queue(store, "plant/#")
+    for store_ms in (0, *range(998, clock.now_ms() + 3)):
+        assert queue.offset_at(store_ms, store.log) == sum(each < store_ms for each in times)
+    close(store)
+
+
+def test_a_delayed_message_counts_by_when_it_was_due(tmp_path: Path) -> None:
+    clock = ManualClock(1_000)
+    store = open_store(tmp_path / "data", clock=clock)
+    delayed = store.append_message(
+        store.queues.route(b"plant/1"), b"d", encode_properties(Properties(deliver_at_ms=1_500)), Flag.DELAYED
+    )
+    size = store.log.end - delayed
+    for now_ms in (1_100, 1_400, 1_600):
+        store.commit()
+        clock.advance(now_ms - clock.now_ms())
+        if now_ms == 1_600:
+            store.queues.dispatch(store.queues.route(b"plant/1"), delayed, size, 0)
+        publish(store, "plant/1", str(now_ms))
+    store.commit()
+    queue = durable_queue(store, "plant/#")
+    assert bodies(store, queue) == ["1100", "1400", "d", "1600"]
+    assert [queue.offset_at(at, store.log) for at in (1_000, 1_200, 1_500, 1_501, 1_601)] == [0, 1, 2, 3, 4]
     close(store)
 
 

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from store import filling as filling_module
+from store.clock import ManualClock
 from store.errors import LimitExceeded, QueueUnknown, TopicInvalid
-from store.lightqueue import entries_array, queue_prefix
+from store.lightqueue import Start, entries_array, queue_prefix
 from store.record import RECORD_BYTES_MAX, TIMER_ENTRY, Flag, Kind, tag_hash
 from store.store import Store
 from store.topics import matches
@@ -562,6 +563,138 @@ def test_a_delayed_message_is_filled_in_where_it_fired(store: Store) -> None:
     assert bodies(store, queue) == ["a", "b", "delayed", "c"]
     assert never not in positions(queue)
     assert entries_array(queue.read(0, 9))["aux"].tolist() == [0, 0, tag_hash("t"), 0]
+
+
+# --- from a time ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("small_slices")
+@pytest.mark.parametrize("since_ms", [0, 999, 1_000, 1_001, 1_037, 1_098, 1_099])
+def test_a_queue_from_a_time_has_what_was_stored_then_or_later(tmp_path: Path, since_ms: int) -> None:
+    clock = ManualClock(1_000)
+    store = open_store(tmp_path / "data", clock=clock, segment_bytes=700)
+    sent: list[tuple[int, str, str]] = []
+
+    def send(count: int) -> None:
+        for _ in range(count):
+            topic = TOPICS[len(sent) * 7 % len(TOPICS)]
+            publish(store, topic, str(len(sent)))
+            sent.append((clock.now_ms(), topic, str(len(sent))))
+
+    for _ in range(34):
+        send(3)
+        store.commit()
+        clock.advance(3)
+    clock.advance(-3)  # the last messages are of the very time of the declaration
+    send(1)
+    queue = store.queues.declare("+/1/temp", "group:a", since_ms)
+    store.commit()
+    for _ in range(3):
+        store.queues.fill()
+        send(1)
+        store.commit()
+    fill(store)
+    send(2)
+    store.commit()
+    assert bodies(store, queue) == [body for at, topic, body in sent if at >= since_ms and matches("+/1/temp", topic)]
+    assert store.queues.offset_of(queue, since_ms) == 0
+    before = contents(store)
+    crash(store, tmp_path / "left")
+    delete_index(tmp_path / "left")
+    store = open_store(tmp_path / "left", segment_bytes=700)
+    fill(store)
+    assert contents(store) == before, "rebuilt from nothing: the same queues with the same offsets"
+    close(store)
+
+
+@pytest.mark.usefixtures("small_slices")
+@pytest.mark.parametrize("slices", [0, 1, 5])
+def test_a_filling_from_a_time_goes_on_after_a_restart(tmp_path: Path, slices: int) -> None:
+    clock = ManualClock(1_000)
+    store = open_store(tmp_path / "data", clock=clock)
+    for number in range(40):
+        clock.advance(1)
+        publish(store, "plant/1", str(number))
+        store.commit()
+    queue = store.queues.declare("plant/1", "group:a", 1_011)
+    store.commit()
+    for _ in range(slices):
+        assert store.queues.fill()
+        store.commit()
+    assert len(positions(queue)) < 30
+    store.index.flush()
+    crash(store, tmp_path / "left")
+    store = open_store(tmp_path / "left")
+    fill(store)
+    assert bodies(store, durable_queue(store, "plant/1", 1_011)) == [str(number) for number in range(10, 40)]
+    close(store)
+
+
+@pytest.mark.usefixtures("small_slices")
+def test_a_delayed_message_is_in_a_queue_from_a_time_if_it_fired_then_or_later(tmp_path: Path) -> None:
+    clock = ManualClock(1_000)
+    store = open_store(tmp_path / "data", clock=clock)
+    delayed = [publish(store, "plant/1", body, flags=Flag.DELAYED) for body in ("fires early", "fires late")]
+    early, late = zip(delayed, (delayed[1] - delayed[0], store.log.end - delayed[1]), strict=True)
+    for now_ms, body, fired in ((1_010, "a", early), (1_020, "b", late), (1_030, "c", None)):
+        store.commit()
+        clock.advance(now_ms - clock.now_ms())
+        publish(store, "plant/1", body)
+        if fired:
+            store.append(Kind.TIMER_FIRED, body=TIMER_ENTRY.pack(*fired), properties=b'[["plant/1", 0]]')
+    queue = store.queues.declare("plant/+", "group:a", 1_015)
+    fill(store)
+    assert bodies(store, queue) == ["b", "fires late", "c"]
+    close(store)
+
+
+def test_a_message_reaches_the_queues_of_all_starts_of_its_topic(tmp_path: Path) -> None:
+    clock = ManualClock(1_000)
+    store = open_store(tmp_path / "data", clock=clock)
+    starts: list[Start] = ["earliest", "latest", 900, 950]
+    for start in starts:
+        store.queues.declare("plant/1", "group:a", start)
+    fill(store)
+    publish(store, "plant/1", "a")
+    store.commit()
+    assert [bodies(store, durable_queue(store, "plant/1", start)) for start in starts] == [["a"]] * 4
+    close(store)
+    store = open_store(tmp_path / "data", clock=clock)
+    publish(store, "plant/1", "b")
+    store.queues.drop(durable_queue(store, "plant/1", 900), "group:a")
+    publish(store, "plant/1", "c")
+    store.commit()
+    assert {queue.start: bodies(store, queue) for queue in store.queues if queue.filter == "plant/1"} == {
+        start: ["a", "b", "c"] for start in ("earliest", "latest", 950)
+    }
+    close(store)
+
+
+def test_a_time_that_has_not_come_yet_is_latest(tmp_path: Path) -> None:
+    clock = ManualClock(1_000)
+    store = open_store(tmp_path / "data", clock=clock)
+    publish(store, "plant/1", "a")
+    queue = store.queues.declare("plant/1", "group:a", 1_001)
+    publish(store, "plant/1", "b")
+    assert queue is store.queues.declare("plant/1", "group:b", "latest")
+    assert (queue.start, store.queues.offset_of(queue, 1_001)) == ("latest", 1)
+    store.commit()
+    assert bodies(store, queue) == ["b"]
+    close(store)
+
+
+def test_who_asks_for_a_root_from_a_time_begins_there_in_the_root(tmp_path: Path) -> None:
+    clock = ManualClock(1_000)
+    store = open_store(tmp_path / "data", clock=clock)
+    for number in range(10):
+        publish(store, "plant/1", str(number))
+        store.commit()
+        clock.advance(10)
+    queue = store.queues.declare("plant/#", "group:a", 1_050)
+    assert queue.start == "latest"
+    starts: list[Start] = ["earliest", 1_050, 1_041, "latest", 2_000]
+    assert [store.queues.offset_of(queue, start) for start in starts] == [0, 5, 5, 10, 10]
+    close(store)
 
 
 @pytest.mark.usefixtures("small_slices")

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from store.commitlog import DIRECTORY, CommitLog
 from store.errors import LogCorrupt, PositionUnknown
+from store.index import DISCARDED
 from store.options import KIB, StoreOptions
 from store.record import HEADER_BYTES, Kind, Record, encode
 from store.repair import SET_ASIDE, _filler_sizes, repair, survey
 from tests.pop.wiring import Parts
+from tests.store.repair_child import KILLED
 
+ROOT = Path(__file__).parents[2]
 NEW_GROUP = "auditors"
 FILTERS = ("plant/#", "plant/+/temperature")
 OPTIONS = StoreOptions(segment_bytes=64 * KIB)
@@ -70,19 +76,15 @@ def test_whatever_record_is_damaged_the_intact_messages_can_be_popped(tmp_path: 
         shutil.copytree(tmp_path / "whole", data_dir)
         shutil.rmtree(data_dir / "index")
         _flip(data_dir, damaged.position + at)
-        if number < len(records) - 1:
-            with pytest.raises(LogCorrupt, match=rf"position {damaged.position} "):
-                _records(data_dir)
-            findings = survey(data_dir)
-            assert [(found.position, found.length) for found in findings.damages] == [(damaged.position, damaged.size)]
-            assert findings.damages[0].records_behind == len(records) - number - 1
-            repair(data_dir, findings.damages)
-            copy = data_dir / SET_ASIDE / f"{damaged.position}-{damaged.size}.bin"
-            assert copy.stat().st_size == damaged.size
-            assert [record.position for record in _records(data_dir)] == [record.position for record in records]
-        else:
-            assert survey(data_dir).damages == []
-            assert survey(data_dir).torn_bytes > 0
+        with pytest.raises(LogCorrupt, match=rf"position {damaged.position} "):
+            _records(data_dir)
+        findings = survey(data_dir)
+        assert [(found.position, found.length) for found in findings.damages] == [(damaged.position, damaged.size)]
+        assert findings.damages[0].records_behind == len(records) - number - 1
+        repair(data_dir, findings.damages)
+        copy = data_dir / SET_ASIDE / f"{damaged.position}-{damaged.size}.bin"
+        assert copy.stat().st_size == damaged.size
+        assert [record.position for record in _records(data_dir)] == [record.position for record in records]
         assert survey(data_dir).damages == []
         intact = [r for r in records if r.kind == Kind.MESSAGE and r.position != damaged.position]
         parts = Parts(data_dir, store=OPTIONS)
@@ -132,6 +134,32 @@ def test_a_record_inside_of_a_damaged_body_is_not_taken_for_one(tmp_path: Path) 
     assert damage.length == HEADER_BYTES + 3 + 2 * len(inner)
 
 
+def test_the_last_record_is_a_torn_tail_where_it_is_not_known_to_have_been_durable(tmp_path: Path) -> None:
+    _write_log(tmp_path)
+    last = _records(tmp_path)[-1]
+    _flip(tmp_path, last.position + 9)
+    assert [damage.position for damage in survey(tmp_path).damages] == [last.position]
+    (tmp_path / "synced").unlink()
+    assert survey(tmp_path) == ([], last.size)
+
+
+def test_what_was_durable_and_is_cut_off_is_filled(tmp_path: Path) -> None:
+    _write_log(tmp_path)
+    records = _records(tmp_path)
+    cut = records[-3].position + 5
+    (segment,) = (tmp_path / DIRECTORY).iterdir()
+    os.truncate(segment, cut)
+    (damage,) = survey(tmp_path).damages
+    end = records[-1].position + records[-1].size
+    assert damage[:4] == (records[-3].position, end - records[-3].position, segment.name, end - cut)
+    with pytest.raises(LogCorrupt, match=rf"durable up to position .*position {records[-3].position} "):
+        _records(tmp_path)
+    repair(tmp_path, [damage])
+    after = _records(tmp_path)
+    assert after[:-1] == records[:-3]
+    assert (after[-1].kind, after[-1].position + after[-1].size) == (Kind.DAMAGED, end)
+
+
 def test_a_second_run_keeps_the_first_copy(tmp_path: Path) -> None:
     _write_log(tmp_path / "data")
     victim = _records(tmp_path / "data")[3]
@@ -143,6 +171,62 @@ def test_a_second_run_keeps_the_first_copy(tmp_path: Path) -> None:
     repair(tmp_path / "data", damages)
     assert copy.read_bytes() == b"of the first run, which was killed"
     assert _records(tmp_path / "data")[3].kind == Kind.DAMAGED
+
+
+def _tree(data_dir: Path) -> dict[str, bytes]:
+    """Return the files of a data directory by name, without what differs from run to run."""
+    kept = (path for path in data_dir.rglob("*") if path.is_file() and path.suffix != ".partial")
+    return {str(path.relative_to(data_dir)): path.read_bytes() for path in kept}
+
+
+def _repair_in_child(data_dir: Path, *step: int) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.store.repair_child", str(data_dir), *map(str, step)]
+    return subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=60, check=False)
+
+
+@pytest.mark.timeout(180)
+def test_a_repair_that_is_killed_at_any_step_is_ended_by_the_next_one(tmp_path: Path) -> None:
+    _write_log(tmp_path / "damaged")
+    records = _records(tmp_path / "damaged")
+    for victim in (records[2], records[-4]):
+        _flip(tmp_path / "damaged", victim.position + 9)
+    shutil.copytree(tmp_path / "damaged", tmp_path / "repaired")
+    steps = int(_repair_in_child(tmp_path / "repaired").stdout)
+    assert steps > 15
+    wanted = _tree(tmp_path / "repaired")
+    after = _records(tmp_path / "repaired")
+    assert not any(name.startswith("index") for name in wanted)
+    for step in range(steps):
+        data_dir = tmp_path / str(step)
+        shutil.copytree(tmp_path / "damaged", data_dir)
+        assert _repair_in_child(data_dir, step).returncode == KILLED
+        repair(data_dir, survey(data_dir).damages)
+        found = _tree(data_dir)
+        assert not any(name.startswith("index/") for name in found), step
+        assert {name: found[name] for name in found if not name.startswith(DISCARDED)} == wanted, step
+        assert _records(data_dir) == after
+        parts = Parts(data_dir, store=OPTIONS)
+        parts.close()
+        assert not (data_dir / DISCARDED).exists(), "what is left of the old index is deleted by a start"
+        shutil.rmtree(data_dir)
+
+
+@pytest.mark.parametrize("written", [1, 10, 24, 30])
+def test_a_range_that_was_filled_in_part_is_filled(tmp_path: Path, written: int) -> None:
+    _write_log(tmp_path)
+    records = _records(tmp_path)
+    victim = records[3]
+    (segment,) = (tmp_path / DIRECTORY).iterdir()
+    _flip(tmp_path, victim.position + 9)
+    before = segment.read_bytes()
+    repair(tmp_path, survey(tmp_path).damages)
+    wanted, cut = segment.read_bytes(), victim.position + written
+    segment.write_bytes(wanted[:cut] + before[cut:])
+    repair(tmp_path, survey(tmp_path).damages)
+    assert segment.read_bytes() == wanted
+    assert (tmp_path / SET_ASIDE / f"{victim.position}-{victim.size}.bin").read_bytes() == (
+        before[victim.position : victim.position + victim.size]
+    )
 
 
 def test_no_log_is_an_error(tmp_path: Path) -> None:

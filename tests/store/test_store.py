@@ -234,6 +234,7 @@ def test_an_index_that_is_ahead_of_the_log_is_rebuilt(tmp_path: Path, cut_off: i
     close(store)
     (segment,) = (tmp_path / "data" / "commitlog").iterdir()
     os.truncate(segment, end - cut_off)
+    (tmp_path / "data" / "synced").unlink()  # or it would be known that this was durable
     if interrupted:  # a start that was killed after it had extended the file to its capacity again
         os.truncate(segment, 1024 * 1024)
     store = Store(tmp_path / "data", store.options, ManualClock())
@@ -402,6 +403,24 @@ async def test_a_callback_may_append_and_wait_again(tmp_path: Path) -> None:
 
 def _unexpected(error: OSError) -> None:
     raise error
+
+
+async def test_those_who_append_when_they_are_answered_cost_one_sync_a_round(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "data")
+    rounds = [0] * 10
+
+    def answered(who: int) -> None:
+        rounds[who] += 1
+        if rounds[who] < 20:
+            publish(store, "plant/1", str(who))
+            store.when_durable(lambda: answered(who))
+
+    async with started(store):
+        for who in range(len(rounds)):
+            publish(store, "plant/1", str(who))
+            store.when_durable(lambda who=who: answered(who))  # type: ignore[misc]
+        await until(lambda: rounds == [20] * 10)
+        assert store.syncs <= 22, "none while what is waited for isn't written"
 
 
 async def test_a_callback_that_raises_keeps_nobody_waiting(tmp_path: Path) -> None:
@@ -595,9 +614,8 @@ async def test_an_index_that_cannot_be_written_ends_the_store(tmp_path: Path) ->
             store.index.flush()
         publish(store, "plant/1", "b")
         await until(lambda: failures)
-        assert "the index can't be written" in str(failures[0])
-        with pytest.raises(Exception, match="No such file"):
-            await store.close()
+        assert "it can't be written" in str(failures[0])
+        await store.close()
     store = open_store(tmp_path / "data")
     root = durable_queue(store, "plant/#")
     assert bodies(store, root) == ["a", "b"], "the log has it, so recovery does"
@@ -615,6 +633,7 @@ def test_without_a_loop_a_failed_commit_is_raised(tmp_path: Path, monkeypatch: p
     with pytest.raises(OSError, match="No space"):
         store.commit()
     monkeypatch.undo()
+    store.retention.close()
     store.index.close()
     store.log.close()
 

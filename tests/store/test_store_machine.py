@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from store import filling as filling_module
 from store import retention as retention_module
 from store import store as store_module
+from store.clock import ManualClock
 from store.lightqueue import LightQueue, Start
 from store.store import Store
 from store.topics import matches
@@ -26,6 +27,8 @@ RETENTION_BYTES = 2000
 topics = st.sampled_from(["plant/1", "plant/2/temp", "office/1", "office/1/temp", "/1", "yard"])
 filters = st.sampled_from(["plant/#", "plant/+", "plant/2/temp", "+/1", "#", "+/+/temp", "office/1", "yard"])
 owners = st.sampled_from(["group:a", "session:b"])
+BEGAN_MS = 1_000
+starts: st.SearchStrategy[Start] = st.sampled_from(["earliest", "latest", BEGAN_MS + 2, BEGAN_MS + 5])
 
 
 class Event(NamedTuple):
@@ -35,6 +38,7 @@ class Event(NamedTuple):
     what: str
     name: str
     detail: str
+    ms: int
     start: Start = "latest"
 
 
@@ -62,7 +66,7 @@ def model(events: list[Event], log_start: int) -> dict[Key, Expected]:
     No record spans two segments, so those that end behind the log's start are those that it still has.
     """
     found: dict[Key, Expected] = {}
-    for at, (end, what, name, detail, start) in enumerate(events):
+    for at, (end, what, name, detail, _, start) in enumerate(events):
         if what == "message":
             if end <= log_start:
                 continue
@@ -70,8 +74,9 @@ def model(events: list[Event], log_start: int) -> dict[Key, Expected]:
                 if matches(topic_filter, name):
                     queue.bodies.append(detail)
         elif what == "declare":
-            before = events[:at] if start == "earliest" or name == ROOT_FILTER else []
-            left = (event for event in before if event.end > log_start and event.what == "message")
+            before = events[:at] if start != "latest" or name == ROOT_FILTER else []
+            since_ms = start if isinstance(start, int) and name != ROOT_FILTER else 0
+            left = (event for event in before if event.end > log_start and event.what == "message" and event.ms >= since_ms)
             old = [event.detail for event in left if matches(name, event.name)]
             found.setdefault(key_of(name, start), Expected(set(), old, end)).owners.add(detail)
         else:
@@ -91,6 +96,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(filling_module, "FILL_BYTES", 100)
         self.patch.setattr(store_module, "REPLAY_BYTES", 1000)
+        self.clock = ManualClock(BEGAN_MS)
         self.patch.setattr(retention_module, "SLICE_S", 10.0)
         self.directory = Path(mkdtemp(prefix="millrace-store-"))
         self.lives = 0
@@ -106,7 +112,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @initialize()
     def open(self) -> None:
-        self.store = open_store(self.data_dir, segment_bytes=SEGMENT_BYTES, retention_bytes=RETENTION_BYTES)
+        self.store = open_store(self.data_dir, clock=self.clock, segment_bytes=SEGMENT_BYTES, retention_bytes=RETENTION_BYTES)
         self.durable = self.store.log.written
         self.attached = {}
 
@@ -127,21 +133,32 @@ class StoreMachine(RuleBasedStateMachine):
             self.numbers += 1
             body = f"{self.numbers}:" + "x" * size
             publish(self.store, topic, body)
-            self.events.append(Event(self.store.log.end, "message", topic, body))
+            self.note("message", topic, body)
 
-    @rule(topic_filter=filters, owner=owners, start=st.sampled_from(["earliest", "latest"]))
+    @rule(ms=st.integers(1, 3))
+    def wait(self, ms: int) -> None:
+        self.clock.advance(ms)
+
+    def note(self, what: str, name: str, detail: str, start: Start = "latest") -> None:
+        self.events.append(Event(self.store.log.end, what, name, detail, self.store.now_ms(), start))
+
+    def begun(self, start: Start) -> Start:
+        """Return where a queue that is asked for now begins: a time that has not come yet is "latest"."""
+        return "latest" if isinstance(start, int) and start > self.store.now_ms() else start
+
+    @rule(topic_filter=filters, owner=owners, start=starts)
     def declare(self, topic_filter: str, owner: str, start: Start) -> None:
-        before = self.store.log.end
+        before, begun = self.store.log.end, self.begun(start)
         self.store.queues.declare(topic_filter, owner, start)
         if self.store.log.end > before:
-            self.events.append(Event(self.store.log.end, "declare", topic_filter, owner, start))
+            self.note("declare", topic_filter, owner, begun)
 
-    @rule(topic_filter=filters, owner=owners, start=st.sampled_from(["earliest", "latest"]))
+    @rule(topic_filter=filters, owner=owners, start=starts)
     def drop(self, topic_filter: str, owner: str, start: Start) -> None:
         queue = self.store.queues.find(*key_of(topic_filter, start))
         if queue is not None and owner in queue.owners:
             self.store.queues.drop(queue, owner)
-            self.events.append(Event(self.store.log.end, "drop", topic_filter, owner, start))
+            self.note("drop", topic_filter, owner, start)
 
     @rule(topic_filter=filters)
     def attach(self, topic_filter: str) -> None:

@@ -1,0 +1,152 @@
+"""MQTT on a full disk: nothing that can't be stored is acknowledged or lost, and who only consumes notices nothing."""
+
+from __future__ import annotations
+
+import aiohttp
+import pytest
+from prometheus_client import generate_latest
+
+from gateway import connection as connection_module
+from gateway import gateway as gateway_module
+from gateway.codec import encode_publish
+from gateway.packets import PUBACK, PUBREC
+from millrace.metrics import registry_of
+from store.options import GIB
+from store.space import Usage
+from tests.gateway.conftest import StartBroker
+from tests.gateway.wire import BYE, CLEAN, PING, WILL, Broker, Message, until
+
+TOTAL = 100 * GIB
+
+
+def free(broker: Broker, amount: int) -> None:
+    broker.node.store.space.probe = lambda: Usage(amount, TOTAL)
+    broker.node.store.look_at_disk()
+
+
+@pytest.fixture
+async def full(start_broker: StartBroker) -> Broker:
+    """A node whose disk is below its reserve, and that has a message."""
+    broker = await start_broker(reserve_bytes=GIB)
+    client = await broker.connect("first")
+    await client.publish("plant/1", b"before", 1)
+    await client.send(BYE)
+    free(broker, GIB // 2)
+    return broker
+
+
+async def test_a_publish_is_acknowledged_when_there_is_room_again_and_in_order(full: Broker) -> None:
+    client = await full.connect("publisher")
+    await client.send(*(encode_publish(b"plant/1", b"%d" % number, 1, packet_id=number) for number in range(1, 6)))
+    await client.send(encode_publish(b"plant/1", b"6", 2, packet_id=6))
+    assert await client.drained() == []
+    assert full.stored() == [Message("plant/1", b"before", 1)]
+    free(full, TOTAL)
+    assert [await client.receive() for _ in range(6)] == [*((PUBACK, number) for number in range(1, 6)), (PUBREC, 6)]
+    assert [message.body for message in full.stored()] == [b"before", b"1", b"2", b"3", b"4", b"5", b"6"]
+    assert full.node.gateway.held_bytes == 0
+
+
+async def test_qos_0_is_dropped_and_counted(full: Broker) -> None:
+    client = await full.connect("publisher")
+    await client.publish("plant/1", b"gone")
+    await client.drained()
+    free(full, TOTAL)
+    await client.publish("plant/1", b"after", 1)
+    assert [message.body for message in full.stored()] == [b"before", b"after"]
+    assert full.node.gateway.counters.publishes_dropped == 1
+
+
+async def test_subscribers_go_on(full: Broker) -> None:
+    client = await full.connect("both")
+    await client.send(encode_publish(b"plant/1", b"held", 1, packet_id=1))
+    assert await client.subscribe(("plant/#", 1)) == [1]
+    assert await client.drained() == []
+    free(full, TOTAL)
+    assert await client.expect(PUBACK) == (PUBACK, 1)
+    assert await client.message() == Message("plant/1", b"held", 1)
+
+
+async def test_a_client_that_sends_more_than_is_kept_is_not_read_and_not_closed_for_its_silence(
+    full: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "HELD_BYTES_MAX", 4000)
+    client = await full.connect("publisher", keep_alive_s=1)
+    connection = full.connection("publisher")
+    count = 2000
+    packets = [encode_publish(b"plant/1", b"%d" % number + b"x" * 1000, 1, packet_id=number) for number in range(1, count)]
+    client.writer.write(b"".join(packets))
+    await until(lambda: connection.is_unheard)
+    assert len(connection._held) < count // 2
+    gateway = full.node.gateway
+    later = gateway.loop.time() + 60
+    gateway._check_alive(connection, later)
+    assert connection.connected
+    free(full, TOTAL)
+    for number in range(1, count):
+        assert await client.receive() == (PUBACK, number)
+    assert [int(message.body.rstrip(b"x")) for message in full.stored()[1:]] == list(range(1, count))
+    assert await client.drained() == []
+    gateway._check_alive(connection, later)
+    assert not connection.connected, "it is heard again, so its silence counts"
+
+
+async def test_all_connections_together_keep_no_more_than_a_bound(full: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway_module, "HELD_BYTES_MAX", 2000)
+    clients = [await full.connect(f"publisher{number}") for number in range(4)]
+    for client in clients:
+        await client.send(encode_publish(b"plant/1", b"x" * 1000, 1, packet_id=1))
+    await until(lambda: sum(full.connection(f"publisher{number}").is_unheard for number in range(4)) == 4)
+    free(full, TOTAL)
+    for client in clients:
+        assert await client.receive() == (PUBACK, 1)
+
+
+async def test_what_is_held_of_a_client_that_leaves_is_forgotten(full: Broker) -> None:
+    for leaves in (BYE, b""):
+        client = await full.connect("publisher")
+        await client.send(encode_publish(b"plant/1", b"held", 1, packet_id=1), PING)
+        await until(lambda: full.node.gateway.held_bytes > 0)
+        if leaves:
+            await client.send(leaves)
+        else:
+            client.reset()
+        await until(lambda: full.node.gateway.held_bytes == 0)
+    free(full, TOTAL)
+    assert [message.body for message in full.stored()] == [b"before"]
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+async def test_a_will_waits_for_room_at_qos_1_and_is_dropped_at_qos_0(full: Broker, qos: int) -> None:
+    client = await full.connect("dies", b"plant/will", b"gone", flags=CLEAN | WILL | qos << 3)
+    client.reset()
+    await until(lambda: not full.node.gateway.clients)
+    assert full.node.gateway.counters.wills_dropped == 1 - qos
+    free(full, TOTAL)
+    assert [message.body for message in full.stored()] == [b"before", b"gone"][: 1 + qos]
+    assert full.node.gateway.held_bytes == 0
+
+
+async def test_a_retransmission_of_a_held_message_is_stored_once_at_qos_2(full: Broker) -> None:
+    client = await full.connect("publisher")
+    await client.send(*(encode_publish(b"plant/1", b"held", 2, packet_id=1, dup=dup) for dup in (False, True)))
+    assert await client.drained() == []
+    free(full, TOTAL)
+    assert [await client.receive() for _ in range(2)] == [(PUBREC, 1)] * 2
+    assert [message.body for message in full.stored()] == [b"before", b"held"]
+
+
+async def test_metrics_readiness_and_state_tell_of_it(full: Broker) -> None:
+    client = await full.connect("publisher")
+    await client.send(encode_publish(b"plant/1", b"held", 1, packet_id=1))
+    await client.drained()
+    metrics = generate_latest(registry_of(full.node)).decode()
+    assert f"millrace_disk_free_bytes {GIB // 2:.8e}" in metrics
+    assert "millrace_store_read_only 1.0" in metrics
+    assert "millrace_store_exhausted 0.0" in metrics
+    assert 'millrace_store_refused_total{kind="message",level="read_only"} 1.0' in metrics
+    disk = full.node.state()["disk"]
+    assert (disk["store"], disk["free"], disk["reserve"]) == ("read_only", GIB // 2, GIB)
+    assert disk["held_bytes"] > 0
+    async with aiohttp.ClientSession() as session, session.get(f"http://{full.node.admin}/readyz") as response:
+        assert (response.status, await response.json()) == (200, {"ready": True, "store": "read_only"})

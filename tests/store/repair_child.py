@@ -1,0 +1,51 @@
+"""A process that repairs a data directory and is gone at the given step; without one it prints how many steps there are.
+
+python -m tests.store.repair_child DATA_DIR [STEP]
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from store.repair import repair, survey
+
+if TYPE_CHECKING:
+    from _typeshed import FileDescriptorLike
+
+KILLED = 9
+EVENTS = frozenset(("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir"))
+"""Audit events of what `repair` does to files; `os.fsync` has none, and is counted by itself."""
+
+
+def main(data_dir: Path, last: int) -> None:
+    steps = 0
+
+    def step() -> None:
+        nonlocal steps
+        if steps == last:
+            os._exit(KILLED)  # nothing is flushed, as at a kill -9
+        steps += 1
+
+    def heard(event: str, arguments: tuple[object, ...]) -> None:
+        if event in EVENTS and str(data_dir) in str(arguments[0]):
+            step()
+
+    fsync = os.fsync
+
+    def counted_fsync(fd: FileDescriptorLike) -> None:
+        step()
+        fsync(fd)
+
+    os.fsync = counted_fsync
+    damages = survey(data_dir).damages
+    sys.addaudithook(heard)
+    repair(data_dir, damages)
+    last = -1
+    print(steps)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else -1)

@@ -1,0 +1,265 @@
+"""A damaged index: rebuilt where a start can see it, and otherwise met once, never taken for an empty one."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import re
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from store import index as index_module
+from store.errors import IndexDamaged
+from store.index import DAMAGED, Index
+from store.lightqueue import LightQueue, Start
+from store.store import Store
+from tests.gateway.wire import Broker
+from tests.store.wiring import close, contents, fill, open_store, publish
+
+ROUNDS, PER_ROUND = 2, 200
+
+Contents = dict[tuple[str, Start], tuple[list[str], bytes]]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Contents]:
+    """A stopped node's directory whose index has several SST files, and what its queues hold."""
+    data_dir = tmp_path_factory.mktemp("index") / "data"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(index_module, "BLOCK_BYTES", 512)  # many blocks, most of which no start reads
+        store = open_store(data_dir, segment_bytes=1 << 20)
+    for topic_filter in ("plant/+", "+/1", "office/#"):
+        store.queues.declare(topic_filter, "session:1", "earliest")
+    for _ in range(ROUNDS):
+        for number in range(PER_ROUND):
+            publish(store, f"{('plant', 'office')[number % 2]}/{number % 5}", "x" * 50)
+            store.commit()
+        fill(store)
+        store.index.flush()
+    found = contents(store)
+    close(store)
+    assert len(list((data_dir / "index").glob("*.sst"))) > 1
+    return data_dir, found
+
+
+def copy_of(whole: tuple[Path, Contents], tmp_path: Path) -> Path:
+    data_dir = tmp_path / "data"
+    shutil.rmtree(data_dir, ignore_errors=True)
+    shutil.copytree(whole[0], data_dir)
+    return data_dir
+
+
+def opened(data_dir: Path) -> Store:
+    """Open a store as a node does: a second time where the first has met damage."""
+    try:
+        return open_store(data_dir, segment_bytes=1 << 20)
+    except IndexDamaged:
+        assert (data_dir / DAMAGED).exists()
+    store = open_store(data_dir, segment_bytes=1 << 20)
+    assert not (data_dir / DAMAGED).exists()
+    return store
+
+
+def read(store: Store) -> Contents | None:
+    """Return what the queues hold; None where damage was met, and the store is closed."""
+    try:
+        fill(store)
+        return contents(store)
+    except (IndexDamaged, OSError):
+        assert store.index.is_damaged
+    store.abandon()
+    return None
+
+
+def check(data_dir: Path, wanted: Contents) -> None:
+    """Start on a directory, as often as it takes but once, and read everything."""
+    for _ in range(2):
+        store = opened(data_dir)
+        found = read(store)
+        if found is None:  # under way: the node ends, and the next one rebuilds
+            store = opened(data_dir)
+            found = read(store)
+        assert found == wanted
+        close(store)
+    assert not (data_dir / DAMAGED).exists()
+
+
+def delete(path: Path) -> None:
+    path.unlink()
+
+
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def halve(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def garble(path: Path) -> None:
+    path.write_bytes(os.urandom(path.stat().st_size))
+
+
+@pytest.mark.parametrize("damage", [delete, empty, halve, garble])
+def test_whatever_file_of_a_stopped_node_is_damaged_a_start_has_everything(
+    whole: tuple[Path, Contents], tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    names = sorted(path.name for path in (whole[0] / "index").iterdir())
+    assert {re.split(r"[-.]", name)[0 if "-" in name else -1] for name in names} >= {"MANIFEST", "CURRENT", "sst", "OPTIONS"}
+    for name in names:
+        data_dir = copy_of(whole, tmp_path)
+        damage(data_dir / "index" / name)
+        check(data_dir, whole[1])
+
+
+def test_wherever_a_byte_is_flipped_a_start_has_everything(whole: tuple[Path, Contents], tmp_path: Path) -> None:
+    flipped = 0
+    for path in sorted((whole[0] / "index").iterdir()):
+        size = path.stat().st_size
+        if path.name.startswith(("LOG", "OPTIONS")):
+            continue
+        for offset in range(0, size, max(size // 6, 1)):
+            data_dir = copy_of(whole, tmp_path)
+            damaged = data_dir / "index" / path.name
+            data = bytearray(damaged.read_bytes())
+            data[offset] ^= 0x5A
+            damaged.write_bytes(data)
+            check(data_dir, whole[1])
+            flipped += 1
+    assert flipped > 20
+
+
+def started_on_hidden_damage(whole: tuple[Path, Contents], tmp_path: Path) -> Store:
+    """Return a store whose start has met none of the damaged blocks that there are."""
+    for percent in range(5, 95, 5):
+        data_dir = copy_of(whole, tmp_path)
+        flip_a_block(data_dir, percent)
+        store = None
+        with suppress(IndexDamaged):
+            store = open_store(data_dir, segment_bytes=1 << 20)
+        if store is None:
+            continue
+        if any(_is_unreadable(queue) for queue in store.queues):
+            (data_dir / DAMAGED).unlink()
+            store.index.is_damaged = False
+            return store
+        store.abandon()
+    raise AssertionError("each start has met the damage, or none was there")
+
+
+def _is_unreadable(queue: LightQueue) -> bool:
+    try:
+        queue.read(0, 10_000)
+    except IndexDamaged:
+        return True
+    return False
+
+
+def flip_a_block(data_dir: Path, percent: int = 50) -> None:
+    """Damage a block of each larger SST file, at a part of its length."""
+    large = [path for path in (data_dir / "index").glob("*.sst") if path.stat().st_size > 4_000]
+    assert large
+    for path in large:
+        data = bytearray(path.read_bytes())
+        data[len(data) * percent // 100] ^= 0xFF
+        path.write_bytes(data)
+
+
+def test_rows_never_end_early_at_a_damaged_block(whole: tuple[Path, Contents], tmp_path: Path) -> None:
+    data_dir = copy_of(whole, tmp_path)
+    before = Index(data_dir, read_only=True)
+    count = sum(1 for _ in before.rows(b""))
+    assert count > ROUNDS * PER_ROUND
+    before.close()
+    flip_a_block(data_dir)
+    index = Index(data_dir)
+    told: list[IndexDamaged] = []
+    index.on_damage = told.append
+    with pytest.raises(IndexDamaged, match=r"block checksum mismatch.*the next start rebuilds it"):
+        list(index.rows(b""))
+    assert len(told) == 1
+    assert index.is_damaged
+    assert "block checksum mismatch" in Index.damage_of(data_dir)
+    index.close()
+
+
+def test_a_reader_beside_a_node_leaves_no_mark(whole: tuple[Path, Contents], tmp_path: Path) -> None:
+    data_dir = copy_of(whole, tmp_path)
+    flip_a_block(data_dir)
+    index = Index(data_dir, read_only=True)
+    with pytest.raises(IndexDamaged):
+        list(index.rows(b""))
+    index.close()
+    assert Index.damage_of(data_dir) == ""
+
+
+async def test_damage_that_is_met_under_way_ends_the_store_once_and_the_next_start_rebuilds(
+    whole: tuple[Path, Contents], tmp_path: Path
+) -> None:
+    store = started_on_hidden_damage(whole, tmp_path)
+    data_dir = store.data_dir
+    failures: list[OSError] = []
+    store.start(asyncio.get_running_loop(), failures.append)
+    for _ in range(2):
+        with pytest.raises(IndexDamaged):
+            contents(store)
+    assert [failure.errno for failure in failures] == [errno.EIO]
+    assert "damaged" in str(failures[0])
+    end = store.log.written
+    publish(store, "plant/1", "not committed any more")
+    store.commit()
+    assert store.log.written == end
+    await store.close()
+    check(data_dir, whole[1])
+
+
+@pytest.mark.parametrize("error", ["No space left on device", "Too many open files", "Permission denied"])
+def test_what_is_no_damage_deletes_nothing(
+    whole: tuple[Path, Contents], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str
+) -> None:
+    data_dir = copy_of(whole, tmp_path)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise Exception(f"IO error: {error}: While open a file for appending: /x/index/000012.sst")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("store.index.Rdict", refuse)
+        with pytest.raises(OSError, match=f"can't be opened: .*{error}"):
+            open_store(data_dir)
+    assert Index.damage_of(data_dir) == ""
+    check(data_dir, whole[1])
+
+
+@pytest.mark.parametrize("left", ["mark and index", "mark and discarded", "mark only"])
+def test_a_rebuild_that_was_killed_is_begun_again(whole: tuple[Path, Contents], tmp_path: Path, left: str) -> None:
+    data_dir = copy_of(whole, tmp_path)
+    (data_dir / DAMAGED).write_text("an earlier process met a damaged block\n")
+    if left == "mark and discarded":
+        (data_dir / "index").rename(data_dir / "index.discarded")
+    elif left == "mark only":
+        shutil.rmtree(data_dir / "index")
+    check(data_dir, whole[1])
+    assert not (data_dir / "index.discarded").exists()
+
+
+async def test_a_node_starts_on_an_index_with_damage_in_every_block_and_has_everything(tmp_path: Path) -> None:
+    broker = await Broker(tmp_path / "data", {}).start()
+    client = await broker.connect("publisher")
+    for number in range(200):
+        await client.publish(f"plant/{number}", b"kept", 1, retain=True)
+    await broker.stop()
+    for path in (tmp_path / "data" / "index").glob("*.sst"):
+        data = bytearray(path.read_bytes())
+        for offset in range(100, len(data), 200):
+            data[offset] ^= 0xFF
+        path.write_bytes(data)
+    broker = await Broker(tmp_path / "data", {}).start()
+    client = await broker.connect("subscriber")
+    assert await client.subscribe(("plant/+", 1)) == [1]
+    assert {(await client.message()).topic for _ in range(200)} == {f"plant/{number}" for number in range(200)}
+    await broker.stop()

@@ -1,0 +1,197 @@
+"""Whatever call fails when: nothing acknowledged is lost, nothing comes that was not appended, and the order holds."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from tempfile import mkdtemp
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from store import commitlog
+from store.errors import DiskFull
+from store.options import KIB
+from store.space import Level
+from tests.store.faults import CALLS, Faults
+from tests.store.wiring import bodies, close, durable_queue, open_store, publish
+
+SEGMENT_BYTES = 2 * KIB
+ROOT = Path(__file__).parents[2]
+
+errors = st.sampled_from([errno.EIO, errno.ENOSPC, errno.EDQUOT])
+plans = st.dictionaries(
+    st.tuples(st.sampled_from(CALLS), st.integers(0, 12)), st.one_of(errors, st.sampled_from(["short", "torn"])), max_size=3
+)
+batches = st.lists(st.lists(st.integers(0, 700), min_size=1, max_size=6), min_size=1, max_size=15)
+
+
+class Life:
+    """A store that is used as a node would use it, until a failure ends it: `acknowledged` is what somebody was told."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.store = open_store(data_dir, segment_bytes=SEGMENT_BYTES)
+        self.appended: list[str] = []
+        self.refused: list[str] = []
+        self.acknowledged = 0
+
+    def run(self, batches: list[list[int]]) -> OSError | None:
+        """Publish batches, each with a commit and a group commit; return what has ended it."""
+        number = 0
+        for batch in batches:
+            try:
+                for size in batch:
+                    body = f"{number}:" + "x" * size
+                    number += 1
+                    try:
+                        publish(self.store, "plant/1", body)
+                        self.appended.append(body)
+                    except DiskFull:
+                        self.refused.append(body)
+                        self.store.look_at_disk()
+                self.store.commit()
+                self.store.log.sync()
+            except OSError as error:
+                return error
+            self.acknowledged = len(self.appended)
+        return None
+
+    def die(self) -> None:
+        """End as a process does that was killed: nothing is written any more."""
+        with suppress(OSError):
+            self.store.retention.close()
+            self.store.index.close()
+        self.store.log._failure = self.store.log._failure or OSError(errno.EIO, "the process is gone")
+        self.store.log.close()
+
+
+def found_in(data_dir: Path) -> list[str]:
+    store = open_store(data_dir, segment_bytes=SEGMENT_BYTES)
+    queue = store.queues.find("plant/#")
+    found = bodies(store, queue) if queue is not None else []
+    publish(store, "plant/1", "after")
+    store.commit()
+    assert bodies(store, durable_queue(store, "plant/#")) == [*found, "after"]
+    close(store)
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(plan=plans, batches=batches, short_at_most=st.sampled_from([0, 0, 1, 100]), full_at=st.none() | st.integers(0, 9000))
+def test_whatever_fails_when_what_was_acknowledged_is_there_in_order_and_once(
+    plan: dict[tuple[str, int], int | str], batches: list[list[int]], short_at_most: int, full_at: int | None
+) -> None:
+    data_dir = Path(mkdtemp(prefix="millrace-faults-"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(commitlog, "ALLOCATE_BYTES", 512)
+        life = Life(data_dir)
+        try:
+            with Faults(plan, full_at=full_at, short_at_most=short_at_most).installed() as faults:
+                error = life.run(batches)
+                life.die()
+            assert faults.failed or error is None
+            found = found_in(data_dir)
+            assert found == life.appended[: len(found)]
+            assert len(found) >= life.acknowledged
+            if error is None:
+                assert found == life.appended
+        finally:
+            shutil.rmtree(data_dir)
+
+
+def test_short_writes_are_gone_on_with(tmp_path: Path) -> None:
+    life = Life(tmp_path)
+    with Faults(short_at_most=7).installed():
+        assert life.run([[100, 200], [300]]) is None
+    close(life.store)
+    assert found_in(tmp_path) == life.appended
+
+
+@pytest.mark.parametrize("call", ["pwrite", "fdatasync"])
+def test_a_failed_write_or_sync_is_final_though_the_next_would_succeed(tmp_path: Path, call: str) -> None:
+    life = Life(tmp_path)
+    with Faults({(call, 1): errno.EIO}).installed() as faults:
+        error = life.run([[10], [10], [10]])
+        assert error is not None
+        assert error.errno == errno.EIO
+        with pytest.raises(OSError, match="Input/output error"):
+            life.store.log.write()
+        with pytest.raises(OSError, match="Input/output error"):
+            life.store.log.sync()
+        calls = dict(faults.counts)
+        with suppress(OSError):
+            life.store.commit()
+        assert faults.counts == calls, "nothing is tried again"
+    life.die()
+    assert life.acknowledged == 1
+    assert found_in(tmp_path)[:1] == life.appended[:1]
+
+
+@pytest.mark.parametrize("call", ["posix_fallocate", "open"])
+def test_a_disk_that_is_full_for_a_while_costs_only_what_was_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    monkeypatch.setattr(commitlog, "ALLOCATE_BYTES", 512)
+    life = Life(tmp_path)
+    with Faults({(call, 0): errno.ENOSPC, (call, 1): errno.ENOSPC}).installed():
+        assert life.run([[500]] * 20) is None
+    assert life.refused
+    assert life.store.space.level is Level.OPEN
+    close(life.store)
+    assert found_in(tmp_path) == life.appended
+    assert sorted(life.appended + life.refused) == sorted(f"{number}:" + "x" * 500 for number in range(20))
+
+
+def test_a_segment_that_can_not_be_allocated_for_another_reason_ends_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commitlog, "ALLOCATE_BYTES", 512)
+    life = Life(tmp_path)
+    with Faults({("posix_fallocate", 2): errno.EIO}).installed():
+        error = life.run([[500]] * 20)
+    assert error is not None
+    assert error.errno == errno.EIO
+    life.die()
+    assert found_in(tmp_path)[: life.acknowledged] == life.appended[: life.acknowledged]
+
+
+def test_an_interrupted_call_is_made_again(tmp_path: Path) -> None:
+    """EINTR never comes as far as the log: PEP 475. What it would do if it came is the end, not a loss."""
+    life = Life(tmp_path)
+    with Faults({("pwrite", 1): errno.EINTR}).installed():
+        assert isinstance(life.run([[10], [10]]), InterruptedError)
+    life.die()
+    assert found_in(tmp_path)[:1] == life.appended[:1]
+
+
+FAILING_NODE = """
+import errno, sys
+from millrace.cli import main
+from tests.store.faults import Faults
+
+listeners = [word for name in ("mqtt", "pop", "admin") for word in (f"--{name}", "127.0.0.1:0")]
+with Faults({("fdatasync", 1): errno.EIO}).installed():
+    main(["serve", "--data-dir", sys.argv[1], *listeners])
+"""
+
+
+def test_a_failed_sync_ends_a_node_with_70_and_a_line_and_it_starts_again(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FAILING_NODE, str(tmp_path / "data")]
+    with subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as node:
+        try:
+            assert node.stdout is not None
+            mqtt = node.stdout.readline().split("mqtt=")[1].split()[0]
+            publish = [sys.executable, "-m", "millrace", "pub", "plant/1", "lost", "--mqtt", mqtt]
+            assert subprocess.run(publish, cwd=ROOT, capture_output=True, timeout=60, check=False).returncode != 0
+            _, log = node.communicate(timeout=60)
+        finally:
+            node.kill()
+    assert node.returncode == 70
+    assert "store.failed" in log
+    assert "Input/output error" in log
+    assert len(found_in(tmp_path / "data")) <= 1

@@ -1,0 +1,331 @@
+"""Every byte of a small log flipped in turn: never a wrong message, never a hang, always a word that says where."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.codec import FROM_SERVER, decode
+from gateway.encoding import Terms, encode_run
+from gateway.retained import RetainedMessages
+from pop.core import Change, PopCore
+from pop.handle import Handles, load_secret
+from pop.options import PopOptions
+from pop.poll import Taken
+from store.clock import ManualClock
+from store.commitlog import DIRECTORY, CommitLog, Tail
+from store.errors import LogCorrupt
+from store.filling import Filling
+from store.lightqueue import ENTRY, LightQueue
+from store.options import KIB, StoreOptions
+from store.record import TIMER_ENTRY, Flag, Kind, Properties, Record, encode_properties
+from store.repair import survey
+from store.store import Store
+from store.syncmark import FILE
+from tests.store.wiring import fill
+from timer.delayed import DelayedMessages
+from timer.options import TimerOptions
+
+MASKS = (0x01, 0xFF)
+START_MS = 1_700_000_000_000
+ONE_SEGMENT, TWO_SEGMENTS = 64 * KIB, 900
+BEHIND = 32
+"""Bytes behind the last record that are flipped, too."""
+
+
+class Whole:
+    """A store with all of its parts."""
+
+    def __init__(self, data_dir: Path, segment_bytes: int, clock: ManualClock) -> None:
+        data_dir.mkdir(exist_ok=True)
+        self.clock = clock
+        self.store = Store(data_dir, StoreOptions(segment_bytes=segment_bytes, reserve_bytes=0), clock)
+        self.delayed = DelayedMessages(self.store, TimerOptions())
+        self.retained = RetainedMessages(self.store.now_ms)
+        options = PopOptions(attempts_max=2)
+        self.core = PopCore(self.store, Handles(load_secret(data_dir)), options, TimerOptions())
+        for part in (self.delayed, self.retained, self.core.state):
+            self.store.add_part(part)
+        self.recovery = self.store.recover()
+        fill(self.store)
+
+    def publish(self, topic: str, body: bytes, flags: int = 0, properties: bytes = b"") -> int:
+        position = self.store.append_message(self.store.queues.route(topic.encode()), body, properties, flags)
+        self.store.commit()
+        return position
+
+    def take(self, count: int) -> tuple[Taken, list[str]]:
+        group = self.core.group("g", "plant/#")
+        fill(self.store)
+        taken = self.core.take(group, count, 1000)
+        self.store.commit()
+        assert taken is not None
+        checkpoint = taken.checkpoint
+        return taken, self.core.handles.deliveries(checkpoint.position, checkpoint.pop_ms, group.id, checkpoint.count)
+
+    def advance(self, ms: int) -> None:
+        self.clock.advance(ms)
+        while self.core.fire_due() or self.delayed.fire_due():
+            self.store.commit()
+        self.store.commit()
+
+    def queues(self) -> Iterator[LightQueue]:
+        return (queue for queue in self.store.queues if not queue.transient)
+
+    def close(self) -> None:
+        self.store.commit()
+        self.store.index.flush()
+        self.store.retention.close()
+        self.store.index.close()
+        self.store.log.close()
+
+
+def write_log(data_dir: Path, segment_bytes: int) -> list[Record]:
+    """Write records of every kind that is in use; return them."""
+    whole = Whole(data_dir, segment_bytes, ManualClock(START_MS))
+    store = whole.store
+    whole.publish("plant/1", b"one")
+    whole.publish("plant/1", b"kept", int(Flag.RETAIN) | 1)
+    for delay_ms in (500, 900_000):
+        properties = encode_properties(Properties(deliver_at_ms=START_MS + delay_ms))
+        position = whole.publish("plant/2", b"late %d" % delay_ms, int(Flag.DELAYED), properties)
+    store.append(Kind.TIMER_CANCELLED, body=TIMER_ENTRY.pack(position, 1))
+    queue = store.queues.declare("plant/+", "session:1")
+    store.queues.drop(queue, "session:1")
+    store.queues.declare("+/1", "session:2", "earliest")
+    _, handles = whole.take(2)
+    whole.core.ack("g", handles[:1])
+    whole.core.change_invisible("g", [Change(handles[1], 2000)])
+    whole.advance(600)
+    whole.advance(5_000)
+    whole.take(2)
+    whole.advance(5_000)
+    whole.publish("plant/3", b"", int(Flag.RETAIN))
+    whole.publish("plant/3", b"properties", 2, encode_properties(Properties([("a", "b")], "tag")))
+    whole.close()
+    log = CommitLog(data_dir, segment_bytes=segment_bytes)
+    log.recover()
+    records = list(log.scan(0))
+    log.close()
+    return records
+
+
+USED = {
+    Kind.MESSAGE,
+    Kind.QUEUE_DECLARED,
+    Kind.QUEUE_DROPPED,
+    Kind.QUEUE_FILLED,
+    Kind.POP_CHECKPOINT,
+    Kind.POP_ACK,
+    Kind.POP_INVISIBLE_CHANGED,
+    Kind.POP_REVIVED,
+    Kind.POP_DEAD_LETTER,
+    Kind.GROUP_CREATED,
+    Kind.TIMER_FIRED,
+    Kind.TIMER_CANCELLED,
+}
+
+
+@pytest.fixture(scope="module", params=[ONE_SEGMENT, TWO_SEGMENTS], ids=["one segment", "two segments"])
+def log_of(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, list[Record]]:
+    """A data directory, the size of its segments, and its records."""
+    data_dir = tmp_path_factory.mktemp("flipped") / "data"
+    records = write_log(data_dir, request.param)
+    assert {record.kind for record in records} == USED
+    assert len(list((data_dir / DIRECTORY).iterdir())) == (1 if request.param == ONE_SEGMENT else 2)
+    return data_dir, request.param, records
+
+
+def flips(data_dir: Path, records: list[Record]) -> Iterator[tuple[Path, int, int]]:
+    """Yield each byte of the log: its file, its offset there, and its position."""
+    paths = sorted((data_dir / DIRECTORY).iterdir())
+    end = records[-1].position + records[-1].size
+    for path, stop in zip(paths, [*(int(path.stem) for path in paths[1:]), end + BEHIND], strict=True):
+        base = int(path.stem)
+        for offset in range(stop - base):
+            yield path, offset, base + offset
+
+
+class Flipped:
+    """A byte of a file is another one until the block ends."""
+
+    def __init__(self, path: Path, offset: int, mask: int) -> None:
+        self.handle = os.open(path, os.O_RDWR)
+        self.offset = offset
+        self.byte = os.pread(self.handle, 1, offset)
+        self.mask = mask
+
+    def __enter__(self) -> None:
+        os.pwrite(self.handle, bytes([self.byte[0] ^ self.mask]), self.offset)
+
+    def __exit__(self, *_: object) -> None:
+        os.pwrite(self.handle, self.byte, self.offset)
+        os.close(self.handle)
+
+
+def record_at(records: list[Record], position: int) -> Record | None:
+    return next((r for r in records if r.position <= position < r.position + r.size), None)
+
+
+def copy_of(data_dir: Path, name: str, *, keep_mark: bool, keep_index: bool = False) -> Path:
+    copy = data_dir.with_name(name)
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(data_dir, copy)
+    if not keep_mark:
+        (copy / FILE).unlink()
+    if not keep_index:
+        shutil.rmtree(copy / "index")
+    return copy
+
+
+def check_messages(whole: Whole, records: list[Record]) -> int:
+    """Read every queue; what comes must be byte for byte what was stored. Return how many came."""
+    stored = {record.position: record for record in records}
+    came = 0
+    for queue in whole.queues():
+        entries = queue.read(0, 10_000)
+        for position, size, _ in ENTRY.iter_unpack(entries):
+            data = whole.store.read_intact(position, size)
+            if data is not None:
+                found = stored[position]
+                assert data.endswith(found.topic + found.properties + found.body)
+                assert len(data) == found.size
+                came += 1
+        packets, _ = decode(encode_run(whole.store, entries, Terms(0), verify=True).data, KIB, FROM_SERVER)
+        sent = {(record.topic, record.body) for record in records if record.kind == Kind.MESSAGE}
+        assert {(packet[2], packet[4]) for packet in packets} <= sent
+    return came
+
+
+def recovered(data_dir: Path, segment_bytes: int) -> Tail | str:
+    """Return what recovery finds at the end of a log, or why it refuses it."""
+    log = CommitLog(data_dir, segment_bytes=segment_bytes)
+    try:
+        return log.recover()
+    except LogCorrupt as error:
+        return str(error)
+    finally:
+        for segment in (*log._sealed.values(), log._open):
+            segment.close()
+
+
+def test_a_start_names_the_record_or_clears_the_tail(
+    log_of: tuple[Path, int, list[Record]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a mark, as after a power cut soon after the first start. What is left is looked at once for each log left."""
+    for call in ("fsync", "fdatasync"):
+        monkeypatch.setattr(os, call, lambda _: None)  # a thousand starts, none of which has to outlive the machine
+    data_dir, segment_bytes, records = log_of
+    flipped = copy_of(data_dir, "flipped", keep_mark=False)
+    last = records[-1]
+    left: dict[int, Path] = {}
+    refused = 0
+    whole_files = {path: path.read_bytes() for path in (flipped / DIRECTORY).iterdir()}
+    for path, offset, position in flips(flipped, records):
+        damaged = record_at(records, position)
+        for mask in MASKS:
+            # The start of a log writes: the tail is cleared, and the mark is made. So each gets the files anew.
+            with Flipped(path, offset, mask):
+                found = recovered(flipped, segment_bytes)
+                if isinstance(found, str):
+                    refused += 1
+                    assert damaged is not None
+                    assert damaged is not last
+                    assert f"position {damaged.position} " in found
+                    assert path.name in found
+                else:
+                    assert damaged in (last, None)
+                    assert found.end == (last.position if damaged else last.position + last.size)
+                    assert found.torn_bytes > 0
+                    if found.end not in left:
+                        left[found.end] = flipped.with_name(f"left-{found.end}")
+                        shutil.copytree(flipped, left[found.end])
+            if not isinstance(found, str):
+                path.write_bytes(whole_files[path])
+                (flipped / FILE).unlink()
+    assert refused == len(MASKS) * last.position
+    assert len(left) == 2
+    for end, kept in left.items():
+        whole = Whole(kept, segment_bytes, ManualClock(START_MS + 1_000_000))
+        assert whole.store.log.start == 0
+        assert check_messages(whole, [record for record in records if record.position < end]) > 5
+        whole.close()
+
+
+def test_with_the_mark_of_an_orderly_end_no_byte_of_a_record_is_cleared(log_of: tuple[Path, int, list[Record]]) -> None:
+    data_dir, segment_bytes, records = log_of
+    flipped = copy_of(data_dir, "marked", keep_mark=True)
+    for path, offset, position in flips(flipped, records):
+        damaged = record_at(records, position)
+        if damaged is None:
+            continue
+        with Flipped(path, offset, MASKS[offset % 2]):
+            found = recovered(flipped, segment_bytes)
+            assert isinstance(found, str)
+            assert f"position {damaged.position} " in found
+            assert path.name in found
+            (damage,) = survey(flipped).damages
+            assert (damage.position, damage.length, damage.segment) == (damaged.position, damaged.size, path.name)
+
+
+def test_a_store_that_refuses_a_log_can_be_opened_when_the_log_is_restored(log_of: tuple[Path, int, list[Record]]) -> None:
+    data_dir, segment_bytes, records = log_of
+    flipped = copy_of(data_dir, "refused", keep_mark=True)
+    for path, offset, position in list(flips(flipped, records))[5:-BEHIND:211]:
+        damaged = record_at(records, position)
+        assert damaged is not None
+        with Flipped(path, offset, 0x10), pytest.raises(LogCorrupt, match=f"position {damaged.position} "):
+            Whole(flipped, segment_bytes, ManualClock(START_MS + 1_000_000))
+    whole = Whole(flipped, segment_bytes, ManualClock(START_MS + 1_000_000))
+    assert check_messages(whole, records) > 5
+    whole.close()
+
+
+def test_what_is_damaged_under_a_running_node_is_not_delivered_and_all_else_is(
+    log_of: tuple[Path, int, list[Record]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kept index knows records that no start reads again: each reader must find out by itself."""
+    monkeypatch.setattr("store.store.logger.error", lambda *_, **__: None)
+    monkeypatch.setattr("store.commitlog.logger.error", lambda *_, **__: None)
+    data_dir, segment_bytes, records = log_of
+    kept = copy_of(data_dir, "kept", keep_mark=True, keep_index=True)
+    whole = Whole(kept, segment_bytes, ManualClock(START_MS + 1_000_000))
+    log = whole.store.log
+    entries = {queue.filter: queue.read(0, 10_000) for queue in whole.queues()}
+    every = LightQueue(77, "#", whole.store.index, 0)
+
+    def filled() -> set[int]:
+        filling = Filling(log, every, 0)
+        found = set()
+        while filling.position < log.written:
+            found |= {position for position, _, _ in filling.slice()}
+        return found
+
+    def readable() -> set[int]:
+        found = set()
+        for row in entries.values():
+            for position, size, _ in ENTRY.iter_unpack(row):
+                data = whole.store.read_intact(position, size)
+                if data is not None:
+                    assert data == originals[position]
+                    found.add(position)
+        return found
+
+    originals = {record.position: log.read(record.position, record.size) for record in records}
+    all_filled, all_readable = filled(), readable()
+    assert len(all_filled) == 5
+    fired = {r.position: {p for p, _ in TIMER_ENTRY.iter_unpack(r.body)} for r in records if r.kind == Kind.TIMER_FIRED}
+    delayed = set().union(*fired.values())
+    for path, offset, position in flips(kept, records):
+        damaged = record_at(records, position)
+        if damaged is None:
+            continue
+        with Flipped(path, offset, MASKS[offset % 2]):
+            assert readable() == all_readable - {damaged.position}
+            # A delayed message has its entry from the record that says it fired; who reads the message finds the damage.
+            assert filled() == all_filled - ({damaged.position} - delayed) - fired.get(damaged.position, set())
+    whole.close()
