@@ -15,10 +15,9 @@ from threading import Thread
 
 from store.commitlog import CommitLog
 
-
 RELEASE_MAX = 256
-"""Who waits is released in portions of this many, with a turn of the loop between them. Who publishes again on release is then in
-two groups, and the one is synced while the other is stored."""
+"""Who waits is released in portions of this many, with a turn of the loop between them. Who publishes again on release is then
+in two groups, and the one is synced while the other is stored."""
 
 
 class GroupCommit:
