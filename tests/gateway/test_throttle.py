@@ -17,7 +17,9 @@ from gateway.options import LimitOptions, ListenerOptions
 from gateway.packets import PUBACK
 from gateway.throttle import TICK_MS, Bucket
 from store.options import KIB
+from tests.gateway import scripted_plugins
 from tests.gateway.conftest import StartBroker
+from tests.gateway.test_access import plugins
 from tests.gateway.test_connection import pass_time
 from tests.gateway.wire import FREE, PING, Broker, Client, HeldSync, Message, until
 
@@ -83,6 +85,34 @@ async def test_a_client_publishes_at_its_rate_behind_a_burst_and_others_are_not_
     held = broker.node.gateway.throttle.throttled["client"]
     await timed(other, 20)
     assert broker.node.gateway.throttle.throttled["client"] == held
+
+
+async def test_a_packet_in_many_reads_is_paid_for_as_it_comes(start_broker: StartBroker) -> None:
+    broker = await start_broker(limits=LimitOptions(client_bytes_per_s=KIB))
+    client = await broker.connect("c")
+    connection, listener = broker.connection("c"), broker.listener("mqtt")
+    packet = encode_publish(b"a", b"x" * 8 * KIB)
+    received = listener.bytes_in
+    await client.send(packet[:10])
+    await until(lambda: listener.bytes_in == received + 10)
+    assert not connection.is_unheard
+    await client.send(packet[10 : 4 * KIB])
+    await until(lambda: connection.is_unheard)
+    assert broker.stored() == []
+
+
+async def test_messages_that_waited_for_the_plugins_are_paid_for(start_broker: StartBroker) -> None:
+    script = scripted_plugins.new_script()
+    broker = await start_broker(access=plugins("Topics"), limits=LimitOptions(client_messages_per_s=1))
+    client = await broker.connect("c")
+    script.may_answer.clear()
+    await client.send(*(encode_publish(b"a", b"x", 1, packet_id=number) for number in (1, 2, 3)))
+    await until(lambda: bool(script.asked))
+    assert broker.node.gateway.throttle.throttled["client"] == 0
+    script.may_answer.set()
+    assert [await client.receive() for _ in range(3)] == [(PUBACK, number) for number in (1, 2, 3)]
+    assert broker.node.gateway.throttle.throttled["client"] == 1
+    assert broker.connection("c").is_unheard
 
 
 async def test_all_clients_of_a_listener_share_its_rate(start_broker: StartBroker) -> None:
