@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,9 +15,10 @@ from gateway.retained import LEVELS_INDEXED, RetainedMessages
 from store import topics
 from store.clock import ManualClock
 from store.lightqueue import ENTRY
-from store.options import MIB, StoreOptions
+from store.options import HOUR_MS, KIB, MIB, StoreOptions
 from store.record import TIMER_ENTRY, Flag, Kind, Properties, decode, encode_properties
 from store.store import Store
+from tests.store.wiring import close, open_store, publish, retain
 
 
 class Retained:
@@ -158,3 +160,29 @@ def test_a_delayed_one_is_retained_when_it_fires(tmp_path: Path, kind: Kind, is_
             again.store.commit()
         (found,) = [ENTRY.unpack(one)[0] for one in again.messages.matching("#", again.store.log.end) if one]
         assert (found == entry[0]) == is_kept
+
+
+def test_retained_messages_outlive_the_segments_that_they_were_stored_in(tmp_path: Path) -> None:
+    clock = ManualClock()
+    messages = RetainedMessages(clock.now_ms)
+    store = open_store(tmp_path / "data", clock=clock, parts=[messages], retention_ms=HOUR_MS, segment_bytes=16 * KIB)
+    publish(store, "plant/1", "kept", flags=Flag.RETAIN)
+    publish(store, "plant/2", "replaced", flags=Flag.RETAIN)
+    for hour in range(3):
+        clock.advance(HOUR_MS // 2)
+        retain(store)
+        publish(store, "plant/2", f"kept of {hour}", flags=Flag.RETAIN)
+        for _ in range(20):
+            publish(store, "other/1", "x" * 2000)
+            while store.retention.step():
+                pass
+        clock.advance(HOUR_MS // 2)
+        retain(store)
+    assert store.log.start > 0
+    close(store)
+    shutil.rmtree(tmp_path / "data" / "index")
+    messages = RetainedMessages(clock.now_ms)
+    store = open_store(tmp_path / "data", clock=clock, parts=[messages], retention_ms=HOUR_MS, segment_bytes=16 * KIB)
+    entries = [ENTRY.unpack(entry) for entry in messages.matching("plant/+", store.log.end) if entry]
+    assert [decode(store.read(position, size)).body for position, size, _ in entries] == [b"kept", b"kept of 2"]
+    close(store)
