@@ -1,19 +1,22 @@
 """The MQTT codec: bytes in, packets out, and back. No sockets, no state.
 
 `decode` is the hot path. It cuts a whole receive buffer into packets: PUBLISH and the acks come out parsed, the others as
-bodies for the parsers of `gateway.packets`. Clauses in brackets are those of MQTT 3.1.1.
+bodies for `gateway.parsers`. Clauses in brackets are those of MQTT 5.0; where MQTT 3.1.1 has one of another number, it stands
+behind it as 3.1.1:[...].
 
-The version is known after CONNECT, so another version is another `decode` beside this one, over the same framing, and the
-connection holds the one that it speaks.
+Both versions share the framing; a PUBLISH has a branch of its own in each, so that neither pays for the other. In MQTT 5.0 it
+has properties behind the topic: one length byte more where there are none, as in nearly every message. Where there are, they go
+out unparsed.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
-from typing import Any, Final, TypeAlias
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from gateway.errors import ConnectRefused, MalformedPacket, PacketTooLarge, ProtocolError, UnsupportedVersion
+from gateway.fields import U16, read_varint, write_varint
 from gateway.packets import (
     AUTH,
     CONNACK,
@@ -26,18 +29,18 @@ from gateway.packets import (
     PUBACK,
     PUBCOMP,
     PUBLISH,
+    PUBLISH_WITH,
     PUBREC,
     PUBREL,
     SUBACK,
     SUBSCRIBE,
     UNSUBACK,
     UNSUBSCRIBE,
-    no_packet_id,
+    V5_0,
 )
-from gateway.reasons import ConnectCode
-
-REMAINING_BYTES_MAX: Final = 268_435_455
-"""The most bytes that four length bytes can announce behind a fixed header (2.2.3)."""
+from gateway.parsers import check_reason, no_packet_id
+from gateway.properties import Property, parse_properties, write_properties
+from gateway.reasons import ConnectCode, ReasonCode
 
 PACKET_BYTES_MAX_MIN: Final = 129
 """The least value of `packet_bytes_max`: a packet with one length byte is never larger, so it needs no check."""
@@ -46,8 +49,11 @@ Packet: TypeAlias = tuple[Any, ...]
 """What `decode` makes of a packet, by the first item:
 
     (PUBLISH, flags, topic, packet_id, body)    flags: retain 1, QoS << 1, dup 8; packet_id 0 at QoS 0
-    (PUBACK, packet_id)                         and PUBREC, PUBREL, PUBCOMP, UNSUBACK; never 0
-    (type, flags, body)                         all others, to be parsed by `gateway.packets`
+    (PUBLISH_WITH, flags, topic, packet_id, body, properties)
+                                                MQTT 5.0: with properties as bytes, or with an empty topic
+    (PUBACK, packet_id)                         and PUBREC, PUBREL, PUBCOMP, and UNSUBACK of 3.1.1; never 0
+    (PUBACK, packet_id, reason)                 MQTT 5.0: where the packet has a reason code
+    (type, flags, body)                         all others, to be parsed by `gateway.parsers`
     (MALFORMED, error)                          last, where what follows the packets before it is no packet: `error` is a
                                                 `ProtocolError`, and the connection has to close
 
@@ -62,38 +68,54 @@ _PUBLISH_ACKED: Final = 2
 _ACK: Final = 3
 _EMPTY: Final = 4
 _OTHER: Final = 5
+_PUBLISH_PLAIN_5: Final = 6
+_PUBLISH_ACKED_5: Final = 7
 
 _FLAGS: Final = {PUBREL: 2, SUBSCRIBE: 2, UNSUBSCRIBE: 2}
 """Flags of the fixed header that aren't 0 (Table 2.2). PUBLISH has flags of its own."""
 
-_ACKS: Final = frozenset((PUBACK, PUBREC, PUBREL, PUBCOMP, UNSUBACK))
-_EMPTIES: Final = frozenset((PINGREQ, PINGRESP, DISCONNECT))
+_ACKS: Final = frozenset((PUBACK, PUBREC, PUBREL, PUBCOMP))
 
 
-def _shapes(kinds: Iterable[int]) -> bytes:
-    """Return what `decode` has to do, by the first byte of a packet, where `kinds` are the types that may come."""
+class Side(NamedTuple):
+    """Which packets may come, from one side in one version."""
+
+    shapes: bytes
+    """What `decode` has to do, by the first byte of a packet."""
+    is_v5: bool
+
+
+def _side(kinds: Iterable[int], empties: Iterable[int], acks: frozenset[int], is_v5: bool) -> Side:
     shapes = bytearray(256)
     for kind in kinds:
-        shapes[kind << 4 | _FLAGS.get(kind, 0)] = _ACK if kind in _ACKS else _EMPTY if kind in _EMPTIES else _OTHER
+        shapes[kind << 4 | _FLAGS.get(kind, 0)] = _ACK if kind in acks else _EMPTY if kind in empties else _OTHER
+    plain, acked = (_PUBLISH_PLAIN_5, _PUBLISH_ACKED_5) if is_v5 else (_PUBLISH_PLAIN, _PUBLISH_ACKED)
     for header in range(PUBLISH << 4, PUBLISH + 1 << 4):
         qos = header >> 1 & 3
         is_plain = qos == 0 and not header & 8  # [MQTT-3.3.1-2]
-        shapes[header] = _PUBLISH_PLAIN if is_plain else _PUBLISH_ACKED if qos in (1, 2) else _REFUSED  # [MQTT-3.3.1-4]
-    return bytes(shapes)
+        shapes[header] = plain if is_plain else acked if qos in (1, 2) else _REFUSED  # [MQTT-3.3.1-4]
+    return Side(bytes(shapes), is_v5)
 
 
-FROM_CLIENT: Final = _shapes(
-    (CONNECT, PUBACK, PUBREC, PUBREL, PUBCOMP, SUBSCRIBE, UNSUBSCRIBE, PINGREQ, DISCONNECT),
-)
-"""The packets that a server takes."""
+_TO_SERVER: Final = (CONNECT, *_ACKS, SUBSCRIBE, UNSUBSCRIBE, PINGREQ, DISCONNECT)
+_TO_CLIENT: Final = (CONNACK, *_ACKS, SUBACK, UNSUBACK, PINGRESP)
 
-FROM_SERVER: Final = _shapes((CONNACK, PUBACK, PUBREC, PUBREL, PUBCOMP, SUBACK, UNSUBACK, PINGRESP))
-"""The packets that a client takes."""
+FROM_CLIENT: Final = _side(_TO_SERVER, (PINGREQ, DISCONNECT), _ACKS, False)
+"""The packets that a server takes in MQTT 3.1.1, and a first CONNECT of any version."""
+
+FROM_SERVER: Final = _side(_TO_CLIENT, (PINGRESP,), _ACKS | {UNSUBACK}, False)
+"""The packets that a client takes in MQTT 3.1.1."""
+
+FROM_CLIENT_5: Final = _side((*_TO_SERVER, AUTH), (PINGREQ,), _ACKS, True)
+"""The packets that a server takes in MQTT 5.0."""
+
+FROM_SERVER_5: Final = _side((*_TO_CLIENT, AUTH, DISCONNECT), (PINGRESP,), _ACKS, True)
+"""The packets that a client takes in MQTT 5.0."""
 
 # --- the hot path -----------------------------------------------------------------------------------------------------
 
 
-def decode(buffer: bytes, packet_bytes_max: int, shapes: bytes = FROM_CLIENT) -> tuple[list[Packet], int]:
+def decode(buffer: bytes, packet_bytes_max: int, side: Side = FROM_CLIENT) -> tuple[list[Packet], int]:
     """Return all whole packets at the beginning of `buffer` as `Packet`s, and how many bytes they take.
 
     Costs 0.45 us per PUBLISH of 64 bytes at QoS 1, 0.25 us per ack.
@@ -101,9 +123,10 @@ def decode(buffer: bytes, packet_bytes_max: int, shapes: bytes = FROM_CLIENT) ->
     Args:
         buffer: received bytes that begin with a packet. `bytes`, so that what is cut out of it is too.
         packet_bytes_max: the largest packet taken, fixed header included; at least `PACKET_BYTES_MAX_MIN`.
-        shapes: the packets that may come, `FROM_CLIENT` or `FROM_SERVER`.
+        side: the packets that may come, `FROM_CLIENT_5` for one.
     """
     assert packet_bytes_max >= PACKET_BYTES_MAX_MIN, packet_bytes_max
+    shapes, is_v5 = side
     packets: list[Packet] = []
     add = packets.append
     end = len(buffer)
@@ -122,13 +145,15 @@ def decode(buffer: bytes, packet_bytes_max: int, shapes: bytes = FROM_CLIENT) ->
                     start, length = _long_length(buffer, at, end)
                     if not start:
                         break
+                if is_v5 and not buffer[start - 1]:
+                    raise MalformedPacket(f"a remaining length of {length} is in more bytes than it needs [MQTT-1.5.5-1]")
                 if start + length - at > packet_bytes_max:
                     raise PacketTooLarge(start + length - at, packet_bytes_max)
             stop = start + length
             shape = shapes[header]
             if stop > end:
                 if not shape:  # say so now, rather than wait for the rest of a packet that never was one
-                    raise _refused(header)
+                    raise _refused(header, is_v5)
                 break
             if shape == _PUBLISH_ACKED:
                 if length < 4:
@@ -143,12 +168,15 @@ def decode(buffer: bytes, packet_bytes_max: int, shapes: bytes = FROM_CLIENT) ->
                     raise no_packet_id(header >> 4)
                 add((PUBLISH, header & 15, buffer[topic_from:topic_stop], packet_id, buffer[body_from:stop]))
             elif shape == _ACK:
-                if length != 2:
+                if length != 2 and (length < 2 or not is_v5):
                     raise MalformedPacket(f"a {NAMES[header >> 4]} has 2 bytes behind its fixed header, not {length}")
                 packet_id = buffer[start] << 8 | buffer[start + 1]
                 if not packet_id:
                     raise no_packet_id(header >> 4)
-                add((header >> 4, packet_id))
+                if length == 2:
+                    add((header >> 4, packet_id))
+                else:
+                    add(_ack_with(header >> 4, packet_id, buffer[start + 2 : stop]))
             elif shape == _PUBLISH_PLAIN:
                 if length < 2:
                     raise _short(header, length)
@@ -157,15 +185,63 @@ def decode(buffer: bytes, packet_bytes_max: int, shapes: bytes = FROM_CLIENT) ->
                 if topic_stop > stop:
                     raise _short(header, length)
                 add((PUBLISH, header & 15, buffer[topic_from:topic_stop], 0, buffer[topic_stop:stop]))
+            elif shape == _PUBLISH_ACKED_5:
+                if length < 5:
+                    raise _short(header, length)
+                topic_from = start + 2
+                topic_stop = topic_from + (buffer[start] << 8 | buffer[start + 1])
+                body_from = topic_stop + 3
+                if body_from > stop:
+                    raise _short(header, length)
+                packet_id = buffer[topic_stop] << 8 | buffer[topic_stop + 1]
+                if not packet_id:
+                    raise no_packet_id(header >> 4)
+                if buffer[topic_stop + 2] or topic_stop == topic_from:
+                    add(_publish_with(buffer, header, buffer[topic_from:topic_stop], packet_id, topic_stop + 2, stop))
+                else:
+                    add((PUBLISH, header & 15, buffer[topic_from:topic_stop], packet_id, buffer[body_from:stop]))
+            elif shape == _PUBLISH_PLAIN_5:
+                if length < 3:
+                    raise _short(header, length)
+                topic_from = start + 2
+                topic_stop = topic_from + (buffer[start] << 8 | buffer[start + 1])
+                if topic_stop >= stop:
+                    raise _short(header, length)
+                if buffer[topic_stop] or topic_stop == topic_from:
+                    add(_publish_with(buffer, header, buffer[topic_from:topic_stop], 0, topic_stop, stop))
+                else:
+                    add((PUBLISH, header & 15, buffer[topic_from:topic_stop], 0, buffer[topic_stop + 1 : stop]))
             elif shape == _OTHER or (shape == _EMPTY and not length):
                 add((header >> 4, header & 15, buffer[start:stop]))
             else:
-                raise _refused(header) if not shape else _not_empty(header, length)
+                raise _refused(header, is_v5) if not shape else _not_empty(header, length)
             at = stop
     except ProtocolError as error:
         # Without its traceback: that refers to this frame, so to `packets`, and would keep all of it for the collector.
         add((MALFORMED, error.with_traceback(None)))
     return packets, at
+
+
+def _publish_with(buffer: bytes, header: int, topic: bytes, packet_id: int, at: int, stop: int) -> Packet:
+    """Return the item of a PUBLISH whose property length stands at `at` (MQTT 5.0, 3.3.2.3)."""
+    length, start = read_varint(buffer[at : min(at + 4, stop)], 0, "property length")
+    start += at
+    if start + length > stop:
+        raise MalformedPacket(f"a PUBLISH announces {length} bytes of properties, and has {stop - start} left")
+    properties = buffer[start : start + length]
+    return (PUBLISH_WITH, header & 15, topic, packet_id, buffer[start + length : stop], properties)
+
+
+def _ack_with(kind: int, packet_id: int, rest: bytes) -> Packet:
+    """Return the item of an ack that goes on behind its packet id (MQTT 5.0, 3.4.2.1)."""
+    reason = rest[0]
+    check_reason(kind, reason)
+    if len(rest) > 1:
+        length, at = read_varint(rest, 1, "property length")
+        if at + length != len(rest):
+            raise MalformedPacket(f"a {NAMES[kind]} announces {length} bytes of properties, and has {len(rest) - at}")
+        parse_properties(rest[at:], kind)
+    return (kind, packet_id, reason)
 
 
 def packet_bytes(buffer: bytes) -> int:
@@ -183,7 +259,7 @@ def packet_bytes(buffer: bytes) -> int:
 
 
 def _long_length(buffer: bytes, at: int, end: int) -> tuple[int, int]:
-    """Return where the body of the packet at `at` starts and how long it is, for a length of two to four bytes (2.2.3).
+    """Return where the body of the packet at `at` starts and how long it is, for a length of two to four bytes (1.5.5).
 
     Both are 0 while the length is incomplete.
     """
@@ -196,10 +272,10 @@ def _long_length(buffer: bytes, at: int, end: int) -> tuple[int, int]:
         length |= (byte & 127) << 7 * more
         if byte < 128:
             return place + 1, length
-    raise MalformedPacket("a remaining length goes on past its fourth byte (2.2.3)")
+    raise MalformedPacket("a remaining length goes on past its fourth byte (1.5.5)")
 
 
-def _refused(header: int) -> ProtocolError:
+def _refused(header: int, is_v5: bool) -> ProtocolError:
     """Return what is wrong with the first byte of a packet."""
     kind, flags = header >> 4, header & 15
     name = NAMES[kind]
@@ -207,12 +283,13 @@ def _refused(header: int) -> ProtocolError:
         if flags & 6 == 6:
             return MalformedPacket("a PUBLISH has QoS 3; use 0, 1 or 2 [MQTT-3.3.1-4]")
         return MalformedPacket("a PUBLISH at QoS 0 has DUP set; it can't be sent twice [MQTT-3.3.1-2]")
-    if kind in (0, AUTH):
-        return MalformedPacket(f"a packet of {name} came; MQTT 3.1.1 has no such packet (2.2.1)")
+    if not kind or (kind == AUTH and not is_v5):
+        return MalformedPacket(f"a packet of type {kind} came; there is no such packet (2.1.2)")
     if flags != _FLAGS.get(kind, 0):
         expected = _FLAGS.get(kind, 0)  # [MQTT-3.6.1-1], [MQTT-3.8.1-1], [MQTT-3.10.1-1], [MQTT-3.14.1-1]
-        return MalformedPacket(f"a {name} has the flags {flags:#06b} in its fixed header, not {expected:#06b} [MQTT-2.2.2-2]")
-    return ProtocolError(f"a {name} came from the side that doesn't send it (2.2.1)")
+        wrong = f"a {name} has the flags {flags:#06b} in its fixed header, not {expected:#06b}"
+        return MalformedPacket(f"{wrong} [MQTT-2.1.3-1] 3.1.1:[MQTT-2.2.2-2]")
+    return ProtocolError(f"a {name} came from the side that doesn't send it (2.1.2)")
 
 
 def _short(header: int, length: int) -> MalformedPacket:
@@ -229,7 +306,6 @@ PINGRESP_BYTES: Final = bytes((PINGRESP << 4, 0))
 
 _HEAD: Final = struct.Struct(">BBH")
 """Type and flags, a length of one byte, and the first field: the packet id of an ack, the topic's length of a PUBLISH."""
-_U16: Final = struct.Struct(">H")
 
 _ACKS_JOINED_MAX: Final = 16
 """Up to so many acks, packing one by one is faster than filling a template (measured)."""
@@ -237,15 +313,41 @@ _ACKS_JOINED_MAX: Final = 16
 
 def encode_connack(session_present: bool, code: ConnectCode) -> bytes:
     """Return a CONNACK of MQTT 3.1.1 (3.2)."""
-    assert not (session_present and code), code  # [MQTT-3.2.2-4]
+    assert not (session_present and code), code  # 3.1.1:[MQTT-3.2.2-4]
     return bytes((CONNACK << 4, 2, session_present, code))
 
 
-def encode_refusal(error: ConnectRefused) -> bytes:
-    """Return the CONNACK that answers a refused CONNECT, in the format of the version that the client asked for."""
-    if isinstance(error, UnsupportedVersion) and error.is_v5:
-        return bytes((CONNACK << 4, 3, 0, error.reason, 0))  # MQTT 5.0, 3.2.2: flags, reason code, no properties
-    return encode_connack(False, error.code)
+def encode_connack_5(session_present: bool, reason: ReasonCode, properties: Mapping[Property, Any]) -> bytes:
+    """Return a CONNACK of MQTT 5.0 (3.2)."""
+    assert not (session_present and reason), reason  # [MQTT-3.2.2-6]
+    return _packet(CONNACK << 4, bytes((session_present, reason)) + write_properties(properties))
+
+
+def encode_refusal(error: ProtocolError, level: int) -> bytes:
+    """Return the CONNACK that answers a refused CONNECT, in the format of the version that the client asked for.
+
+    In MQTT 3.1.1 only a `ConnectRefused` has an answer; for any other error nothing is returned 3.1.1:[MQTT-3.1.4-1].
+    """
+    if level == V5_0 or (isinstance(error, UnsupportedVersion) and error.is_v5):
+        return encode_connack_5(False, error.reason, {Property.REASON_STRING: str(error)})
+    return encode_connack(False, error.code) if isinstance(error, ConnectRefused) else b""
+
+
+def encode_disconnect(reason: ReasonCode, why: str = "") -> bytes:
+    """Return a DISCONNECT of MQTT 5.0 (3.14), with a reason string unless it is empty."""
+    if not why:
+        return bytes((DISCONNECT << 4, 1, reason))
+    return _packet(DISCONNECT << 4, bytes((reason,)) + write_properties({Property.REASON_STRING: why}))
+
+
+def encode_ack(kind: int, packet_id: int, reason: ReasonCode, why: str = "") -> bytes:
+    """Return an ack of MQTT 5.0 that says more than success, with a reason string unless it is empty."""
+    properties = write_properties({Property.REASON_STRING: why}) if why else b""
+    return _packet(kind << 4 | _FLAGS.get(kind, 0), U16.pack(packet_id) + bytes((reason,)) + properties)
+
+
+def _packet(header: int, body: bytes) -> bytes:
+    return bytes((header,)) + write_varint(len(body)) + body
 
 
 def encode_acks(kind: int, packet_ids: list[int]) -> bytes:
@@ -265,10 +367,9 @@ def encode_acks(kind: int, packet_ids: list[int]) -> bytes:
     return bytes(acks)
 
 
-def encode_suback(packet_id: int, codes: Iterable[int]) -> bytes:
-    """Return a SUBACK: for each filter, in the order of the SUBSCRIBE, the QoS granted or `SUBACK_FAILURE` [MQTT-3.9.3-2]."""
-    body = _U16.pack(packet_id) + bytes(codes)
-    return bytes((SUBACK << 4,)) + encode_length(len(body)) + body
+def encode_suback(packet_id: int, codes: Iterable[int], is_v5: bool = False) -> bytes:
+    """Return a SUBACK: for each filter, in the order of the SUBSCRIBE, what came of it [MQTT-3.8.4-6] 3.1.1:[MQTT-3.9.3-2]."""
+    return _packet(SUBACK << 4, U16.pack(packet_id) + b"\0" * is_v5 + bytes(codes))
 
 
 def encode_unsuback(packet_id: int) -> bytes:
@@ -276,48 +377,50 @@ def encode_unsuback(packet_id: int) -> bytes:
     return _HEAD.pack(UNSUBACK << 4, 2, packet_id)
 
 
+def encode_unsuback_5(packet_id: int, codes: Iterable[int]) -> bytes:
+    """Return an UNSUBACK of MQTT 5.0: for each filter, in the order of the UNSUBSCRIBE, what came of it [MQTT-3.11.3-1]."""
+    return _packet(UNSUBACK << 4, U16.pack(packet_id) + b"\0" + bytes(codes))
+
+
 def encode_publish(
-    topic: bytes, body: bytes, qos: int = 0, *, retain: bool = False, dup: bool = False, packet_id: int = 0
+    topic: bytes,
+    body: bytes,
+    qos: int = 0,
+    *,
+    retain: bool = False,
+    dup: bool = False,
+    packet_id: int = 0,
+    properties: bytes = b"",
 ) -> bytes:
     """Return a PUBLISH.
 
     Args:
         topic: a valid topic name, at most 65,535 bytes.
-        body: the message; with the topic at most `REMAINING_BYTES_MAX` less 4.
+        body: the message; with the topic at most `gateway.fields.REMAINING_BYTES_MAX` less 4.
         qos: 0, 1 or 2.
         retain: whether it answers a new subscription [MQTT-3.3.1-8].
         dup: whether it was sent before; never at QoS 0 [MQTT-3.3.1-2].
-        packet_id: 1 to 65,535 at QoS 1 and 2, 0 at QoS 0 [MQTT-2.3.1-5].
+        packet_id: 1 to 65,535 at QoS 1 and 2, 0 at QoS 0 [MQTT-2.2.1-2] 3.1.1:[MQTT-2.3.1-5].
+        properties: in MQTT 5.0 what `write_properties` returns, at least one byte; in MQTT 3.1.1 nothing.
     """
     assert 0 <= qos <= 2, qos
     assert bool(qos) == bool(packet_id), (qos, packet_id)
     assert qos or not dup
-    head = encode_publish_head(topic, len(body), dup << 3 | qos << 1 | retain)
-    return head + _U16.pack(packet_id) + body if qos else head + body
+    head = encode_publish_head(topic, len(properties) + len(body), dup << 3 | qos << 1 | retain)
+    return b"".join((head, U16.pack(packet_id) if qos else b"", properties, body))
 
 
 def encode_publish_head(topic: bytes, body_bytes: int, flags: int) -> bytes:
-    """Return a PUBLISH up to where its packet id stands (QoS 1 and 2) or its body (QoS 0).
+    """Return a PUBLISH up to where its packet id stands (QoS 1 and 2) or what follows that (QoS 0).
 
     So subscribers who get one message under packet ids of their own share everything else of it.
 
     Args:
         topic: as in `encode_publish`.
-        body_bytes: the length of the body.
+        body_bytes: the length of the body, and in MQTT 5.0 of the properties.
         flags: as `decode` returns them.
     """
     length = 2 + len(topic) + (2 if flags & 6 else 0) + body_bytes
     if length < 128:
         return _HEAD.pack(PUBLISH << 4 | flags, length, len(topic)) + topic
-    return bytes((PUBLISH << 4 | flags,)) + encode_length(length) + _U16.pack(len(topic)) + topic
-
-
-def encode_length(length: int) -> bytes:
-    """Return a remaining length (2.2.3) of at most `REMAINING_BYTES_MAX`, in one to four bytes."""
-    assert length <= REMAINING_BYTES_MAX, length
-    digits = bytearray()
-    while length > 127:
-        digits.append(length & 127 | 128)
-        length >>= 7
-    digits.append(length)
-    return bytes(digits)
+    return bytes((PUBLISH << 4 | flags,)) + write_varint(length) + U16.pack(len(topic)) + topic

@@ -2,6 +2,8 @@
 
 A socket read is decoded to its end in one loop; all PUBLISHes in it are appended in this turn and acknowledged with one
 write when their group is durable. There is no task, no await and no object per message on this path.
+
+Clauses in brackets are those of MQTT 5.0; where MQTT 3.1.1 has one of another number, it stands behind it as 3.1.1:[...].
 """
 
 from __future__ import annotations
@@ -10,40 +12,57 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-import structlog
-
 from gateway import codec
+from gateway.access import Guard, Undecided
+from gateway.delayed import parse_delayed
+from gateway.encoding import Aliases, Terms, encode_again, topic_of
 from gateway.errors import ConnectRefused, ProtocolError
+from gateway.message import to_stored
 from gateway.packets import (
+    AUTH,
     CONNECT,
     DISCONNECT,
     MALFORMED,
     NAMES,
+    NO_LOCAL,
     PINGREQ,
     PUBACK,
     PUBCOMP,
     PUBLISH,
+    PUBLISH_WITH,
     PUBREC,
     PUBREL,
+    QOS,
+    RETAIN_HANDLING,
     SUBSCRIBE,
     UNSUBSCRIBE,
+    V5_0,
     Connect,
+)
+from gateway.parsers import (
+    SHARE,
+    check_response_topic,
     parse_connect,
+    parse_disconnect,
     parse_subscribe,
     parse_unsubscribe,
+    protocol_level,
 )
+from gateway.properties import Found, Property, parse_properties
 from gateway.reasons import SUBACK_FAILURE, ConnectCode, ReasonCode
 from gateway.session import Session
-from gateway.subscription import Subscription
+from gateway.subscription import Subscription, find_overlaps, together
+from gateway.throttle import ANSWERS, DISK_FULL, UNDECIDED, Meter
 from store.errors import DiskFull, LimitExceeded, StoreError, TopicInvalid
-from store.lightqueue import LightQueue
+from store.lightqueue import ENTRY, LightQueue
 from store.options import KIB
-from store.record import Flag
+from store.record import TOPIC_BYTES_MAX, Flag, encode_properties
+from store.topics import check_topic
 
 if TYPE_CHECKING:
     from gateway.gateway import Gateway
-
-logger = structlog.get_logger("gateway")
+    from gateway.peer import Peer
+    from gateway.plugins import ClientSession, Verdict
 
 _QOS_1 = 1 << 1
 _QOS_2 = 2 << 1
@@ -66,16 +85,32 @@ HELD_BYTES_MAX = 64 * KIB
 HELD_OVERHEAD_BYTES = 256
 """What a packet that is kept costs besides its topic and its body."""
 
+REFUSED = 0x80
+"""From here on a reason code says no."""
+
+Denial = tuple[ReasonCode, str]
+"""Why one packet of MQTT 5.0 was refused, and in a sentence; the connection goes on."""
+
 
 class Connection(asyncio.Protocol):
     """The server's end of one MQTT connection. Made by the listener.
 
     Parameters:
         gateway: the registry of clients, the options and the counters.
+        peer: who is at the other end.
     """
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, peer: Peer) -> None:
         self.gateway = gateway
+        self.peer = peer
+        self.listener = peer.listener
+        self.guard: Guard | None = None
+        """What the plugins have said about this client and topics, where there are plugins for topics."""
+        self.plugin_session: ClientSession | None = None
+        self.verdict: tuple[ClientSession, Verdict | None] | None = None
+        """What the plugins have said to the CONNECT that waits for it."""
+        self.meter: Meter | None = None
+        """Where there are limits to what the client may send."""
         self.store = gateway.store
         self.writable = True
         self.lagging: dict[Subscription, None] = {}
@@ -83,9 +118,26 @@ class Connection(asyncio.Protocol):
         self.keep_alive_s = 0.0
         self.received_s = 0.0
         self.wheel_slot = 0
-        """Where the gateway's keep-alive wheel holds this connection."""
+        """Where the gateway's wheel holds this connection."""
         self.session: Session = Session("", 0, None)
         self.connected = False
+        self.level = 0
+        """The protocol level of its CONNECT; 0 until that is known."""
+        self.is_v5 = False
+        self.packet_bytes_max: int | None = None
+        """The largest packet that the client takes, where it has said so."""
+        self.aliases: Aliases | None = None
+        """The topic aliases that the server has given, where the client wants them."""
+        self._side = codec.FROM_CLIENT
+        self._says_why = True
+        """The client wants reason strings."""
+        self._topics: dict[int, bytes] = {}
+        """The topics for which the client has given an alias."""
+        self._unacked = 0
+        """PUBLISHes at QoS 1 whose ack waits until they are durable. Those at QoS 2 are in `Session.received`."""
+        self._resend: list[int] = []
+        """Packet ids of deliveries of an earlier connection, which go out again before anything else; the first comes last."""
+        self._farewell = b""
         self._closed = False
         self._transport: asyncio.Transport | None = None
         self._rest = b""
@@ -93,7 +145,16 @@ class Connection(asyncio.Protocol):
         self._missing = 0
         self._answers_bytes = 0
         self._pump_scheduled = False
+        self._unpaid_bytes = 0
+        """What was received and is not in the account of `meter` yet."""
+        self._holds = 0
+        """Why the connection isn't read: see `gateway.throttle`."""
+        self._deferred: list[codec.Packet] | None = None
+        """The packets that wait for an answer of the plugins, in order. Empty for a CONNECT: that lies in `_late`."""
+        self._late = b""
+        """What was received while they wait: what the transport had read already."""
         self._held: list[codec.Packet] = []
+        """PUBLISHes that wait for a disk with room, in order."""
         self._held_bytes = 0
 
     # --- the socket -------------------------------------------------------------------------------------------------
@@ -102,6 +163,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=self.gateway.options.send_buffer_bytes)
         self.received_s = self.gateway.loop.time()
+        self.peer.made(transport)
         self.gateway.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -112,8 +174,8 @@ class Connection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         # A client that has sent all that it will may still wait for its acks: `close` sees to them, so not the transport.
-        self.close("", ReasonCode.UNSPECIFIED_ERROR)
-        return True
+        self.close("", ReasonCode.NORMAL_DISCONNECTION)
+        return not self.listener.options.is_tls  # TLS has no half-closed connections
 
     def pause_writing(self) -> None:
         # Deliveries stop. Reading goes on, or a slow subscriber's pings would not be heard; see `_write` for its bound.
@@ -123,39 +185,79 @@ class Connection(asyncio.Protocol):
         self.writable = True
         self._answers_bytes = 0
         if self._transport is not None and not self._closed:
-            if not self.silenced:
-                self._transport.resume_reading()
+            self.release_reading(ANSWERS)
             self._pump()
+
+    def hold_reading(self, why: int) -> None:
+        """Stop reading, for one of the reasons of `gateway.throttle`."""
+        self._holds |= why
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def release_reading(self, why: int) -> None:
+        """Read on, unless there is another reason not to."""
+        if self._holds & why:
+            self._holds &= ~why
+            self.received_s = self.gateway.loop.time()  # it wasn't silent: it wasn't heard
+            if not self._holds and self._transport is not None and not self._closed:
+                self._transport.resume_reading()
+
+    @property
+    def is_unheard(self) -> bool:
+        """True while the server doesn't read, for reasons of its own."""
+        return bool(self._holds & ~ANSWERS)
 
     def data_received(self, data: bytes) -> None:
         if self._closed:
             return
+        received = len(data)
+        self.listener.bytes_in += received
         self.received_s = self.gateway.loop.time()
+        if self.meter is not None:
+            self._unpaid_bytes += received
+        if self._deferred is not None:
+            self._late += data
+        else:
+            self._join(data)
+
+    def _join(self, data: bytes) -> None:
+        """Put a packet together that came in several reads, and go on with what is whole."""
         if self._missing:
             self._collected.append(data)
             self._missing -= len(data)
             if self._missing > 0:
+                if self.meter is not None:
+                    self._pay(0)
                 return
             data = b"".join(self._collected)
             self._collected.clear()
             self._missing = 0
         elif self._rest:
             data = self._rest + data
-        packets, used = codec.decode(data, self.gateway.options.packet_bytes_max)
+        packet_bytes_max = self.gateway.options.packet_bytes_max
+        packets, used = codec.decode(data, packet_bytes_max, self._side)
+        if packets and not self.connected:
+            if not self._begin(packets[0], data):
+                return
+            if self.is_v5:  # what follows the CONNECT is of another version than was thought
+                used = codec.packet_bytes(data)
+                packets, more = codec.decode(data[used:], packet_bytes_max, self._side)
+                used += more
+            else:
+                packets = packets[1:]
+        self.gateway.counters.packets_in += len(packets)
         self._rest = rest = data[used:]
         wanted = codec.packet_bytes(rest) if rest and (not packets or packets[-1][0] != MALFORMED) else 0
         if wanted > len(rest):  # a packet in many reads is collected, and joined once
             self._collected.append(rest)
             self._missing = wanted - len(rest)
             self._rest = b""
-        self._receive(packets)
+        self._handle_or_close(packets)
 
-    def _receive(self, packets: list[codec.Packet]) -> None:
+    def _handle_or_close(self, packets: list[codec.Packet]) -> None:
+        """Handle packets; end the connection where they are wrong."""
         try:
             self._handle(packets)
-        except ConnectRefused as error:
-            self._write(codec.encode_refusal(error))
-            self.close(str(error), error.reason)
         except ProtocolError as error:
             self.close(str(error), error.reason)
         except TopicInvalid as error:
@@ -163,71 +265,261 @@ class Connection(asyncio.Protocol):
         except StoreError as error:
             self.close(str(error), ReasonCode.QUOTA_EXCEEDED)
 
+    def _pay(self, publishes: int) -> None:
+        """Pay for what was received, and for the PUBLISHes in it that were stored."""
+        size, self._unpaid_bytes = self._unpaid_bytes, 0
+        self.gateway.throttle.settle(self, publishes, size)
+
+    # --- what waits for the plugins ---------------------------------------------------------------------------------
+
+    def _defer(self, packets: list[codec.Packet], question: Undecided) -> None:
+        """Keep packets until a question is answered. Nothing more is read, so they are one read at most."""
+        self._deferred = packets
+        self.hold_reading(UNDECIDED)
+        question.ask(self._decided)
+
+    def _decided(self) -> None:
+        """Go on with what was deferred."""
+        packets, self._deferred = self._deferred, None
+        if self._closed or packets is None:
+            return
+        if packets:
+            self._handle_or_close(packets)
+        if not self._is_waiting() and self._late:
+            late, self._late = self._late, b""
+            self._join(late)
+        if not self._is_waiting():
+            self.release_reading(UNDECIDED)
+
+    def _is_waiting(self) -> bool:
+        """Return whether packets wait for the plugins, or nothing is waited for any more."""
+        return self._deferred is not None or self._closed
+
     # --- packets ----------------------------------------------------------------------------------------------------
 
     def _handle(self, packets: list[codec.Packet]) -> None:
         """Handle the packets of one read, in order. The hot path: PUBLISH costs about 2 us here, with the append."""
-        if not self.connected:
-            if not packets:
-                return
-            self._first(packets)
-            packets = packets[1:]
-        store = self.store
+        store, session, guard = self.store, self.session, self.guard
+        if self.is_v5:
+            packets = self._within_receive_maximum(packets)
+            if session.no_local:
+                packets = [(PUBLISH_WITH, *packet[1:], b"") if packet[0] == PUBLISH else packet for packet in packets]
         route_of, append = store.queues.route, store.append_message
-        puback_ids: list[int] = []
-        pubrec_ids: list[int] = []
+        answers = Answers()
+        puback_ids, pubrec_ids = answers.puback_ids, answers.pubrec_ids
         publishes = 0
-        has_left = False
+        left: codec.Packet | None = None
+        undecided: Undecided | None = None
         try:
             for packet in packets:
                 kind = packet[0]
                 if kind == PUBLISH:
                     _, flags, topic, packet_id, body = packet
                     qos = flags & 6
-                    if qos == _QOS_2 and packet_id in self.session.received:
-                        pubrec_ids.append(packet_id)  # a repetition [MQTT-4.3.3-2]
+                    if qos == _QOS_2 and packet_id in session.received:
+                        pubrec_ids.append(packet_id)  # a repetition [MQTT-4.3.3-10] 3.1.1:[MQTT-4.3.3-2]
                         continue
                     if self._held:
                         self._hold(packet)  # those before it come first [MQTT-4.6.0-2]
                         continue
                     try:
+                        if guard is not None and not guard.publish.get(topic) and not guard.may_publish(topic, packets):
+                            raise PublishForbidden(topic)
                         append(route_of(topic), body, b"", RECORD_FLAGS[flags])
-                    except DiskFull:
-                        self._hold(packet)
+                    except StoreError as error:
+                        publishes += self._publish_otherwise(packet, error, answers)
                         continue
                     publishes += 1
                     if qos == _QOS_1:
                         puback_ids.append(packet_id)
                     elif qos == _QOS_2:
-                        self.session.received.add(packet_id)
+                        session.received.add(packet_id)
                         pubrec_ids.append(packet_id)
+                elif kind == PUBLISH_WITH:
+                    publishes += self._publish_with(packet, packets, answers)
                 elif kind in _ACKS:
-                    self._acked(kind, packet[1])
+                    self._acked(kind, packet)
                 elif kind == DISCONNECT:
-                    has_left = True
+                    left = packet
                     break  # nothing behind it counts
                 else:
                     self._control(packet)
+        except Undecided as question:
+            undecided = question
         finally:
             # Also where a packet was malformed: what came before it is stored, and is acknowledged.
             self.gateway.counters.publishes_in += publishes
+            if publishes and store.log.end > self.gateway.pressure.check_at:
+                self.gateway.pressure.apply(self)
+            if self.meter is not None:
+                self._pay(publishes)
+            self._unacked += len(puback_ids)
             if puback_ids:
-                store.when_durable(partial(self._acknowledge, PUBACK, puback_ids))
+                store.when_durable(partial(self._acknowledge, PUBACK, puback_ids, answers.denied))
             if pubrec_ids:
-                store.when_durable(partial(self._acknowledge, PUBREC, pubrec_ids))
-            if self.lagging:
+                store.when_durable(partial(self._acknowledge, PUBREC, pubrec_ids, answers.denied))
+            if self.lagging or self._resend:
                 self._pump()
-        if has_left:
-            self.session.will = None  # [MQTT-3.14.4-3]
-            self.close("", ReasonCode.NORMAL_DISCONNECTION)
+        if undecided is not None:
+            at = next(number for number, each in enumerate(packets) if each is packet)
+            self._defer(packets[at:], undecided)
+        if left is not None:
+            self.gateway.traffic.packets_in[DISCONNECT] += 1
+            self._left(left[2])
 
-    def _acknowledge(self, kind: int, packet_ids: list[int]) -> None:
-        self._write(codec.encode_acks(kind, packet_ids))
+    def _within_receive_maximum(self, packets: list[codec.Packet]) -> list[codec.Packet]:
+        """Return the packets up to the PUBLISH that is more than this server's receive maximum, and an error in its place."""
+        received = self.session.received
+        room = self.gateway.options.inflight_max - self._unacked - len(received)
+        if len(packets) <= room:  # almost always: nothing is looked at
+            return packets
+        known = set(received)
+        for at, packet in enumerate(packets):
+            if packet[0] in (PUBLISH, PUBLISH_WITH) and packet[3] and packet[3] not in known:
+                if packet[1] & _QOS_2:
+                    known.add(packet[3])
+                room -= 1
+                if room < 0:  # [MQTT-3.3.4-9]
+                    why = (
+                        f"more than {self.gateway.options.inflight_max} PUBLISHes came unacknowledged: see the receive maximum"
+                    )
+                    return [*packets[:at], (MALFORMED, ProtocolError(why, ReasonCode.RECEIVE_MAXIMUM_EXCEEDED))]
+        return packets
+
+    def _publish_with(self, packet: codec.Packet, packets: list[codec.Packet], answers: Answers) -> bool:
+        """Store a PUBLISH that has properties; return whether it was stored, and note what it is to be answered.
+
+        `packets` are those that came with it. Raises Undecided.
+        """
+        _, flags, topic, packet_id, body, raw = packet
+        found = parse_properties(raw, PUBLISH)
+        if Property.SUBSCRIPTION_IDENTIFIER in found:
+            raise ProtocolError("a PUBLISH to the server has a subscription identifier [MQTT-3.3.4-6]")
+        check_response_topic(found)
+        topic = self._topic_of(topic, found)
+        if flags & 6 == _QOS_2 and packet_id in self.session.received:
+            answers.pubrec_ids.append(packet_id)
+            return False
+        guard = self.guard
+        try:
+            if guard is not None and not guard.may_publish(topic, packets):
+                raise PublishForbidden(topic)
+            self._store(flags, topic, body, found)
+        except StoreError as error:
+            self._deny(topic, packet_id, error, answers)
+            self._answer(flags, packet_id, answers)
+            return False
+        self._answer(flags, packet_id, answers)
+        return True
+
+    def _publish_otherwise(self, packet: codec.Packet, error: StoreError, answers: Answers) -> bool:
+        """Handle a plain PUBLISH that can't be appended as it is; return whether it was stored, and note what it is answered.
+
+        On a full disk one of MQTT 3.1.1 is kept. Raises StoreError where it is refused and the client can't be told so.
+        """
+        _, flags, topic, packet_id, body = packet
+        is_stored = False
+        if isinstance(error, TopicInvalid) and topic.startswith(b"$delayed/"):
+            try:
+                self._store(flags, topic, body, {})
+                is_stored = True
+            except StoreError as refused:
+                error = refused
+        if not is_stored:
+            if isinstance(error, DiskFull) and not self.is_v5:
+                self._hold(packet)
+                return False
+            self._deny(topic, packet_id, error, answers)
+        self._answer(flags, packet_id, answers)
+        return is_stored
+
+    def _answer(self, flags: int, packet_id: int, answers: Answers) -> None:
+        """Note that a PUBLISH is to be acknowledged, stored or denied."""
+        qos = flags & 6
+        if qos == _QOS_1:
+            answers.puback_ids.append(packet_id)
+        elif qos == _QOS_2:
+            answers.pubrec_ids.append(packet_id)
+            if packet_id not in answers.denied:
+                self.session.received.add(packet_id)
+
+    def _store(self, flags: int, topic: bytes, body: bytes, found: Found) -> None:
+        """Store a message off the hot path. Raises StoreError."""
+        gateway, store = self.gateway, self.store
+        due_ms = 0
+        if topic.startswith(b"$delayed/"):
+            topic, due_ms = parse_delayed(topic, store.now_ms(), gateway.delay_ms_max)
+            if due_ms:
+                gateway.delayed.check_room()
+        if gateway.options.check_payload_format and found.get(Property.PAYLOAD_FORMAT) == 1:
+            _check_utf_8(body)
+        publisher = self.session.client_id if self.session.no_local else ""
+        properties = encode_properties(to_stored(found, store.now_ms(), publisher=publisher, deliver_at_ms=due_ms))
+        store.append_message(store.queues.route(topic), body, properties, RECORD_FLAGS[flags] | (Flag.DELAYED if due_ms else 0))
+
+    def _topic_of(self, topic: bytes, found: Found) -> bytes:
+        """Return the topic of a PUBLISH, which an alias may stand for (3.3.2.3.4)."""
+        alias = found.get(Property.TOPIC_ALIAS)
+        if alias is None:
+            if not topic:
+                raise ProtocolError("a PUBLISH has neither a topic nor an alias (3.3.2.1)")
+            return topic
+        if alias > self.gateway.options.topic_alias_max:  # [MQTT-3.3.2-9]
+            raise ProtocolError(
+                f"the topic alias is {alias}; use {self.gateway.options.topic_alias_max} at most",
+                ReasonCode.TOPIC_ALIAS_INVALID,
+            )
+        if topic:
+            self._topics[alias] = topic
+            return topic
+        known = self._topics.get(alias)
+        if known is None:
+            raise ProtocolError(f"the topic alias {alias} stands for nothing yet (3.3.2.3.4)")
+        return known
+
+    def _deny(self, topic: bytes, packet_id: int, error: StoreError, answers: Answers) -> None:
+        """Note that a PUBLISH was refused, for its ack to say so.
+
+        MQTT 3.1.1 has no way to. Where the plugins forbid the message it is acknowledged as if it were stored [MQTT-3.3.5-2],
+        or the connection is closed, as `mqtt.access.denied_publish` says. Everything else raises the error.
+        """
+        if not self.is_v5:
+            if not isinstance(error, PublishForbidden):
+                raise error
+            if self.gateway.options.access.denied_publish == "close":
+                raise ProtocolError(str(error), ReasonCode.NOT_AUTHORIZED)
+        reason = ReasonCode.QUOTA_EXCEEDED
+        if isinstance(error, PublishForbidden):
+            reason = ReasonCode.NOT_AUTHORIZED
+        elif isinstance(error, PayloadInvalid):
+            reason = ReasonCode.PAYLOAD_FORMAT_INVALID
+        elif isinstance(error, TopicInvalid):
+            check_topic(topic, levels_max=TOPIC_BYTES_MAX + 1)  # raises where it is no topic at all: that is no denial
+            reason = ReasonCode.TOPIC_NAME_INVALID
+        if isinstance(error, DiskFull) and not packet_id:
+            self.gateway.counters.publishes_dropped += 1
+            return
+        self.gateway.counters.publishes_refused += 1
+        if packet_id and self.is_v5:
+            answers.denied[packet_id] = (reason, str(error))
+
+    def _acknowledge(self, kind: int, packet_ids: list[int], denied: dict[int, Denial]) -> None:
+        if kind == PUBACK:
+            self._unacked -= len(packet_ids)
+        if not denied:
+            self._write(codec.encode_acks(kind, packet_ids), len(packet_ids))
+            return
+        for packet_id in packet_ids:
+            if packet_id not in denied:
+                self._write(codec.encode_acks(kind, [packet_id]))
+            else:
+                reason, why = denied[packet_id]
+                self._write(codec.encode_ack(kind, packet_id, reason, self._why(why)))
 
     # --- a full disk ------------------------------------------------------------------------------------------------
 
     def _hold(self, packet: codec.Packet) -> None:
-        """Keep a PUBLISH that can't be stored now. It is neither lost nor acknowledged; one of QoS 0 is dropped.
+        """Keep a PUBLISH of MQTT 3.1.1 that can't be stored now. It is neither lost nor acknowledged; one of QoS 0 is dropped.
 
         Everything else that the client sends is served, its pings and acks among it, until it has sent more than is kept. Then
         it is not read any more. So devices with a small window stay connected through a full disk.
@@ -236,47 +528,55 @@ class Connection(asyncio.Protocol):
         if not flags & 6:
             self.gateway.counters.publishes_dropped += 1
             return
+        size = len(topic) + len(body) + HELD_OVERHEAD_BYTES
         self._held.append(packet)
-        self._held_bytes += len(topic) + len(body) + HELD_OVERHEAD_BYTES
-        self.gateway.hold(self, len(topic) + len(body) + HELD_OVERHEAD_BYTES)
-        if self.silenced and self._transport is not None:
-            self._transport.pause_reading()
+        self._held_bytes += size
+        self.gateway.hold(self, size)
+        if self._holds_too_much:
+            self.hold_reading(DISK_FULL)
 
     @property
-    def silenced(self) -> bool:
-        """True while the client is not read because the disk is full: what it would say can't be held against it."""
+    def _holds_too_much(self) -> bool:
         return self._held_bytes > HELD_BYTES_MAX or (self._held_bytes > 0 and self.gateway.is_holding_all)
 
     def release_held(self) -> None:
         """Go on with what was kept. What still can't be stored is kept again."""
-        held, was_silenced = self._held, self.silenced
+        held = self._held
         self._drop_held()
         if self._closed:
             return
-        self.received_s = self.gateway.loop.time()
-        self._receive(held)
-        if was_silenced and not self.silenced and not self._closed and self._transport is not None:
-            self._transport.resume_reading()
+        if self._deferred:  # what waits for the plugins came behind it
+            self._deferred = held + self._deferred
+        else:
+            self._handle_or_close(held)
+        if not self._holds_too_much:
+            self.release_reading(DISK_FULL)
 
     def _drop_held(self) -> None:
         self.gateway.release(self, self._held_bytes)
         self._held, self._held_bytes = [], 0
 
-    def _acked(self, kind: int, packet_id: int) -> None:
-        # An ack that nothing waits for is let pass: after a reconnect a client may repeat one (4.4).
-        expected = self.session.acked(kind, packet_id)
-        if kind == PUBREC:
-            self._write(codec.encode_acks(PUBREL, [packet_id]))  # also the second time [MQTT-4.3.3-1]
+    def _acked(self, kind: int, packet: codec.Packet) -> None:
+        self.gateway.traffic.packets_in[kind] += 1
+        packet_id = packet[1]
+        is_refused = len(packet) > 2 and packet[2] >= REFUSED
+        expected = self.session.acked(kind, packet_id, is_refused=is_refused)
+        if kind == PUBREC and not is_refused:
+            if expected or not self.is_v5 or packet_id in self.session.inflight:
+                self._write(codec.encode_acks(PUBREL, [packet_id]))  # also the second time [MQTT-4.3.3-4]
+            else:
+                self._write(codec.encode_ack(PUBREL, packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND))
         elif expected:
+            # An ack that nothing waits for is let pass: after a reconnect a client may repeat one (4.4).
             self.gateway.counters.deliveries_acked += 1
 
     def _control(self, packet: codec.Packet) -> None:
         kind = packet[0]
         if kind == MALFORMED:
             raise packet[1]
+        self.gateway.traffic.packets_in[kind] += 1
         if kind == PUBREL:
-            self.session.received.discard(packet[1])
-            self._write(codec.encode_acks(PUBCOMP, [packet[1]]))  # whether it was known or not (4.3.3)
+            self._released(packet[1])
         elif kind == SUBSCRIBE:
             self._subscribe(packet[2])
         elif kind == UNSUBSCRIBE:
@@ -285,94 +585,228 @@ class Connection(asyncio.Protocol):
             self._write(codec.PINGRESP_BYTES)  # [MQTT-3.12.4-1]
         elif kind == CONNECT:
             raise ProtocolError("a second CONNECT came on one connection [MQTT-3.1.0-2]")
+        elif kind == AUTH:
+            raise ProtocolError("an AUTH came, and the CONNECT named no authentication method [MQTT-4.12.0-7]")
         else:
             raise ProtocolError(f"a {NAMES[kind]} is not for the server")
 
-    def _first(self, packets: list[codec.Packet]) -> None:
-        """Handle the first packet of a connection, which must be CONNECT [MQTT-3.1.0-1]."""
-        packet = packets[0]
+    def _released(self, packet_id: int) -> None:
+        received = self.session.received
+        if packet_id in received or not self.is_v5:
+            received.discard(packet_id)
+            self._write(codec.encode_acks(PUBCOMP, [packet_id]))  # in 3.1.1 whether it was known or not (4.3.3)
+        else:
+            self._write(codec.encode_ack(PUBCOMP, packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND))
+
+    def _left(self, body: bytes) -> None:
+        """Handle a DISCONNECT (3.14.4)."""
+        wish = parse_disconnect(body)
+        if wish.session_expiry_s is not None:
+            if wish.session_expiry_s and not self.session.expiry_s:
+                raise ProtocolError("a DISCONNECT makes a session last that the CONNECT did not (3.14.2.2.2)")
+            self.session.expiry_s = self.gateway.expiry_s(wish.session_expiry_s)
+        if wish.reason == ReasonCode.NORMAL_DISCONNECTION:
+            self.session.will = None  # [MQTT-3.14.4-3]
+        self.close("", ReasonCode.NORMAL_DISCONNECTION)
+
+    # --- CONNECT ----------------------------------------------------------------------------------------------------
+
+    def _begin(self, packet: codec.Packet, data: bytes) -> bool:
+        """Handle the first packet of a connection; return whether what follows it in `data` can be handled now."""
+        try:
+            self._first(packet)
+        except Undecided as question:
+            self._rest, self._late = b"", data  # it comes first once more
+            self._defer([], question)
+            return False
+        except ProtocolError as error:
+            self._refuse(error)
+            self.close(str(error), error.reason)
+            return False
+        return not self._closed
+
+    def _first(self, packet: codec.Packet) -> None:
+        """Handle a CONNECT, which must come first [MQTT-3.1.0-1]. Raises ProtocolError, Undecided."""
         if packet[0] == MALFORMED:
             raise packet[1]
         if packet[0] != CONNECT:
             raise ProtocolError(f"the first packet is {NAMES[packet[0]]}, and must be CONNECT [MQTT-3.1.0-1]")
         store = self.store.options
+        self.level = protocol_level(packet[2])
         wish = parse_connect(packet[2], topic_levels_max=store.topic_levels_max, topic_bytes_max=store.topic_bytes_max)
+        self.gateway.access.admit(self, wish)
         self._accept(wish)
+        self.gateway.traffic.packets_in[CONNECT] += 1
+        self.gateway.counters.packets_in += 1
+
+    def _refuse(self, error: ProtocolError) -> None:
+        """Answer a CONNECT that is refused, where its version has an answer [MQTT-3.1.4-2]."""
+        answer = codec.encode_refusal(error, self.level) if self.level or isinstance(error, ConnectRefused) else b""
+        if answer:
+            self._write(answer)
 
     def _accept(self, wish: Connect) -> None:
         gateway = self.gateway
         gateway.check_room(wish.client_id)
-        self.session = Session(wish.client_id or gateway.assign_client_id(), gateway.options.inflight_max, wish.will)
-        gateway.register(self)
+        client_id = wish.client_id or gateway.assign_client_id()
+        if wish.level == V5_0:
+            self.is_v5 = True
+            self._side = codec.FROM_CLIENT_5
+            self._says_why = wish.wants_problem_information
+            self.packet_bytes_max = wish.packet_bytes_max
+            alias_max = min(wish.topic_alias_max, gateway.options.topic_alias_max)
+            self.aliases = Aliases(alias_max) if alias_max else None
+        is_present = gateway.register(self, client_id, clean_start=wish.clean_start)
+        self.session.inflight_max = min(wish.receive_max, gateway.options.inflight_max)
+        self.session.will = wish.will
+        self.session.expiry_s = gateway.expiry_s(wish.session_expiry_s)
         self.connected = True
-        self.keep_alive_s = wish.keep_alive_s * 1.5  # [MQTT-3.1.2-24]
+        keep_alive_s = self._keep_alive_s(wish)
+        self.keep_alive_s = keep_alive_s * 1.5  # [MQTT-3.1.2-22] 3.1.1:[MQTT-3.1.2-24]
         gateway.watch(self)
-        self._write(codec.encode_connack(False, ConnectCode.ACCEPTED))
+        self._write(self._connack(wish, is_present, keep_alive_s))
+        if is_present:
+            self._resume()
+
+    def _keep_alive_s(self, wish: Connect) -> int:
+        """Return the keep alive that holds: the client's, or in MQTT 5.0 the server's where that is shorter."""
+        longest_s = self.gateway.options.keep_alive_s_max
+        if self.is_v5 and longest_s and not 0 < wish.keep_alive_s <= longest_s:
+            return longest_s
+        return wish.keep_alive_s
+
+    def _connack(self, wish: Connect, is_present: bool, keep_alive_s: int) -> bytes:
+        if not self.is_v5:
+            return codec.encode_connack(is_present and wish.level > 3, ConnectCode.ACCEPTED)  # 3.1 has no such flag
+        options = self.gateway.options
+        found: Found = {
+            Property.RECEIVE_MAXIMUM: options.inflight_max,
+            Property.MAXIMUM_PACKET_SIZE: options.packet_bytes_max,
+            Property.SHARED_SUBSCRIPTION_AVAILABLE: 0,
+        }
+        if options.topic_alias_max:
+            found[Property.TOPIC_ALIAS_MAXIMUM] = options.topic_alias_max
+        if not wish.client_id:  # [MQTT-3.1.3-7]
+            found[Property.ASSIGNED_CLIENT_ID] = self.session.client_id
+        if keep_alive_s != wish.keep_alive_s:  # [MQTT-3.1.2-21]
+            found[Property.SERVER_KEEP_ALIVE_S] = keep_alive_s
+        if self.session.expiry_s != wish.session_expiry_s:  # 3.2.2.3.2
+            found[Property.SESSION_EXPIRY_S] = self.session.expiry_s
+        return codec.encode_connack_5(is_present, ReasonCode.SUCCESS, found)
+
+    def _resume(self) -> None:
+        """Go on with a session that was there: what was under way goes out again [MQTT-4.4.0-1], then what came meanwhile."""
+        session = self.session
+        self._resend = list(reversed(session.inflight))
+        for subscription in session.subscriptions.values():
+            subscription.begin(self)
+            self.lagging[subscription] = None
+            self.gateway.fanout(subscription.queue).add(subscription)
+        self.pump_soon()
 
     # --- subscriptions ----------------------------------------------------------------------------------------------
 
     def _subscribe(self, body: bytes) -> None:
-        wish = parse_subscribe(body)
+        wish = parse_subscribe(body, is_v5=self.is_v5)
         # What this turn has stored is no part of the subscription: committed now, it is read as retained or not at all.
         self.store.commit()
         # A packet can hold a quarter of a million filters, all the same one. More than a session may have are not looked at.
         asked_max = self.gateway.options.subscriptions_max
-        granted = [self._add(topic_filter, qos) for topic_filter, qos in wish.filters[:asked_max]]
-        granted += [SUBACK_FAILURE] * (len(wish.filters) - len(granted))
-        self._write(codec.encode_suback(wish.packet_id, granted))
+        asked = wish.filters[:asked_max]
+        allowed = self.guard.may_subscribe([topic_filter for topic_filter, _ in asked]) if self.guard is not None else None
+        granted = [
+            self._add(topic_filter, options, wish.identifier)
+            if allowed is None or allowed[topic_filter]
+            else self._refusal(topic_filter, SubscriptionForbidden())
+            for topic_filter, options in asked
+        ]
+        more = ReasonCode.QUOTA_EXCEEDED if self.is_v5 else SUBACK_FAILURE
+        granted += [more] * (len(wish.filters) - len(granted))
+        self._write(codec.encode_suback(wish.packet_id, granted, self.is_v5))
         self._pump()
 
-    def _add(self, topic_filter: str, qos: int) -> int:
+    def _add(self, topic_filter: str, options: int, identifier: int) -> int:
         """Add a subscription, in place of one to the same filter [MQTT-3.8.4-3]; return what the SUBACK says of it."""
-        gateway, subscriptions = self.gateway, self.session.subscriptions
+        gateway, session = self.gateway, self.session
+        subscriptions = session.subscriptions
         old = subscriptions.get(topic_filter)
         try:
             # A replaced one keeps its queue, and its place there: by now another queue may serve this filter.
             queue = self._attach(topic_filter) if old is None else old.queue
         except StoreError as error:
-            gateway.counters.subscriptions_refused += 1
-            logger.info("subscription.refused", client=self.session.client_id, filter=topic_filter[:80], why=str(error))
-            return SUBACK_FAILURE
-        retained = gateway.retained.matching(topic_filter, before=self.store.log.end)
-        subscription = Subscription(self, queue, qos, retained)
+            return self._refusal(topic_filter, error)
+        subscription = Subscription(session, topic_filter, queue, options, identifier)
+        handling = (options & RETAIN_HANDLING) >> 4
+        if handling == 0 or (handling == 1 and old is None):  # [MQTT-3.3.1-9] to [MQTT-3.3.1-11]
+            subscription.retained = gateway.retained.matching(topic_filter, before=self.store.log.end)
         if old is not None:
             self._leave_shared_path(old)
+            gateway.sys.unsubscribed(old)
             subscription.cursor = old.cursor  # nothing is missed while it is replaced
+            subscription.number = old.number
+            subscription.overlaps = old.overlaps
+        else:
+            session.subscribed += 1
+            gateway.counters.subscriptions += 1
         subscriptions[topic_filter] = subscription
+        session.no_local += bool(options & NO_LOCAL) - (old is not None and old.no_local)
+        self._compare(subscription)
+        subscription.begin(self)
         self.lagging[subscription] = None
         gateway.fanout(queue).add(subscription)
-        return qos
+        gateway.sys.subscribed(subscription, says_all=subscription.retained is not None)
+        return options & QOS
+
+    def _refusal(self, topic_filter: str, error: StoreError) -> int:
+        """Count and log a filter that is refused; return what the SUBACK says of it."""
+        self.gateway.counters.subscriptions_refused += 1
+        self.gateway.logbook.note(
+            "subscription.refused", client=self.session.client_id, filter=topic_filter[:80], why=str(error)
+        )
+        if not self.is_v5:
+            return SUBACK_FAILURE
+        if isinstance(error, SubscriptionForbidden):
+            return ReasonCode.NOT_AUTHORIZED
+        if topic_filter.startswith(SHARE):
+            return ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
+        return ReasonCode.TOPIC_FILTER_INVALID if isinstance(error, TopicInvalid) else ReasonCode.QUOTA_EXCEEDED
+
+    def _compare(self, changed: Subscription) -> None:
+        """See which subscriptions match the same topics, now that one was added or removed."""
+        self.session.subscriptions_changed()
+        for subscription in find_overlaps(self.session, changed):
+            if subscription is not changed:
+                subscription.settle()
 
     def _attach(self, topic_filter: str) -> LightQueue:
         """Return the light queue of a filter. Raises TopicInvalid, LimitExceeded."""
         count = len(self.session.subscriptions)
         if count >= self.gateway.options.subscriptions_max:
             raise LimitExceeded(f"{count} subscriptions in one session: see mqtt.subscriptions_max")
-        if topic_filter.startswith("$share/"):
-            raise TopicInvalid("shared subscriptions are not served over MQTT 3.1.1 here; use a POP group")
-        return self.store.queues.attach(topic_filter, self.owner)
+        if topic_filter.startswith(SHARE):
+            raise TopicInvalid("shared subscriptions are not served over MQTT here; use a POP group")
+        return self.store.queues.attach(topic_filter, self.session.owner)
 
     def _unsubscribe(self, body: bytes) -> None:
-        wish = parse_unsubscribe(body)
+        wish = parse_unsubscribe(body, is_v5=self.is_v5)
+        codes: list[ReasonCode] = []
         for topic_filter in wish.filters:
             subscription = self.session.subscriptions.pop(topic_filter, None)
+            codes.append(ReasonCode.NO_SUBSCRIPTION_EXISTED if subscription is None else ReasonCode.SUCCESS)
             if subscription is not None:
-                self._remove(subscription)
-        self._write(codec.encode_unsuback(wish.packet_id))  # also where there was none [MQTT-3.10.4-5]
+                self._leave_shared_path(subscription)
+                self.session.no_local -= subscription.no_local
+                self.gateway.drop(subscription)
+                self._compare(subscription)
+        if self.is_v5:
+            self._write(codec.encode_unsuback_5(wish.packet_id, codes))
+        else:
+            self._write(codec.encode_unsuback(wish.packet_id))  # also where there was none 3.1.1:[MQTT-3.10.4-5]
 
     def _leave_shared_path(self, subscription: Subscription) -> None:
         subscription.live = False
         self.lagging.pop(subscription, None)
         self.gateway.leave_fanout(subscription)
-
-    def _remove(self, subscription: Subscription) -> None:
-        self._leave_shared_path(subscription)
-        self.store.queues.detach(subscription.queue, self.owner)
-
-    @property
-    def owner(self) -> str:
-        """What this connection is called among the owners of a light queue."""
-        return f"connection:{id(self)}"
 
     def pump_soon(self) -> None:
         """Go on with the subscriptions that lag, in the next turn of the loop."""
@@ -385,34 +819,77 @@ class Connection(asyncio.Protocol):
         self._pump()
 
     def _pump(self) -> None:
+        if self._resend:
+            self._send_again()
         for subscription in tuple(self.lagging):
-            if not self.writable:
+            if not self.writable or self._resend:
                 return
             self.lagging[subscription] = self.lagging.pop(subscription)  # to the end: they take turns
             subscription.pump()
+
+    def _send_again(self) -> None:
+        """Send what an earlier connection left unacknowledged, in its order, as far as there is room."""
+        inflight, waiting = self.session.inflight, self._resend
+        while waiting and self.writable and not self._closed:
+            if len(inflight) - len(waiting) >= self.session.inflight_max:
+                return
+            packet_id = waiting.pop()
+            slot = inflight.get(packet_id)
+            if slot is None:
+                if packet_id in inflight:
+                    self._write(codec.encode_acks(PUBREL, [packet_id]))
+                continue
+            if self.guard is not None:  # another user may have come with this client id
+                admitted, passed = self.guard.admit(ENTRY.pack(slot.position, slot.size, 0))
+                if not passed:
+                    waiting.append(packet_id)
+                    return
+                if not admitted:
+                    del inflight[packet_id]
+                    continue
+            data = encode_again(self.store, slot, packet_id, self._terms_again(topic_of(self.store, slot)))
+            if data is None or len(data) > (self.packet_bytes_max or len(data)):
+                del inflight[packet_id]
+            else:
+                self.send_publishes(data, 1)
+
+    def _terms_again(self, topic: bytes) -> Terms:
+        matching = self.session.matching(topic.decode()) if self.is_v5 else ()
+        return together(matching, "") or Terms(2, self.is_v5)
 
     # --- output and the end -----------------------------------------------------------------------------------------
 
     def send_publishes(self, data: bytes, count: int) -> None:
         """Send a run of PUBLISH packets."""
         self.gateway.counters.publishes_out += count
+        self.listener.bytes_out += len(data)
         if self._transport is not None:
             self._transport.write(data)
 
-    def _write(self, data: bytes) -> None:
-        """Send answers. Who doesn't take them must not make the server write more."""
+    def _why(self, why: str) -> str:
+        """Return a reason string, where the client wants such [MQTT-3.1.2-29]."""
+        return why if self._says_why else ""
+
+    def _write(self, data: bytes, packets: int = 1) -> None:
+        """Send answers, `packets` of one type. Who doesn't take them must not make the server write more."""
         if self._transport is None:
             return
+        if packets == 1 and self.packet_bytes_max is not None and len(data) > self.packet_bytes_max:  # [MQTT-3.1.2-24]
+            self.close(f"an answer of {len(data)} bytes is more than the client takes", ReasonCode.PACKET_TOO_LARGE)
+            return
+        self.listener.bytes_out += len(data)
+        self.gateway.traffic.packets_out[data[0] >> 4] += packets
         self._transport.write(data)
         if not self.writable:
             self._answers_bytes += len(data)
             if self._answers_bytes > ANSWERS_BYTES_MAX:
-                self._transport.pause_reading()
+                self.hold_reading(ANSWERS)
 
     def close(self, why: str, reason: ReasonCode) -> None:
         """End the connection: what was written goes out, then the acks that are due, and nothing more is read.
 
-        `why` is for the log and the count by `reason`; empty if the client or the operator wants it so.
+        In MQTT 5.0 a DISCONNECT with the reason comes last, unless the client is the one who left. `why` is for that, for the
+        log and for the count by `reason`; empty if the client or the operator wants it so.
         """
         if self._closed:
             return
@@ -420,13 +897,25 @@ class Connection(asyncio.Protocol):
         if why:
             self.gateway.refused(self, why, reason)
         if self._transport is not None:
+            if self.is_v5 and reason != ReasonCode.NORMAL_DISCONNECTION:
+                self._farewell = self._disconnect(why, reason)
             self._transport.pause_reading()
             self.store.when_durable(self._close_transport)
             self.gateway.loop.call_later(CLOSE_FLUSH_S, self._abort)
         self._end()
 
+    def _disconnect(self, why: str, reason: ReasonCode) -> bytes:
+        """Return the DISCONNECT with which the server closes [MQTT-4.13.1-1], as long as the client can take."""
+        most = self.packet_bytes_max or KIB * 64
+        packets = codec.encode_disconnect(reason, self._why(why)), codec.encode_disconnect(reason)
+        return next((packet for packet in packets if len(packet) <= most), b"")
+
     def _close_transport(self) -> None:
         if self._transport is not None:
+            if self._farewell:
+                self.listener.bytes_out += len(self._farewell)
+                self.gateway.traffic.packets_out[DISCONNECT] += 1
+                self._transport.write(self._farewell)
             self._transport.close()
 
     def _abort(self) -> None:
@@ -434,14 +923,47 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def _end(self) -> None:
-        """Give up everything that the session holds, and publish its will; once."""
+        """Leave the session to the gateway, to end it or to keep it; once."""
         if not self.connected:
             return
         self.connected = False
         self._drop_held()  # none of it was acknowledged
         for subscription in self.session.subscriptions.values():
-            self._remove(subscription)
-        self.session.subscriptions.clear()
-        will, self.session.will = self.session.will, None
-        if will is not None:
-            self.gateway.publish_will(will)
+            self._leave_shared_path(subscription)
+        self.gateway.left(self.session)
+
+
+class Answers:
+    """What the PUBLISHes of one read are to be answered, once they are durable."""
+
+    __slots__ = ("denied", "puback_ids", "pubrec_ids")
+
+    def __init__(self) -> None:
+        self.puback_ids: list[int] = []
+        self.pubrec_ids: list[int] = []
+        self.denied: dict[int, Denial] = {}
+
+
+class PublishForbidden(StoreError):
+    """Raised when the plugins don't allow a message."""
+
+    def __init__(self, topic: bytes) -> None:
+        super().__init__(f"the client may not publish to {topic[:80]!r}")
+
+
+class SubscriptionForbidden(StoreError):
+    """Raised when the plugins don't allow a filter."""
+
+    def __init__(self) -> None:
+        super().__init__("the plugins don't allow it")
+
+
+class PayloadInvalid(StoreError):
+    """Raised when a body is not of the format that its publisher says it is of."""
+
+
+def _check_utf_8(body: bytes) -> None:
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        raise PayloadInvalid(f"the body is not UTF-8 from byte {error.start} on, as its payload format says") from error

@@ -1,5 +1,5 @@
 """What a client can do wrong. Each error carries the MQTT 5.0 reason code to answer with, and a sentence that tells what was
-wrong, with which value, and what to do. After any of them the connection closes: [MQTT-4.8.0-1].
+wrong, with which value, and what to do. After any of them the connection closes: [MQTT-4.13.1-1] 3.1.1:[MQTT-4.8.0-1].
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class InvalidTopic(ProtocolError):
 class ConnectRefused(ProtocolError):
     """Raised when a CONNECT is to be answered by a CONNACK that says why not, and then closed.
 
-    `code` is the answer in MQTT 3.1.1; `reason` is the same in MQTT 5.0.
+    `code` is the answer in MQTT 3.1.1; `reason` is the one in MQTT 5.0, the same unless it is given.
     """
 
-    def __init__(self, message: str, code: ConnectCode) -> None:
+    def __init__(self, message: str, code: ConnectCode, reason: ReasonCode | None = None) -> None:
         self.code = code
-        super().__init__(message, REASON_OF[code])
+        super().__init__(message, REASON_OF[code] if reason is None else reason)
 
 
 class UnsupportedVersion(ConnectRefused):

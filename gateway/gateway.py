@@ -1,30 +1,58 @@
-"""The gateway: the MQTT listener, who is connected, and what holds for all connections."""
+"""The gateway: the MQTT listener, who is connected, whose sessions wait for them, and what holds for all connections."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import OrderedDict
+from contextlib import suppress
+from time import monotonic_ns
 
 import structlog
 
-from gateway.connection import HELD_OVERHEAD_BYTES, Connection
+from gateway.access import Access
+from gateway.connection import CLOSE_FLUSH_S, HELD_OVERHEAD_BYTES, Connection
 from gateway.errors import ConnectRefused
 from gateway.fanout import Fanout
-from gateway.options import GatewayOptions
+from gateway.listener import Listeners
+from gateway.logbook import Logbook
+from gateway.message import to_stored
+from gateway.options import PLAIN_NAME, GatewayOptions
 from gateway.packets import Will
+from gateway.peer import Peer
+from gateway.pressure import Pressure
 from gateway.reasons import ConnectCode, ReasonCode
 from gateway.retained import RetainedMessages
+from gateway.session import Session
+from gateway.sources import Sources
 from gateway.subscription import Subscription
+from gateway.system import SystemTopics
+from gateway.throttle import DISK_FULL, Bucket, Meter, Throttle
+from gateway.traffic import Traffic
 from store.errors import DiskFull, StoreError
 from store.lightqueue import LightQueue
 from store.options import MIB
-from store.record import Flag
+from store.record import Flag, encode_properties
 from store.store import Store
+from timer.delayed import DelayedMessages
 
 logger = structlog.get_logger("gateway")
 
 WHEEL_S = 1
-"""Step of the keep-alive wheel. A connection is closed at most this long after 1.5 times its interval."""
+"""Step of the wheel. A connection is closed at most this long after 1.5 times its keep alive, a will is published at most this
+long after its delay, and a session ends at most this long after its expiry interval."""
+
+STRUCK = frozenset(
+    (
+        ReasonCode.MALFORMED_PACKET,
+        ReasonCode.PROTOCOL_ERROR,
+        ReasonCode.PACKET_TOO_LARGE,
+        ReasonCode.BAD_USER_NAME_OR_PASSWORD,
+        ReasonCode.NOT_AUTHORIZED,
+        ReasonCode.BAD_AUTHENTICATION_METHOD,
+    )
+)
+"""Reasons for closing a connection that count as a strike of its source."""
 
 SOCKETS_PER_CLIENT_MAX = 2
 """Sockets open per `mqtt.connections_max`. Between the two a socket is told in its CONNACK that the node is full."""
@@ -40,19 +68,34 @@ class Counters:
         "closed_by_reason",
         "connections_accepted",
         "deliveries_acked",
+        "deliveries_too_large",
+        "packets_in",
         "publishes_dropped",
         "publishes_in",
         "publishes_out",
+        "publishes_refused",
+        "sessions_expired",
+        "subscriptions",
         "subscriptions_refused",
         "wills_dropped",
     )
 
     def __init__(self) -> None:
+        self.packets_in = 0
+        """Of all types, from accepted clients."""
         self.connections_accepted = 0
         self.publishes_dropped = 0
+        """Those of QoS 0 for which the disk had no room."""
         self.publishes_in = 0
         self.publishes_out = 0
+        self.publishes_refused = 0
+        """Those that an ack of MQTT 5.0 refused. At QoS 0 nobody is told, nor in MQTT 3.1.1 of what the plugins forbid."""
         self.deliveries_acked = 0
+        self.deliveries_too_large = 0
+        """Those not sent because the client takes no packet as large."""
+        self.sessions_expired = 0
+        self.subscriptions = 0
+        """Those that exist now."""
         self.subscriptions_refused = 0
         self.wills_dropped = 0
         self.closed_by_reason: dict[ReasonCode, int] = {}
@@ -64,68 +107,101 @@ class Gateway:
     Parameters:
         store: where messages go, and come from.
         retained: the retained messages, a part of that store.
+        delayed: the delayed messages, another part of it.
         options: see `GatewayOptions`.
+        delay_ms_max: how long a message may be delayed.
     """
 
-    def __init__(self, store: Store, retained: RetainedMessages, options: GatewayOptions) -> None:
+    def __init__(
+        self,
+        store: Store,
+        retained: RetainedMessages,
+        delayed: DelayedMessages,
+        options: GatewayOptions,
+        *,
+        delay_ms_max: int,
+    ) -> None:
         self.store = store
         self.retained = retained
+        self.delayed = delayed
         self.options = options
+        self.delay_ms_max = delay_ms_max
         self.counters = Counters()
+        self.traffic = Traffic()
+        self.logbook = Logbook(options.limits.log_lines_per_s)
+        self.access = Access(options.access, store, self.logbook, self._publish_for_plugin)
+        self.sources = Sources(options.limits)
+        self.pressure = Pressure(store, options.limits.undurable_bytes_max)
+        self.throttle = Throttle(self.now_ms)
+        self.handshakes = 0
+        """Connections that are not yet where MQTT begins."""
         self.clients: dict[str, Connection] = {}
         self.connections: set[Connection] = set()
+        self.away: OrderedDict[str, Session] = OrderedDict()
+        """The sessions whose clients are not connected, by client id; who left first comes first."""
+        self.sys = SystemTopics(self)
         self.loop: asyncio.AbstractEventLoop
         self._fanouts: dict[int, Fanout] = {}
         self._holding: dict[Connection, None] = {}
         self.held_bytes = 0
         """Of PUBLISHes and wills that wait for a disk with room."""
-        self._wills: list[Will] = []
-        self._wheel: dict[int, set[Connection]] = {}
+        self._wills: list[tuple[Will, str]] = []
+        """Wills that wait for it, with their publishers where these must not get them."""
+        self._wheel: dict[int, set[Connection | Session]] = {}
         self._wheel_second = 0
         self._wheel_timer: asyncio.TimerHandle | None = None
-        self._server: asyncio.Server | None = None
+        self._emptied: asyncio.Future[None] | None = None
+        self.listeners = Listeners(self)
 
-    # --- the listener -----------------------------------------------------------------------------------------------
+    # --- the listeners ----------------------------------------------------------------------------------------------
 
     async def start(self) -> int:
-        """Open the listener; return its port.
+        """Load the plugins and open the listeners; return the port of the plain one, 0 where there is none.
 
         Raises:
-            OSError: the address can't be listened on.
+            OSError: an address can't be listened on, or a plugin can't be loaded.
         """
         self.loop = asyncio.get_running_loop()
         self.store.space.on_relief.append(self._relieved)
-        listen = self.options.listen
-        try:
-            self._server = await self.loop.create_server(
-                lambda: Connection(self), listen.host, listen.port, backlog=self.options.listen_backlog
-            )
-        except OSError as error:
-            why = f"MQTT can't listen on {listen}: {error.strerror or error}; choose another address with --mqtt HOST:PORT"
-            raise OSError(error.errno, why) from error
+        self.pressure.start(self.loop)
+        await self.access.start(lambda: self.loop.time())
+        await self.listeners.start()
+        self.throttle.ticker.start(self.loop)
         self._wheel_second = int(self.loop.time())
         self._turn_wheel()
-        port: int = self._server.sockets[0].getsockname()[1]
-        return port
+        return self.listeners[PLAIN_NAME].address.port if self.options.plain == "on" else 0
 
     async def stop(self) -> None:
         """Accept nothing more; close all connections."""
         if self._wheel_timer is not None:
             self._wheel_timer.cancel()
-        if self._server is not None:
-            self._server.close()
+        self.listeners.close()
+        await self.listeners.end_handshakes()
+        self.throttle.ticker.stop()
         for connection in tuple(self.connections):
             connection.close("", ReasonCode.SERVER_SHUTTING_DOWN)
+        # Sessions end with the process, and a will is published when its session ends (MQTT 5.0, 3.1.2.5).
+        for session in tuple(self.away.values()):
+            self._end(session)
         if self._wills:
             logger.warning("will.dropped", count=len(self._wills), why="the node stops while the disk is full")
-        if self._server is not None:
-            await self._server.wait_closed()
+        if self.connections:
+            self._emptied = self.loop.create_future()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_FLUSH_S + 1):
+                    await self._emptied
+        await self.access.stop()
+
+    def now_ms(self) -> int:
+        """Return a time in ms that only goes forward: for limits, which no clock that is set may disturb."""
+        return monotonic_ns() // 1_000_000
 
     # --- connections ------------------------------------------------------------------------------------------------
 
     def opened(self, connection: Connection) -> None:
         """Note a new socket. It has `connect_timeout_ms` for its CONNECT."""
         self.connections.add(connection)
+        connection.meter = self._meter(connection.peer)
         self._watch_until(connection, self.loop.time() + self.options.connect_timeout_ms / 1000)
         if len(self.connections) > self.options.connections_max * SOCKETS_PER_CLIENT_MAX:
             connection.close(f"{len(self.connections)} sockets are open: see mqtt.connections_max", ReasonCode.QUOTA_EXCEEDED)
@@ -133,6 +209,12 @@ class Gateway:
     def closed(self, connection: Connection) -> None:
         """Forget a socket."""
         self.connections.discard(connection)
+        connection.peer.listener.closed(connection.peer)
+        self.pressure.forget(connection)
+        self.access.left(connection)
+        self.traffic.left(connection)
+        if self._emptied is not None and not self.connections and not self._emptied.done():
+            self._emptied.set_result(None)
         self._unwatch(connection)
         if self.clients.get(connection.session.client_id) is connection:
             del self.clients[connection.session.client_id]
@@ -145,14 +227,82 @@ class Gateway:
                 ConnectCode.SERVER_UNAVAILABLE,
             )
 
-    def register(self, connection: Connection) -> None:
-        """Make a connection the one of its client id; an older one with that id is closed [MQTT-3.1.4-2]."""
-        client_id = connection.session.client_id
+    def register(self, connection: Connection, client_id: str, *, clean_start: bool) -> bool:
+        """Make a connection the one of its client id; an older one with that id is closed [MQTT-3.1.4-3] 3.1.1:[MQTT-3.1.4-2].
+
+        Gives it its session; returns whether that was there before [MQTT-3.1.2-4], [MQTT-3.1.2-5].
+        """
         older = self.clients.get(client_id)
         if older is not None:
             older.close("another connection came with its client id", ReasonCode.SESSION_TAKEN_OVER)
+        session = self.away.get(client_id)
+        if session is not None and clean_start:
+            self._end(session)
+            session = None
+        is_present = session is not None
+        if session is None:
+            session = Session(client_id, 0, None)
+        else:
+            del self.away[client_id]
+            self._unwatch(session)  # a will that was not due yet is not published [MQTT-3.1.3-9]
+        connection.session = session
         self.clients[client_id] = connection
         self.counters.connections_accepted += 1
+        self.access.entered(connection)
+        self.traffic.entered(connection)
+        return is_present
+
+    # --- sessions ---------------------------------------------------------------------------------------------------
+
+    def expiry_s(self, wished_s: int) -> int:
+        """Return how many seconds a session lasts for a client that wishes for `wished_s`."""
+        return min(wished_s, self.options.session_expiry_s_max)
+
+    def left(self, session: Session) -> None:
+        """Keep the session of a client whose connection has ended, or end it. To be called once for each connection."""
+        if not session.expiry_s:
+            self._end(session)
+            return
+        if len(self.away) >= self.options.sessions_away_max:
+            self._end(next(iter(self.away.values())))
+        now_s = self.loop.time()
+        session.ends_s = now_s + session.expiry_s
+        session.will_due_s = now_s + session.will.delay_s if session.will is not None else 0.0
+        self.away[session.client_id] = session
+        self._go_on(session, now_s)
+
+    def _go_on(self, session: Session, now_s: float) -> None:
+        """Do what is due in a session whose client is away: publish its will, end it."""
+        if now_s >= session.ends_s:
+            self.counters.sessions_expired += 1
+            self._end(session)
+            return
+        if session.will is not None and now_s >= session.will_due_s:
+            self._publish_will(session)
+        self._watch_until(session, session.ends_s if session.will is None else min(session.will_due_s, session.ends_s))
+
+    def _end(self, session: Session) -> None:
+        """End a session. Its will, if it has one, is published now at the latest [MQTT-3.1.2-8]."""
+        if self.away.get(session.client_id) is session:
+            del self.away[session.client_id]
+        self._unwatch(session)
+        for subscription in session.subscriptions.values():
+            self.drop(subscription)
+        session.subscriptions.clear()
+        session.subscriptions_changed()
+        self._publish_will(session)
+
+    def drop(self, subscription: Subscription) -> None:
+        """Give up what a subscription holds in the store. It has left its fanout."""
+        self.counters.subscriptions -= 1
+        self.sys.unsubscribed(subscription)
+        self.store.queues.detach(subscription.queue, subscription.session.owner)
+
+    def _publish_will(self, session: Session) -> None:
+        """Publish what a client left behind, once [MQTT-3.1.2-8]."""
+        will, session.will = session.will, None
+        if will is not None:
+            self.publish_will(will, session.client_id if session.no_local else "")
 
     def assign_client_id(self) -> str:
         """Return a client id for a client that gave none [MQTT-3.1.3-6]."""
@@ -161,16 +311,46 @@ class Gateway:
     def refused(self, connection: Connection, why: str, reason: ReasonCode) -> None:
         """Count and log a connection that the server closes."""
         self.counters.closed_by_reason[reason] = self.counters.closed_by_reason.get(reason, 0) + 1
-        logger.info("connection.closed", client=connection.session.client_id, reason=reason.name, why=why)
+        self.traffic.refused(connection, reason)
+        if reason in STRUCK:
+            self.strike(connection.peer)
+        self.logbook.note(
+            "connection.closed",
+            client=connection.session.client_id,
+            peer=str(connection.peer),
+            listener=connection.peer.listener.name,
+            reason=reason.name,
+            why=why,
+        )
 
-    def publish_will(self, will: Will) -> None:
-        """Publish what a client left behind [MQTT-3.1.2-8]. While the disk is full it waits, as a PUBLISH does."""
+    def strike(self, peer: Peer) -> None:
+        """Note that a peer did what no client should; the source of many strikes is held off."""
+        if self.sources.strike(peer.source, self.now_ms()):
+            self.traffic.held_off += 1
+            self.logbook.note("source.held_off", source=peer.source, for_ms=self.options.limits.hold_off_ms)
+
+    def _meter(self, peer: Peer) -> Meter | None:
+        limits, listener = self.options.limits, peer.listener
+        if not (limits.client_messages_per_s or limits.client_bytes_per_s or listener.messages.per_s or listener.bytes.per_s):
+            return None
+        return Meter(Bucket(limits.client_messages_per_s), Bucket(limits.client_bytes_per_s), peer)
+
+    def _publish_for_plugin(self, topic: str, body: bytes, qos: int, retain: bool) -> None:
+        """Publish what a plugin sends. Called on the plugins' thread."""
+        self.loop.call_soon_threadsafe(self.publish_will, Will(topic, body, qos, retain))
+
+    def publish_will(self, will: Will, publisher: str = "") -> None:
+        """Publish a will. `publisher` is its client, where its own subscriptions must not get it.
+
+        While the disk is full it waits, as a PUBLISH of MQTT 3.1.1 does.
+        """
         try:
             route = self.store.queues.route(will.topic.encode())
-            self.store.append_message(route, will.body, b"", will.qos | (Flag.RETAIN if will.retain else 0))
+            properties = encode_properties(to_stored(will.properties, self.store.now_ms(), publisher=publisher))
+            self.store.append_message(route, will.body, properties, will.qos | (Flag.RETAIN if will.retain else 0))
         except DiskFull as error:
             if will.qos and not self.is_holding_all:
-                self._wills.append(will)
+                self._wills.append((will, publisher))
                 self.held_bytes += len(will.body) + HELD_OVERHEAD_BYTES
             else:
                 self.counters.wills_dropped += 1
@@ -187,8 +367,12 @@ class Gateway:
 
     def hold(self, connection: Connection, size: int) -> None:
         """Note that a connection keeps `size` bytes that can't be stored now."""
+        had_room = not self.is_holding_all
         self._holding[connection] = None
         self.held_bytes += size
+        if had_room and self.is_holding_all:
+            for each in self._holding:
+                each.hold_reading(DISK_FULL)
 
     def release(self, connection: Connection, size: int) -> None:
         """Note that a connection keeps nothing any more; it was `size` bytes."""
@@ -197,45 +381,51 @@ class Gateway:
 
     def _relieved(self) -> None:
         wills, self._wills = self._wills, []
-        self.held_bytes -= sum(len(will.body) + HELD_OVERHEAD_BYTES for will in wills)
-        for will in wills:
-            self.publish_will(will)
+        self.held_bytes -= sum(len(will.body) + HELD_OVERHEAD_BYTES for will, _ in wills)
+        for will, publisher in wills:
+            self.publish_will(will, publisher)
         for connection in tuple(self._holding):
             self.loop.call_soon(connection.release_held)
 
-    # --- keep alive: one timer for all connections ------------------------------------------------------------------
+    # --- the wheel: one timer for all keep alives, sessions and wills -------------------------------------------------
 
     def watch(self, connection: Connection) -> None:
         """Close a connection that is silent for longer than its keep alive allows."""
         if connection.keep_alive_s:
             self._watch_until(connection, connection.received_s + connection.keep_alive_s)
 
-    def _watch_until(self, connection: Connection, deadline_s: float) -> None:
-        self._unwatch(connection)
-        connection.wheel_slot = int(deadline_s) + 1
-        self._wheel.setdefault(connection.wheel_slot, set()).add(connection)
+    def _watch_until(self, watched: Connection | Session, deadline_s: float) -> None:
+        self._unwatch(watched)
+        watched.wheel_slot = int(deadline_s) + 1
+        self._wheel.setdefault(watched.wheel_slot, set()).add(watched)
 
-    def _unwatch(self, connection: Connection) -> None:
-        """Take a connection from the wheel: its slot may be a day away, and what is in it stays in memory."""
-        watched = self._wheel.get(connection.wheel_slot)
-        if watched is not None:
-            watched.discard(connection)
-            if not watched:
-                del self._wheel[connection.wheel_slot]
+    def _unwatch(self, watched: Connection | Session) -> None:
+        """Take a connection or session from the wheel: its slot may be a day away, and what is in it stays in memory."""
+        slot = self._wheel.get(watched.wheel_slot)
+        if slot is not None:
+            slot.discard(watched)
+            if not slot:
+                del self._wheel[watched.wheel_slot]
 
     def _turn_wheel(self) -> None:
         now_s = self.loop.time()
         self._wheel_timer = self.loop.call_at(int(now_s) + WHEEL_S, self._turn_wheel)
+        self.access.expire()
+        self.logbook.turn_page()
         while self._wheel_second <= now_s:
-            for connection in self._wheel.pop(self._wheel_second, ()):
-                self._check_alive(connection, now_s)
+            for watched in self._wheel.pop(self._wheel_second, ()):
+                if isinstance(watched, Session):
+                    self._go_on(watched, now_s)
+                else:
+                    self._check_alive(watched, now_s)
             self._wheel_second += 1
+        self.sys.turn(now_s)
 
     def _check_alive(self, connection: Connection, now_s: float) -> None:
-        if not connection.connected:
+        if connection.is_unheard:  # what it may have sent is not read: not its fault
+            self._watch_until(connection, now_s + WHEEL_S)
+        elif not connection.connected:
             connection.close("no CONNECT came in mqtt.connect_timeout_ms", ReasonCode.KEEP_ALIVE_TIMEOUT)
-        elif connection.silenced:
-            self._watch_until(connection, now_s + connection.keep_alive_s)
         elif connection.keep_alive_s:
             if now_s >= connection.received_s + connection.keep_alive_s:
                 connection.close("nothing came in 1.5 times its keep alive", ReasonCode.KEEP_ALIVE_TIMEOUT)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Final
 
+from gateway.packets import AUTH, CONNACK, DISCONNECT, PUBACK, PUBCOMP, PUBREC, PUBREL, SUBACK, UNSUBACK
+
 
 class ReasonCode(IntEnum):
     """The reason codes of MQTT 5.0. Below 0x80: success. The first three share a number; the packet says which is meant."""
@@ -79,3 +81,114 @@ REASON_OF: Final[dict[ConnectCode, ReasonCode]] = {
 
 SUBACK_FAILURE: Final = 0x80
 """The one refusal that a SUBACK of MQTT 3.1.1 knows (3.9.3)."""
+
+_R = ReasonCode
+_PUBLISHED = frozenset(
+    (
+        _R.SUCCESS,
+        _R.NO_MATCHING_SUBSCRIBERS,
+        _R.UNSPECIFIED_ERROR,
+        _R.IMPLEMENTATION_SPECIFIC_ERROR,
+        _R.NOT_AUTHORIZED,
+        _R.TOPIC_NAME_INVALID,
+        _R.PACKET_IDENTIFIER_IN_USE,
+        _R.QUOTA_EXCEEDED,
+        _R.PAYLOAD_FORMAT_INVALID,
+    )
+)
+_RELEASED = frozenset((_R.SUCCESS, _R.PACKET_IDENTIFIER_NOT_FOUND))
+
+REASONS: Final[dict[int, frozenset[ReasonCode]]] = {
+    CONNACK: frozenset(
+        (
+            _R.SUCCESS,
+            _R.UNSPECIFIED_ERROR,
+            _R.MALFORMED_PACKET,
+            _R.PROTOCOL_ERROR,
+            _R.IMPLEMENTATION_SPECIFIC_ERROR,
+            _R.UNSUPPORTED_PROTOCOL_VERSION,
+            _R.CLIENT_IDENTIFIER_NOT_VALID,
+            _R.BAD_USER_NAME_OR_PASSWORD,
+            _R.NOT_AUTHORIZED,
+            _R.SERVER_UNAVAILABLE,
+            _R.SERVER_BUSY,
+            _R.BANNED,
+            _R.BAD_AUTHENTICATION_METHOD,
+            _R.TOPIC_NAME_INVALID,
+            _R.PACKET_TOO_LARGE,
+            _R.QUOTA_EXCEEDED,
+            _R.PAYLOAD_FORMAT_INVALID,
+            _R.RETAIN_NOT_SUPPORTED,
+            _R.QOS_NOT_SUPPORTED,
+            _R.USE_ANOTHER_SERVER,
+            _R.SERVER_MOVED,
+            _R.CONNECTION_RATE_EXCEEDED,
+        )
+    ),
+    PUBACK: _PUBLISHED,
+    PUBREC: _PUBLISHED,
+    PUBREL: _RELEASED,
+    PUBCOMP: _RELEASED,
+    SUBACK: frozenset(
+        (
+            _R.GRANTED_QOS_0,
+            _R.GRANTED_QOS_1,
+            _R.GRANTED_QOS_2,
+            _R.UNSPECIFIED_ERROR,
+            _R.IMPLEMENTATION_SPECIFIC_ERROR,
+            _R.NOT_AUTHORIZED,
+            _R.TOPIC_FILTER_INVALID,
+            _R.PACKET_IDENTIFIER_IN_USE,
+            _R.QUOTA_EXCEEDED,
+            _R.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED,
+            _R.SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED,
+            _R.WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED,
+        )
+    ),
+    UNSUBACK: frozenset(
+        (
+            _R.SUCCESS,
+            _R.NO_SUBSCRIPTION_EXISTED,
+            _R.UNSPECIFIED_ERROR,
+            _R.IMPLEMENTATION_SPECIFIC_ERROR,
+            _R.NOT_AUTHORIZED,
+            _R.TOPIC_FILTER_INVALID,
+            _R.PACKET_IDENTIFIER_IN_USE,
+        )
+    ),
+    DISCONNECT: frozenset(
+        (
+            _R.NORMAL_DISCONNECTION,
+            _R.DISCONNECT_WITH_WILL,
+            _R.UNSPECIFIED_ERROR,
+            _R.MALFORMED_PACKET,
+            _R.PROTOCOL_ERROR,
+            _R.IMPLEMENTATION_SPECIFIC_ERROR,
+            _R.NOT_AUTHORIZED,
+            _R.SERVER_BUSY,
+            _R.SERVER_SHUTTING_DOWN,
+            _R.KEEP_ALIVE_TIMEOUT,
+            _R.SESSION_TAKEN_OVER,
+            _R.TOPIC_FILTER_INVALID,
+            _R.TOPIC_NAME_INVALID,
+            _R.RECEIVE_MAXIMUM_EXCEEDED,
+            _R.TOPIC_ALIAS_INVALID,
+            _R.PACKET_TOO_LARGE,
+            _R.MESSAGE_RATE_TOO_HIGH,
+            _R.QUOTA_EXCEEDED,
+            _R.ADMINISTRATIVE_ACTION,
+            _R.PAYLOAD_FORMAT_INVALID,
+            _R.RETAIN_NOT_SUPPORTED,
+            _R.QOS_NOT_SUPPORTED,
+            _R.USE_ANOTHER_SERVER,
+            _R.SERVER_MOVED,
+            _R.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED,
+            _R.CONNECTION_RATE_EXCEEDED,
+            _R.MAXIMUM_CONNECT_TIME,
+            _R.SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED,
+            _R.WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED,
+        )
+    ),
+    AUTH: frozenset((_R.SUCCESS, _R.CONTINUE_AUTHENTICATION, _R.REAUTHENTICATE)),
+}
+"""The reason codes that each type of packet can have: MQTT 5.0, Table 2-6."""

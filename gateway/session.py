@@ -1,7 +1,8 @@
-"""A session: what the server knows of one client beyond its connection. MQTT 3.1.1, 4.1.
+"""A session: what the server knows of one client beyond its connection. MQTT 5.0, 4.1.
 
 A session holds no messages. It holds a cursor for each subscription, and packet ids: which deliveries wait for their ack,
-and which QoS 2 messages of the client were stored already.
+and which QoS 2 messages of the client were stored already. So one whose client is away costs what it is written in, and what
+comes meanwhile lies in the light queues.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from gateway.packets import PUBACK, PUBCOMP, PUBREC
 
 if TYPE_CHECKING:
+    from gateway.encoding import Slot
     from gateway.packets import Will
     from gateway.subscription import Subscription
 
@@ -18,6 +20,9 @@ PACKET_ID_MAX: Final = 65_535
 
 AWAITED: Final = {1: PUBACK, 2: PUBREC}
 """The ack that a delivery waits for first, by its QoS. After PUBREC a QoS 2 delivery waits for PUBCOMP."""
+
+MATCHES_MAX: Final = 4096
+"""Topics of which a session remembers which of its subscriptions match them, where some overlap."""
 
 
 class Session:
@@ -29,26 +34,58 @@ class Session:
         will: what is published when the connection ends without a DISCONNECT.
     """
 
-    __slots__ = ("client_id", "inflight", "inflight_max", "last_packet_id", "received", "subscriptions", "will")
+    __slots__ = (
+        "_matches",
+        "client_id",
+        "ends_s",
+        "expiry_s",
+        "inflight",
+        "inflight_max",
+        "last_packet_id",
+        "no_local",
+        "received",
+        "subscribed",
+        "subscriptions",
+        "wheel_slot",
+        "will",
+        "will_due_s",
+    )
 
     def __init__(self, client_id: str, inflight_max: int, will: Will | None) -> None:
         self.client_id = client_id
         self.inflight_max = inflight_max
         self.will = will
+        self.expiry_s = 0
+        """Seconds that it lasts when its connection has ended."""
         self.subscriptions: dict[str, Subscription] = {}
-        self.inflight: dict[int, int] = {}
-        """Packet ids of deliveries under way, with the type of the ack that each waits for."""
+        self.subscribed = 0
+        """Subscriptions that it ever had: numbers them."""
+        self.no_local = 0
+        """How many of its subscriptions want no messages of its own."""
+        self.inflight: dict[int, Slot | None] = {}
+        """Packet ids of deliveries under way, in the order of sending; None where a PUBREC has come, and a PUBCOMP is to."""
         self.received: set[int] = set()
-        """Packet ids of QoS 2 messages that are stored and not released yet: a repetition is no new message [MQTT-4.3.3-2]."""
+        """Packet ids of QoS 2 messages that are stored and not released yet: a repetition is no new message [MQTT-4.3.3-10]."""
         self.last_packet_id = 0
+        self.wheel_slot = 0
+        """Where the gateway's wheel holds this session while its client is away."""
+        self.ends_s = 0.0
+        self.will_due_s = 0.0
+        """When the session ends and when its will is published, on the loop's clock, while its client is away."""
+        self._matches: dict[str, tuple[Subscription, ...]] = {}
+
+    @property
+    def owner(self) -> str:
+        """What this session is called among the owners of a light queue."""
+        return f"session:{id(self)}"
 
     @property
     def room(self) -> int:
-        """How many deliveries of QoS 1 and 2 may go out now."""
+        """How many deliveries of QoS 1 and 2 may go out now; none or less where too many are under way."""
         return self.inflight_max - len(self.inflight)
 
-    def take_packet_id(self, qos: int) -> int:
-        """Return a packet id that is free [MQTT-2.3.1-4], and note what it waits for. There must be `room`."""
+    def take_packet_id(self, slot: Slot) -> int:
+        """Return a packet id that is free [MQTT-2.2.1-3], and note its delivery. There must be `room`."""
         inflight = self.inflight
         packet_id = self.last_packet_id
         while True:
@@ -56,18 +93,42 @@ class Session:
             if packet_id not in inflight:
                 break
         self.last_packet_id = packet_id
-        inflight[packet_id] = AWAITED[qos]
+        inflight[packet_id] = slot
         return packet_id
 
-    def acked(self, kind: int, packet_id: int) -> bool:
+    def acked(self, kind: int, packet_id: int, *, is_refused: bool = False) -> bool:
         """Note an ack of a delivery; return whether it was expected.
 
-        A PUBREC keeps the packet id: it is free when the PUBCOMP has come (4.3.3).
+        A PUBREC keeps the packet id: it is free when the PUBCOMP has come (4.3.3), or at once if it refuses the message.
         """
-        if self.inflight.get(packet_id) != kind:
+        if packet_id not in self.inflight:
             return False
-        if kind == PUBREC:
-            self.inflight[packet_id] = PUBCOMP
+        slot = self.inflight[packet_id]
+        if kind != (PUBCOMP if slot is None else AWAITED[slot.qos]):
+            return False
+        if kind == PUBREC and not is_refused:
+            self.inflight[packet_id] = None
         else:
             del self.inflight[packet_id]
         return True
+
+    # --- subscriptions that match the same topics -------------------------------------------------------------------
+
+    def subscriptions_changed(self) -> None:
+        """To be called when a subscription was added, replaced or removed."""
+        self._matches.clear()
+
+    def matching(self, topic: str) -> tuple[Subscription, ...]:
+        """Return the subscriptions that match a topic, the oldest first."""
+        found = self._matches.get(topic)
+        if found is None:
+            if len(self._matches) >= MATCHES_MAX:
+                self._matches.clear()
+            found = tuple(
+                sorted(
+                    (one for one in self.subscriptions.values() if one.matches(topic)),
+                    key=lambda one: one.number,
+                )
+            )
+            self._matches[topic] = found
+        return found

@@ -3,23 +3,31 @@
 A subscription that has caught up is *live*: it gets each batch from the queue's fanout, which encodes it once for all of
 them. One that can't take a batch (its socket is full, or too many deliveries wait for their acks) leaves the shared path,
 reads on from its cursor when it can take more, and is live again when it has caught up. So a slow consumer costs disk
-reads, not memory.
+reads, not memory. One whose client is away does nothing: its cursor stays where it is.
+
+In MQTT 5.0, what is one client's alone leaves the shared path too, and only that: topic aliases, packets that are too large
+for the client, its own messages where it wants none, and messages that several of its subscriptions match. Of those the
+oldest of them sends one, at the highest QoS and with the identifiers of all [MQTT-3.3.4-2], [MQTT-3.3.4-4]; the others pass it
+over. A client of MQTT 3.1.1 gets one for each subscription, as 3.1.1:[MQTT-3.3.5-1] allows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gateway.encoding import SLOT, Run, encode_run
+from gateway.encoding import SLOT, Run, Terms, encode_own, encode_run
+from gateway.packets import NO_LOCAL, QOS, RETAIN_AS_PUBLISHED
+from store import topics
 from store.lightqueue import ENTRY, ENTRY_BYTES, LightQueue, entries_array
 from store.options import KIB, MIB
 
 if TYPE_CHECKING:
     from gateway.connection import Connection
+    from gateway.session import Session
 
 PUMP_ENTRIES = 256
 """Entries that a lagging subscription reads in one step: bounds what is encoded ahead of a socket that fills up."""
@@ -34,46 +42,112 @@ that reads as fast as it is sent to, holds up nobody."""
 BATCH_COPY_BYTES_MAX = MIB
 """A larger batch with packet ids, of which each client needs a copy, is read by each in steps instead."""
 
+WILDCARDS_COMPARED_MAX = 64
+"""Wildcard filters of a session up to which each new filter is compared with them. Beyond, all are taken to overlap."""
+
 
 class Subscription:
     """What one session gets from one filter.
 
     Parameters:
-        connection: where the packets go.
+        session: whose it is.
+        topic_filter: a valid filter.
         queue: the filter's light queue.
-        qos: the QoS granted: no delivery has a higher one.
-        retained: entries of retained messages, which go out first (see `RetainedMessages.matching`).
+        options: the subscription options granted (MQTT 5.0, 3.8.3.1): no delivery has a higher QoS.
+        identifier: the subscription identifier, or 0.
     """
 
-    __slots__ = ("connection", "cursor", "live", "qos", "queue", "retained")
+    __slots__ = (
+        "_may_object",
+        "connection",
+        "cursor",
+        "filter",
+        "identifier",
+        "is_own",
+        "key",
+        "live",
+        "no_local",
+        "number",
+        "overlaps",
+        "qos",
+        "queue",
+        "retained",
+        "session",
+        "terms",
+    )
 
-    def __init__(self, connection: Connection, queue: LightQueue, qos: int, retained: Iterator[bytes]) -> None:
-        self.connection = connection
+    connection: Connection
+    """Where the packets go, once it has begun. Nothing goes out while the client is away."""
+
+    def __init__(self, session: Session, topic_filter: str, queue: LightQueue, options: int, identifier: int) -> None:
+        self.session = session
+        self.filter = topic_filter
         self.queue = queue
-        self.qos = qos
+        self.qos = options & QOS
+        self.no_local = bool(options & NO_LOCAL)
+        self.identifier = identifier
+        self.number = session.subscribed
         self.cursor = queue.committed_offset
-        self.retained: Iterator[bytes] | None = retained
+        self.retained: Iterator[bytes] | None = None
+        """Entries of retained messages, which go out first (see `RetainedMessages.matching`)."""
         self.live = False
+        self.overlaps = False
+        """Another subscription of the session matches some of the same topics."""
+        self.terms = Terms(self.qos, False, bool(options & RETAIN_AS_PUBLISHED), (identifier,) if identifier else ())
+        self.key = self.terms.key
+        self.is_own = False
+        """Nothing of what it sends can be shared."""
+        self._may_object = False
+
+    def begin(self, connection: Connection) -> None:
+        """Send to a connection from now on, in its version."""
+        self.connection = connection
+        is_v5 = connection.is_v5
+        self.terms = self.terms._replace(is_v5=is_v5)
+        self.key = self.terms.key
+        self._may_object = is_v5 and (self.no_local or connection.packet_bytes_max is not None)
+        self.settle()
+
+    def settle(self) -> None:
+        """See whether what it sends can be shared, where that has changed."""
+        self.is_own = self.terms.is_v5 and (self.overlaps or self.connection.aliases is not None)
+
+    def matches(self, topic: str) -> bool:
+        """Return whether it gets the messages of a topic."""
+        return topics.matches(self.filter, topic)
+
+    # --- the shared path --------------------------------------------------------------------------------------------
 
     def deliver(self, run: Run, next_offset: int) -> bool:
         """Send a batch that begins at the cursor; return False, and send nothing, where there is no room for it."""
-        if run.slots and (len(run.slots) > self.connection.session.room or len(run.data) > BATCH_COPY_BYTES_MAX):
+        if run.slots and (len(run.slots) > self.session.room or len(run.data) > BATCH_COPY_BYTES_MAX):
+            return False
+        if self._may_object and self._objects(run):
             return False
         self.cursor = next_offset
         self._send(run)
         return True
 
+    def _objects(self, run: Run) -> bool:
+        """Return whether a run may have something in it that this client doesn't take."""
+        packet_bytes_max = self.connection.packet_bytes_max
+        if packet_bytes_max is not None and len(run.data) > packet_bytes_max:
+            return True
+        return self.no_local and self.session.client_id in run.publishers
+
     def _send(self, run: Run) -> None:
         connection = self.connection
         if not run.slots:
-            connection.send_publishes(run.data, run.messages)
+            if run.data:
+                connection.send_publishes(run.data, run.messages)
             return
-        session = connection.session
         data = bytearray(run.data)
-        fill, take = SLOT.pack_into, session.take_packet_id
-        for offset, qos in run.slots:
-            fill(data, offset, take(qos))
+        fill, take = SLOT.pack_into, self.session.take_packet_id
+        for slot in run.slots:
+            fill(data, slot.offset, take(slot))
         connection.send_publishes(bytes(data), run.messages)
+
+    # --- from the cursor --------------------------------------------------------------------------------------------
 
     def pump(self) -> None:
         """Send what a subscription that isn't live can take now, a few steps of it; make it live when it has caught up.
@@ -81,25 +155,68 @@ class Subscription:
         One that stops before that is always called again: when its socket has drained, when an ack has made room, or soon.
         """
         connection = self.connection
+        needs_room = self.qos or self.overlaps
         for _ in range(PUMP_STEPS):
-            room = min(connection.session.room, PUMP_ENTRIES) if self.qos else PUMP_ENTRIES
+            room = min(self.session.room, PUMP_ENTRIES) if needs_room else PUMP_ENTRIES
             if not connection.writable or room <= 0:
                 return
             if self.retained is not None:
-                self._send_retained(self.retained, room)
+                if not self._send_retained(self.retained, room):
+                    return
                 continue
-            self.cursor, found = self.queue.read_from(self.cursor, room)
-            entries = _portion(found)
+            first, entries = self.queue.read_from(self.cursor, room)
             if not entries:
+                self.cursor = self.queue.committed_offset  # what lies between has expired
                 self.live = True
                 connection.lagging.pop(self, None)
                 return
-            self.cursor += len(entries) // ENTRY_BYTES
-            self._send(encode_run(connection.store, entries, self.qos, verify=True))
+            entries = _portion(entries)
+            admitted, passed = self._admit(entries)
+            if not passed:
+                return
+            self.cursor = first + passed
+            if admitted:
+                self._send(self._encode(admitted, is_retained=False))
         connection.pump_soon()
 
-    def _send_retained(self, retained: Iterator[bytes], room: int) -> None:
-        """Send the next of the retained messages, `room` at most; note when there are no more."""
+    def _admit(self, entries: bytes) -> tuple[bytes, int]:
+        """Return those of some entries that the client may have, and how many were looked at.
+
+        Where it is none, the plugins are asked, and when they have answered the subscriptions that lag go on.
+        """
+        guard = self.connection.guard
+        return (entries, len(entries) // ENTRY_BYTES) if guard is None else guard.admit(entries)
+
+    def _encode(self, entries: bytes, *, is_retained: bool) -> Run:
+        connection = self.connection
+        if not self.is_own and not self._may_object:
+            return encode_run(connection.store, entries, self.terms, retain=is_retained, verify=True)
+        run, too_large = encode_own(
+            connection.store,
+            entries,
+            self._alone if is_retained else self._together,
+            packet_bytes_max=connection.packet_bytes_max or MIB * 256,
+            aliases=connection.aliases,
+            retain=is_retained,
+        )
+        connection.gateway.counters.deliveries_too_large += too_large
+        return run
+
+    def _alone(self, topic: bytes, publisher: str) -> Terms | None:
+        return None if self.no_local and publisher == self.session.client_id else self.terms
+
+    def _together(self, topic: bytes, publisher: str) -> Terms | None:
+        """Return the terms of all subscriptions of this session that match, if this one sends for them."""
+        if not self.overlaps:
+            return self._alone(topic, publisher)
+        matching = self.session.matching(topic.decode())
+        return together(matching, publisher) if matching and matching[0] is self else None
+
+    def _send_retained(self, retained: Iterator[bytes], room: int) -> bool:
+        """Send the next of the retained messages, `room` at most; note when there are no more.
+
+        Return False where that waits for the plugins.
+        """
         entries = bytearray()
         body_bytes = 0
         for entry in islice(retained, room):
@@ -112,13 +229,56 @@ class Subscription:
         else:
             if len(entries) < room * ENTRY_BYTES:
                 self.retained = None
-        if entries:
-            self._send(encode_run(self.connection.store, bytes(entries), self.qos, retain=True, verify=True))
+        if not entries:
+            return True
+        admitted, passed = self._admit(bytes(entries))
+        left = entries[passed * ENTRY_BYTES :]
+        if left:  # they come first the next time
+            again = (bytes(left[at : at + ENTRY_BYTES]) for at in range(0, len(left), ENTRY_BYTES))
+            self.retained = chain(again, retained)
+        if admitted:
+            self._send(self._encode(admitted, is_retained=True))
+        return passed > 0
 
     def lag(self) -> None:
         """Leave the shared path."""
         self.live = False
         self.connection.lagging[self] = None
+
+
+def together(matching: tuple[Subscription, ...], publisher: str) -> Terms | None:
+    """Return the terms of one message that several subscriptions of a session match; None where none of them wants it."""
+    wanting = [one for one in matching if not (one.no_local and publisher == one.session.client_id)]
+    if not wanting:
+        return None
+    return Terms(
+        max(one.qos for one in wanting),
+        wanting[0].terms.is_v5,
+        any(one.terms.keeps_retain for one in wanting),
+        tuple(one.identifier for one in wanting if one.identifier),
+    )
+
+
+def find_overlaps(session: Session, changed: Subscription) -> list[Subscription]:
+    """Mark the subscriptions of a session that match topics of `changed`, which was added or removed; return those marked anew.
+
+    Filters without wildcards are never two for one topic, so those with wildcards are compared with all, and others with them.
+    After a removal marks may stay that hold no longer: they cost the shared path, and where there are few are found again.
+    """
+    everyone = tuple(session.subscriptions.values())
+    before = [one for one in everyone if one.overlaps]
+    wildcards = [one for one in everyone if topics.is_wildcard(one.filter)]
+    if len(wildcards) > WILDCARDS_COMPARED_MAX:
+        for one in everyone:
+            one.overlaps = True
+    elif session.subscriptions.get(changed.filter) is changed:
+        for one in everyone if topics.is_wildcard(changed.filter) else wildcards:
+            if one is not changed and not (one.overlaps and changed.overlaps) and topics.overlap(one.filter, changed.filter):
+                one.overlaps = changed.overlaps = True
+    elif changed.overlaps and len(everyone) <= WILDCARDS_COMPARED_MAX:
+        for one in everyone:
+            one.overlaps = any(topics.overlap(other.filter, one.filter) for other in wildcards if other is not one)
+    return [one for one in everyone if one.overlaps != (one in before)]
 
 
 def _portion(entries: bytes) -> bytes:

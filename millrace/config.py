@@ -8,8 +8,9 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from gateway.options import GatewayOptions
 from pop.options import PopOptions
@@ -69,7 +70,15 @@ class Config:
     log: LogOptions = LogOptions()
 
 
-SECTIONS: dict[str, Any] = {name: hint for name, hint in get_type_hints(Config).items() if is_dataclass(hint)}
+def _sections(options: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Give the options dataclasses within one, and those within these, by their full names."""
+    for name, hint in get_type_hints(options).items():
+        if is_dataclass(hint) and hint is not HostPort:
+            yield prefix + name, hint
+            yield from _sections(hint, f"{prefix}{name}.")
+
+
+SECTIONS: dict[str, Any] = dict(_sections(Config))
 """The options dataclass of each section, by the section's name."""
 
 
@@ -90,7 +99,7 @@ def load_config(path: Path | None = None, overrides: Mapping[str, Any] | None = 
     known = _option_names()
     for name in values:
         if name not in known:
-            raise ConfigError(f"unknown option {name}; the nearest known one is {_nearest(name, known)}")
+            raise ConfigError(f"unknown option {name}; the nearest known one is {_nearest(name, [*known, *SECTIONS])}")
     try:
         return _build(Config, values, "")
     except OptionInvalid as error:
@@ -102,13 +111,15 @@ def document_options(config: Config | None = None) -> str:
     config = config or Config()
     lines = [*_document(config, Config())]
     for name, section in SECTIONS.items():
-        lines += [f"[{name}]", *_document(getattr(config, name), section())]
+        lines += [f"[{name}]", *_document(attrgetter(name)(config), section(), name)]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def _option_names() -> list[str]:
     names = [declared.name for declared in fields(Config) if declared.name not in SECTIONS]
-    return names + [f"{name}.{declared.name}" for name, section in SECTIONS.items() for declared in fields(section)]
+    for name, section in SECTIONS.items():
+        names += [full for declared in fields(section) if (full := f"{name}.{declared.name}") not in SECTIONS]
+    return names
 
 
 def _nearest(name: str, known: list[str]) -> str:
@@ -124,15 +135,16 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"the configuration {path} is not TOML: {error}") from error
 
 
-def _flatten(document: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Give the options of a TOML document by their full names."""
-    for name, value in document.items():
-        if name in SECTIONS and not isinstance(value, dict):
-            raise ConfigError(f"{name} is {value!r}, but must be a section, [{name}]")
-        if name not in SECTIONS and isinstance(value, dict):
-            raise ConfigError(f"unknown section [{name}]; the nearest known one is [{_nearest(name, list(SECTIONS))}]")
+def _flatten(document: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Give the options of a TOML document by their full names. A dash in one counts as an underscore."""
+    for key, value in document.items():
+        name = prefix + key.replace("-", "_")
         if name in SECTIONS:
-            yield from ((f"{name}.{key}", inner) for key, inner in value.items())
+            if not isinstance(value, dict):
+                raise ConfigError(f"{name} is {value!r}, but must be a section, [{name}]")
+            yield from _flatten(value, f"{name}.")
+        elif not prefix and isinstance(value, dict):
+            raise ConfigError(f"unknown section [{name}]; the nearest known one is [{_nearest(name, list(SECTIONS))}]")
         else:
             yield name, value
 
@@ -142,13 +154,25 @@ def _build(options: type[Options], values: Mapping[str, Any], section: str) -> O
     arguments: dict[str, Any] = {}
     for name, hint in get_type_hints(options).items():
         full_name = f"{section}.{name}" if section else name
-        if options is Config and name in SECTIONS:
+        if full_name in SECTIONS:
             arguments[name] = _build(hint, values, full_name)
         elif full_name in values:
             arguments[name] = _from_toml(hint, values[full_name], full_name)
     built = options(**arguments)
     check_options(built, section)
+    if hasattr(built, "check"):
+        built.check(section)
     return built
+
+
+def _build_element(options: type[Options], table: Mapping[str, Any], element: str) -> Options:
+    """Return an options dataclass from a table in a list."""
+    values = {f"{element}.{key.replace('-', '_')}": value for key, value in table.items()}
+    known = [f"{element}.{declared.name}" for declared in fields(options)]  # type: ignore[arg-type]
+    for name in values:
+        if name not in known:
+            raise ConfigError(f"unknown option {name}; the nearest known one is {_nearest(name, known)}")
+    return _build(options, values, element)
 
 
 def _from_toml(hint: Any, value: Any, name: str) -> Any:
@@ -161,31 +185,59 @@ def _from_toml(hint: Any, value: Any, name: str) -> Any:
     if hint is Path and isinstance(value, str):
         return Path(value)
     if get_origin(hint) is tuple and isinstance(value, list):
+        listed = get_args(hint)[0]
+        if isinstance(listed, type) and is_dataclass(listed) and all(isinstance(table, dict) for table in value):
+            return tuple(_build_element(listed, table, f"{name}[{number}]") for number, table in enumerate(value))
         return tuple(value)
     return value
 
 
-def _document(options: Any, defaults: Any) -> Iterator[str]:
+def _document(options: Any, defaults: Any, section: str = "") -> Iterator[str]:
     hints = get_type_hints(type(options))
+    prefix = f"{section}." if section else ""
+    lists: list[Any] = []
     for declared in fields(options):
-        if isinstance(options, Config) and declared.name in SECTIONS:
+        hint, value = hints[declared.name], getattr(options, declared.name)
+        if prefix + declared.name in SECTIONS:
+            continue
+        if get_origin(hint) is tuple and is_dataclass(get_args(hint)[0]):
+            lists.append(declared)
             continue
         bounds = bounds_of(declared)
         default = _to_toml(getattr(defaults, declared.name))
-        allowed = describe_allowed(hints[declared.name], bounds)
+        allowed = describe_allowed(hint, bounds)
         at_most = f", at most {bounds.at_most}" if bounds.at_most else ""
         for sentence in (bounds.doc, f"{allowed[0].upper()}{allowed[1:]}{at_most}. Default: {default}"):
             yield from textwrap.wrap(sentence, COMMENT_COLUMNS, initial_indent="# ", subsequent_indent="# ")
-        yield f"{declared.name} = {_to_toml(getattr(options, declared.name))}"
+        # TOML has no value for what isn't given.
+        yield f"{declared.name} = {_to_toml(value)}" if value is not None else f"# {declared.name} = {{}}"
         yield ""
+    for declared in lists:  # last: whatever follows a table of a list belongs to it
+        yield from _document_list(options, declared, get_args(hints[declared.name])[0], f"{prefix}{declared.name}")
+
+
+def _document_list(options: Any, declared: Any, listed: Any, name: str) -> Iterator[str]:
+    """Give the tables of a list; where there are none, one in comments, with the defaults."""
+    tables = getattr(options, declared.name)
+    for table in tables:
+        yield f"[[{name}]]"
+        yield from _document(table, listed(), name)
+    if not tables:
+        yield from textwrap.wrap(bounds_of(declared).doc, COMMENT_COLUMNS, initial_indent="# ", subsequent_indent="# ")
+        lines = (f"[[{name}]]", *_document(listed(), listed(), name))
+        yield from (line if line.startswith("#") or not line else f"# {line}" for line in lines)
 
 
 def _to_toml(value: Any) -> str:
     if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
+        return str(value).lower()
+    if isinstance(value, int | float):
         return str(value)
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return f"[{', '.join(map(_to_toml, value))}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_to_toml(str(key))} = {_to_toml(inner)}" for key, inner in value.items()) + "}"
+    if value is None:
+        return "none"
     # A JSON string is a TOML string, but for DEL, which TOML wants escaped.
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

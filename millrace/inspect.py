@@ -24,12 +24,12 @@ from store.catalogue import Catalogue
 from store.errors import StoreError
 from store.index import DIRECTORY, Index, Space
 from store.logreader import read_log
-from store.record import BODY_DTYPE, POP_FIXED, QUEUE_FIXED, Flag, Kind, Record
+from store.record import BODY_DTYPE, COPY_FIXED, POP_FIXED, QUEUE_FIXED, Flag, Kind, Record, decode
 
 BODY_CHARS = 60
 """Of a body that a table shows. The JSON has all of it."""
 
-_QUEUE_KINDS = (Kind.QUEUE_DECLARED, Kind.QUEUE_DROPPED)
+_QUEUE_KINDS = (Kind.QUEUE_DECLARED, Kind.QUEUE_DROPPED, Kind.QUEUE_FILLED)
 
 
 class IndexMissing(StoreError):
@@ -109,6 +109,8 @@ def describe(record: Record) -> dict[str, Any]:
         row["suspended"] = True
     if kind in _QUEUE_KINDS:
         row["queue_id"] = QUEUE_FIXED.unpack(record.fixed)[0]
+    elif kind is Kind.COPIED:
+        row["copy_of"] = describe(decode(record.body, position=COPY_FIXED.unpack(record.fixed)[0]))
     elif record.fixed:
         row["group_id"], row["epoch"], row["deadline_ms"] = POP_FIXED.unpack(record.fixed)
     if record.properties:
@@ -117,7 +119,7 @@ def describe(record: Record) -> dict[str, Any]:
         dtype = BODY_DTYPE[kind]
         names = dtype.names or ()
         row["entries"] = [dict(zip(names, entry.tolist(), strict=True)) for entry in np.frombuffer(record.body, dtype=dtype)]
-    elif record.body:
+    elif record.body and kind is not Kind.COPIED:
         row["body"] = record.body.decode(errors="backslashreplace")
     return row
 
@@ -236,5 +238,7 @@ def _flushed(data_dir: Path) -> Iterator[Index]:
 def _what(row: dict[str, Any]) -> str:
     if "entries" in row:
         return f"{len(row['entries'])} entries"
+    if "copy_of" in row:
+        return f"of the {row['copy_of']['kind']} at {row['copy_of']['position']}"
     body = row.get("body", "")
     return body if len(body) <= BODY_CHARS else f"{body[:BODY_CHARS]}..."

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import accumulate, islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
+from gateway.packets import NAMES
 from pop.group import LATENCY_BOUNDS_MS, Latencies
 from store.space import Level
 
 if TYPE_CHECKING:
     from millrace.node import Node
+
+Family = TypeVar("Family", CounterMetricFamily, GaugeMetricFamily)
 
 GROUPS_LABELLED_MAX = 200
 """Groups with metrics of their own. A label that grows with the users would be the monitoring's end; the sum has all."""
@@ -42,8 +45,7 @@ class NodeCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         node = self._node
-        store, pop, gateway = node.store, node.pop, node.gateway
-        counts = gateway.counters
+        store, pop = node.store, node.pop
         yield _gauge("millrace_log_end_bytes", "Position behind the last record of the CommitLog.", store.log.written)
         yield _gauge("millrace_log_durable_bytes", "Position up to which the CommitLog is on disk.", store.durable_position)
         retention = store.retention
@@ -71,29 +73,7 @@ class NodeCollector(Collector):
             refused.add_metric([kind.name.lower(), level.name.lower()], count)
         yield refused
         yield _gauge("millrace_queues", "Light queues that exist.", len(store.queues))
-        yield _gauge("millrace_mqtt_connections", "Open MQTT connections.", len(gateway.connections))
-        yield _counter(
-            "millrace_mqtt_connections_accepted", "MQTT clients accepted since the start.", counts.connections_accepted
-        )
-        yield _counter("millrace_mqtt_publishes_in", "PUBLISH packets received and stored.", counts.publishes_in)
-        yield _counter(
-            "millrace_mqtt_publishes_dropped",
-            "PUBLISH packets of QoS 0 dropped because the disk is full.",
-            counts.publishes_dropped,
-        )
-        yield _counter("millrace_mqtt_wills_dropped", "Wills dropped because the disk is full.", counts.wills_dropped)
-        yield _gauge(
-            "millrace_mqtt_held_bytes", "Bytes of PUBLISHes and wills that wait for a disk with room.", gateway.held_bytes
-        )
-        yield _counter("millrace_mqtt_publishes_out", "PUBLISH packets sent.", counts.publishes_out)
-        yield _counter(
-            "millrace_mqtt_deliveries_acked", "Deliveries at QoS 1 and 2 that clients acknowledged.", counts.deliveries_acked
-        )
-        yield _counter("millrace_mqtt_subscriptions_refused", "Filters refused in SUBACKs.", counts.subscriptions_refused)
-        closed = CounterMetricFamily("millrace_mqtt_connections_closed", "Connections the node closed.", labels=["reason"])
-        for reason, count in counts.closed_by_reason.items():
-            closed.add_metric([reason.name.lower()], count)
-        yield closed
+        yield from self._mqtt()
         yield _gauge("millrace_timers_pending", "Delayed messages that wait for their time.", len(node.delayed))
         yield _counter("millrace_timers_fired", "Delayed messages fired since the start.", node.delayed.fired)
         yield _counter("millrace_timers_cancelled", "Delayed messages recalled since the start.", node.delayed.cancelled)
@@ -115,6 +95,124 @@ class NodeCollector(Collector):
         yield _counter("millrace_pop_transactions_committed", "Half messages committed.", node.transactions.committed)
         yield _counter("millrace_pop_transactions_rolled_back", "Half messages rolled back.", node.transactions.rolled_back)
         yield from self._groups()
+
+    def _mqtt(self) -> Iterator[Metric]:
+        """The gateway's figures: by listener, version, type of packet and reason, of which there are few; never by client."""
+        gateway = self._node.gateway
+        counts, traffic, listeners = gateway.counters, gateway.traffic, list(gateway.listeners)
+        yield _gauge("millrace_mqtt_connections", "Open MQTT connections.", len(gateway.connections))
+        yield _gauge("millrace_mqtt_handshakes", "Connections in a TLS handshake or PROXY header.", gateway.handshakes)
+        yield _labelled(
+            GaugeMetricFamily("millrace_mqtt_clients", "Clients connected.", labels=["listener", "version"]), traffic.connected
+        )
+        yield _labelled(
+            CounterMetricFamily(
+                "millrace_mqtt_connections_accepted", "MQTT clients accepted since the start.", labels=["listener", "version"]
+            ),
+            traffic.accepted,
+        )
+        yield _labelled(
+            CounterMetricFamily(
+                "millrace_mqtt_connections_closed",
+                'Connections that ended: "client" where the client ended them, else why the node did.',
+                labels=["listener", "reason"],
+            ),
+            traffic.closed,
+        )
+        yield _labelled(
+            CounterMetricFamily(
+                "millrace_mqtt_connections_refused",
+                "Sockets closed before they were connections.",
+                labels=["listener", "reason"],
+            ),
+            {(each.name, why): count for each in listeners for why, count in each.refused.items()},
+        )
+        in_bytes = {(each.name,): each.bytes_in for each in listeners}
+        out_bytes = {(each.name,): each.bytes_out for each in listeners}
+        for direction, done, packets, publishes, sizes in (
+            ("in", "received", traffic.packets_in, counts.publishes_in, in_bytes),
+            ("out", "sent", traffic.packets_out, counts.publishes_out, out_bytes),
+        ):
+            by_type = {(NAMES[kind].lower(),): count for kind, count in enumerate(packets) if count}
+            by_type["publish",] = publishes
+            yield _labelled(
+                CounterMetricFamily(f"millrace_mqtt_packets_{direction}", f"MQTT packets {done}, by type.", labels=["type"]),
+                by_type,
+            )
+            yield _labelled(
+                CounterMetricFamily(f"millrace_mqtt_bytes_{direction}", f"Bytes of MQTT {done}.", labels=["listener"]), sizes
+            )
+        yield _counter("millrace_mqtt_publishes_in", "PUBLISH packets received and stored.", counts.publishes_in)
+        yield _counter("millrace_mqtt_publishes_out", "PUBLISH packets sent.", counts.publishes_out)
+        yield _counter(
+            "millrace_mqtt_deliveries_acked", "Deliveries at QoS 1 and 2 that clients acknowledged.", counts.deliveries_acked
+        )
+        yield _counter(
+            "millrace_mqtt_publishes_refused",
+            "PUBLISH packets not stored: refused, or forbidden by plugins.",
+            counts.publishes_refused,
+        )
+        yield _counter(
+            "millrace_mqtt_publishes_dropped",
+            "PUBLISH packets of QoS 0 dropped because the disk is full.",
+            counts.publishes_dropped,
+        )
+        yield _counter("millrace_mqtt_wills_dropped", "Wills dropped because the disk is full.", counts.wills_dropped)
+        yield _gauge(
+            "millrace_mqtt_held_bytes", "Bytes of PUBLISHes and wills that wait for a disk with room.", gateway.held_bytes
+        )
+        yield _counter(
+            "millrace_mqtt_deliveries_too_large",
+            "Deliveries left out because their client takes no packet as large.",
+            counts.deliveries_too_large,
+        )
+        yield _counter("millrace_mqtt_subscriptions_refused", "Filters refused in SUBACKs.", counts.subscriptions_refused)
+        yield _gauge("millrace_mqtt_retained", "Retained messages.", len(self._node.retained))
+        yield from self._mqtt_sessions()
+        yield from self._mqtt_protection()
+
+    def _mqtt_sessions(self) -> Iterator[Metric]:
+        """Sessions. The slow ones are counted when it is asked for: 0.1 us a connection."""
+        gateway = self._node.gateway
+        counts, clients = gateway.counters, gateway.clients.values()
+        yield _gauge("millrace_mqtt_sessions", "Sessions of clients that are connected.", len(clients))
+        yield _gauge("millrace_mqtt_sessions_away", "Sessions whose clients are not connected.", len(gateway.away))
+        yield _counter(
+            "millrace_mqtt_sessions_expired", "Sessions that ended because their time was over.", counts.sessions_expired
+        )
+        yield _gauge("millrace_mqtt_subscriptions", "Subscriptions that exist, in both.", counts.subscriptions)
+        yield _gauge(
+            "millrace_mqtt_slow_consumers",
+            "Clients with subscriptions that read from their cursor, not live.",
+            sum(1 for client in clients if client.lagging),
+        )
+
+    def _mqtt_protection(self) -> Iterator[Metric]:
+        gateway = self._node.gateway
+        access, pressure = gateway.access, gateway.pressure
+        yield _labelled(
+            CounterMetricFamily(
+                "millrace_mqtt_access_decisions",
+                "Answers of the plugins, and of the gateway where it has to answer for them.",
+                labels=["action", "outcome"],
+            ),
+            access.decisions,
+        )
+        yield _gauge("millrace_mqtt_access_answers", "Answers of the plugins about topics that are kept.", access.kept)
+        yield _gauge("millrace_mqtt_access_questions", "Questions that wait for the plugins.", access.questions)
+        yield _labelled(
+            CounterMetricFamily(
+                "millrace_mqtt_throttled", "Reads after which a client had to wait, by whose limit.", labels=["limit"]
+            ),
+            {(limit,): count for limit, count in gateway.throttle.throttled.items()},
+        )
+        yield _gauge("millrace_mqtt_throttled_now", "Clients that wait for a rate limit.", len(gateway.throttle))
+        yield _counter("millrace_mqtt_held_off", "Times that a source was held off for what it did.", gateway.traffic.held_off)
+        yield _gauge("millrace_mqtt_pressure_waiting", "Publishers that are not read until the disk catches up.", len(pressure))
+        yield _counter("millrace_mqtt_pressure", "Times that the disk fell behind.", pressure.entered)
+        yield _gauge(
+            "millrace_mqtt_undurable_bytes", "Bytes of log that are stored and not yet on disk.", pressure.undurable_bytes
+        )
 
     def _groups(self) -> Iterator[Metric]:
         labels = ["group", "filter"]
@@ -162,6 +260,13 @@ def registry_of(node: Node) -> CollectorRegistry:
     registry.register(NodeCollector(node))
     ProcessCollector(registry=registry)
     return registry
+
+
+def _labelled(family: Family, values: Mapping[Any, float]) -> Family:
+    """Return a family with a sample for each tuple of its labels (tuples are of one length: no type says that of a key)."""
+    for labels, value in values.items():
+        family.add_metric(list(labels), value)
+    return family
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

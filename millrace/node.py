@@ -9,6 +9,7 @@ from typing import Any
 import structlog
 
 from gateway.gateway import Gateway
+from gateway.options import PLAIN_NAME
 from gateway.retained import RetainedMessages
 from millrace.admin import Admin
 from millrace.config import Config
@@ -60,7 +61,7 @@ class Node:
         except BaseException:
             self._lock.release()
             raise
-        self.gateway = Gateway(self.store, self.retained, config.mqtt)
+        self.gateway = Gateway(self.store, self.retained, self.delayed, config.mqtt, delay_ms_max=config.timer.delay_ms_max)
         self.groups = GroupAdmin(self.pop)
         service = PopService(self.pop, self.delayed, self.transactions, config.timer)
         self._pop_server = PopServer(service, GroupService(self.groups), config.pop)
@@ -87,7 +88,7 @@ class Node:
         config = self.config
         self.store = Store(config.data_dir, config.store, clock)
         self.delayed = DelayedMessages(self.store, config.timer)
-        self.retained = RetainedMessages()
+        self.retained = RetainedMessages(self.store.now_ms)
         self.pop = PopCore(self.store, Handles(load_secret(config.data_dir)), config.pop, config.timer)
         self.transactions = Transactions(self.store, config.pop, config.timer)
         for part in (self.delayed, self.retained, self.transactions, self.pop.state):
@@ -107,7 +108,9 @@ class Node:
         self.transactions.start(loop)
         self.pop.start(loop)
         try:
-            self.mqtt = HostPort(self.config.mqtt.listen.host, await self.gateway.start())
+            port = await self.gateway.start()
+            if port:
+                self.mqtt = HostPort(self.config.mqtt.listen.host, port)
             self.grpc = HostPort(self.config.pop.listen.host, await self._pop_server.start())
             self.admin = HostPort(self.config.admin.listen.host, await self._admin.start())
         except BaseException:
@@ -132,14 +135,29 @@ class Node:
         logger.info("node.stopped", log_end=self.store.log.end)
 
     def ready_line(self) -> str:
-        """Return the line that `serve` prints when all listeners are open."""
-        return f"ready mqtt={self.mqtt} pop={self.grpc} admin={self.admin} data={self.config.data_dir}"
+        """Return the line that `serve` prints when all listeners are open.
+
+        The listeners of `[[mqtt.listeners]]` are in it as `mqtt.NAME=`, before `data=`, which may hold spaces.
+        """
+        more = "".join(
+            f"mqtt.{listener.name}={listener} " for listener in self.gateway.listeners if listener.name != PLAIN_NAME
+        )
+        mqtt = self.mqtt if self.config.mqtt.plain == "on" else "off"
+        return f"ready mqtt={mqtt} pop={self.grpc} admin={self.admin} {more}data={self.config.data_dir}"
+
+    def reload(self) -> None:
+        """Read again what may change while the node runs: the certificates of the listeners."""
+        self.gateway.listeners.reload()
 
     def state(self) -> dict[str, Any]:
         """Return what the admin listener shows of this node."""
         return {
             "ready": self._is_ready,
-            "listen": {"mqtt": str(self.mqtt), "pop": str(self.grpc), "admin": str(self.admin)},
+            "listen": {"pop": str(self.grpc), "admin": str(self.admin)}
+            | {
+                "mqtt" if listener.name == PLAIN_NAME else f"mqtt.{listener.name}": str(listener)
+                for listener in self.gateway.listeners
+            },
             "log": {
                 "start": self.store.log.start,
                 "end": self.store.log.written,

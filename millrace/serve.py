@@ -16,7 +16,7 @@ GC_THRESHOLD = 50_000
 
 
 async def serve(config: Config) -> None:
-    """Run a node until SIGTERM or SIGINT, then end it in order.
+    """Run a node until SIGTERM or SIGINT, then end it in order. SIGHUP has it read its certificates again.
 
     Raises:
         Whatever `Node` and `Node.start` raise.
@@ -29,6 +29,7 @@ async def serve(config: Config) -> None:
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
+    loop.add_signal_handler(signal.SIGHUP, node.reload)
     await node.start()
     sys.stdout.write(node.ready_line() + "\n")
     sys.stdout.flush()

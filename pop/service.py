@@ -183,7 +183,7 @@ class PopService:
                 f"deliver_at_ms is {due_ms}: give ms since 1970, at most {self._timer.delay_ms_max} ms ahead of now "
                 f"({now_ms}), or 0 for at once",
             )
-        return Properties(user, message.tag, message.message_group, due_ms if due_ms > now_ms else 0, message.producer)
+        return Properties(user, message.tag, message.message_group, due_ms if due_ms > now_ms else 0, producer=message.producer)
 
     # --- transactions -----------------------------------------------------------------------------------------------
 

@@ -15,6 +15,10 @@ from threading import Thread
 
 from store.commitlog import CommitLog
 
+RELEASE_MAX = 256
+"""Who waits is released in portions of this many, with a turn of the loop between them. Who publishes again on release is
+then in two groups, and the one is synced while the other is stored."""
+
 
 class GroupCommit:
     """Syncs a log for those who wait.
@@ -81,11 +85,13 @@ class GroupCommit:
 
     def _release(self) -> None:
         waiters, durable = self._waiters, self.durable
+        left = RELEASE_MAX
         try:
-            while waiters and waiters[0][0] <= durable:
+            while waiters and waiters[0][0] <= durable and left:
+                left -= 1
                 waiters.popleft()[1]()
         finally:
-            if waiters and waiters[0][0] <= durable:  # a callback has raised, which must not keep the others waiting
+            if waiters and waiters[0][0] <= durable:  # there are more, or a callback has raised: the others must not wait on
                 self._loop.call_soon(self._release)
 
     def finish(self) -> None:
@@ -99,7 +105,8 @@ class GroupCommit:
             raise self._failure
         self._log.sync()
         self.durable = self._log.written
-        self._release()
+        while self._waiters and self._waiters[0][0] <= self.durable:
+            self._release()
 
     def stop(self) -> None:
         """End the thread, after the sync that is under way. Nobody is released."""

@@ -51,7 +51,7 @@ _SIGNS = ("Corruption", "No such file or directory", "Input/output error")
 _SIGNS_AT_OPEN = (*_SIGNS, "Invalid argument")
 """The last: another version has made it, with options or column families that this one doesn't know."""
 
-FORMAT = 5
+FORMAT = 7
 """Version of the key and value formats. Another one is not read: a start rebuilds the index."""
 
 MEMTABLE_BYTES = 64 * 1024 * 1024
@@ -88,6 +88,9 @@ class Space(bytes, Enum):
     TRANSACTION = b"X"
     TIMER = b"T"
     RETAINED = b"R"
+    RETAINED_LEVEL = b"r"
+    RETAINED_LATER = b"l"
+    RETAINED_COUNT = b"n"
     SESSION = b"S"
     COPY = b"V"
 
@@ -254,21 +257,28 @@ class Index:
         while cursor.valid():
             yield cursor.key(), cursor.value()
             cursor.next()
-        self._check(cursor)
+        self.check(cursor)
+
+    def cursor(self) -> RdictIter:
+        """Return an iterator over all rows as they are now, to be sought to a key by whoever leaps.
+
+        It has no bounds. Where it is not valid, `check` tells whether that is the end.
+        """
+        return self._db.iter()
 
     def last_at_or_before(self, key: bytes, prefix: bytes) -> tuple[bytes, bytes] | None:
         """Return the row with the greatest key that isn't above `key`, if it starts with `prefix`."""
-        return _row_at(self._at_or_before(key), prefix, self._check)
+        return _row_at(self._at_or_before(key), prefix, self.check)
 
     def first_at_or_after(self, key: bytes, prefix: bytes) -> tuple[bytes, bytes] | None:
         """Return the row with the least key that isn't below `key`, if it starts with `prefix`."""
         cursor = self._iterator()
         cursor.seek(key)
-        return _row_at(cursor, prefix, self._check)
+        return _row_at(cursor, prefix, self.check)
 
     def view(self) -> IndexView:
         """Return the index as it is now, whatever is written later. To be let go before the index is closed."""
-        return IndexView(self._db.iter(), self._db.iter(), self._check)
+        return IndexView(self._db.iter(), self._db.iter(), self.check)
 
     def rows_around(self, key: bytes, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yield the rows of the queue that `prefix` is of, from the last one at or before `key` on, or else from the first.
@@ -284,7 +294,7 @@ class Index:
                 return
             yield found, cursor.value()
             cursor.next()
-        self._check(cursor)
+        self.check(cursor)
 
     def _at_or_before(self, key: bytes) -> RdictIter:
         # A new iterator costs four times a seek, and an old one does not see what was written since: one serves all reads
@@ -298,7 +308,7 @@ class Index:
             self._cursor = self._db.iter()
         return self._cursor
 
-    def _check(self, cursor: RdictIter) -> None:
+    def check(self, cursor: RdictIter) -> None:
         """Raise IndexDamaged where a cursor ended because RocksDB could not read: that must not pass for an empty queue."""
         try:
             cursor.status()

@@ -42,7 +42,13 @@ def read_log(data_dir: Path, position: int = 0) -> Iterator[record.Record]:
 
 def _read_segment(path: Path, offset: int, base: int, following: int | None) -> Iterator[record.Record]:
     stop = following - base if following is not None else None
-    with path.open("rb") as file:
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        raise PositionUnknown(
+            f"segment {path.name} was dropped by the node meanwhile: begin again, with what is left"
+        ) from None
+    with file:
         while stop is None or offset < stop:
             file.seek(offset)
             block = file.read(BLOCK_BYTES)

@@ -139,6 +139,15 @@ def check_options(options: Any, section: str = "") -> None:
             )
 
 
+_LISTED = {str: "strings"}
+"""What the elements of a list are called, where they are no integers and no options of their own."""
+
+
+def _is_table(hint: Any) -> bool:
+    """Return whether an option is a table that a library will read, or None."""
+    return any(get_origin(choice) is dict for choice in get_args(hint))
+
+
 def describe_allowed(hint: Any, bounds: Bounds) -> str:
     """Return what values an option of type `hint` may have, to stand behind "must be"."""
     if get_origin(hint) is Literal:
@@ -146,9 +155,16 @@ def describe_allowed(hint: Any, bounds: Bounds) -> str:
     if hint is int:
         return f"an integer{_describe_range(bounds)}"
     if get_origin(hint) is tuple:
-        return f"a list of integers, each{_describe_range(bounds)}"
+        element = get_args(hint)[0]
+        return (
+            f"a list of integers, each{_describe_range(bounds)}"
+            if element is int
+            else f"a list of {_LISTED.get(element, 'tables')}"
+        )
     if hint is HostPort:
         return "an address, HOST:PORT"
+    if _is_table(hint):
+        return "a table"
     return {bool: "true or false", str: "a string", Path: "a path"}[hint]
 
 
@@ -166,7 +182,7 @@ def _fits(hint: Any, value: object, bounds: Bounds) -> bool:
     if get_origin(hint) is Literal:
         return value in get_args(hint)
     if get_origin(hint) is tuple:
-        return isinstance(value, tuple) and all(_fits(int, element, bounds) for element in value)
+        return isinstance(value, tuple) and all(_fits(get_args(hint)[0], element, bounds) for element in value)
     if hint is int:
         # A bool is an int to Python, and never one to an operator.
         return (
@@ -175,6 +191,8 @@ def _fits(hint: Any, value: object, bounds: Bounds) -> bool:
             and (bounds.minimum is None or value >= bounds.minimum)
             and (bounds.maximum is None or value <= bounds.maximum)
         )
+    if _is_table(hint):
+        return value is None or isinstance(value, dict)
     assert isinstance(hint, type), hint
     return isinstance(value, hint)
 

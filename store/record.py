@@ -25,6 +25,7 @@ which Spark pairs deliveries with acknowledgements.
 from __future__ import annotations
 
 import struct
+from base64 import b64decode, b64encode
 from enum import IntEnum, IntFlag
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -254,6 +255,15 @@ class Properties(NamedTuple):
     tag: str = ""
     message_group: str = ""
     deliver_at_ms: int = 0
+    expires_at_ms: int = 0
+    """When nobody is to get it any more, in ms since 1970; 0 is never."""
+    payload_format: int | None = None
+    """As the publisher said it: 1 for UTF-8, 0 for any bytes."""
+    content_type: str | None = None
+    response_topic: str | None = None
+    correlation_data: bytes | None = None
+    publisher: str = ""
+    """The client that published it, where one of its own subscriptions must not get it (MQTT 5.0, no local)."""
     producer: str = ""
     """Of half a transaction: whom to ask for its outcome."""
 
@@ -416,19 +426,33 @@ def encode_properties(properties: Properties) -> bytes:
     """Return the JSON of `properties`, or nothing at all where they are empty: most messages carry none."""
     if properties == NO_PROPERTIES:
         return b""
-    return orjson.dumps({name: value for name, value in zip(Properties._fields, properties, strict=True) if value})
+    fields: dict[str, Any] = {
+        name: value
+        for name, value, default in zip(Properties._fields, properties, NO_PROPERTIES, strict=True)
+        if value != default
+    }
+    if properties.correlation_data is not None:
+        fields["correlation_data"] = b64encode(properties.correlation_data).decode()
+    return orjson.dumps(fields)
 
 
 def decode_properties(data: bytes) -> Properties:
     """Return the properties in `data`, the inverse of `encode_properties`. Names that this version doesn't know are dropped."""
     if not data:
         return NO_PROPERTIES
-    fields = orjson.loads(data)
+    fields: dict[str, Any] = orjson.loads(data)
+    correlation_data = fields.get("correlation_data")
     return Properties(
         [(name, value) for name, value in fields.get("user", ())],
         fields.get("tag", ""),
         fields.get("message_group", ""),
         fields.get("deliver_at_ms", 0),
+        fields.get("expires_at_ms", 0),
+        fields.get("payload_format"),
+        fields.get("content_type"),
+        fields.get("response_topic"),
+        None if correlation_data is None else b64decode(correlation_data),
+        fields.get("publisher", ""),
         fields.get("producer", ""),
     )
 

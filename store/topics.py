@@ -135,6 +135,20 @@ def matches(filter: str, topic: str) -> bool:
     return len(wanted) == len(levels) and all(want in ("+", level) for want, level in zip(wanted, levels, strict=True))
 
 
+def overlap(filter: str, other: str) -> bool:
+    """Return whether some topic is matched by both of two valid filters."""
+    if filter[:1] != other[:1] and "$" in (filter[:1], other[:1]):  # [MQTT-4.7.2-1]
+        return False
+    ours, theirs = filter.split("/"), other.split("/")
+    for one, two in zip(ours, theirs, strict=False):
+        if one == "#" or two == "#":
+            return True
+        if one != two and one != "+" and two != "+":
+            return False
+    # `a/#` matches `a` as well.
+    return len(ours) == len(theirs) or max(ours, theirs, key=len)[min(len(ours), len(theirs)) :] == ["#"]
+
+
 # --- all filters at once --------------------------------------------------------------------------------------------
 
 

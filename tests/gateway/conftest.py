@@ -19,8 +19,9 @@ async def start_broker(tmp_path: Path) -> AsyncIterator[StartBroker]:
     brokers: list[Broker] = []
 
     async def start(**options: Any) -> Broker:
-        brokers.append(Broker(tmp_path / str(len(brokers)), options))
-        return await brokers[-1].start()
+        broker = await Broker(tmp_path / str(len(brokers)), options).start()
+        brokers.append(broker)
+        return broker
 
     yield start
     for broker in brokers:

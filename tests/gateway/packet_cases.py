@@ -12,6 +12,7 @@ from gateway.packets import (
     CONNACK,
     CONNECT,
     DISCONNECT,
+    NEVER_S,
     PINGREQ,
     PINGRESP,
     PUBACK,
@@ -81,12 +82,12 @@ def _connect(name: str, data: bytes, parsed: Connect) -> Valid:
 VALID = [
     # 3.1 CONNECT
     _connect("connect, least", connect(0x02, b""), Connect(4, "", True, 60, None, None, None)),
-    _connect("connect, durable", connect(0x00, b"pump-7"), Connect(4, "pump-7", False, 60, None, None, None)),
-    _connect("connect, no keep alive", connect(0, b"a", keep_alive_s=0), Connect(4, "a", False, 0, None, None, None)),
+    _connect("connect, durable", connect(0x00, b"pump-7"), Connect(4, "pump-7", False, 60, None, None, None, NEVER_S)),
+    _connect("connect, no keep alive", connect(0, b"a", keep_alive_s=0), Connect(4, "a", False, 0, None, None, None, NEVER_S)),
     _connect(
         "connect, keep alive of 65535 s",
         connect(0, b"a", keep_alive_s=65_535),
-        Connect(4, "a", False, 65_535, None, None, None),
+        Connect(4, "a", False, 65_535, None, None, None, NEVER_S),
     ),
     _connect("connect, user name", connect(0x82, b"a", b"eve"), Connect(4, "a", True, 60, None, "eve", None)),
     _connect("connect, password", connect(0xC2, b"a", b"eve", b"\0\xff"), Connect(4, "a", True, 60, None, "eve", b"\0\xff")),
@@ -104,6 +105,7 @@ VALID = [
         connect(0xF6, "\u00fc".encode(), b"w", b"\0", b"eve", b"pw"),
         Connect(4, "\u00fc", True, 60, Will("w", b"\0", 2, True), "eve", b"pw"),
     ),
+    _connect("connect, 3.1", connect(2, b"a", name=b"MQIsdp", level=3), Connect(3, "a", True, 60, None, None, None)),
     # 3.3 PUBLISH
     Valid("publish, QoS 0", packet(0x30, field(b"a/b") + b"hello"), (PUBLISH, 0, b"a/b", 0, b"hello")),
     Valid("publish, QoS 0, retain", packet(0x31, field(b"a") + b"x"), (PUBLISH, 1, b"a", 0, b"x")),
@@ -167,8 +169,8 @@ _BAD_FILTER = ReasonCode.TOPIC_FILTER_INVALID
 
 INVALID = [
     # 2.2 the fixed header
-    Invalid("reserved type 0", b"\0\0", MalformedPacket, "reserved type 0"),
-    Invalid("reserved type 15", b"\xf0\0", MalformedPacket, "reserved type 15"),
+    Invalid("reserved type 0", b"\0\0", MalformedPacket, "type 0 came"),
+    Invalid("reserved type 15", b"\xf0\0", MalformedPacket, "type 15 came"),
     Invalid("five length bytes", b"\x30\x80\x80\x80\x80\x01", MalformedPacket, "fourth byte"),
     Invalid("larger than the limit", b"\x30\xff\xff\xff\x7f", ProtocolError, "268435460 bytes", ReasonCode.PACKET_TOO_LARGE),
     Invalid("an HTTP request", b"GET / HTTP/1.1\r\n\r\n", MalformedPacket, "PUBACK has the flags 0b0111"),
@@ -183,11 +185,11 @@ INVALID = [
     # 3.1 CONNECT
     Invalid("connect, other protocol", connect(2, b"a", name=b"AMQP"), MalformedPacket, "[MQTT-3.1.2-1]"),
     Invalid("connect, lower case", connect(2, b"a", name=b"mqtt"), MalformedPacket, "[MQTT-3.1.2-1]"),
-    Invalid("connect, 3.1", connect(2, b"a", name=b"MQIsdp", level=3), UnsupportedVersion, "MQTT 3.1", _BAD_VERSION),
+    Invalid("connect, 3.1 as 3.1.1", connect(2, b"a", name=b"MQIsdp"), UnsupportedVersion, "level 4", _BAD_VERSION),
+    Invalid("connect, 3.1 without id", connect(2, b"", name=b"MQIsdp", level=3), ConnectRefused, "the version is 3.1", _BAD_ID),
     Invalid("connect, level 3", connect(2, b"a", level=3), UnsupportedVersion, "level 3", _BAD_VERSION),
     Invalid("connect, level 4 of a bridge", connect(2, b"a", level=0x84), UnsupportedVersion, "level 132", _BAD_VERSION),
-    Invalid("connect, 5.0", packet(0x10, b"\0\4MQTT\5\2\0\x3c\0\0\0"), UnsupportedVersion, "level 5", _BAD_VERSION),
-    Invalid("connect, 5.0 and reserved flag", connect(1, b"a", level=5), UnsupportedVersion, "level 5", _BAD_VERSION),
+    Invalid("connect, 6.0", connect(2, b"a", level=6), UnsupportedVersion, "level 6", _BAD_VERSION),
     Invalid("connect, reserved flag", connect(0x03, b"a"), MalformedPacket, "[MQTT-3.1.2-3]"),
     Invalid("connect, will at QoS 3", connect(0x1E, b"a", b"w", b""), MalformedPacket, "[MQTT-3.1.2-14]"),
     Invalid("connect, will QoS without will", connect(0x0A, b"a"), MalformedPacket, "[MQTT-3.1.2-13]"),
@@ -243,7 +245,7 @@ INVALID = [
     Invalid("subscribe, empty", b"\x82\0", MalformedPacket, "ends within its packet id"),
     Invalid("subscribe, QoS 3", subscribe(1, (b"a", 3)), MalformedPacket, "[MQTT-3-8.3-4]"),
     Invalid("subscribe, reserved bits", subscribe(1, (b"a", 0), (b"b", 0x04)), MalformedPacket, "[MQTT-3-8.3-4]"),
-    Invalid("subscribe, no QoS", packet(0x82, b"\0\1" + field(b"a")), MalformedPacket, "ends before its requested QoS"),
+    Invalid("subscribe, no QoS", packet(0x82, b"\0\1" + field(b"a")), MalformedPacket, "ends before its subscription options"),
     Invalid("subscribe, cut filter", b"\x82\5\0\1\0\2a", MalformedPacket, "ends within its topic filter"),
     Invalid(
         "subscribe, trailing byte", packet(0x82, b"\0\1" + field(b"a") + b"\0\0"), MalformedPacket, "ends within its topic"

@@ -12,12 +12,10 @@ from gateway.codec import (
     FROM_SERVER,
     PACKET_BYTES_MAX_MIN,
     PINGRESP_BYTES,
-    REMAINING_BYTES_MAX,
     Packet,
     decode,
     encode_acks,
     encode_connack,
-    encode_length,
     encode_publish,
     encode_publish_head,
     encode_refusal,
@@ -26,6 +24,7 @@ from gateway.codec import (
     packet_bytes,
 )
 from gateway.errors import ConnectRefused, ProtocolError, UnsupportedVersion
+from gateway.fields import REMAINING_BYTES_MAX, write_varint
 from gateway.packets import (
     CONNECT,
     MALFORMED,
@@ -40,10 +39,8 @@ from gateway.packets import (
     Connect,
     Subscribe,
     Unsubscribe,
-    parse_connect,
-    parse_subscribe,
-    parse_unsubscribe,
 )
+from gateway.parsers import parse_connect, parse_subscribe, parse_unsubscribe
 from gateway.reasons import SUBACK_FAILURE, ConnectCode, ReasonCode
 from tests.gateway.packet_cases import INVALID, SERVER_ITEMS, VALID, Invalid, Valid, connect, packet, subscribe
 
@@ -171,7 +168,7 @@ def test_an_error_does_not_hold_the_packets_before_it() -> None:
     ],
 )
 def test_a_remaining_length_takes_the_bytes_that_the_specification_gives(length: int, data: bytes) -> None:
-    assert encode_length(length) == data
+    assert write_varint(length) == data
     assert packet_bytes(b"\x30" + data) == 1 + len(data) + length
 
 
@@ -212,23 +209,24 @@ def test_what_the_server_sends_is_as_in_the_specification() -> None:
 @pytest.mark.parametrize(
     ("data", "answer"),
     [
-        (connect(2, b"a", name=b"MQIsdp", level=3), b"\x20\2\0\1"),  # [MQTT-3.1.2-2]
+        (connect(2, b"a", name=b"MQIsdp", level=4), b"\x20\2\0\1"),  # 3.1.1:[MQTT-3.1.2-2]
         (connect(2, b"a", level=0x84), b"\x20\2\0\1"),
-        (connect(0, b""), b"\x20\2\0\2"),  # [MQTT-3.1.3-8]
-        (connect(2, b"a", level=5), b"\x20\3\0\x84\0"),  # MQTT 5.0, 3.1.2.2
-        (connect(2, b"a", level=6), b"\x20\3\0\x84\0"),
+        (connect(0, b""), b"\x20\2\0\2"),  # 3.1.1:[MQTT-3.1.3-8]
     ],
 )
 def test_a_refused_connect_is_answered_in_the_format_of_its_version(data: bytes, answer: bytes) -> None:
     with pytest.raises(ConnectRefused) as refused:
         parse_connect(data[2:])
 
-    assert encode_refusal(refused.value) == answer
+    assert encode_refusal(refused.value, 4) == answer
 
 
-def test_only_a_version_of_5_and_later_is_answered_in_the_format_of_5() -> None:
-    assert encode_refusal(UnsupportedVersion("", is_v5=False)) == b"\x20\2\0\1"
-    assert encode_refusal(ConnectRefused("", ConnectCode.NOT_AUTHORIZED)) == b"\x20\2\0\5"
+def test_a_refused_connect_of_5_and_later_is_answered_in_the_format_of_5() -> None:
+    assert encode_refusal(UnsupportedVersion("no", is_v5=False), 0) == b"\x20\2\0\1"
+    assert encode_refusal(UnsupportedVersion("no", is_v5=True), 0) == b"\x20\x08\0\x84\5\x1f\0\2no"  # [MQTT-3.1.2-2]
+    assert encode_refusal(ConnectRefused("no", ConnectCode.NOT_AUTHORIZED), 4) == b"\x20\2\0\5"
+    assert encode_refusal(ConnectRefused("no", ConnectCode.NOT_AUTHORIZED), 5) == b"\x20\x08\0\x87\5\x1f\0\2no"
+    assert encode_refusal(ProtocolError("no"), 4) == b""
 
 
 @pytest.mark.parametrize("case", PUBLISHES, ids=lambda case: case.name)

@@ -36,7 +36,7 @@ class LoopAhead:
 
 
 def pass_time(gateway: Gateway, seconds: float) -> None:
-    """Let the keep-alive wheel turn as if this much time had passed."""
+    """Let the gateway's wheel turn as if this much time had passed."""
     if not isinstance(gateway.loop, LoopAhead):
         gateway.loop = LoopAhead(gateway.loop)  # type: ignore[assignment]
     gateway.loop.ahead_s += seconds  # type: ignore[attr-defined]
@@ -111,9 +111,9 @@ async def test_a_refused_connect_is_told_why_and_closed(broker: Broker, case: An
     client = await broker.dial()
     await client.send(case.data, PING)
     answers = await client.ended()
-    is_v5 = "5.0" in case.name or "level 5" in case.says
-    if is_v5:
-        assert answers == [(CONNACK, 0, bytes((0, ReasonCode.UNSUPPORTED_PROTOCOL_VERSION, 0)))]
+    if "6.0" in case.name:  # answered in the format of 5.0
+        ((kind, _, body),) = answers
+        assert (kind, body[:2]) == (CONNACK, bytes((0, ReasonCode.UNSUPPORTED_PROTOCOL_VERSION)))
     elif issubclass(case.error, UnsupportedVersion):
         assert answers == [(CONNACK, 0, bytes((0, ConnectCode.UNACCEPTABLE_PROTOCOL_VERSION)))]
     else:
@@ -125,16 +125,6 @@ async def test_clients_without_an_id_are_given_one_each(broker: Broker) -> None:
     one, two = await broker.connect(""), await broker.connect("")
     assert await one.drained() == await two.drained() == []
     assert len(broker.node.gateway.clients) == 2
-
-
-async def test_a_durable_session_is_accepted_and_begins_anew(broker: Broker) -> None:
-    first = await broker.connect("pump", flags=0)
-    await first.subscribe(("a", 1))
-    await first.send(BYE)
-    await first.ended()
-    again = await broker.connect("pump", flags=0)  # session present 0, as in every CONNACK here
-    await again.publish("a", b"x", 1)
-    assert await again.messages() == []
 
 
 async def test_packets_may_follow_the_connect_at_once(broker: Broker) -> None:

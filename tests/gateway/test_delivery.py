@@ -242,10 +242,10 @@ async def test_a_qos_2_delivery_goes_through_its_four_packets(broker: Broker) ->
     kind, flags, topic, packet_id, body = await client.receive()
     assert (kind, flags, topic, body) == (PUBLISH, 2 << 1, b"a", b"x")
     session = broker.connection("client").session
-    assert session.inflight == {packet_id: PUBREC}
+    assert [slot.qos for slot in session.inflight.values() if slot] == [2]
     await client.send(encode_acks(PUBREC, [packet_id, packet_id]))  # the second is a repetition
     assert [await client.receive() for _ in range(2)] == [(PUBREL, packet_id)] * 2
-    assert session.inflight == {packet_id: PUBCOMP}
+    assert session.inflight == {packet_id: None}
     await client.send(encode_acks(PUBCOMP, [packet_id]))
     assert await client.drained() == []
     assert session.inflight == {}

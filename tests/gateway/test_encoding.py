@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.codec import decode
-from gateway.encoding import SLOT, Run, encode_run
+from gateway.encoding import SLOT, Run, Terms, encode_run
 from gateway.packets import PUBLISH
 from store.clock import ManualClock
 from store.lightqueue import ENTRY
@@ -55,8 +55,8 @@ def entries_of(store: Store, messages: list[Stored]) -> bytes:
 def patched(run: Run, packet_ids: Iterator[int]) -> bytes:
     """Return a run with its slots filled, as a subscription does it."""
     data = bytearray(run.data)
-    for offset, _ in run.slots:
-        SLOT.pack_into(data, offset, next(packet_ids))
+    for slot in run.slots:
+        SLOT.pack_into(data, slot.offset, next(packet_ids))
     return bytes(data)
 
 
@@ -72,7 +72,7 @@ def expected(messages: list[Stored], qos_max: int, *, retain: bool = False) -> l
 
 
 def check(store: Store, messages: list[Stored], qos_max: int, *, retain: bool = False) -> None:
-    run = encode_run(store, entries_of(store, messages), qos_max, retain=retain)
+    run = encode_run(store, entries_of(store, messages), Terms(qos_max), retain=retain)
     data = patched(run, iter(range(1, len(messages) + 1)))
     assert run.messages == len(messages)
     assert [slot.qos for slot in run.slots] == [min(one.qos, qos_max) for one in messages if min(one.qos, qos_max)]
@@ -112,13 +112,13 @@ def test_a_batch_keeps_its_order_and_each_slot_is_its_own(store: Store) -> None:
 
 
 def test_nothing_is_a_run_of_nothing(store: Store) -> None:
-    assert encode_run(store, b"", 1) == Run(b"", [], 0)
+    assert encode_run(store, b"", Terms(1)) == Run(b"", [], 0)
 
 
 def test_the_retain_flag_of_a_stored_message_is_not_passed_on(store: Store) -> None:
     # [MQTT-3.3.1-9]: it is set for a new subscription only.
     message = Stored(b"plant/1", b"on", Flag.RETAIN | 1)
-    run = encode_run(store, entries_of(store, [message]), 1)
+    run = encode_run(store, entries_of(store, [message]), Terms(1))
     assert decode(patched(run, iter([5])), MIB)[0] == [(PUBLISH, 1 << 1, b"plant/1", 5, b"on")]
 
 

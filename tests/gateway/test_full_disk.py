@@ -9,11 +9,16 @@ from prometheus_client import generate_latest
 from gateway import connection as connection_module
 from gateway import gateway as gateway_module
 from gateway.codec import encode_publish
-from gateway.packets import PUBACK, PUBREC
+from gateway.packets import PUBACK, PUBREC, SUBACK
+from gateway.properties import Found, Property
+from gateway.reasons import ReasonCode
 from millrace.metrics import registry_of
 from store.options import GIB
 from store.space import Usage
+from tests.gateway import scripted_plugins
 from tests.gateway.conftest import StartBroker
+from tests.gateway.packet_cases import subscribe
+from tests.gateway.test_access import plugins
 from tests.gateway.wire import BYE, CLEAN, PING, WILL, Broker, Message, until
 
 TOTAL = 100 * GIB
@@ -76,7 +81,7 @@ async def test_a_client_that_sends_more_than_is_kept_is_not_read_and_not_closed_
     count = 2000
     packets = [encode_publish(b"plant/1", b"%d" % number + b"x" * 1000, 1, packet_id=number) for number in range(1, count)]
     client.writer.write(b"".join(packets))
-    await until(lambda: connection.silenced)
+    await until(lambda: connection.is_unheard)
     assert len(connection._held) < count // 2
     gateway = full.node.gateway
     later = gateway.loop.time() + 60
@@ -96,7 +101,7 @@ async def test_all_connections_together_keep_no_more_than_a_bound(full: Broker, 
     clients = [await full.connect(f"publisher{number}") for number in range(4)]
     for client in clients:
         await client.send(encode_publish(b"plant/1", b"x" * 1000, 1, packet_id=1))
-    await until(lambda: sum(full.connection(f"publisher{number}").silenced for number in range(4)) == 4)
+    await until(lambda: sum(full.connection(f"publisher{number}").is_unheard for number in range(4)) == 4)
     free(full, TOTAL)
     for client in clients:
         assert await client.receive() == (PUBACK, 1)
@@ -134,6 +139,59 @@ async def test_a_retransmission_of_a_held_message_is_stored_once_at_qos_2(full: 
     free(full, TOTAL)
     assert [await client.receive() for _ in range(2)] == [(PUBREC, 1)] * 2
     assert [message.body for message in full.stored()] == [b"before", b"held"]
+
+
+@pytest.mark.parametrize("about", [{}, {Property.CONTENT_TYPE: "text"}], ids=["plain", "with properties"])
+async def test_a_client_of_5_hears_of_it_at_once(full: Broker, about: Found) -> None:
+    client = await full.connect_5("publisher")
+    for qos in (1, 2):
+        assert await client.publish_with("plant/1", b"refused", about, qos) == ReasonCode.QUOTA_EXCEEDED
+    await client.publish_with("plant/1", b"dropped", about)
+    await client.drained()
+    assert full.node.gateway.counters.publishes_dropped == 1
+    free(full, TOTAL)
+    assert await client.publish_with("plant/1", b"after", about, 2) == 0
+    assert [message.body for message in full.stored()] == [b"before", b"after"]
+
+
+async def test_a_delayed_message_waits_for_room_and_keeps_its_place(full: Broker) -> None:
+    client = await full.connect("publisher")
+    for packet_id, topic in enumerate((b"plant/1", b"$delayed/3600/plant/2", b"plant/3"), 1):
+        await client.send(encode_publish(topic, b"held", 1, packet_id=packet_id))
+    assert await client.drained() == []
+    free(full, TOTAL)
+    assert [await client.receive() for _ in range(3)] == [(PUBACK, number) for number in (1, 2, 3)]
+    assert [message.topic for message in full.stored()[1:]] == ["plant/1", "plant/2", "plant/3"]
+    assert len(full.node.delayed) == 1
+
+
+@pytest.mark.parametrize("relief_first", [True, False])
+async def test_what_waits_for_the_plugins_comes_behind_what_waits_for_room(
+    start_broker: StartBroker, relief_first: bool
+) -> None:
+    script = scripted_plugins.new_script()
+    broker = await start_broker(reserve_bytes=GIB, access=plugins("Topics"))
+    client = await broker.connect("publisher")
+    await client.publish("known", b"0", 1)
+    free(broker, GIB // 2)
+    await client.send(encode_publish(b"known", b"1", 1, packet_id=1))
+    assert await client.drained() == []
+    script.may_answer.clear()
+    await client.send(subscribe(9, (b"f", 0)), encode_publish(b"known", b"2", 1, packet_id=2))
+    await until(lambda: ("subscribe", "f") in script.asked)
+    guard = broker.connection("publisher").guard
+    assert guard is not None
+    guard.forget()  # so what waits for room has to wait for the plugins, too
+    if relief_first:
+        free(broker, TOTAL)
+        script.may_answer.set()
+    else:
+        script.may_answer.set()
+        await client.expect(SUBACK)
+        free(broker, TOTAL)
+    assert [await client.expect(PUBACK) for _ in range(2)] == [(PUBACK, 1), (PUBACK, 2)]
+    assert [message.body for message in broker.stored()] == [b"0", b"1", b"2"]
+    assert broker.node.gateway.held_bytes == 0
 
 
 async def test_metrics_readiness_and_state_tell_of_it(full: Broker) -> None:

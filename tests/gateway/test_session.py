@@ -3,6 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.encoding import Slot
 from gateway.packets import PUBACK, PUBCOMP, PUBREC
 from gateway.session import PACKET_ID_MAX, Session
 
@@ -11,44 +12,48 @@ def session(inflight_max: int = 10) -> Session:
     return Session("pump-7", inflight_max, None)
 
 
+AT_1, AT_2 = Slot(0, 1, 0, 100), Slot(0, 2, 100, 100)
+"""Deliveries at QoS 1 and 2."""
+
+
 def test_packet_ids_count_from_1() -> None:
     some = session()
-    assert [some.take_packet_id(1) for _ in range(3)] == [1, 2, 3]
+    assert [some.take_packet_id(AT_1) for _ in range(3)] == [1, 2, 3]
 
 
 def test_after_the_last_packet_id_comes_1_and_never_0() -> None:
     some = session()
     some.last_packet_id = PACKET_ID_MAX - 1
-    assert [some.take_packet_id(1) for _ in range(2)] == [PACKET_ID_MAX, 1]
+    assert [some.take_packet_id(AT_1) for _ in range(2)] == [PACKET_ID_MAX, 1]
 
 
 def test_a_packet_id_that_is_under_way_is_passed_over() -> None:
     some = session()
-    taken = [some.take_packet_id(2) for _ in range(3)]
+    taken = [some.take_packet_id(AT_2) for _ in range(3)]
     assert some.acked(PUBREC, taken[1])
     some.last_packet_id = PACKET_ID_MAX
-    assert some.take_packet_id(1) == 4
+    assert some.take_packet_id(AT_1) == 4
 
 
 def test_a_packet_id_is_not_used_again_before_all_others() -> None:
     some = session()
-    first = some.take_packet_id(1)
+    first = some.take_packet_id(AT_1)
     assert some.acked(PUBACK, first)
-    assert some.take_packet_id(1) == first + 1
+    assert some.take_packet_id(AT_1) == first + 1
 
 
 def test_all_packet_ids_may_be_under_way() -> None:
     some = session(PACKET_ID_MAX)
-    taken = {some.take_packet_id(1) for _ in range(PACKET_ID_MAX)}
+    taken = {some.take_packet_id(AT_1) for _ in range(PACKET_ID_MAX)}
     assert taken == set(range(1, PACKET_ID_MAX + 1))
     assert some.room == 0
     assert some.acked(PUBACK, 777)
-    assert some.take_packet_id(1) == 777
+    assert some.take_packet_id(AT_1) == 777
 
 
 def test_room_shrinks_with_each_delivery_and_grows_with_its_last_ack() -> None:
     some = session(3)
-    at_1, at_2 = some.take_packet_id(1), some.take_packet_id(2)
+    at_1, at_2 = some.take_packet_id(AT_1), some.take_packet_id(AT_2)
     assert some.room == 1
     assert some.acked(PUBACK, at_1)
     assert some.room == 2
@@ -60,15 +65,15 @@ def test_room_shrinks_with_each_delivery_and_grows_with_its_last_ack() -> None:
 
 def test_an_ack_of_another_kind_than_the_one_awaited_changes_nothing() -> None:
     some = session()
-    at_1, at_2 = some.take_packet_id(1), some.take_packet_id(2)
+    at_1, at_2 = some.take_packet_id(AT_1), some.take_packet_id(AT_2)
     for kind, packet_id in [(PUBREC, at_1), (PUBCOMP, at_1), (PUBACK, at_2), (PUBCOMP, at_2), (PUBACK, 9)]:
         assert not some.acked(kind, packet_id)
-    assert some.inflight == {at_1: PUBACK, at_2: PUBREC}
+    assert some.inflight == {at_1: AT_1, at_2: AT_2}
 
 
 def test_an_ack_counts_once() -> None:
     some = session()
-    packet_id = some.take_packet_id(1)
+    packet_id = some.take_packet_id(AT_1)
     assert some.acked(PUBACK, packet_id)
     assert not some.acked(PUBACK, packet_id)
 
@@ -83,7 +88,7 @@ def test_packet_ids_under_way_are_distinct_and_within_the_window(steps: list[tup
             if was_expected and step[0] != PUBREC:
                 under_way.remove(step[1])
         elif some.room:
-            packet_id = some.take_packet_id(step)
+            packet_id = some.take_packet_id(Slot(0, step, 0, 0))
             assert 1 <= packet_id <= PACKET_ID_MAX
             assert packet_id not in under_way
             under_way.add(packet_id)

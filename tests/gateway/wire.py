@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
-from gateway.codec import FROM_SERVER, Packet, decode, encode_acks, encode_publish
+from gateway.codec import FROM_SERVER, FROM_SERVER_5, Packet, decode, encode_acks, encode_publish
 from gateway.connection import Connection
+from gateway.listener import Listener
 from gateway.options import GatewayOptions
-from gateway.packets import CONNACK, DISCONNECT, PINGREQ, PINGRESP, PUBLISH, SUBACK, UNSUBACK
+from gateway.packets import CONNACK, DISCONNECT, PINGREQ, PINGRESP, PUBLISH, PUBLISH_WITH, SUBACK, UNSUBACK
+from gateway.properties import Found, Property, parse_properties, read_properties, write_properties
 from gateway.reasons import ReasonCode
 from millrace.config import AdminOptions, Config
 from millrace.node import Node
@@ -23,6 +26,7 @@ from pop.options import PopOptions
 from store.options import KIB, MIB, HostPort, StoreOptions
 from store.record import Kind
 from tests.gateway.packet_cases import connect, packet, subscribe, unsubscribe
+from tests.gateway.packet_cases_5 import connect_5, subscribe_5
 
 ANSWER_S_MAX = 20.0
 """How long a test waits for what must come. Only a failure takes this long."""
@@ -54,6 +58,7 @@ class Client:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
         self.writer = writer
+        self.side = FROM_SERVER
         self._packets: deque[Packet] = deque()
         self._rest = b""
 
@@ -72,7 +77,7 @@ class Client:
                 if not data:
                     return ()
                 self._rest += data
-                packets, used = decode(self._rest, 64 * MIB, FROM_SERVER)
+                packets, used = decode(self._rest, 64 * MIB, self.side)
                 self._packets.extend(packets)
                 self._rest = self._rest[used:]
         return self._packets.popleft()
@@ -166,9 +171,98 @@ class Client:
         self.writer.transport.resume_reading()  # type: ignore[attr-defined]
 
 
+class Client5(Client):
+    """One connection of MQTT 5.0. `session_present` and `limits` are what its CONNACK said."""
+
+    session_present = False
+    limits: Found
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        super().__init__(reader, writer)
+        self.side = FROM_SERVER_5
+
+    async def connack(self) -> tuple[int, Found]:
+        """Return reason and properties of the CONNACK."""
+        kind, _, body = await self.receive()
+        assert kind == CONNACK
+        self.session_present = bool(body[0])
+        self.limits, at = read_properties(body, 2, CONNACK)
+        assert at == len(body)
+        return body[1], self.limits
+
+    async def disconnected(self) -> tuple[ReasonCode, list[Packet]]:
+        """Wait for the end; return the reason of the DISCONNECT, which comes last, and the packets before it."""
+        *passed, last = await self.ended()
+        assert last[0] == DISCONNECT, last
+        return ReasonCode(last[2][0]), passed
+
+    async def publish_with(
+        self, topic: str, body: bytes, found: Found | None = None, qos: int = 0, *, packet_id: int = 1, retain: bool = False
+    ) -> int:
+        """Publish with properties; at QoS 1 and 2, return the reason that the server answers with."""
+        properties = write_properties(found or {})
+        used_id = packet_id if qos else 0
+        await self.send(encode_publish(topic.encode(), body, qos, retain=retain, packet_id=used_id, properties=properties))
+        if not qos:
+            return 0
+        answer = await self.expect(3 + qos)
+        assert answer[1] == packet_id
+        reason: int = answer[2] if len(answer) > 2 else 0
+        if qos == 2 and reason < 0x80:
+            await self.send(encode_acks(6, [packet_id]))
+            assert await self.expect(7) == (7, packet_id)
+        return reason
+
+    async def publish(
+        self, topic: str, body: bytes = b"", qos: int = 0, *, packet_id: int = 1, retain: bool = False, dup: bool = False
+    ) -> None:
+        assert await self.publish_with(topic, body, {}, qos, packet_id=packet_id, retain=retain) == 0
+
+    async def subscribe_with(self, *filters: tuple[str, int], identifier: int = 0) -> list[int]:
+        """Subscribe to pairs of filter and options; return the codes of the SUBACK."""
+        about = write_properties({Property.SUBSCRIPTION_IDENTIFIER: [identifier]} if identifier else {})
+        await self.send(subscribe_5(1, *((name.encode(), options) for name, options in filters), about=about))
+        body = (await self.expect(SUBACK))[2]
+        assert body[:3] == b"\0\1\0"
+        return list(body[3:])
+
+    async def subscribe(self, *filters: tuple[str, int]) -> list[int]:
+        return await self.subscribe_with(*filters)
+
+    async def message_with(self) -> tuple[Message, Found]:
+        """Return the next message with its properties; at QoS 1 and 2, acknowledge it."""
+        found = await self.receive()
+        assert found, "closed in place of a message"
+        assert found[0] in (PUBLISH, PUBLISH_WITH), found
+        message = message_of(found)
+        if message.qos:
+            await self.send(encode_acks(3 + message.qos, [found[3]]))
+        if message.qos == 2:
+            assert await self.expect(6) == (6, found[3])
+            await self.send(encode_acks(7, [found[3]]))
+        return message, parse_properties(found[5], PUBLISH) if len(found) > 5 else {}
+
+    async def message(self) -> Message:
+        return (await self.message_with())[0]
+
+    async def messages(self) -> list[Message]:
+        return [message_of(found) for found in await self.drained() if found[0] in (PUBLISH, PUBLISH_WITH)]
+
+    async def messages_with(self) -> list[tuple[Message, Found]]:
+        """Return the messages among what `drained` returns, with their properties. Acknowledges nothing."""
+        return [
+            (message_of(found), parse_properties(found[5], PUBLISH) if len(found) > 5 else {})
+            for found in await self.drained()
+            if found[0] in (PUBLISH, PUBLISH_WITH)
+        ]
+
+
 def message_of(found: Packet) -> Message:
-    _, flags, topic, _, body = found
+    _, flags, topic, _, body = found[:5]
     return Message(topic.decode(), body, flags >> 1 & 3, bool(flags & 1))
+
+
+C = TypeVar("C", bound=Client)
 
 
 class Broker:
@@ -203,21 +297,66 @@ class Broker:
         self.node = Node(self.config)
         await self.node.start()
 
-    async def dial(self) -> Client:
-        """Open a socket, and send nothing."""
-        end = socket.socket()
+    def listener(self, name: str) -> Listener:
+        return self.node.gateway.listeners[name]
+
+    async def dial(self, listener: str = "mqtt", context: ssl.SSLContext | None = None) -> Client:
+        """Open a socket to a listener, with TLS if there is a context, and send nothing."""
+        return await self._dial(Client, listener, context)
+
+    async def dial_5(self, listener: str = "mqtt", context: ssl.SSLContext | None = None) -> Client5:
+        """As `dial`, for MQTT 5.0."""
+        return await self._dial(Client5, listener, context)
+
+    async def _dial(self, kind: type[C], listener: str, context: ssl.SSLContext | None) -> C:
+        options = self.listener(listener).options
+        end = socket.socket(socket.AF_UNIX if options.kind == "unix" else socket.AF_INET)
         end.setblocking(False)
         end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
-        await asyncio.get_running_loop().sock_connect(end, (self.node.mqtt.host, self.node.mqtt.port))
-        client = Client(*await asyncio.open_connection(sock=end))
+        address = self.listener(listener).address
+        where = options.socket if options.kind == "unix" else (address.host, address.port)
+        await asyncio.get_running_loop().sock_connect(end, where)
+        name = "localhost" if context is not None else None
+        client = kind(*await asyncio.open_connection(sock=end, ssl=context, server_hostname=name))
         self.clients.append(client)
         return client
 
+    async def connect_5(
+        self,
+        client_id: str,
+        *fields: bytes,
+        flags: int = CLEAN,
+        about: Found | None = None,
+        will: Found | None = None,
+        keep_alive_s: int = 0,
+        accepted: bool = True,
+        listener: str = "mqtt",
+        context: ssl.SSLContext | None = None,
+    ) -> Client5:
+        """Open a connection of MQTT 5.0; `fields` are those that `flags` announce, `about` and `will` the properties."""
+        client = await self.dial_5(listener, context)
+        properties, will_properties = write_properties(about or {}), write_properties(will or {})
+        await client.send(
+            connect_5(flags, client_id.encode(), *fields, about=properties, will=will_properties, keep_alive_s=keep_alive_s)
+        )
+        if accepted:
+            assert (await client.connack())[0] == 0
+        return client
+
     async def connect(
-        self, client_id: str, *fields: bytes, flags: int = CLEAN, keep_alive_s: int = 0, accepted: bool = True
+        self,
+        client_id: str,
+        *fields: bytes,
+        flags: int = CLEAN,
+        keep_alive_s: int = 0,
+        accepted: bool = True,
+        listener: str = "mqtt",
+        context: ssl.SSLContext | None = None,
+        head: bytes = b"",
     ) -> Client:
-        """Open a connection; `fields` are those that `flags` announce."""
-        client = await self.dial()
+        """Open a connection; `fields` are those that `flags` announce, and `head` comes before the CONNECT."""
+        client = await self.dial(listener, context)
+        client.writer.write(head)
         await client.send(connect(flags, client_id.encode(), *fields, keep_alive_s=keep_alive_s))
         if accepted:
             assert await client.receive() == (CONNACK, 0, b"\0\0")
@@ -257,6 +396,8 @@ class Broker:
         return {
             "connections": len(gateway.connections),
             "clients": len(gateway.clients),
+            "sessions away": len(gateway.away),
+            "subscriptions": gateway.counters.subscriptions,
             "fanouts": len(gateway._fanouts),
             "watched": sum(map(len, gateway._wheel.values())),
             "watchers": sum(len(queue.watchers) for queue in queues),

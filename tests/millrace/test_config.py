@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.options import AccessOptions, ListenerOptions
 from millrace.config import SECTIONS, Config, ConfigError, HostPort, document_options, load_config
 from store.options import OptionInvalid, StoreOptions, bounds_of, check_options
 
@@ -194,9 +195,97 @@ def test_a_documented_configuration_loads_back_as_the_same(tmp_path: Path) -> No
     assert '# An address, HOST:PORT. Default: "127.0.0.1:1883"\nlisten = "[::1]:0"' in text
 
 
-def test_every_option_is_documented() -> None:
+@pytest.mark.parametrize("name", [*SECTIONS, "[mqtt.listeners]"])
+def test_every_option_is_documented(name: str) -> None:
     text = document_options()
-    for section in SECTIONS.values():
-        for declared in fields(section):
-            assert f"\n{declared.name} = " in text
+    _, head, section = text.partition(f"[{name}]\n")
+    assert head
+    for declared in fields(SECTIONS.get(name, ListenerOptions)):
+        if f"{name}.{declared.name}" not in [*SECTIONS, "mqtt.listeners"]:
+            assert f"\n{declared.name} = " in section or f"\n# {declared.name} = " in section, declared.name
             assert bounds_of(declared).doc.endswith(".")
+
+
+# --- sections in sections, lists of tables, tables of a library ---------------------------------------------------------
+
+LISTENERS = """
+[mqtt]
+inflight_max = 5
+[mqtt.limits]
+strikes_max = 7
+[[mqtt.listeners]]
+name = "tls"
+kind = "tls"
+listen = "[::1]:8883"
+certificate = "server.pem"
+key = "server.key"
+[[mqtt.listeners]]
+name = "local"
+kind = "unix"
+socket = "/run/millrace.sock"
+socket-mode = 0o600
+proxy_from = ["10.0.0.0/8", "::1"]
+[mqtt.access.plugins."amqtt.plugins.authentication.FileAuthPlugin"]
+password_file = "passwords"
+"""
+
+
+def test_sections_lie_in_sections_and_tables_in_lists(tmp_path: Path) -> None:
+    mqtt = load(tmp_path, LISTENERS).mqtt
+    tls, local = mqtt.listeners
+    assert (mqtt.inflight_max, mqtt.limits.strikes_max, mqtt.limits.hold_off_ms) == (5, 7, 60_000)
+    assert (tls.name, tls.kind, tls.listen, tls.certificate) == ("tls", "tls", HostPort("::1", 8883), "server.pem")
+    assert (local.socket, local.socket_mode, local.proxy_from) == ("/run/millrace.sock", 0o600, ("10.0.0.0/8", "::1"))
+    assert mqtt.access.plugins == {"amqtt.plugins.authentication.FileAuthPlugin": {"password_file": "passwords"}}
+
+
+def test_what_lies_in_sections_and_lists_is_documented_so_that_it_loads_back(tmp_path: Path) -> None:
+    config = load(tmp_path, LISTENERS)
+    assert load(tmp_path, document_options(config)) == config
+
+
+def test_tables_of_a_library_load_back_whatever_is_in_them(tmp_path: Path) -> None:
+    plugins = {"a.B": {"on": True, "rate": 0.5, "names": ["x", "y"], "acl": {'a "user"': ["#", "+/b"]}}, "c": {}}
+    config = replace(Config(), mqtt=replace(Config().mqtt, access=AccessOptions(plugins=plugins)))
+    assert load(tmp_path, document_options(config)).mqtt.access.plugins == plugins
+
+
+def test_amqtts_spelling_of_its_section_is_taken_and_what_is_in_it_is_left_alone(tmp_path: Path) -> None:
+    access = load(tmp_path, "[mqtt.access.topic-check]\nenabled = true\npublish-acl = {a = ['b']}").mqtt.access
+    assert access.topic_check == {"enabled": True, "publish-acl": {"a": ["b"]}}
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("[mqtt.limit]\nstrikes_max = 1", r"unknown option mqtt\.limit; .* mqtt\.lim"),
+        ("[mqtt.limits]\nstrike_max = 1", r"unknown option mqtt\.limits\.strike_max; .* mqtt\.limits\.strikes_max"),
+        ("[mqtt]\nlimits = 3", r"mqtt\.limits is 3, but must be a section"),
+        ("[mqtt]\nlisteners = 3", r"mqtt\.listeners is 3, but must be a list of tables"),
+        ("[mqtt]\nlisteners = ['tls']", r"mqtt\.listeners is \('tls',\), but must be a list of tables"),
+        ("[[mqtt.listeners]]\nnam = 'a'", r"unknown option mqtt\.listeners\[0\]\.nam; .* mqtt\.listeners\[0\]\.name"),
+        ("[[mqtt.listeners]]\nkind = 'ws'", r"mqtt\.listeners\[0\]\.name is '', but must be 1 to 32"),
+        ("[[mqtt.listeners]]\nname = 'mqtt'", r"mqtt\.listeners\[0\]\.name is 'mqtt'"),
+        (
+            "[[mqtt.listeners]]\nname = 'a'\n[[mqtt.listeners]]\nname = 'a'",
+            r"mqtt\.listeners\.name is 'a', but must be another",
+        ),
+        ("[[mqtt.listeners]]\nname = 'a'\nkind = 'udp'", r"mqtt\.listeners\[0\]\.kind is 'udp', but must be \"tcp\" or"),
+        ("[[mqtt.listeners]]\nname = 'a'\nkind = 'unix'", r"listeners\[0\]\.socket is '', but must be a path"),
+        ("[[mqtt.listeners]]\nname = 'a'\nkind = 'wss'", r"listeners\[0\]\.certificate is '', but must be a path"),
+        (
+            "[[mqtt.listeners]]\nname = 'a'\nclient_certificates = 'required'",
+            r"client_certificates is 'required', but .* without TLS",
+        ),
+        ("[[mqtt.listeners]]\nname = 'a'\nusername_from = 'cn'", r"username_from is 'cn', but must be \"none\" where"),
+        ("[[mqtt.listeners]]\nname = 'a'\nproxy_from = ['10.0.0.1/8']", r"proxy_from is '10\.0\.0\.1/8', but must be networks"),
+        ("[[mqtt.listeners]]\nname = 'a'\nproxy_from = [10]", r"proxy_from is \(10,\), but must be a list of strings"),
+        ("[[mqtt.listeners]]\nname = 'a'\nsocket_mode = 0o1000", r"socket_mode is 512, but must be an integer from 0 to 511"),
+        ("[mqtt]\nplain = 'off'", r"mqtt\.plain is 'off', but must be \"on\" where there is no other listener"),
+        ("[mqtt.access]\nplugins = 1", r"mqtt\.access\.plugins is 1, but must be a table"),
+        ("[mqtt.access]\nplugins = {}\nauth = {}", r"mqtt\.access\.plugins .* amqtt would ignore those"),
+    ],
+)
+def test_what_is_wrong_in_a_section_or_list_within_is_named(tmp_path: Path, text: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        load(tmp_path, text)

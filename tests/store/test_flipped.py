@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway.codec import FROM_SERVER, decode
-from gateway.encoding import encode_run
+from gateway.encoding import Terms, encode_run
 from gateway.retained import RetainedMessages
 from pop.admin import GroupAdmin, ResetTo
 from pop.core import Change, PopCore
@@ -47,7 +47,7 @@ class Whole:
         self.clock = clock
         self.store = Store(data_dir, StoreOptions(segment_bytes=segment_bytes, reserve_bytes=0), clock)
         self.delayed = DelayedMessages(self.store, TimerOptions())
-        self.retained = RetainedMessages()
+        self.retained = RetainedMessages(self.store.now_ms)
         options = PopOptions(attempts_max=2, transaction_check_ms=60_000)
         self.core = PopCore(self.store, Handles(load_secret(data_dir)), options, TimerOptions())
         self.admin = GroupAdmin(self.core)
@@ -218,7 +218,7 @@ def check_messages(whole: Whole, records: list[Record]) -> int:
                 assert data.endswith(found.topic + found.properties + found.body)
                 assert len(data) == found.size
                 came += 1
-        packets, _ = decode(encode_run(whole.store, entries, 0, verify=True).data, KIB, FROM_SERVER)
+        packets, _ = decode(encode_run(whole.store, entries, Terms(0), verify=True).data, KIB, FROM_SERVER)
         sent = {(record.topic, record.body) for record in records if record.kind == Kind.MESSAGE}
         assert {(packet[2], packet[4]) for packet in packets} <= sent
     return came

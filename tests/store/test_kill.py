@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,10 +12,11 @@ import pytest
 
 from store.clock import SystemClock
 from store.lightqueue import ENTRY, LightQueue
+from store.options import KIB
 from store.record import decode
 from store.store import Store
-from tests.store.wiring import close, crash, fill
-from tests.store.writer_child import EVERYTHING, OPTIONS, SOME, topic
+from tests.store.wiring import close, crash, durable_queue, fill, numbered_bodies
+from tests.store.writer_child import EVERYTHING, SOME, options, topic
 
 ROUNDS = int(os.environ.get("MILLRACE_KILL_ROUNDS", "8"))
 """How often the writer is killed. A long run: MILLRACE_KILL_ROUNDS=500 pytest tests/store/test_kill.py --timeout 3600"""
@@ -25,10 +27,10 @@ PRINTED_MAX = 3000
 ROOT = Path(__file__).parents[2]
 
 
-def killed_writer(data_dir: Path, first: int, seed: int) -> list[int]:
+def killed_writer(data_dir: Path, first: int, seed: int, retention_bytes: int = 0) -> list[int]:
     """Let a process write, kill it at a random moment, and return the numbers that it said were durable."""
     enough = random.Random(seed).randint(1, PRINTED_MAX)
-    command = [sys.executable, "-m", "tests.store.writer_child", str(data_dir), str(first), str(seed)]
+    command = [sys.executable, "-m", "tests.store.writer_child", str(data_dir), *map(str, (first, seed, retention_bytes))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as writer:
         assert writer.stdout is not None
         answers = b""
@@ -64,7 +66,7 @@ def test_what_was_durable_survives_kill_9_in_order_and_once(tmp_path: Path) -> N
         assert answers == list(range(written, written + len(answers)))
         printed = answers[-1]
 
-        store = Store(data_dir, OPTIONS, SystemClock())
+        store = Store(data_dir, options(0), SystemClock())
         store.recover()
         fill(store)
         everything, some = store.queues.find(EVERYTHING, "earliest"), store.queues.find(SOME, "earliest")
@@ -81,3 +83,27 @@ def test_what_was_durable_survives_kill_9_in_order_and_once(tmp_path: Path) -> N
         else:
             crash(store, tmp_path / str(seed + 1))
             data_dir = tmp_path / str(seed + 1)
+
+
+@pytest.mark.timeout(60 + 5 * ROUNDS)
+def test_what_retention_leaves_is_in_order_and_at_its_offsets_whenever_the_process_was_killed(tmp_path: Path) -> None:
+    """The queue has every message and began with the first, so the message with a number has that offset, for ever."""
+    data_dir, retention_bytes, written = tmp_path / "0", 512 * KIB, 0
+    data_dir.mkdir()
+    for seed in range(ROUNDS):
+        printed = killed_writer(data_dir, written, seed, retention_bytes)[-1]
+        if seed % 2:
+            shutil.rmtree(data_dir / "index")
+
+        store = Store(data_dir, options(retention_bytes), SystemClock())
+        store.recover()
+        fill(store)
+        everything = durable_queue(store, EVERYTHING, "earliest")
+        found = {offset: int(body.partition(":")[0]) for offset, body in numbered_bodies(store, everything).items()}
+        assert list(found) == list(found.values()), "a message is not at its offset"
+        assert list(found) == list(range(min(found), everything.next_offset)), "a number is missing, doubled, or out of order"
+        written = everything.next_offset
+        assert written > printed, f"{printed} was said to be durable, and {written - 1} is the last there is"
+        close(store)
+    assert min(found) > 0
+    assert sum(path.stat().st_size for path in (data_dir / "commitlog").iterdir()) < 16 * retention_bytes

@@ -159,6 +159,12 @@ def test_a_record_comes_back_as_it_was_encoded(
         tag=st.text(max_size=20),
         message_group=st.text(max_size=20),
         deliver_at_ms=st.integers(0, 2**53),
+        expires_at_ms=st.integers(0, 2**53),
+        payload_format=st.none() | st.integers(0, 1),
+        content_type=st.none() | st.text(max_size=20),
+        response_topic=st.none() | st.text(max_size=20),
+        correlation_data=st.none() | st.binary(max_size=20),
+        publisher=st.text(max_size=20),
     )
 )
 def test_properties_come_back_in_order_with_repeated_names(properties: Properties) -> None:

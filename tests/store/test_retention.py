@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from millrace.inspect import describe
 from store import retention as retention_module
 from store.clock import ManualClock
 from store.errors import LogCorrupt, PositionUnknown
 from store.index import Batch, Index
+from store.logreader import read_log
 from store.options import HOUR_MS, KIB
 from store.part import Apply
 from store.record import Kind, Record, decode
@@ -420,3 +422,19 @@ def test_a_copied_record_is_known_by_its_kind(store: Store, clock: ManualClock, 
     copies: list[Record] = [found for found in store.log.scan(store.log.start) if found.kind == Kind.COPIED]
     assert [int.from_bytes(found.fixed, "little") for found in copies] == [position]
     assert copies[0].body == store.read(position, size)
+
+
+def test_what_retention_appends_can_be_inspected(store: Store, clock: ManualClock, keeper: Keeper, tmp_path: Path) -> None:
+    position = publish_segments(store, 1)[2]
+    keeper.needed[position] = 24 + len("plant/1") + 96
+    store.queues.declare("plant/+", "group:a", "earliest")
+    fill(store)
+    clock.advance(HOUR_MS)
+    publish_segments(store, 3)
+    store.queues.declare("+/1", "group:a", "earliest")
+    retain(store)
+    rows = [describe(found) for found in read_log(tmp_path / "data")]
+    (copied,) = [row for row in rows if row["kind"] == "copied"]
+    assert (copied["copy_of"]["position"], copied["copy_of"]["topic"]) == (position, "plant/1")
+    assert copied["copy_of"]["body"].endswith("2")
+    assert [row["queue_id"] for row in rows if row["kind"] == "queue_filled"][-1:] == [3]

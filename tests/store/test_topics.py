@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from store.errors import TopicInvalid
-from store.topics import FilterTrie, check_filter, check_topic, first_level, is_wildcard, matches
+from store.topics import FilterTrie, check_filter, check_topic, first_level, is_wildcard, matches, overlap
 
 # --- the specification's own examples -------------------------------------------------------------------------------
 
@@ -283,3 +283,35 @@ def test_any_bytes_are_a_topic_or_are_refused(raw: bytes) -> None:
     assert topic.encode() == raw
     assert check_filter(topic) == topic
     assert matches(topic, topic)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ("a/b", "a/b", True),
+        ("a/b", "a/c", False),
+        ("a/+", "a/b", True),
+        ("a/+", "+/b", True),
+        ("a/+", "b/+", False),
+        ("a/#", "a", True),
+        ("a/#", "+", True),
+        ("a/#", "a/b/c/+", True),
+        ("a/b/#", "a", False),
+        ("a/b/#", "a/+", True),
+        ("#", "a/b", True),
+        ("#", "$SYS/a", False),
+        ("+/a", "$SYS/a", False),
+        ("$SYS/#", "$SYS/+/a", True),
+        ("a/+", "a", False),
+        ("/+", "+/a", True),
+    ],
+)
+def test_two_filters_overlap_where_some_topic_is_matched_by_both(one: str, other: str, expected: bool) -> None:
+    assert overlap(one, other) is overlap(other, one) is expected
+
+
+@given(FILTERS, FILTERS, st.lists(TOPICS, max_size=20))
+def test_filters_that_match_a_topic_both_overlap(one: str, other: str, topics: list[str]) -> None:
+    for topic in topics:
+        if matches(one, topic) and matches(other, topic):
+            assert overlap(one, other)

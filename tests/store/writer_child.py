@@ -1,6 +1,6 @@
 """A process that appends numbered messages and prints each number once it is durable, until it is killed.
 
-python -m tests.store.writer_child DATA_DIR FIRST_NUMBER SEED
+python -m tests.store.writer_child DATA_DIR FIRST_NUMBER SEED RETENTION_BYTES
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import random
 import sys
 from pathlib import Path
 
+import structlog
 import uvloop
 
 from store import store as store_module
@@ -18,8 +19,11 @@ from store.clock import SystemClock
 from store.options import KIB, StoreOptions
 from store.store import Store
 
-OPTIONS = StoreOptions(segment_bytes=64 * KIB, index_flush_ms=20)
-"""Many segments and many flushes of the index in a short life."""
+
+def options(retention_bytes: int) -> StoreOptions:
+    """Return options for many segments, and many flushes of the index, in a short life."""
+    return StoreOptions(segment_bytes=64 * KIB, index_flush_ms=20, retention_bytes=retention_bytes)
+
 
 WAITING_MAX = 500
 """Messages that are appended and not yet durable: a publisher has a window as well."""
@@ -31,10 +35,10 @@ def topic(number: int) -> bytes:
     return b"%s/%d" % (random.Random(number).choice((b"plant", b"office", b"yard")), number % 3)
 
 
-async def write(data_dir: Path, number: int, seed: int) -> None:
+async def write(data_dir: Path, number: int, seed: int, retention_bytes: int) -> None:
     """Append from `number` on. Ends never by itself."""
     dice = random.Random(seed)
-    store = Store(data_dir, OPTIONS, SystemClock())
+    store = Store(data_dir, options(retention_bytes), SystemClock())
     store.recover()
     store.start(asyncio.get_running_loop(), lambda error: os._exit(2))
     durable = number
@@ -63,4 +67,5 @@ async def write(data_dir: Path, number: int, seed: int) -> None:
 
 if __name__ == "__main__":
     store_module.IDLE_SYNC_MS = 10
-    uvloop.run(write(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))  # stdout is for the numbers
+    uvloop.run(write(Path(sys.argv[1]), *map(int, sys.argv[2:])))

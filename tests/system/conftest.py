@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -23,11 +24,15 @@ class NodeProcess:
         self.addresses: dict[str, str] = {}
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, *options: str) -> NodeProcess:
+    def start(self, *options: str, directory: Path = ROOT) -> NodeProcess:
+        """Start it in a directory; return when it is ready."""
         listeners = [word for name in ("mqtt", "pop", "admin") for word in (f"--{name}", "127.0.0.1:0")]
         command = [sys.executable, "-m", "millrace", "serve", "--data-dir", str(self.data_dir), *listeners, *options]
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, cwd=ROOT)
+            path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+            self._process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=log, cwd=directory, env={**os.environ, "PYTHONPATH": path}
+            )
         assert self._process.stdout is not None
         line = self._process.stdout.readline().decode()
         assert line.startswith("ready "), f"{line!r}\n{self.log.read_text()}"
@@ -42,6 +47,10 @@ class NodeProcess:
         assert self._process is not None
         self._process.send_signal(signal.SIGKILL)
         self._process.wait(STOP_S)
+
+    def signal(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
 
     def stop(self) -> int:
         """End it in order; return its exit status."""

@@ -1,0 +1,130 @@
+"""The PROXY protocol, versions 1 and 2: what a proxy says about the client whose bytes follow.
+
+`header_bytes` and `client_of` are sans-IO. `read_header` takes exactly the header from a socket and leaves what follows, so
+that TLS, WebSocket or MQTT begin on that socket as on any other.
+
+Source: haproxy.org/download/3.0/doc/proxy-protocol.txt, sections 2.1 and 2.2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from struct import Struct
+from typing import Final
+
+V1: Final = b"PROXY "
+V1_BYTES_MAX: Final = 107
+"""The longest header of version 1, with its CR LF (2.1)."""
+
+V2: Final = b"\r\n\r\n\0\r\nQUIT\n"
+V2_BYTES_MAX: Final = 4096
+"""The longest header of version 2 that is taken. The format allows 65,551; what proxies add to an address takes hundreds."""
+
+_V2_HEAD: Final = Struct(">12sBBH")
+_LOCAL, _PROXIED = 0x20, 0x21
+_TCP4, _TCP6 = 0x11, 0x21
+_PORTS = Struct(">HH")
+
+
+class ProxyHeaderInvalid(ConnectionError):
+    """Raised when a connection doesn't begin with a header of the PROXY protocol."""
+
+
+def header_bytes(data: bytes) -> int:
+    """Return how long the header is with which `data` begins; 0 if too little has come to tell.
+
+    Raises:
+        ProxyHeaderInvalid: it is none, or too long.
+    """
+    if data[:1] == V1[:1]:
+        end = data.find(b"\n", 0, V1_BYTES_MAX)
+        if not data.startswith(V1[: len(data)]) or (end < 0 and len(data) >= V1_BYTES_MAX):
+            raise ProxyHeaderInvalid(f"the connection begins with {data[:16]!r}, not with a PROXY header")
+        return end + 1
+    if not data.startswith(V2[: len(data)]):
+        raise ProxyHeaderInvalid(f"the connection begins with {data[:16]!r}, not with a PROXY header")
+    if len(data) < _V2_HEAD.size:
+        return 0
+    size = int(_V2_HEAD.size + _V2_HEAD.unpack_from(data)[3])
+    if size > V2_BYTES_MAX:
+        raise ProxyHeaderInvalid(f"a PROXY header of {size} bytes was announced; send {V2_BYTES_MAX} at most")
+    return size
+
+
+def client_of(header: bytes) -> tuple[str, int] | None:
+    """Return address and port of the client that a whole header names; None where the proxy speaks for itself, or doesn't know.
+
+    Raises:
+        ProxyHeaderInvalid: it isn't a valid header.
+    """
+    return _client_v1(header) if header.startswith(V1) else _client_v2(header)
+
+
+def _client_v1(header: bytes) -> tuple[str, int] | None:
+    words = header.removesuffix(b"\r\n").split(b" ")
+    if header.endswith(b"\r\n") and words[1:2] == [b"UNKNOWN"]:
+        return None
+    try:
+        _, family, source, _, port, _ = (word.decode("ascii") for word in words)
+        address = {"TCP4": IPv4Address, "TCP6": IPv6Address}[family](source)
+        if not (header.endswith(b"\r\n") and port.isdigit() and int(port) < 65_536):
+            raise ValueError(port)
+    except (ValueError, KeyError) as error:
+        raise ProxyHeaderInvalid(f"a PROXY header of version 1 can't be read: {header[:V1_BYTES_MAX]!r}") from error
+    return str(address), int(port)
+
+
+def _client_v2(header: bytes) -> tuple[str, int] | None:
+    _, command, family, size = _V2_HEAD.unpack_from(header)
+    if command == _LOCAL:
+        return None
+    if command != _PROXIED:
+        raise ProxyHeaderInvalid(f"a PROXY header of version 2 has the version and command {command:#04x}; use 0x20 or 0x21")
+    address_bytes = {_TCP4: 4, _TCP6: 16}.get(family)
+    if address_bytes is None:
+        return None  # a Unix socket, a datagram, or unknown: "the receiver should ignore address information" (2.2)
+    if size < 2 * address_bytes + _PORTS.size:
+        raise ProxyHeaderInvalid(f"a PROXY header of version 2 has {size} bytes of addresses, too few for its family")
+    start = _V2_HEAD.size
+    address = ip_address(header[start : start + address_bytes])
+    return str(address), int(_PORTS.unpack_from(header, start + 2 * address_bytes)[0])
+
+
+async def read_header(loop: asyncio.AbstractEventLoop, end: socket.socket) -> bytes:
+    """Take the header from a socket that doesn't block, and nothing of what follows it.
+
+    It is looked at before it is taken. Whatever is there and isn't a whole header belongs to it, so it is taken at once: the
+    loop is woken for new bytes only.
+
+    Raises:
+        ProxyHeaderInvalid: something else came, or the end.
+    """
+    header = b""
+    while True:
+        await _readable(loop, end)
+        try:
+            ahead = end.recv(V2_BYTES_MAX, socket.MSG_PEEK)
+        except BlockingIOError:
+            continue
+        if not ahead:
+            raise ProxyHeaderInvalid("the connection ended before its PROXY header")
+        size = header_bytes(header + ahead)
+        header += end.recv(min(size - len(header), len(ahead)) if size else len(ahead))
+        if size and len(header) == size:
+            return header
+
+
+async def _readable(loop: asyncio.AbstractEventLoop, end: socket.socket) -> None:
+    ready: asyncio.Future[None] = loop.create_future()
+
+    def tell() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    loop.add_reader(end, tell)
+    try:
+        await ready
+    finally:
+        loop.remove_reader(end)

@@ -1,0 +1,123 @@
+"""Plugins that a test tells what to say. They run on the node's plugin thread; a test writes their script from its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from amqtt.contexts import Action
+from amqtt.events import BrokerEvents
+from amqtt.plugins.base import BaseAuthPlugin, BasePlugin, BaseTopicPlugin
+
+BROKEN = "broken"
+"""As an answer: the plugin raises."""
+
+POLL_S = 0.001
+
+
+@dataclass
+class Script:
+    """What the plugins say, and what they were asked."""
+
+    users: dict[str | None, Any] = field(default_factory=dict)
+    """Answers to authentication, by user name; others are authenticated."""
+    topics: dict[tuple[str, str], Any] = field(default_factory=dict)
+    """Answers by action and topic; whatever isn't here is allowed."""
+    asked: list[tuple[str, str]] = field(default_factory=list)
+    """Action and topic, or "connect" and client id, in order."""
+    sessions: list[Any] = field(default_factory=list)
+    told: list[tuple[str, str]] = field(default_factory=list)
+    may_answer: threading.Event = field(default_factory=threading.Event)
+    blocks: bool = False
+    """Whether a plugin that waits blocks its thread, as it shouldn't."""
+
+    async def wait(self) -> None:
+        if self.blocks:
+            self.may_answer.wait(30)
+        while not self.may_answer.is_set():  # noqa: ASYNC110 - set on another thread
+            await asyncio.sleep(POLL_S)
+
+    def times_asked(self, action: str, topic: str) -> int:
+        return self.asked.count((action, topic))
+
+
+script = Script()
+
+
+def new_script() -> Script:
+    """Return the script of the next test."""
+    global script
+    script = Script()
+    script.may_answer.set()
+    return script
+
+
+def say(answer: Any) -> Any:
+    if answer == BROKEN:
+        raise RuntimeError("the plugin is broken")
+    return answer
+
+
+class Users(BaseAuthPlugin):  # type: ignore[misc]
+    async def authenticate(self, *, session: Any) -> bool | None:
+        script.asked.append(("connect", session.client_id))
+        script.sessions.append(session)
+        await script.wait()
+        return say(script.users.get(session.username, True))
+
+    async def on_broker_client_connected(self, *, client_id: str, client_session: Any) -> None:
+        script.told.append(("connected", client_id))
+
+    async def on_broker_client_disconnected(self, *, client_id: str, client_session: Any) -> None:
+        script.told.append(("disconnected", client_id))
+
+
+class MoreUsers(BaseAuthPlugin):  # type: ignore[misc]
+    async def authenticate(self, *, session: Any) -> bool | None:
+        return say(script.users.get(f"{session.username} again", None))
+
+
+class Topics(BaseTopicPlugin):  # type: ignore[misc]
+    async def topic_filtering(
+        self, *, session: Any = None, topic: str | None = None, action: Action | None = None
+    ) -> bool | None:
+        script.asked.append((str(action), str(topic)))
+        await script.wait()
+        return say(script.topics.get((str(action), str(topic)), True))
+
+
+class Sleeper(BaseTopicPlugin):  # type: ignore[misc]
+    async def topic_filtering(
+        self, *, session: Any = None, topic: str | None = None, action: Action | None = None
+    ) -> bool | None:
+        time.sleep(0.02)  # noqa: ASYNC251 - what a careless plugin does
+        return True
+
+
+class Herald(BasePlugin):  # type: ignore[misc]
+    async def on_broker_post_start(self) -> None:
+        await self.context.retain_message("news", b"started", 1)
+
+    async def on_broker_client_connected(self, *, client_id: str, client_session: Any) -> None:
+        known = [session.client_id for session in self.context.sessions]
+        assert self.context.get_session(client_id) is client_session
+        await self.context.broadcast_message("arrivals", ",".join(known).encode())
+
+    async def on_broker_message_received(self, *, client_id: str, message: Any) -> None:
+        raise AssertionError("nobody is told of messages")
+
+
+class Choosy(BaseAuthPlugin):  # type: ignore[misc]
+    @dataclass
+    class Config:
+        secret: str
+        """Has no default."""
+
+    async def authenticate(self, *, session: Any) -> bool | None:
+        return bool(session.password == self.config.secret)
+
+
+assert BrokerEvents.CLIENT_CONNECTED == "broker_client_connected"

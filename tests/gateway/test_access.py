@@ -1,0 +1,530 @@
+"""Who may connect, publish, subscribe and receive: by amqtt's plugins, without them, and while they think."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.access import TOPICS_ASKED_MAX, Access
+from gateway.codec import encode_publish
+from gateway.options import AccessOptions, ListenerOptions
+from gateway.packets import CONNACK, PINGRESP, PUBACK, PUBLISH, PUBREC
+from gateway.plugins import PluginsUnavailable
+from gateway.reasons import ConnectCode, ReasonCode
+from store.options import HostPort
+from tests.gateway import scripted_plugins
+from tests.gateway.certificates import Authority
+from tests.gateway.conftest import StartBroker
+from tests.gateway.packet_cases import connect, subscribe
+from tests.gateway.scripted_plugins import BROKEN, Script
+from tests.gateway.test_connection import pass_time
+from tests.gateway.wire import CLEAN, PING, WILL, Broker, Client, Message, until
+
+USER, PASSWORD = 0x80, 0x40
+SCRIPTED = "tests.gateway.scripted_plugins"
+TABOO = "amqtt.plugins.topic_checking.TopicTabooPlugin"
+ACL = "amqtt.plugins.topic_checking.TopicAccessControlListPlugin"
+ANONYMOUS = "amqtt.plugins.authentication.AnonymousAuthPlugin"
+
+REFUSED = (CONNACK, 0, bytes((0, ConnectCode.NOT_AUTHORIZED)))
+BAD_PASSWORD = (CONNACK, 0, bytes((0, ConnectCode.BAD_USER_NAME_OR_PASSWORD)))
+
+
+@pytest.fixture
+def script() -> Iterator[Script]:
+    script = scripted_plugins.new_script()
+    yield script
+    script.may_answer.set()
+
+
+def plugins(*names: str, **options: Any) -> AccessOptions:
+    return AccessOptions(plugins={name if "." in name else f"{SCRIPTED}.{name}": {} for name in names}, **options)
+
+
+async def login(broker: Broker, client_id: str, username: str = "", password: str = "", **options: Any) -> Client:
+    """Connect with a user name and a password; the CONNACK is still to come."""
+    fields = [field.encode() for field in (username, password) if field]
+    flags = CLEAN | (USER if username else 0) | (PASSWORD if password else 0)
+    return await broker.connect(client_id, *fields, flags=flags, accepted=False, **options)
+
+
+# --- anonymous clients --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("host", "anonymous", "is_taken"),
+    [
+        ("127.0.0.1", "loopback", True),
+        ("0.0.0.0", "loopback", False),
+        ("0.0.0.0", "always", True),
+        ("127.0.0.1", "never", False),
+    ],
+)
+async def test_anonymous_clients_are_taken_where_they_may(
+    start_broker: StartBroker, host: str, anonymous: Any, is_taken: bool
+) -> None:
+    listener = ListenerOptions(name="l", listen=HostPort(host, 0))
+    broker = await start_broker(listeners=(listener,), access=AccessOptions(anonymous=anonymous))
+    client = await login(broker, "c", listener="l")
+    assert await client.receive() == ((CONNACK, 0, b"\0\0") if is_taken else REFUSED)
+    assert broker.closed(ReasonCode.NOT_AUTHORIZED) == (not is_taken)
+
+
+async def test_a_user_name_that_nobody_checks_is_no_authentication(start_broker: StartBroker) -> None:
+    broker = await start_broker(access=AccessOptions(anonymous="never"))
+    client = await login(broker, "c", "admin", "secret")
+    assert await client.receive() == REFUSED
+
+
+async def test_a_unix_socket_is_on_this_machine(start_broker: StartBroker, tmp_path: Path) -> None:
+    broker = await start_broker(listeners=(ListenerOptions(name="l", kind="unix", socket=str(tmp_path / "s")),))
+    await broker.connect("c", listener="l")
+
+
+async def test_who_has_a_certificate_is_not_anonymous(start_broker: StartBroker, tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "authority")
+    listener = authority.listener("l", client_certificates="optional", username_from="cn", listen=HostPort("0.0.0.0", 0))
+    broker = await start_broker(listeners=(listener,))
+    context = authority.context(authority.issue_client(common_name="device-7"))
+    await broker.connect("known", listener="l", context=context)
+    client = await login(broker, "unknown", listener="l", context=authority.context())
+    assert await client.receive() == REFUSED
+
+
+# --- amqtt's rules ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_taken"),
+    [
+        (True, None, True),
+        (None, True, True),
+        (True, True, True),
+        (True, False, False),
+        (False, True, False),
+        (False, None, False),
+        (None, None, False),
+        (BROKEN, True, False),
+        (True, BROKEN, False),
+    ],
+)
+async def test_all_plugins_that_answer_must_agree_and_one_must(
+    start_broker: StartBroker, script: Script, first: Any, second: Any, is_taken: bool
+) -> None:
+    broker = await start_broker(access=plugins("Users", "MoreUsers"))
+    script.users |= {"ann": first, "ann again": second}
+    client = await login(broker, "c", "ann", "secret")
+    assert await client.receive() == ((CONNACK, 0, b"\0\0") if is_taken else BAD_PASSWORD)
+    outcome = "allowed" if is_taken else "error" if BROKEN in (first, second) else "denied"
+    assert broker.node.gateway.access.decisions == {("connect", outcome): 1}
+
+
+@pytest.mark.parametrize("answer", [True, False, None, BROKEN])
+async def test_only_true_lets_a_topic_through(start_broker: StartBroker, script: Script, answer: Any) -> None:
+    broker = await start_broker(access=plugins("Users", "Topics"))
+    script.topics |= {("publish", "a"): answer, ("subscribe", "b"): answer}
+    client = await broker.connect("c")
+    await client.publish("a", b"x", 1)
+    assert await client.subscribe(("b", 1), ("c", 1)) == [1 if answer is True else 0x80, 1]
+    assert broker.stored() == ([Message("a", b"x", 1)] if answer is True else [])
+
+
+async def test_plugins_see_the_client_as_amqtt_shows_it(start_broker: StartBroker, script: Script) -> None:
+    broker = await start_broker(access=plugins("Users"))
+    fields = (b"will/topic", b"gone", b"ann", b"secret")
+    client = await broker.connect("c-1", *fields, flags=CLEAN | WILL | USER | PASSWORD, keep_alive_s=30)
+    (session,) = script.sessions
+    assert (session.client_id, session.username, session.password) == ("c-1", "ann", "secret")
+    assert (session.remote_address, session.remote_port) == client.writer.get_extra_info("sockname")
+    assert (session.will_topic, session.will_message, session.will_qos) == ("will/topic", b"gone", 0)
+    assert (session.keep_alive, session.clean_session, session.ssl_object) == (30, True, None)
+
+
+async def test_a_client_without_an_id_is_known_to_plugins_by_the_one_it_got(start_broker: StartBroker, script: Script) -> None:
+    broker = await start_broker(access=plugins("Users", "Topics"))
+    await broker.connect("")
+    (client_id,) = broker.node.gateway.clients
+    await until(lambda: script.told == [("connected", client_id)])
+    assert script.sessions[0].client_id == client_id
+
+
+async def test_plugins_are_told_who_comes_and_goes(start_broker: StartBroker, script: Script) -> None:
+    broker = await start_broker(access=plugins("Users"))
+    client = await broker.connect("c")
+    script.users["eve"] = False
+    await (await login(broker, "eve", "eve", "x")).ended()
+    client.reset()
+    await until(lambda: len(script.told) == 2)
+    assert script.told == [("connected", "c"), ("disconnected", "c")]
+
+
+async def test_a_plugin_can_publish(start_broker: StartBroker) -> None:
+    broker = await start_broker(access=plugins("Herald", ANONYMOUS))
+    client = await broker.connect("first")
+    await client.subscribe(("#", 1))
+    assert await client.message() == Message("news", b"started", 1, retain=True)
+    await broker.connect("second")
+    while (arrival := await client.message()) == Message("arrivals", b"first"):
+        pass  # its own, which may come before or after its subscription
+    assert arrival == Message("arrivals", b"first,second")
+
+
+@pytest.mark.parametrize(
+    ("tables", "complaint"),
+    [
+        ({"no.such.Plugin": {}}, r"no\.such\.Plugin"),
+        ({f"{SCRIPTED}.Script": {}}, r"Script is not a subclass of 'BasePlugin'"),
+        ({f"{SCRIPTED}.Choosy": {}}, "secret"),
+        ({f"{SCRIPTED}.Choosy": {"secret": 5}}, "secret"),
+        ({f"{SCRIPTED}.Choosy": {"secret": "x", "colour": "red"}}, "colour"),
+        ({"amqtt.plugins.authentication.FileAuthPlugin": {"password_file": "/none"}}, "/none"),
+    ],
+)
+async def test_a_plugin_that_cannot_be_loaded_is_named_and_the_node_does_not_start(
+    start_broker: StartBroker, tables: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(PluginsUnavailable, match=complaint):
+        await start_broker(access=AccessOptions(plugins=tables))
+
+
+# --- what is denied -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+async def test_a_denied_message_is_acknowledged_and_dropped(start_broker: StartBroker, script: Script, qos: int) -> None:
+    broker = await start_broker(access=plugins("Topics"))
+    script.topics["publish", "a"] = False
+    client = await broker.connect("c")
+    await client.publish("a", b"x", qos, retain=True)
+    await client.publish("b", b"y", qos, packet_id=2)
+    assert await client.drained() == []
+    assert broker.stored() == [Message("b", b"y", qos)]
+    assert broker.node.gateway.access.decisions == {("publish", "denied"): 1, ("publish", "allowed"): 1}
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+async def test_a_denied_message_closes_the_connection_where_that_is_wanted(
+    start_broker: StartBroker, script: Script, qos: int
+) -> None:
+    broker = await start_broker(access=plugins("Topics", denied_publish="close"))
+    script.topics["publish", "a"] = False
+    client = await broker.connect("c")
+    await client.send(encode_publish(b"b", b"y", 1, packet_id=1), encode_publish(b"a", b"x", qos, packet_id=2 if qos else 0))
+    assert await client.ended() == [(PUBACK, 1)]
+    assert broker.stored() == [Message("b", b"y", 1)]
+    assert broker.closed(ReasonCode.NOT_AUTHORIZED) == 1
+
+
+async def test_who_may_not_publish_its_will_may_not_connect(start_broker: StartBroker, script: Script) -> None:
+    broker = await start_broker(access=plugins("Topics"))
+    script.topics["publish", "forbidden"] = False
+    await broker.connect("a", b"allowed", b"x", flags=CLEAN | WILL)
+    client = await broker.connect("b", b"forbidden", b"x", flags=CLEAN | WILL, accepted=False)
+    assert await client.ended() == [REFUSED]
+
+
+@pytest.mark.parametrize(
+    ("action", "sent", "asked"),
+    [
+        ("subscribe", "$share/group/a/+", "a/+"),
+        ("publish", "$delayed/60/a/b", "a/b"),
+        ("publish", "$delayed/60", "60"),
+        ("publish", "a/$delayed/b", "a/$delayed/b"),
+    ],
+)
+async def test_a_rule_is_about_the_topic_behind_a_prefix(
+    start_broker: StartBroker, script: Script, action: str, sent: str, asked: str
+) -> None:
+    broker = await start_broker(access=plugins("Topics"))
+    client = await broker.connect("c")
+    if action == "publish":
+        await client.send(encode_publish(sent.encode(), b"x"))
+        await until(lambda: bool(script.asked))
+    else:
+        await client.subscribe((sent, 1))
+    assert script.asked == [(action, asked)]
+
+
+# --- receiving ----------------------------------------------------------------------------------------------------------
+
+
+async def test_messages_that_a_client_may_not_have_pass_it_by_and_no_other(start_broker: StartBroker, script: Script) -> None:
+    broker = await start_broker(access=plugins("Topics"))
+    script.topics["receive", "secret"] = False
+    watcher = await broker.connect("watcher")
+    await watcher.subscribe(("#", 1))
+    publisher = await broker.connect("publisher")
+    expected = []
+    for number in range(50):
+        topic = ("secret", "a", "b")[number % 3]
+        await publisher.publish(topic, b"%d" % number, 1)
+        if topic != "secret":
+            expected.append(Message(topic, b"%d" % number, 1))
+    assert [await watcher.message() for _ in expected] == expected
+    assert await watcher.drained() == []
+    assert script.times_asked("receive", "secret") == 1
+
+
+async def test_retained_messages_that_a_client_may_not_have_pass_it_by(start_broker: StartBroker, script: Script) -> None:
+    broker = await start_broker(access=plugins("Topics"))
+    publisher = await broker.connect("publisher")
+    topics = [f"t/{number:03}" for number in range(100)]
+    for topic in topics:
+        await publisher.publish(topic, b"x", 1, retain=True)
+    script.topics |= {("receive", topic): False for topic in topics[::3]}
+    watcher = await broker.connect("watcher")
+    await watcher.subscribe(("#", 0))
+    expected = [Message(topic, b"x", 0, retain=True) for number, topic in enumerate(topics) if number % 3]
+    assert [await watcher.message() for _ in expected] == expected
+    assert await watcher.drained() == []
+
+
+async def test_what_comes_while_the_plugins_think_is_delivered_afterwards_in_order(
+    start_broker: StartBroker, script: Script
+) -> None:
+    broker = await start_broker(access=plugins("Topics"))
+    watcher, other = await broker.connect("watcher"), await broker.connect("other")
+    for topic in ("a/0", "a/1"):
+        await other.publish(topic, b"", 1)
+    await watcher.subscribe(("a/#", 1))
+    script.may_answer.clear()
+    await other.publish("a/1", b"first", 1)
+    await other.publish("a/1", b"second", 1)
+    await other.publish("a/0", b"third", 1)
+    assert await watcher.drained() == []
+    script.may_answer.set()
+    got = [await watcher.message() for _ in range(3)]
+    assert [(message.topic, message.body) for message in got] == [("a/1", b"first"), ("a/1", b"second"), ("a/0", b"third")]
+
+
+# --- answers that are kept ----------------------------------------------------------------------------------------------
+
+
+async def test_plugins_are_asked_once_for_each_client_topic_and_action(start_broker: StartBroker, script: Script) -> None:
+    broker = await start_broker(access=plugins("Topics"))
+    clients = [await broker.connect(name) for name in "ab"]
+    for client in clients:
+        await client.subscribe(("t", 0))
+        for _ in range(20):
+            await client.publish("t", b"x", 1)
+    assert [script.times_asked(action, "t") for action in ("publish", "subscribe", "receive")] == [2, 2, 2]
+
+
+async def test_what_the_plugins_withdraw_is_denied_when_their_answers_are_no_longer_good(
+    start_broker: StartBroker, script: Script
+) -> None:
+    broker = await start_broker(access=plugins("Users", "Topics", decision_ms=60_000))
+    watcher, publisher = await broker.connect("watcher"), await broker.connect("publisher")
+    await watcher.subscribe(("a", 1))
+    await publisher.publish("a", b"1", 1)
+    assert await watcher.message() == Message("a", b"1", 1)
+    script.topics["receive", "a"] = False
+    await publisher.publish("a", b"2", 1)
+    assert await watcher.message() == Message("a", b"2", 1), "the answer is good for a minute"
+    pass_time(broker.node.gateway, 61)
+    await publisher.publish("a", b"3", 1)
+    assert await watcher.drained() == []
+    script.topics["publish", "a"] = False
+    pass_time(broker.node.gateway, 61)
+    await publisher.publish("a", b"4", 1)
+    assert [message.body for message in broker.stored()] == [b"1", b"2", b"3"]
+
+
+async def test_a_client_keeps_so_many_answers_and_asks_again_for_more(start_broker: StartBroker, script: Script) -> None:
+    broker = await start_broker(access=plugins("Topics", decisions_per_client_max=TOPICS_ASKED_MAX))
+    client = await broker.connect("c")
+    for number in range(100):
+        await client.publish(f"t/{number}", b"x", 1)
+        assert broker.node.gateway.access.kept <= TOPICS_ASKED_MAX
+    assert len(broker.stored()) == 100
+    guard = broker.connection("c").guard
+    assert guard is not None
+    client.reset()
+    await until(lambda: broker.node.gateway.access.kept == 0)
+
+
+async def test_all_clients_together_keep_so_many_answers(start_broker: StartBroker, script: Script) -> None:
+    broker = await start_broker(access=plugins("Topics", decisions_max=50))
+    clients = [await broker.connect(f"c{number}") for number in range(10)]
+    for number in range(30):
+        for client in clients:
+            await client.publish(f"t/{number}", b"x", 1)
+            assert broker.node.gateway.access.kept <= 50
+    assert len(broker.stored()) == 300
+
+
+# --- while the plugins think --------------------------------------------------------------------------------------------
+
+
+async def test_packets_behind_one_that_waits_keep_their_order(start_broker: StartBroker, script: Script) -> None:
+    broker = await start_broker(access=plugins("Topics"))
+    client, other = await broker.connect("c"), await broker.connect("other")
+    await client.publish("known", b"0", 1)
+    script.may_answer.clear()
+    await client.send(
+        encode_publish(b"known", b"1", 1, packet_id=1),
+        encode_publish(b"new", b"2", 1, packet_id=2),
+        encode_publish(b"known", b"3", 1, packet_id=3),
+        PING,
+    )
+    await client.send(encode_publish(b"known", b"4", 2, packet_id=4))
+    assert await client.receive() == (PUBACK, 1)
+    assert await other.drained() == []
+    assert [message.body for message in broker.stored()] == [b"0", b"1"]
+    script.may_answer.set()
+    answers = [await client.receive() for _ in range(4)]
+    assert [answer for answer in answers if answer[0] != PINGRESP] == [(PUBACK, 2), (PUBACK, 3), (PUBREC, 4)]
+    assert [message.body for message in broker.stored()] == [b"0", b"1", b"2", b"3", b"4"]
+
+
+async def test_a_connect_that_waits_is_followed_by_what_came_with_it(start_broker: StartBroker, script: Script) -> None:
+    broker = await start_broker(access=plugins("Users", "Topics"))
+    script.may_answer.clear()
+    client = await broker.dial()
+    publish = encode_publish(b"a", b"x", 1, packet_id=7)
+    await client.send(connect(CLEAN, b"c"), subscribe(1, (b"a", 1)), publish, PING)
+    await until(lambda: script.asked == [("connect", "c")])
+    assert broker.node.gateway.clients == {}
+    script.may_answer.set()
+    kinds = [(await client.receive())[0] for _ in range(5)]
+    assert kinds[0] == CONNACK
+    assert sorted(kinds) == sorted([CONNACK, 9, PINGRESP, PUBACK, PUBLISH])
+
+
+async def test_a_client_that_goes_while_the_plugins_think_leaves_nothing(start_broker: StartBroker, script: Script) -> None:
+    broker = await start_broker(access=plugins("Users", "Topics"))
+    thinking = await broker.connect("thinking")
+    script.may_answer.clear()
+    connecting = await login(broker, "connecting", "ann", "secret")
+    await thinking.send(encode_publish(b"new", b"x"))
+    await until(lambda: broker.node.gateway.access.questions == 2)
+    connecting.reset()
+    broker.connection("thinking").close("the test says so", ReasonCode.ADMINISTRATIVE_ACTION)
+    assert await thinking.ended() == []
+    script.may_answer.set()
+    await until(lambda: not broker.node.gateway.connections and not broker.node.gateway.access.questions)
+    assert broker.stored() == []
+    assert set(broker.held_resources().values()) == {0}
+
+
+async def test_a_plugin_that_blocks_holds_up_nobody_else(start_broker: StartBroker, script: Script) -> None:
+    broker = await start_broker(access=plugins("Topics", "Sleeper"))
+    good = await broker.connect("good")
+    await good.publish("known", b"", 1)
+    script.blocks = True
+    script.may_answer.clear()
+    waiting = await broker.connect("waiting")
+    await waiting.send(encode_publish(b"new", b"x", 1, packet_id=1))
+    await until(lambda: script.times_asked("publish", "new") == 1)
+    for number in range(100):
+        await good.publish("known", b"%d" % number, 1)
+    assert len(broker.stored()) == 101
+    script.may_answer.set()
+    assert await waiting.expect(PUBACK) == (PUBACK, 1)
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+async def test_what_the_plugins_do_not_answer_in_time_is_denied(
+    start_broker: StartBroker, script: Script, blocks: bool
+) -> None:
+    broker = await start_broker(access=plugins("Users", "Topics", plugin_timeout_ms=50))
+    client = await broker.connect("c")
+    script.blocks = blocks
+    script.may_answer.clear()
+    late = await login(broker, "late", "ann", "secret")
+    await client.send(encode_publish(b"a", b"x", 1, packet_id=1))
+    assert await late.ended() == [BAD_PASSWORD]
+    assert await client.expect(PUBACK) == (PUBACK, 1)
+    script.may_answer.set()
+    assert broker.stored() == []
+    decisions = broker.node.gateway.access.decisions
+    assert (decisions["connect", "timeout"], decisions["publish", "timeout"]) == (1, 1)
+
+
+async def test_a_plugin_that_blocks_does_not_keep_the_node_from_its_end(start_broker: StartBroker, script: Script) -> None:
+    broker = await start_broker(access=plugins("Users", plugin_timeout_ms=100))
+    script.blocks = True
+    script.may_answer.clear()
+    await login(broker, "c", "ann", "secret")
+    await until(lambda: script.asked == [("connect", "c")])
+    async with asyncio.timeout(10):
+        await broker.node.gateway.stop()
+    script.may_answer.set()
+
+
+async def test_too_many_questions_are_denied_at_once(start_broker: StartBroker, script: Script) -> None:
+    broker = await start_broker(access=plugins("Users", questions_max=2))
+    script.may_answer.clear()
+    waiting = [await login(broker, f"c{number}", "ann", "x") for number in range(2)]
+    await until(lambda: broker.node.gateway.access.questions == 2)
+    assert await (await login(broker, "c3", "ann", "x")).ended() == [BAD_PASSWORD]
+    script.may_answer.set()
+    for client in waiting:
+        assert await client.receive() == (CONNACK, 0, b"\0\0")
+
+
+async def test_nobody_is_closed_for_silence_while_it_is_not_heard(start_broker: StartBroker, script: Script) -> None:
+    broker = await start_broker(access=plugins("Users", "Topics"), connect_timeout_ms=1000)
+    client = await broker.connect("c", keep_alive_s=2)
+    script.may_answer.clear()
+    connecting = await login(broker, "connecting", "ann", "secret")
+    await client.send(encode_publish(b"new", b"x", 1, packet_id=1))
+    await until(lambda: broker.node.gateway.access.questions == 2)
+    for _ in range(4):
+        pass_time(broker.node.gateway, 1.2)
+    script.may_answer.set()
+    assert await connecting.receive() == (CONNACK, 0, b"\0\0")
+    assert await client.receive() == (PUBACK, 1)
+    pass_time(broker.node.gateway, 4)
+    assert await client.ended() == []
+
+
+async def test_whatever_is_denied_and_however_the_stream_is_cut_the_rest_is_stored_in_order(
+    start_broker: StartBroker, script: Script
+) -> None:
+    chance = random.Random(7)
+    broker = await start_broker(access=plugins("Topics"))
+    topics = [f"t/{number}" for number in range(60)]
+    script.topics |= {("publish", topic): False for topic in chance.sample(topics, 20)}
+    sent = [Message(chance.choice(topics), b"%d" % number, chance.randrange(2)) for number in range(400)]
+    stream = b"".join(
+        encode_publish(message.topic.encode(), message.body, message.qos, packet_id=number + 1 if message.qos else 0)
+        for number, message in enumerate(sent)
+    )
+    client = await broker.connect("c")
+    at = 0
+    while at < len(stream):
+        size = chance.randrange(1, 400)
+        await client.send(stream[at : at + size])
+        await asyncio.sleep(0)
+        at += size
+    for number, message in enumerate(sent):
+        if message.qos:
+            assert await client.receive() == (PUBACK, number + 1)
+    await client.drained()
+    assert broker.stored() == [message for message in sent if script.topics.get(("publish", message.topic), True)]
+
+
+async def test_with_an_answer_at_hand_a_publish_asks_for_nothing(start_broker: StartBroker, script: Script) -> None:
+    broker = await start_broker(access=plugins("Topics"))
+    client = await broker.connect("c")
+    await client.publish("a", b"", 1)
+    asked = len(script.asked)
+    began_s = time.perf_counter()
+    await client.send(encode_publish(b"a", b"x" * 64) * 10_000)
+    await client.drained()
+    assert time.perf_counter() - began_s < 5
+    assert (len(broker.stored()), len(script.asked)) == (10_001, asked)
+
+
+async def test_without_plugins_there_is_no_guard_and_no_thread(broker: Broker) -> None:
+    await broker.connect("c")
+    access: Access = broker.node.gateway.access
+    assert broker.connection("c").guard is None
+    assert (access._plugins, access.decisions) == (None, {})

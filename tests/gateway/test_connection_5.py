@@ -1,0 +1,325 @@
+"""MQTT 5.0: CONNECT, CONNACK, DISCONNECT and what is negotiated. Each test's docstring names the clauses that it shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.codec import encode_acks
+from gateway.packets import CONNACK, PINGRESP, PUBACK, PUBCOMP, PUBREC, PUBREL, SUBACK, UNSUBACK
+from gateway.properties import Property, write_properties
+from gateway.reasons import ReasonCode
+from store.options import KIB
+from tests.gateway.conftest import StartBroker
+from tests.gateway.packet_cases import connect, packet
+from tests.gateway.packet_cases_5 import INVALID, NONE, connect_5, publish_5, subscribe_5, unsubscribe_5
+from tests.gateway.test_connection import pass_time
+from tests.gateway.wire import CLEAN, PING, WILL, Broker, HeldSync, Message
+
+# --- CONNACK ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_connack_states_the_limits_of_the_server(start_broker: StartBroker) -> None:
+    """[MQTT-3.2.2-1], 3.2.2.3: nothing is said that is the default."""
+    broker = await start_broker(inflight_max=10, packet_bytes_max=2 * KIB, topic_alias_max=7)
+    client = await broker.connect_5("pump")
+    assert client.limits == {
+        Property.RECEIVE_MAXIMUM: 10,
+        Property.MAXIMUM_PACKET_SIZE: 2 * KIB,
+        Property.TOPIC_ALIAS_MAXIMUM: 7,
+        Property.SHARED_SUBSCRIPTION_AVAILABLE: 0,
+    }
+    assert not client.session_present
+
+
+async def test_a_client_without_an_id_is_told_the_one_that_it_is_given(broker: Broker) -> None:
+    """[MQTT-3.1.3-6], [MQTT-3.1.3-7]."""
+    client = await broker.connect_5("")
+    client_id = client.limits[Property.ASSIGNED_CLIENT_ID]
+    assert list(broker.node.gateway.clients) == [client_id]
+
+
+@pytest.mark.parametrize(("wished_s", "told_s"), [(0, 30), (31, 30), (65_535, 30), (30, None), (5, None)])
+async def test_a_keep_alive_that_is_too_long_is_replaced(start_broker: StartBroker, wished_s: int, told_s: int | None) -> None:
+    """[MQTT-3.1.2-21]."""
+    broker = await start_broker(keep_alive_s_max=30)
+    client = await broker.connect_5("pump", keep_alive_s=wished_s)
+    assert client.limits.get(Property.SERVER_KEEP_ALIVE_S) == told_s
+    pass_time(broker.node.gateway, (told_s or wished_s) * 1.5 + 1.1)
+    assert await client.disconnected() == (ReasonCode.KEEP_ALIVE_TIMEOUT, [])  # [MQTT-3.1.2-22]
+
+
+async def test_a_session_expiry_that_is_too_long_is_replaced(start_broker: StartBroker) -> None:
+    """3.2.2.3.2."""
+    broker = await start_broker(session_expiry_s_max=60)
+    client = await broker.connect_5("pump", about={Property.SESSION_EXPIRY_S: 61})
+    assert client.limits[Property.SESSION_EXPIRY_S] == 60
+    again = await broker.connect_5("pump", about={Property.SESSION_EXPIRY_S: 60})
+    assert Property.SESSION_EXPIRY_S not in again.limits
+
+
+async def test_packets_may_follow_the_connect_at_once(broker: Broker) -> None:
+    """3.1.4: a client need not wait for the CONNACK."""
+    client = await broker.dial_5()
+    await client.send(connect_5(CLEAN, b"pump"), subscribe_5(1, (b"a", 0)), publish_5(0x32, b"a", 7, NONE), PING)
+    assert (await client.connack())[0] == 0
+    assert await client.receive() == (SUBACK, 0, b"\0\1\0\0")
+    assert sorted([await client.receive() for _ in range(3)]) == [
+        (3, 0, b"a", 0, b"x"),
+        (PUBACK, 7),
+        (PINGRESP, 0, b""),
+    ]
+
+
+async def test_a_connect_may_be_cut_at_any_byte(broker: Broker) -> None:
+    stream = connect_5(CLEAN, b"pump", about=write_properties({Property.RECEIVE_MAXIMUM: 5})) + subscribe_5(1, (b"a", 0))
+    for cut in range(1, len(stream)):
+        client = await broker.dial_5()
+        await client.send(stream[:cut])
+        await client.send(stream[cut:])
+        assert (await client.connack())[0] == 0
+        assert await client.receive() == (SUBACK, 0, b"\0\1\0\0")
+        client.reset()
+
+
+# --- what is refused ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", [case for case in INVALID if case.data[0] >> 4 == 1], ids=lambda case: case.name)
+async def test_a_connect_that_is_refused_is_told_why(broker: Broker, case: Any) -> None:
+    """[MQTT-3.1.4-2], [MQTT-3.2.2-7], [MQTT-4.13.1-1]."""
+    client = await broker.dial_5()
+    await client.send(case.data, PING)
+    reason, found = await client.connack()
+    assert reason == case.reason
+    assert case.says in found[Property.REASON_STRING]
+    assert await client.ended() == []
+    assert broker.node.gateway.counters.closed_by_reason == {case.reason: 1}
+
+
+@pytest.mark.parametrize("case", [case for case in INVALID if case.data[0] >> 4 != 1], ids=lambda case: case.name)
+async def test_a_bad_packet_ends_the_connection_with_its_reason(broker: Broker, case: Any) -> None:
+    """[MQTT-4.13.1-1]."""
+    client = await broker.connect_5("bad")
+    await client.send(case.data, PING)
+    assert await client.disconnected() == (case.reason, [])
+    assert broker.node.gateway.counters.closed_by_reason == {case.reason: 1}
+    assert broker.stored() == []
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (connect_5(CLEAN, b"pump"), ReasonCode.PROTOCOL_ERROR),  # [MQTT-3.1.0-2]
+        (connect(CLEAN, b"pump"), ReasonCode.PROTOCOL_ERROR),
+        (b"\xf0\0", ReasonCode.PROTOCOL_ERROR),  # [MQTT-4.12.0-7]
+        (b"\x30\xff\xff\xff\x7f", ReasonCode.PACKET_TOO_LARGE),  # [MQTT-3.2.2-15]
+        (publish_5(0x30, b"", 0, NONE), ReasonCode.PROTOCOL_ERROR),  # 3.3.2.1
+        (publish_5(0x30, b"a/#", 0, NONE), ReasonCode.TOPIC_NAME_INVALID),  # [MQTT-3.3.2-2]
+        (publish_5(0x32, b"a\0", 1, NONE), ReasonCode.TOPIC_NAME_INVALID),  # [MQTT-1.5.4-2]
+        (publish_5(0x30, b"a", 0, b"\2\x0b\1"), ReasonCode.PROTOCOL_ERROR),  # [MQTT-3.3.4-6]
+        (publish_5(0x30, b"a", 0, b"\5\x08\0\2a#"), ReasonCode.PROTOCOL_ERROR),  # [MQTT-3.3.2-14]
+    ],
+)
+async def test_what_is_not_allowed_now_ends_the_connection(broker: Broker, data: bytes, reason: ReasonCode) -> None:
+    client = await broker.connect_5("pump")
+    await client.send(data)
+    assert await client.disconnected() == (reason, [])
+    assert broker.stored() == []
+
+
+async def test_reason_strings_come_to_those_who_want_them(broker: Broker) -> None:
+    """[MQTT-3.1.2-29]."""
+    for wants in (1, 0):
+        client = await broker.connect_5("pump", about={Property.REQUEST_PROBLEM_INFORMATION: wants})
+        await client.send(publish_5(0x32, b"$SYS/x", 1, NONE))
+        answer = await client.receive()
+        assert answer == (PUBACK, 1, ReasonCode.TOPIC_NAME_INVALID)
+        await client.send(b"\xf0\0")
+        (farewell,) = await client.ended()
+        assert farewell[2][0] == ReasonCode.PROTOCOL_ERROR
+        assert (b"authentication method" in farewell[2]) == bool(wants)
+
+
+async def test_one_client_more_than_the_limit_is_refused(start_broker: StartBroker) -> None:
+    broker = await start_broker(connections_max=1)
+    await broker.connect_5("one")
+    two = await broker.dial_5()
+    await two.send(connect_5(CLEAN, b"two"))
+    assert (await two.connack())[0] == ReasonCode.SERVER_UNAVAILABLE
+    assert await two.ended() == []
+
+
+async def test_a_client_that_takes_no_connack_is_closed(broker: Broker) -> None:
+    """[MQTT-3.1.2-24]."""
+    client = await broker.dial_5()
+    await client.send(connect_5(CLEAN, b"pump", about=write_properties({Property.MAXIMUM_PACKET_SIZE: 10})))
+    assert [item[0] for item in await client.ended()] == [14]  # a DISCONNECT is small enough
+    assert broker.closed(ReasonCode.PACKET_TOO_LARGE) == 1
+
+
+# --- DISCONNECT -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_takeover_is_told_to_the_one_that_it_ends(broker: Broker) -> None:
+    """[MQTT-3.1.4-3]."""
+    old = await broker.connect_5("pump")
+    new = await broker.connect("pump")  # whatever its version
+    assert await old.disconnected() == (ReasonCode.SESSION_TAKEN_OVER, [])
+    assert await new.drained() == []
+
+
+async def test_a_stop_of_the_node_is_told(broker: Broker) -> None:
+    client = await broker.connect_5("pump")
+    await broker.node.gateway.stop()
+    assert await client.disconnected() == (ReasonCode.SERVER_SHUTTING_DOWN, [])
+
+
+async def test_a_disconnect_is_the_last_packet_and_comes_behind_the_acks(broker: Broker) -> None:
+    """[MQTT-3.14.4-1]."""
+    client = await broker.connect_5("pump")
+    with HeldSync(broker) as held:
+        await client.send(publish_5(0x32, b"a", 7, NONE), b"\xf0\0")
+        held.release()
+        assert await client.disconnected() == (ReasonCode.PROTOCOL_ERROR, [(PUBACK, 7)])
+
+
+@pytest.mark.parametrize(
+    ("data", "has_will"),
+    [(b"\xe0\0", False), (b"\xe0\1\0", False), (b"\xe0\2\0\0", False), (b"\xe0\1\4", True), (b"\xe0\1\x80", True)],
+    ids=["short", "0x00", "with properties", "0x04", "0x80"],
+)
+async def test_the_reason_of_a_disconnect_decides_on_the_will(broker: Broker, data: bytes, has_will: bool) -> None:
+    """[MQTT-3.14.4-3], [MQTT-3.1.2-8], [MQTT-3.1.2-10]."""
+    watcher = await broker.connect_5("watcher")
+    await watcher.subscribe(("will", 0))
+    client = await broker.connect_5("pump", b"will", b"gone", flags=CLEAN | WILL)
+    await client.send(data, PING)
+    assert await client.ended() == []
+    assert await watcher.messages() == ([Message("will", b"gone")] if has_will else [])
+
+
+async def test_a_disconnect_may_not_make_a_session_last(broker: Broker) -> None:
+    """3.14.2.2.2."""
+    client = await broker.connect_5("pump")
+    await client.send(packet(0xE0, b"\0" + write_properties({Property.SESSION_EXPIRY_S: 5})))
+    assert await client.disconnected() == (ReasonCode.PROTOCOL_ERROR, [])
+
+
+# --- receive maximum, of the server ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("header", [0x32, 0x34])
+async def test_more_than_the_receive_maximum_ends_the_connection(start_broker: StartBroker, header: int) -> None:
+    """[MQTT-3.3.4-9]: what came within it is stored and acknowledged."""
+    broker = await start_broker(inflight_max=5)
+    client = await broker.connect_5("pump")
+    await client.send(*(publish_5(header, b"a", n, NONE) for n in range(1, 8)))
+    reason, answers = await client.disconnected()
+    assert reason == ReasonCode.RECEIVE_MAXIMUM_EXCEEDED
+    assert answers == [(PUBACK if header == 0x32 else PUBREC, n) for n in range(1, 6)]
+    assert len(broker.stored()) == 5
+
+
+async def test_a_client_that_keeps_to_the_receive_maximum_goes_on(start_broker: StartBroker) -> None:
+    """[MQTT-4.9.0-1] to [MQTT-4.9.0-3], of the client's side."""
+    broker = await start_broker(inflight_max=5)
+    client = await broker.connect_5("pump")
+    for n in range(1, 31, 5):
+        await client.send(*(publish_5(0x32, b"a", m, NONE) for m in range(n, n + 5)), publish_5(0x30, b"a", 0, NONE))
+        assert [await client.receive() for _ in range(5)] == [(PUBACK, m) for m in range(n, n + 5)]
+    await client.send(*(publish_5(0x34, b"a", n, NONE) for n in range(1, 6)))
+    assert [await client.receive() for _ in range(5)] == [(PUBREC, n) for n in range(1, 6)]
+    await client.send(encode_acks(PUBREL, [3]))
+    assert await client.receive() == (PUBCOMP, 3)
+    await client.send(publish_5(0x34, b"a", 9, NONE), publish_5(0x3C, b"a", 9, NONE))  # the second is a repetition
+    assert [await client.receive() for _ in range(2)] == [(PUBREC, 9)] * 2
+
+
+# --- acks that say more ----------------------------------------------------------------------------------------------------
+
+
+async def test_acks_for_what_is_not_under_way_are_told_so(broker: Broker) -> None:
+    """3.6.2.1, 3.7.2.1."""
+    client = await broker.connect_5("pump")
+    await client.send(encode_acks(PUBREL, [7]), encode_acks(PUBREC, [8]), encode_acks(PUBACK, [9]))
+    assert await client.drained() == [
+        (PUBCOMP, 7, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND),
+        (PUBREL, 8, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND),
+    ]
+
+
+async def test_a_delivery_that_the_client_refuses_is_over(broker: Broker) -> None:
+    """[MQTT-4.4.0-2], 4.3.3: after a PUBREC of 0x80 or more the packet id is free."""
+    client, publisher = await broker.connect_5("client"), await broker.connect_5("publisher")
+    await client.subscribe(("a", 2))
+    for n, (kind, qos) in enumerate([(PUBACK, 1), (PUBREC, 2)]):
+        await publisher.publish("a", b"x", qos)
+        packet_id = (await client.receive())[3]
+        await client.send(packet(kind << 4, packet_id.to_bytes(2, "big") + b"\x97"))
+        assert await client.drained() == []
+        assert broker.connection("client").session.inflight == {}
+        assert broker.node.gateway.counters.deliveries_acked >= n
+
+
+async def test_an_unsuback_tells_which_subscriptions_there_were(broker: Broker) -> None:
+    """[MQTT-3.11.3-1]."""
+    client = await broker.connect_5("pump")
+    await client.subscribe(("a", 0), ("b/#", 1))
+    await client.send(unsubscribe_5(9, b"a", b"never", b"b/#", b"a"))
+    assert await client.receive() == (UNSUBACK, 0, b"\0\x09\0" + b"\0\x11\0\x11")
+
+
+async def test_publishes_that_are_refused_leave_the_connection_open(broker: Broker) -> None:
+    """3.4.2.1, 3.5.2.1, [MQTT-4.6.0-2]: in the order of the PUBLISHes."""
+    client = await broker.connect_5("pump")
+    topics = [b"a", b"$SYS/x", b"a", b"/" * 200, b"$delayed/x/a", b"a"]
+    await client.send(*(publish_5(0x32, topic, n, NONE) for n, topic in enumerate(topics, 1)))
+    await client.send(publish_5(0x34, b"$SYS/x", 7, NONE), publish_5(0x30, b"$SYS/x", 0, NONE))
+    bad = ReasonCode.TOPIC_NAME_INVALID
+    assert sorted([await client.receive() for _ in range(7)]) == [
+        (PUBACK, 1),
+        (PUBACK, 2, bad),
+        (PUBACK, 3),
+        (PUBACK, 4, bad),
+        (PUBACK, 5, bad),
+        (PUBACK, 6),
+        (PUBREC, 7, bad),
+    ]
+    assert len(broker.stored()) == 3
+    assert broker.connection("pump").session.received == set()
+    assert broker.node.gateway.counters.publishes_refused == 5
+
+
+async def test_a_quota_is_told_in_the_ack(start_broker: StartBroker) -> None:
+    broker = await start_broker(queues_max=1)
+    client = await broker.connect_5("pump")
+    assert await client.publish_with("a", b"x", qos=1) == 0
+    assert await client.publish_with("b", b"x", qos=1) == ReasonCode.QUOTA_EXCEEDED
+    assert await client.publish_with("b", b"x", qos=2) == ReasonCode.QUOTA_EXCEEDED
+    assert await client.publish_with("a", b"x", qos=2) == 0
+
+
+# --- beside the other versions ----------------------------------------------------------------------------------------------
+
+
+async def test_mqtt_3_1_is_served_as_3_1_1_is(broker: Broker) -> None:
+    client = await broker.dial()
+    await client.send(connect(CLEAN, b"old", name=b"MQIsdp", level=3))
+    assert await client.receive() == (CONNACK, 0, b"\0\0")
+    assert await client.subscribe(("a", 1)) == [1]
+    await client.publish("a", b"x", 1)
+    assert await client.message() == Message("a", b"x", 1)
+
+
+async def test_clients_of_all_versions_get_each_others_messages(broker: Broker) -> None:
+    old, new = await broker.connect("old"), await broker.connect_5("new")
+    for client in (old, new):
+        await client.subscribe(("a/+", 2))
+    for qos in (0, 1, 2):
+        await old.publish("a/old", b"x" * 200, qos)
+        await new.publish("a/new", b"x" * 200, qos)
+    for client in (old, new):
+        got = [await client.message() for _ in range(6)]
+        assert sorted(got) == sorted(Message(f"a/{name}", b"x" * 200, qos) for name in ("old", "new") for qos in (0, 1, 2))

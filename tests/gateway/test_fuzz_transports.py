@@ -1,0 +1,137 @@
+"""Whatever bytes come to whatever listener, the node lives, closes who sent them, keeps nothing, and serves the others."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.client import ClientProtocol
+from websockets.typing import Subprotocol
+from websockets.uri import parse_uri
+
+from gateway.options import AccessOptions, ListenerOptions
+from tests.gateway.certificates import Authority
+from tests.gateway.conftest import StartBroker
+from tests.gateway.packet_cases import INVALID, VALID, connect, subscribe
+from tests.gateway.scripted_plugins import new_script
+from tests.gateway.test_fuzz import cut
+from tests.gateway.test_proxy import INVALID as INVALID_HEADERS
+from tests.gateway.test_proxy import LOOPBACK
+from tests.gateway.test_proxy import VALID as VALID_HEADERS
+from tests.gateway.wire import CLEAN, FREE, Message, until
+
+ROUNDS = int(os.environ.get("MILLRACE_FUZZ_ROUNDS", "6"))
+"""Rounds of attacks on each kind of listener."""
+AT_ONCE = 30
+
+PACKETS = [case.data for case in VALID] + [case.data for case in INVALID]
+HELLO = connect(CLEAN, b"fuzz")
+
+
+def damaged(chance: random.Random, data: bytes) -> bytes:
+    """Return bytes of which some were changed, removed or put in."""
+    found = bytearray(data)
+    for _ in range(chance.randrange(5)):
+        at = chance.randrange(len(found) + 1)
+        match chance.randrange(3):
+            case 0:
+                found.insert(at, chance.randrange(256))
+            case 1:
+                del found[at : at + chance.randrange(9)]
+            case _:
+                found[at : at + 1] = bytes((chance.randrange(256),))
+    return bytes(found)
+
+
+def packets(chance: random.Random) -> bytes:
+    return HELLO + b"".join(chance.choices(PACKETS, k=8))
+
+
+def frames(chance: random.Random) -> bytes:
+    """Return a WebSocket's bytes: a handshake, and frames of all kinds."""
+    client = ClientProtocol(parse_uri("ws://localhost/mqtt"), subprotocols=[Subprotocol("mqtt")])
+    client.send_request(client.connect())
+    handshake = b"".join(client.data_to_send())
+    client.state = type(client.state).OPEN
+    data = packets(chance)
+    for piece in cut(data, [chance.randrange(1000) for _ in range(4)]):
+        if chance.random() < 0.2:
+            client.send_ping(b"x" * chance.randrange(100))
+        client.send_binary(piece)
+    if chance.random() < 0.5:
+        client.send_close(1000)
+    return handshake + b"".join(client.data_to_send())
+
+
+def headers(chance: random.Random) -> bytes:
+    header = chance.choice([header for header, _ in VALID_HEADERS.values()] + list(INVALID_HEADERS.values()))
+    return header + packets(chance)
+
+
+@pytest.mark.parametrize("kind", ["ws", "proxied", "tls", "wss", "unix", "plugins"])
+async def test_damaged_streams_disturb_nobody(start_broker: StartBroker, tmp_path: Path, kind: str) -> None:
+    chance = random.Random(f"{kind} {ROUNDS}")
+    authority = Authority(tmp_path / "authority")
+    listener = {
+        "ws": ListenerOptions(name="l", kind="ws", listen=FREE),
+        "proxied": ListenerOptions(name="l", listen=FREE, proxy_from=LOOPBACK),
+        "tls": authority.listener("l", "tls"),
+        "wss": authority.listener("l", "wss"),
+        "unix": ListenerOptions(name="l", kind="unix", socket=str(tmp_path / "s")),
+        "plugins": ListenerOptions(name="l", listen=FREE),
+    }[kind]
+    script = new_script()
+    script.topics |= {("publish", "a"): False, ("subscribe", "a/b"): False, ("receive", "a/b"): False}
+    plugins: dict[str, Any] = {"tests.gateway.scripted_plugins.Users": {}, "tests.gateway.scripted_plugins.Topics": {}}
+    access = AccessOptions(plugins=plugins) if kind == "plugins" else AccessOptions()
+    broker = await start_broker(
+        listeners=(listener,), access=access, queues_max=2000, tls_handshake_ms=500, connect_timeout_ms=500
+    )
+    failures: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
+    good = await broker.connect("good")
+    await good.send(subscribe(1, (b"good/#", 1)))
+    await good.expect(9)
+    context = authority.context() if kind in ("tls", "wss") else None
+    make = {"ws": frames, "wss": frames, "proxied": headers}.get(kind, packets)
+
+    async def attack() -> None:
+        stream = damaged(chance, make(chance))
+        try:
+            # Behind TLS the stream is whole or damaged within; without it, TLS itself gets the damage.
+            bad = await broker.dial("l", context if chance.random() < 0.7 else None)
+        except (OSError, EOFError):
+            return
+        try:
+            for piece in cut(stream, [chance.randrange(10_000) for _ in range(3)]):
+                await bad.send(piece)
+                await asyncio.sleep(0)
+        except ConnectionError:
+            pass  # closed for what it sent
+        if chance.random() < 0.5 and not bad.writer.is_closing():
+            bad.writer.close()
+        else:
+            bad.reset()
+
+    for number in range(ROUNDS):
+        await asyncio.gather(*(attack() for _ in range(AT_ONCE)))
+        body = b"%d" % number
+        await good.publish("good/x", body, 1)
+        while (message := await good.message()).topic != "good/x":
+            pass
+        assert message == Message("good/x", body, 1)
+    for client in broker.clients[1:]:
+        client.reset()
+    await until(lambda: len(broker.node.gateway.connections) == 1)
+    await until(lambda: broker.listener("l").open == 0)
+    gateway = broker.node.gateway
+    await until(lambda: not gateway.access.questions)  # those of clients that have gone are answered all the same
+    guard = broker.connection("good").guard
+    assert gateway.access.kept == (guard.kept if guard is not None else 0)
+    assert (gateway.handshakes, len(gateway.sources._open)) == (0, 0)
+    assert sum(gateway.traffic.connected.values()) == 1
+    assert failures == []

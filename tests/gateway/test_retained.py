@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway import retained
+from gateway.retained import LEVELS_INDEXED, RetainedMessages
+from store import topics
+from store.clock import ManualClock
+from store.lightqueue import ENTRY
+from store.options import HOUR_MS, KIB, MIB, StoreOptions
+from store.record import TIMER_ENTRY, Flag, Kind, Properties, decode, encode_properties
+from store.store import Store
+from tests.store.wiring import close, open_store, publish, retain
+
+
+class Retained:
+    """A store with retained messages and no event loop: a test commits by itself."""
+
+    def __init__(self, directory: Path) -> None:
+        self.clock = ManualClock()
+        self.store = Store(directory, StoreOptions(segment_bytes=16 * MIB), self.clock)
+        self.messages = RetainedMessages(self.clock.now_ms)
+        self.store.add_part(self.messages)
+        self.store.recover()
+
+    def put(self, topic: str, body: bytes = b"x", *, expiry_ms: int = 0, delayed: bool = False) -> tuple[int, int]:
+        """Retain a message; return position and size of its record."""
+        flags = Flag.RETAIN | (Flag.DELAYED if delayed else 0)
+        properties = encode_properties(Properties(expires_at_ms=self.clock.now_ms() + expiry_ms if expiry_ms else 0))
+        position = self.store.append_message(self.store.queues.route(topic.encode()), body, properties, flags)
+        size = self.store.log.end - position
+        self.store.commit()
+        return position, size
+
+    def found(self, topic_filter: str) -> list[str]:
+        """Return the topics of the messages that a subscription would get, in order."""
+        entries = [entry for entry in self.messages.matching(topic_filter, self.store.log.end) if entry]
+        records = [decode(self.store.read(position, size)) for position, size, _ in map(ENTRY.unpack, entries)]
+        return [record.topic.decode() for record in records]
+
+    def close(self) -> None:
+        self.store.index.close()
+        self.store.log.close()
+
+
+@contextmanager
+def opened(directory: Path) -> Iterator[Retained]:
+    one = Retained(directory)
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+WORDS = st.sampled_from(["", "a", "b", "ab", "a!", "\u00fc"])
+TOPICS = st.lists(WORDS, min_size=1, max_size=5).map("/".join).filter(bool)
+FILTERS = st.builds(
+    lambda levels, rest: "/".join([*levels, *(["#"] if rest else [])]),
+    st.lists(WORDS | st.just("+"), min_size=1, max_size=4),
+    st.booleans(),
+).filter(bool)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(TOPICS, max_size=25), st.lists(FILTERS | st.just("#"), min_size=1, max_size=8), st.data())
+def test_a_search_finds_what_the_definition_finds_in_order(stored: list[str], filters: list[str], data: st.DataObject) -> None:
+    cleared = data.draw(st.lists(st.sampled_from(stored), unique=True)) if stored else []
+    with TemporaryDirectory() as directory, opened(Path(directory)) as some:
+        for topic in stored:
+            some.put(topic)
+        for topic in cleared:
+            some.put(topic, b"")
+        left = sorted({*stored} - {*cleared}, key=str.encode)
+        assert len(some.messages) == len(left)
+        for topic_filter in filters:
+            assert some.found(topic_filter) == [topic for topic in left if topics.matches(topic_filter, topic)]
+
+
+def test_topics_deeper_than_the_lists_are_found(tmp_path: Path) -> None:
+    deep = "/".join("abcdefghijkl")
+    assert deep.count("/") >= LEVELS_INDEXED
+    with opened(tmp_path) as some:
+        for topic in (deep, deep + "/m", deep.replace("l", "x")):
+            some.put(topic)
+        assert some.found("a/+/c/d/e/f/g/h/i/j/k/l") == [deep]
+        assert some.found("a/b/c/d/e/f/g/h/i/j/+/l") == [deep]
+        assert some.found("+/#") == [deep, deep + "/m", deep.replace("l", "x")]
+
+
+@pytest.mark.parametrize(("topic_filter", "looks_max"), [("+/dev7/+", 30), ("+/+/rare", 10), ("site3/+/rare", 5), ("+", 2)])
+def test_a_search_does_not_look_at_every_topic(
+    tmp_path: Path, topic_filter: str, looks_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+    look: Callable[..., bytes | None] = retained._Postings.at_or_after
+
+    def counted(self: retained._Postings, topic: bytes) -> bytes | None:
+        nonlocal looks
+        looks += 1
+        return look(self, topic)
+
+    monkeypatch.setattr(retained._Postings, "at_or_after", counted)
+    with opened(tmp_path) as some:
+        for device in range(200):
+            for name in ("temp", "rpm", "rare" if device % 100 == 3 else "volt"):
+                some.put(f"site{device % 5}/dev{device}/{name}")
+        some.found(topic_filter)
+    assert 0 < looks <= looks_max
+
+
+def test_what_is_retained_is_there_after_a_restart(tmp_path: Path) -> None:
+    with opened(tmp_path) as some:
+        for topic in ("a/1", "a/2", "b"):
+            some.put(topic)
+        some.put("a/2", b"")
+        some.store.index.flush()
+    with opened(tmp_path) as again:
+        assert again.found("+/+") == ["a/1"]
+        assert again.found("#") == ["a/1", "b"]
+        assert len(again.messages) == 2
+
+
+def test_one_that_has_expired_is_not_found_and_makes_room(tmp_path: Path) -> None:
+    with opened(tmp_path) as some:
+        some.put("a/1", expiry_ms=1000)
+        some.put("a/2", expiry_ms=1001)
+        some.clock.advance(1000)
+        assert some.found("a/+") == ["a/2"]
+        some.put("other")
+        assert len(some.messages) == 2
+        some.clock.advance(1)
+        assert some.found("a/2") == []
+        some.put("a/2")  # in the turn that would forget the old one
+        assert some.found("#") == ["a/2", "other"]
+
+
+@pytest.mark.parametrize(("kind", "is_kept"), [(Kind.TIMER_FIRED, True), (Kind.TIMER_CANCELLED, False)])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_delayed_one_is_retained_when_it_fires(tmp_path: Path, kind: Kind, is_kept: bool, restarts: bool) -> None:
+    with opened(tmp_path) as some:
+        some.put("a", b"old")
+        entry = some.put("a", b"new", delayed=True)
+        some.put("b", delayed=True)
+        assert [position for position, _, _ in map(ENTRY.unpack, some.messages.matching("#", some.store.log.end))] != [entry[0]]
+        if not restarts:
+            some.store.append(kind, body=TIMER_ENTRY.pack(*entry))
+            some.store.commit()
+        some.store.index.flush()
+    with opened(tmp_path) as again:
+        if restarts:
+            again.store.append(kind, body=TIMER_ENTRY.pack(*entry))
+            again.store.commit()
+        (found,) = [ENTRY.unpack(one)[0] for one in again.messages.matching("#", again.store.log.end) if one]
+        assert (found == entry[0]) == is_kept
+
+
+def test_retained_messages_outlive_the_segments_that_they_were_stored_in(tmp_path: Path) -> None:
+    clock = ManualClock()
+    messages = RetainedMessages(clock.now_ms)
+    store = open_store(tmp_path / "data", clock=clock, parts=[messages], retention_ms=HOUR_MS, segment_bytes=16 * KIB)
+    publish(store, "plant/1", "kept", flags=Flag.RETAIN)
+    publish(store, "plant/2", "replaced", flags=Flag.RETAIN)
+    for hour in range(3):
+        clock.advance(HOUR_MS // 2)
+        retain(store)
+        publish(store, "plant/2", f"kept of {hour}", flags=Flag.RETAIN)
+        for _ in range(20):
+            publish(store, "other/1", "x" * 2000)
+            while store.retention.step():
+                pass
+        clock.advance(HOUR_MS // 2)
+        retain(store)
+    assert store.log.start > 0
+    close(store)
+    shutil.rmtree(tmp_path / "data" / "index")
+    messages = RetainedMessages(clock.now_ms)
+    store = open_store(tmp_path / "data", clock=clock, parts=[messages], retention_ms=HOUR_MS, segment_bytes=16 * KIB)
+    entries = [ENTRY.unpack(entry) for entry in messages.matching("plant/+", store.log.end) if entry]
+    assert [decode(store.read(position, size)).body for position, size, _ in entries] == [b"kept", b"kept of 2"]
+    close(store)

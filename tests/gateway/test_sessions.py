@@ -1,0 +1,314 @@
+"""Sessions that outlive their connections, in both versions, and wills that wait. Within the life of the node."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.codec import encode_acks, encode_publish
+from gateway.packets import CONNACK, PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL
+from gateway.properties import Found, Property
+from gateway.reasons import ReasonCode
+from store.options import KIB
+from tests.gateway.conftest import StartBroker
+from tests.gateway.packet_cases import connect
+from tests.gateway.test_connection import pass_time
+from tests.gateway.wire import BYE, CLEAN, WILL, Broker, Client, Client5, Message, message_of, until
+
+LASTS: Found = {Property.SESSION_EXPIRY_S: 60}
+DUP = 8
+
+
+async def resume(broker: Broker, client_id: str, version: int) -> Client:
+    """Connect without a clean start, for a session that lasts; it must be there."""
+    if version == 5:
+        client = await broker.connect_5(client_id, flags=0, about=LASTS)
+        assert client.session_present
+        return client
+    old = await broker.dial()
+    await old.send(connect(0, client_id.encode(), keep_alive_s=0))
+    assert await old.receive() == (CONNACK, 0, b"\1\0")  # [MQTT-3.2.2-3] 3.1.1:[MQTT-3.2.2-2]
+    return old
+
+
+async def begin(broker: Broker, client_id: str, version: int) -> Client:
+    if version == 5:
+        return await broker.connect_5(client_id, about=LASTS)
+    return await broker.connect(client_id, flags=0)
+
+
+async def leave(client: Client) -> None:
+    await client.send(BYE)
+    await client.ended()
+
+
+both_versions = pytest.mark.parametrize("version", [4, 5])
+
+
+@both_versions
+async def test_what_comes_while_a_client_is_away_waits_for_it_in_order(broker: Broker, version: int) -> None:
+    """[MQTT-3.1.2-5], [MQTT-4.1.0-1], [MQTT-4.6.0-6]."""
+    client, publisher = await begin(broker, "pump", version), await broker.connect("publisher")
+    await client.subscribe(("a/+", 1), ("b", 2))
+    await publisher.publish("a/1", b"before", 1)
+    assert (await client.message()).body == b"before"
+    await leave(client)
+    for n in range(300):
+        await publisher.send(encode_publish(b"a/%d" % n, b"%d" % n, 1, packet_id=1))
+        assert await publisher.receive() == (PUBACK, 1)
+    again = await resume(broker, "pump", version)
+    assert [int((await again.message()).body) for _ in range(300)] == list(range(300))
+    await publisher.publish("b", b"live", 2)
+    assert await again.message() == Message("b", b"live", 2)
+
+
+@both_versions
+async def test_deliveries_that_were_not_acknowledged_come_again_with_dup_in_order(broker: Broker, version: int) -> None:
+    """[MQTT-4.4.0-1], [MQTT-3.3.1-1], [MQTT-4.6.0-1]."""
+    client, publisher = await begin(broker, "pump", version), await broker.connect("publisher")
+    await client.subscribe(("a", 2))
+    for n in range(6):
+        await publisher.publish("a", b"%d" % n, 1 + n % 2)
+    first = await client.drained()
+    ids = [item[3] for item in first]
+    await client.send(encode_acks(PUBACK, [ids[2]]), encode_acks(PUBREC, [ids[1], ids[3]]))
+    assert await client.drained() == [(PUBREL, ids[1]), (PUBREL, ids[3])]
+    await client.send(encode_acks(PUBCOMP, [ids[1]]))
+    await client.drained()
+    client.reset()
+    await until(lambda: "pump" in broker.node.gateway.away)
+    await publisher.publish("a", b"new", 1)
+    again = await resume(broker, "pump", version)
+    came = await again.drained()
+    assert [(item[0], item[1] & DUP, item[3], item[4]) if item[0] == PUBLISH else item for item in came] == [
+        (PUBLISH, DUP, ids[0], b"0"),
+        (PUBREL, ids[3]),
+        (PUBLISH, DUP, ids[4], b"4"),
+        (PUBLISH, DUP, ids[5], b"5"),
+        (PUBLISH, 0, came[-1][3], b"new"),
+    ]
+    assert came[-1][3] not in ids
+    await again.send(encode_acks(PUBACK, [ids[0], ids[4], came[-1][3]]), encode_acks(PUBREC, [ids[5]]))
+    await again.send(encode_acks(PUBCOMP, [ids[3], ids[5]]))
+    await again.drained()
+    assert broker.connection("pump").session.inflight == {}
+
+
+@both_versions
+async def test_a_qos_2_message_that_is_repeated_on_another_connection_is_stored_once(broker: Broker, version: int) -> None:
+    """[MQTT-4.3.3-10]."""
+    body = encode_publish(b"a", b"x", 2, packet_id=7, properties=b"\0" if version == 5 else b"")
+    again_body = encode_publish(b"a", b"x", 2, packet_id=7, dup=True, properties=b"\0" if version == 5 else b"")
+    client = await begin(broker, "pump", version)
+    await client.send(body)
+    assert await client.receive() == (PUBREC, 7)
+    client.reset()
+    await until(lambda: "pump" in broker.node.gateway.away)
+    again = await resume(broker, "pump", version)
+    await again.send(again_body)
+    assert await again.receive() == (PUBREC, 7)
+    await again.send(encode_acks(PUBREL, [7]))
+    assert await again.receive() == (PUBCOMP, 7)
+    assert broker.stored() == [Message("a", b"x", 2)]
+
+
+async def test_what_is_sent_again_keeps_to_the_receive_maximum_and_to_the_socket(start_broker: StartBroker) -> None:
+    """[MQTT-3.3.4-7]."""
+    broker = await start_broker(send_buffer_bytes=8 * KIB)
+    client, publisher = await begin(broker, "pump", 5), await broker.connect("publisher")
+    await client.subscribe(("a", 1))
+    for n in range(40):
+        await publisher.publish("a", b"%02d" % n + b"x" * 4000, 1)
+    assert len(await client.drained()) == 40
+    client.reset()
+    await until(lambda: "pump" in broker.node.gateway.away)
+    again = await broker.connect_5("pump", flags=0, about=LASTS | {Property.RECEIVE_MAXIMUM: 3})
+    assert [message.body[:2] for message in await again.messages()] == [b"00", b"01", b"02"]
+    await again.send(encode_acks(PUBACK, [1, 2, 3]))
+    await publisher.publish("a", b"40", 1)
+    assert [(await again.message()).body[:2] for _ in range(38)] == [b"%02d" % n for n in range(3, 41)]
+    assert await again.drained() == []
+
+
+async def test_a_session_may_go_on_in_another_version(broker: Broker) -> None:
+    client, publisher = await begin(broker, "pump", 4), await broker.connect("publisher")
+    await client.subscribe(("a/#", 1), ("a/+", 1))
+    await leave(client)
+    for n, version in enumerate((5, 4, 5)):
+        await publisher.publish("a/b", b"%d" % n, 1)
+        client = await resume(broker, "pump", version)
+        assert [message.body for message in await client.messages()] == [b"%d" % n] * (1 if version == 5 else 2)
+        for packet_id in list(broker.connection("pump").session.inflight):
+            await client.send(encode_acks(PUBACK, [packet_id]))
+        await leave(client)
+
+
+@both_versions
+async def test_a_clean_start_ends_the_session_that_was_there(broker: Broker, version: int) -> None:
+    """[MQTT-3.1.2-4], [MQTT-3.2.2-2]."""
+    client, publisher = await begin(broker, "pump", version), await broker.connect("publisher")
+    await client.subscribe(("a", 1))
+    await leave(client)
+    await publisher.publish("a", b"x", 1)
+    clean = await (broker.connect_5("pump") if version == 5 else broker.connect("pump"))
+    assert await clean.messages() == []
+    await leave(clean)
+    for end in (publisher,):
+        end.reset()
+    await until(lambda: not broker.node.gateway.connections)
+    assert set(broker.held_resources().values()) == {0}
+
+
+async def test_a_clean_session_ends_with_its_connection(broker: Broker) -> None:
+    """[MQTT-3.1.2-6] of 3.1.1; session expiry 0 of 5.0 [MQTT-3.1.2-23]."""
+    for end in (BYE, b""):
+        for client in (await broker.connect("old"), await broker.connect_5("new", flags=0)):
+            await client.subscribe(("a", 1))
+            await client.send(end) if end else client.reset()
+    await until(lambda: not broker.node.gateway.connections)
+    assert set(broker.held_resources().values()) == {0}
+
+
+async def test_a_session_ends_when_its_time_is_over(broker: Broker) -> None:
+    """[MQTT-3.1.2-23], [MQTT-4.1.0-2]."""
+    client = await broker.connect_5("pump", about=LASTS)
+    await client.subscribe(("a", 1))
+    pass_time(broker.node.gateway, 120)  # while the client is there
+    await leave(client)
+    await until(lambda: "pump" in broker.node.gateway.away)
+    pass_time(broker.node.gateway, 59)
+    assert list(broker.node.gateway.away) == ["pump"]
+    pass_time(broker.node.gateway, 2.1)
+    await until(lambda: not broker.node.gateway.connections)
+    assert set(broker.held_resources().values()) == {0}
+    assert broker.node.gateway.counters.sessions_expired == 1
+
+
+async def test_a_client_that_is_back_in_time_keeps_its_session(broker: Broker) -> None:
+    client = await broker.connect_5("pump", about=LASTS)
+    for _ in range(3):
+        await leave(client)
+        await until(lambda: "pump" in broker.node.gateway.away)
+        pass_time(broker.node.gateway, 50)
+        client = await resume(broker, "pump", 5)  # type: ignore[assignment]
+    assert isinstance(client, Client5)
+    assert await client.drained() == []
+
+
+async def test_a_disconnect_may_change_how_long_the_session_lasts(broker: Broker) -> None:
+    """3.14.2.2.2."""
+    client = await broker.connect_5("pump", about=LASTS)
+    await client.send(b"\xe0\x07\0\5\x11\0\0\0\0")
+    await client.ended()
+    await until(lambda: not broker.node.gateway.connections)
+    assert broker.node.gateway.away == {}
+
+
+async def test_a_takeover_goes_on_with_the_session(broker: Broker) -> None:
+    """[MQTT-3.1.4-3]."""
+    old, publisher = await begin(broker, "pump", 5), await broker.connect("publisher")
+    await old.subscribe(("a", 1))
+    new = await resume(broker, "pump", 5)
+    assert isinstance(old, Client5)
+    assert (await old.disconnected())[0] == ReasonCode.SESSION_TAKEN_OVER
+    await publisher.publish("a", b"x", 1)
+    assert await new.message() == Message("a", b"x", 1)
+
+
+async def test_one_session_more_than_the_limit_ends_the_one_that_waits_longest(start_broker: StartBroker) -> None:
+    broker = await start_broker(sessions_away_max=2)
+    for name in ("one", "two", "three"):
+        client = await broker.connect_5(name, about=LASTS)
+        await leave(client)
+        await until(lambda name=name: name in broker.node.gateway.away)  # type: ignore[misc]
+    assert list(broker.node.gateway.away) == ["two", "three"]
+
+
+async def test_a_session_of_a_client_that_is_away_holds_no_messages(broker: Broker) -> None:
+    client, publisher = await begin(broker, "pump", 5), await broker.connect("publisher")
+    await client.subscribe(("a", 1))
+    await leave(client)
+    await until(lambda: "pump" in broker.node.gateway.away)
+    (subscription,) = broker.node.gateway.away["pump"].subscriptions.values()
+    before = subscription.cursor
+    for n in range(1, 500):
+        await publisher.send(encode_publish(b"a", b"x" * KIB, 1, packet_id=n))
+    await publisher.drained()
+    assert subscription.cursor == before
+    assert broker.held_resources()["fanouts"] == 0
+    assert not subscription.live
+
+
+# --- wills that wait ------------------------------------------------------------------------------------------------------
+
+
+async def dying(broker: Broker, delay_s: int, expiry_s: int) -> Client5:
+    """Return a client with a will, whose connection has broken."""
+    client = await broker.connect_5(
+        "pump",
+        b"will",
+        b"gone",
+        flags=CLEAN | WILL,
+        about={Property.SESSION_EXPIRY_S: expiry_s},
+        will={Property.WILL_DELAY_S: delay_s},
+    )
+    client.reset()
+    await until(lambda: "pump" not in broker.node.gateway.clients)
+    return client
+
+
+@pytest.mark.parametrize(("delay_s", "expiry_s", "waits_s"), [(10, 60, 10), (60, 10, 10), (10, 0, 0), (0, 60, 0)])
+async def test_a_will_waits_for_its_delay_or_for_the_end_of_the_session(
+    broker: Broker, delay_s: int, expiry_s: int, waits_s: int
+) -> None:
+    """[MQTT-3.1.2-8], 3.1.3.2.2."""
+    watcher = await broker.connect("watcher")
+    await watcher.subscribe(("will", 0))
+    await dying(broker, delay_s, expiry_s)
+    if waits_s:
+        pass_time(broker.node.gateway, waits_s - 1)
+        assert await watcher.messages() == []
+        pass_time(broker.node.gateway, 2.1)
+    assert await watcher.messages() == [Message("will", b"gone")]
+    pass_time(broker.node.gateway, 120)
+    assert await watcher.messages() == []
+
+
+async def test_a_will_that_waits_is_not_published_when_the_client_is_back_in_time(broker: Broker) -> None:
+    """[MQTT-3.1.3-9]."""
+    watcher = await broker.connect("watcher")
+    await watcher.subscribe(("will", 0))
+    await dying(broker, 10, 60)
+    client = await resume(broker, "pump", 5)
+    pass_time(broker.node.gateway, 30)
+    await leave(client)
+    pass_time(broker.node.gateway, 120)
+    assert await watcher.messages() == []
+
+
+@pytest.mark.parametrize(("flags", "comes"), [(CLEAN, True), (0, False)])
+async def test_a_takeover_publishes_a_will_that_waits_where_the_session_ends(broker: Broker, flags: int, comes: bool) -> None:
+    """[MQTT-3.1.4-3], 3.1.3.2.2."""
+    watcher = await broker.connect("watcher")
+    await watcher.subscribe(("will", 0))
+    await broker.connect_5("pump", b"will", b"gone", flags=CLEAN | WILL, about=LASTS, will={Property.WILL_DELAY_S: 10})
+    await broker.connect_5("pump", flags=flags, about=LASTS)
+    assert await watcher.messages() == ([Message("will", b"gone")] if comes else [])
+
+
+async def test_a_stop_of_the_node_publishes_wills_that_wait(broker: Broker) -> None:
+    """3.1.2.5: its session ends with the process."""
+    await dying(broker, 10, 60)
+    assert broker.stored() == []
+    await broker.node.gateway.stop()
+    assert broker.stored() == [Message("will", b"gone")]
+
+
+async def test_messages_of_one_that_left_are_read_by_those_who_stay(broker: Broker) -> None:
+    client, other = await begin(broker, "pump", 4), await broker.connect("other")
+    for one in (client, other):
+        await one.subscribe(("a/+", 1))
+    await leave(client)
+    await other.publish("a/1", b"x", 1)
+    assert message_of(await other.expect(PUBLISH)) == Message("a/1", b"x", 1)
+    again = await resume(broker, "pump", 4)
+    assert await again.message() == Message("a/1", b"x", 1)

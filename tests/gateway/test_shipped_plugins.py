@@ -1,0 +1,330 @@
+"""The plugins that amqtt ships, configured as for amqtt's broker: in its newer syntax by class, in its older one by name."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import jwt
+import pytest
+from aiohttp import web
+from pwdlib.hashers.argon2 import Argon2Hasher
+
+from gateway.options import AccessOptions
+from gateway.packets import CONNACK
+from gateway.reasons import ConnectCode
+from millrace.config import load_config
+from tests.gateway.certificates import Authority
+from tests.gateway.conftest import StartBroker
+from tests.gateway.test_access import BAD_PASSWORD, REFUSED, login
+from tests.gateway.wire import Broker, Client, Message
+
+ACCEPTED = (CONNACK, 0, b"\0\0")
+QUICK = Argon2Hasher(time_cost=1, memory_cost=64, parallelism=1)
+"""Hashes that take a millisecond, not fifty."""
+
+SECRET = "a secret that only the issuer and the node know, thirty-two bytes at least"
+
+
+@pytest.fixture
+def passwords(tmp_path: Path) -> Path:
+    path = tmp_path / "passwords"
+    path.write_text("".join(f"{name}:{QUICK.hash(f'{name}s password')}\n" for name in ("ann", "bob", "admin")))
+    return path
+
+
+def access_of(tmp_path: Path, toml: str) -> AccessOptions:
+    """Return the section `[mqtt.access]` of a configuration, read as `millrace serve` reads it."""
+    path = tmp_path / "millrace.toml"
+    path.write_text(toml)
+    return load_config(path).mqtt.access
+
+
+async def user(broker: Broker, name: str, **options: Any) -> Client:
+    """Connect as a user with the right password."""
+    client = await login(broker, f"{name}s client", name, f"{name}s password", **options)
+    assert await client.receive() == ACCEPTED
+    return client
+
+
+async def allowed(client: Client, broker: Broker, *topics: str) -> list[str]:
+    """Return the topics to which a client may publish."""
+    before = len(broker.stored())
+    for topic in topics:
+        await client.publish(topic, b"x", 1)
+    return [message.topic for message in broker.stored()[before:]]
+
+
+# --- password file ------------------------------------------------------------------------------------------------------
+
+
+def new_style(path: Path) -> str:
+    return f'[mqtt.access.plugins."amqtt.plugins.authentication.FileAuthPlugin"]\npassword_file = "{path}"\n'
+
+
+def old_style(path: Path) -> str:
+    return f'[mqtt.access.auth]\nplugins = ["auth_file"]\npassword-file = "{path}"\n'
+
+
+@pytest.mark.parametrize("style", [new_style, old_style])
+async def test_a_password_file_decides_who_connects(
+    start_broker: StartBroker, tmp_path: Path, passwords: Path, style: Any
+) -> None:
+    broker = await start_broker(access=access_of(tmp_path, style(passwords)))
+    client = await user(broker, "ann")
+    await client.publish("a", b"x", 1)
+    for name, password in (("ann", "bobs password"), ("eve", "anns password"), ("ann", "")):
+        refused = await login(broker, "c", name, password)
+        assert await refused.ended() == [BAD_PASSWORD], name
+    assert await (await login(broker, "c")).ended() == [REFUSED]
+
+
+async def test_beside_the_anonymous_plugin_a_wrong_password_is_still_wrong(
+    start_broker: StartBroker, tmp_path: Path, passwords: Path
+) -> None:
+    text = new_style(passwords) + '[mqtt.access.plugins."amqtt.plugins.authentication.AnonymousAuthPlugin"]\n'
+    broker = await start_broker(access=access_of(tmp_path, text + "allow_anonymous = true\n"))
+    await broker.connect("nobody")
+    await user(broker, "bob")
+    assert await (await login(broker, "c", "bob", "wrong")).ended() == [BAD_PASSWORD]
+
+
+async def test_the_anonymous_plugin_can_ask_for_a_user_name(start_broker: StartBroker, tmp_path: Path) -> None:
+    text = '[mqtt.access.plugins]\n"amqtt.plugins.authentication.AnonymousAuthPlugin" = {allow_anonymous = false}\n'
+    broker = await start_broker(access=access_of(tmp_path, text))
+    assert await (await login(broker, "c")).ended() == [REFUSED]
+    assert await (await login(broker, "c", "any name")).receive() == ACCEPTED
+
+
+# --- lists of topics ----------------------------------------------------------------------------------------------------
+
+RULES = """
+publish_acl = {ann = ["plant/+/temperature", "log/#"], anonymous = ["lobby"]}
+acl = {ann = ["plant/#"]}
+"""
+
+
+def new_acl(path: Path) -> str:
+    return new_style(path) + '[mqtt.access.plugins."amqtt.plugins.topic_checking.TopicAccessControlListPlugin"]\n' + RULES
+
+
+def old_acl(path: Path) -> str:
+    rules = RULES.replace("publish_acl", "publish-acl")
+    return old_style(path) + '[mqtt.access.topic-check]\nenabled = true\nplugins = ["topic_acl"]\n' + rules
+
+
+@pytest.mark.parametrize("style", [new_acl, old_acl])
+async def test_a_list_of_topics_decides_what_a_user_does(
+    start_broker: StartBroker, tmp_path: Path, passwords: Path, style: Any
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # amqtt prefers subscribe-acl, which its newer syntax hasn't
+        broker = await start_broker(access=access_of(tmp_path, style(passwords)))
+    ann, bob = await user(broker, "ann"), await user(broker, "bob")
+    topics = ("plant/1/temperature", "plant/1/speed", "log/a/b", "lobby", "plant")
+    assert await allowed(ann, broker, *topics) == ["plant/1/temperature", "log/a/b"]
+    assert await allowed(bob, broker, *topics) == []
+    assert await ann.subscribe(("plant/1/+", 1), ("plant/#", 0), ("#", 0), ("log/a", 0)) == [1, 0, 0x80, 0x80]
+    assert await bob.subscribe(("plant/#", 0)) == [0x80]
+
+
+async def test_a_receive_list_holds_what_is_delivered(start_broker: StartBroker, tmp_path: Path) -> None:
+    text = """
+        [mqtt.access.auth]
+        plugins = ["auth_anonymous"]
+        allow-anonymous = true
+        [mqtt.access.topic-check]
+        enabled = true
+        plugins = ["topic_acl"]
+        receive-acl = {anonymous = ["open/#"]}
+    """
+    broker = await start_broker(access=access_of(tmp_path, text))
+    client = await broker.connect("c")
+    await client.subscribe(("#", 0))
+    for topic in ("open/a", "closed/a", "open/b"):
+        await client.publish(topic, b"x", 1)
+    assert [await client.message() for _ in range(2)] == [Message("open/a", b"x"), Message("open/b", b"x")]
+    assert await client.drained() == []
+
+
+async def test_taboo_topics_are_for_admin_only(start_broker: StartBroker, tmp_path: Path, passwords: Path) -> None:
+    text = new_style(passwords) + '[mqtt.access.plugins."amqtt.plugins.topic_checking.TopicTabooPlugin"]\n'
+    broker = await start_broker(access=access_of(tmp_path, text))
+    ann, admin = await user(broker, "ann"), await user(broker, "admin")
+    for client in (ann, admin):
+        assert await client.subscribe(("#", 0)) == [0]
+    assert await allowed(ann, broker, "prohibited", "free") == ["free"]
+    assert await allowed(admin, broker, "prohibited", "data/classified") == ["prohibited", "data/classified"]
+    assert await ann.drained() == [(3, 0, b"free", 0, b"x")]
+    assert [message.topic for message in await admin.messages()] == ["free", "prohibited", "data/classified"]
+
+
+# --- JWT ----------------------------------------------------------------------------------------------------------------
+
+
+def token(**claims: Any) -> str:
+    return jwt.encode(claims, SECRET, "HS256")
+
+
+@pytest.fixture
+async def jwt_broker(start_broker: StartBroker, tmp_path: Path) -> Broker:
+    text = f"""
+        [mqtt.access.plugins."amqtt.contrib.jwt.UserAuthJwtPlugin"]
+        secret_key = "{SECRET}"
+        user_claim = "sub"
+        [mqtt.access.plugins."amqtt.contrib.jwt.TopicAuthJwtPlugin"]
+        secret_key = "{SECRET}"
+        publish_claim = "pub"
+        subscribe_claim = "sub_to"
+        receive_claim = "get"
+    """
+    return await start_broker(access=access_of(tmp_path, text))
+
+
+async def test_a_token_is_a_password_that_says_what_its_bearer_may_do(jwt_broker: Broker) -> None:
+    password = token(sub="ann", pub=["a/#"], sub_to=["#"], get=["a/+"])
+    client = await login(jwt_broker, "c", "ann", password)
+    assert await client.receive() == ACCEPTED
+    assert await allowed(client, jwt_broker, "a/b", "a/b/c", "b") == ["a/b", "a/b/c"]
+    assert await client.subscribe(("#", 0)) == [0]
+    await client.publish("a/b/c", b"x", 1)
+    await client.publish("a/d", b"x", 1)
+    assert await client.message() == Message("a/d", b"x")
+    assert await client.drained() == []
+
+
+@pytest.mark.parametrize(
+    "password",
+    [
+        jwt.encode({"sub": "ann"}, "another secret, which the node does not know, but long", "HS256"),
+        jwt.encode({"sub": "ann"}, "", "none"),
+        token(sub="bob"),
+        token(),
+        token(sub="ann", exp=datetime.now(UTC) - timedelta(seconds=1)),
+        "no token",
+    ],
+)
+async def test_a_token_that_is_not_valid_lets_nobody_in(jwt_broker: Broker, password: str) -> None:
+    assert await (await login(jwt_broker, "c", "ann", password)).ended() == [BAD_PASSWORD]
+
+
+# --- HTTP ---------------------------------------------------------------------------------------------------------------
+
+
+class Service:
+    """A service that is asked over HTTP."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.asked: list[dict[str, Any]] = []
+
+    async def start(self) -> None:
+        app = web.Application()
+        app.router.add_route("*", "/user", self._user)
+        app.router.add_route("*", "/acl", self._acl)
+        self.runner = web.AppRunner(app)
+        await self.runner.setup()
+        site = web.TCPSite(self.runner, "127.0.0.1", 0)
+        await site.start()
+        self.port = self.runner.addresses[0][1]
+
+    async def _params(self, request: web.Request) -> dict[str, Any]:
+        params = await request.json() if request.content_type == "application/json" else dict(await request.post())
+        self.asked.append(params)
+        return params
+
+    async def _user(self, request: web.Request) -> web.Response:
+        params = await self._params(request)
+        return web.json_response({"ok": params["password"] == f"{params['username']}s password"})
+
+    async def _acl(self, request: web.Request) -> web.Response:
+        params = await self._params(request)
+        if params["topic"] == "fails":
+            return web.Response(status=500)
+        return web.Response(status=200 if params["topic"].startswith(params["username"]) else 403)
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[Service]:
+    service = Service()
+    await service.start()
+    yield service
+    await service.runner.cleanup()
+
+
+async def test_a_service_over_http_decides(start_broker: StartBroker, tmp_path: Path, service: Service) -> None:
+    text = f"""
+        [mqtt.access.plugins."amqtt.contrib.http.UserAuthHttpPlugin"]
+        host = "127.0.0.1"
+        port = {service.port}
+        request_method = "post"
+        [mqtt.access.plugins."amqtt.contrib.http.TopicAuthHttpPlugin"]
+        host = "127.0.0.1"
+        port = {service.port}
+        request_method = "post"
+        params_mode = "form"
+        response_mode = "status"
+    """
+    broker = await start_broker(access=access_of(tmp_path, text))
+    client = await user(broker, "ann")
+    assert service.asked == [{"username": "ann", "password": "anns password", "client_id": "anns client"}]
+    assert await (await login(broker, "c", "ann", "wrong")).ended() == [BAD_PASSWORD]
+    assert await allowed(client, broker, "ann/a", "ann/a", "bob/a", "fails") == ["ann/a", "ann/a"]
+    assert await client.subscribe(("ann/#", 1), ("#", 1)) == [1, 0x80]
+    assert [(params["topic"], params["acc"]) for params in service.asked if params.get("topic") == "ann/a"] == [("ann/a", "2")]
+
+
+async def test_a_service_that_is_down_lets_nobody_in(start_broker: StartBroker, tmp_path: Path, service: Service) -> None:
+    await service.runner.cleanup()
+    text = f'[mqtt.access.plugins."amqtt.contrib.http.UserAuthHttpPlugin"]\nhost = "127.0.0.1"\nport = {service.port}\n'
+    broker = await start_broker(access=access_of(tmp_path, text))
+    assert await (await login(broker, "c", "ann", "anns password")).ended() == [BAD_PASSWORD]
+    assert broker.node.gateway.access.decisions == {("connect", "error"): 1}
+
+
+# --- certificates, databases --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("uri", "client_id", "code"),
+    [
+        ("spiffe://test.example/device/press-1", "press-1", ConnectCode.ACCEPTED),
+        ("spiffe://test.example/device/press-1", "press-2", ConnectCode.NOT_AUTHORIZED),
+        ("spiffe://other.example/device/press-1", "press-1", ConnectCode.NOT_AUTHORIZED),
+    ],
+)
+async def test_a_certificate_fits_one_client_id(
+    start_broker: StartBroker, tmp_path: Path, uri: str, client_id: str, code: ConnectCode
+) -> None:
+    authority = Authority(tmp_path / "authority")
+    text = '[mqtt.access.plugins."amqtt.contrib.cert.UserAuthCertPlugin"]\nuri_domain = "test.example"\n'
+    broker = await start_broker(
+        listeners=(authority.listener("mtls", client_certificates="required"),), access=access_of(tmp_path, text)
+    )
+    context = authority.context(authority.issue_device(uri))
+    client = await login(broker, client_id, listener="mtls", context=context)
+    assert await client.receive() == (CONNACK, 0, bytes((0, code)))
+
+
+async def test_a_database_decides_who_connects(start_broker: StartBroker, tmp_path: Path) -> None:
+    from amqtt.contrib.auth_db.managers import UserManager
+    from amqtt.contrib.auth_db.models import PasswordHasher
+
+    connection = f"sqlite+aiosqlite:///{tmp_path}/users.db"
+    PasswordHasher(schemes=["argon2"])
+    users = UserManager(connection)
+    await users.db_sync()
+    await users.create_user_auth("ann", "anns password")
+    await users.close()
+    text = f"""
+        [mqtt.access.plugins."amqtt.contrib.auth_db.UserAuthDBPlugin"]
+        connection = "{connection}"
+        sync_schema = true
+        hash_schemes = ["argon2"]
+    """
+    broker = await start_broker(access=access_of(tmp_path, text))
+    await user(broker, "ann")
+    assert await (await login(broker, "c", "ann", "wrong")).ended() == [BAD_PASSWORD]

@@ -1,0 +1,59 @@
+"""Consumers that don't read: memory stays bounded, and the others are not disturbed."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gateway.codec import encode_publish
+from gateway.packets import PUBACK
+from store.options import KIB, MIB
+from tests.gateway.conftest import StartBroker
+from tests.gateway.wire import Client, until
+
+BUFFER = 16 * KIB
+BODY = 4 * KIB
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+async def test_a_few_hundred_subscribers_of_which_some_do_not_read(start_broker: StartBroker, qos: int) -> None:
+    broker = await start_broker(send_buffer_bytes=BUFFER, segment_bytes=64 * MIB, inflight_max=65_535)
+    clients: list[Client] = []
+    slow: dict[str, Client] = {}
+    for n in range(200):
+        name = f"{n}"
+        client = await (broker.connect_5(name) if n % 2 else broker.connect(name))
+        await client.subscribe(("a", qos))
+        if n % 10 == 0 or n % 10 == 5:
+            broker.limit_send_buffer(name)
+            client.stop_reading()
+            slow[name] = client
+        else:
+            clients.append(client)
+    publisher = await broker.connect("publisher")
+    count, batch = 120, 10
+    peak = 0
+    for first in range(0, count, batch):
+        bodies = [b"%08d" % n + b"x" * BODY for n in range(first, first + batch)]
+        await publisher.send(*(encode_publish(b"a", body, 1, packet_id=n) for n, body in enumerate(bodies, 1)))
+        for _ in bodies:
+            assert (await publisher.receive())[0] == PUBACK
+        for client in clients:
+            for n in range(first, first + batch):
+                found = await client.receive()
+                assert int(found[4][:8]) == n
+        peak = max(peak, *(broker.unsent_bytes(name) for name in slow))
+    # The high-water mark, and the batch with which it was passed: whatever was published since.
+    assert peak < BUFFER + (batch + 1) * (BODY + 64)
+    for name in slow:
+        (subscription,) = broker.connection(name).session.subscriptions.values()
+        assert not subscription.live
+    assert await publisher.drained() == []
+
+    async def catch_up(client: Client) -> None:
+        client.go_on_reading()
+        assert [int((await client.message()).body[:8]) for _ in range(count)] == list(range(count))
+
+    await asyncio.gather(*(catch_up(client) for client in slow.values()))
+    await until(lambda: all(one.live for name in slow for one in broker.connection(name).session.subscriptions.values()))

@@ -1,0 +1,247 @@
+"""Rates, back-pressure and a log that can't be flooded."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+import structlog
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.codec import encode_publish
+from gateway.logbook import Logbook
+from gateway.options import LimitOptions, ListenerOptions
+from gateway.packets import PUBACK
+from gateway.throttle import TICK_MS, Bucket
+from store.options import KIB
+from tests.gateway import scripted_plugins
+from tests.gateway.conftest import StartBroker
+from tests.gateway.test_access import plugins
+from tests.gateway.test_connection import pass_time
+from tests.gateway.wire import FREE, PING, Broker, Client, HeldSync, Message, until
+
+# --- the bucket ---------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 10_000), st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 500)), max_size=60))
+def test_whoever_waits_as_told_never_exceeds_the_rate_and_its_burst(per_s: int, reads: list[tuple[int, int]]) -> None:
+    bucket = Bucket(per_s)
+    now_ms, spent, last = 10**9, 0, 0
+    began_ms = now_ms
+    for pause_ms, tokens in reads:
+        now_ms += max(pause_ms, bucket.wait_ms(0, now_ms))
+        assert bucket.wait_ms(0, now_ms) == 0, "who waited as told may go on"
+        assert spent * 1000 <= per_s * 1000 + (now_ms - began_ms) * per_s, "all before the last read is within rate and burst"
+        bucket.spend(tokens)
+        spent, last = spent + tokens, tokens
+    assert (spent - last) * 1000 <= per_s * 1000 + (now_ms - began_ms) * per_s
+
+
+@given(st.integers(1, 10_000), st.integers(0, 20_000))
+def test_a_wait_is_as_long_as_it_must_be_and_no_longer(per_s: int, tokens: int) -> None:
+    bucket = Bucket(per_s)
+    bucket.spend(tokens)
+    wait_ms = bucket.wait_ms(0, 0)
+    assert bucket.wait_ms(0, wait_ms) == 0
+    if wait_ms:
+        other = Bucket(per_s)
+        other.spend(tokens)
+        assert other.wait_ms(0, wait_ms - 1) == 1
+
+
+def test_a_bucket_without_a_rate_never_waits() -> None:
+    bucket = Bucket(0)
+    bucket.spend(10**12)
+    assert bucket.wait_ms(10**12, 0) == 0
+
+
+# --- clients ------------------------------------------------------------------------------------------------------------
+
+
+async def timed(client: Client, count: int, body: bytes = b"x") -> float:
+    """Publish at once; return how many seconds it takes until what follows is answered."""
+    began_s = time.monotonic()
+    await client.send(encode_publish(b"a", body) * count)
+    await client.drained()
+    return time.monotonic() - began_s
+
+
+@pytest.mark.parametrize(
+    ("limits", "body"),
+    [(LimitOptions(client_messages_per_s=100), b"x"), (LimitOptions(client_bytes_per_s=100 * KIB), b"x" * (KIB - 7))],
+    ids=["messages", "bytes"],
+)
+async def test_a_client_publishes_at_its_rate_behind_a_burst_and_others_are_not_held(
+    start_broker: StartBroker, limits: LimitOptions, body: bytes
+) -> None:
+    broker = await start_broker(limits=limits)
+    fast, other = await broker.connect("fast"), await broker.connect("other")
+    took_s = await timed(fast, 150, body)
+    assert took_s > 0.4, "fifty more than the burst take half a second"
+    assert broker.node.gateway.throttle.throttled["client"] > 0
+    held = broker.node.gateway.throttle.throttled["client"]
+    await timed(other, 20)
+    assert broker.node.gateway.throttle.throttled["client"] == held
+
+
+async def test_a_packet_in_many_reads_is_paid_for_as_it_comes(start_broker: StartBroker) -> None:
+    broker = await start_broker(limits=LimitOptions(client_bytes_per_s=KIB))
+    client = await broker.connect("c")
+    connection, listener = broker.connection("c"), broker.listener("mqtt")
+    packet = encode_publish(b"a", b"x" * 8 * KIB)
+    received = listener.bytes_in
+    await client.send(packet[:10])
+    await until(lambda: listener.bytes_in == received + 10)
+    assert not connection.is_unheard
+    await client.send(packet[10 : 4 * KIB])
+    await until(lambda: connection.is_unheard)
+    assert broker.stored() == []
+
+
+async def test_messages_that_waited_for_the_plugins_are_paid_for(start_broker: StartBroker) -> None:
+    script = scripted_plugins.new_script()
+    broker = await start_broker(access=plugins("Topics"), limits=LimitOptions(client_messages_per_s=1))
+    client = await broker.connect("c")
+    script.may_answer.clear()
+    await client.send(*(encode_publish(b"a", b"x", 1, packet_id=number) for number in (1, 2, 3)))
+    await until(lambda: bool(script.asked))
+    assert broker.node.gateway.throttle.throttled["client"] == 0
+    script.may_answer.set()
+    assert [await client.receive() for _ in range(3)] == [(PUBACK, number) for number in (1, 2, 3)]
+    assert broker.node.gateway.throttle.throttled["client"] == 1
+    assert broker.connection("c").is_unheard
+
+
+async def test_all_clients_of_a_listener_share_its_rate(start_broker: StartBroker) -> None:
+    listener = ListenerOptions(name="limited", listen=FREE, messages_per_s=100)
+    broker = await start_broker(listeners=(listener,))
+    clients = [await broker.connect(name, listener="limited") for name in "abc"]
+    began_s = time.monotonic()
+    await asyncio.gather(*(timed(client, 50) for client in clients))
+    assert time.monotonic() - began_s > 0.4
+    assert broker.node.gateway.throttle.throttled["listener"] > 0
+    assert broker.connection("a").meter is not None
+    assert await (await broker.connect("free")).drained() == []
+    assert broker.connection("free").meter is None
+
+
+async def test_a_read_is_handled_whole_and_paid_for_afterwards(start_broker: StartBroker) -> None:
+    broker = await start_broker(limits=LimitOptions(client_messages_per_s=10_000))
+    client = await broker.connect("c")
+    await client.send(encode_publish(b"a", b"x") * 12_000)
+    assert await client.drained() == []
+    assert len(broker.stored()) == 12_000
+
+
+async def test_a_throttled_client_is_not_closed_for_silence_and_one_that_goes_leaves_nothing(
+    start_broker: StartBroker,
+) -> None:
+    broker = await start_broker(limits=LimitOptions(client_messages_per_s=10))
+    client = await broker.connect("c", keep_alive_s=2)
+    await client.send(encode_publish(b"a", b"x") * 200)
+    await until(lambda: len(broker.node.gateway.throttle) == 1)
+    for _ in range(4):
+        pass_time(broker.node.gateway, 2)
+    assert "c" in broker.node.gateway.clients
+    broker.connection("c")._abort()
+    await until(lambda: not broker.node.gateway.connections)
+
+
+def test_a_wait_shorter_than_a_tick_is_a_debt() -> None:
+    assert Bucket(1000).wait_ms(1000 + TICK_MS - 1, 0) < TICK_MS
+
+
+# --- back-pressure ------------------------------------------------------------------------------------------------------
+
+
+async def test_while_the_disk_is_behind_publishers_are_not_read_and_memory_is_bounded(start_broker: StartBroker) -> None:
+    bound = 64 * KIB
+    broker = await start_broker(limits=LimitOptions(undurable_bytes_max=bound))
+    publishers = [await broker.connect(name) for name in "abc"]
+    reader = await broker.connect("reader")
+    pressure = broker.node.gateway.pressure
+    body = b"x" * 1000
+    with HeldSync(broker) as held:
+        for client in publishers:
+            for number in range(2000):  # 6 MB, more than the sockets between hold
+                client.writer.write(encode_publish(b"a", body, 1, packet_id=number + 1))
+        await until(lambda: len(pressure) == 3)
+        log = broker.node.store.log
+        end = log.end
+        assert log.end - broker.node.store.durable_position < bound + 3 * 512 * KIB, "the bound, and a read each"
+        for _ in range(20):
+            assert await reader.drained() == [], "who doesn't publish is served"
+        assert log.end == end
+        assert pressure.entered == 1
+        held.release()
+        for client in publishers:
+            for number in range(2000):
+                assert await client.receive() == (PUBACK, number + 1)
+    assert len(broker.stored()) == 6000
+    await until(lambda: len(pressure) == 0)
+
+
+async def test_publishers_that_go_while_the_disk_is_behind_are_forgotten(start_broker: StartBroker) -> None:
+    broker = await start_broker(limits=LimitOptions(undurable_bytes_max=KIB))
+    with HeldSync(broker):
+        client = await broker.connect("c")
+        await client.send(encode_publish(b"a", b"x" * 5000, 1, packet_id=1))
+        await until(lambda: len(broker.node.gateway.pressure) == 1)
+        broker.connection("c")._abort()
+        await until(lambda: len(broker.node.gateway.pressure) == 0)
+
+
+async def test_messages_at_qos_0_ask_for_a_sync_when_the_disk_is_behind(start_broker: StartBroker) -> None:
+    broker = await start_broker(limits=LimitOptions(undurable_bytes_max=KIB))
+    client = await broker.connect("c")
+    began_s = time.monotonic()
+    for _ in range(20):
+        await client.send(encode_publish(b"a", b"x" * 2000))
+        await client.drained()
+    assert time.monotonic() - began_s < 10, "one idle sync a second would take twenty"
+    assert broker.node.gateway.pressure.entered > 0
+
+
+# --- the log ------------------------------------------------------------------------------------------------------------
+
+
+async def test_clients_cannot_flood_the_log(start_broker: StartBroker) -> None:
+    broker: Broker = await start_broker(limits=LimitOptions(log_lines_per_s=5))
+    with structlog.testing.capture_logs() as lines:
+        broker.node.gateway.logbook = Logbook(5)
+        for _ in range(50):
+            client = await broker.dial()
+            await client.send(PING)
+            await client.ended()
+        broker.node.gateway.logbook.turn_page()
+    closed = [line for line in lines if line["event"] == "connection.closed"]
+    left_out = sum(line["lines"] for line in lines if line["event"] == "log.left_out")
+    assert len(closed) + left_out == 50
+    assert len(closed) < 50
+
+
+def test_each_kind_of_event_has_lines_of_its_own_in_each_second() -> None:
+    with structlog.testing.capture_logs() as lines:
+        logbook = Logbook(2)
+        for _ in range(2):
+            for event in ("a", "b", "a", "a", "a"):
+                logbook.note(event, value=1)
+            logbook.turn_page()
+    second: list[Any] = ["a", "b", "a", "log.left_out"]
+    assert [line["event"] for line in lines] == second * 2
+    assert [(line["of"], line["lines"]) for line in lines if line["event"] == "log.left_out"] == [("a", 2)] * 2
+
+
+async def test_a_message_is_not_lost_when_reading_is_held_for_two_reasons(start_broker: StartBroker) -> None:
+    limits = LimitOptions(client_messages_per_s=500, undurable_bytes_max=16 * KIB)
+    broker = await start_broker(limits=limits)
+    client = await broker.connect("c")
+    expected = [Message("a", b"%d" % number + b"x" * 200, 1) for number in range(1500)]
+    for number, message in enumerate(expected):
+        client.writer.write(encode_publish(b"a", message.body, 1, packet_id=number + 1))
+    for number in range(len(expected)):
+        assert await client.receive() == (PUBACK, number + 1)
+    assert broker.stored() == expected

@@ -1,0 +1,238 @@
+"""TLS: who is served, as whom, and with which certificate."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import shutil
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.listener import WATCH_S
+from gateway.peer import username_of
+from gateway.tls import Certificates
+from tests.gateway.certificates import Authority
+from tests.gateway.conftest import StartBroker
+from tests.gateway.packet_cases import connect
+from tests.gateway.wire import ANSWER_S_MAX, CLEAN, Broker, Client, Message, until
+
+
+@pytest.fixture(scope="module")
+def shared_authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture
+def authority(shared_authority: Authority) -> Authority:
+    return shared_authority
+
+
+def served_certificate(client: Client) -> str:
+    """Return the digest of the certificate that a client was shown."""
+    found = client.writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    return hashlib.sha256(found).hexdigest()
+
+
+async def test_messages_pass_between_tls_and_tcp(start_broker: StartBroker, authority: Authority) -> None:
+    broker = await start_broker(listeners=(authority.listener("tls"),))
+    plain = await broker.connect("plain")
+    secure = await broker.connect("secure", listener="tls", context=authority.context())
+    await plain.subscribe(("to/plain", 1))
+    await secure.subscribe(("to/secure", 1))
+    await secure.publish("to/plain", b"x" * 100_000, 1)
+    await plain.publish("to/secure", b"y" * 100_000, 2)
+    assert await plain.message() == Message("to/plain", b"x" * 100_000, 1)
+    assert await secure.message() == Message("to/secure", b"y" * 100_000, 1)
+
+
+async def test_a_server_that_the_client_does_not_trust_gets_no_connect(
+    start_broker: StartBroker, authority: Authority, tmp_path: Path
+) -> None:
+    broker = await start_broker(listeners=(authority.listener("tls"),))
+    with pytest.raises(ssl.SSLCertVerificationError):
+        await broker.dial("tls", Authority(tmp_path).context())
+    await until(lambda: sum(broker.listener("tls").refused.values()) == 1)
+    assert broker.listener("tls").open == 0
+
+
+async def test_bytes_that_are_no_tls_are_refused_and_counted(start_broker: StartBroker, authority: Authority) -> None:
+    broker = await start_broker(listeners=(authority.listener("tls"),))
+    client = await broker.connect("plain", listener="tls", accepted=False)
+    assert [found[0] for found in await client.ended()] in ([], [0])  # at most a TLS alert, which is no MQTT
+    await until(lambda: sum(broker.listener("tls").refused.values()) == 1)
+    assert broker.listener("tls").open == 0
+
+
+async def test_a_handshake_that_stalls_is_ended(start_broker: StartBroker, authority: Authority) -> None:
+    broker = await start_broker(listeners=(authority.listener("tls"),), tls_handshake_ms=100)
+    client = await broker.dial("tls")
+    assert await client.ended() == []
+    assert broker.node.gateway.handshakes == 0
+    assert broker.listener("tls").open == 0
+
+
+@pytest.mark.parametrize(("version", "is_served"), [(ssl.TLSVersion.TLSv1_2, False), (ssl.TLSVersion.TLSv1_3, True)])
+async def test_the_oldest_version_is_the_listeners(
+    start_broker: StartBroker, authority: Authority, version: ssl.TLSVersion, is_served: bool
+) -> None:
+    broker = await start_broker(listeners=(authority.listener("tls", tls_version_min="1.3"),))
+    context = authority.context()
+    context.maximum_version = version
+    if is_served:
+        await broker.connect("new", listener="tls", context=context)
+    else:
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            await broker.dial("tls", context)
+        await until(lambda: broker.listener("tls").refused == {"tls": 1})
+
+
+# --- clients with certificates ------------------------------------------------------------------------------------------
+
+
+async def test_a_client_without_a_certificate_is_not_served_where_one_is_required(
+    start_broker: StartBroker, authority: Authority, tmp_path: Path
+) -> None:
+    broker = await start_broker(listeners=(authority.listener("mtls", client_certificates="required"),))
+    stranger = Authority(tmp_path)
+    for context in (authority.context(), authority.context(stranger.issue_client("thief@example.org"))):
+        client = None
+        try:  # TLS 1.3: the client learns it when it reads
+            client = await broker.dial("mtls", context)
+            await client.send(connect(CLEAN, b"thief"))
+            assert await client.ended() == []
+        except (ssl.SSLError, ConnectionError):
+            pass
+    await until(lambda: broker.listener("mtls").refused.get("tls", 0) == 2)
+    assert broker.node.gateway.counters.connections_accepted == 0
+
+
+@pytest.mark.parametrize(
+    ("taken_from", "expected"),
+    [("cn", "device-7"), ("san", "device-7@example.org"), ("none", None)],
+)
+async def test_a_certificate_names_its_client(
+    start_broker: StartBroker, authority: Authority, taken_from: str, expected: str | None
+) -> None:
+    listener = authority.listener("mtls", client_certificates="optional", username_from=taken_from)
+    broker = await start_broker(listeners=(listener,))
+    context = authority.context(authority.issue_client("device-7@example.org", common_name="device-7"))
+    await broker.connect("known", listener="mtls", context=context)
+    await broker.connect("unknown", listener="mtls", context=authority.context())
+    assert broker.connection("known").peer.username == expected
+    assert broker.connection("unknown").peer.username is None
+
+
+@pytest.mark.parametrize(
+    ("certificate", "cn", "san"),
+    [
+        ({}, None, None),
+        ({"subject": ((("commonName", "a"),),)}, "a", None),
+        ({"subject": ((("organizationName", "o"),), (("commonName", "a"), ("commonName", "b")))}, "a", None),
+        ({"subject": ((("commonName", ""),),)}, None, None),
+        ({"subject": ((("commonName", "root\0.evil"),),)}, None, None),
+        ({"subjectAltName": (("IP Address", "::1"), ("URI", "spiffe://x/y"), ("DNS", "d"))}, None, "spiffe://x/y"),
+        ({"subjectAltName": (("DNS", "d"), ("email", "e@f"))}, None, "d"),
+        ({"subjectAltName": (("IP Address", "::1"),)}, None, None),
+    ],
+)
+def test_the_name_in_a_certificate(certificate: dict[str, Any], cn: str | None, san: str | None) -> None:
+    assert (username_of(certificate, "cn"), username_of(certificate, "san")) == (cn, san)
+
+
+# --- certificates that change -------------------------------------------------------------------------------------------
+
+
+async def test_a_replaced_certificate_is_served_without_a_restart_and_disturbs_nobody(
+    start_broker: StartBroker, tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path / "authority")
+    broker = await start_broker(listeners=(authority.listener("tls"),))
+    before = await broker.connect("before", listener="tls", context=authority.context())
+    authority.issue_server()
+
+    async def renewed() -> Client:
+        while True:
+            client = await broker.dial("tls", authority.context())
+            if served_certificate(client) != served_certificate(before):
+                return client
+
+    async with asyncio.timeout(WATCH_S + ANSWER_S_MAX):
+        await renewed()
+    assert await before.drained() == []
+
+
+async def test_a_bad_certificate_is_logged_and_the_one_before_it_stays(start_broker: StartBroker, tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "authority")
+    broker = await start_broker(listeners=(authority.listener("tls"),))
+    authority.certificate.write_text("no certificate")
+    broker.node.reload()
+    await broker.connect("a", listener="tls", context=authority.context())
+    authority.issue_server()
+    broker.node.reload()
+    await broker.connect("b", listener="tls", context=authority.context())
+
+
+def test_a_file_that_is_missing_is_one_that_is_about_to_come(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    certificates = Certificates(authority.listener("tls"))
+    assert not certificates.changed()
+    authority.key.unlink()
+    assert not certificates.changed()
+    authority.issue_server()
+    assert certificates.changed()
+    certificates.reload()
+    assert not certificates.changed()
+
+
+def test_an_authority_that_was_taken_back_is_trusted_no_more(tmp_path: Path) -> None:
+    authority, other = Authority(tmp_path / "a"), Authority(tmp_path / "b")
+    certificates = Certificates(authority.listener("tls", client_certificates="required"))
+    (before,) = certificates.context.get_ca_certs()
+    shutil.copy(other.file, authority.file)
+    certificates.reload()
+    (after,) = certificates.context.get_ca_certs()
+    assert before != after
+
+
+@pytest.mark.parametrize("broken", ["certificate", "key", "client_ca"])
+async def test_a_node_does_not_start_without_its_certificates(
+    start_broker: StartBroker, authority: Authority, broken: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "broken.pem"
+    for text in (None, "nothing"):
+        if text is not None:
+            path.write_text(text)
+        options: Any = {"client_certificates": "required"}
+        listener = authority.listener("tls", **options)
+        object.__setattr__(listener, broken, str(path))
+        with pytest.raises(OSError, match=r"broken\.pem"):
+            await start_broker(listeners=(listener,))
+
+
+def test_an_encrypted_key_is_refused_and_nobody_is_asked_for_its_password(tmp_path: Path) -> None:
+    from cryptography.hazmat.primitives import serialization
+
+    authority = Authority(tmp_path)
+    key = serialization.load_pem_private_key(authority.key.read_bytes(), None)
+    authority.key.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"secret"),
+        )
+    )
+    with pytest.raises(OSError, match="can't be used for TLS"):
+        Certificates(authority.listener("tls"))
+
+
+async def test_the_node_ends_while_handshakes_are_under_way(start_broker: StartBroker, authority: Authority) -> None:
+    broker: Broker = await start_broker(listeners=(authority.listener("tls"),))
+    clients = [await broker.dial("tls") for _ in range(3)]
+    await until(lambda: broker.node.gateway.handshakes == 3)
+    await broker.node.gateway.stop()
+    assert broker.node.gateway.handshakes == 0
+    for client in clients:
+        assert await client.ended() == []

@@ -1,0 +1,309 @@
+"""MQTT over WebSocket: whatever way packets are cut into frames, and whatever else comes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from websockets.client import ClientProtocol
+from websockets.frames import OP_BINARY, OP_CLOSE, OP_PONG, Frame
+from websockets.http11 import Response
+from websockets.typing import Origin, Subprotocol
+from websockets.uri import parse_uri
+
+from gateway.codec import encode_publish
+from gateway.options import ListenerOptions
+from gateway.reasons import ReasonCode
+from store.options import KIB
+from tests.gateway.conftest import StartBroker
+from tests.gateway.packet_cases import connect, subscribe
+from tests.gateway.wire import ANSWER_S_MAX, BYE, CLEAN, FREE, PING, WILL, Broker, Message, until
+
+CONNACK = b"\x20\2\0\0"
+PONG = b"\xd0\0"
+WS = ListenerOptions(name="ws", kind="ws", listen=FREE)
+
+
+class WebSocketClient:
+    """A client's end, frame by frame: the library's state machine of the other side, on a plain socket."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, frames: ClientProtocol) -> None:
+        self.reader = reader
+        self.writer = writer
+        self.frames = frames
+
+    async def send(self) -> None:
+        """Send what the state machine has to."""
+        self.writer.write(b"".join(self.frames.data_to_send()))
+        await self.writer.drain()
+
+    async def events(self) -> list[Any]:
+        """Return what comes next; nothing at the end."""
+        async with asyncio.timeout(ANSWER_S_MAX):
+            while not (events := self.frames.events_received()):
+                try:
+                    data = await self.reader.read(KIB)
+                except ConnectionResetError:
+                    data = b""
+                if not data:
+                    return []
+                self.frames.receive_data(data)
+        return events
+
+    async def packets(self, *payloads: bytes, expected: bytes) -> None:
+        """Send payloads, each as a frame; what comes back must be some bytes of MQTT, however it is cut."""
+        for payload in payloads:
+            self.frames.send_binary(payload)
+        await self.send()
+        got = b""
+        while len(got) < len(expected):
+            events = await self.events()
+            assert events, f"closed behind {got!r}"
+            got += b"".join(event.data for event in events if event.opcode is OP_BINARY)
+        assert got == expected
+
+    async def close_code(self) -> int | None:
+        """Wait for the end; return the code that the server gave for it."""
+        while await self.events():
+            pass
+        return self.frames.close_rcvd.code if self.frames.close_rcvd is not None else None
+
+
+async def dial(
+    broker: Broker, path: str = "/mqtt", *, protocols: tuple[str, ...] = ("mqtt",), origin: str | None = None
+) -> tuple[WebSocketClient, Response]:
+    """Open a WebSocket; return it and what the server answered."""
+    address = broker.listener("ws").address
+    frames = ClientProtocol(
+        parse_uri(f"ws://{address}{path}"),
+        origin=Origin(origin) if origin else None,
+        subprotocols=[Subprotocol(name) for name in protocols] or None,
+        max_size=None,
+    )
+    client = WebSocketClient(*await asyncio.open_connection(address.host, address.port), frames)
+    frames.send_request(frames.connect())
+    await client.send()
+    (response,) = await client.events()
+    return client, response
+
+
+@pytest.fixture
+async def broker(start_broker: StartBroker) -> Broker:
+    return await start_broker(listeners=(WS,))
+
+
+@pytest.fixture
+def opened() -> Iterator[list[WebSocketClient]]:
+    clients: list[WebSocketClient] = []
+    yield clients
+    for client in clients:
+        client.writer.transport.abort()
+
+
+async def connected(broker: Broker, client_id: bytes, opened: list[WebSocketClient], flags: int = CLEAN) -> WebSocketClient:
+    client, _ = await dial(broker)
+    opened.append(client)
+    fields = (b"will", b"gone") if flags & WILL else ()
+    await client.packets(connect(flags, client_id, *fields), expected=CONNACK)
+    return client
+
+
+# --- the handshake ------------------------------------------------------------------------------------------------------
+
+
+async def test_the_sub_protocol_is_mqtt(broker: Broker) -> None:
+    client, response = await dial(broker, protocols=("chat", "mqtt"))
+    assert (response.status_code, client.frames.subprotocol) == (101, "mqtt")
+    client.writer.transport.abort()
+
+
+@pytest.mark.parametrize("protocols", [(), ("chat",), ("mqttv3.1",)])
+async def test_a_client_that_does_not_offer_it_is_refused(broker: Broker, protocols: tuple[str, ...]) -> None:
+    client, response = await dial(broker, protocols=protocols)
+    assert response.status_code == 400
+    assert await client.events() == []
+    await until(lambda: broker.listener("ws").open == 0)
+
+
+@pytest.mark.parametrize(
+    ("path", "status"), [("/mqtt", 101), ("/mqtt?token=1", 101), ("/", 404), ("/mqtt/", 404), ("/other", 404)]
+)
+async def test_a_listener_with_a_path_serves_only_that(start_broker: StartBroker, path: str, status: int) -> None:
+    broker = await start_broker(listeners=(replace(WS, websocket_path="/mqtt"),))
+    client, response = await dial(broker, path)
+    assert response.status_code == status
+    client.writer.transport.abort()
+
+
+@pytest.mark.parametrize(("origin", "status"), [(None, 101), ("https://ours.example", 101), ("https://theirs.example", 403)])
+async def test_a_listener_with_origins_serves_pages_from_there(
+    start_broker: StartBroker, origin: str | None, status: int
+) -> None:
+    broker = await start_broker(listeners=(replace(WS, origins=("https://ours.example",)),))
+    client, response = await dial(broker, origin=origin)
+    assert response.status_code == status
+    client.writer.transport.abort()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        connect(CLEAN, b"c") + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"POST /mqtt HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /mqtt HTTP/1.1\r\n" + b"X: y\r\n" * 1000 + b"\r\n",
+        b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\n\r\n",
+        b"\0" * 20_000,
+        b"GET / HTTP/1.1\r\nConnection: \xda\r\nUpgrade: websocket\r\n\r\n",
+    ],
+)
+async def test_what_is_no_request_is_refused_and_nothing_is_left(broker: Broker, data: bytes) -> None:
+    client = await broker.dial("ws")
+    await client.send(data)
+    async with asyncio.timeout(ANSWER_S_MAX):
+        while await client._read():
+            pass
+    await until(lambda: broker.listener("ws").open == 0)
+    assert broker.node.gateway.counters.connections_accepted == 0
+
+
+@pytest.mark.parametrize("frame", [Frame(OP_BINARY, PING).serialize(mask=False), Frame(OP_CLOSE, b"").serialize(mask=True)])
+async def test_frames_that_end_the_connection_before_it_began_do_so(broker: Broker, frame: bytes) -> None:
+    frames = ClientProtocol(parse_uri("ws://localhost/mqtt"), subprotocols=[Subprotocol("mqtt")])
+    frames.send_request(frames.connect())
+    client = await broker.dial("ws")
+    await client.send(*frames.data_to_send(), frame)
+    async with asyncio.timeout(ANSWER_S_MAX):
+        assert await client._read() == b""
+    await until(lambda: broker.listener("ws").open == 0)
+
+
+async def test_a_handshake_that_does_not_come_is_not_waited_for(start_broker: StartBroker) -> None:
+    broker = await start_broker(listeners=(WS,), connect_timeout_ms=100)
+    client = await broker.dial("ws")
+    await client.send(b"GET /mqtt HTTP/1.1\r\n")
+    assert await client.ended() == []
+
+
+# --- frames and packets -------------------------------------------------------------------------------------------------
+
+
+async def test_packets_need_not_be_aligned_with_frames(broker: Broker, opened: list[WebSocketClient]) -> None:
+    client = await connected(broker, b"c", opened)  # [MQTT-6.0.0-2]
+    data = subscribe(1, (b"a", 0)) + PING + encode_publish(b"a", b"x" * 300)
+    answers = b"\x90\3\0\1\0" + PONG + encode_publish(b"a", b"x" * 300)
+    await client.packets(data, expected=answers)
+    await client.packets(*(data[at : at + 1] for at in range(len(data))), expected=answers)
+
+
+async def test_a_message_in_fragments_is_read_as_it_comes(broker: Broker, opened: list[WebSocketClient]) -> None:
+    client = await connected(broker, b"c", opened)
+    client.frames.send_binary(PING[:1], fin=False)
+    client.frames.send_ping(b"between")
+    client.frames.send_continuation(PING[1:] + PING, fin=False)
+    await client.packets(expected=PONG * 2)
+    client.frames.send_continuation(PING, fin=True)
+    await client.packets(expected=PONG)
+
+
+async def test_a_ping_of_the_websocket_is_answered_before_and_after_the_connect(broker: Broker) -> None:
+    client, _ = await dial(broker)
+    client.frames.send_ping(b"hello")
+    await client.send()
+    (pong,) = await client.events()
+    assert (pong.opcode, pong.data) == (OP_PONG, b"hello")
+    await client.packets(connect(CLEAN, b"c"), expected=CONNACK)
+    client.writer.transport.abort()
+
+
+async def test_large_messages_pass_both_ways(broker: Broker, opened: list[WebSocketClient]) -> None:
+    client = await connected(broker, b"c", opened)
+    message = encode_publish(b"a", bytes(range(256)) * 1000)
+    await client.packets(subscribe(1, (b"a", 0)), expected=b"\x90\3\0\1\0")
+    await client.packets(message, expected=message)
+
+
+async def test_a_text_frame_closes_the_connection(broker: Broker, opened: list[WebSocketClient]) -> None:
+    client = await connected(broker, b"c", opened)  # [MQTT-6.0.0-1]
+    client.frames.send_text(PING)
+    await client.send()
+    assert await client.close_code() == 1003
+
+
+async def test_a_frame_that_is_not_masked_closes_the_connection(broker: Broker, opened: list[WebSocketClient]) -> None:
+    client = await connected(broker, b"c", opened)
+    client.writer.write(Frame(OP_BINARY, PING).serialize(mask=False))  # RFC 6455, 5.1
+    assert await client.close_code() == 1002
+
+
+@pytest.mark.parametrize("fragments", [1, 4])
+async def test_a_message_that_is_too_large_closes_the_connection(start_broker: StartBroker, fragments: int) -> None:
+    broker = await start_broker(listeners=(WS,), packet_bytes_max=KIB)
+    client, _ = await dial(broker)
+    await client.packets(connect(CLEAN, b"c"), expected=CONNACK)
+    client.frames.send_binary(bytes(KIB if fragments > 1 else KIB + 1), fin=fragments == 1)
+    for number in range(1, fragments):
+        client.frames.send_continuation(b"more", fin=number == fragments - 1)
+    await client.send()
+    code = await client.close_code()
+    assert code == 1009 or (fragments > 1 and broker.closed(ReasonCode.MALFORMED_PACKET) == 1)
+
+
+async def test_a_disconnect_before_the_close_in_one_read_ends_the_session_in_order(
+    broker: Broker, opened: list[WebSocketClient]
+) -> None:
+    watcher = await broker.connect("watcher")
+    await watcher.subscribe(("#", 1))
+    client = await connected(broker, b"c", opened, CLEAN | WILL)
+    client.frames.send_binary(encode_publish(b"last", b"words", 1, packet_id=1) + BYE)
+    client.frames.send_close(1000)
+    await client.send()
+    assert await watcher.message() == Message("last", b"words", 1)
+    await until(lambda: len(broker.node.gateway.connections) == 1)
+    assert await watcher.drained() == []
+
+
+async def test_a_close_without_a_disconnect_leaves_the_will(broker: Broker, opened: list[WebSocketClient]) -> None:
+    watcher = await broker.connect("watcher")
+    await watcher.subscribe(("#", 1))
+    client = await connected(broker, b"c", opened, CLEAN | WILL)
+    client.frames.send_close(1001)
+    await client.send()
+    assert await watcher.message() == Message("will", b"gone", 0)
+    assert await client.close_code() == 1001  # RFC 6455, 5.5.1: it is answered with its own code
+
+
+async def test_a_connection_that_the_server_ends_is_closed_as_a_websocket(
+    broker: Broker, opened: list[WebSocketClient]
+) -> None:
+    client = await connected(broker, b"c", opened)
+    await broker.connect("c")
+    events = await client.events()
+    assert [event.opcode for event in events] == [OP_CLOSE]
+    await client.send()
+    assert await client.events() == []
+    await until(lambda: broker.listener("ws").open == 0)
+
+
+async def test_a_client_that_never_answers_a_close_is_cut_off(broker: Broker, opened: list[WebSocketClient]) -> None:
+    await connected(broker, b"c", opened)
+    await broker.connect("c")
+    await until(lambda: broker.listener("ws").open == 0)
+
+
+async def test_a_slow_websocket_client_holds_no_memory(start_broker: StartBroker, opened: list[WebSocketClient]) -> None:
+    broker = await start_broker(listeners=(WS,), send_buffer_bytes=16 * KIB)
+    client = await connected(broker, b"slow", opened)
+    broker.limit_send_buffer("slow")
+    await client.packets(subscribe(1, (b"a", 0)), expected=b"\x90\3\0\1\0")
+    publisher = await broker.connect("publisher")
+    count, body = 300, b"x" * 4000
+    for number in range(count):
+        await publisher.publish("a", b"%06d" % number + body, 1)
+    assert broker.unsent_bytes("slow") < 600 * KIB
+    assert not broker.connection("slow").writable
+    expected = b"".join(encode_publish(b"a", b"%06d" % number + body) for number in range(count))
+    await client.packets(expected=expected)

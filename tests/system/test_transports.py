@@ -1,0 +1,109 @@
+"""A node as a process with the configuration that the documentation shows."""
+
+from __future__ import annotations
+
+import hashlib
+import signal
+import socket
+import ssl
+from pathlib import Path
+
+import pytest
+from pwdlib import PasswordHash
+from websockets.sync.client import connect as connect_websocket
+from websockets.typing import Origin, Subprotocol
+
+from gateway.codec import encode_publish
+from tests.gateway.certificates import Authority
+from tests.gateway.packet_cases import connect, subscribe
+from tests.gateway.wire import CLEAN
+from tests.system.conftest import ROOT, NodeProcess
+
+EXAMPLE = ROOT / "docs" / "millrace.toml"
+CONNACK, REFUSED, DENIED = b"\x20\2\0\0", b"\x20\2\0\4", b"\x20\2\0\5"
+LOGIN = CLEAN | 0xC0
+WAIT_S = 20
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Authority:
+    """The files that the example names, in the directory where the node is started."""
+    authority = Authority(tmp_path / "tls")
+    authority.file.rename(tmp_path / "tls" / "devices-ca.pem")
+    authority.file = tmp_path / "tls" / "devices-ca.pem"
+    (tmp_path / "passwords").write_text(f"dashboard:{PasswordHash.recommended().hash('open sesame')}\n")
+    # What a test must have otherwise: ports that are free.
+    text = EXAMPLE.read_text()
+    for port in (8883, 8884, 8443):
+        assert f"0.0.0.0:{port}" in text
+        text = text.replace(f"0.0.0.0:{port}", "127.0.0.1:0")
+    (tmp_path / "millrace.toml").write_text(text)
+    return authority
+
+
+@pytest.fixture
+def example(files: Authority, tmp_path: Path, node: NodeProcess) -> NodeProcess:
+    node.start("--config", "millrace.toml", directory=tmp_path)
+    return node
+
+
+def secure(node: NodeProcess, listener: str, context: ssl.SSLContext) -> ssl.SSLSocket:
+    end = socket.create_connection(("127.0.0.1", node.port(f"mqtt.{listener}")), timeout=WAIT_S)
+    return context.wrap_socket(end, server_hostname="localhost")
+
+
+def ask(end: socket.socket, data: bytes, expected_bytes: int) -> bytes:
+    end.sendall(data)
+    got = b""
+    while len(got) < expected_bytes and (more := end.recv(4096)):
+        got += more
+    return got
+
+
+def test_the_example_of_the_documentation_does_what_it_says(example: NodeProcess, files: Authority, tmp_path: Path) -> None:
+    assert sorted(name for name in example.addresses if name.startswith("mqtt")) == [
+        "mqtt",
+        "mqtt.devices",
+        "mqtt.local",
+        "mqtt.tls",
+        "mqtt.web",
+    ]
+    sensor = files.context(files.issue_client(common_name="sensor-7"))
+    with secure(example, "devices", sensor) as end:
+        assert ask(end, connect(CLEAN, b"s"), 4) == CONNACK
+        wish = subscribe(1, (b"commands/sensor-7/now", 0), (b"#", 0))
+        assert ask(end, wish, 6) == b"\x90\4\0\1\0\x80"
+        assert ask(end, encode_publish(b"plant/1/t", b"7", 1, retain=True, packet_id=1), 4) == b"\x40\2\0\1"
+        assert ask(end, encode_publish(b"plant/2/t", b"8", 1, retain=True, packet_id=2), 4) == b"\x40\2\0\2"
+    with secure(example, "tls", files.context()) as end:
+        assert ask(end, connect(LOGIN, b"d", b"dashboard", b"open sesame"), 4) == CONNACK
+        assert ask(end, subscribe(1, (b"plant/#", 0)), 17) == b"\x90\3\0\1\0" + encode_publish(b"plant/1/t", b"7", retain=True)
+    for data, answer in ((connect(LOGIN, b"d", b"dashboard", b"wrong"), REFUSED), (connect(CLEAN, b"d"), DENIED)):
+        with secure(example, "tls", files.context()) as end:
+            assert ask(end, data, 4) == answer
+    url = f"wss://localhost:{example.port('mqtt.web')}/mqtt"
+    with connect_websocket(
+        url, ssl=files.context(), subprotocols=[Subprotocol("mqtt")], origin=Origin("https://dashboard.example.org")
+    ) as page:
+        page.send(connect(LOGIN, b"w", b"dashboard", b"open sesame"))
+        assert page.recv(WAIT_S) == CONNACK
+    with socket.socket(socket.AF_UNIX) as end:
+        end.connect(str(tmp_path / "millrace.sock"))
+        assert ask(end, connect(LOGIN, b"l", b"dashboard", b"open sesame"), 4) == CONNACK
+    assert example.stop() == 0
+    assert not (tmp_path / "millrace.sock").exists()
+
+
+def test_sighup_reads_certificates_again_and_keeps_connections(example: NodeProcess, files: Authority) -> None:
+    def served() -> str:
+        with secure(example, "tls", files.context()) as end:
+            return hashlib.sha256(end.getpeercert(binary_form=True) or b"").hexdigest()
+
+    with secure(example, "tls", files.context()) as kept:
+        assert ask(kept, connect(LOGIN, b"d", b"dashboard", b"open sesame"), 4) == CONNACK
+        before = served()
+        files.issue_server()
+        example.signal(signal.SIGHUP)
+        while served() == before:
+            pass
+        assert ask(kept, b"\xc0\0", 2) == b"\xd0\0"
