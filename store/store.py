@@ -305,7 +305,11 @@ class Store:
 
     def is_expired(self, position: int) -> bool:
         """Return whether retention has given up the record that stood at `position`."""
-        return position < self.retention.expires_before and self.copies.where(position) is None
+        expires_before = self.retention.expires_before
+        if position >= expires_before:
+            return False
+        copy = self.copies.where(position)
+        return copy is None or copy < expires_before  # an old copy goes as well, unless somebody needed it when that began
 
     def read_intact(self, position: int, size: int) -> bytes | None:
         """As `read`; None where the record is expired, or isn't what was written, which is logged. About 0.6 us."""
