@@ -15,10 +15,6 @@ from threading import Thread
 
 from store.commitlog import CommitLog
 
-RELEASE_MAX = 256
-"""Who waits is released in portions of this many, with a turn of the loop between them. Who publishes again on release is
-then in two groups, and the one is synced while the other is stored."""
-
 
 class GroupCommit:
     """Syncs a log for those who wait.
@@ -85,13 +81,11 @@ class GroupCommit:
 
     def _release(self) -> None:
         waiters, durable = self._waiters, self.durable
-        left = RELEASE_MAX
         try:
-            while waiters and waiters[0][0] <= durable and left:
-                left -= 1
+            while waiters and waiters[0][0] <= durable:
                 waiters.popleft()[1]()
         finally:
-            if waiters and waiters[0][0] <= durable:  # there are more, or a callback has raised: the others must not wait on
+            if waiters and waiters[0][0] <= durable:  # a callback has raised, which must not keep the others waiting
                 self._loop.call_soon(self._release)
 
     def finish(self) -> None:
@@ -105,8 +99,7 @@ class GroupCommit:
             raise self._failure
         self._log.sync()
         self.durable = self._log.written
-        while self._waiters and self._waiters[0][0] <= self.durable:
-            self._release()
+        self._release()
 
     def stop(self) -> None:
         """End the thread, after the sync that is under way. Nobody is released."""
