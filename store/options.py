@@ -226,7 +226,7 @@ class StoreOptions:
         maximum=50,
     )
     index_flush_bytes: int = option(
-        256 * MIB,
+        128 * MIB,
         "Bytes of log after which the RocksDB index is flushed. A start replays at most about this much.",
         minimum=MIB,
         maximum=16 * GIB,
