@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from gateway.codec import encode_publish, encode_publish_head
 from gateway.fields import U16, write_varint
@@ -27,9 +27,6 @@ _SHORT_HEAD = Struct(">BBH")
 SLOT = Struct(">H")
 _QOS_MASK = int(Flag.QOS_MASK)
 _RETAIN = int(Flag.RETAIN)
-
-ALIAS_BYTES: Final = 3
-"""Bytes of the property topic alias."""
 
 
 class Slot(NamedTuple):

@@ -59,17 +59,15 @@ class Copies:
         row = self._index.last_at_or_before(_KEY.pack(Space.COPY, last), bytes(Space.COPY))
         return row is not None and int(_KEY.unpack(row[0])[1]) >= first
 
-    def older_than(self, position: int) -> Iterator[int]:
-        """Yield the origins whose copy lies before `position`; -1 for each that does not, so that the caller can pause."""
-        for key, row in self._index.rows(bytes(Space.COPY)):
-            yield int(_KEY.unpack(key)[1]) if _ROW.unpack(row)[0] < position else -1
-
-    def forget(self, origin: int) -> None:
-        """Give up a copy that nobody needs any more."""
-        row = self._row(origin)
-        if row is not None:
-            self.pinned_bytes -= _ROW.unpack(row)[1]
-            self._changed[origin] = None
+    def forget_before(self, position: int) -> Iterator[None]:
+        """Give up the copies that lie before `position`, and pause after each row: who needed one has a later one by now."""
+        for key, _ in self._index.rows(bytes(Space.COPY)):
+            origin = int(_KEY.unpack(key)[1])
+            row = self._row(origin)  # as it is now: it may have been copied once more since the iteration began
+            if row is not None and _ROW.unpack(row)[0] < position:
+                self.pinned_bytes -= _ROW.unpack(row)[1]
+                self._changed[origin] = None
+            yield
 
     def _row(self, origin: int) -> bytes | None:
         if origin in self._changed:
