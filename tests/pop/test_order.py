@@ -7,7 +7,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pop import choice
@@ -254,6 +254,7 @@ steps = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(steps=steps)
+@example(steps=[("publish", "a"), ("publish", "a"), ("pop", 1), ("nack", 0), ("pop", 1)])
 def test_order_holds_whatever_happens(steps: list[tuple[str, object]]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         parts = Parts(Path(directory) / "0")

@@ -10,6 +10,7 @@ import pytest
 
 from pop.core import Outcome
 from pop.options import PopOptions
+from store.lightqueue import LightQueue
 from store.options import HOUR_MS, KIB, StoreOptions
 from store.record import Flag, Properties, encode_properties
 from tests.pop.wiring import FILTER, TOPIC, Parts
@@ -247,3 +248,30 @@ def test_a_transaction_outlives_the_segment_of_its_half_message(
     parts.store.commit()
     assert [message.body for message in parts.pop()] == ([b"half"] if commit else [])
     parts.close()
+
+
+def test_a_long_backlog_that_expires_is_passed_over_in_few_steps(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts.group()
+    for _ in range(40):
+        parts.publish(*[b"old"] * 250)
+    retain(parts.store)
+    parts.advance(HOUR_MS // 2)
+    retain(parts.store)
+    parts.publish(b"young")
+    parts.advance(HOUR_MS // 2)
+    parts.store.retention.keep_house()
+    while parts.store.retention.expires_before == 0:
+        assert parts.store.retention.busy
+        parts.store.retention.step()
+    reads = 0
+    read_from = LightQueue.read_from
+
+    def counted(queue: LightQueue, offset: int, count: int) -> tuple[int, bytes]:
+        nonlocal reads
+        reads += 1
+        return read_from(queue, offset, count)
+
+    monkeypatch.setattr(LightQueue, "read_from", counted)
+    (message,) = parts.pop(1)
+    assert message.position >= parts.store.retention.expires_before
+    assert reads < 20
