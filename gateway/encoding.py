@@ -30,12 +30,16 @@ _RETAIN = int(Flag.RETAIN)
 
 
 class Slot(NamedTuple):
-    """Where a packet id goes, the QoS of its packet, and the record that the packet is made of: to send it again."""
+    """Where a packet id goes, the QoS of its packet, and the record that the packet is made of: to send it again.
+
+    `delivery` is 0, or names the delivery of a group that this is: the checkpoint's position plus the index in it.
+    """
 
     offset: int
     qos: int
     position: int
     size: int
+    delivery: int = 0
 
 
 class Run(NamedTuple):
@@ -89,6 +93,10 @@ class Aliases:
     def give(self, topic: bytes, alias: int) -> None:
         """Note that a packet goes out that tells the client what an alias stands for."""
         self._given[topic] = alias
+
+    def forget(self) -> None:
+        """Give all of them anew: what a packet says of an alias goes before what the client was told."""
+        self._given.clear()
 
 
 Choose = Callable[[bytes, str], Terms | None]
