@@ -29,6 +29,7 @@ from store.queues import ROOT
 from store.record import Kind
 from tests.gateway.packet_cases import connect, packet, subscribe, unsubscribe
 from tests.gateway.packet_cases_5 import connect_5, subscribe_5
+from tests.store.wiring import copy_left
 
 ANSWER_S_MAX = 20.0
 """How long a test waits for what must come. Only a failure takes this long."""
@@ -296,6 +297,15 @@ class Broker:
     async def restart(self) -> None:
         """Stop the node, and start another one on its data directory."""
         await self.stop()
+        self.node = Node(self.config)
+        await self.node.start()
+
+    async def kill(self) -> None:
+        """Start another node on what this one would leave if it were killed now."""
+        left = self.config.data_dir.with_name(f"{self.config.data_dir.name}x")
+        copy_left(self.config.data_dir, left)
+        await self.stop()
+        self.config = replace(self.config, data_dir=left)
         self.node = Node(self.config)
         await self.node.start()
 
