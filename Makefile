@@ -20,8 +20,8 @@ demo: $(READY)  ## Run a fleet of devices, failing consumers and the Spark recon
 test: $(READY)  ## Run the tests
 	$(BIN)/python -m pytest $(ARGS)
 
-test-crash: $(READY)  ## Kill nodes and writers with -9 a hundred times each, and compare with what was acknowledged
-	MILLRACE_KILL_ROUNDS=100 $(BIN)/python -m pytest tests/system/test_kill.py tests/store/test_kill.py $(ARGS)
+test-crash: $(READY)  ## Kill nodes and writers with -9 again and again, under load and under a fleet, and compare with what was acknowledged
+	MILLRACE_KILL_ROUNDS=100 MILLRACE_FLEET_DEVICES=1000 MILLRACE_FLEET_KILLS=30 $(BIN)/python -m pytest tests/system/test_kill.py tests/system/test_fleet_kill.py tests/store/test_kill.py $(ARGS)
 
 lint: $(READY)  ## Check style and formatting
 	$(BIN)/ruff check
