@@ -379,8 +379,10 @@ class Connection(asyncio.Protocol):
                 store.when_durable(partial(self._acknowledge, PUBACK, puback_ids, answers.denied))
             if pubrec_ids:
                 store.when_durable(partial(self._acknowledge, PUBREC, pubrec_ids, answers.denied))
-            if self._unrecorded:
-                self._record()
+            if session.lasts:
+                self.gateway.lifetimes.touch(session)
+                if self._unrecorded:
+                    self._record()
             if self.lagging or self._resend:
                 self._pump()
         if undecided is not None:
@@ -596,11 +598,9 @@ class Connection(asyncio.Protocol):
         is_refused = len(packet) > 2 and packet[2] >= REFUSED
         session = self.session
         expected = session.acked(kind, packet_id, is_refused=is_refused)
-        if session.lasts:
-            if kind == PUBREC and not is_refused:
-                self._unrecorded.append((PUBREC, packet_id, expected or packet_id in session.inflight))
-                return
-            self.gateway.lifetimes.touch(session)
+        if session.lasts and kind == PUBREC and not is_refused:
+            self._unrecorded.append((PUBREC, packet_id, expected or packet_id in session.inflight))
+            return
         if kind == PUBREC and not is_refused:
             if expected or not self.is_v5 or packet_id in self.session.inflight:
                 self._write(codec.encode_acks(PUBREL, [packet_id]))  # also the second time [MQTT-4.3.3-4]

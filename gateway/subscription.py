@@ -160,23 +160,20 @@ class Subscription:
             return True
         data = bytearray(run.data)
         fill, take = SLOT.pack_into, session.take_packet_id
+        for slot in run.slots:
+            fill(data, slot.offset, take(slot))
         if not session.lasts:
-            for slot in run.slots:
-                fill(data, slot.offset, take(slot))
             connection.send_publishes(bytes(data), run.messages)
             return True
-        given = [take(slot) for slot in run.slots]
-        for slot, packet_id in zip(run.slots, given, strict=True):
-            fill(data, slot.offset, packet_id)
-        if all(slot.qos == 1 for slot in run.slots):
+        if (self.qos == 1 and not self.overlaps) or all(slot.qos == 1 for slot in run.slots):
             connection.gateway.lifetimes.touch(session)
             connection.send_publishes(bytes(data), run.messages)
             return True
         try:
             connection.gateway.lifetimes.record(session)
         except DiskFull:
-            for packet_id in given:
-                del session.inflight[packet_id]
+            for _ in run.slots:  # those that were given last
+                session.inflight.popitem()
             if connection.aliases is not None:
                 connection.aliases.forget()  # the client has not been told of those in this run
             return False
