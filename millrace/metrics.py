@@ -85,6 +85,9 @@ class NodeCollector(Collector):
         yield _counter(
             "millrace_pop_dead_lettered", "Messages put among the dead letters since the start.", pop.counters.dead_lettered
         )
+        yield _counter(
+            "millrace_pop_expired", "Messages that no consumer got because their time to live was over.", pop.counters.expired
+        )
         yield _counter("millrace_pop_refused", "Pops refused because too many wait.", pop.counters.refused)
         yield _gauge(
             "millrace_pop_revive_late_ms_max",

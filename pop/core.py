@@ -40,11 +40,15 @@ from store.record import (
     CRC_FROM,
     KIND_AT,
     POP_FIXED,
+    PROPS_LEN_AT,
     REFERENCE,
     REFERENCE_DTYPE,
     SIZE_AND_CRC,
+    STORE_MS_AT,
     Flag,
     Kind,
+    decode,
+    decode_properties,
 )
 from store.space import Level
 from store.store import Store
@@ -53,9 +57,13 @@ from timer.options import TimerOptions
 logger = structlog.get_logger("pop")
 
 _MESSAGE = int(Kind.MESSAGE)
+_NO_PROPERTIES = bytes(STORE_MS_AT - PROPS_LEN_AT)
 
 REFERENCES_MAX = 16_384
 """Deliveries that one record settles: 192 KiB, so that it fits into any segment, however many are due at an instant."""
+
+TAKE_STEPS_MAX = 16
+"""Batches of messages of which all have expired, or can't be read, that one call passes over before it answers with none."""
 
 
 class Outcome(Enum):
@@ -83,13 +91,24 @@ class Change(NamedTuple):
 class Counters:
     """What POP has done since the start. Plain integers: `millrace.metrics` reads them."""
 
-    __slots__ = ("acked", "dead_lettered", "handed_out", "refused", "revive_late_ms_max", "revive_lateness", "revived")
+    __slots__ = (
+        "acked",
+        "dead_lettered",
+        "expired",
+        "handed_out",
+        "refused",
+        "revive_late_ms_max",
+        "revive_lateness",
+        "revived",
+    )
 
     def __init__(self) -> None:
         self.handed_out = 0
         self.acked = 0
         self.revived = 0
         self.dead_lettered = 0
+        self.expired = 0
+        """Messages that nobody got because their time to live was over."""
         self.refused = 0
         self.revive_late_ms_max = 0
         self.revive_lateness = Latencies()
@@ -204,6 +223,15 @@ class PopCore:
             again = self._again(group, attempt_id)
             if again is not None:
                 return again
+        taken = None
+        for _ in range(TAKE_STEPS_MAX):
+            taken = self._take(group, messages_max, invisible_ms, attempt_id)
+            if taken is None or any(taken.records):
+                break
+        return taken
+
+    def _take(self, group: Group, messages_max: int, invisible_ms: int, attempt_id: str) -> Taken | None:
+        """Hand out messages once. No record is left of those that nobody can get any more."""
         room = min(messages_max, group.in_flight_max - group.in_flight)
         if room <= 0 or group.visible <= 0 or group.settings.paused:
             return None
@@ -232,6 +260,7 @@ class PopCore:
         records = self._records(choice)
         if None in records:
             self._bury(group, checkpoint, [index for index, data in enumerate(records) if data is None])
+        self._pass_over_expired(group, checkpoint, records)
         return Taken(checkpoint, records)
 
     def _records(self, choice: Choice) -> list[bytes | None]:
@@ -251,6 +280,27 @@ class PopCore:
             is_message = stated == size and data[KIND_AT] == _MESSAGE and crc32(data[CRC_FROM:]) == crc
             records.append(data if is_message else None)
         return records
+
+    def _pass_over_expired(self, group: Group, checkpoint: Checkpoint, records: list[bytes | None]) -> None:
+        """Settle the messages whose time to live (MQTT 5.0, 3.3.2.3.3) is over, and take their records out of `records`.
+
+        Dead letters keep: somebody is to see them.
+        """
+        now_ms = self.store.now_ms()
+        expired = [
+            at
+            for at, data in enumerate(records)
+            if data is not None and data[PROPS_LEN_AT:STORE_MS_AT] != _NO_PROPERTIES and 0 < _expires_at_ms(data) <= now_ms
+        ]
+        if not expired or group.filter.startswith(DEAD_LETTERS):
+            return
+        for index in expired:
+            records[index] = None
+        try:
+            self.append_references(Kind.POP_ACK, group, [REFERENCE.pack(checkpoint.position, index) for index in expired])
+        except DiskFull:
+            return  # they stay out, and are found expired again when their invisible time is over
+        self.counters.expired += len(expired)
 
     def _again(self, group: Group, attempt_id: str) -> Taken | None:
         """Return what is still out of what an earlier call with this attempt id took."""
@@ -616,6 +666,11 @@ def check_attempt_id(attempt_id: str) -> str:
     if len(attempt_id.encode()) > ATTEMPT_ID_BYTES_MAX:
         raise RequestInvalid(f"attempt_id has more than {ATTEMPT_ID_BYTES_MAX} bytes")
     return attempt_id
+
+
+def _expires_at_ms(data: bytes) -> int:
+    """Return when the message of a record expires, in ms since 1970; 0 for never."""
+    return decode_properties(decode(data, verify=False).properties).expires_at_ms
 
 
 def _check_dead_letters(name: str, topic_filter: str) -> None:
