@@ -246,13 +246,21 @@ class Connection(asyncio.Protocol):
             else:
                 packets = packets[1:]
         self.gateway.counters.packets_in += len(packets)
-        self._rest = rest = data[used:]
-        wanted = codec.packet_bytes(rest) if rest and (not packets or packets[-1][0] != MALFORMED) else 0
-        if wanted > len(rest):  # a packet in many reads is collected, and joined once
+        if used == len(data):
+            self._rest = b""
+        else:
+            self._keep(data[used:], is_malformed=bool(packets) and packets[-1][0] == MALFORMED)
+        self._handle_or_close(packets)
+
+    def _keep(self, rest: bytes, *, is_malformed: bool) -> None:
+        """Keep the beginning of a packet. One that comes in many reads is collected, and joined once."""
+        wanted = 0 if is_malformed else codec.packet_bytes(rest)
+        if wanted > len(rest):
             self._collected.append(rest)
             self._missing = wanted - len(rest)
             self._rest = b""
-        self._handle_or_close(packets)
+        else:
+            self._rest = rest
 
     def _handle_or_close(self, packets: list[codec.Packet]) -> None:
         """Handle packets; end the connection where they are wrong."""
