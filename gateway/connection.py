@@ -774,7 +774,8 @@ class Connection(asyncio.Protocol):
         if not self.is_v5:
             return SUBACK_FAILURE
         if isinstance(error, SubscriptionForbidden):
-            return ReasonCode.NOT_AUTHORIZED
+            is_told = self.gateway.options.access.denied_subscription == "not-authorized"
+            return ReasonCode.NOT_AUTHORIZED if is_told else SUBACK_FAILURE
         if topic_filter.startswith(SHARE):
             return ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
         return ReasonCode.TOPIC_FILTER_INVALID if isinstance(error, TopicInvalid) else ReasonCode.QUOTA_EXCEEDED

@@ -184,6 +184,11 @@ class AccessOptions:
         'What a client of MQTT 3.1.1 gets for a message that it may not publish: "drop" acknowledges it and stores nothing, as '
         'Mosquitto and EMQX do; "close" ends the connection. MQTT 5.0 has an answer for it: reason 0x87.',
     )
+    denied_subscription: Literal["not-authorized", "unspecified"] = option(
+        "not-authorized",
+        'What a SUBACK of MQTT 5.0 says of a filter that the plugins forbid: 0x87, or 0x80 ("unspecified"), which tells less, '
+        "and which clients made for 3.1.1's codes know.",
+    )
     decision_ms: int = option(
         MINUTE_MS,
         "Milliseconds for which an answer of the topic plugins is good: what they withdraw is denied after this time at most.",
