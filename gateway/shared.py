@@ -1,0 +1,564 @@
+"""Shared subscriptions: `$share/{name}/{filter}`. MQTT 5.0, 4.8.2; clients of MQTT 3.1.1 have them just so.
+
+A shared subscription is a POP group: the one with that name and filter. So devices that share a subscription, and services that
+pop the same group over gRPC, share one load, whoever came first. Where there is no such group one is made, which begins with
+what comes from then on, and ends with the last session that has the subscription; unless by then a service uses it.
+
+All sessions with one shared subscription, its *members*, are one consumer to POP. It takes what is visible under one checkpoint
+and deals it out among the members that have room for it, in turn. What a member gets, it has in the order of the queue. Its
+PUBACK or PUBREC is the acknowledgement; what goes out at QoS 0 is acknowledged as it is sent. What comes of a message whose
+client says nothing:
+
+- QoS 1: when the connection ends it goes back, at once and uncounted, and another member gets it. When `share_ack_timeout_ms`
+  is over it comes back as a new attempt, as from any consumer; a PUBACK that comes later still frees the packet id.
+- QoS 2: it stays that client's as long as its session lasts [MQTT-4.8.2-4]; and when that ends nobody gets it [MQTT-4.8.2-5].
+- An ack that refuses it makes it a dead letter of the group: no other member gets it [MQTT-4.8.2-6].
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import structlog
+
+from gateway.encoding import SLOT, Slot, Terms, encode_run
+from gateway.parsers import SHARE
+from gateway.subscription import PUMP_ENTRIES, Subscription
+from pop.admin import GroupAdmin
+from pop.checkpoint import delivery_id, delivery_of
+from pop.errors import GroupInvalid, Overloaded, PopError
+from pop.group import Group, check_group_name
+from pop.poll import Poll, Taken
+from pop.settings import GroupSettings
+from store.errors import DiskFull, LimitExceeded, StoreError, TopicInvalid
+from store.lightqueue import ENTRY_BYTES, ENTRY_DTYPE, entries_array
+from store.record import CHECKPOINT_ENTRY_DTYPE, Kind
+from store.topics import check_filter
+
+if TYPE_CHECKING:
+    from gateway.gateway import Gateway
+    from gateway.session import Session
+
+logger = structlog.get_logger("gateway")
+
+TAKE_MAX: Final = 1024
+"""Messages that are taken at a time for all members together: about 3 ms of the loop."""
+
+TAKES_MAX: Final = 8
+"""How often that is done in one turn of the loop."""
+
+ASKED_MAX: Final = 16
+"""Members of which it is looked up how much room they have, before a take; and those who are offered, one after the other, what
+the plugins keep from the one before."""
+
+RETRY_S: Final = 1.0
+"""How soon it is tried again to take, or to make a group, where a limit forbade it."""
+
+MADE: Final = GroupSettings(shared=True)
+
+
+class SharedUnavailable(StoreError):
+    """Raised when shared subscriptions are switched off."""
+
+
+def split_share(topic_filter: str) -> tuple[str, str]:
+    """Return the name and the filter in `$share/{name}/{filter}`.
+
+    Raises:
+        TopicInvalid: it breaks MQTT 5.0, 4.8.2, or no POP group can be called like that.
+    """
+    name, slash, shared = topic_filter.removeprefix(SHARE).partition("/")
+    if not name or "+" in name or "#" in name:  # [MQTT-4.8.2-1], [MQTT-4.8.2-2]
+        raise TopicInvalid(f"the share name {name[:64]!r} is empty or has a wildcard; use $share/NAME/FILTER [MQTT-4.8.2-2]")
+    if not slash or not shared:
+        raise TopicInvalid(f"no filter follows the share name {name[:64]!r}; use $share/NAME/FILTER [MQTT-4.8.2-2]")
+    if shared.startswith("$"):
+        raise TopicInvalid(f"the filter {shared[:64]!r} can't be shared: topics that begin with '$' are the node's own")
+    try:
+        check_group_name(name)
+    except GroupInvalid as error:
+        raise TopicInvalid(f"a shared subscription is a POP group: {error}") from error
+    return name, check_filter(shared)
+
+
+class SharedSubscription(Subscription):
+    """What one session gets from a filter that it shares with others.
+
+    It is `live` while it waits for its turn; else it is among the lagging of its connection, and waits there again when it has
+    room.
+
+    Parameters:
+        session, topic_filter, options, identifier: as of a `Subscription`; the filter with `$share/` and the name.
+        members: those that it shares with.
+    """
+
+    __slots__ = ("_undecided", "members")
+
+    is_shared = True
+
+    def __init__(self, session: Session, topic_filter: str, members: Members, options: int, identifier: int) -> None:
+        super().__init__(session, topic_filter, members.group.queue, options, identifier)
+        self.members = members
+        self._undecided: deque[tuple[bytes, list[int], int]] = deque()
+        """Messages that were dealt to it, of which the plugins have not said whether it may have them."""
+
+    def matches(self, topic: str) -> bool:
+        """Return False: it sends for itself, whatever else the session subscribes to."""
+        return False
+
+    def join(self) -> None:
+        self.connection.lagging[self] = None
+
+    def rest(self) -> None:
+        self.live = False
+        self.connection.lagging.pop(self, None)
+        self.members.withdraw(self)
+        for _, deliveries, _ in self._undecided:
+            self.members.settle(Kind.POP_REVIVED, deliveries)
+        self._undecided.clear()
+
+    def release(self) -> None:
+        self.members.left()
+
+    def lag(self) -> None:
+        super().lag()
+        self.members.withdraw(self)
+
+    @property
+    def room(self) -> int:
+        """How many messages it takes now."""
+        if not self.connection.writable or self._undecided:
+            return 0
+        return min(self.session.room, PUMP_ENTRIES) if self.qos else PUMP_ENTRIES
+
+    def pump(self) -> None:
+        """Go on where the plugins have answered; wait for a turn where there is room."""
+        while self._undecided and self.connection.writable:
+            is_decided = self._decide(*self._undecided.popleft())
+            self.members.flush()
+            if not is_decided:
+                return
+        if not self.live and self.room > 0:
+            self.live = True
+            self.connection.lagging.pop(self, None)
+            self.members.wait(self)
+
+    # --- what it is dealt -------------------------------------------------------------------------------------------
+
+    def give(self, entries: bytes, deliveries: list[int], refusals: int = 0) -> None:
+        """Send messages, no more than there is `room`.
+
+        Args:
+            entries: of a light queue.
+            deliveries: their ids, in order.
+            refusals: how many members may not have them.
+        """
+        if self.connection.guard is None:
+            self._send_all(entries, deliveries)
+        else:
+            self._decide(entries, deliveries, refusals)
+
+    def _decide(self, entries: bytes, deliveries: list[int], refusals: int) -> bool:
+        """Send what the plugins allow, and let others have what they don't; return False where they must be asked first."""
+        admitted, passed = self._admit(entries)
+        allowed = set(entries_array(admitted)["position"].tolist())
+        positions = entries_array(entries)["position"].tolist()
+        yes = [at for at in range(passed) if positions[at] in allowed]
+        no = [at for at in range(passed) if positions[at] not in allowed]
+        if passed < len(positions):
+            self._undecided.appendleft((entries[passed * ENTRY_BYTES :], deliveries[passed:], refusals))
+            self.lag()
+        if no:
+            others = b"".join(entries[at * ENTRY_BYTES : (at + 1) * ENTRY_BYTES] for at in no)
+            self.members.deal(others, [deliveries[at] for at in no], refusals + 1)
+        room = self.session.room if self.qos else len(yes)
+        if len(yes) > room:  # it was used up while the plugins thought
+            self.members.settle(Kind.POP_REVIVED, [deliveries[at] for at in yes[max(room, 0) :]])
+            yes = yes[: max(room, 0)]
+        if yes:
+            self._send_all(
+                b"".join(entries[at * ENTRY_BYTES : (at + 1) * ENTRY_BYTES] for at in yes), [deliveries[at] for at in yes]
+            )
+        return passed == len(positions)
+
+    def _send_all(self, entries: bytes, deliveries: list[int]) -> None:
+        """Send messages. Those that wait for no ack are done: of QoS 0, expired, too large for the client [MQTT-3.1.2-25]."""
+        if self.is_own or self._may_object:
+            run = self._encode(entries, is_retained=False)
+        else:  # POP has checked their checksums
+            run = encode_run(self.connection.store, entries, self.terms)
+        slots = run.slots
+        if not slots:
+            if run.data:
+                self.connection.send_publishes(run.data, run.messages)
+            self.members.done(deliveries)
+            return
+        if len(slots) < len(deliveries):
+            deliveries = self._with_slots(slots, entries, deliveries)
+        if self.qos == 2 and self.session.expiry_s:
+            deliveries = self._held(slots, deliveries)
+        data = bytearray(run.data)
+        fill, take = SLOT.pack_into, self.session.take_packet_id
+        for (offset, qos, position, size, _), delivery in zip(slots, deliveries, strict=True):
+            fill(data, offset, take(Slot(offset, qos, position, size, delivery)))
+        self.connection.send_publishes(bytes(data), run.messages)
+
+    def _with_slots(self, slots: list[Slot], entries: bytes, deliveries: list[int]) -> list[int]:
+        """Return the deliveries that the slots are of; the others are done."""
+        left = iter(slots)
+        wanted = next(left, None)
+        waiting, done = [], []
+        for position, delivery in zip(entries_array(entries)["position"].tolist(), deliveries, strict=True):
+            if wanted is not None and wanted.position == position:
+                waiting.append(delivery)
+                wanted = next(left, None)
+            else:
+                done.append(delivery)
+        self.members.done(done)
+        return waiting
+
+    def _held(self, slots: list[Slot], deliveries: list[int]) -> list[int]:
+        """Let messages of QoS 2 be this client's as long as its session lasts without it [MQTT-4.8.2-4]; return the new ids."""
+        chosen = [at for at, slot in enumerate(slots) if slot.qos == 2]
+        if not chosen:
+            return deliveries
+        fresh = self.members.hold([deliveries[at] for at in chosen], self.session.expiry_s)
+        deliveries = list(deliveries)
+        for at, delivery in zip(chosen, fresh, strict=True):
+            deliveries[at] = delivery
+        return deliveries
+
+
+class Members:
+    """All that have one shared subscription: to POP, one consumer of the group.
+
+    Parameters:
+        shared: all of these.
+        name, topic_filter: of the group.
+        group: what they consume together.
+    """
+
+    __slots__ = ("_done", "_poll", "_retry", "_scheduled", "_shared", "_waiting", "count", "filter", "group", "name")
+
+    def __init__(self, shared: SharedSubscriptions, name: str, topic_filter: str, group: Group) -> None:
+        self._shared = shared
+        self.name = name
+        self.filter = topic_filter
+        self.group = group
+        self.count = 0
+        """Subscriptions, those of sessions whose client is away among them."""
+        self._waiting: OrderedDict[SharedSubscription, None] = OrderedDict()
+        """Those that had room when they were last seen; whose turn comes next is first."""
+        self._poll: Poll | None = None
+        """What waits at the group for a message: one for all members."""
+        self._done: list[int] = []
+        self._scheduled = False
+        self._retry: asyncio.TimerHandle | None = None
+
+    def wait(self, member: SharedSubscription) -> None:
+        """Let a member wait for its turn."""
+        self._waiting[member] = None
+        self.pump()
+
+    def withdraw(self, member: SharedSubscription) -> None:
+        """Let a member wait no more."""
+        self._waiting.pop(member, None)
+        if not self._waiting:
+            self._stop_waiting()
+
+    def left(self) -> None:
+        """Note that a subscription is given up. With the last one, so is a group that was made for them."""
+        self.count -= 1
+        if not self.count:
+            if self._retry is not None:
+                self._retry.cancel()
+            self._shared.forget(self)
+
+    # --- taking -----------------------------------------------------------------------------------------------------
+
+    def pump(self) -> None:
+        """Take what is visible and deal it out, as far as members have room; wait for more where nothing is."""
+        core = self._shared.core
+        for _ in range(TAKES_MAX):
+            room = self._room()
+            if not room:
+                return
+            if self._poll is not None:
+                self._poll.messages_max = room
+                return
+            if self.group.gone and not self._renew():
+                return
+            taken = core.take(self.group, room, self._shared.ack_timeout_ms) if not self.group.polls else None
+            if taken is None:
+                self._wait(room)
+                return
+            self._deal_out(taken)
+        self._pump_soon()
+
+    def _room(self) -> int:
+        """Return how many messages to take: what the first members have room for, and of each of the others one."""
+        while self._waiting:
+            room = 0
+            for member in tuple(islice(self._waiting, ASKED_MAX)):
+                its_room = member.room
+                room += max(its_room, 0)
+                if its_room <= 0:
+                    member.lag()
+            if room:
+                return min(max(room, len(self._waiting)), TAKE_MAX)
+        return 0
+
+    def _pump_soon(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._shared.loop.call_soon(self._pump_on)
+
+    def _pump_on(self) -> None:
+        self._scheduled = False
+        self.pump()
+
+    def _pump_later(self) -> None:
+        if self._retry is None or self._retry.when() <= self._shared.loop.time():
+            self._retry = self._shared.loop.call_later(RETRY_S, self.pump)
+
+    def _wait(self, room: int) -> None:
+        poll = Poll(self._shared.loop.create_future(), room, self._shared.ack_timeout_ms)
+        try:
+            self._shared.core.enlist(self.group, poll)
+        except Overloaded:  # pop.waiters_max: gRPC's polls come and go
+            self._pump_later()
+            return
+        self._poll = poll
+        poll.future.add_done_callback(self._arrived)
+
+    def _stop_waiting(self) -> None:
+        poll, self._poll = self._poll, None
+        if poll is not None:
+            self._shared.core.withdraw(self.group, poll)
+            if not poll.future.done():
+                poll.future.remove_done_callback(self._arrived)
+
+    def _arrived(self, future: asyncio.Future[Taken]) -> None:
+        poll = self._poll
+        if poll is not None and poll.future is future:
+            self._poll = None
+            self._shared.core.withdraw(self.group, poll)
+        if future.exception() is None:
+            self._deal_out(future.result())
+        self.pump()  # where the group was deleted, with another one
+
+    def _renew(self) -> bool:
+        """Get a group in place of one that an operator has deleted: the subscriptions are there still."""
+        try:
+            self.group = self._shared.group(self.name, self.filter)
+        except StoreError as error:
+            logger.warning("shared.idle", group=self.name, filter=self.filter[:80], why=str(error))
+            self._pump_later()
+            return False
+        return True
+
+    # --- dealing ----------------------------------------------------------------------------------------------------
+
+    def _deal_out(self, taken: Taken) -> None:
+        checkpoint = taken.checkpoint
+        chosen = np.frombuffer(checkpoint.body, dtype=CHECKPOINT_ENTRY_DTYPE)
+        entries = np.zeros(len(chosen), dtype=ENTRY_DTYPE)
+        entries["position"], entries["size"] = chosen["position"], chosen["size"]
+        first = delivery_id(checkpoint.position)
+        deliveries = list(range(first, first + len(chosen)))
+        if None in taken.records:  # buried already
+            readable = [at for at, data in enumerate(taken.records) if data is not None]
+            entries, deliveries = entries[readable], [deliveries[at] for at in readable]
+        self.deal(entries.tobytes(), deliveries)
+        self.flush()
+
+    def deal(self, entries: bytes, deliveries: list[int], refusals: int = 0) -> None:
+        """Deal messages out: each member that waits gets as many as the others, one after the other, if it has room for them.
+
+        Those who get one more than the others, where it doesn't come out even, are the last to get one more the next time. What
+        nobody has room for goes back. What the plugins have kept from `refusals` members is offered to a few others. Where none
+        of them gets it, it stays out until its time is over: then it is a new attempt, of which there is an end.
+        """
+        at, count, waiting = 0, len(deliveries), self._waiting
+        if refusals and refusals >= min(len(waiting) + 1, ASKED_MAX):
+            return
+        while at < count and waiting:
+            share, more = divmod(count - at, len(waiting))
+            for number, member in enumerate(tuple(islice(waiting, None if share else more))):
+                if member not in waiting:
+                    continue  # what the plugins kept from another was offered to it
+                room = member.room
+                if room <= 0:
+                    member.lag()
+                    continue
+                if number < more:
+                    waiting.move_to_end(member)
+                stop = at + min(share + (number < more), room)
+                member.give(entries[at * ENTRY_BYTES : stop * ENTRY_BYTES], deliveries[at:stop], refusals)
+                at = stop
+        if at < count and not refusals:
+            self.settle(Kind.POP_REVIVED, deliveries[at:])
+
+    # --- settling ---------------------------------------------------------------------------------------------------
+
+    def done(self, deliveries: list[int]) -> None:
+        """Note what is acknowledged as soon as it is sent; `flush` does it."""
+        self._done += deliveries
+
+    def flush(self) -> None:
+        """Acknowledge what is done, in one record."""
+        done, self._done = self._done, []
+        if done:
+            self.settle(Kind.POP_ACK, done)
+
+    def settle(self, kind: Kind, deliveries: list[int]) -> None:
+        """Settle deliveries: see `PopCore.settle`."""
+        self._shared.settle(kind, deliveries)
+
+    def hold(self, deliveries: list[int], expiry_s: int) -> list[int]:
+        """Keep deliveries from all others as long as a session may last; return their new ids."""
+        try:
+            return self._shared.core.hold(self.group, deliveries, self._shared.ack_timeout_ms + expiry_s * 1000)
+        except DiskFull:
+            return deliveries
+
+
+class SharedSubscriptions:
+    """The shared subscriptions of a node.
+
+    Parameters:
+        gateway: whose sessions have them.
+        admin: makes and deletes groups.
+    """
+
+    def __init__(self, gateway: Gateway, admin: GroupAdmin) -> None:
+        self._gateway = gateway
+        self._admin = admin
+        self.core = admin.core
+        self.ack_timeout_ms = gateway.options.share_ack_timeout_ms
+        self.loop: asyncio.AbstractEventLoop
+        self._members: dict[tuple[str, str], Members] = {}
+        self._owed: list[tuple[Kind, list[int]]] = []
+        """What the disk had no room to note. What is out is bounded, and so is this."""
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin. All sessions that outlast a restart have their subscriptions again: groups that were made for others end."""
+        self.loop = loop
+        self._gateway.store.space.on_relief.append(self._relieved)
+        self._sweep()
+
+    def _sweep(self) -> None:
+        for group in tuple(self.core):
+            if group.settings.shared and (group.name, group.filter) not in self._members:
+                self._delete(group)
+
+    def _delete(self, group: Group) -> None:
+        try:
+            self._admin.delete(group.name, group.filter)
+        except DiskFull:
+            return  # `_relieved` tries again
+
+    def _relieved(self) -> None:
+        owed, self._owed = self._owed, []
+        for kind, deliveries in owed:
+            self.settle(kind, deliveries)
+        self._sweep()
+
+    # --- subscribing ------------------------------------------------------------------------------------------------
+
+    def subscribe(self, session: Session, topic_filter: str, options: int, identifier: int) -> SharedSubscription:
+        """Give a session a shared subscription, in place of the one to the same filter that it has; return it, to `begin`.
+
+        Raises:
+            SharedUnavailable: they are switched off.
+            TopicInvalid, LimitExceeded, DiskFull: the filter is refused.
+        """
+        if self._gateway.options.shared == "off":
+            raise SharedUnavailable("shared subscriptions are switched off: see mqtt.shared")
+        old = session.subscriptions.get(topic_filter)
+        if isinstance(old, SharedSubscription):
+            old.rest()
+            subscription = SharedSubscription(session, topic_filter, old.members, options, identifier)
+            subscription.number = old.number
+        else:
+            members = self._attach(*split_share(topic_filter))
+            members.count += 1
+            subscription = SharedSubscription(session, topic_filter, members, options, identifier)
+            session.subscribed += 1
+            self._gateway.counters.subscriptions += 1
+            self._gateway.counters.subscriptions_shared += 1
+        session.subscriptions[topic_filter] = subscription
+        return subscription
+
+    def _attach(self, name: str, topic_filter: str) -> Members:
+        members = self._members.get((name, topic_filter))
+        if members is None:
+            most = self._gateway.options.shared_max
+            if len(self._members) >= most:
+                raise LimitExceeded(f"{len(self._members)} filters are shared, which is the limit: see mqtt.shared_max")
+            members = self._members[name, topic_filter] = Members(self, name, topic_filter, self.group(name, topic_filter))
+        return members
+
+    def group(self, name: str, topic_filter: str) -> Group:
+        """Return the group of a name and filter; make it where there is none. Raises TopicInvalid, LimitExceeded, DiskFull."""
+        group = self.core.state.groups.get((name, topic_filter))
+        if group is not None:
+            return group
+        try:
+            return self.core.create(name, topic_filter, "latest", MADE)
+        except PopError as error:
+            raise LimitExceeded(str(error)) from error
+
+    def forget(self, members: Members) -> None:
+        """Give up a group whose last subscription is gone, if it was made for them."""
+        del self._members[members.name, members.filter]
+        group = members.group
+        if group.settings.shared and not group.gone:
+            self._delete(group)
+
+    # --- deliveries -------------------------------------------------------------------------------------------------
+
+    def settle(self, kind: Kind, deliveries: Iterable[int]) -> None:
+        """Settle deliveries, as `PopCore.settle` does; later, where the disk has no room to note it."""
+        deliveries = list(deliveries)
+        try:
+            settled = self.core.settle(kind, deliveries)
+        except DiskFull:
+            self._owed.append((kind, deliveries))
+            return
+        if kind is Kind.POP_REVIVED:
+            self._gateway.counters.deliveries_returned += settled
+
+    def away(self, session: Session) -> None:
+        """Let others have what a client has not acknowledged whose connection has ended. What is of QoS 2 stays its own."""
+        inflight = session.inflight
+        back = {
+            packet_id: slot.delivery
+            for packet_id, slot in inflight.items()
+            if slot is not None and slot.delivery and slot.qos == 1
+        }
+        if back:
+            for packet_id in back:
+                del inflight[packet_id]
+            self.settle(Kind.POP_REVIVED, back.values())
+
+    def ended(self, session: Session) -> None:
+        """Let nobody have what a session of QoS 2 has left, that ended [MQTT-4.8.2-5]."""
+        left = [slot.delivery for slot in session.inflight.values() if slot is not None and slot.delivery]
+        if left:
+            self.settle(Kind.POP_ACK, left)
+
+    def terms(self, session: Session, delivery: int) -> Terms | None:
+        """Return the terms under which a session gets a delivery; None where it has that subscription no more."""
+        checkpoint = self.core.state.checkpoints.get(delivery_of(delivery)[0])
+        group = self.core.state.by_id.get(checkpoint.group_id) if checkpoint is not None else None
+        subscription = session.subscriptions.get(f"{SHARE}{group.name}/{group.filter}") if group is not None else None
+        return subscription.terms if subscription is not None else None
