@@ -53,8 +53,13 @@ TAKES_MAX: Final = 8
 """How often that is done in one turn of the loop."""
 
 ASKED_MAX: Final = 16
-"""Members of which it is looked up how much room they have, before a take; and those who are offered, one after the other, what
-the plugins keep from the one before."""
+"""Members of which it is looked up how much room they have, before a take."""
+
+REFUSERS_MAX: Final = 16
+"""Members who are offered, one after the other, what the plugins keep from those before them."""
+
+REFUSED_MAX: Final = 64
+"""Sets of members from whom messages are kept that others are to be offered."""
 
 RETRY_S: Final = 1.0
 """How soon it is tried again to take, or to make a group, where a limit forbade it."""
@@ -104,7 +109,7 @@ class SharedSubscription(Subscription):
     def __init__(self, session: Session, topic_filter: str, members: Members, options: int, identifier: int) -> None:
         super().__init__(session, topic_filter, members.group.queue, options, identifier)
         self.members = members
-        self._undecided: deque[tuple[bytes, list[int], int]] = deque()
+        self._undecided: deque[tuple[bytes, list[int], Refusers]] = deque()
         """Messages that were dealt to it, of which the plugins have not said whether it may have them."""
 
     def matches(self, topic: str) -> bool:
@@ -139,7 +144,8 @@ class SharedSubscription(Subscription):
     def pump(self) -> None:
         """Go on where the plugins have answered; wait for a turn where there is room."""
         while self._undecided and self.connection.writable:
-            is_decided = self._decide(*self._undecided.popleft())
+            entries, deliveries, refusers = self._undecided.popleft()
+            is_decided = self._decide(*self.members.still_open(entries, deliveries), refusers)
             self.members.flush()
             if not is_decided:
                 return
@@ -150,20 +156,20 @@ class SharedSubscription(Subscription):
 
     # --- what it is dealt -------------------------------------------------------------------------------------------
 
-    def give(self, entries: bytes, deliveries: list[int], refusals: int = 0) -> None:
+    def give(self, entries: bytes, deliveries: list[int], refusers: Refusers) -> None:
         """Send messages, no more than there is `room`.
 
         Args:
             entries: of a light queue.
             deliveries: their ids, in order.
-            refusals: how many members may not have them.
+            refusers: the members who may not have them.
         """
         if self.connection.guard is None:
             self._send_all(entries, deliveries)
         else:
-            self._decide(entries, deliveries, refusals)
+            self._decide(entries, deliveries, refusers)
 
-    def _decide(self, entries: bytes, deliveries: list[int], refusals: int) -> bool:
+    def _decide(self, entries: bytes, deliveries: list[int], refusers: Refusers) -> bool:
         """Send what the plugins allow, and let others have what they don't; return False where they must be asked first."""
         admitted, passed = self._admit(entries)
         allowed = set(entries_array(admitted)["position"].tolist())
@@ -171,19 +177,15 @@ class SharedSubscription(Subscription):
         yes = [at for at in range(passed) if positions[at] in allowed]
         no = [at for at in range(passed) if positions[at] not in allowed]
         if passed < len(positions):
-            self._undecided.appendleft((entries[passed * ENTRY_BYTES :], deliveries[passed:], refusals))
+            self._undecided.appendleft((entries[passed * ENTRY_BYTES :], deliveries[passed:], refusers))
             self.lag()
         if no:
-            others = b"".join(entries[at * ENTRY_BYTES : (at + 1) * ENTRY_BYTES] for at in no)
-            self.members.deal(others, [deliveries[at] for at in no], refusals + 1)
-        room = self.session.room if self.qos else len(yes)
+            self.members.refuse(*chosen(entries, deliveries, no), refusers | {self})
+        room = max(self.session.room, 0) if self.qos else len(yes)
         if len(yes) > room:  # it was used up while the plugins thought
-            self.members.settle(Kind.POP_REVIVED, [deliveries[at] for at in yes[max(room, 0) :]])
-            yes = yes[: max(room, 0)]
-        if yes:
-            self._send_all(
-                b"".join(entries[at * ENTRY_BYTES : (at + 1) * ENTRY_BYTES] for at in yes), [deliveries[at] for at in yes]
-            )
+            self.members.settle(Kind.POP_REVIVED, [deliveries[at] for at in yes[room:]])
+        if yes[:room]:
+            self._send_all(*chosen(entries, deliveries, yes[:room]))
         return passed == len(positions)
 
     def _send_all(self, entries: bytes, deliveries: list[int]) -> None:
@@ -224,14 +226,19 @@ class SharedSubscription(Subscription):
 
     def _held(self, slots: list[Slot], deliveries: list[int]) -> list[int]:
         """Let messages of QoS 2 be this client's as long as its session lasts without it [MQTT-4.8.2-4]; return the new ids."""
-        chosen = [at for at, slot in enumerate(slots) if slot.qos == 2]
-        if not chosen:
+        places = [at for at, slot in enumerate(slots) if slot.qos == 2]
+        if not places:
             return deliveries
-        fresh = self.members.hold([deliveries[at] for at in chosen], self.session.expiry_s)
+        fresh = self.members.hold([deliveries[at] for at in places], self.session.expiry_s)
         deliveries = list(deliveries)
-        for at, delivery in zip(chosen, fresh, strict=True):
+        for at, delivery in zip(places, fresh, strict=True):
             deliveries[at] = delivery
         return deliveries
+
+
+Refusers = frozenset[SharedSubscription]
+
+NOBODY: Final[Refusers] = frozenset()
 
 
 class Members:
@@ -243,7 +250,19 @@ class Members:
         group: what they consume together.
     """
 
-    __slots__ = ("_done", "_poll", "_retry", "_scheduled", "_shared", "_waiting", "count", "filter", "group", "name")
+    __slots__ = (
+        "_done",
+        "_poll",
+        "_refused",
+        "_retry",
+        "_scheduled",
+        "_shared",
+        "_waiting",
+        "count",
+        "filter",
+        "group",
+        "name",
+    )
 
     def __init__(self, shared: SharedSubscriptions, name: str, topic_filter: str, group: Group) -> None:
         self._shared = shared
@@ -257,6 +276,8 @@ class Members:
         self._poll: Poll | None = None
         """What waits at the group for a message: one for all members."""
         self._done: list[int] = []
+        self._refused: dict[Refusers, tuple[bytearray, list[int]]] = {}
+        """What the plugins keep from some members, until others have room for it."""
         self._scheduled = False
         self._retry: asyncio.TimerHandle | None = None
 
@@ -277,6 +298,9 @@ class Members:
         if not self.count:
             if self._retry is not None:
                 self._retry.cancel()
+            for _, deliveries in self._refused.values():
+                self.settle(Kind.POP_REVIVED, deliveries)
+            self._refused.clear()
             self._shared.forget(self)
 
     # --- taking -----------------------------------------------------------------------------------------------------
@@ -284,6 +308,8 @@ class Members:
     def pump(self) -> None:
         """Take what is visible and deal it out, as far as members have room; wait for more where nothing is."""
         core = self._shared.core
+        if self._refused:
+            self._offer()
         for _ in range(TAKES_MAX):
             room = self._room()
             if not room:
@@ -366,32 +392,27 @@ class Members:
 
     def _deal_out(self, taken: Taken) -> None:
         checkpoint = taken.checkpoint
-        chosen = np.frombuffer(checkpoint.body, dtype=CHECKPOINT_ENTRY_DTYPE)
-        entries = np.zeros(len(chosen), dtype=ENTRY_DTYPE)
-        entries["position"], entries["size"] = chosen["position"], chosen["size"]
+        taken_entries = np.frombuffer(checkpoint.body, dtype=CHECKPOINT_ENTRY_DTYPE)
+        entries = np.zeros(len(taken_entries), dtype=ENTRY_DTYPE)
+        entries["position"], entries["size"] = taken_entries["position"], taken_entries["size"]
         first = delivery_id(checkpoint.position)
-        deliveries = list(range(first, first + len(chosen)))
+        deliveries = list(range(first, first + len(entries)))
         if None in taken.records:  # buried already
             readable = [at for at, data in enumerate(taken.records) if data is not None]
             entries, deliveries = entries[readable], [deliveries[at] for at in readable]
         self.deal(entries.tobytes(), deliveries)
         self.flush()
 
-    def deal(self, entries: bytes, deliveries: list[int], refusals: int = 0) -> None:
+    def deal(self, entries: bytes, deliveries: list[int]) -> None:
         """Deal messages out: each member that waits gets as many as the others, one after the other, if it has room for them.
 
         Those who get one more than the others, where it doesn't come out even, are the last to get one more the next time. What
-        nobody has room for goes back. What the plugins have kept from `refusals` members is offered to a few others. Where none
-        of them gets it, it stays out until its time is over: then it is a new attempt, of which there is an end.
+        nobody has room for goes back.
         """
         at, count, waiting = 0, len(deliveries), self._waiting
-        if refusals and refusals >= min(len(waiting) + 1, ASKED_MAX):
-            return
         while at < count and waiting:
             share, more = divmod(count - at, len(waiting))
             for number, member in enumerate(tuple(islice(waiting, None if share else more))):
-                if member not in waiting:
-                    continue  # what the plugins kept from another was offered to it
                 room = member.room
                 if room <= 0:
                     member.lag()
@@ -399,10 +420,52 @@ class Members:
                 if number < more:
                     waiting.move_to_end(member)
                 stop = at + min(share + (number < more), room)
-                member.give(entries[at * ENTRY_BYTES : stop * ENTRY_BYTES], deliveries[at:stop], refusals)
+                member.give(entries[at * ENTRY_BYTES : stop * ENTRY_BYTES], deliveries[at:stop], NOBODY)
                 at = stop
-        if at < count and not refusals:
+        if at < count:
             self.settle(Kind.POP_REVIVED, deliveries[at:])
+
+    def refuse(self, entries: bytes, deliveries: list[int], refusers: Refusers) -> None:
+        """Offer messages to others than those who may not have them.
+
+        Where all may not, or a few have been asked, they stay out until their time is over. Then they are a new attempt, of which
+        there is an end: so nothing goes round in circles.
+        """
+        if len(refusers) >= min(self.count, REFUSERS_MAX):
+            return
+        kept = self._refused.get(refusers)
+        if kept is None:
+            if len(self._refused) >= REFUSED_MAX:
+                return
+            kept = self._refused[refusers] = bytearray(), []
+        if len(kept[1]) < TAKE_MAX:
+            kept[0].extend(entries)
+            kept[1].extend(deliveries)
+        self._pump_soon()
+
+    def _offer(self) -> None:
+        """Give what some members may not have to others that wait."""
+        for refusers in tuple(self._refused):
+            while refusers in self._refused:
+                asked = islice(self._waiting, REFUSERS_MAX + 1)
+                member = next((each for each in asked if each not in refusers and each.room > 0), None)
+                if member is None:
+                    break
+                self._waiting.move_to_end(member)
+                entries, deliveries = self._refused[refusers]
+                count = member.room
+                portion = self.still_open(bytes(entries[: count * ENTRY_BYTES]), deliveries[:count])
+                del entries[: count * ENTRY_BYTES], deliveries[:count]
+                if not deliveries:
+                    del self._refused[refusers]
+                member.give(*portion, refusers)
+        self.flush()
+
+    def still_open(self, entries: bytes, deliveries: list[int]) -> tuple[bytes, list[int]]:
+        """Return those of some messages whose time is not over: others may have the rest by now."""
+        is_open = self._shared.core.is_open
+        left = [at for at, delivery in enumerate(deliveries) if is_open(delivery)]
+        return (entries, deliveries) if len(left) == len(deliveries) else chosen(entries, deliveries, left)
 
     # --- settling ---------------------------------------------------------------------------------------------------
 
@@ -426,6 +489,11 @@ class Members:
             return self._shared.core.hold(self.group, deliveries, self._shared.ack_timeout_ms + expiry_s * 1000)
         except DiskFull:
             return deliveries
+
+
+def chosen(entries: bytes, deliveries: list[int], places: list[int]) -> tuple[bytes, list[int]]:
+    """Return the messages at some places."""
+    return entries_array(entries)[places].tobytes(), [deliveries[at] for at in places]
 
 
 class SharedSubscriptions:

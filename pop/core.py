@@ -639,6 +639,12 @@ class PopCore:
             self.serve(group)
         return sum(map(len, chosen.values()))
 
+    def is_open(self, delivery: int) -> bool:
+        """Return whether a delivery, by its id, may still be settled."""
+        position, index = delivery_of(delivery)
+        checkpoint = self.state.checkpoints.get(position)
+        return checkpoint is not None and bool(checkpoint.open >> index & 1) and self.store.now_ms() < checkpoint.deadline_ms
+
     def hold(self, group: Group, deliveries: list[int], invisible_ms: int) -> list[int]:
         """Move the deadline of deliveries of a group to `invisible_ms` from now, however long; return their new ids.
 

@@ -5,22 +5,30 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from amqtt.contexts import Action
+from amqtt.plugins.base import BaseTopicPlugin
 
 from gateway.codec import encode_ack, encode_acks, encode_publish
 from gateway.packets import NO_LOCAL, PUBACK, PUBCOMP, PUBLISH, PUBLISH_WITH, PUBREC, PUBREL, RETAIN_AS_PUBLISHED
 from gateway.properties import Property
 from gateway.reasons import SUBACK_FAILURE, ReasonCode
-from gateway.shared import ASKED_MAX, MADE, SharedSubscription
+from gateway.shared import ASKED_MAX, MADE, REFUSERS_MAX, SharedSubscription, split_share
 from pop.client import Client as PopClient
 from pop.deadletters import Reason
 from pop.group import Group
 from pop.settings import DEFAULTS, GroupSettings
 from store.errors import TopicInvalid
+from tests.gateway import scripted_plugins
 from tests.gateway.conftest import StartBroker
-from tests.gateway.wire import Broker, Client, Client5, Message, until
+from tests.gateway.scripted_plugins import Script
+from tests.gateway.test_access import plugins
+from tests.gateway.test_clients_5 import paho, properties_of
+from tests.gateway.test_transport_clients import run_mosquitto
+from tests.gateway.wire import ANSWER_S_MAX, Broker, Client, Client5, Message, until
 
 SHARED = "$share/g/a/#"
 LASTS = {Property.SESSION_EXPIRY_S: 600}
@@ -174,8 +182,7 @@ async def test_messages_wait_while_all_members_are_away(broker: Broker) -> None:
 async def test_one_message_asks_a_few_members_only_however_many_wait(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     members = [await member(broker, f"member-{n}") for n in range(200)]
     asked = 0
-    room = SharedSubscription.room.fget
-    assert room is not None
+    room: Callable[[SharedSubscription], int] = SharedSubscription.__dict__["room"].fget
 
     def counted(subscription: SharedSubscription) -> int:
         nonlocal asked
@@ -577,9 +584,165 @@ async def test_members_that_vanish_lose_nothing(broker: Broker) -> None:
 
 
 def test_a_filter_that_is_shared_has_two_parts() -> None:
-    from gateway.shared import split_share
-
     assert split_share("$share/g/a/+/#") == ("g", "a/+/#")
     assert split_share("$share/g//a") == ("g", "/a")
     with pytest.raises(TopicInvalid, match=r"MQTT-4\.8\.2-2"):
         split_share("$share/g")
+
+
+# --- who may have what --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def script() -> Iterator[Script]:
+    script = scripted_plugins.new_script()
+    yield script
+    script.may_answer.set()
+
+
+class Jail(BaseTopicPlugin):  # type: ignore[misc]
+    """Keeps messages of `a/secret` from clients whose name begins with "jailed"."""
+
+    async def topic_filtering(
+        self, *, session: Any = None, topic: str | None = None, action: Action | None = None
+    ) -> bool | None:
+        return not (action == Action.RECEIVE and topic == "a/secret" and session.client_id.startswith("jailed"))
+
+
+JAIL = "tests.gateway.test_shared.Jail"
+
+
+async def test_a_shared_filter_is_subscribed_to_where_the_filter_may_be(start_broker: StartBroker, script: Script) -> None:
+    broker = await start_broker(access=plugins("Topics"))
+    script.topics["subscribe", "secret/#"] = False
+    client = await broker.connect_5("five")
+    assert await client.subscribe(("$share/g/secret/#", 1), (SHARED, 1)) == [ReasonCode.NOT_AUTHORIZED, 1]
+    older = await broker.connect("four")
+    assert await older.subscribe(("$share/g/secret/#", 1), (SHARED, 1)) == [SUBACK_FAILURE, 1]
+    assert [group.filter for group in broker.node.pop] == ["a/#"]
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+async def test_what_one_member_may_not_have_goes_to_another_that_may(start_broker: StartBroker, qos: int) -> None:
+    broker = await start_broker(access=plugins(JAIL))
+    jailed = [await member(broker, f"jailed-{n}", qos) for n in range(3)]
+    free = await member(broker, "free", qos)
+    publisher = await broker.connect_5("publisher")
+    for n in range(20):
+        await publisher.publish("a/secret" if n % 2 else "a/b", b"%d" % n, qos)
+    await until(lambda: broker.node.gateway.counters.publishes_out == 20)
+    got: dict[str, list[Message]] = {}
+    for client, name in [*((each, "jailed") for each in jailed), (free, "free")]:
+        got.setdefault(name, []).extend(await client.messages())
+    assert sorted(int(message.body) for messages in got.values() for message in messages) == list(range(20))
+    assert all(message.topic == "a/b" for message in got["jailed"])
+    assert len(got["jailed"]) > 3
+
+
+async def test_what_no_member_may_have_ends_among_the_dead_letters(start_broker: StartBroker) -> None:
+    broker = await start_broker(access=plugins(JAIL), share_ack_timeout_ms=100)
+    broker.node.groups.create("g", "a/#", "latest", GroupSettings(attempts_max=3))
+    jailed = [await member(broker, f"jailed-{n}") for n in range(3)]
+    await publish(broker, b"x", topic="a/secret")
+    await until(lambda: group_of(broker).dead == 1)
+    assert broker.node.pop.counters.handed_out == 3  # once an attempt: nothing spins
+    assert [await client.drained() for client in jailed] == [[], [], []]
+    await publish(broker, b"y")
+    got = [await client.drained() for client in jailed]
+    assert [packet[4] for packets in got for packet in packets] == [b"y"]
+
+
+async def test_a_message_is_offered_to_a_few_members_however_many_may_not_have_it(start_broker: StartBroker) -> None:
+    broker = await start_broker(access=plugins(JAIL))
+    for n in range(3 * REFUSERS_MAX):
+        await member(broker, f"jailed-{n}")
+    await publish(broker, b"x", topic="a/secret")
+    await until(lambda: group_of(broker).in_flight == 1)
+    await until(lambda: broker.node.gateway.access.decisions.get(("receive", "denied"), 0) >= REFUSERS_MAX)
+    await publish(broker, b"y")
+    await until(lambda: broker.node.gateway.counters.publishes_out == 1)
+    assert broker.node.gateway.access.decisions["receive", "denied"] == REFUSERS_MAX
+    assert group_of(broker).in_flight == 2
+
+
+async def test_what_waits_for_the_plugins_comes_in_order_when_they_have_answered(
+    start_broker: StartBroker, script: Script
+) -> None:
+    broker = await start_broker(access=plugins("Topics"))
+    publisher = await broker.connect_5("publisher")
+    for topic in ("a/1", "a/2"):
+        await publisher.publish(topic, b"so that publishing is decided", 1)
+    one = await member(broker, "one", about={Property.RECEIVE_MAXIMUM: 2})
+    script.may_answer.clear()
+    for n in range(6):
+        await publisher.publish(f"a/{1 + n % 2}", b"%d" % n, 1)
+    assert await one.drained() == []
+    script.may_answer.set()
+    assert [(await one.message()).body for _ in range(6)] == [b"%d" % n for n in range(6)]
+    await until(lambda: group_of(broker).in_flight == 0)
+
+
+@pytest.mark.parametrize("leaves", ["at once", "when they have answered"])
+async def test_what_waits_for_the_plugins_of_a_member_that_leaves_goes_to_another(
+    start_broker: StartBroker, script: Script, leaves: str
+) -> None:
+    broker = await start_broker(access=plugins("Topics"))
+    publisher = await broker.connect_5("publisher")
+    await publisher.publish("a/1", b"so that publishing is decided", 1)
+    one = await member(broker, "one", about=LASTS)
+    script.may_answer.clear()
+    await publisher.publish("a/1", b"x", 1)
+    await until(lambda: ("receive", "a/1") in script.asked)
+    assert group_of(broker).in_flight == 1
+    if leaves == "at once":
+        one.reset()
+        await until(lambda: group_of(broker).in_flight == 0)
+        script.may_answer.set()
+    else:
+        script.may_answer.set()
+        one.reset()
+    assert (await (await member(broker, "two")).message()).body == b"x"
+
+
+# --- as others speak it -------------------------------------------------------------------------------------------------
+
+
+async def test_paho_shares(broker: Broker) -> None:
+    async with asyncio.timeout(ANSWER_S_MAX), paho(broker, "one") as one, paho(broker, "two") as two:
+        for client in (one, two):
+            client.client.subscribe(SHARED, qos=1, properties=properties_of("SUBSCRIBE", SubscriptionIdentifier=9))
+            assert [reason.value for reason in await client.of("subscribe")] == [1]
+        await publish(broker, *(b"%d" % n for n in range(10)))
+        for client, first in ((one, 0), (two, 1)):
+            got = [await client.of("message") for _ in range(5)]
+            assert [message.payload for message in got] == [b"%d" % n for n in range(first, 10, 2)]
+            assert got[0].properties.SubscriptionIdentifier == [9]
+        await until(lambda: group_of(broker).in_flight == 0)
+
+
+@pytest.mark.parametrize("version", ["V311", "V5"])
+async def test_aiomqtt_shares(broker: Broker, version: str) -> None:
+    aiomqtt = pytest.importorskip("aiomqtt", reason="aiomqtt is not installed")
+    address, protocol = broker.node.mqtt, aiomqtt.ProtocolVersion[version]
+    async with (
+        asyncio.timeout(ANSWER_S_MAX),
+        aiomqtt.Client(address.host, address.port, identifier="one", protocol=protocol) as one,
+        aiomqtt.Client(address.host, address.port, identifier="two", protocol=protocol) as two,
+    ):
+        for client in (one, two):
+            await client.subscribe(SHARED, qos=2)
+        await publish(broker, *(b"%d" % n for n in range(10)), qos=2)
+        for client, first in ((one, 0), (two, 1)):
+            messages = aiter(client.messages)
+            assert [(await anext(messages)).payload for _ in range(5)] == [b"%d" % n for n in range(first, 10, 2)]
+
+
+@pytest.mark.parametrize("version", ["311", "5"])
+async def test_mosquittos_clients_share(broker: Broker, version: str) -> None:
+    address = broker.node.mqtt
+    where = ("-h", address.host, "-p", str(address.port), "-V", version, "-q", "1", "-C", "5", "-W", "20")
+    running = [asyncio.create_task(run_mosquitto("mosquitto_sub", *where, "-i", name, "-t", SHARED)) for name in ("one", "two")]
+    await until(lambda: broker.node.gateway.counters.subscriptions_shared == 2 or any(task.done() for task in running))
+    await publish(broker, *(b"%d" % n for n in range(10)))
+    got = [output.split() for output in await asyncio.gather(*running)]
+    assert sorted(got) == [[b"0", b"2", b"4", b"6", b"8"], [b"1", b"3", b"5", b"7", b"9"]]
