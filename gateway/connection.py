@@ -134,10 +134,6 @@ class Connection(asyncio.Protocol):
         """The client wants reason strings."""
         self._topics: dict[int, bytes] = {}
         """The topics for which the client has given an alias."""
-        self._settled: list[int] = []
-        """Deliveries of shared subscriptions that were acknowledged in this read."""
-        self._given_up: list[int] = []
-        """Of these, those that the client has refused."""
         self._unacked = 0
         """PUBLISHes at QoS 1 whose ack waits until they are durable. Those at QoS 2 are in `Session.received`."""
         self._resend: list[int] = []
@@ -366,8 +362,6 @@ class Connection(asyncio.Protocol):
                 self.gateway.pressure.apply(self)
             if self.meter is not None:
                 self._pay(publishes)
-            if self._settled or self._given_up:
-                self._settle()
             self._unacked += len(puback_ids)
             if puback_ids:
                 store.when_durable(partial(self._acknowledge, PUBACK, puback_ids, answers.denied))
@@ -578,7 +572,10 @@ class Connection(asyncio.Protocol):
         slot = self.session.inflight.get(packet_id)
         expected = self.session.acked(kind, packet_id, is_refused=is_refused)
         if expected and slot is not None and slot.delivery:
-            (self._given_up if is_refused else self._settled).append(slot.delivery)
+            if is_refused:
+                self.gateway.shared.settle(Kind.POP_DEAD_LETTER, [slot.delivery])  # [MQTT-4.8.2-6]
+            else:
+                self.gateway.shared.acknowledge(slot.delivery)
         if kind == PUBREC and not is_refused:
             if expected or not self.is_v5 or packet_id in self.session.inflight:
                 self._write(codec.encode_acks(PUBREL, [packet_id]))  # also the second time [MQTT-4.3.3-4]
@@ -587,13 +584,6 @@ class Connection(asyncio.Protocol):
         elif expected:
             # An ack that nothing waits for is let pass: after a reconnect a client may repeat one (4.4).
             self.gateway.counters.deliveries_acked += 1
-
-    def _settle(self) -> None:
-        """Settle deliveries of shared subscriptions, those of one read in one record."""
-        settled, self._settled = self._settled, []
-        given_up, self._given_up = self._given_up, []
-        self.gateway.shared.settle(Kind.POP_ACK, settled)
-        self.gateway.shared.settle(Kind.POP_DEAD_LETTER, given_up)  # [MQTT-4.8.2-6]
 
     def _control(self, packet: codec.Packet) -> None:
         kind = packet[0]

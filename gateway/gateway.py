@@ -195,6 +195,7 @@ class Gateway:
         # Sessions end with the process, and a will is published when its session ends (MQTT 5.0, 3.1.2.5).
         for session in tuple(self.away.values()):
             self._end(session)
+        self.shared.flush()
         if self._wills:
             logger.warning("will.dropped", count=len(self._wills), why="the node stops while the disk is full")
         if self.connections:

@@ -428,8 +428,8 @@ class Members:
     def refuse(self, entries: bytes, deliveries: list[int], refusers: Refusers) -> None:
         """Offer messages to others than those who may not have them.
 
-        Where all may not, or a few have been asked, they stay out until their time is over. Then they are a new attempt, of which
-        there is an end: so nothing goes round in circles.
+        Where all may not, or a few have been asked, they stay out until their time is over. Then they are a new attempt, of
+        which there is an end: so nothing goes round in circles.
         """
         if len(refusers) >= min(self.count, REFUSERS_MAX):
             return
@@ -511,6 +511,8 @@ class SharedSubscriptions:
         self.ack_timeout_ms = gateway.options.share_ack_timeout_ms
         self.loop: asyncio.AbstractEventLoop
         self._members: dict[tuple[str, str], Members] = {}
+        self._acked: list[int] = []
+        """What was acknowledged in this turn of the loop."""
         self._owed: list[tuple[Kind, list[int]]] = []
         """What the disk had no room to note. What is out is bounded, and so is this."""
 
@@ -593,6 +595,17 @@ class SharedSubscriptions:
             self._delete(group)
 
     # --- deliveries -------------------------------------------------------------------------------------------------
+
+    def acknowledge(self, delivery: int) -> None:
+        """Note that a delivery is acknowledged: all of one turn of the loop, whoever's, in one record."""
+        if not self._acked:
+            self.loop.call_soon(self.flush)
+        self._acked.append(delivery)
+
+    def flush(self) -> None:
+        """Acknowledge what was noted."""
+        acked, self._acked = self._acked, []
+        self.settle(Kind.POP_ACK, acked)
 
     def settle(self, kind: Kind, deliveries: Iterable[int]) -> None:
         """Settle deliveries, as `PopCore.settle` does; later, where the disk has no room to note it."""

@@ -20,6 +20,7 @@ _ROW = Struct("<IQqBIB")
 
 INDEX_BITS = 16
 """Of a delivery's id, for its index. No pop hands out more than 16,384 messages; 2**48 bytes of log are 256 TiB."""
+INDEX_MASK = (1 << INDEX_BITS) - 1
 
 
 def delivery_id(checkpoint: int, index: int = 0) -> int:
@@ -32,7 +33,7 @@ def delivery_id(checkpoint: int, index: int = 0) -> int:
 
 def delivery_of(delivery: int) -> tuple[int, int]:
     """Return checkpoint and index of the delivery with an id."""
-    return delivery >> INDEX_BITS, delivery & ((1 << INDEX_BITS) - 1)
+    return delivery >> INDEX_BITS, delivery & INDEX_MASK
 
 
 class Entry(NamedTuple):

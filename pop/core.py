@@ -11,6 +11,7 @@ make of groups and checkpoints is in `pop.state`; here is what decides.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -22,7 +23,7 @@ import numpy as np
 import orjson
 import structlog
 
-from pop.checkpoint import ATTEMPT_ID_BYTES_MAX, Checkpoint, delivery_id, delivery_of
+from pop.checkpoint import ATTEMPT_ID_BYTES_MAX, INDEX_BITS, INDEX_MASK, Checkpoint, delivery_id, delivery_of
 from pop.choice import Choice, choose
 from pop.deadletters import Reason
 from pop.deadlines import Deadlines
@@ -615,18 +616,25 @@ class PopCore:
         Raises:
             DiskFull: not all could be noted. Try again with all.
         """
-        now_ms, checkpoints = self.store.now_ms(), self.state.checkpoints
+        now_ms, checkpoints, pack = self.store.now_ms(), self.state.checkpoints, REFERENCE.pack
         chosen: dict[int, list[bytes]] = {}
+        last, open_bits = -1, 0
+        references: list[bytes] = []
         for delivery in dict.fromkeys(deliveries):
-            position, index = delivery_of(delivery)
-            checkpoint = checkpoints.get(position)
-            if checkpoint is None or not checkpoint.open >> index & 1 or now_ms >= checkpoint.deadline_ms:
-                continue
-            chosen.setdefault(checkpoint.group_id, []).append(REFERENCE.pack(position, index))
-            if kind is Kind.POP_ACK:
-                self.state.by_id[checkpoint.group_id].latency.add(now_ms - checkpoint.pop_ms, 1)
+            position, index = delivery >> INDEX_BITS, delivery & INDEX_MASK
+            if position != last:
+                last = position
+                checkpoint = checkpoints.get(position)
+                open_bits = 0
+                if checkpoint is not None and now_ms < checkpoint.deadline_ms:
+                    open_bits = checkpoint.open
+                    references = chosen.setdefault(checkpoint.group_id, [])
+            if open_bits >> index & 1:
+                references.append(pack(position, index))
         for group_id, references in chosen.items():
             group = self.state.by_id[group_id]
+            if not references:
+                continue
             if kind is Kind.POP_DEAD_LETTER:
                 self._append_dead_letters(group, references, Reason.FORWARDED)
             elif kind is Kind.POP_REVIVED:
@@ -634,6 +642,8 @@ class PopCore:
                 self.counters.revived += len(references)
             else:
                 assert kind is Kind.POP_ACK, kind
+                for position, count in Counter(REFERENCE.unpack(reference)[0] for reference in references).items():
+                    group.latency.add(now_ms - checkpoints[position].pop_ms, count)
                 self.append_references(kind, group, references)
                 self.counters.acked += len(references)
             self.serve(group)
