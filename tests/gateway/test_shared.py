@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -446,6 +447,11 @@ async def test_a_group_that_devices_made_is_told_apart_and_ends_with_the_last_of
     async with PopClient(str(broker.node.grpc)) as client:
         (told,) = await client.describe_groups()
         assert (told.group, told.filter, told.settings.shared) == ("g", "a/#", True)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "millrace", "group", "list", "--pop", str(broker.node.grpc)), stdout=asyncio.subprocess.PIPE
+    )
+    listed = (await process.communicate())[0].decode().splitlines()
+    assert listed[1].split()[:3] == ["g", "a/#", "shared"]
     await one.unsubscribe(SHARED)
     assert len(list(broker.node.pop)) == 1
     two.reset()
