@@ -49,8 +49,8 @@ logger = structlog.get_logger("gateway")
 TAKE_MAX: Final = 1024
 """Messages that are taken at a time for all members together: about 3 ms of the loop."""
 
-TAKES_MAX: Final = 8
-"""How often that is done in one turn of the loop."""
+TAKES_MAX: Final = 2
+"""How often that is done in one turn of the loop, for one group."""
 
 ASKED_MAX: Final = 16
 """Members of which it is looked up how much room they have, before a take."""
@@ -317,8 +317,8 @@ class Members:
             if self._poll is not None:
                 self._poll.messages_max = room
                 return
-            if self.group.gone and not self._renew():
-                return
+            if self.group.gone:
+                return  # `renew` goes on
             taken = core.take(self.group, room, self._shared.ack_timeout_ms) if not self.group.polls else None
             if taken is None:
                 self._wait(room)
@@ -348,16 +348,23 @@ class Members:
         self._scheduled = False
         self.pump()
 
-    def _pump_later(self) -> None:
-        if self._retry is None or self._retry.when() <= self._shared.loop.time():
-            self._retry = self._shared.loop.call_later(RETRY_S, self.pump)
+    def _try_later(self) -> None:
+        if self._retry is None:
+            self._retry = self._shared.loop.call_later(RETRY_S, self._try_again)
+
+    def _try_again(self) -> None:
+        self._retry = None
+        if self.group.gone:
+            self.renew()
+        else:
+            self.pump()
 
     def _wait(self, room: int) -> None:
         poll = Poll(self._shared.loop.create_future(), room, self._shared.ack_timeout_ms)
         try:
             self._shared.core.enlist(self.group, poll)
         except Overloaded:  # pop.waiters_max: gRPC's polls come and go
-            self._pump_later()
+            self._try_later()
             return
         self._poll = poll
         poll.future.add_done_callback(self._arrived)
@@ -376,17 +383,17 @@ class Members:
             self._shared.core.withdraw(self.group, poll)
         if future.exception() is None:
             self._deal_out(future.result())
-        self.pump()  # where the group was deleted, with another one
+        self.pump()
 
-    def _renew(self) -> bool:
+    def renew(self) -> None:
         """Get a group in place of one that an operator has deleted: the subscriptions are there still."""
         try:
             self.group = self._shared.group(self.name, self.filter)
         except StoreError as error:
             logger.warning("shared.idle", group=self.name, filter=self.filter[:80], why=str(error))
-            self._pump_later()
-            return False
-        return True
+            self._try_later()
+            return
+        self._pump_soon()
 
     # --- dealing ----------------------------------------------------------------------------------------------------
 
@@ -508,6 +515,7 @@ class SharedSubscriptions:
         self._gateway = gateway
         self._admin = admin
         self.core = admin.core
+        admin.on_deleted.append(self._deleted)
         self.ack_timeout_ms = gateway.options.share_ack_timeout_ms
         self.loop: asyncio.AbstractEventLoop
         self._members: dict[tuple[str, str], Members] = {}
@@ -535,6 +543,11 @@ class SharedSubscriptions:
             self._admin.delete(group.name, group.filter)
         except DiskFull:
             return  # `_relieved` tries again
+
+    def _deleted(self, group: Group) -> None:
+        members = self._members.get((group.name, group.filter))
+        if members is not None:
+            members.renew()
 
     def _relieved(self) -> None:
         owed, self._owed = self._owed, []

@@ -70,6 +70,8 @@ class GroupAdmin:
 
     def __init__(self, core: PopCore) -> None:
         self.core = core
+        self.on_deleted: list[Callable[[Group], None]] = []
+        """Called with each group that was deleted."""
         self._store = core.store
         self._state = core.state
 
@@ -178,6 +180,8 @@ class GroupAdmin:
             while group.polls:
                 poll = group.polls.popleft()
                 poll.future.set_exception(GroupUnknown(f"the group {name!r} on {group.filter!r} was deleted"))
+            for deleted in self.on_deleted:
+                deleted(group)
 
     def _open_references(self, group: Group) -> list[bytes]:
         """Return all deliveries of a group that are open: 0.2 us for each of the node."""
