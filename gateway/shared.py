@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import structlog
 
-from gateway.encoding import SLOT, Slot, Terms, encode_run
+from gateway.encoding import Slot, Terms, encode_run
 from gateway.parsers import SHARE
 from gateway.subscription import PUMP_ENTRIES, Subscription
 from pop.admin import GroupAdmin
@@ -194,21 +194,15 @@ class SharedSubscription(Subscription):
             run = self._encode(entries, is_retained=False)
         else:  # POP has checked their checksums
             run = encode_run(self.connection.store, entries, self.terms)
-        slots = run.slots
-        if not slots:
-            if run.data:
-                self.connection.send_publishes(run.data, run.messages)
-            self.members.done(deliveries)
-            return
-        if len(slots) < len(deliveries):
-            deliveries = self._with_slots(slots, entries, deliveries)
+        if len(run.slots) < len(deliveries):
+            deliveries = self._with_slots(run.slots, entries, deliveries)
         if self.qos == 2 and self.session.expiry_s:
-            deliveries = self._held(slots, deliveries)
-        data = bytearray(run.data)
-        fill, take = SLOT.pack_into, self.session.take_packet_id
-        for (offset, qos, position, size, _), delivery in zip(slots, deliveries, strict=True):
-            fill(data, offset, take(Slot(offset, qos, position, size, delivery)))
-        self.connection.send_publishes(bytes(data), run.messages)
+            deliveries = self._held(run.slots, deliveries)
+        slots = [
+            Slot(offset, qos, position, size, delivery)
+            for (offset, qos, position, size, _), delivery in zip(run.slots, deliveries, strict=True)
+        ]
+        self._send(run._replace(slots=slots))
 
     def _with_slots(self, slots: list[Slot], entries: bytes, deliveries: list[int]) -> list[int]:
         """Return the deliveries that the slots are of; the others are done."""
