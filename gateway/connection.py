@@ -12,6 +12,8 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
+import orjson
+
 from gateway import codec
 from gateway.access import Guard, Undecided
 from gateway.delayed import parse_delayed
@@ -65,6 +67,7 @@ if TYPE_CHECKING:
     from gateway.peer import Peer
     from gateway.plugins import ClientSession, Verdict
 
+_SESSION = int(Flag.SESSION)
 _QOS_1 = 1 << 1
 _QOS_2 = 2 << 1
 _RETAIN = 1
@@ -120,7 +123,7 @@ class Connection(asyncio.Protocol):
         self.received_s = 0.0
         self.wheel_slot = 0
         """Where the gateway's wheel holds this connection."""
-        self.session: Session = Session("", 0, None)
+        self.session: Session = Session("", 0)
         self.connected = False
         self.level = 0
         """The protocol level of its CONNECT; 0 until that is known."""
@@ -134,6 +137,14 @@ class Connection(asyncio.Protocol):
         """The client wants reason strings."""
         self._topics: dict[int, bytes] = {}
         """The topics for which the client has given an alias."""
+        self._unrecorded: list[tuple[int, int, bool]] = []
+        """PUBRECs and PUBRELs of a session that lasts, which are recorded before they are answered: type and packet id, and
+        whether it was expected."""
+        self._waiting_runs = 0
+        self._waiting_bytes = 0
+        """PUBLISHes that go out when their packet ids are durable."""
+        self._is_full = False
+        """The transport's buffer is."""
         self._unacked = 0
         """PUBLISHes at QoS 1 whose ack waits until they are durable. Those at QoS 2 are in `Session.received`."""
         self._resend: list[int] = []
@@ -181,12 +192,19 @@ class Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         # Deliveries stop. Reading goes on, or a slow subscriber's pings would not be heard; see `_write` for its bound.
         self.writable = False
+        self._is_full = True
 
     def resume_writing(self) -> None:
-        self.writable = True
+        self._is_full = False
         self._answers_bytes = 0
         if self._transport is not None and not self._closed:
             self.release_reading(ANSWERS)
+        self._write_on()
+
+    def _write_on(self) -> None:
+        """Deliver again, where nothing is in the way any more."""
+        self.writable = not self._is_full and self._waiting_bytes < self.gateway.options.send_buffer_bytes
+        if self.writable and self._transport is not None and not self._closed:
             self._pump()
 
     def hold_reading(self, why: int) -> None:
@@ -328,13 +346,16 @@ class Connection(asyncio.Protocol):
                     if qos == _QOS_2 and packet_id in session.received:
                         pubrec_ids.append(packet_id)  # a repetition [MQTT-4.3.3-10] 3.1.1:[MQTT-4.3.3-2]
                         continue
-                    if self._held:
+                    if self._held and not self.is_v5:
                         self._hold(packet)  # those before it come first [MQTT-4.6.0-2]
                         continue
                     try:
                         if guard is not None and not guard.publish.get(topic) and not guard.may_publish(topic, packets):
                             raise PublishForbidden(topic)
-                        append(route_of(topic), body, b"", RECORD_FLAGS[flags])
+                        if qos != _QOS_2 or not session.lasts:
+                            append(route_of(topic), body, b"", RECORD_FLAGS[flags])
+                        else:  # by this very record a repetition is no new message, whatever becomes of the node
+                            append(route_of(topic), body, _received(session, packet_id), RECORD_FLAGS[flags] | _SESSION)
                     except StoreError as error:
                         publishes += self._publish_otherwise(packet, error, answers)
                         continue
@@ -367,6 +388,8 @@ class Connection(asyncio.Protocol):
                 store.when_durable(partial(self._acknowledge, PUBACK, puback_ids, answers.denied))
             if pubrec_ids:
                 store.when_durable(partial(self._acknowledge, PUBREC, pubrec_ids, answers.denied))
+            if self._unrecorded:
+                self._record()
             if self.lagging or self._resend:
                 self._pump()
         if undecided is not None:
@@ -413,7 +436,7 @@ class Connection(asyncio.Protocol):
         try:
             if guard is not None and not guard.may_publish(topic, packets):
                 raise PublishForbidden(topic)
-            self._store(flags, topic, body, found)
+            self._store(flags, topic, body, found, packet_id)
         except StoreError as error:
             self._deny(topic, packet_id, error, answers)
             self._answer(flags, packet_id, answers)
@@ -430,7 +453,7 @@ class Connection(asyncio.Protocol):
         is_stored = False
         if isinstance(error, TopicInvalid) and topic.startswith(b"$delayed/"):
             try:
-                self._store(flags, topic, body, {})
+                self._store(flags, topic, body, {}, packet_id)
                 is_stored = True
             except StoreError as refused:
                 error = refused
@@ -452,7 +475,7 @@ class Connection(asyncio.Protocol):
             if packet_id not in answers.denied:
                 self.session.received.add(packet_id)
 
-    def _store(self, flags: int, topic: bytes, body: bytes, found: Found) -> None:
+    def _store(self, flags: int, topic: bytes, body: bytes, found: Found, packet_id: int) -> None:
         """Store a message off the hot path. Raises StoreError."""
         gateway, store = self.gateway, self.store
         due_ms = 0
@@ -462,9 +485,17 @@ class Connection(asyncio.Protocol):
                 gateway.delayed.check_room()
         if gateway.options.check_payload_format and found.get(Property.PAYLOAD_FORMAT) == 1:
             _check_utf_8(body)
-        publisher = self.session.client_id if self.session.no_local else ""
-        properties = encode_properties(to_stored(found, store.now_ms(), publisher=publisher, deliver_at_ms=due_ms))
-        store.append_message(store.queues.route(topic), body, properties, RECORD_FLAGS[flags] | (Flag.DELAYED if due_ms else 0))
+        session, now_ms = self.session, store.now_ms()
+        publisher = session.client_id if session.no_local else ""
+        record_flags = RECORD_FLAGS[flags] | (Flag.DELAYED if due_ms else 0)
+        if flags & 6 == _QOS_2 and session.lasts:
+            record_flags |= _SESSION
+            about = to_stored(
+                found, now_ms, publisher=publisher, deliver_at_ms=due_ms, session=session.client_id, packet_id=packet_id
+            )
+        else:
+            about = to_stored(found, now_ms, publisher=publisher, deliver_at_ms=due_ms)
+        store.append_message(store.queues.route(topic), body, encode_properties(about), record_flags)
 
     def _topic_of(self, topic: bytes, found: Found) -> bytes:
         """Return the topic of a PUBLISH, which an alias may stand for (3.3.2.3.4)."""
@@ -538,7 +569,10 @@ class Connection(asyncio.Protocol):
             self.gateway.counters.publishes_dropped += 1
             return
         size = len(topic) + len(body) + HELD_OVERHEAD_BYTES
-        self._held.append(packet)
+        self._hold_all([packet], size)
+
+    def _hold_all(self, packets: list[codec.Packet], size: int) -> None:
+        self._held += packets
         self._held_bytes += size
         self.gateway.hold(self, size)
         if self._holds_too_much:
@@ -569,13 +603,19 @@ class Connection(asyncio.Protocol):
         self.gateway.traffic.packets_in[kind] += 1
         packet_id = packet[1]
         is_refused = len(packet) > 2 and packet[2] >= REFUSED
-        slot = self.session.inflight.get(packet_id)
-        expected = self.session.acked(kind, packet_id, is_refused=is_refused)
+        session = self.session
+        slot = session.inflight.get(packet_id)
+        expected = session.acked(kind, packet_id, is_refused=is_refused)
         if expected and slot is not None and slot.delivery:
             if is_refused:
                 self.gateway.shared.settle(Kind.POP_DEAD_LETTER, [slot.delivery])  # [MQTT-4.8.2-6]
             else:
                 self.gateway.shared.acknowledge(slot.delivery)
+        if session.lasts:
+            if kind == PUBREC and not is_refused:
+                self._unrecorded.append((PUBREC, packet_id, expected or packet_id in session.inflight))
+                return
+            self.gateway.lifetimes.touch(session)
         if kind == PUBREC and not is_refused:
             if expected or not self.is_v5 or packet_id in self.session.inflight:
                 self._write(codec.encode_acks(PUBREL, [packet_id]))  # also the second time [MQTT-4.3.3-4]
@@ -607,11 +647,43 @@ class Connection(asyncio.Protocol):
 
     def _released(self, packet_id: int) -> None:
         received = self.session.received
+        if self.session.lasts:
+            self._unrecorded.append((PUBREL, packet_id, packet_id in received))
+            received.discard(packet_id)
+            return
         if packet_id in received or not self.is_v5:
             received.discard(packet_id)
             self._write(codec.encode_acks(PUBCOMP, [packet_id]))  # in 3.1.1 whether it was known or not (4.3.3)
         else:
             self._write(codec.encode_ack(PUBCOMP, packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND))
+
+    def _record(self) -> None:
+        """Record the PUBRECs and PUBRELs of this read, and answer them when that is durable.
+
+        Else the node could forget after a kill that a client has released a packet id, and send the message again as a new one;
+        or take the next message under that packet id for a repetition.
+        """
+        unrecorded, self._unrecorded = self._unrecorded, []
+        self.gateway.shared.flush()  # before it: what a client has must go to nobody else, whatever becomes of the node
+        if not self.session.lasts:  # the connection has ended: the client repeats them on another
+            return
+        released = [packet_id for kind, packet_id, _ in unrecorded if kind == PUBREL]
+        try:
+            self.gateway.lifetimes.record(self.session, released)
+        except DiskFull:  # they are handled once more when there is room
+            self.session.received.update(packet_id for kind, packet_id, expected in unrecorded if kind == PUBREL and expected)
+            self._hold_all([each[:2] for each in unrecorded], HELD_OVERHEAD_BYTES * len(unrecorded))
+            return
+        self.store.when_durable(partial(self._answer_recorded, unrecorded))
+
+    def _answer_recorded(self, recorded: list[tuple[int, int, bool]]) -> None:
+        for kind, answer in ((PUBREC, PUBREL), (PUBREL, PUBCOMP)):
+            known = [packet_id for each, packet_id, expected in recorded if each == kind and (expected or not self.is_v5)]
+            if known:
+                self._write(codec.encode_acks(answer, known), len(known))
+            for each, packet_id, expected in recorded if self.is_v5 else ():
+                if each == kind and not expected:
+                    self._write(codec.encode_ack(answer, packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND))
 
     def _left(self, body: bytes) -> None:
         """Handle a DISCONNECT (3.14.4)."""
@@ -619,9 +691,9 @@ class Connection(asyncio.Protocol):
         if wish.session_expiry_s is not None:
             if wish.session_expiry_s and not self.session.expiry_s:
                 raise ProtocolError("a DISCONNECT makes a session last that the CONNECT did not (3.14.2.2.2)")
-            self.session.expiry_s = self.gateway.expiry_s(wish.session_expiry_s)
+            self.session.expiry_s = min(wish.session_expiry_s, self.gateway.options.session_expiry_s_max)
         if wish.reason == ReasonCode.NORMAL_DISCONNECTION:
-            self.session.will = None  # [MQTT-3.14.4-3]
+            self.session.has_will = False  # [MQTT-3.14.4-3]
         self.close("", ReasonCode.NORMAL_DISCONNECTION)
 
     # --- CONNECT ----------------------------------------------------------------------------------------------------
@@ -671,10 +743,8 @@ class Connection(asyncio.Protocol):
             self.packet_bytes_max = wish.packet_bytes_max
             alias_max = min(wish.topic_alias_max, gateway.options.topic_alias_max)
             self.aliases = Aliases(alias_max) if alias_max else None
-        is_present = gateway.register(self, client_id, clean_start=wish.clean_start)
+        is_present = gateway.register(self, client_id, wish)
         self.session.inflight_max = min(wish.receive_max, gateway.options.inflight_max)
-        self.session.will = wish.will
-        self.session.expiry_s = gateway.expiry_s(wish.session_expiry_s)
         self.connected = True
         keep_alive_s = self._keep_alive_s(wish)
         self.keep_alive_s = keep_alive_s * 1.5  # [MQTT-3.1.2-22] 3.1.1:[MQTT-3.1.2-24]
@@ -715,6 +785,7 @@ class Connection(asyncio.Protocol):
         self._resend = list(reversed(session.inflight))
         for subscription in session.subscriptions.values():
             subscription.begin(self)
+            self.gateway.sys.subscribed(subscription, says_all=False)
         self.pump_soon()
 
     # --- subscriptions ----------------------------------------------------------------------------------------------
@@ -735,7 +806,7 @@ class Connection(asyncio.Protocol):
         ]
         more = ReasonCode.QUOTA_EXCEEDED if self.is_v5 else SUBACK_FAILURE
         granted += [more] * (len(wish.filters) - len(granted))
-        self._write(codec.encode_suback(wish.packet_id, granted, self.is_v5))
+        self._write_recorded(codec.encode_suback(wish.packet_id, granted, self.is_v5))
         self._pump()
 
     def _add(self, topic_filter: str, options: int, identifier: int) -> int:
@@ -743,6 +814,9 @@ class Connection(asyncio.Protocol):
         gateway, session = self.gateway, self.session
         subscriptions = session.subscriptions
         old = subscriptions.get(topic_filter)
+        handling = (options & RETAIN_HANDLING) >> 4
+        wants_retained = handling == 0 or (handling == 1 and old is None)  # [MQTT-3.3.1-9] to [MQTT-3.3.1-11]
+        before = self.store.log.end
         try:
             if old is None:
                 self._check_subscriptions()
@@ -750,13 +824,20 @@ class Connection(asyncio.Protocol):
                 gateway.shared.subscribe(session, topic_filter, options, identifier).begin(self)
                 return options & QOS
             # A replaced one keeps its queue, and its place there: by now another queue may serve this filter.
-            queue = self.store.queues.attach(topic_filter, session.owner) if old is None else old.queue
+            if session.lasts:
+                queue = gateway.lifetimes.subscribe(
+                    session, topic_filter, options, identifier, before if wants_retained else None
+                )
+            else:
+                queue = self.store.queues.attach(topic_filter, session.owner) if old is None else old.queue
         except StoreError as error:
             return self._refusal(topic_filter, error)
         subscription = Subscription(session, topic_filter, queue, options, identifier)
-        handling = (options & RETAIN_HANDLING) >> 4
-        if handling == 0 or (handling == 1 and old is None):  # [MQTT-3.3.1-9] to [MQTT-3.3.1-11]
-            subscription.retained = gateway.retained.matching(topic_filter, before=self.store.log.end)
+        if session.lasts and session.stored is not None:
+            subscription.stored = session.stored.subscriptions[topic_filter]
+            subscription.cursor = subscription.stored.cursor
+        if wants_retained:
+            subscription.retained = gateway.retained.matching(topic_filter, before=before)
         if old is not None:
             old.rest()
             gateway.sys.unsubscribed(old)
@@ -805,7 +886,11 @@ class Connection(asyncio.Protocol):
         wish = parse_unsubscribe(body, is_v5=self.is_v5)
         codes: list[ReasonCode] = []
         for topic_filter in wish.filters:
-            subscription = self.session.subscriptions.pop(topic_filter, None)
+            subscription = self.session.subscriptions.get(topic_filter)
+            if subscription is not None:
+                if subscription.stored is not None:
+                    self.gateway.lifetimes.unsubscribe(self.session, topic_filter)
+                del self.session.subscriptions[topic_filter]
             codes.append(ReasonCode.NO_SUBSCRIPTION_EXISTED if subscription is None else ReasonCode.SUCCESS)
             if subscription is not None:
                 subscription.rest()
@@ -813,9 +898,16 @@ class Connection(asyncio.Protocol):
                 self.gateway.drop(subscription)
                 self._compare(subscription)
         if self.is_v5:
-            self._write(codec.encode_unsuback_5(wish.packet_id, codes))
+            self._write_recorded(codec.encode_unsuback_5(wish.packet_id, codes))
         else:
-            self._write(codec.encode_unsuback(wish.packet_id))  # also where there was none 3.1.1:[MQTT-3.10.4-5]
+            self._write_recorded(codec.encode_unsuback(wish.packet_id))  # also where there was none 3.1.1:[MQTT-3.10.4-5]
+
+    def _write_recorded(self, data: bytes) -> None:
+        """Send an answer; in a session that lasts when what it says is durable."""
+        if self.session.lasts:
+            self.store.when_durable(partial(self._write, data))
+        else:
+            self._write(data)
 
     def pump_soon(self) -> None:
         """Go on with the subscriptions that lag, in the next turn of the loop."""
@@ -830,6 +922,8 @@ class Connection(asyncio.Protocol):
     def _pump(self) -> None:
         if self._resend:
             self._send_again()
+        if self.gateway.options.session_queued_max and self.lagging:
+            self.gateway.lifetimes.pass_over(self.session)
         for subscription in tuple(self.lagging):
             if not self.writable or self._resend:
                 return
@@ -877,11 +971,32 @@ class Connection(asyncio.Protocol):
     # --- output and the end -----------------------------------------------------------------------------------------
 
     def send_publishes(self, data: bytes, count: int) -> None:
-        """Send a run of PUBLISH packets."""
+        """Send a run of PUBLISH packets, behind those that wait."""
+        if self._waiting_runs:
+            self.send_when_durable(data, count)
+            return
         self.gateway.counters.publishes_out += count
         self.listener.bytes_out += len(data)
         if self._transport is not None:
             self._transport.write(data)
+
+    def send_when_durable(self, data: bytes, count: int) -> None:
+        """Send a run when all that was recorded so far is durable. More than the send buffer takes must not wait."""
+        self._waiting_runs += 1
+        self._waiting_bytes += len(data)
+        if self._waiting_bytes >= self.gateway.options.send_buffer_bytes:
+            self.writable = False
+        self.store.when_durable(partial(self._send_durable, data, count))
+
+    def _send_durable(self, data: bytes, count: int) -> None:
+        self.gateway.counters.publishes_out += count
+        self.listener.bytes_out += len(data)
+        if self._transport is not None:
+            self._transport.write(data)
+        self._waiting_runs -= 1
+        self._waiting_bytes -= len(data)
+        if not self.writable:
+            self._write_on()
 
     def _why(self, why: str) -> str:
         """Return a reason string, where the client wants such [MQTT-3.1.2-29]."""
@@ -897,7 +1012,7 @@ class Connection(asyncio.Protocol):
         self.listener.bytes_out += len(data)
         self.gateway.traffic.packets_out[data[0] >> 4] += packets
         self._transport.write(data)
-        if not self.writable:
+        if self._is_full:
             self._answers_bytes += len(data)
             if self._answers_bytes > ANSWERS_BYTES_MAX:
                 self.hold_reading(ANSWERS)
@@ -947,7 +1062,10 @@ class Connection(asyncio.Protocol):
         self._drop_held()  # none of it was acknowledged
         for subscription in self.session.subscriptions.values():
             subscription.rest()
-        self.gateway.left(self.session)
+            self.gateway.drop(subscription)
+        self.gateway.shared.away(self.session)
+        self.gateway.lifetimes.left(self.session)
+        self.session.subscriptions.clear()
 
 
 class Answers:
@@ -977,6 +1095,11 @@ class SubscriptionForbidden(StoreError):
 
 class PayloadInvalid(StoreError):
     """Raised when a body is not of the format that its publisher says it is of."""
+
+
+def _received(session: Session, packet_id: int) -> bytes:
+    """Return the properties of a plain message that a session has received at QoS 2."""
+    return orjson.dumps({"session": session.client_id, "packet_id": packet_id})
 
 
 def _check_utf_8(body: bytes) -> None:

@@ -94,6 +94,10 @@ class Aliases:
         """Note that a packet goes out that tells the client what an alias stands for."""
         self._given[topic] = alias
 
+    def forget(self) -> None:
+        """Give all of them anew: what a packet says of an alias goes before what the client was told."""
+        self._given.clear()
+
 
 Choose = Callable[[bytes, str], Terms | None]
 """Says under which terms one client gets a message, by its topic and publisher; None where it doesn't."""

@@ -1,29 +1,28 @@
-"""The gateway: the MQTT listener, who is connected, whose sessions wait for them, and what holds for all connections."""
+"""The gateway: the MQTT listeners, who is connected, and what holds for all connections."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import OrderedDict
 from contextlib import suppress
 from time import monotonic_ns
 
 import structlog
 
 from gateway.access import Access
-from gateway.connection import CLOSE_FLUSH_S, HELD_OVERHEAD_BYTES, Connection
+from gateway.connection import CLOSE_FLUSH_S, Connection
 from gateway.errors import ConnectRefused
 from gateway.fanout import Fanout
+from gateway.lifetimes import Lifetimes
 from gateway.listener import Listeners
 from gateway.logbook import Logbook
-from gateway.message import to_stored
 from gateway.options import PLAIN_NAME, GatewayOptions
-from gateway.packets import Will
+from gateway.packets import Connect
 from gateway.peer import Peer
 from gateway.pressure import Pressure
 from gateway.reasons import ConnectCode, ReasonCode
 from gateway.retained import RetainedMessages
-from gateway.session import Session
+from gateway.sessions import Sessions
 from gateway.shared import SharedSubscriptions
 from gateway.sources import Sources
 from gateway.subscription import Subscription
@@ -34,15 +33,15 @@ from pop.admin import GroupAdmin
 from store.errors import DiskFull, StoreError
 from store.lightqueue import LightQueue
 from store.options import MIB
-from store.record import Flag, encode_properties
+from store.record import Flag
 from store.store import Store
 from timer.delayed import DelayedMessages
 
 logger = structlog.get_logger("gateway")
 
 WHEEL_S = 1
-"""Step of the wheel. A connection is closed at most this long after 1.5 times its keep alive, a will is published at most this
-long after its delay, and a session ends at most this long after its expiry interval."""
+"""Step of the wheel. A connection is closed at most this long after 1.5 times its keep alive; as a rule a will is published at
+most this long after its delay, and a session ends at most this long after its expiry interval."""
 
 STRUCK = frozenset(
     (
@@ -77,6 +76,7 @@ class Counters:
         "publishes_in",
         "publishes_out",
         "publishes_refused",
+        "queued_dropped",
         "sessions_expired",
         "subscriptions",
         "subscriptions_refused",
@@ -99,9 +99,11 @@ class Counters:
         """Those of shared subscriptions that went back to the others, unacknowledged."""
         self.deliveries_too_large = 0
         """Those not sent because the client takes no packet as large."""
+        self.queued_dropped = 0
+        """Messages that waited for a client behind `mqtt.session_queued_max` others."""
         self.sessions_expired = 0
         self.subscriptions = 0
-        """Those that exist now."""
+        """Those of clients that are connected now."""
         self.subscriptions_refused = 0
         self.subscriptions_shared = 0
         """Of those that exist now."""
@@ -117,6 +119,7 @@ class Gateway:
         retained: the retained messages, a part of that store.
         delayed: the delayed messages, another part of it.
         groups: POP's groups, which are what shared subscriptions are.
+        sessions: what outlives connections, another part of it.
         options: see `GatewayOptions`.
         delay_ms_max: how long a message may be delayed.
     """
@@ -127,6 +130,7 @@ class Gateway:
         retained: RetainedMessages,
         delayed: DelayedMessages,
         groups: GroupAdmin,
+        sessions: Sessions,
         options: GatewayOptions,
         *,
         delay_ms_max: int,
@@ -147,18 +151,15 @@ class Gateway:
         """Connections that are not yet where MQTT begins."""
         self.clients: dict[str, Connection] = {}
         self.connections: set[Connection] = set()
-        self.away: OrderedDict[str, Session] = OrderedDict()
-        """The sessions whose clients are not connected, by client id; who left first comes first."""
+        self.lifetimes = Lifetimes(self, sessions)
         self.shared = SharedSubscriptions(self, groups)
         self.sys = SystemTopics(self)
         self.loop: asyncio.AbstractEventLoop
         self._fanouts: dict[int, Fanout] = {}
         self._holding: dict[Connection, None] = {}
         self.held_bytes = 0
-        """Of PUBLISHes and wills that wait for a disk with room."""
-        self._wills: list[tuple[Will, str]] = []
-        """Wills that wait for it, with their publishers where these must not get them."""
-        self._wheel: dict[int, set[Connection | Session]] = {}
+        """Of packets that wait for a disk with room."""
+        self._wheel: dict[int, set[Connection]] = {}
         self._wheel_second = 0
         self._wheel_timer: asyncio.TimerHandle | None = None
         self._emptied: asyncio.Future[None] | None = None
@@ -181,6 +182,7 @@ class Gateway:
         self.throttle.ticker.start(self.loop)
         self._wheel_second = int(self.loop.time())
         self._turn_wheel()
+        self.lifetimes.start()
         return self.listeners[PLAIN_NAME].address.port if self.options.plain == "on" else 0
 
     async def stop(self) -> None:
@@ -192,12 +194,8 @@ class Gateway:
         self.throttle.ticker.stop()
         for connection in tuple(self.connections):
             connection.close("", ReasonCode.SERVER_SHUTTING_DOWN)
-        # Sessions end with the process, and a will is published when its session ends (MQTT 5.0, 3.1.2.5).
-        for session in tuple(self.away.values()):
-            self._end(session)
+        self.lifetimes.stop()
         self.shared.flush()
-        if self._wills:
-            logger.warning("will.dropped", count=len(self._wills), why="the node stops while the disk is full")
         if self.connections:
             self._emptied = self.loop.create_future()
             with suppress(TimeoutError):
@@ -240,85 +238,29 @@ class Gateway:
                 ConnectCode.SERVER_UNAVAILABLE,
             )
 
-    def register(self, connection: Connection, client_id: str, *, clean_start: bool) -> bool:
+    def register(self, connection: Connection, client_id: str, wish: Connect) -> bool:
         """Make a connection the one of its client id; an older one with that id is closed [MQTT-3.1.4-3] 3.1.1:[MQTT-3.1.4-2].
 
-        Gives it its session; returns whether that was there before [MQTT-3.1.2-4], [MQTT-3.1.2-5].
+        Gives it its session; returns whether that was there before. Raises ConnectRefused.
         """
+        expiry_s = min(wish.session_expiry_s, self.options.session_expiry_s_max)
+        self.lifetimes.check(client_id, wish, expiry_s)
         older = self.clients.get(client_id)
         if older is not None:
             older.close("another connection came with its client id", ReasonCode.SESSION_TAKEN_OVER)
-        session = self.away.get(client_id)
-        if session is not None and clean_start:
-            self._end(session)
-            session = None
-        is_present = session is not None
-        if session is None:
-            session = Session(client_id, 0, None)
-        else:
-            del self.away[client_id]
-            self._unwatch(session)  # a will that was not due yet is not published [MQTT-3.1.3-9]
-        connection.session = session
+        connection.session, is_present = self.lifetimes.open(client_id, wish, expiry_s)
         self.clients[client_id] = connection
         self.counters.connections_accepted += 1
         self.access.entered(connection)
         self.traffic.entered(connection)
         return is_present
 
-    # --- sessions ---------------------------------------------------------------------------------------------------
-
-    def expiry_s(self, wished_s: int) -> int:
-        """Return how many seconds a session lasts for a client that wishes for `wished_s`."""
-        return min(wished_s, self.options.session_expiry_s_max)
-
-    def left(self, session: Session) -> None:
-        """Keep the session of a client whose connection has ended, or end it. To be called once for each connection."""
-        self.shared.away(session)
-        if not session.expiry_s:
-            self._end(session)
-            return
-        if len(self.away) >= self.options.sessions_away_max:
-            self._end(next(iter(self.away.values())))
-        now_s = self.loop.time()
-        session.ends_s = now_s + session.expiry_s
-        session.will_due_s = now_s + session.will.delay_s if session.will is not None else 0.0
-        self.away[session.client_id] = session
-        self._go_on(session, now_s)
-
-    def _go_on(self, session: Session, now_s: float) -> None:
-        """Do what is due in a session whose client is away: publish its will, end it."""
-        if now_s >= session.ends_s:
-            self.counters.sessions_expired += 1
-            self._end(session)
-            return
-        if session.will is not None and now_s >= session.will_due_s:
-            self._publish_will(session)
-        self._watch_until(session, session.ends_s if session.will is None else min(session.will_due_s, session.ends_s))
-
-    def _end(self, session: Session) -> None:
-        """End a session. Its will, if it has one, is published now at the latest [MQTT-3.1.2-8]."""
-        if self.away.get(session.client_id) is session:
-            del self.away[session.client_id]
-        self._unwatch(session)
-        self.shared.ended(session)
-        for subscription in session.subscriptions.values():
-            self.drop(subscription)
-        session.subscriptions.clear()
-        session.subscriptions_changed()
-        self._publish_will(session)
-
     def drop(self, subscription: Subscription) -> None:
-        """Give up what a subscription holds in the store. It has left its fanout."""
+        """Give up what a subscription holds here, and in the store if its session doesn't last. It has left its fanout."""
         self.counters.subscriptions -= 1
         self.counters.subscriptions_shared -= subscription.is_shared
         self.sys.unsubscribed(subscription)
         subscription.release()
-
-    def _publish_will(self, session: Session) -> None:
-        """Publish what a client left behind, once [MQTT-3.1.2-8]."""
-        will, session.will = session.will, None
-        if will is not None:
-            self.publish_will(will, session.client_id if session.no_local else "")
 
     def assign_client_id(self) -> str:
         """Return a client id for a client that gave none [MQTT-3.1.3-6]."""
@@ -353,26 +295,14 @@ class Gateway:
 
     def _publish_for_plugin(self, topic: str, body: bytes, qos: int, retain: bool) -> None:
         """Publish what a plugin sends. Called on the plugins' thread."""
-        self.loop.call_soon_threadsafe(self.publish_will, Will(topic, body, qos, retain))
+        self.loop.call_soon_threadsafe(self._publish, topic, body, qos | (Flag.RETAIN if retain else 0))
 
-    def publish_will(self, will: Will, publisher: str = "") -> None:
-        """Publish a will. `publisher` is its client, where its own subscriptions must not get it.
-
-        While the disk is full it waits, as a PUBLISH of MQTT 3.1.1 does.
-        """
+    def _publish(self, topic: str, body: bytes, flags: int) -> None:
         try:
-            route = self.store.queues.route(will.topic.encode())
-            properties = encode_properties(to_stored(will.properties, self.store.now_ms(), publisher=publisher))
-            self.store.append_message(route, will.body, properties, will.qos | (Flag.RETAIN if will.retain else 0))
-        except DiskFull as error:
-            if will.qos and not self.is_holding_all:
-                self._wills.append((will, publisher))
-                self.held_bytes += len(will.body) + HELD_OVERHEAD_BYTES
-            else:
-                self.counters.wills_dropped += 1
-                logger.warning("will.dropped", topic=will.topic[:80], why=str(error))
+            self.store.append_message(self.store.queues.route(topic.encode()), body, b"", flags)
         except StoreError as error:
-            logger.warning("will.refused", topic=will.topic[:80], why=str(error))
+            self.counters.publishes_dropped += isinstance(error, DiskFull)
+            logger.warning("plugin.publish_refused", topic=topic[:80], why=str(error))
 
     # --- a full disk ------------------------------------------------------------------------------------------------
 
@@ -396,12 +326,12 @@ class Gateway:
         self.held_bytes -= size
 
     def _relieved(self) -> None:
-        wills, self._wills = self._wills, []
-        self.held_bytes -= sum(len(will.body) + HELD_OVERHEAD_BYTES for will, _ in wills)
-        for will, publisher in wills:
-            self.publish_will(will, publisher)
         for connection in tuple(self._holding):
             self.loop.call_soon(connection.release_held)
+        for connection in self.clients.values():
+            if connection.lagging:  # what is sent at QoS 2 is recorded first
+                connection.pump_soon()
+        self.lifetimes.turn()
 
     # --- the wheel: one timer for all keep alives, sessions and wills -------------------------------------------------
 
@@ -410,13 +340,13 @@ class Gateway:
         if connection.keep_alive_s:
             self._watch_until(connection, connection.received_s + connection.keep_alive_s)
 
-    def _watch_until(self, watched: Connection | Session, deadline_s: float) -> None:
+    def _watch_until(self, watched: Connection, deadline_s: float) -> None:
         self._unwatch(watched)
         watched.wheel_slot = int(deadline_s) + 1
         self._wheel.setdefault(watched.wheel_slot, set()).add(watched)
 
-    def _unwatch(self, watched: Connection | Session) -> None:
-        """Take a connection or session from the wheel: its slot may be a day away, and what is in it stays in memory."""
+    def _unwatch(self, watched: Connection) -> None:
+        """Take a connection from the wheel: its slot may be a day away, and what is in it stays in memory."""
         slot = self._wheel.get(watched.wheel_slot)
         if slot is not None:
             slot.discard(watched)
@@ -430,11 +360,9 @@ class Gateway:
         self.logbook.turn_page()
         while self._wheel_second <= now_s:
             for watched in self._wheel.pop(self._wheel_second, ()):
-                if isinstance(watched, Session):
-                    self._go_on(watched, now_s)
-                else:
-                    self._check_alive(watched, now_s)
+                self._check_alive(watched, now_s)
             self._wheel_second += 1
+        self.lifetimes.turn()
         self.sys.turn(now_s)
 
     def _check_alive(self, connection: Connection, now_s: float) -> None:

@@ -7,7 +7,9 @@ from gateway.properties import Found, Property
 from store.record import Properties
 
 
-def to_stored(found: Found, now_ms: int, *, publisher: str = "", deliver_at_ms: int = 0) -> Properties:
+def to_stored(
+    found: Found, now_ms: int, *, publisher: str = "", deliver_at_ms: int = 0, session: str = "", packet_id: int = 0
+) -> Properties:
     """Return what is stored with a message that came with the properties `found`.
 
     Args:
@@ -15,6 +17,7 @@ def to_stored(found: Found, now_ms: int, *, publisher: str = "", deliver_at_ms: 
         now_ms: when it came: its expiry interval counts from there, or from when it is due.
         publisher: the client, where its own subscriptions must not get it.
         deliver_at_ms: when it is due, or 0.
+        session, packet_id: see `Properties`.
     """
     get = found.get
     expiry_s = get(Property.MESSAGE_EXPIRY_S)
@@ -27,6 +30,8 @@ def to_stored(found: Found, now_ms: int, *, publisher: str = "", deliver_at_ms: 
         response_topic=get(Property.RESPONSE_TOPIC),
         correlation_data=get(Property.CORRELATION_DATA),
         publisher=publisher,
+        session=session,
+        packet_id=packet_id,
     )
 
 

@@ -344,8 +344,8 @@ class GatewayOptions:
     )
     shared_max: int = option(
         5000,
-        "Shared subscriptions on this node, each with all its clients: as many POP groups. One more is answered with 0x97 "
-        "(MQTT 3.1.1: 0x80).",
+        "Shared subscriptions of connected clients, each with all its clients: as many POP groups. One more is answered with "
+        "0x97 (MQTT 3.1.1: 0x80).",
         minimum=1,
         maximum=1_000_000,
     )
@@ -366,15 +366,23 @@ class GatewayOptions:
     session_expiry_s_max: int = option(
         7 * DAY_S,
         "Seconds that a session lasts at most when its client is away, whatever longer the client asks for. This is also how "
-        "long the sessions of MQTT 3.1.1 last that are not clean. A stop of the node ends all sessions.",
+        "long the sessions of MQTT 3.1.1 last that are not clean.",
         minimum=0,
         maximum=100 * 365 * DAY_S,
     )
-    sessions_away_max: int = option(
-        100_000,
-        "Sessions that are kept for clients which are away. With one more the session ends whose client left first.",
+    sessions_max: int = option(
+        1_000_000,
+        "Sessions that are stored, on disk: those that outlive their connections, and those of connected clients that leave a "
+        "will. With one more the session of a client that is away ends, the one whose time is over first.",
         minimum=1,
-        maximum=10_000_000,
+        maximum=100_000_000,
+    )
+    session_queued_max: int = option(
+        0,
+        "Messages that may wait for one client, in all of its subscriptions, while it is away or slow. With more the oldest of "
+        "the longest queues are passed over, when the client reads on. 0: as many as retention leaves.",
+        minimum=0,
+        maximum=1_000_000_000,
     )
     check_payload_format: bool = option(
         False,

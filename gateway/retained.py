@@ -59,7 +59,7 @@ class RetainedMessages:
         """Return how many there were at the last commit, with those that have expired and that nobody came upon."""
         return self._count
 
-    def matching(self, topic_filter: str, before: int) -> Iterator[bytes]:
+    def matching(self, topic_filter: str, before: int, after: bytes = b"") -> Iterator[bytes]:
         """Yield a light-queue entry for each retained message whose topic a filter matches, in the order of the topics.
 
         Reads as it goes, so a million of them take no memory. Only what was committed is seen. Yields nothing (`b""`) after
@@ -68,18 +68,19 @@ class RetainedMessages:
         Args:
             topic_filter: a valid filter.
             before: the end of the log when the subscription began. A message from there on comes by the light queue.
+            after: only topics behind this one.
         """
         assert self._index is not None, "the store has not recovered yet"
         if topics.is_wildcard(topic_filter):
-            yield from self._search(self._index, topic_filter, before)
+            yield from self._search(self._index, topic_filter, before, after)
             return
         row = self._index.get(Space.RETAINED + topic_filter.encode())
-        if row is not None:
+        if row is not None and not after:
             yield self._entry(topic_filter.encode(), row, before)
 
-    def _search(self, index: Index, topic_filter: str, before: int) -> Iterator[bytes]:
+    def _search(self, index: Index, topic_filter: str, before: int, after: bytes) -> Iterator[bytes]:
         missed = 0
-        for topic, row in self._candidates(index, topic_filter):
+        for topic, row in self._candidates(index, topic_filter, after):
             found = b""
             if row is not None and topics.matches(topic_filter, topic.decode()):
                 found = self._entry(topic, row, before)
@@ -92,19 +93,24 @@ class RetainedMessages:
                     missed = 0
                     yield b""
 
-    def _candidates(self, index: Index, topic_filter: str) -> Iterator[tuple[bytes, bytes | None]]:
-        """Yield the topics that are in all lists of a wildcard filter, ascending, with their rows; None for a leap in vain."""
+    def _candidates(self, index: Index, topic_filter: str, after: bytes) -> Iterator[tuple[bytes, bytes | None]]:
+        """Yield the topics that are in all lists of a wildcard filter, ascending, those behind `after`, with their rows.
+
+        None in place of a row is for a leap in vain.
+        """
         start = _literal_prefix(topic_filter).encode()
         prefixes = _lists_of(topic_filter)
         if not prefixes:
             if start and not start.endswith(b"/"):  # `a/#` matches `a`, and else what begins with `a/`
-                yield start, index.get(Space.RETAINED + start)
+                if after < start:
+                    yield start, index.get(Space.RETAINED + start)
                 start += b"/"
-            for key, row in index.rows(Space.RETAINED + start):
+            behind = after[len(start) :] + b"\0" if after.startswith(start) and after else b""
+            for key, row in index.rows(Space.RETAINED + start, behind):
                 yield key[1:], row
             return
         lists = [_Postings(index, prefix, start) for prefix in prefixes]
-        topic, agreed, at = start, 0, 0
+        topic, agreed, at = after + b"\0" if after else start, 0, 0
         while (found := lists[at].at_or_after(topic)) is not None:
             agreed = agreed + 1 if found == topic else 1
             topic = found

@@ -1,8 +1,8 @@
 """A session: what the server knows of one client beyond its connection. MQTT 5.0, 4.1.
 
 A session holds no messages. It holds a cursor for each subscription, and packet ids: which deliveries wait for their ack,
-and which QoS 2 messages of the client were stored already. So one whose client is away costs what it is written in, and what
-comes meanwhile lies in the light queues.
+and which QoS 2 messages of the client were stored already. This is that of a client that is connected. What is left of it
+while the client is away is `gateway.stored`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gateway.packets import PUBACK, PUBCOMP, PUBREC
 
 if TYPE_CHECKING:
     from gateway.encoding import Slot
-    from gateway.packets import Will
+    from gateway.stored import StoredSession
     from gateway.subscription import Subscription
 
 PACKET_ID_MAX: Final = 65_535
@@ -31,30 +31,33 @@ class Session:
     Parameters:
         client_id: never empty.
         inflight_max: deliveries of QoS 1 and 2 that may wait for their ack.
-        will: what is published when the connection ends without a DISCONNECT.
+        stored: what is stored of it, where that is anything.
     """
 
     __slots__ = (
         "_matches",
         "client_id",
-        "ends_s",
         "expiry_s",
+        "has_will",
         "inflight",
         "inflight_max",
         "last_packet_id",
+        "lasts",
         "no_local",
         "received",
+        "stored",
         "subscribed",
         "subscriptions",
-        "wheel_slot",
-        "will",
-        "will_due_s",
     )
 
-    def __init__(self, client_id: str, inflight_max: int, will: Will | None) -> None:
+    def __init__(self, client_id: str, inflight_max: int, stored: StoredSession | None = None) -> None:
         self.client_id = client_id
         self.inflight_max = inflight_max
-        self.will = will
+        self.stored = stored
+        self.lasts = False
+        """Its subscriptions and packet ids are stored. Else it is stored for its will only, if at all."""
+        self.has_will = False
+        """A will is stored, to be published when the connection ends without a DISCONNECT."""
         self.expiry_s = 0
         """Seconds that it lasts when its connection has ended."""
         self.subscriptions: dict[str, Subscription] = {}
@@ -67,16 +70,11 @@ class Session:
         self.received: set[int] = set()
         """Packet ids of QoS 2 messages that are stored and not released yet: a repetition is no new message [MQTT-4.3.3-10]."""
         self.last_packet_id = 0
-        self.wheel_slot = 0
-        """Where the gateway's wheel holds this session while its client is away."""
-        self.ends_s = 0.0
-        self.will_due_s = 0.0
-        """When the session ends and when its will is published, on the loop's clock, while its client is away."""
         self._matches: dict[str, tuple[Subscription, ...]] = {}
 
     @property
     def owner(self) -> str:
-        """What this session is called among the owners of a light queue."""
+        """What a session that doesn't last is called among the owners of a transient queue."""
         return f"session:{id(self)}"
 
     @property

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
@@ -28,6 +28,7 @@ import structlog
 
 from gateway.encoding import Slot, Terms, encode_run
 from gateway.parsers import SHARE
+from gateway.sessions import OWNER
 from gateway.subscription import PUMP_ENTRIES, Subscription
 from pop.admin import GroupAdmin
 from pop.checkpoint import delivery_id, delivery_of
@@ -43,6 +44,7 @@ from store.topics import check_filter
 if TYPE_CHECKING:
     from gateway.gateway import Gateway
     from gateway.session import Session
+    from gateway.stored import StoredSubscription
 
 logger = structlog.get_logger("gateway")
 
@@ -128,7 +130,7 @@ class SharedSubscription(Subscription):
         self._undecided.clear()
 
     def release(self) -> None:
-        self.members.left()
+        self.members.shared.left(self.members)
 
     def lag(self) -> None:
         super().lag()
@@ -194,29 +196,20 @@ class SharedSubscription(Subscription):
             run = self._encode(entries, is_retained=False)
         else:  # POP has checked their checksums
             run = encode_run(self.connection.store, entries, self.terms)
+        done: list[int] = []
         if len(run.slots) < len(deliveries):
-            deliveries = self._with_slots(run.slots, entries, deliveries)
+            deliveries, done = _with_slots(run.slots, entries, deliveries)
         if self.qos == 2 and self.session.expiry_s:
             deliveries = self._held(run.slots, deliveries)
         slots = [
             Slot(offset, qos, position, size, delivery)
             for (offset, qos, position, size, _), delivery in zip(run.slots, deliveries, strict=True)
         ]
-        self._send(run._replace(slots=slots))
-
-    def _with_slots(self, slots: list[Slot], entries: bytes, deliveries: list[int]) -> list[int]:
-        """Return the deliveries that the slots are of; the others are done."""
-        left = iter(slots)
-        wanted = next(left, None)
-        waiting, done = [], []
-        for position, delivery in zip(entries_array(entries)["position"].tolist(), deliveries, strict=True):
-            if wanted is not None and wanted.position == position:
-                waiting.append(delivery)
-                wanted = next(left, None)
-            else:
-                done.append(delivery)
-        self.members.done(done)
-        return waiting
+        if self._send(run._replace(slots=slots)):
+            self.members.done(done)
+        else:
+            self.members.settle(Kind.POP_REVIVED, done + deliveries)
+            self.lag()
 
     def _held(self, slots: list[Slot], deliveries: list[int]) -> list[int]:
         """Let messages of QoS 2 be this client's as long as its session lasts without it [MQTT-4.8.2-4]; return the new ids."""
@@ -228,6 +221,20 @@ class SharedSubscription(Subscription):
         for at, delivery in zip(places, fresh, strict=True):
             deliveries[at] = delivery
         return deliveries
+
+
+def _with_slots(slots: list[Slot], entries: bytes, deliveries: list[int]) -> tuple[list[int], list[int]]:
+    """Return the deliveries that the slots are of, and the others."""
+    left = iter(slots)
+    wanted = next(left, None)
+    waiting, others = [], []
+    for position, delivery in zip(entries_array(entries)["position"].tolist(), deliveries, strict=True):
+        if wanted is not None and wanted.position == position:
+            waiting.append(delivery)
+            wanted = next(left, None)
+        else:
+            others.append(delivery)
+    return waiting, others
 
 
 Refusers = frozenset[SharedSubscription]
@@ -250,21 +257,21 @@ class Members:
         "_refused",
         "_retry",
         "_scheduled",
-        "_shared",
         "_waiting",
         "count",
         "filter",
         "group",
         "name",
+        "shared",
     )
 
     def __init__(self, shared: SharedSubscriptions, name: str, topic_filter: str, group: Group) -> None:
-        self._shared = shared
+        self.shared = shared
         self.name = name
         self.filter = topic_filter
         self.group = group
         self.count = 0
-        """Subscriptions, those of sessions whose client is away among them."""
+        """Subscriptions of clients that are connected."""
         self._waiting: OrderedDict[SharedSubscription, None] = OrderedDict()
         """Those that had room when they were last seen; whose turn comes next is first."""
         self._poll: Poll | None = None
@@ -286,22 +293,19 @@ class Members:
         if not self._waiting:
             self._stop_waiting()
 
-    def left(self) -> None:
-        """Note that a subscription is given up. With the last one, so is a group that was made for them."""
-        self.count -= 1
-        if not self.count:
-            if self._retry is not None:
-                self._retry.cancel()
-            for _, deliveries in self._refused.values():
-                self.settle(Kind.POP_REVIVED, deliveries)
-            self._refused.clear()
-            self._shared.forget(self)
+    def end(self) -> None:
+        """Give back what is kept. No member is left."""
+        if self._retry is not None:
+            self._retry.cancel()
+        for _, deliveries in self._refused.values():
+            self.settle(Kind.POP_REVIVED, deliveries)
+        self._refused.clear()
 
     # --- taking -----------------------------------------------------------------------------------------------------
 
     def pump(self) -> None:
         """Take what is visible and deal it out, as far as members have room; wait for more where nothing is."""
-        core = self._shared.core
+        core = self.shared.core
         if self._refused:
             self._offer()
         for _ in range(TAKES_MAX):
@@ -313,7 +317,7 @@ class Members:
                 return
             if self.group.gone:
                 return  # `renew` goes on
-            taken = core.take(self.group, room, self._shared.ack_timeout_ms) if not self.group.polls else None
+            taken = core.take(self.group, room, self.shared.ack_timeout_ms) if not self.group.polls else None
             if taken is None:
                 self._wait(room)
                 return
@@ -336,7 +340,7 @@ class Members:
     def _pump_soon(self) -> None:
         if not self._scheduled:
             self._scheduled = True
-            self._shared.loop.call_soon(self._pump_on)
+            self.shared.loop.call_soon(self._pump_on)
 
     def _pump_on(self) -> None:
         self._scheduled = False
@@ -344,7 +348,7 @@ class Members:
 
     def _try_later(self) -> None:
         if self._retry is None:
-            self._retry = self._shared.loop.call_later(RETRY_S, self._try_again)
+            self._retry = self.shared.loop.call_later(RETRY_S, self._try_again)
 
     def _try_again(self) -> None:
         self._retry = None
@@ -354,9 +358,9 @@ class Members:
             self.pump()
 
     def _wait(self, room: int) -> None:
-        poll = Poll(self._shared.loop.create_future(), room, self._shared.ack_timeout_ms)
+        poll = Poll(self.shared.loop.create_future(), room, self.shared.ack_timeout_ms)
         try:
-            self._shared.core.enlist(self.group, poll)
+            self.shared.core.enlist(self.group, poll)
         except Overloaded:  # pop.waiters_max: gRPC's polls come and go
             self._try_later()
             return
@@ -366,7 +370,7 @@ class Members:
     def _stop_waiting(self) -> None:
         poll, self._poll = self._poll, None
         if poll is not None:
-            self._shared.core.withdraw(self.group, poll)
+            self.shared.core.withdraw(self.group, poll)
             if not poll.future.done():
                 poll.future.remove_done_callback(self._arrived)
 
@@ -374,7 +378,7 @@ class Members:
         poll = self._poll
         if poll is not None and poll.future is future:
             self._poll = None
-            self._shared.core.withdraw(self.group, poll)
+            self.shared.core.withdraw(self.group, poll)
         if future.exception() is None:
             self._deal_out(future.result())
         self.pump()
@@ -382,7 +386,7 @@ class Members:
     def renew(self) -> None:
         """Get a group in place of one that an operator has deleted: the subscriptions are there still."""
         try:
-            self.group = self._shared.group(self.name, self.filter)
+            self.group = self.shared.group(self.name, self.filter)
         except StoreError as error:
             logger.warning("shared.idle", group=self.name, filter=self.filter[:80], why=str(error))
             self._try_later()
@@ -464,7 +468,7 @@ class Members:
 
     def still_open(self, entries: bytes, deliveries: list[int]) -> tuple[bytes, list[int]]:
         """Return those of some messages whose time is not over: others may have the rest by now."""
-        is_open = self._shared.core.is_open
+        is_open = self.shared.core.is_open
         left = [at for at, delivery in enumerate(deliveries) if is_open(delivery)]
         return (entries, deliveries) if len(left) == len(deliveries) else chosen(entries, deliveries, left)
 
@@ -482,12 +486,12 @@ class Members:
 
     def settle(self, kind: Kind, deliveries: list[int]) -> None:
         """Settle deliveries: see `PopCore.settle`."""
-        self._shared.settle(kind, deliveries)
+        self.shared.settle(kind, deliveries)
 
     def hold(self, deliveries: list[int], expiry_s: int) -> list[int]:
         """Keep deliveries from all others as long as a session may last; return their new ids."""
         try:
-            return self._shared.core.hold(self.group, deliveries, self._shared.ack_timeout_ms + expiry_s * 1000)
+            return self.shared.core.hold(self.group, deliveries, self.shared.ack_timeout_ms + expiry_s * 1000)
         except DiskFull:
             return deliveries
 
@@ -529,14 +533,7 @@ class SharedSubscriptions:
 
     def _sweep(self) -> None:
         for group in tuple(self.core):
-            if group.settings.shared and (group.name, group.filter) not in self._members:
-                self._delete(group)
-
-    def _delete(self, group: Group) -> None:
-        try:
-            self._admin.delete(group.name, group.filter)
-        except DiskFull:
-            return  # `_relieved` tries again
+            self._delete_unused(group)
 
     def _deleted(self, group: Group) -> None:
         members = self._members.get((group.name, group.filter))
@@ -560,20 +557,45 @@ class SharedSubscriptions:
         """
         if self._gateway.options.shared == "off":
             raise SharedUnavailable("shared subscriptions are switched off: see mqtt.shared")
+        name, shared = split_share(topic_filter)
+        members = self._attach(name, shared)
+        try:
+            if session.lasts:
+                retry = members.group.retry
+                self._gateway.lifetimes.subscribe(session, topic_filter, options, identifier, None, queue=retry)
+        except StoreError:
+            self._forget(members)
+            raise
         old = session.subscriptions.get(topic_filter)
-        if isinstance(old, SharedSubscription):
+        subscription = SharedSubscription(session, topic_filter, members, options, identifier)
+        if session.stored is not None and session.lasts:
+            subscription.stored = session.stored.subscriptions[topic_filter]
+            subscription.cursor = subscription.stored.cursor
+        if old is not None:
             old.rest()
-            subscription = SharedSubscription(session, topic_filter, old.members, options, identifier)
             subscription.number = old.number
+            session.subscriptions[topic_filter] = subscription
         else:
-            members = self._attach(*split_share(topic_filter))
-            members.count += 1
-            subscription = SharedSubscription(session, topic_filter, members, options, identifier)
             session.subscribed += 1
             self._gateway.counters.subscriptions += 1
-            self._gateway.counters.subscriptions_shared += 1
-        session.subscriptions[topic_filter] = subscription
+            self._add(session, subscription)
         return subscription
+
+    def take_up(self, session: Session, stored: StoredSubscription) -> None:
+        """Give a session a shared subscription that is stored of it."""
+        try:
+            members = self._attach(*split_share(stored.filter))
+        except StoreError as error:
+            logger.error("subscription.lost", client=session.client_id, filter=stored.filter[:80], why=str(error))
+            return
+        subscription = SharedSubscription(session, stored.filter, members, stored.options, stored.identifier)
+        subscription.number, subscription.cursor, subscription.stored = stored.number, stored.cursor, stored
+        self._add(session, subscription)
+
+    def _add(self, session: Session, subscription: SharedSubscription) -> None:
+        session.subscriptions[subscription.filter] = subscription
+        subscription.members.count += 1
+        self._gateway.counters.subscriptions_shared += 1
 
     def _attach(self, name: str, topic_filter: str) -> Members:
         members = self._members.get((name, topic_filter))
@@ -594,12 +616,27 @@ class SharedSubscriptions:
         except PopError as error:
             raise LimitExceeded(str(error)) from error
 
-    def forget(self, members: Members) -> None:
-        """Give up a group whose last subscription is gone, if it was made for them."""
-        del self._members[members.name, members.filter]
-        group = members.group
-        if group.settings.shared and not group.gone:
-            self._delete(group)
+    def _forget(self, members: Members) -> None:
+        """Give up a group that no connected client shares, and delete it where that was all it was for."""
+        if not members.count:
+            del self._members[members.name, members.filter]
+            self._delete_unused(members.group)
+
+    def left(self, members: Members) -> None:
+        """Note that a client shares a subscription no more, or has left."""
+        members.count -= 1
+        if not members.count:
+            members.end()
+        self._forget(members)
+
+    def _delete_unused(self, group: Group) -> None:
+        """Delete a group that devices made and none needs: neither one that is connected, nor one whose session lasts."""
+        is_unused = (group.name, group.filter) not in self._members and OWNER not in group.retry.owners
+        if group.settings.shared and is_unused and not group.gone:
+            try:
+                self._admin.delete(group.name, group.filter)
+            except DiskFull:
+                return  # `_relieved` tries again
 
     # --- deliveries -------------------------------------------------------------------------------------------------
 
@@ -611,8 +648,9 @@ class SharedSubscriptions:
 
     def flush(self) -> None:
         """Acknowledge what was noted."""
-        acked, self._acked = self._acked, []
-        self.settle(Kind.POP_ACK, acked)
+        if self._acked:
+            acked, self._acked = self._acked, []
+            self.settle(Kind.POP_ACK, acked)
 
     def settle(self, kind: Kind, deliveries: Iterable[int]) -> None:
         """Settle deliveries, as `PopCore.settle` does; later, where the disk has no room to note it."""
@@ -626,23 +664,35 @@ class SharedSubscriptions:
             self._gateway.counters.deliveries_returned += settled
 
     def away(self, session: Session) -> None:
-        """Let others have what a client has not acknowledged whose connection has ended. What is of QoS 2 stays its own."""
-        inflight = session.inflight
-        back = {
-            packet_id: slot.delivery
-            for packet_id, slot in inflight.items()
-            if slot is not None and slot.delivery and slot.qos == 1
-        }
-        if back:
-            for packet_id in back:
-                del inflight[packet_id]
-            self.settle(Kind.POP_REVIVED, back.values())
+        """Let others have what a client has not acknowledged whose connection has ended. What is of QoS 2 stays its own.
 
-    def ended(self, session: Session) -> None:
-        """Let nobody have what a session of QoS 2 has left, that ended [MQTT-4.8.2-5]."""
-        left = [slot.delivery for slot in session.inflight.values() if slot is not None and slot.delivery]
+        If that was its session, nobody gets it [MQTT-4.8.2-5].
+        """
+        inflight = session.inflight
+        shared = {packet_id: slot for packet_id, slot in inflight.items() if slot is not None and slot.delivery}
+        for packet_id, slot in shared.items():
+            if slot.qos == 1:
+                del inflight[packet_id]
+        self.lost(shared)
+        if not session.expiry_s:
+            self.ended(shared, [])
+
+    def lost(self, inflight: Mapping[int, Slot | None]) -> None:
+        """Let others have what a client has not acknowledged that left when the node ended without an end."""
+        back = [slot.delivery for slot in inflight.values() if slot is not None and slot.delivery and slot.qos == 1]
+        if back:
+            self.settle(Kind.POP_REVIVED, back)
+
+    def ended(self, inflight: Mapping[int, Slot | None], filters: list[str]) -> None:
+        """Let nobody have what a session that ended has left of QoS 2 [MQTT-4.8.2-5]; delete the groups that none needs now."""
+        left = [slot.delivery for slot in inflight.values() if slot is not None and slot.delivery and slot.qos == 2]
         if left:
             self.settle(Kind.POP_ACK, left)
+        for topic_filter in filters:
+            if topic_filter.startswith(SHARE):
+                group = self.core.state.groups.get(split_share(topic_filter))
+                if group is not None:
+                    self._delete_unused(group)
 
     def terms(self, session: Session, delivery: int) -> Terms | None:
         """Return the terms under which a session gets a delivery; None where it has that subscription no more."""

@@ -3,7 +3,10 @@
 A subscription that has caught up is *live*: it gets each batch from the queue's fanout, which encodes it once for all of
 them. One that can't take a batch (its socket is full, or too many deliveries wait for their acks) leaves the shared path,
 reads on from its cursor when it can take more, and is live again when it has caught up. So a slow consumer costs disk
-reads, not memory. One whose client is away does nothing: its cursor stays where it is.
+reads, not memory. One whose client is away isn't there: its cursor is stored.
+
+In a session that lasts, a delivery at QoS 2 is stored before it goes out: a client that has its packet id must never see the
+message under another one [MQTT-4.3.3-2]. At QoS 1 cursors and packet ids are stored now and then; see `gateway.lifetimes`.
 
 In MQTT 5.0, what is one client's alone leaves the shared path too, and only that: topic aliases, packets that are too large
 for the client, its own messages where it wants none, and messages that several of its subscriptions match. Of those the
@@ -19,15 +22,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gateway.access import topics_of
 from gateway.encoding import SLOT, Run, Terms, encode_own, encode_run
 from gateway.packets import NO_LOCAL, QOS, RETAIN_AS_PUBLISHED
 from store import topics
+from store.errors import DiskFull
 from store.lightqueue import ENTRY, ENTRY_BYTES, LightQueue, entries_array
 from store.options import KIB, MIB
 
 if TYPE_CHECKING:
     from gateway.connection import Connection
     from gateway.session import Session
+    from gateway.stored import StoredSubscription
 
 PUMP_ENTRIES = 256
 """Entries that a lagging subscription reads in one step: bounds what is encoded ahead of a socket that fills up."""
@@ -72,7 +78,9 @@ class Subscription:
         "qos",
         "queue",
         "retained",
+        "retained_after",
         "session",
+        "stored",
         "terms",
     )
 
@@ -92,6 +100,10 @@ class Subscription:
         self.cursor = queue.committed_offset
         self.retained: Iterator[bytes] | None = None
         """Entries of retained messages, which go out first (see `RetainedMessages.matching`)."""
+        self.retained_after = b""
+        """The topic of the last of them that is out, in a session that lasts."""
+        self.stored: StoredSubscription | None = None
+        """What is stored of it, in a session that lasts."""
         self.live = False
         self.overlaps = False
         """Another subscription of the session matches some of the same topics."""
@@ -123,8 +135,9 @@ class Subscription:
         self.connection.gateway.leave_fanout(self)
 
     def release(self) -> None:
-        """Give up what it holds in the store. It rests."""
-        self.connection.gateway.store.queues.detach(self.queue, self.session.owner)
+        """Give up what it holds in the store, if its session doesn't last. It rests."""
+        if self.stored is None:
+            self.connection.gateway.store.queues.detach(self.queue, self.session.owner)
 
     def settle(self) -> None:
         """See whether what it sends can be shared, where that has changed."""
@@ -142,8 +155,10 @@ class Subscription:
             return False
         if self._may_object and self._objects(run):
             return False
-        self.cursor = next_offset
-        self._send(run)
+        cursor, self.cursor = self.cursor, next_offset
+        if not self._send(run):
+            self.cursor = cursor
+            return False
         return True
 
     def _objects(self, run: Run) -> bool:
@@ -153,17 +168,39 @@ class Subscription:
             return True
         return self.no_local and self.session.client_id in run.publishers
 
-    def _send(self, run: Run) -> None:
-        connection = self.connection
+    def _send(self, run: Run) -> bool:
+        """Send a run; return False, and send nothing, where the disk has no room for what must be stored of it."""
+        connection, session = self.connection, self.session
         if not run.slots:
+            if session.lasts:
+                connection.gateway.lifetimes.touch(session)
             if run.data:
                 connection.send_publishes(run.data, run.messages)
-            return
+            return True
         data = bytearray(run.data)
-        fill, take = SLOT.pack_into, self.session.take_packet_id
-        for slot in run.slots:
-            fill(data, slot.offset, take(slot))
-        connection.send_publishes(bytes(data), run.messages)
+        fill, take = SLOT.pack_into, session.take_packet_id
+        if not session.lasts:
+            for slot in run.slots:
+                fill(data, slot.offset, take(slot))
+            connection.send_publishes(bytes(data), run.messages)
+            return True
+        given = [take(slot) for slot in run.slots]
+        for slot, packet_id in zip(run.slots, given, strict=True):
+            fill(data, slot.offset, packet_id)
+        if all(slot.qos == 1 for slot in run.slots):
+            connection.gateway.lifetimes.touch(session)
+            connection.send_publishes(bytes(data), run.messages)
+            return True
+        try:
+            connection.gateway.lifetimes.record(session)
+        except DiskFull:
+            for packet_id in given:
+                del session.inflight[packet_id]
+            if connection.aliases is not None:
+                connection.aliases.forget()  # the client has not been told of those in this run
+            return False
+        connection.send_when_durable(bytes(data), run.messages)
+        return True
 
     # --- from the cursor --------------------------------------------------------------------------------------------
 
@@ -192,9 +229,13 @@ class Subscription:
             admitted, passed = self._admit(entries)
             if not passed:
                 return
-            self.cursor = first + passed
-            if admitted:
-                self._send(self._encode(admitted, is_retained=False))
+            cursor, self.cursor = self.cursor, first + passed
+            if not admitted:
+                if self.session.lasts:
+                    connection.gateway.lifetimes.touch(self.session)
+            elif not self._send(self._encode(admitted, is_retained=False)):
+                self.cursor = cursor
+                return
         connection.pump_soon()
 
     def _admit(self, entries: bytes) -> tuple[bytes, int]:
@@ -248,14 +289,21 @@ class Subscription:
             if len(entries) < room * ENTRY_BYTES:
                 self.retained = None
         if not entries:
+            if self.session.lasts:
+                self.connection.gateway.lifetimes.touch(self.session)
             return True
         admitted, passed = self._admit(bytes(entries))
+        after = self.retained_after
+        if self.session.lasts and passed:
+            last = bytes(entries[(passed - 1) * ENTRY_BYTES : passed * ENTRY_BYTES])
+            self.retained_after = topics_of(self.connection.store, last)[0] or after
+        if admitted and not self._send(self._encode(admitted, is_retained=True)):
+            self.retained_after = after
+            passed = 0
         left = entries[passed * ENTRY_BYTES :]
         if left:  # they come first the next time
             again = (bytes(left[at : at + ENTRY_BYTES]) for at in range(0, len(left), ENTRY_BYTES))
             self.retained = chain(again, retained)
-        if admitted:
-            self._send(self._encode(admitted, is_retained=True))
         return passed > 0
 
     def lag(self) -> None:

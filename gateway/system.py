@@ -72,7 +72,7 @@ class SystemTopics:
         """Return all topics with their values."""
         gateway = self._gateway
         counters, traffic, listeners = gateway.counters, gateway.traffic, tuple(gateway.listeners)
-        connected, away = len(gateway.clients), len(gateway.away)
+        connected, away = len(gateway.clients), gateway.lifetimes.away
         uptime_s = int(gateway.loop.time() - self._started_s) if self._started_s else 0
         figures: dict[str, object] = {
             "version": VERSION,

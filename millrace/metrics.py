@@ -179,13 +179,21 @@ class NodeCollector(Collector):
         gateway = self._node.gateway
         counts, clients = gateway.counters, gateway.clients.values()
         yield _gauge("millrace_mqtt_sessions", "Sessions of clients that are connected.", len(clients))
-        yield _gauge("millrace_mqtt_sessions_away", "Sessions whose clients are not connected.", len(gateway.away))
+        yield _gauge(
+            "millrace_mqtt_sessions_stored", "Sessions that are stored: of both, and wills.", len(gateway.lifetimes.sessions)
+        )
+        yield _gauge("millrace_mqtt_sessions_away", "Sessions whose clients are not connected.", gateway.lifetimes.away)
+        yield _counter(
+            "millrace_mqtt_queued_dropped",
+            "Messages passed over because too many waited for a client: see mqtt.session_queued_max.",
+            counts.queued_dropped,
+        )
         yield _counter(
             "millrace_mqtt_sessions_expired", "Sessions that ended because their time was over.", counts.sessions_expired
         )
-        yield _gauge("millrace_mqtt_subscriptions", "Subscriptions that exist, in both.", counts.subscriptions)
+        yield _gauge("millrace_mqtt_subscriptions", "Subscriptions of clients that are connected.", counts.subscriptions)
         yield _gauge("millrace_mqtt_subscriptions_shared", "Of these, shared ones.", counts.subscriptions_shared)
-        yield _gauge("millrace_mqtt_shared", "Filters that are shared, each under one name.", len(gateway.shared))
+        yield _gauge("millrace_mqtt_shared", "Filters that connected clients share, each under one name.", len(gateway.shared))
         yield _counter(
             "millrace_mqtt_deliveries_returned",
             "Deliveries of shared subscriptions that went back to the others, unacknowledged.",

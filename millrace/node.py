@@ -11,6 +11,7 @@ import structlog
 from gateway.gateway import Gateway
 from gateway.options import PLAIN_NAME
 from gateway.retained import RetainedMessages
+from gateway.sessions import Sessions
 from millrace.admin import Admin
 from millrace.config import Config
 from millrace.lock import DataDirLock
@@ -63,7 +64,13 @@ class Node:
             raise
         self.groups = GroupAdmin(self.pop)
         self.gateway = Gateway(
-            self.store, self.retained, self.delayed, self.groups, config.mqtt, delay_ms_max=config.timer.delay_ms_max
+            self.store,
+            self.retained,
+            self.delayed,
+            self.groups,
+            self.sessions,
+            config.mqtt,
+            delay_ms_max=config.timer.delay_ms_max,
         )
         service = PopService(self.pop, self.delayed, self.transactions, config.timer)
         self._pop_server = PopServer(service, GroupService(self.groups), config.pop)
@@ -93,7 +100,8 @@ class Node:
         self.retained = RetainedMessages(self.store.now_ms)
         self.pop = PopCore(self.store, Handles(load_secret(config.data_dir)), config.pop, config.timer)
         self.transactions = Transactions(self.store, config.pop, config.timer)
-        for part in (self.delayed, self.retained, self.transactions, self.pop.state):
+        self.sessions = Sessions(self.store.queues)
+        for part in (self.delayed, self.retained, self.transactions, self.sessions, self.pop.state):
             self.store.add_part(part)
         return self.store.recover()
 

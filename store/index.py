@@ -51,7 +51,7 @@ _SIGNS = ("Corruption", "No such file or directory", "Input/output error")
 _SIGNS_AT_OPEN = (*_SIGNS, "Invalid argument")
 """The last: another version has made it, with options or column families that this one doesn't know."""
 
-FORMAT = 7
+FORMAT = 8
 """Version of the key and value formats. Another one is not read: a start rebuilds the index."""
 
 MEMTABLE_BYTES = 64 * 1024 * 1024

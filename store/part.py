@@ -15,7 +15,7 @@ class Part(Protocol):
     """A state that is derived from the log."""
 
     def applies(self) -> Mapping[Kind, Apply]:
-        """Return what this part does with records, by kind. For `MESSAGE` those with flag RETAIN, DELAYED, HALF only."""
+        """Return what this part does with records, by kind. For `MESSAGE` only those that have a flag besides the QoS."""
         ...
 
     def load(self, index: Index) -> None:

@@ -331,17 +331,42 @@ class Queues:
         """Apply QUEUE_DECLARED: a new queue, or one more owner of an old one."""
         (queue_id,) = QUEUE_FIXED.unpack(record.fixed)
         row = orjson.loads(record.properties)
-        topic_filter = record.topic.decode()
-        queue = self._catalogue.get(queue_id) or self._catalogue.find(topic_filter, row["start"])
+        self.claim(queue_id, record.topic.decode(), row["owner"], row["start"], row.get("from", 0))
+
+    def prepare(self, topic_filter: str) -> int:
+        """Return the id with which a part may `claim` the queue of a filter that has what comes from now on.
+
+        Raises:
+            TopicInvalid, LimitExceeded: as `declare` does; TopicInvalid also for an internal name, which no topic reaches.
+        """
+        self._check_filter(topic_filter)
+        if topic_filter.startswith(INTERNAL):
+            raise TopicInvalid(f"the filter {topic_filter[:64]!r} names a queue of the node's own; no topic reaches it")
+        level = topics.first_level(topic_filter)
+        if _is_root(topic_filter) and level not in self._roots:
+            self._declare_root(level)
+        queue = self._catalogue.find(topic_filter, "latest")
+        return queue.id if queue is not None else self._new_id()
+
+    def claim(self, queue_id: int, topic_filter: str, owner: str, start: Start = "latest", position: int = 0) -> LightQueue:
+        """Return a durable queue, of which somebody is an owner from now on: for a part, when it applies a record that says so.
+
+        Args:
+            queue_id: of a queue that is new.
+            topic_filter, owner, start: as in `declare`.
+            position: from where on a new queue is filled, unless it starts at `latest`.
+        """
+        queue = self._catalogue.get(queue_id) or self._catalogue.find(topic_filter, start)
         if queue is None:
-            queue = LightQueue(queue_id, topic_filter, self._index, 0, row["start"])
+            queue = LightQueue(queue_id, topic_filter, self._index, 0, start)
             self._catalogue.add(queue)
             # The first declaration of a root is the root's own, unless repair has set that aside.
-            owner = ROOT if _is_root(topic_filter) else row["owner"]
-            queue.owners.add(owner)
-            self._begin(queue, owner, row.get("from", 0))
-        queue.owners.add(row["owner"])
+            first_owner = ROOT if _is_root(topic_filter) else owner
+            queue.owners.add(first_owner)
+            self._begin(queue, first_owner, position)
+        queue.owners.add(owner)
         self._changed(queue)
+        return queue
 
     def apply_dropped(self, record: Record) -> None:
         """Apply QUEUE_DROPPED: one owner less, and with the last the queue is gone."""

@@ -62,8 +62,11 @@ class Kind(IntEnum):
     TIMER_FIRED = 11
     TIMER_CANCELLED = 12
     SESSION_OPENED = 13
+    """A client has connected, and its session begins. For the six kinds of sessions see `SESSION_SLOT`."""
     SESSION_CLOSED = 14
+    """A client has left, or its session is over."""
     SESSION_OFFSETS = 15
+    """How far a client has got: cursors, and packet ids under way."""
     RETAINED_CLEARED = 16
     DAMAGED = 17
     """A range that `millrace repair` set aside. Nothing is applied; positions behind it are what they were."""
@@ -85,6 +88,11 @@ class Kind(IntEnum):
     """Rows of a snapshot (`store.snapshot`). Stands in files of its own, never in the log."""
     DEAD_LETTER_REDRIVEN = 26
     """Dead letters go back to their group, as new messages."""
+    SESSION_RESUMED = 27
+    """A client is back, and goes on with its session."""
+    SESSION_SUBSCRIBED = 28
+    """A session has a subscription more, or another one to the same filter. Claims the filter's queue, too."""
+    SESSION_UNSUBSCRIBED = 29
 
 
 class Flag(IntFlag):
@@ -98,6 +106,8 @@ class Flag(IntFlag):
     """On POP_INVISIBLE_CHANGED: when the time is over the message returns without counting an attempt."""
     HALF = 0x20
     """Half of a transaction. Not routed when it is stored: a `TRANSACTION_COMMITTED` record routes it."""
+    SESSION = 0x40
+    """A session changes with it, which its properties name: it was received at QoS 2, or is the session's will."""
 
 
 # --- the header, twice: for one record and for a million ------------------------------------------------------------
@@ -206,6 +216,27 @@ replays the log can route them when their own records are gone. The topic is emp
 routed nowhere.
 """
 
+SESSION_COUNTS = struct.Struct("<HIIIII")
+SESSION_CURSOR = struct.Struct("<IQ")
+SESSION_PACKET_ID = struct.Struct("<H")
+SESSION_SLOT = struct.Struct("<HBQIQ")
+"""The records of sessions; the client id is their topic.
+
+SESSION_OPENED and SESSION_RESUMED have in their properties `expiry_s` (how long the session lasts without its client) and,
+where the client leaves a will, `will` with `topic`, `qos`, `retain` and `delay_s`. Its properties, as MQTT 5.0 encodes them,
+and its body are the record's body. SESSION_CLOSED says `ends_ms` and `will_due_ms` (0: there is no will any more), or `ended`.
+SESSION_SUBSCRIBED says `filter`, `number` (of the subscription in its session), `queue` (id), `options` (MQTT 5.0, 3.8.3.1),
+`identifier`, `cursor` (offset in the queue), and where retained messages are to come `retained` (those that stand before this
+position). SESSION_UNSUBSCRIBED says `filter`.
+
+The body of SESSION_OFFSETS is what has changed since the record before: SESSION_COUNTS (the packet id that was given last, and
+the lengths of five lists), then the lists. Cursors: SESSION_CURSOR (number of the subscription, offset). Packet ids, a
+SESSION_PACKET_ID each: of deliveries that are done; of those whose PUBREC has come; of messages received at QoS 2 whose PUBREL
+has come. Deliveries that are new, in the order of sending: SESSION_SLOT (packet id, QoS, position and size of the message,
+delivery of a group or 0; QoS 0 where a PUBREC has come). The properties may say how far the retained messages have got:
+`retained`, by number of the subscription the last topic, or null where all are out.
+"""
+
 BODY_DTYPE: dict[Kind, np.dtype[Any]] = {
     Kind.POP_CHECKPOINT: CHECKPOINT_ENTRY_DTYPE,
     Kind.POP_ACK: REFERENCE_DTYPE,
@@ -268,6 +299,10 @@ class Properties(NamedTuple):
     """The client that published it, where one of its own subscriptions must not get it (MQTT 5.0, no local)."""
     producer: str = ""
     """Of half a transaction: whom to ask for its outcome."""
+    session: str = ""
+    """With `Flag.SESSION`: the client id of the session that changes."""
+    packet_id: int = 0
+    """With `Flag.SESSION`: the packet id under which it was received; 0 of a will."""
 
 
 NO_PROPERTIES = Properties()
@@ -456,6 +491,8 @@ def decode_properties(data: bytes) -> Properties:
         None if correlation_data is None else b64decode(correlation_data),
         fields.get("publisher", ""),
         fields.get("producer", ""),
+        fields.get("session", ""),
+        fields.get("packet_id", 0),
     )
 
 

@@ -5,10 +5,11 @@ what may be appended. Which kind of record is refused at which level stands here
 
     OPEN        everything
     READ_ONLY   less than the reserve is free. What adds work is refused (`ADDS`): messages, be they delayed or half of a
-                transaction; queues; groups and their settings; sessions; dead letters that are sent back. What ends work
-                goes on, for the reserve is there for it: pops of existing groups and their acknowledgements, changes of
-                invisible time, revivals, timers that fire or are cancelled, transactions that are committed, rolled back or
-                asked about, resets, dead letters (and the declaration of their queue).
+                transaction; queues; groups and their settings; sessions and their subscriptions; dead letters that are sent
+                back. What ends work goes on, for the reserve is there for it: pops of existing groups and their
+                acknowledgements, changes of invisible time, revivals, timers that fire or are cancelled, transactions that
+                are committed, rolled back or asked about, resets, dead letters (and the declaration of their queue), clients
+                that come back to their sessions, and what they acknowledge.
     EXHAUSTED   less than the floor is free, or the kernel has refused room for the log. Only what frees space is appended
                 (`FREES`). Pops find nothing, acknowledgements hear `DiskFull`, timers wait. What is left belongs to the
                 index, which must be able to write its memtables and to compact.
@@ -43,6 +44,7 @@ ADDS = frozenset(
         Kind.GROUP_CREATED,
         Kind.GROUP_CHANGED,
         Kind.SESSION_OPENED,
+        Kind.SESSION_SUBSCRIBED,
         Kind.DEAD_LETTER_REDRIVEN,
     )
 )
@@ -54,6 +56,7 @@ FREES = frozenset(
         Kind.QUEUE_FILLED,
         Kind.GROUP_DELETED,
         Kind.SESSION_CLOSED,
+        Kind.SESSION_UNSUBSCRIBED,
         Kind.RETAINED_CLEARED,
         Kind.COPIED,
     )

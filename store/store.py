@@ -48,7 +48,7 @@ _HEAD = Struct("<II")
 _MESSAGE = int(Kind.MESSAGE)
 _UNROUTED = int(Flag.DELAYED | Flag.HALF)
 """Flags of a message that goes into its queues later, when another record says so."""
-_OBSERVED = int(Flag.RETAIN | Flag.DELAYED | Flag.HALF)
+_OBSERVED = int(Flag.RETAIN | Flag.DELAYED | Flag.HALF | Flag.SESSION)
 """Flags that make a message interesting to a part, beyond its queues."""
 
 REPLAY_BYTES = 4 * 1024 * 1024

@@ -135,7 +135,7 @@ async def test_who_returns_to_a_session_gets_only_what_it_may_have_now(start_bro
         await publisher.publish(topic, b"under way", 1)
         assert (await first.expect(PUBLISH))[2] == topic.encode()
     first.reset()
-    await until(lambda: "c" in broker.node.gateway.away)
+    await until(lambda: "c" in broker.away())
     for topic in ("secret", "plain"):
         await publisher.publish(topic, b"meanwhile", 1)
     script.topics["receive", "secret"] = False

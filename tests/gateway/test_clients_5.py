@@ -109,7 +109,7 @@ async def test_paho_goes_on_with_its_session(broker: Broker) -> None:
         async with paho(broker, "pump", clean_start=True, properties=lasts) as client:
             client.client.subscribe("a", 1)
             await client.of("subscribe")
-        await until(lambda: "pump" in broker.node.gateway.away)
+        await until(lambda: "pump" in broker.away())
         other = await broker.connect("other")
         await other.publish("a", b"while it was away", 1)
         module = pytest.importorskip("paho.mqtt.client")
@@ -225,7 +225,7 @@ async def test_mosquitto_goes_on_with_its_session_and_uses_aliases(broker: Broke
         await subscribed(broker, "sub")
         await mosquitto_pub(broker, "-t", "a/1", "-m", "1", "-q", "1", "-D", "publish", "topic-alias", "3")
         assert await printed(first) == ["a/1 1"]
-        await until(lambda: "sub" in broker.node.gateway.away)
+        await until(lambda: "sub" in broker.away())
         for n in ("2", "3"):
             await mosquitto_pub(broker, "-t", "a/1", "-m", n, "-q", "1")
         assert await printed(await mosquitto_sub(broker, "sub", 2, *session, *form)) == ["a/1 2", "a/1 3"]
@@ -244,6 +244,6 @@ async def test_mosquitto_publishes_a_will_after_its_delay(broker: Broker) -> Non
         await until(lambda: "dies" in broker.node.gateway.clients)
         process.kill()
         await process.wait()
-        await until(lambda: "dies" in broker.node.gateway.away)
+        await until(lambda: "dies" in broker.away())
         assert broker.stored() == []
         assert await watcher.message() == Message("will/dies", b"gone", 1)

@@ -12,6 +12,7 @@ from gateway.errors import ConnectRefused, UnsupportedVersion
 from gateway.gateway import SOCKETS_PER_CLIENT_MAX, Gateway
 from gateway.packets import CONNACK, PINGRESP, PUBACK, PUBCOMP, PUBREC, PUBREL, SUBACK, UNSUBACK
 from gateway.reasons import ConnectCode, ReasonCode
+from store.clock import Clock
 from store.options import KIB, MIB
 from tests.gateway.conftest import StartBroker
 from tests.gateway.packet_cases import INVALID, connect, field, packet, subscribe, unsubscribe
@@ -35,11 +36,24 @@ class LoopAhead:
         return getattr(self._loop, name)
 
 
+class ClockAhead:
+    """A clock that a test moves forward."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.ahead_ms = 0
+
+    def now_ms(self) -> int:
+        return self._clock.now_ms() + self.ahead_ms
+
+
 def pass_time(gateway: Gateway, seconds: float) -> None:
-    """Let the gateway's wheel turn as if this much time had passed."""
+    """Let the gateway's wheel turn as if this much time had passed, and let it do all that is due."""
     if not isinstance(gateway.loop, LoopAhead):
         gateway.loop = LoopAhead(gateway.loop)  # type: ignore[assignment]
+        gateway.store.clock = ClockAhead(gateway.store.clock)
     gateway.loop.ahead_s += seconds  # type: ignore[attr-defined]
+    gateway.store.clock.ahead_ms += round(seconds * 1000)  # type: ignore[attr-defined]
     assert gateway._wheel_timer is not None
     gateway._wheel_timer.cancel()
     gateway._turn_wheel()

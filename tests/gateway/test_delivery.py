@@ -49,7 +49,7 @@ async def test_subscribers_of_one_filter_share_its_queue_and_its_fanout(broker: 
         client = await broker.connect(f"subscriber-{n}")
         await client.subscribe(("a/+", n % 3), ("b", 0))
     held = broker.held_resources()
-    assert (held["fanouts"], held["watchers"], held["transient queues"]) == (2, 2, 2)
+    assert (held["fanouts"], held["watchers"], held["queues"]) == (2, 2, 2)
 
 
 async def test_each_client_has_packet_ids_of_its_own(broker: Broker) -> None:
@@ -291,7 +291,7 @@ async def test_nothing_is_left_of_one_that_ends_while_it_lags(start_broker: Star
     assert not connection.lagging
     await flood(publisher, 5, 10)
     held = broker.held_resources()
-    assert (held["fanouts"], held["watchers"], held["transient queues"]) == (0, 0, 0)
+    assert (held["fanouts"], held["watchers"], held["queues"]) == (0, 0, 0)
     if end != "unsubscribe":
         await until(lambda: connection not in broker.node.gateway.connections)
 

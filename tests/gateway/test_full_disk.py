@@ -19,6 +19,7 @@ from tests.gateway import scripted_plugins
 from tests.gateway.conftest import StartBroker
 from tests.gateway.packet_cases import subscribe
 from tests.gateway.test_access import plugins
+from tests.gateway.test_connection import pass_time
 from tests.gateway.wire import BYE, CLEAN, PING, WILL, Broker, Message, until
 
 TOTAL = 100 * GIB
@@ -122,14 +123,18 @@ async def test_what_is_held_of_a_client_that_leaves_is_forgotten(full: Broker) -
 
 
 @pytest.mark.parametrize("qos", [0, 1])
-async def test_a_will_waits_for_room_at_qos_1_and_is_dropped_at_qos_0(full: Broker, qos: int) -> None:
-    client = await full.connect("dies", b"plant/will", b"gone", flags=CLEAN | WILL | qos << 3)
+async def test_a_will_waits_for_room(start_broker: StartBroker, qos: int) -> None:
+    broker = await start_broker(reserve_bytes=GIB)
+    client = await broker.connect("dies", b"plant/will", b"gone", flags=CLEAN | WILL | qos << 3)
+    free(broker, GIB // 2)
     client.reset()
-    await until(lambda: not full.node.gateway.clients)
-    assert full.node.gateway.counters.wills_dropped == 1 - qos
-    free(full, TOTAL)
-    assert [message.body for message in full.stored()] == [b"before", b"gone"][: 1 + qos]
-    assert full.node.gateway.held_bytes == 0
+    await until(lambda: not broker.node.gateway.clients)
+    assert broker.stored() == []
+    free(broker, TOTAL)
+    await until(lambda: [message.body for message in broker.stored()] == [b"gone"])
+    pass_time(broker.node.gateway, 5)
+    assert len(broker.stored()) == 1
+    assert broker.held_resources()["sessions"] == 0
 
 
 async def test_a_retransmission_of_a_held_message_is_stored_once_at_qos_2(full: Broker) -> None:

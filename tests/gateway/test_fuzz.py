@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from tests.gateway import packet_cases_5
 from tests.gateway.packet_cases import INVALID, VALID, connect, field, packet
+from tests.gateway.test_connection import pass_time
 from tests.gateway.wire import CLEAN, Broker, Client, Message, until
 
 SECONDS_MAX = 10.0
@@ -76,8 +77,9 @@ class Target:
         await until(lambda: len(gateway.connections) == 1)
         self.good.reset()
         await until(lambda: not gateway.connections)
-        for session in tuple(gateway.away.values()):  # some of those packets ask for sessions that last
-            gateway._end(session)
+        pass_time(gateway, gateway.options.session_expiry_s_max + 1)  # some of those packets ask for sessions that last
+        await until(lambda: not gateway.lifetimes.sessions)
+        self.broker.node.store.commit()
         assert set(self.broker.held_resources().values()) == {0}
         await self.broker.stop()
 

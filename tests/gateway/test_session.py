@@ -9,7 +9,7 @@ from gateway.session import PACKET_ID_MAX, Session
 
 
 def session(inflight_max: int = 10) -> Session:
-    return Session("pump-7", inflight_max, None)
+    return Session("pump-7", inflight_max)
 
 
 AT_1, AT_2 = Slot(0, 1, 0, 100), Slot(0, 2, 100, 100)

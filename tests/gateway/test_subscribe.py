@@ -171,7 +171,7 @@ async def test_after_an_unsubscribe_nothing_comes(broker: Broker) -> None:
     await publisher.publish("c", b"x", 1)
     assert await client.messages() == [Message("a/b", b"x")]
     await client.unsubscribe("a/b")
-    assert broker.held_resources()["transient queues"] == broker.held_resources()["fanouts"] == 0
+    assert broker.held_resources()["queues"] == broker.held_resources()["fanouts"] == 0
 
 
 async def test_an_unsubscribe_from_nothing_is_answered(broker: Broker) -> None:

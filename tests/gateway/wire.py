@@ -20,13 +20,16 @@ from gateway.options import GatewayOptions
 from gateway.packets import CONNACK, DISCONNECT, PINGREQ, PINGRESP, PUBLISH, PUBLISH_WITH, SUBACK, UNSUBACK
 from gateway.properties import Found, Property, parse_properties, read_properties, write_properties
 from gateway.reasons import ReasonCode
+from gateway.sessions import stored_sessions
 from millrace.config import AdminOptions, Config
 from millrace.node import Node
 from pop.options import PopOptions
 from store.options import KIB, MIB, HostPort, StoreOptions
+from store.queues import ROOT
 from store.record import Kind
 from tests.gateway.packet_cases import connect, packet, subscribe, unsubscribe
 from tests.gateway.packet_cases_5 import connect_5, subscribe_5, unsubscribe_5
+from tests.store.wiring import copy_left
 
 ANSWER_S_MAX = 20.0
 """How long a test waits for what must come. Only a failure takes this long."""
@@ -301,6 +304,15 @@ class Broker:
         self.node = Node(self.config)
         await self.node.start()
 
+    async def kill(self) -> None:
+        """Start another node on what this one would leave if it were killed now."""
+        left = self.config.data_dir.with_name(f"{self.config.data_dir.name}x")
+        copy_left(self.config.data_dir, left)
+        await self.stop()
+        self.config = replace(self.config, data_dir=left)
+        self.node = Node(self.config)
+        await self.node.start()
+
     def listener(self, name: str) -> Listener:
         return self.node.gateway.listeners[name]
 
@@ -370,6 +382,12 @@ class Broker:
         """Return the server's end of a client's connection."""
         return self.node.gateway.clients[client_id]
 
+    def away(self) -> list[str]:
+        """Return the clients whose sessions are stored, and which are not connected, in the order of their ids."""
+        self.node.store.commit()
+        index = self.node.store.index
+        return [one.client_id for one in stored_sessions(index) if one.client_id not in self.node.gateway.clients]
+
     def limit_send_buffer(self, client_id: str) -> None:
         """Let the kernel keep little of what the node sends to a client that doesn't read."""
         transport = self.connection(client_id)._transport
@@ -397,15 +415,17 @@ class Broker:
     def held_resources(self) -> dict[str, int]:
         """Return what the gateway and the store hold for connections: all 0 where nobody is connected."""
         gateway, queues = self.node.gateway, self.node.store.queues
+        self.node.store.commit()
         return {
             "connections": len(gateway.connections),
             "clients": len(gateway.clients),
-            "sessions away": len(gateway.away),
+            "sessions": len(gateway.lifetimes.sessions),
+            "sessions in memory": len(gateway.lifetimes.sessions._loaded),
             "subscriptions": gateway.counters.subscriptions,
             "fanouts": len(gateway._fanouts),
             "watched": sum(map(len, gateway._wheel.values())),
             "watchers": sum(len(queue.watchers) for queue in queues),
-            "transient queues": sum(queue.transient for queue in queues),
+            "queues": sum(queue.owners != {ROOT} for queue in queues),
         }
 
 

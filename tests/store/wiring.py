@@ -97,21 +97,26 @@ def close(store: Store) -> None:
 
 
 def crash(store: Store, left: Path) -> None:
-    """Copy to `left` what a process that is killed now would leave, then close the store.
+    """Copy to `left` what a process that is killed now would leave, then close the store."""
+    copy_left(store.data_dir, left)
+    store.retention.close()
+    store.index.close()
+    store.log.close()
+
+
+def copy_left(data_dir: Path, left: Path) -> None:
+    """Copy to `left` what a process that has a data directory open, and is killed now, would leave.
 
     What is only in the memory of the index is lost with it, so the copy is made before the index is closed.
     """
     copied = False
     while not copied:
         with suppress(FileNotFoundError, shutil.Error):  # RocksDB compacts, and has deleted a file
-            before = _files(store.data_dir)
-            shutil.copytree(store.data_dir, left)
-            copied = _files(store.data_dir) == before
+            before = _files(data_dir)
+            shutil.copytree(data_dir, left)
+            copied = _files(data_dir) == before
         if not copied:
             shutil.rmtree(left, ignore_errors=True)
-    store.retention.close()
-    store.index.close()
-    store.log.close()
 
 
 def _files(data_dir: Path) -> list[tuple[str, int]]:

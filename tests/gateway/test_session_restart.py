@@ -1,0 +1,466 @@
+"""Sessions that outlive the node: its stop, and its kill at any moment."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.codec import encode_acks, encode_publish
+from gateway.packets import CONNACK, PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL, SUBACK, UNSUBACK, UNSUBSCRIBE
+from gateway.properties import Found, Property
+from gateway.sessions import stored_sessions
+from gateway.stored import StoredSession
+from store.record import Kind
+from tests.gateway.conftest import StartBroker
+from tests.gateway.packet_cases import connect, field, packet, subscribe
+from tests.gateway.test_connection import pass_time
+from tests.gateway.test_sessions import DUP, LASTS, begin, both_versions, leave, resume
+from tests.gateway.wire import CLEAN, WILL, Broker, Client, HeldSync, Message, message_of, until
+
+ENDS = ("stop", "kill")
+each_end = pytest.mark.parametrize("end", ENDS)
+
+
+async def end_node(broker: Broker, end: str) -> None:
+    """Have another node on the data directory, after an orderly stop or a kill."""
+    await (broker.restart() if end == "stop" else broker.kill())
+
+
+async def recorded(broker: Broker) -> None:
+    """Return when all that sessions have got on by is recorded."""
+    await until(lambda: not broker.node.gateway.lifetimes._unsaved)
+    broker.node.store.commit()
+
+
+def stored(broker: Broker, client_id: str) -> StoredSession:
+    broker.node.store.commit()
+    return {one.client_id: one for one in stored_sessions(broker.node.store.index)}[client_id]
+
+
+# --- what waits, and what is under way ----------------------------------------------------------------------------------
+
+
+@each_end
+@both_versions
+async def test_what_comes_while_the_client_is_away_waits_through_the_end_of_the_node(
+    broker: Broker, version: int, end: str
+) -> None:
+    """[MQTT-4.1.0-1], [MQTT-3.1.2-5], [MQTT-4.6.0-6]."""
+    client, publisher = await begin(broker, "pump", version), await broker.connect("publisher")
+    await client.subscribe(("a/+", 1), ("b", 2))
+    await publisher.publish("a/1", b"before", 1)
+    assert (await client.message()).body == b"before"
+    await leave(client)
+    for n in range(50):
+        await publisher.publish(f"a/{n}", b"%d" % n, 1)
+    await end_node(broker, end)
+    publisher = await broker.connect("publisher")
+    for n in range(50, 100):
+        await publisher.publish(f"a/{n}", b"%d" % n, 1)
+    again = await resume(broker, "pump", version)
+    assert [int((await again.message()).body) for _ in range(100)] == list(range(100))
+    await publisher.publish("b", b"live", 2)
+    assert await again.message() == Message("b", b"live", 2)
+    assert await again.drained() == []
+
+
+@each_end
+@both_versions
+async def test_what_was_under_way_comes_again_with_dup_and_its_packet_ids_in_order(
+    broker: Broker, version: int, end: str
+) -> None:
+    """[MQTT-4.4.0-1], [MQTT-3.3.1-1], [MQTT-4.6.0-1]."""
+    client, publisher = await begin(broker, "pump", version), await broker.connect("publisher")
+    await client.subscribe(("a", 2))
+    for n in range(6):
+        await publisher.publish("a", b"%d" % n, 1 + n % 2)
+    ids = [(await client.receive())[3] for _ in range(6)]
+    await client.send(encode_acks(PUBACK, [ids[2]]), encode_acks(PUBREC, [ids[1], ids[3]]))
+    assert [await client.receive() for _ in range(2)] == [(PUBREL, ids[1]), (PUBREL, ids[3])]
+    await client.send(encode_acks(PUBCOMP, [ids[1]]))
+    await client.drained()
+    await recorded(broker)
+    await end_node(broker, end)
+    publisher = await broker.connect("publisher")
+    await publisher.publish("a", b"new", 2)
+    again = await resume(broker, "pump", version)
+    came = [await again.receive() for _ in range(5)]
+    assert [(item[0], item[1] & DUP, item[3], item[4]) if item[0] == PUBLISH else item for item in came] == [
+        (PUBLISH, DUP, ids[0], b"0"),
+        (PUBREL, ids[3]),
+        (PUBLISH, DUP, ids[4], b"4"),
+        (PUBLISH, DUP, ids[5], b"5"),
+        (PUBLISH, 0, came[-1][3], b"new"),
+    ]
+    assert came[-1][3] not in ids, "the packet ids go on where they were"
+
+
+async def test_what_was_acknowledged_and_recorded_doesnt_come_again_after_a_kill_and_the_rest_does(broker: Broker) -> None:
+    client, publisher = await begin(broker, "pump", 5), await broker.connect("publisher")
+    await client.subscribe(("a", 1))
+    for n in range(6):
+        await publisher.publish("a", b"%d" % n, 1)
+        if n < 3:
+            await client.message()
+    await client.drained()
+    await recorded(broker)
+    for n in range(6, 9):
+        await publisher.publish("a", b"%d" % n, 1)
+    later = [message_of(await client.receive()).body for _ in range(3)]
+    assert later == [b"6", b"7", b"8"]
+    await broker.kill()
+    again = await resume(broker, "pump", 5)
+    came = [await again.receive() for _ in range(6)]
+    assert [(item[1] & DUP, item[4]) for item in came[:3]] == [(DUP, b"3"), (DUP, b"4"), (DUP, b"5")]
+    assert [item[4] for item in came[3:]] == later
+    assert await again.drained() == []
+
+
+@pytest.mark.parametrize("window", [1, 1000])
+async def test_a_hot_subscriber_costs_a_record_now_and_then(broker: Broker, window: int) -> None:
+    about = LASTS | {Property.RECEIVE_MAXIMUM: window}
+    client, publisher = await broker.connect_5("pump", about=about), await broker.connect("publisher")
+    await client.subscribe(("a", 1))
+    await recorded(broker)
+    for n in range(500):
+        await publisher.send(encode_publish(b"a", b"%d" % n, 1, packet_id=n + 1))
+    assert [int((await client.message()).body) for _ in range(500)] == list(range(500))
+    await client.drained()
+    await recorded(broker)
+    kinds = [record.kind for record in broker.node.store.log.scan(0)]
+    assert 1 <= kinds.count(Kind.SESSION_OFFSETS) <= 20
+    one = stored(broker, "pump")
+    assert (one.inflight, one.subscriptions["a"].cursor) == ({}, 500)
+
+
+async def test_nothing_of_qos_0_comes_twice_after_a_kill(broker: Broker) -> None:
+    """[MQTT-4.3.1-1]: what was sent since the last record isn't known, so it isn't sent at all."""
+    client, publisher = await begin(broker, "pump", 5), await broker.connect("publisher")
+    away = await begin(broker, "away", 5)
+    for one in (client, away):
+        await one.subscribe(("a", 0))
+    await leave(away)
+    await recorded(broker)
+    await publisher.publish("a", b"x", 1)
+    assert await client.message() == Message("a", b"x")
+    await broker.kill()
+    assert await (await resume(broker, "pump", 5)).drained() == []
+    assert await (await resume(broker, "away", 5)).messages() == [Message("a", b"x")]
+
+
+# --- QoS 2: what must be durable before what ----------------------------------------------------------------------------
+
+
+async def test_a_packet_id_is_durable_before_a_client_sees_it_at_qos_2(broker: Broker) -> None:
+    """[MQTT-4.3.3-2]: else another node would send the message under another one."""
+    client, other = await begin(broker, "pump", 5), await broker.connect("clean")
+    for one in (client, other):
+        await one.subscribe(("a", 2))
+    publisher = await broker.connect("publisher")
+    with HeldSync(broker) as disk:
+        await publisher.send(encode_publish(b"a", b"x", 2, packet_id=1))
+        assert (await other.receive())[4] == b"x", "a clean session ends with the node"
+        assert await client.drained() == []
+        await publisher.send(encode_publish(b"a", b"later"))
+        assert (await other.receive())[4] == b"later"
+        assert await client.drained() == [], "it is behind the other one"
+        disk.release()
+        assert [(await client.receive())[4] for _ in range(2)] == [b"x", b"later"]
+
+
+async def test_a_pubrec_is_durable_before_its_pubrel(broker: Broker) -> None:
+    """Else another node would send the message again to a client that has released it."""
+    client, publisher = await begin(broker, "pump", 5), await broker.connect("publisher")
+    await client.subscribe(("a", 2))
+    await publisher.publish("a", b"x", 2)
+    packet_id = (await client.receive())[3]
+    with HeldSync(broker) as disk:
+        await client.send(encode_acks(PUBREC, [packet_id]))
+        assert await client.drained() == []
+        await client.send(encode_acks(PUBREC, [packet_id]))
+        assert await client.drained() == []
+        disk.release()
+        assert [await client.receive() for _ in range(2)] == [(PUBREL, packet_id)] * 2
+    await broker.kill()
+    assert await (await resume(broker, "pump", 5)).drained() == [(PUBREL, packet_id)]
+
+
+@each_end
+@both_versions
+async def test_a_message_received_at_qos_2_is_stored_once_across_the_end_of_the_node(
+    broker: Broker, version: int, end: str
+) -> None:
+    """[MQTT-4.3.3-10]."""
+    properties = b"\0" if version == 5 else b""
+    client = await begin(broker, "pump", version)
+    await client.send(encode_publish(b"a", b"x", 2, packet_id=7, properties=properties))
+    assert await client.receive() == (PUBREC, 7)
+    await end_node(broker, end)
+    again = await resume(broker, "pump", version)
+    await again.send(encode_publish(b"a", b"x", 2, packet_id=7, dup=True, properties=properties))
+    assert await again.receive() == (PUBREC, 7)
+    await again.send(encode_acks(PUBREL, [7]))
+    assert await again.receive() == (PUBCOMP, 7)
+    assert broker.stored() == [Message("a", b"x", 2)]
+    await end_node(broker, end)
+    again = await resume(broker, "pump", version)
+    await again.send(encode_publish(b"a", b"y", 2, packet_id=7, properties=properties))
+    assert await again.receive() == (PUBREC, 7)
+    assert [message.body for message in broker.stored()] == [b"x", b"y"], "its packet id was free again"
+
+
+@both_versions
+async def test_a_pubrel_is_durable_before_its_pubcomp(broker: Broker, version: int) -> None:
+    """Else another node would take the next message with this packet id for a repetition."""
+    client = await begin(broker, "pump", version)
+    await client.send(encode_publish(b"a", b"x", 2, packet_id=7, properties=b"\0" if version == 5 else b""))
+    assert await client.receive() == (PUBREC, 7)
+    with HeldSync(broker) as disk:
+        await client.send(encode_acks(PUBREL, [7]))
+        assert await client.drained() == []
+        disk.release()
+        assert await client.receive() == (PUBCOMP, 7)
+
+
+async def test_with_properties_and_delayed_messages_are_received_once_too(broker: Broker) -> None:
+    found: Found = {Property.CONTENT_TYPE: "text"}
+    client = await begin(broker, "pump", 5)
+    packets = [
+        encode_publish(b"a", b"x", 2, packet_id=1, properties=b"\7\3\0\4text"),
+        encode_publish(b"$delayed/3600/b", b"y", 2, packet_id=2, properties=b"\0"),
+    ]
+    await client.send(*packets)
+    assert [await client.receive() for _ in range(2)] == [(PUBREC, 1), (PUBREC, 2)]
+    await broker.kill()
+    again = await resume(broker, "pump", 5)
+    await again.send(*packets)
+    assert [await again.receive() for _ in range(2)] == [(PUBREC, 1), (PUBREC, 2)]
+    assert [message.topic for message in broker.stored()] == ["a", "b"]
+    watcher = await broker.connect_5("watcher")
+    await watcher.subscribe(("c", 2))
+    assert isinstance(again, type(watcher))
+    await again.publish_with("c", b"z", found, 2, packet_id=3)
+    assert await watcher.message_with() == (Message("c", b"z", 2), found), "who sent it, and how, is nobody's business"
+
+
+# --- subscriptions ------------------------------------------------------------------------------------------------------
+
+
+@each_end
+async def test_subscriptions_keep_their_options_and_those_given_up_stay_so(broker: Broker, end: str) -> None:
+    """3.8.3.1, [MQTT-3.3.4-3]."""
+    client, publisher = await broker.connect_5("pump", about=LASTS), await broker.connect_5("publisher")
+    await client.subscribe_with(("a/+", 1 | 8), identifier=5)
+    await client.subscribe_with(("a/#", 2), identifier=6)
+    await client.subscribe_with(("own", 1 | 4))
+    await client.subscribe(("gone", 1), ("gone/#", 1))
+    await client.send(packet(UNSUBSCRIBE << 4 | 2, b"\0\2\0" + field(b"gone") + field(b"gone/#")))
+    await client.expect(UNSUBACK)
+    await end_node(broker, end)
+    publisher = await broker.connect_5("publisher")
+    await publisher.publish_with("a/1", b"x", {}, 2, retain=True)
+    await publisher.publish("gone", b"x", 1)
+    again = await broker.connect_5("pump", flags=0, about=LASTS)
+    message, found = await again.message_with()
+    assert (message, found) == (Message("a/1", b"x", 2, retain=True), {Property.SUBSCRIPTION_IDENTIFIER: [5, 6]})
+    await again.publish("own", b"mine", 1)
+    await publisher.publish("own", b"yours", 1)
+    assert await again.message() == Message("own", b"yours", 1)
+    assert await again.drained() == []
+
+
+async def test_a_subscription_is_durable_before_its_suback(broker: Broker) -> None:
+    client = await begin(broker, "pump", 4)
+    with HeldSync(broker) as disk:
+        await client.send(subscribe(1, (b"a", 1)))
+        assert await client.drained() == []
+        disk.release()
+        await client.expect(SUBACK)
+
+
+@each_end
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_retained_messages_that_were_not_out_yet_come_to_the_next_connection(broker: Broker, end: str, qos: int) -> None:
+    publisher = await broker.connect("publisher")
+    for n in range(6):
+        await publisher.publish(f"state/{n}", b"%d" % n, 2, retain=True)
+    client = await broker.connect_5("pump", about=LASTS | {Property.RECEIVE_MAXIMUM: 2})
+    await client.subscribe(("state/+", qos))
+    first = [await client.receive() for _ in range(2)]
+    await recorded(broker)
+    await end_node(broker, end)
+    again = await resume(broker, "pump", 5)
+    came = [await again.receive() for _ in range(6)]
+    assert [(item[1] & DUP, item[4]) for item in came] == [(DUP, b"0"), (DUP, b"1"), *((0, b"%d" % n) for n in range(2, 6))]
+    assert [item[3] for item in came[:2]] == [item[3] for item in first]
+    assert await again.drained() == []
+
+
+async def test_many_sessions_that_subscribe_to_one_filter_have_one_claim_on_its_queue(broker: Broker) -> None:
+    clients = [await begin(broker, f"pump{n}", 5) for n in range(5)]
+    for client in clients:
+        await client.subscribe(("all", 1), ("plant/#", 1))
+    queue = broker.node.store.queues.find("all")
+    assert queue is not None
+    assert queue.owners == {"sessions"}
+    await broker.kill()
+    for n in range(5):
+        assert broker.node.store.queues.find("all") is not None
+        await broker.connect_5(f"pump{n}")
+    assert broker.node.store.queues.find("all") is None
+    root = broker.node.store.queues.find("plant/#")
+    assert root is not None
+    assert root.owners == {"root"}
+
+
+# --- how long they last -------------------------------------------------------------------------------------------------
+
+
+@each_end
+async def test_a_session_ends_at_its_time_whether_the_node_ran_meanwhile_or_not(broker: Broker, end: str) -> None:
+    """[MQTT-3.1.2-23]."""
+    client = await begin(broker, "pump", 5)
+    await client.subscribe(("a", 1))
+    await leave(client)
+    await until(lambda: broker.away() == ["pump"])
+    await end_node(broker, end)
+    pass_time(broker.node.gateway, 59)
+    assert broker.away() == ["pump"]
+    await end_node(broker, end)
+    pass_time(broker.node.gateway, 61)
+    assert set(broker.held_resources().values()) == {0}
+    assert broker.node.gateway.counters.sessions_expired == 1
+
+
+async def test_a_client_that_is_back_after_its_time_finds_nothing(broker: Broker) -> None:
+    client = await begin(broker, "pump", 5)
+    await client.subscribe(("a", 1))
+    await leave(client)
+    await broker.restart()
+    gateway = broker.node.gateway
+    pass_time(gateway, 1)
+    gateway.store.clock.ahead_ms += 60_000  # type: ignore[attr-defined] # the wheel hasn't turned yet
+    assert not (await broker.connect_5("pump", flags=0, about=LASTS)).session_present
+
+
+async def test_who_was_connected_when_the_node_was_killed_has_left_then(broker: Broker) -> None:
+    client = await begin(broker, "pump", 5)
+    await client.subscribe(("a", 1))
+    await broker.kill()
+    await until(lambda: not stored(broker, "pump").connected)
+    pass_time(broker.node.gateway, 58)
+    assert broker.away() == ["pump"]
+    pass_time(broker.node.gateway, 3)
+    assert set(broker.held_resources().values()) == {0}
+
+
+@pytest.mark.parametrize("end", [*ENDS, ""])
+async def test_a_session_that_is_to_last_no_longer_ends_with_its_connection(broker: Broker, end: str) -> None:
+    """3.1.2.11.2: a client may come back with another expiry interval."""
+    client, publisher = await begin(broker, "pump", 5), await broker.connect("publisher")
+    await client.subscribe(("a", 1))
+    await leave(client)
+    await publisher.publish("a", b"x", 1)
+    again = await broker.connect_5("pump", flags=0)
+    assert again.session_present
+    assert await again.message() == Message("a", b"x", 1)
+    await again.subscribe(("b", 1))
+    if end:
+        await end_node(broker, end)
+    else:
+        await leave(again)
+        publisher.reset()
+    await until(lambda: set(broker.held_resources().values()) == {0})
+
+
+@each_end
+async def test_a_clean_session_leaves_nothing_behind(broker: Broker, end: str) -> None:
+    for client in (await broker.connect("old"), await broker.connect_5("new", flags=0)):
+        await client.subscribe(("a", 1))
+    await end_node(broker, end)
+    assert set(broker.held_resources().values()) == {0}
+
+
+@both_versions
+async def test_a_clean_start_ends_what_an_earlier_node_knew(broker: Broker, version: int) -> None:
+    client = await begin(broker, "pump", version)
+    await client.subscribe(("a", 1))
+    await broker.kill()
+    again = await (broker.connect_5("pump") if version == 5 else broker.connect("pump"))
+    await leave(again)
+    await until(lambda: not broker.node.gateway.connections)
+    assert set(broker.held_resources().values()) == {0}
+
+
+async def test_no_session_more_than_may_be_where_all_clients_are_connected(start_broker: StartBroker) -> None:
+    broker = await start_broker(sessions_max=1)
+    await begin(broker, "one", 5)
+    new = await broker.connect_5("two", about=LASTS, accepted=False)
+    assert (await new.connack())[0] == 0x97
+    old = await broker.dial()
+    await old.send(connect(0, b"three", keep_alive_s=0))
+    assert await old.receive() == (CONNACK, 0, b"\0\3")
+    await broker.connect_5("clean")
+
+
+# --- wills --------------------------------------------------------------------------------------------------------------
+
+
+async def with_will(broker: Broker, delay_s: int, expiry_s: int) -> Client:
+    about: Found = {Property.SESSION_EXPIRY_S: expiry_s}
+    will: Found = {Property.WILL_DELAY_S: delay_s, Property.CONTENT_TYPE: "text"}
+    return await broker.connect_5("dies", b"will", b"gone", flags=CLEAN | WILL | 1 << 3, about=about, will=will)
+
+
+@pytest.mark.parametrize(("delay_s", "expiry_s", "waits_s"), [(0, 0, 0), (0, 60, 0), (10, 0, 0), (10, 60, 10), (60, 10, 10)])
+async def test_a_will_is_published_once_after_a_kill(broker: Broker, delay_s: int, expiry_s: int, waits_s: int) -> None:
+    """[MQTT-3.1.2-8], 3.1.3.2.2."""
+    await with_will(broker, delay_s, expiry_s)
+    await broker.kill()
+    watcher = await broker.connect_5("watcher")
+    await watcher.subscribe(("will", 1))
+    await until(lambda: "dies" not in [one.client_id for one in stored_sessions(broker.node.store.index) if one.connected])
+    if waits_s:
+        pass_time(broker.node.gateway, waits_s - 1)
+        assert await watcher.drained() == []
+        pass_time(broker.node.gateway, 2.5)
+    await until(lambda: len(broker.stored()) == 1)
+    assert broker.stored() == [Message("will", b"gone", 1)]
+    await broker.kill()
+    pass_time(broker.node.gateway, 120)
+    assert broker.stored() == [Message("will", b"gone", 1)]
+    assert broker.held_resources()["sessions"] == 0
+
+
+async def test_a_will_has_its_properties_and_no_others(broker: Broker) -> None:
+    watcher = await broker.connect_5("watcher")
+    await watcher.subscribe(("will", 1))
+    client = await with_will(broker, 0, 0)
+    client.reset()
+    assert await watcher.message_with() == (Message("will", b"gone", 1), {Property.CONTENT_TYPE: "text"})
+
+
+@each_end
+async def test_a_stop_publishes_the_wills_of_who_is_connected(broker: Broker, end: str) -> None:
+    """3.14.4: a connection that the server closes ends without a DISCONNECT of the client."""
+    await with_will(broker, 0, 60)
+    await end_node(broker, end)
+    await until(lambda: broker.stored() == [Message("will", b"gone", 1)])
+
+
+async def test_a_will_that_was_withdrawn_isnt_published_after_a_kill(broker: Broker) -> None:
+    """[MQTT-3.14.4-3]."""
+    client = await with_will(broker, 0, 60)
+    await leave(client)
+    await until(lambda: "dies" in broker.away())
+    await broker.kill()
+    pass_time(broker.node.gateway, 120)
+    assert broker.stored() == []
+
+
+async def test_a_client_that_is_back_in_time_after_a_kill_takes_its_will_back(broker: Broker) -> None:
+    """[MQTT-3.1.3-9]."""
+    await with_will(broker, 10, 60)
+    await broker.kill()
+    await leave(await broker.connect_5("dies", flags=0, about=LASTS))
+    pass_time(broker.node.gateway, 120)
+    assert broker.stored() == []
