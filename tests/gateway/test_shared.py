@@ -696,7 +696,7 @@ async def test_what_no_member_may_have_ends_among_the_dead_letters(start_broker:
     assert [await client.drained() for client in jailed] == [[], [], []]
     await publish(broker, b"y")
     got = [await client.drained() for client in jailed]
-    assert [packet[4] for packets in got for packet in packets] == [b"y"]
+    assert {packet[4] for packets in got for packet in packets} == {b"y"}  # to a second one, where a ping takes so long
 
 
 async def test_a_message_is_offered_to_a_few_members_however_many_may_not_have_it(start_broker: StartBroker) -> None:
