@@ -7,7 +7,7 @@ connected (`gateway.session`) runs ahead of it: what they differ in is written a
 from __future__ import annotations
 
 from struct import Struct
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
@@ -53,6 +53,16 @@ class Changes(NamedTuple):
             return b"".join(parts), b""
         topics = {str(number): topic.decode() if topic is not None else None for number, topic in retained.items()}
         return b"".join(parts), orjson.dumps({"retained": topics})
+
+    def describe(self) -> dict[str, Any]:
+        """Return it as a JSON object, for tools."""
+        row = self._asdict()
+        row["sent"] = [
+            {"packet_id": packet_id, **({} if slot is None else {name: getattr(slot, name) for name in slot._fields[1:]})}
+            for packet_id, slot in self.sent
+        ]
+        row["retained"] = {str(number): topic and topic.decode() for number, topic in self.retained.items()}
+        return row
 
     @classmethod
     def decode(cls, body: bytes, properties: bytes) -> Changes:

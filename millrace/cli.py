@@ -316,6 +316,12 @@ def _add_inspect(commands: Commands) -> None:
     groups.add_argument("--group", default="", metavar="GROUP", help="only this one")
     groups.add_argument("--json", action="store_true", help="one JSON object a line")
     groups.set_defaults(run=_inspect_groups)
+    sessions = things.add_parser("sessions", help="the stored MQTT sessions, as of the last flush of the index")
+    sessions.add_argument("--data-dir", type=Path, default=Path("millrace-data"), metavar="DIR", help="of a node (%(default)s)")
+    sessions.add_argument("--client", default="", metavar="ID", help="only the one of this client")
+    sessions.add_argument("--limit", type=_count, default=100, help="sessions at most, 0 for all (%(default)s)")
+    sessions.add_argument("--json", action="store_true", help="one JSON object a line")
+    sessions.set_defaults(run=_inspect_sessions)
 
 
 def _inspect_log(options: argparse.Namespace) -> int:
@@ -345,6 +351,13 @@ def _inspect_groups(options: argparse.Namespace) -> int:
     from millrace.inspect import inspect_groups
 
     inspect_groups(options.data_dir, name=options.group, as_json=options.json)
+    return 0
+
+
+def _inspect_sessions(options: argparse.Namespace) -> int:
+    from millrace.inspect import inspect_sessions
+
+    inspect_sessions(options.data_dir, client_id=options.client, limit=options.limit, as_json=options.json)
     return 0
 
 

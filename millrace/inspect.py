@@ -16,6 +16,9 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
+from gateway.packets import NO_LOCAL, QOS, RETAIN_AS_PUBLISHED
+from gateway.sessions import stored_sessions
+from gateway.stored import Changes, StoredSession, StoredSubscription
 from pop.checkpoint import Checkpoint
 from pop.order import Order
 from pop.state import DAMAGES_ROW
@@ -97,7 +100,7 @@ def describe(record: Record) -> dict[str, Any]:
         "size": record.size,
         "kind": kind.name.lower(),
         "store_ms": record.store_ms,
-        "stored": datetime.fromtimestamp(record.store_ms / 1000, UTC).isoformat(timespec="milliseconds"),
+        "stored": _time(record.store_ms),
         "topic": record.topic.decode(errors="replace"),
     }
     if kind is Kind.MESSAGE:
@@ -105,6 +108,7 @@ def describe(record: Record) -> dict[str, Any]:
         row["retain"] = bool(record.flags & Flag.RETAIN)
         row["delayed"] = bool(record.flags & Flag.DELAYED)
         row["half"] = bool(record.flags & Flag.HALF)
+        row["session"] = bool(record.flags & Flag.SESSION)
     elif record.flags & Flag.SUSPENDED:
         row["suspended"] = True
     if kind in _QUEUE_KINDS:
@@ -115,7 +119,9 @@ def describe(record: Record) -> dict[str, Any]:
         row["group_id"], row["epoch"], row["deadline_ms"] = POP_FIXED.unpack(record.fixed)
     if record.properties:
         row["properties"] = orjson.loads(record.properties)
-    if kind in BODY_DTYPE:
+    if kind is Kind.SESSION_OFFSETS:
+        row |= Changes.decode(record.body, record.properties).describe()
+    elif kind in BODY_DTYPE:
         dtype = BODY_DTYPE[kind]
         names = dtype.names or ()
         row["entries"] = [dict(zip(names, entry.tolist(), strict=True)) for entry in np.frombuffer(record.body, dtype=dtype)]
@@ -219,6 +225,69 @@ def _groups(index: Index) -> Iterator[dict[str, Any]]:
             "parked": order.parked,
             "dead": row["dead"],
         }
+
+
+def inspect_sessions(data_dir: Path, *, client_id: str, limit: int, as_json: bool, out: TextIO = sys.stdout) -> None:
+    """Print the stored sessions as of the last flush of the index, as a table or as JSON lines.
+
+    Args:
+        data_dir: of a node.
+        client_id: of the session; empty for all.
+        limit: sessions printed at most; 0 for all.
+        as_json: one JSON object a line.
+
+    Raises:
+        IndexMissing: there is no index, or nothing was flushed yet.
+    """
+    with _flushed(data_dir) as index:
+        found = stored_sessions(index, client_id)
+        rows = [_session(index, one) for one in islice(found, limit or None) if client_id in ("", one.client_id)]
+    if as_json:
+        for row in rows:
+            out.write(orjson.dumps(row).decode() + "\n")
+        return
+    columns = ("client", "connected", "expiry_s", "ends", "queued", "in_flight", "received", "will_due")
+    table = Table(*columns, "subscriptions", box=None, pad_edge=False)
+    for row in rows:
+        filters = ", ".join(f"{one['filter']} ({one['qos']})" for one in row["subscriptions"])
+        table.add_row(*("" if row[column] is None else str(row[column]) for column in columns), filters)
+    Console(file=out, width=None if out.isatty() else 200, soft_wrap=True).print(table)
+
+
+def _session(index: Index, stored: StoredSession) -> dict[str, Any]:
+    subscriptions = [_subscription(index, one) for one in stored.subscriptions.values()]
+    will = stored.will
+    return {
+        "client": stored.client_id,
+        "connected": stored.connected,
+        "expiry_s": stored.expiry_s,
+        "ends": _time(stored.ends_ms),
+        "queued": sum(one["queued"] for one in subscriptions),
+        "in_flight": len(stored.inflight),
+        "received": len(stored.received),
+        "has_will": will is not None,
+        "will_due": _time(will.due_ms) if will is not None else None,
+        "last_packet_id": stored.last_packet_id,
+        "subscriptions": subscriptions,
+    }
+
+
+def _subscription(index: Index, one: StoredSubscription) -> dict[str, Any]:
+    return {
+        "filter": one.filter,
+        "qos": one.options & QOS,
+        "no_local": bool(one.options & NO_LOCAL),
+        "retain_as_published": bool(one.options & RETAIN_AS_PUBLISHED),
+        "identifier": one.identifier,
+        "queue": one.queue_id,
+        "cursor": one.cursor,
+        "queued": max(lightqueue.load_next_offset(index, one.queue_id) - one.cursor, 0),
+    }
+
+
+def _time(ms: int) -> str | None:
+    """Return a time as ISO 8601 writes it; None for 0, which is no time."""
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds") if ms else None
 
 
 @contextmanager

@@ -32,12 +32,13 @@ class RealClient(Protocol):
 class Paho:
     """paho-mqtt, whose network loop runs on a thread of its own."""
 
-    def __init__(self, mqtt: Any, broker: Broker, client_id: str) -> None:
+    def __init__(self, mqtt: Any, broker: Broker, client_id: str, *, clean: bool = True) -> None:
         self._loop = asyncio.get_running_loop()
         self._messages: asyncio.Queue[Message] = asyncio.Queue()
         self._answers: asyncio.Queue[str] = asyncio.Queue()
         self._broker = broker
-        self.client = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, client_id, protocol=mqtt.MQTTv311)
+        version = mqtt.CallbackAPIVersion.VERSION2
+        self.client = mqtt.Client(version, client_id, clean_session=clean, protocol=mqtt.MQTTv311)
         self.client.on_connect = lambda *_: self._tell(self._answers, "CONNACK")
         self.client.on_subscribe = lambda *_: self._tell(self._answers, "SUBACK")
         self.client.on_publish = lambda *_: self._tell(self._answers, "published")
@@ -69,9 +70,9 @@ class Paho:
 
 
 @asynccontextmanager
-async def paho(broker: Broker, client_id: str) -> AsyncIterator[RealClient]:
+async def paho(broker: Broker, client_id: str, *, clean: bool = True) -> AsyncIterator[RealClient]:
     mqtt = pytest.importorskip("paho.mqtt.client", reason="paho-mqtt is not installed")
-    client = Paho(mqtt, broker, client_id)
+    client = Paho(mqtt, broker, client_id, clean=clean)
     await client.connect()
     yield client
     client.client.disconnect()
@@ -99,11 +100,12 @@ class Aiomqtt:
 
 
 @asynccontextmanager
-async def aiomqtt(broker: Broker, client_id: str) -> AsyncIterator[RealClient]:
+async def aiomqtt(broker: Broker, client_id: str, *, clean: bool = True) -> AsyncIterator[RealClient]:
     module = pytest.importorskip("aiomqtt", reason="aiomqtt is not installed")
     version = module.ProtocolVersion.V311
     address = broker.node.mqtt
-    async with module.Client(address.host, address.port, identifier=client_id, protocol=version) as client:
+    options = {"identifier": client_id, "protocol": version, "clean_session": clean}
+    async with module.Client(address.host, address.port, **options) as client:
         yield Aiomqtt(client)
 
 
@@ -128,10 +130,10 @@ class Amqtt:
 
 
 @asynccontextmanager
-async def amqtt(broker: Broker, client_id: str) -> AsyncIterator[RealClient]:
+async def amqtt(broker: Broker, client_id: str, *, clean: bool = True) -> AsyncIterator[RealClient]:
     module = pytest.importorskip("amqtt.client", reason="amqtt is not installed")
     client = module.MQTTClient(client_id, config={"auto_reconnect": False})
-    await client.connect(f"mqtt://{broker.node.mqtt}/")
+    await client.connect(f"mqtt://{broker.node.mqtt}/", cleansession=clean)
     yield Amqtt(client)
     await client.disconnect()
 
@@ -182,6 +184,25 @@ async def test_a_client_gets_retained_messages(broker: Broker, library: Any) -> 
                 Message("state/2", b"off", 1, retain=True),
                 Message("state/3", b"on", 1, retain=True),
             ]
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+async def test_a_client_goes_on_with_its_session_when_the_node_was_killed(broker: Broker, library: Any) -> None:
+    async with asyncio.timeout(ANSWER_S_MAX):
+        async with library(broker, "goes-on", clean=False) as client:
+            await client.subscribe(("a/#", 2))
+            await client.publish("a/b", b"before", 2)
+            assert await client.message() == Message("a/b", b"before", 2)
+        await until(lambda: "goes-on" in broker.away())
+        await broker.kill()
+        other = await broker.connect("other")
+        for qos in (1, 2):
+            await other.publish("a/c", b"while it was away", qos)
+        async with library(broker, "goes-on", clean=False) as client:
+            for qos in (1, 2):
+                assert await client.message() == Message("a/c", b"while it was away", qos)
+            await client.publish("a/b", b"after", 2)
+            assert await client.message() == Message("a/b", b"after", 2)
 
 
 @pytest.mark.parametrize("library", LIBRARIES)

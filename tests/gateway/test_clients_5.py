@@ -226,6 +226,7 @@ async def test_mosquitto_goes_on_with_its_session_and_uses_aliases(broker: Broke
         await mosquitto_pub(broker, "-t", "a/1", "-m", "1", "-q", "1", "-D", "publish", "topic-alias", "3")
         assert await printed(first) == ["a/1 1"]
         await until(lambda: "sub" in broker.away())
+        await broker.kill()
         for n in ("2", "3"):
             await mosquitto_pub(broker, "-t", "a/1", "-m", n, "-q", "1")
         assert await printed(await mosquitto_sub(broker, "sub", 2, *session, *form)) == ["a/1 2", "a/1 3"]

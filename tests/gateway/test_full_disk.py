@@ -9,7 +9,7 @@ from prometheus_client import generate_latest
 from gateway import connection as connection_module
 from gateway import gateway as gateway_module
 from gateway.codec import encode_acks, encode_publish
-from gateway.packets import PUBACK, PUBLISH, PUBREC, SUBACK
+from gateway.packets import CONNACK, PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL, SUBACK
 from gateway.properties import Found, Property
 from gateway.reasons import ReasonCode
 from millrace.metrics import registry_of
@@ -20,6 +20,7 @@ from tests.gateway.conftest import StartBroker
 from tests.gateway.packet_cases import subscribe
 from tests.gateway.test_access import plugins
 from tests.gateway.test_connection import pass_time
+from tests.gateway.test_sessions import LASTS, leave
 from tests.gateway.wire import BYE, CLEAN, PING, WILL, Broker, Message, until
 
 TOTAL = 100 * GIB
@@ -135,6 +136,65 @@ async def test_a_will_waits_for_room(start_broker: StartBroker, qos: int) -> Non
     pass_time(broker.node.gateway, 5)
     assert len(broker.stored()) == 1
     assert broker.held_resources()["sessions"] == 0
+
+
+async def test_a_new_session_or_will_is_refused_and_one_that_was_there_goes_on(start_broker: StartBroker) -> None:
+    broker = await start_broker(reserve_bytes=GIB)
+    client, publisher = await broker.connect_5("pump", about=LASTS), await broker.connect("publisher")
+    await client.subscribe(("a", 2))
+    await leave(client)
+    for n in range(3):
+        await publisher.publish("a", b"%d" % n, 2)
+    free(broker, GIB // 2)
+    again = await broker.connect_5("pump", flags=0, about=LASTS)
+    assert again.session_present
+    assert [(await again.message()).body for _ in range(3)] == [b"0", b"1", b"2"]
+    assert await again.subscribe(("b", 1)) == [ReasonCode.QUOTA_EXCEEDED]
+    await leave(again)
+    new = await broker.connect_5("new", about=LASTS, accepted=False)
+    assert (await new.connack())[0] == ReasonCode.QUOTA_EXCEEDED
+    will = await broker.connect("will", b"t", b"gone", flags=CLEAN | WILL, accepted=False)
+    assert await will.receive() == (CONNACK, 0, b"\0\3")
+    clean = await broker.connect_5("pump", accepted=True)
+    assert not clean.session_present
+    assert broker.held_resources()["sessions"] == 0, "ends are recorded"
+
+
+async def test_on_an_exhausted_disk_qos_2_waits_and_nothing_is_lost_or_doubled(start_broker: StartBroker) -> None:
+    broker = await start_broker(reserve_bytes=GIB)
+    client, publisher = await broker.connect_5("pump", about=LASTS), await broker.connect("publisher")
+    await client.subscribe(("a", 2), ("b", 1))
+    await publisher.publish("a", b"0", 2)
+    packet_id = (await client.receive())[3]
+    await client.send(encode_publish(b"c", b"x", 2, packet_id=7, properties=b"\0"))
+    assert await client.receive() == (PUBREC, 7)
+    await publisher.send(encode_publish(b"a", b"1", 2, packet_id=1), encode_publish(b"b", b"2", 1, packet_id=2))
+    broker.node.store.space.probe = lambda: Usage(GIB // 100, TOTAL)
+    broker.node.store.look_at_disk()
+    await client.send(encode_acks(PUBREC, [packet_id]), encode_acks(PUBREL, [7]))
+    await client.drained()
+    free(broker, TOTAL)
+    came = [await client.receive() for _ in range(4)]
+    assert {item[:2] for item in came if item[0] != PUBLISH} == {(PUBREL, packet_id), (PUBCOMP, 7)}
+    assert sorted(item[4] for item in came if item[0] == PUBLISH) == [b"1", b"2"]
+    assert await client.drained() == []
+
+
+async def test_what_is_acknowledged_while_nothing_is_stored_is_recorded_later(start_broker: StartBroker) -> None:
+    broker = await start_broker(reserve_bytes=GIB)
+    client, publisher = await broker.connect_5("pump", about=LASTS), await broker.connect("publisher")
+    await client.subscribe(("a", 1))
+    await publisher.publish("a", b"0", 1)
+    broker.node.store.space.probe = lambda: Usage(GIB // 100, TOTAL)
+    broker.node.store.look_at_disk()
+    assert (await client.message()).body == b"0"
+    await client.drained()
+    broker.node.gateway.lifetimes._save()
+    await leave(client)
+    free(broker, TOTAL)
+    again = await broker.connect_5("pump", flags=0, about=LASTS)
+    assert again.session_present
+    await again.drained()
 
 
 async def test_a_retransmission_of_a_held_message_is_stored_once_at_qos_2(full: Broker) -> None:

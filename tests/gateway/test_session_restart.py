@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from gateway.codec import encode_acks, encode_publish
-from gateway.packets import CONNACK, PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL, SUBACK, UNSUBACK, UNSUBSCRIBE
+from gateway.lifetimes import _cut
+from gateway.packets import CONNACK, PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL, SUBACK, UNSUBACK, UNSUBSCRIBE, Connect
 from gateway.properties import Found, Property
 from gateway.sessions import stored_sessions
 from gateway.stored import StoredSession
+from store.options import KIB, MIB
 from store.record import Kind
 from tests.gateway.conftest import StartBroker
 from tests.gateway.packet_cases import connect, field, packet, subscribe
@@ -400,6 +404,102 @@ async def test_no_session_more_than_may_be_where_all_clients_are_connected(start
     await old.send(connect(0, b"three", keep_alive_s=0))
     assert await old.receive() == (CONNACK, 0, b"\0\3")
     await broker.connect_5("clean")
+
+
+# --- bounds -------------------------------------------------------------------------------------------------------------
+
+
+@both_versions
+async def test_of_more_that_waits_than_may_the_oldest_are_passed_over(start_broker: StartBroker, version: int) -> None:
+    broker = await start_broker(session_queued_max=10)
+    client, publisher = await begin(broker, "pump", version), await broker.connect("publisher")
+    await client.subscribe(("flood", 1), ("quiet", 1))
+    await leave(client)
+    for n in range(3):
+        await publisher.publish("quiet", b"%d" % n, 1)
+    for n in range(50):
+        await publisher.publish("flood", b"%d" % n, 1)
+    await broker.kill()
+    again = await resume(broker, "pump", version)
+    came = [await again.message() for _ in range(10)]
+    assert sorted(int(message.body) for message in came if message.topic == "quiet") == [0, 1, 2]
+    assert [int(message.body) for message in came if message.topic == "flood"] == list(range(43, 50))
+    assert await again.drained() == []
+    assert broker.node.gateway.counters.queued_dropped == 43
+
+
+async def test_a_slow_client_loses_the_oldest_that_wait_too(start_broker: StartBroker) -> None:
+    broker = await start_broker(session_queued_max=10)
+    client = await broker.connect_5("pump", about=LASTS | {Property.RECEIVE_MAXIMUM: 1})
+    publisher = await broker.connect("publisher")
+    await client.subscribe(("a", 1))
+    for n in range(50):
+        await publisher.publish("a", b"%d" % n, 1)
+    assert [int((await client.message()).body) for _ in range(11)] == [0, *range(40, 50)]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "total", "length"), [([3, 50], 10, 7), ([50, 50], 10, 5), ([5, 5], 10, 5), ([0, 20], 7, 7), ([9], 1, 1)]
+)
+def test_the_longest_queues_are_cut_to_one_length(lengths: list[int], total: int, length: int) -> None:
+    assert _cut(lengths, total) == length
+    assert sum(min(each, length) for each in lengths) <= total
+
+
+async def test_ten_thousand_sessions_of_clients_that_are_away_are_not_in_memory(broker: Broker) -> None:
+    def counts() -> dict[str, int]:
+        return {kind: sum(type(each).__name__ == kind for each in gc.get_objects()) for kind in KINDS}
+
+    lifetimes, store = broker.node.gateway.lifetimes, broker.node.store
+    wish = Connect(5, "", False, 0, None, None, None, session_expiry_s=600)
+    gc.collect()
+    before = counts()
+    for n in range(10_000):
+        session, _ = lifetimes.open(f"device-{n}", wish, 600)
+        lifetimes.subscribe(session, f"device/{n}/orders", 1, 0, None)
+        lifetimes.left(session)
+        if n % 500 == 0:
+            await store.durable()
+    await store.durable()
+    del session
+    gc.collect()
+    assert len(lifetimes.sessions) == 10_000
+    assert counts() == before
+    assert broker.held_resources() == dict.fromkeys(broker.held_resources(), 0) | {"sessions": 10_000, "queues": 10_000}
+    await broker.kill()
+    assert len(broker.node.gateway.lifetimes.sessions) == 10_000
+    await broker.node.store.durable()
+    gc.collect()
+    assert counts() == before
+    client = await resume(broker, "device-77", 5)
+    await client.publish("device/77/orders", b"go", 1)
+    assert await client.message() == Message("device/77/orders", b"go", 1)
+
+
+KINDS = ("Session", "StoredSession", "StoredSubscription", "Subscription", "LightQueue")
+
+
+async def test_what_a_session_needs_outlives_its_segments(start_broker: StartBroker) -> None:
+    broker = await start_broker(segment_bytes=MIB, retention_bytes=2 * MIB)
+    client, publisher = await begin(broker, "pump", 5), await broker.connect("publisher")
+    await with_will(broker, 3000, 3600)
+    broker.connection("dies")._abort()
+    await client.subscribe(("a", 1))
+    for n in range(3):
+        await publisher.publish("a", b"%d" % n, 1)
+    assert [message.body for message in await client.messages()] == [b"0", b"1", b"2"]
+    await leave(client)
+    await publisher.publish("a", b"expires", 1)
+    for _ in range(100):
+        await publisher.publish("b", b"x" * 64 * KIB, 1)
+    await until(lambda: broker.node.store.log.start > 2 * MIB)
+    await broker.kill()
+    again = await resume(broker, "pump", 5)
+    assert [message.body for message in await again.messages()] == [b"0", b"1", b"2"]
+    watcher = await broker.connect("watcher")
+    await watcher.subscribe(("will", 1))
+    pass_time(broker.node.gateway, 3100)
+    assert await watcher.message() == Message("will", b"gone", 1)
 
 
 # --- wills --------------------------------------------------------------------------------------------------------------

@@ -78,9 +78,14 @@ async def test_retained_messages_sessions_and_subscriptions_are_counted_across_a
     found = samples(broker)
     assert found["millrace_mqtt_retained"] == 2
     assert (found["millrace_mqtt_sessions"], found["millrace_mqtt_subscriptions"]) == (1, 2)
+    lasting = await broker.connect("b", flags=0)
+    await lasting.subscribe(("a", 0))
+    found = samples(broker)
+    assert (found["millrace_mqtt_sessions_stored"], found["millrace_mqtt_sessions_away"]) == (1, 0)
     await broker.restart()
     found = samples(broker)
     assert (found["millrace_mqtt_retained"], found["millrace_mqtt_subscriptions"]) == (2, 0)
+    assert (found["millrace_mqtt_sessions_stored"], found["millrace_mqtt_sessions_away"]) == (1, 1)
 
 
 async def test_labels_do_not_grow_with_clients_and_topics(broker: Broker) -> None:

@@ -119,6 +119,9 @@ def test_kinds_have_the_numbers_that_are_on_disk() -> None:
         ("TRANSACTION_CHECKED", 24),
         ("SNAPSHOT", 25),
         ("DEAD_LETTER_REDRIVEN", 26),
+        ("SESSION_RESUMED", 27),
+        ("SESSION_SUBSCRIBED", 28),
+        ("SESSION_UNSUBSCRIBED", 29),
     ]
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.gateway.packet_cases import connect, subscribe
 from tests.system.conftest import ROOT, NodeProcess, run_millrace
 
 
@@ -133,6 +135,29 @@ def test_inspect_queues_on_a_live_and_a_stopped_directory(running: NodeProcess) 
     assert "$retry/1" in run_millrace("inspect", "queues", *data).stdout
     running.start()
     assert "a/#" in run_millrace("inspect", "queues", *data).stdout
+
+
+def test_inspect_sessions_on_a_live_and_a_stopped_directory(running: NodeProcess) -> None:
+    data = ["--data-dir", str(running.data_dir)]
+    for name in ("pump-1", "pump-2"):
+        with socket.create_connection(("127.0.0.1", running.port("mqtt"))) as client:
+            client.sendall(connect(0, name.encode()) + subscribe(1, (b"a/+", 1)))
+            assert client.recv(4) == b"\x20\2\0\0"
+            assert client.recv(5) == b"\x90\3\0\1\1"
+    for topic in ("a/1", "a/2"):
+        assert run_millrace("pub", topic, topic, "--mqtt", running.addresses["mqtt"]).returncode == 0
+    live = run_millrace("inspect", "sessions", *data)
+    assert live.returncode == 0 or "not flushed yet" in live.stderr, live.stderr
+    assert running.stop() == 0
+    (row,) = map(json.loads, run_millrace("inspect", "sessions", *data, "--client", "pump-2", "--json").stdout.splitlines())
+    assert (row["client"], row["connected"], row["queued"], row["in_flight"], row["has_will"]) == ("pump-2", False, 2, 0, False)
+    assert [(one["filter"], one["qos"], one["queued"]) for one in row["subscriptions"]] == [("a/+", 1, 2)]
+    assert len(run_millrace("inspect", "sessions", *data, "--json", "--limit", "1").stdout.splitlines()) == 1
+    table = run_millrace("inspect", "sessions", *data).stdout
+    assert "pump-1" in table
+    assert "a/+ (1)" in table
+    offsets = run_millrace("inspect", "log", *data, "--kind", "session_subscribed", "--json").stdout.splitlines()
+    assert [json.loads(line)["topic"] for line in offsets] == ["pump-1", "pump-2"]
 
 
 def test_inspect_queues_without_an_index_is_an_error(tmp_path: Path) -> None:
