@@ -12,7 +12,7 @@ Rows of the index; the first byte of each key is b"S":
     key b"So", client id                                 nothing: its client is connected
     key b"Sh", position u64, client id                   nothing: the oldest record that it needs
     key b"Sq", queue id u32                              value: subscriptions of the queue, u32
-    key b"Msessions"                                     value: how many sessions there are, u32
+    key b"Msessions"                                     value: how many sessions there are, u32; whether the log is mended, u8
 
 Numbers are big-endian. All sessions together are one owner of a light queue, since what a thousand devices subscribe to would
 else have a thousand owners in one row: the counts tell when the last subscription is gone.
@@ -42,7 +42,8 @@ _DUE = Space.SESSION + b"t"
 _CONNECTED = Space.SESSION + b"o"
 _HOLDS = Space.SESSION + b"h"
 _USES = Space.SESSION + b"q"
-_COUNT_KEY = Space.META + b"sessions"
+_TOTALS_KEY = Space.META + b"sessions"
+_TOTALS = Struct(">I?")
 _U32 = Struct(">I")
 _U64 = Struct(">Q")
 
@@ -63,7 +64,9 @@ class Sessions:
         self._uses: dict[int, int] = {}
         """Subscriptions of queues, where that number has changed."""
         self._count = 0
-        self._saved_count = 0
+        self._is_mended = False
+        """`millrace repair` has set messages aside: light queues have less than what cursors in the log count."""
+        self._saved_totals = b""
 
     def __len__(self) -> int:
         """Return how many there are, with those of clients that are connected."""
@@ -125,6 +128,7 @@ class Sessions:
             Kind.SESSION_UNSUBSCRIBED: self._apply_unsubscribed,
             Kind.SESSION_OFFSETS: self._apply_offsets,
             Kind.MESSAGE: self._apply_message,
+            Kind.DAMAGED: self._apply_damaged,
         }
 
     def _apply_opened(self, record: Record) -> None:
@@ -190,6 +194,8 @@ class Sessions:
         one.options, one.identifier = row["options"], row["identifier"]
         one.retained_before, one.retained_after = row.get("retained"), b""
         stored.changed_filters.add(topic_filter)
+        if self._is_mended:
+            self._clamp(stored, one)
 
     def _apply_unsubscribed(self, record: Record) -> None:
         stored = self._change(record)
@@ -203,8 +209,22 @@ class Sessions:
 
     def _apply_offsets(self, record: Record) -> None:
         stored = self._change(record)
-        if stored is not None:
-            stored.apply(Changes.decode(record.body, record.properties))
+        if stored is None:
+            return
+        stored.apply(Changes.decode(record.body, record.properties))
+        if self._is_mended:
+            for one in stored.subscriptions.values():
+                self._clamp(stored, one)
+
+    def _clamp(self, stored: StoredSession, one: StoredSubscription) -> None:
+        """Take a cursor back to the end of its queue, as that was when the record was written: the next message comes there."""
+        end = self._queues.get(one.queue_id).next_offset
+        if one.cursor > end:
+            one.cursor = end
+            stored.changed_filters.add(one.filter)
+
+    def _apply_damaged(self, _: Record) -> None:
+        self._is_mended = True
 
     def _apply_message(self, record: Record) -> None:
         if not record.flags & Flag.SESSION:
@@ -246,8 +266,10 @@ class Sessions:
 
     def load(self, index: Index) -> None:
         self._index = index
-        row = index.get(_COUNT_KEY)
-        self._count = self._saved_count = _U32.unpack(row)[0] if row is not None else 0
+        row = index.get(_TOTALS_KEY)
+        if row is not None:
+            self._saved_totals = row
+            self._count, self._is_mended = _TOTALS.unpack(row)
 
     def save(self, batch: Batch) -> None:
         for stored in self._changed.values():
@@ -260,9 +282,10 @@ class Sessions:
             else:
                 batch.delete(key)
         self._uses.clear()
-        if self._count != self._saved_count:
-            self._saved_count = self._count
-            batch.put(_COUNT_KEY, _U32.pack(self._count))
+        totals = _TOTALS.pack(self._count, self._is_mended)
+        if totals != self._saved_totals:
+            self._saved_totals = totals
+            batch.put(_TOTALS_KEY, totals)
 
     def live(self, before: int) -> Iterator[tuple[int, int]]:
         for key, _ in self._rows(_HOLDS):

@@ -195,7 +195,7 @@ async def test_a_fleet_loses_nothing_and_gets_nothing_twice_at_qos_2_while_the_n
         fleet.complete.set()
         for _ in range(KILLS):
             wanted = fleet.settled + random.randrange(DEVICES * 5, DEVICES * 25)
-            await reached(lambda wanted=wanted: fleet.settled >= wanted, "publishing stands still")  # type: ignore[misc]
+            await reached(lambda wanted=wanted: fleet.settled >= wanted, "publishing stands still")
             fleet.up.clear()
             node.kill()
             start(node, fleet)
