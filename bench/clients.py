@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 PROCESSES = 2
 BEGIN_AFTER_S = 0.5
-"""Seconds that clients have for connecting, and for making what they send."""
+"""Seconds that clients have for connecting, and for making what they send. Who is late counts as if it had begun then."""
 
 BODY = b"x" * 64
 TOPICS = 16
@@ -69,13 +69,14 @@ R = TypeVar("R")
 class Clients:
     """The client processes. They live as long as the benchmark, since Python takes a second to start."""
 
-    def __init__(self) -> None:
+    def __init__(self, begin_after_s: float = BEGIN_AFTER_S) -> None:
+        self._begin_after_s = begin_after_s
         self._pool = ProcessPoolExecutor(PROCESSES, mp_context=multiprocessing.get_context("spawn"))
         self.run(_nothing)
 
     def run(self, job: Callable[Concatenate[int, float, P], R], *arguments: P.args, **named: P.kwargs) -> list[R]:
         """Run a job in each process at once; return what each returned."""
-        begin_s = time.monotonic() + BEGIN_AFTER_S
+        begin_s = time.monotonic() + self._begin_after_s
         running = [self._pool.submit(job, number, begin_s, *arguments, **named) for number in range(PROCESSES)]
         return [each.result() for each in running]
 

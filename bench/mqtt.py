@@ -132,7 +132,8 @@ def _filters(setting: Setting) -> Generator[Figures]:
         while True:
             first, second = _in_turn(setting, brokers, alone), _in_turn(setting, brokers, crowded)
             slower = {name: (1 - each.deliver_per_s / first[name].deliver_per_s) * 100 for name, each in second.items()}
-            yield beside("filters", slower)
+            connected = {name: each.connect_s for name, each in second.items()}
+            yield beside("filters", slower) | beside("filters_connect", connected)
 
 
 def _idle(setting: Setting) -> Generator[Figures]:
@@ -252,7 +253,11 @@ ROWS: dict[str, Row] = {
         ),
     ),
     "filters": Row(
-        _filters, (Goal("filters", f"the first row: slower by {OTHER_FILTERS:,} other filters", "%", 20, is_most=True),)
+        _filters,
+        (
+            Goal("filters", f"the first row: slower by {OTHER_FILTERS:,} other filters", "%", 20, is_most=True),
+            Goal("filters_connect", "... until all of them are subscribed", "s"),
+        ),
     ),
     "idle": Row(
         _idle,

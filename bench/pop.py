@@ -102,7 +102,7 @@ def _beanstalkd(peer: Peer) -> Broker:
 
 def _prepare(setting: Setting) -> None:
     """Start the client processes, and leave out brokers that aren't there, with a line that says so."""
-    setting.options.clients = Clients()
+    setting.options.clients = Clients(0.05) if setting.options.quick else Clients()
     setting.options.rivals = []
     for name, program in (("Redis", "redis-server"), ("beanstalkd", "beanstalkd")):
         try:
