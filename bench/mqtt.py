@@ -17,8 +17,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 
 from bench.load import Load, LoadFailed, LoadUnavailable, Result, compile_load, run_load, start_load
-from bench.peers import Memory, NotInstalled, Peer, PeerFailed, memory_of, millrace, mosquitto, nats_server, path_of
-from bench.rows import OURS, Figures, Goal, Measure, Row, RowFailed, Setting, beside, parser_of, run
+from bench.peers import OURS, Memory, NotInstalled, Peer, PeerFailed, memory_of, mosquitto, nats_server, path_of
+from bench.rows import Figures, Goal, Measure, Row, RowFailed, Setting, beside, parser_of, run
 
 RIVAL = "mosquitto"
 RIVALS = (RIVAL, "nats-server")
@@ -69,7 +69,7 @@ def _brokers(setting: Setting, *, bounded: bool = False) -> Iterator[list[Peer]]
         "nats-server": lambda: nats_server(setting.fresh()),
     }
     with ExitStack() as stack:
-        brokers = [stack.enter_context(millrace(setting.fresh()))]
+        brokers = [stack.enter_context(setting.node())]
         brokers += [stack.enter_context(starts[name]()) for name in setting.options.rivals]
         yield brokers
 
@@ -188,9 +188,9 @@ def _slow(setting: Setting) -> Generator[Figures]:
     load = Load(
         pubs=10, subs=readers, qos=1, topics=readers, own=1, rate=SLOW_PER_S, msgs=SLOW_PER_S * seconds, timeout=seconds + 60
     )
-    with millrace(setting.fresh()) as node:
+    with setting.node() as node:
         alone = run_load(node.host, node.port, replace(load, msgs=load.msgs // SETTLED_SHARE))
-    with millrace(setting.fresh()) as node:
+    with setting.node() as node:
         samples: list[Memory] = []
         crowded = replace(load, subs=SLOW_SUBSCRIBERS, stalled=SLOW_STALLED)
         with start_load(node.host, node.port, crowded) as running:

@@ -22,8 +22,8 @@ import grpc.aio
 
 from bench import clients
 from bench.clients import Clients, Publisher, Span, Stubs, Tick, check, connected, rate_of
-from bench.peers import NotInstalled, Peer, PeerFailed, beanstalkd, memory_of, millrace, path_of, redis_server
-from bench.rows import OURS, Figures, Goal, Measure, Row, RowFailed, Setting, beside, parser_of, run
+from bench.peers import OURS, NotInstalled, Peer, PeerFailed, beanstalkd, memory_of, path_of, redis_server
+from bench.rows import Figures, Goal, Measure, Row, RowFailed, Setting, beside, parser_of, run
 from pop import pop_pb2 as pb
 
 RIVAL = "Redis"
@@ -117,7 +117,7 @@ def _prepare(setting: Setting) -> None:
 
 @contextmanager
 def _node(setting: Setting) -> Iterator[Broker]:
-    with millrace(setting.fresh()) as node:
+    with setting.node() as node:
         yield _millrace(node)
 
 
@@ -362,7 +362,7 @@ def _in_flight(setting: Setting) -> Generator[Figures]:
     async def describe(stubs: Stubs) -> pb.GroupDescription:
         return await _describe(stubs, name)
 
-    with millrace(data_dir) as node:
+    with setting.node(data_dir) as node:
         address = node.addresses["pop"]
         connected(address, create)
         _millrace(node).send(setting.options.clients, name, BATCH, count)
@@ -372,7 +372,7 @@ def _in_flight(setting: Setting) -> Generator[Figures]:
         after = memory_of(node.pid).anonymous
         os.kill(node.pid, signal.SIGKILL)
     began_s = time.monotonic()
-    with millrace(data_dir) as node:
+    with setting.node(data_dir) as node:
         ready_s = time.monotonic() - began_s
         kept = connected(node.addresses["pop"], describe).in_flight
         if kept != count:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import signal
 import sys
 import tempfile
-from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -24,11 +25,11 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
+from bench.peers import OURS, Peer, millrace
+from bench.profile import profiled, told
+
 RUNS = 5
 TABLE_WIDTH_MIN = 150
-
-OURS = "Millrace"
-"""Name of the column of what this project reached."""
 
 Figures = dict[str, float]
 """What one run came to, by name. `FIGURE@BROKER` is what stands in the column of that broker beside the figure."""
@@ -75,6 +76,25 @@ class Setting:
         """Return an empty directory."""
         return Path(tempfile.mkdtemp(dir=self.directory))
 
+    @contextmanager
+    def node(self, data_dir: Path | None = None) -> Iterator[Peer]:
+        """Run a node, on a directory of its own where none is given. Where a profile is asked for, say where its time went.
+
+        Raises:
+            PeerFailed
+        """
+        with millrace(data_dir or self.fresh()) as node:
+            if not self.options.profile:
+                yield node
+                return
+            profile = self.directory / f"{node.pid}.profile"
+            try:
+                with profiled(node.pid, profile):
+                    yield node
+            finally:  # a row is closed when it has run often enough
+                for line in told(profile):
+                    self.tell(line)
+
 
 Measure = Callable[[Setting], Generator[Figures]]
 
@@ -91,9 +111,10 @@ Found = dict[str, list[float]]
 """What each run gave, by figure."""
 
 
-def measure_all(rows: Mapping[str, Row], setting: Setting, failures: tuple[type[Exception], ...]) -> tuple[Found, list[str]]:
-    """Measure rows one after the other; return what was found, and what failed. A row that fails doesn't end the others."""
-    found: Found = {}
+def measure_all(
+    rows: Mapping[str, Row], setting: Setting, found: Found, failures: tuple[type[Exception], ...] = ()
+) -> list[str]:
+    """Measure rows one after the other, into `found`; return what failed. A row that fails doesn't end the others."""
     failed: list[str] = []
     caught: tuple[type[Exception], ...] = (RowFailed, *failures)
     for name, row in rows.items():
@@ -103,10 +124,11 @@ def measure_all(rows: Mapping[str, Row], setting: Setting, failures: tuple[type[
                 for figures in islice(runs, setting.options.runs):
                     for figure, reached in figures.items():
                         found.setdefault(figure, []).append(reached)
+                    setting.tell("  " + ", ".join(f"{figure} {_text(reached)}" for figure, reached in figures.items()))
         except caught as error:
             failed.append(f"{name}: {error}")
             setting.tell(failed[-1])
-    return found, failed
+    return failed
 
 
 def beside(figure: str, reached: Mapping[str, float], rival: str = "") -> Figures:
@@ -160,6 +182,7 @@ def parser_of(name: str, description: str, rows: Mapping[str, Row], *, runs: int
     parser.add_argument(
         "--quick", action="store_true", help="one run with small counts: it shows that all works, and nothing else"
     )
+    parser.add_argument("--profile", action="store_true", help="say where the node's time goes, by function (needs py-spy)")
     parser.add_argument("--dir", type=Path, help="where nodes store; a disk, not tmpfs (a temporary directory)")
     parser.add_argument("--json", metavar="FILE", help="write all figures of all runs there; - is standard output")
     return parser
@@ -197,7 +220,12 @@ def run(
             console.print("The data directory is in memory: nothing is really synced. Name another with --dir.")
         setting = Setting(Path(directory), options, console.print)
         prepare(setting)
-        found, failed = measure_all(chosen_rows, setting, failures)
+        found: Found = {}
+        failed = ["interrupted"]
+        # Asked to end, it ends the brokers, and shows what it has: that took minutes.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        with suppress(KeyboardInterrupt):
+            failed = measure_all(chosen_rows, setting, found, failures)
     if options.json:
         text = orjson.dumps({"machine": about, "figures": found, "failed": failed}, option=orjson.OPT_INDENT_2) + b"\n"
         if options.json == "-":

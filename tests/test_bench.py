@@ -18,6 +18,7 @@ from rich.console import Console
 from bench import curve, mqtt, pop, store
 from bench.load import Load, LoadFailed, run_load, start_load
 from bench.peers import memory_of, millrace
+from bench.profile import shares_of
 from bench.rows import Figures, Found, Goal, Row, RowFailed, Setting, beside, measure_all, run, table_of
 from bench.rows import parser_of as parser_of_rows
 
@@ -110,7 +111,8 @@ def test_runs_are_as_many_as_asked_for_and_what_they_share_is_ended(tmp_path: Pa
         finally:
             ended.append(True)
 
-    found, failed = measure_all({"row": Row(measure, ())}, _setting(tmp_path, runs=3), ())
+    found: Found = {}
+    failed = measure_all({"row": Row(measure, ())}, _setting(tmp_path, runs=3), found)
     assert (found, failed, ended) == ({"x": [1.0, 1.0, 1.0]}, [], [True])
 
 
@@ -122,7 +124,8 @@ def test_a_row_that_fails_leaves_the_others_and_what_it_had_found(tmp_path: Path
     def works(setting: Setting) -> Generator[Figures]:
         yield {"y": 2.0}
 
-    found, failed = measure_all({"first": Row(fails, ()), "second": Row(works, ())}, _setting(tmp_path), ())
+    found: Found = {}
+    failed = measure_all({"first": Row(fails, ()), "second": Row(works, ())}, _setting(tmp_path), found)
     assert found == {"x": [1.0], "y": [2.0]}
     assert failed == ["first: no more"]
 
@@ -143,6 +146,16 @@ def test_a_row_that_is_not_there_is_refused_by_name(capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit):
         mqtt.main(["--only", "fanout,fan-in"])
     assert "no row is called fan-in" in capsys.readouterr().err
+
+
+def test_shares_are_of_the_loop_alone_and_of_what_each_function_does_itself() -> None:
+    stacks = [
+        "thread (0x1): MainThread;run (cli.py);write (log.py) 30",
+        "thread (0x1): MainThread;run (cli.py);write (log.py);pack (record.py) 60",
+        "thread (0x1): MainThread;run (cli.py);parse (codec.py) 10",
+        "thread (0x2): sync;run (thread.py);write (log.py) 900",
+    ]
+    assert shares_of(stacks) == [(60, "pack (record.py)"), (30, "write (log.py)"), (10, "parse (codec.py)")]
 
 
 # --- the load generator -----------------------------------------------------------------------------------------------
