@@ -68,6 +68,8 @@ class Result:
     ack_us_p50: float
     ack_us_p99: float
     ack_us_max: float
+    broker_s: float = 0
+    """Seconds for which the broker had a processor meanwhile: set by who knows its process."""
 
     def missing(self, load: Load) -> int:
         """Return how many messages were not sent (QoS > 0: not acknowledged) or not delivered before the end."""

@@ -15,10 +15,11 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 
 from bench.load import Load, LoadFailed, LoadUnavailable, Result, compile_load, run_load, start_load
-from bench.peers import OURS, Memory, NotInstalled, Peer, PeerFailed, memory_of, mosquitto, nats_server, path_of
-from bench.rows import Figures, Goal, Measure, Row, RowFailed, Setting, beside, parser_of, run
+from bench.peers import OURS, Memory, Peer, PeerFailed, memory_of, mosquitto, nats_server, path_of, processor_s
+from bench.rows import Figures, Goal, Measure, Row, RowFailed, Setting, add_beside, beside, find_rivals, parser_of, run
 
 RIVAL = "mosquitto"
 RIVALS = (RIVAL, "nats-server")
@@ -50,15 +51,7 @@ Start = Callable[[], AbstractContextManager[Peer]]
 def _prepare(setting: Setting) -> None:
     """Compile the load generator, and leave out brokers that aren't there, with a line that says so."""
     compile_load()
-    asked_for = [name for name in setting.options.beside.split(",") if name not in ("", "none")]
-    setting.options.rivals = []
-    for name in asked_for:
-        try:
-            path_of(name)
-        except NotInstalled as error:
-            setting.tell(f"{error}: left out")
-        else:
-            setting.options.rivals.append(name)
+    find_rivals(setting, {name: partial(path_of, name) for name in RIVALS})
 
 
 @contextmanager
@@ -79,7 +72,9 @@ def _in_turn(setting: Setting, brokers: list[Peer], load: Load) -> dict[str, Res
     results = {}
     for broker in list(brokers):
         try:
-            results[broker.name] = run_load(broker.host, broker.port, load)
+            before_s = processor_s(broker.pid)
+            result = run_load(broker.host, broker.port, load)
+            results[broker.name] = replace(result, broker_s=processor_s(broker.pid) - before_s)
         except LoadFailed as error:
             if broker.name == OURS:
                 raise
@@ -107,14 +102,20 @@ def _runs(setting: Setting, load: Load, *, bounded: bool = False) -> Generator[d
 def _rate(figure: str, load: Load, *, is_delivered: bool = False, bounded: bool = False) -> Measure:
     """Return the measurement of messages delivered per second, or published: with QoS 1, acknowledged.
 
+    Told besides: for how many us each of them keeps the broker's processors, and how many are missing.
+
     With QoS 0 what a client has written may still lie in a socket's buffer: there only delivery shows what a broker did.
     """
 
     def measure(setting: Setting) -> Generator[Figures]:
         for results in _runs(setting, load, bounded=bounded):
             rates = {name: each.deliver_per_s if is_delivered else each.publish_per_s for name, each in results.items()}
+            costs = {
+                name: each.broker_s / max(each.delivered if is_delivered else each.msgs, 1) * 1e6
+                for name, each in results.items()
+            }
             missing = {name: float(each.missing(load)) for name, each in results.items()}
-            yield beside(figure, rates, RIVAL) | beside(f"{figure}_missing", missing)
+            yield beside(figure, rates, RIVAL) | beside(f"{figure}_us", costs) | beside(f"{figure}_missing", missing)
 
     return measure
 
@@ -297,10 +298,5 @@ ROWS: dict[str, Row] = {
 def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark and return the exit status."""
     parser = parser_of("mqtt", "MQTT of Millrace beside other brokers.", ROWS)
-    parser.add_argument(
-        "--beside",
-        default=",".join(RIVALS),
-        metavar="BROKER,...",
-        help="other brokers, where they are installed; none (%(default)s)",
-    )
+    add_beside(parser, RIVALS)
     return run(parser, ROWS, arguments, failures=(PeerFailed, LoadFailed, LoadUnavailable), prepare=_prepare)

@@ -94,6 +94,13 @@ def memory_of(pid: int) -> Memory:
     return Memory(*(int(fields[name].split()[0]) for name in ("VmRSS", "RssAnon")))
 
 
+def processor_s(pid: int) -> float:
+    """Return the seconds for which all threads of a process had a processor, its calls of the kernel included."""
+    # The name, which may hold anything, is in brackets; behind it fields 14 and 15 of proc(5) are the 12th and 13th.
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def path_of(program: str) -> str:
     """Return where a broker is. Its package has the same name.
 

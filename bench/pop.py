@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 
 import grpc
@@ -23,7 +24,7 @@ import grpc.aio
 from bench import clients
 from bench.clients import Clients, Publisher, Span, Stubs, Tick, check, connected, rate_of
 from bench.peers import OURS, NotInstalled, Peer, PeerFailed, beanstalkd, memory_of, path_of, redis_server
-from bench.rows import Figures, Goal, Measure, Row, RowFailed, Setting, beside, parser_of, run
+from bench.rows import Figures, Goal, Measure, Row, RowFailed, Setting, add_beside, beside, find_rivals, parser_of, run
 from pop import pop_pb2 as pb
 
 RIVAL = "Redis"
@@ -103,16 +104,13 @@ def _beanstalkd(peer: Peer) -> Broker:
 def _prepare(setting: Setting) -> None:
     """Start the client processes, and leave out brokers that aren't there, with a line that says so."""
     setting.options.clients = Clients(0.05) if setting.options.quick else Clients()
-    setting.options.rivals = []
-    for name, program in (("Redis", "redis-server"), ("beanstalkd", "beanstalkd")):
-        try:
-            path_of(program)
-            if name == "Redis" and (find_spec("redis") is None or find_spec("hiredis") is None):
-                raise NotInstalled("its client is not installed (pip install 'redis[hiredis]')")
-        except NotInstalled as error:
-            setting.tell(f"{name}: {error}: left out")
-        else:
-            setting.options.rivals.append(name)
+    find_rivals(setting, {RIVAL: _find_redis, "beanstalkd": partial(path_of, "beanstalkd")})
+
+
+def _find_redis() -> None:
+    path_of("redis-server")
+    if find_spec("redis") is None or find_spec("hiredis") is None:
+        raise NotInstalled("its client is not installed (pip install 'redis[hiredis]')")
 
 
 @contextmanager
@@ -440,10 +438,6 @@ ROWS: dict[str, Row] = {
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark and return the exit status."""
-    return run(
-        parser_of("pop", "POP over gRPC beside Redis streams and beanstalkd.", ROWS),
-        ROWS,
-        arguments,
-        failures=(PeerFailed, RuntimeError, grpc.RpcError),
-        prepare=_prepare,
-    )
+    parser = parser_of("pop", "POP over gRPC beside Redis streams and beanstalkd.", ROWS)
+    add_beside(parser, (RIVAL, "beanstalkd"))
+    return run(parser, ROWS, arguments, failures=(PeerFailed, RuntimeError, grpc.RpcError), prepare=_prepare)

@@ -25,7 +25,7 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
-from bench.peers import OURS, Peer, millrace
+from bench.peers import OURS, NotInstalled, Peer, millrace
 from bench.profile import profiled, told
 
 RUNS = 5
@@ -186,6 +186,36 @@ def parser_of(name: str, description: str, rows: Mapping[str, Row], *, runs: int
     parser.add_argument("--dir", type=Path, help="where nodes store; a disk, not tmpfs (a temporary directory)")
     parser.add_argument("--json", metavar="FILE", help="write all figures of all runs there; - is standard output")
     return parser
+
+
+def add_beside(parser: argparse.ArgumentParser, brokers: Iterable[str]) -> None:
+    """Let the command line name what is measured besides Millrace."""
+    all_of_them = ",".join(brokers)
+    parser.add_argument(
+        "--beside",
+        default=all_of_them,
+        metavar="BROKER,...",
+        help="other brokers to measure, where they are installed; or none (%(default)s)",
+    )
+
+
+def find_rivals(setting: Setting, programs: Mapping[str, Callable[[], object]]) -> None:
+    """Set `options.rivals` to those asked for that are there; say of the others what is missing.
+
+    Args:
+        programs: by broker, what raises NotInstalled where it is not there.
+    """
+    asked_for = [name for name in setting.options.beside.split(",") if name not in ("", "none")]
+    setting.options.rivals = []
+    for name in asked_for:
+        if name not in programs:
+            raise RowFailed(f"no broker is called {name}: there are {', '.join(programs)}")
+        try:
+            programs[name]()
+        except NotInstalled as error:
+            setting.tell(f"{name} is left out: {error}")
+        else:
+            setting.options.rivals.append(name)
 
 
 def run(
