@@ -7,7 +7,7 @@ READY := .venv/.ready
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-crash lint types format bench bench-store proto clean
+.PHONY: help setup demo test test-crash lint types format bench bench-mqtt bench-pop bench-store proto clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)$$/make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name doc; do printf '%-16s %s\n' "$$name" "$$doc"; done
@@ -36,6 +36,12 @@ format: $(READY)  ## Format the code, and fix what ruff can fix
 
 bench: $(READY)  ## Run the benchmarks
 	$(BIN)/python -m bench $(ARGS)
+
+bench-mqtt: $(READY)  ## Measure MQTT beside mosquitto and nats-server, where they are installed (ten minutes)
+	$(BIN)/python -m bench mqtt $(ARGS)
+
+bench-pop: $(READY)  ## Measure POP beside Redis streams and beanstalkd, where they are installed (ten minutes)
+	$(BIN)/python -m bench pop $(ARGS)
 
 bench-store: $(READY)  ## Measure the store by itself, against its goals (half an hour)
 	$(BIN)/python -m bench store $(ARGS)

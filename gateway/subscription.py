@@ -266,7 +266,7 @@ def find_overlaps(session: Session, changed: Subscription) -> list[Subscription]
     After a removal marks may stay that hold no longer: they cost the shared path, and where there are few are found again.
     """
     everyone = tuple(session.subscriptions.values())
-    before = [one for one in everyone if one.overlaps]
+    before = {one for one in everyone if one.overlaps}
     wildcards = [one for one in everyone if topics.is_wildcard(one.filter)]
     if len(wildcards) > WILDCARDS_COMPARED_MAX:
         for one in everyone:
