@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 from gateway import codec
 from gateway.access import Guard, Undecided
 from gateway.delayed import parse_delayed
-from gateway.encoding import Aliases, Terms, encode_again, topic_of
+from gateway.encoding import Aliases, Slot, Terms, encode_again, topic_of
 from gateway.errors import ConnectRefused, ProtocolError
 from gateway.message import to_stored
 from gateway.packets import (
@@ -51,12 +51,13 @@ from gateway.parsers import (
 from gateway.properties import Found, Property, parse_properties
 from gateway.reasons import SUBACK_FAILURE, ConnectCode, ReasonCode
 from gateway.session import Session
+from gateway.shared import SharedUnavailable
 from gateway.subscription import Subscription, find_overlaps, together
 from gateway.throttle import ANSWERS, DISK_FULL, UNDECIDED, Meter
 from store.errors import DiskFull, LimitExceeded, StoreError, TopicInvalid
-from store.lightqueue import ENTRY, LightQueue
+from store.lightqueue import ENTRY
 from store.options import KIB
-from store.record import TOPIC_BYTES_MAX, Flag, encode_properties
+from store.record import TOPIC_BYTES_MAX, Flag, Kind, encode_properties
 from store.topics import check_topic
 
 if TYPE_CHECKING:
@@ -568,7 +569,13 @@ class Connection(asyncio.Protocol):
         self.gateway.traffic.packets_in[kind] += 1
         packet_id = packet[1]
         is_refused = len(packet) > 2 and packet[2] >= REFUSED
+        slot = self.session.inflight.get(packet_id)
         expected = self.session.acked(kind, packet_id, is_refused=is_refused)
+        if expected and slot is not None and slot.delivery:
+            if is_refused:
+                self.gateway.shared.settle(Kind.POP_DEAD_LETTER, [slot.delivery])  # [MQTT-4.8.2-6]
+            else:
+                self.gateway.shared.acknowledge(slot.delivery)
         if kind == PUBREC and not is_refused:
             if expected or not self.is_v5 or packet_id in self.session.inflight:
                 self._write(codec.encode_acks(PUBREL, [packet_id]))  # also the second time [MQTT-4.3.3-4]
@@ -690,7 +697,7 @@ class Connection(asyncio.Protocol):
         found: Found = {
             Property.RECEIVE_MAXIMUM: options.inflight_max,
             Property.MAXIMUM_PACKET_SIZE: options.packet_bytes_max,
-            Property.SHARED_SUBSCRIPTION_AVAILABLE: 0,
+            Property.SHARED_SUBSCRIPTION_AVAILABLE: int(options.shared == "on"),
         }
         if options.topic_alias_max:
             found[Property.TOPIC_ALIAS_MAXIMUM] = options.topic_alias_max
@@ -708,8 +715,6 @@ class Connection(asyncio.Protocol):
         self._resend = list(reversed(session.inflight))
         for subscription in session.subscriptions.values():
             subscription.begin(self)
-            self.lagging[subscription] = None
-            self.gateway.fanout(subscription.queue).add(subscription)
         self.pump_soon()
 
     # --- subscriptions ----------------------------------------------------------------------------------------------
@@ -739,8 +744,13 @@ class Connection(asyncio.Protocol):
         subscriptions = session.subscriptions
         old = subscriptions.get(topic_filter)
         try:
+            if old is None:
+                self._check_subscriptions()
+            if topic_filter.startswith(SHARE):  # no retained messages are sent (4.8.2)
+                gateway.shared.subscribe(session, topic_filter, options, identifier).begin(self)
+                return options & QOS
             # A replaced one keeps its queue, and its place there: by now another queue may serve this filter.
-            queue = self._attach(topic_filter) if old is None else old.queue
+            queue = self.store.queues.attach(topic_filter, session.owner) if old is None else old.queue
         except StoreError as error:
             return self._refusal(topic_filter, error)
         subscription = Subscription(session, topic_filter, queue, options, identifier)
@@ -748,7 +758,7 @@ class Connection(asyncio.Protocol):
         if handling == 0 or (handling == 1 and old is None):  # [MQTT-3.3.1-9] to [MQTT-3.3.1-11]
             subscription.retained = gateway.retained.matching(topic_filter, before=self.store.log.end)
         if old is not None:
-            self._leave_shared_path(old)
+            old.rest()
             gateway.sys.unsubscribed(old)
             subscription.cursor = old.cursor  # nothing is missed while it is replaced
             subscription.number = old.number
@@ -760,8 +770,6 @@ class Connection(asyncio.Protocol):
         session.no_local += bool(options & NO_LOCAL) - (old is not None and old.no_local)
         self._compare(subscription)
         subscription.begin(self)
-        self.lagging[subscription] = None
-        gateway.fanout(queue).add(subscription)
         gateway.sys.subscribed(subscription, says_all=subscription.retained is not None)
         return options & QOS
 
@@ -776,7 +784,7 @@ class Connection(asyncio.Protocol):
         if isinstance(error, SubscriptionForbidden):
             is_told = self.gateway.options.access.denied_subscription == "not-authorized"
             return ReasonCode.NOT_AUTHORIZED if is_told else SUBACK_FAILURE
-        if topic_filter.startswith(SHARE):
+        if isinstance(error, SharedUnavailable):
             return ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
         return ReasonCode.TOPIC_FILTER_INVALID if isinstance(error, TopicInvalid) else ReasonCode.QUOTA_EXCEEDED
 
@@ -787,14 +795,11 @@ class Connection(asyncio.Protocol):
             if subscription is not changed:
                 subscription.settle()
 
-    def _attach(self, topic_filter: str) -> LightQueue:
-        """Return the light queue of a filter. Raises TopicInvalid, LimitExceeded."""
+    def _check_subscriptions(self) -> None:
+        """Raise LimitExceeded where the session may have no more subscriptions."""
         count = len(self.session.subscriptions)
         if count >= self.gateway.options.subscriptions_max:
             raise LimitExceeded(f"{count} subscriptions in one session: see mqtt.subscriptions_max")
-        if topic_filter.startswith(SHARE):
-            raise TopicInvalid("shared subscriptions are not served over MQTT here; use a POP group")
-        return self.store.queues.attach(topic_filter, self.session.owner)
 
     def _unsubscribe(self, body: bytes) -> None:
         wish = parse_unsubscribe(body, is_v5=self.is_v5)
@@ -803,7 +808,7 @@ class Connection(asyncio.Protocol):
             subscription = self.session.subscriptions.pop(topic_filter, None)
             codes.append(ReasonCode.NO_SUBSCRIPTION_EXISTED if subscription is None else ReasonCode.SUCCESS)
             if subscription is not None:
-                self._leave_shared_path(subscription)
+                subscription.rest()
                 self.session.no_local -= subscription.no_local
                 self.gateway.drop(subscription)
                 self._compare(subscription)
@@ -811,11 +816,6 @@ class Connection(asyncio.Protocol):
             self._write(codec.encode_unsuback_5(wish.packet_id, codes))
         else:
             self._write(codec.encode_unsuback(wish.packet_id))  # also where there was none 3.1.1:[MQTT-3.10.4-5]
-
-    def _leave_shared_path(self, subscription: Subscription) -> None:
-        subscription.live = False
-        self.lagging.pop(subscription, None)
-        self.gateway.leave_fanout(subscription)
 
     def pump_soon(self) -> None:
         """Go on with the subscriptions that lag, in the next turn of the loop."""
@@ -854,16 +854,24 @@ class Connection(asyncio.Protocol):
                     waiting.append(packet_id)
                     return
                 if not admitted:
-                    del inflight[packet_id]
+                    self._drop(packet_id, slot)
                     continue
-            data = encode_again(self.store, slot, packet_id, self._terms_again(topic_of(self.store, slot)))
+            data = encode_again(self.store, slot, packet_id, self._terms_again(slot))
             if data is None or len(data) > (self.packet_bytes_max or len(data)):
-                del inflight[packet_id]
+                self._drop(packet_id, slot)
             else:
                 self.send_publishes(data, 1)
 
-    def _terms_again(self, topic: bytes) -> Terms:
-        matching = self.session.matching(topic.decode()) if self.is_v5 else ()
+    def _drop(self, packet_id: int, slot: Slot) -> None:
+        """Give up a delivery that can't go out again."""
+        del self.session.inflight[packet_id]
+        if slot.delivery:  # nobody else gets it [MQTT-4.8.2-4]
+            self.gateway.shared.settle(Kind.POP_ACK, [slot.delivery])
+
+    def _terms_again(self, slot: Slot) -> Terms:
+        if slot.delivery:
+            return self.gateway.shared.terms(self.session, slot.delivery) or Terms(2, self.is_v5)
+        matching = self.session.matching(topic_of(self.store, slot).decode()) if self.is_v5 else ()
         return together(matching, "") or Terms(2, self.is_v5)
 
     # --- output and the end -----------------------------------------------------------------------------------------
@@ -938,7 +946,7 @@ class Connection(asyncio.Protocol):
         self.connected = False
         self._drop_held()  # none of it was acknowledged
         for subscription in self.session.subscriptions.values():
-            self._leave_shared_path(subscription)
+            subscription.rest()
         self.gateway.left(self.session)
 
 

@@ -30,12 +30,16 @@ _RETAIN = int(Flag.RETAIN)
 
 
 class Slot(NamedTuple):
-    """Where a packet id goes, the QoS of its packet, and the record that the packet is made of: to send it again."""
+    """Where a packet id goes, the QoS of its packet, and the record that the packet is made of: to send it again.
+
+    `delivery` is that of a shared subscription: its id in POP, by which an ack is noted (`pop.checkpoint.delivery_id`).
+    """
 
     offset: int
     qos: int
     position: int
     size: int
+    delivery: int = 0
 
 
 class Run(NamedTuple):

@@ -24,11 +24,13 @@ from gateway.pressure import Pressure
 from gateway.reasons import ConnectCode, ReasonCode
 from gateway.retained import RetainedMessages
 from gateway.session import Session
+from gateway.shared import SharedSubscriptions
 from gateway.sources import Sources
 from gateway.subscription import Subscription
 from gateway.system import SystemTopics
 from gateway.throttle import DISK_FULL, Bucket, Meter, Throttle
 from gateway.traffic import Traffic
+from pop.admin import GroupAdmin
 from store.errors import DiskFull, StoreError
 from store.lightqueue import LightQueue
 from store.options import MIB
@@ -68,6 +70,7 @@ class Counters:
         "closed_by_reason",
         "connections_accepted",
         "deliveries_acked",
+        "deliveries_returned",
         "deliveries_too_large",
         "packets_in",
         "publishes_dropped",
@@ -77,6 +80,7 @@ class Counters:
         "sessions_expired",
         "subscriptions",
         "subscriptions_refused",
+        "subscriptions_shared",
         "wills_dropped",
     )
 
@@ -91,12 +95,16 @@ class Counters:
         self.publishes_refused = 0
         """Those that an ack of MQTT 5.0 refused. At QoS 0 nobody is told, nor in MQTT 3.1.1 of what the plugins forbid."""
         self.deliveries_acked = 0
+        self.deliveries_returned = 0
+        """Those of shared subscriptions that went back to the others, unacknowledged."""
         self.deliveries_too_large = 0
         """Those not sent because the client takes no packet as large."""
         self.sessions_expired = 0
         self.subscriptions = 0
         """Those that exist now."""
         self.subscriptions_refused = 0
+        self.subscriptions_shared = 0
+        """Of those that exist now."""
         self.wills_dropped = 0
         self.closed_by_reason: dict[ReasonCode, int] = {}
 
@@ -108,6 +116,7 @@ class Gateway:
         store: where messages go, and come from.
         retained: the retained messages, a part of that store.
         delayed: the delayed messages, another part of it.
+        groups: POP's groups, which are what shared subscriptions are.
         options: see `GatewayOptions`.
         delay_ms_max: how long a message may be delayed.
     """
@@ -117,6 +126,7 @@ class Gateway:
         store: Store,
         retained: RetainedMessages,
         delayed: DelayedMessages,
+        groups: GroupAdmin,
         options: GatewayOptions,
         *,
         delay_ms_max: int,
@@ -139,6 +149,7 @@ class Gateway:
         self.connections: set[Connection] = set()
         self.away: OrderedDict[str, Session] = OrderedDict()
         """The sessions whose clients are not connected, by client id; who left first comes first."""
+        self.shared = SharedSubscriptions(self, groups)
         self.sys = SystemTopics(self)
         self.loop: asyncio.AbstractEventLoop
         self._fanouts: dict[int, Fanout] = {}
@@ -164,6 +175,7 @@ class Gateway:
         self.loop = asyncio.get_running_loop()
         self.store.space.on_relief.append(self._relieved)
         self.pressure.start(self.loop)
+        self.shared.start(self.loop)
         await self.access.start(lambda: self.loop.time())
         await self.listeners.start()
         self.throttle.ticker.start(self.loop)
@@ -183,6 +195,7 @@ class Gateway:
         # Sessions end with the process, and a will is published when its session ends (MQTT 5.0, 3.1.2.5).
         for session in tuple(self.away.values()):
             self._end(session)
+        self.shared.flush()
         if self._wills:
             logger.warning("will.dropped", count=len(self._wills), why="the node stops while the disk is full")
         if self.connections:
@@ -260,6 +273,7 @@ class Gateway:
 
     def left(self, session: Session) -> None:
         """Keep the session of a client whose connection has ended, or end it. To be called once for each connection."""
+        self.shared.away(session)
         if not session.expiry_s:
             self._end(session)
             return
@@ -286,6 +300,7 @@ class Gateway:
         if self.away.get(session.client_id) is session:
             del self.away[session.client_id]
         self._unwatch(session)
+        self.shared.ended(session)
         for subscription in session.subscriptions.values():
             self.drop(subscription)
         session.subscriptions.clear()
@@ -295,8 +310,9 @@ class Gateway:
     def drop(self, subscription: Subscription) -> None:
         """Give up what a subscription holds in the store. It has left its fanout."""
         self.counters.subscriptions -= 1
+        self.counters.subscriptions_shared -= subscription.is_shared
         self.sys.unsubscribed(subscription)
-        self.store.queues.detach(subscription.queue, subscription.session.owner)
+        subscription.release()
 
     def _publish_will(self, session: Session) -> None:
         """Publish what a client left behind, once [MQTT-3.1.2-8]."""

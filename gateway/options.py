@@ -331,6 +331,24 @@ class GatewayOptions:
         minimum=1,
         maximum=100_000,
     )
+    shared: Literal["on", "off"] = option(
+        "on",
+        "Whether clients may share subscriptions, `$share/NAME/FILTER`. Each is the POP group NAME on FILTER: whoever may "
+        "subscribe to FILTER may take messages from any such group. Off: they are refused with 0x9E (MQTT 3.1.1: 0x80).",
+    )
+    share_ack_timeout_ms: int = option(
+        5 * MINUTE_MS,
+        "Milliseconds in which the client of a shared subscription must acknowledge a message. Then another one gets it.",
+        minimum=100,
+        maximum=24 * HOUR_MS,
+    )
+    shared_max: int = option(
+        5000,
+        "Shared subscriptions on this node, each with all its clients: as many POP groups. One more is answered with 0x97 "
+        "(MQTT 3.1.1: 0x80).",
+        minimum=1,
+        maximum=1_000_000,
+    )
     topic_alias_max: int = option(
         64,
         "Topic aliases in each direction of a connection (MQTT 5.0). A client may give this many, and gets this many at most, "

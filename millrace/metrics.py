@@ -184,6 +184,13 @@ class NodeCollector(Collector):
             "millrace_mqtt_sessions_expired", "Sessions that ended because their time was over.", counts.sessions_expired
         )
         yield _gauge("millrace_mqtt_subscriptions", "Subscriptions that exist, in both.", counts.subscriptions)
+        yield _gauge("millrace_mqtt_subscriptions_shared", "Of these, shared ones.", counts.subscriptions_shared)
+        yield _gauge("millrace_mqtt_shared", "Filters that are shared, each under one name.", len(gateway.shared))
+        yield _counter(
+            "millrace_mqtt_deliveries_returned",
+            "Deliveries of shared subscriptions that went back to the others, unacknowledged.",
+            counts.deliveries_returned,
+        )
         yield _gauge(
             "millrace_mqtt_slow_consumers",
             "Clients with subscriptions that read from their cursor, not live.",

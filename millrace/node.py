@@ -61,8 +61,10 @@ class Node:
         except BaseException:
             self._lock.release()
             raise
-        self.gateway = Gateway(self.store, self.retained, self.delayed, config.mqtt, delay_ms_max=config.timer.delay_ms_max)
         self.groups = GroupAdmin(self.pop)
+        self.gateway = Gateway(
+            self.store, self.retained, self.delayed, self.groups, config.mqtt, delay_ms_max=config.timer.delay_ms_max
+        )
         service = PopService(self.pop, self.delayed, self.transactions, config.timer)
         self._pop_server = PopServer(service, GroupService(self.groups), config.pop)
         self._admin = Admin(

@@ -28,7 +28,7 @@ async def test_a_connack_states_the_limits_of_the_server(start_broker: StartBrok
         Property.RECEIVE_MAXIMUM: 10,
         Property.MAXIMUM_PACKET_SIZE: 2 * KIB,
         Property.TOPIC_ALIAS_MAXIMUM: 7,
-        Property.SHARED_SUBSCRIPTION_AVAILABLE: 0,
+        Property.SHARED_SUBSCRIPTION_AVAILABLE: 1,
     }
     assert not client.session_present
 

@@ -26,7 +26,7 @@ from pop.options import PopOptions
 from store.options import KIB, MIB, HostPort, StoreOptions
 from store.record import Kind
 from tests.gateway.packet_cases import connect, packet, subscribe, unsubscribe
-from tests.gateway.packet_cases_5 import connect_5, subscribe_5
+from tests.gateway.packet_cases_5 import connect_5, subscribe_5, unsubscribe_5
 
 ANSWER_S_MAX = 20.0
 """How long a test waits for what must come. Only a failure takes this long."""
@@ -228,6 +228,10 @@ class Client5(Client):
 
     async def subscribe(self, *filters: tuple[str, int]) -> list[int]:
         return await self.subscribe_with(*filters)
+
+    async def unsubscribe(self, *filters: str) -> None:
+        await self.send(unsubscribe_5(2, *(name.encode() for name in filters)))
+        assert (await self.expect(UNSUBACK))[2] == b"\0\2\0" + bytes(len(filters))
 
     async def message_with(self) -> tuple[Message, Found]:
         """Return the next message with its properties; at QoS 1 and 2, acknowledge it."""
