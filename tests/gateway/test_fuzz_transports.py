@@ -14,11 +14,11 @@ from websockets.typing import Subprotocol
 from websockets.uri import parse_uri
 
 from gateway.options import AccessOptions, ListenerOptions
+from tests.fuzz.inputs import cut
 from tests.gateway.certificates import Authority
 from tests.gateway.conftest import StartBroker
 from tests.gateway.packet_cases import INVALID, VALID, connect, subscribe
 from tests.gateway.scripted_plugins import new_script
-from tests.gateway.test_fuzz import cut
 from tests.gateway.test_proxy import INVALID as INVALID_HEADERS
 from tests.gateway.test_proxy import LOOPBACK
 from tests.gateway.test_proxy import VALID as VALID_HEADERS
