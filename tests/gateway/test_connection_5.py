@@ -147,7 +147,7 @@ async def test_one_client_more_than_the_limit_is_refused(start_broker: StartBrok
     await broker.connect_5("one")
     two = await broker.dial_5()
     await two.send(connect_5(CLEAN, b"two"))
-    assert (await two.connack())[0] == ReasonCode.SERVER_UNAVAILABLE
+    assert (await two.connack())[0] == ReasonCode.QUOTA_EXCEEDED
     assert await two.ended() == []
 
 
