@@ -642,6 +642,12 @@ class Connection(asyncio.Protocol):
         store = self.store.options
         self.level = protocol_level(packet[2])
         wish = parse_connect(packet[2], topic_levels_max=store.topic_levels_max, topic_bytes_max=store.topic_bytes_max)
+        if self.peer.is_over_rate:
+            raise ConnectRefused(
+                "more clients connect than the listener takes in a second: see connections_per_s",
+                ConnectCode.SERVER_UNAVAILABLE,
+                ReasonCode.CONNECTION_RATE_EXCEEDED,
+            )
         self.gateway.access.admit(self, wish)
         self._accept(wish)
         self.gateway.traffic.packets_in[CONNECT] += 1
