@@ -1,6 +1,7 @@
 """The node under attack, in a process of its own: python -m tests.fuzz.node DATA_DIR.
 
-Prints its ports as one line of JSON; then, for each line on stdin, what it holds. Ends when stdin does.
+Prints its ports as one line of JSON; then, for each line on stdin, what went wrong since the last one, and for the line "state"
+what it holds as well. Ends when stdin does.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ SESSION_EXPIRY_S_MAX = 1
 """Sessions end soon, so that those left at the end of a run are leaks."""
 
 
-def state(broker: Broker, failures: list[str]) -> dict[str, Any]:
+def state(broker: Broker) -> dict[str, Any]:
     gateway = broker.node.gateway
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
     return {
@@ -39,7 +40,6 @@ def state(broker: Broker, failures: list[str]) -> dict[str, Any]:
             "bytes that wait for room": gateway.held_bytes,
             "open": sum(listener.open for listener in gateway.listeners),
         },
-        "failures": failures,
         "anonymous_kib": int(status["RssAnon"].split()[0]),
         "descriptors": len(list(Path("/proc/self/fd").iterdir())),
         "stored": gateway.counters.publishes_in,
@@ -63,8 +63,9 @@ async def serve(data_dir: Path) -> None:
     lines = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     print(json.dumps({listener.name: listener.address.port for listener in broker.node.gateway.listeners}), flush=True)
-    while await lines.readline():
-        print(json.dumps(state(broker, failures)), flush=True)
+    while line := await lines.readline():
+        print(json.dumps({"failures": failures} | (state(broker) if line == b"state\n" else {})), flush=True)
+        failures.clear()
     await broker.stop()
 
 

@@ -36,6 +36,10 @@ SETTLED_S_MAX = 20.0
 """How long the node may hold something for clients that have gone: sessions last a second, closing takes one."""
 
 
+DESCRIPTORS_MORE_MAX = 16
+"""Files of segments and of the index come and go."""
+
+
 class Hang(Exception):
     """Raised where an input takes longer than `DEADLINE_S`."""
 
@@ -65,8 +69,7 @@ class Honest:
         self._rest = b""
         self._sent = 0
         self._socket.sendall(connect_5(CLEAN, b"honest", keep_alive_s=0) + subscribe_5(1, (b"honest/#", 1)))
-        assert self._next()[0] == CONNACK
-        assert self._next()[0] == SUBACK
+        assert [self._next()[0] for _ in range(2)] == [CONNACK, SUBACK]
 
     def _next(self) -> Packet:
         while not self._packets:
@@ -86,11 +89,11 @@ class Honest:
         while missing:
             found = self._next()
             if found[0] == PUBACK:
-                assert found == (PUBACK, 1)
+                assert found == (PUBACK, 1), found
                 missing.discard(PUBACK)
             else:
                 assert found[0] in (PUBLISH, PUBLISH_WITH), found
-                assert found[4] == body, "in its order, and nothing twice"
+                assert found[4] == body, f"{body!r} is due, and {found} came: not in its order, or twice"
                 missing.discard(PUBLISH)
                 self._socket.sendall(encode_acks(PUBACK, [found[3]]))
 
@@ -117,7 +120,7 @@ class Target:
         self.samples: list[tuple[float, int]] = []
         """Times and the node's anonymous memory in KiB, once a second."""
         self._honest = Honest(self._ports["mqtt"])
-        self._descriptors = self.state()["descriptors"]
+        self._descriptors = self.check("state")["descriptors"]
 
     def _answer(self) -> Any:
         assert self._process.stdout is not None
@@ -126,11 +129,14 @@ class Target:
             raise AssertionError(f"the node has ended with {self._process.wait()}: {self._log.read_text()[-4000:]}")
         return json.loads(line)
 
-    def state(self) -> dict[str, Any]:
-        """Return what the node says of itself."""
+    def check(self, ask: str = "") -> dict[str, Any]:
+        """Raise AssertionError where an exception went to nobody in the node; with `ask` "state" return what it holds."""
         assert self._process.stdin is not None
-        self._process.stdin.write("\n")
-        return dict(self._answer())
+        self._process.stdin.write(f"{ask}\n")
+        answer: dict[str, Any] = self._answer()
+        if answer["failures"]:
+            raise AssertionError(f"in the node: {answer['failures']}")
+        return answer
 
     def attack(self, attack: Attack) -> None:
         """Do what an attack says; then the node must have answered, closed what is over, and serve the client that behaves."""
@@ -138,12 +144,13 @@ class Target:
         with deadline():
             self._attack(attack)
             self._honest.is_served()
+            self.check()
         now_s = time.monotonic()
         self.inputs += 1
         self.connections += len(attack.streams)
         self.slowest_s = max(self.slowest_s, now_s - began_s)
         if not self.samples or now_s - self.samples[-1][0] >= 1:
-            self.samples.append((now_s, self.check()["anonymous_kib"]))
+            self.samples.append((now_s, self.check("state")["anonymous_kib"]))
 
     def _attack(self, attack: Attack) -> None:
         ends = [self.dial(attack.listener) for _ in attack.streams]
@@ -172,25 +179,20 @@ class Target:
         self._process.kill()
         self._process.wait()
 
-    def check(self) -> dict[str, Any]:
-        """Raise AssertionError where an exception went to nobody in the node; return its state."""
-        state = self.state()
-        assert state["failures"] == []
-        return state
-
     def close(self) -> dict[str, Any]:
         """End the run: nothing of who attacked may be left, and memory must not have grown. Return the node's last state."""
         expected = {"connections", "clients", "watchers", "subscriptions", "fanouts", "transient queues", "open"}
         with deadline(SETTLED_S_MAX + DEADLINE_S):
             until_s = time.monotonic() + SETTLED_S_MAX
             while True:
-                state = self.check()
+                state = self.check("state")
                 held = {name: count for name, count in state["held"].items() if count != (name in expected)}
                 if not held or time.monotonic() > until_s:
                     break
                 time.sleep(0.05)
         assert held == {}, f"the node holds more than the one client that is connected: {held}"
-        assert state["descriptors"] <= self._descriptors + 16, "sockets or files were left open"  # segments come and go
+        more = state["descriptors"] - self._descriptors
+        assert more <= DESCRIPTORS_MORE_MAX, f"{more} more sockets or files are open than at the start"
         grown_kib = self.grown_kib(state["anonymous_kib"])
         assert grown_kib <= GROWTH_KIB_MAX, f"the node's memory grew by {grown_kib} KiB: {self.samples}"
         self._honest.close()

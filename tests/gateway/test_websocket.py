@@ -170,7 +170,9 @@ async def test_what_is_no_request_is_refused_and_nothing_is_left(broker: Broker,
     assert broker.node.gateway.counters.connections_accepted == 0
 
 
-@pytest.mark.parametrize("frame", [Frame(OP_BINARY, PING).serialize(mask=False), Frame(OP_CLOSE, b"").serialize(mask=True)])
+@pytest.mark.parametrize(
+    "frame", [Frame(OP_BINARY, PING).serialize(mask=False), Frame(OP_CLOSE, b"").serialize(mask=True)], ids=["bare", "close"]
+)
 async def test_frames_that_end_the_connection_before_it_began_do_so(broker: Broker, frame: bytes) -> None:
     frames = ClientProtocol(parse_uri("ws://localhost/mqtt"), subprotocols=[Subprotocol("mqtt")])
     frames.send_request(frames.connect())
