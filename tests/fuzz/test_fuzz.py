@@ -12,13 +12,14 @@ import pytest
 
 from gateway.codec import encode_connack, encode_publish
 from gateway.reasons import ConnectCode
+from tests.depth import DEPTH
 from tests.fuzz.codec import check_answers, check_codec
 from tests.fuzz.inputs import CUTS, Attack, variants_of
 from tests.fuzz.search import search_codec, search_listener
 from tests.fuzz.target import ROOT, Hang, Target, deadline
 
-EXAMPLES = 100
-SECONDS_MAX = 15.0
+EXAMPLES = 100 * DEPTH
+SECONDS_MAX = 15.0 * DEPTH
 """A slow machine does fewer examples."""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from websockets.typing import Subprotocol
 from websockets.uri import parse_uri
 
 from gateway.options import AccessOptions, ListenerOptions
+from tests.depth import DEPTH
 from tests.fuzz.inputs import cut
 from tests.gateway.certificates import Authority
 from tests.gateway.conftest import StartBroker
@@ -24,7 +24,7 @@ from tests.gateway.test_proxy import LOOPBACK
 from tests.gateway.test_proxy import VALID as VALID_HEADERS
 from tests.gateway.wire import CLEAN, FREE, Message, until
 
-ROUNDS = int(os.environ.get("MILLRACE_FUZZ_ROUNDS", "6"))
+ROUNDS = 4 * DEPTH
 """Rounds of attacks on each kind of listener."""
 AT_ONCE = 30
 
