@@ -6,6 +6,8 @@ import asyncio
 import importlib
 import json
 import shutil
+import socket
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -63,8 +65,9 @@ class Greeting(NamedTuple):
     """What a CONNACK said: a reason, or in MQTT 3.1.1 a return code."""
 
     code: int
-    session_present: bool
-    about: Found
+    session_present: bool | None = None
+    """None, as other things, where the library doesn't tell."""
+    about: Found | None = None
 
 
 class Driver(Protocol):
@@ -88,13 +91,13 @@ class Driver(Protocol):
     async def subscribe(self, *filters: tuple[str, int], options: int = 0, about: Found | None = None) -> list[int]:
         """Subscribe to filters and QoS; `options` are those of MQTT 5.0 besides. Return what the SUBACK says."""
 
-    async def unsubscribe(self, *filters: str) -> list[int]:
+    async def unsubscribe(self, *filters: str) -> list[int] | None:
         """Return what the UNSUBACK says; nothing in MQTT 3.1.1."""
 
     async def publish(
         self, topic: str, body: bytes = b"x", qos: int = 1, *, retain: bool = False, about: Found | None = None
-    ) -> int:
-        """Publish; return the reason of the last ack."""
+    ) -> int | None:
+        """Publish; return the reason of the last ack, None where the library doesn't tell."""
 
     async def message(self) -> Got:
         """Return the next message."""
@@ -117,6 +120,8 @@ class Driver(Protocol):
 
 class MqttJs:
     """MQTT.js, in a Node process of its own that does what lines of JSON say."""
+
+    untold: frozenset[str] = frozenset()
 
     def __init__(self, version: int) -> None:
         self.version = version
@@ -263,6 +268,8 @@ def _from_js(shown: dict[str, Any]) -> Found:
 class Paho:
     """paho-mqtt, whose network loop runs on a thread of its own."""
 
+    untold: frozenset[str] = frozenset()
+
     def __init__(self, version: int) -> None:
         self.version = version
         self._loop = asyncio.get_running_loop()
@@ -386,4 +393,192 @@ def _from_paho(properties: Any) -> Found:
     return {one: getattr(properties, name) for one, name in NAMES.items() if hasattr(properties, name)}
 
 
-DRIVERS: dict[str, type[MqttJs] | type[Paho]] = {"MQTT.js": MqttJs, "paho-mqtt": Paho}
+# --- aiomqtt --------------------------------------------------------------------------------------------------------------
+
+
+class Aiomqtt:
+    """aiomqtt: paho's protocol, on the event loop."""
+
+    untold = frozenset(
+        (
+            "a_takeover",
+            "pings",
+            "limits_of_the_server",
+            "reasons_in_acks",
+            "a_disconnect_of_the_server",
+            "topic_aliases_both_ways",
+        )
+    )
+    """Features about which it says nothing; and it knows no aliases of a server."""
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+        self._topics: dict[int, str] = {}
+        self._client: Any = None
+
+    @staticmethod
+    def skip_where_missing() -> None:
+        pytest.importorskip("aiomqtt", reason="aiomqtt is not installed")
+
+    async def connect(
+        self,
+        port: int,
+        client_id: str,
+        *,
+        clean: bool = True,
+        keep_alive_s: int = 60,
+        will: Will | None = None,
+        username: str | None = None,
+        about: Found | None = None,
+        ca: Path | None = None,
+        scheme: str = "mqtt",
+    ) -> Greeting:
+        aiomqtt = importlib.import_module("aiomqtt")
+        is_5 = self.version == 5
+        options: dict[str, Any] = {"clean_start": clean, "properties": _to_paho("CONNECT", about or {})} if is_5 else {}
+        if not is_5:
+            options["clean_session"] = clean
+        if will is not None:
+            properties = _to_paho("WILLMESSAGE", will.about) if is_5 else None
+            options["will"] = aiomqtt.Will(will.topic, will.body, will.qos, will.retain, properties)
+        if username is not None:
+            options |= {"username": username, "password": "secret"}
+        if ca is not None:
+            options["tls_params"] = aiomqtt.TLSParameters(ca_certs=str(ca))
+        if scheme.startswith("ws"):
+            options |= {"transport": "websockets", "websocket_path": "/mqtt"}
+        protocol = aiomqtt.ProtocolVersion.V5 if is_5 else aiomqtt.ProtocolVersion.V311
+        client = aiomqtt.Client("localhost", port, identifier=client_id, protocol=protocol, keepalive=keep_alive_s, **options)
+        try:
+            await client.__aenter__()
+        except aiomqtt.exceptions.MqttConnectError as error:
+            return Greeting(getattr(error.rc, "value", error.rc))
+        self._client = client
+        return Greeting(0)
+
+    async def subscribe(self, *filters: tuple[str, int], options: int = 0, about: Found | None = None) -> list[int]:
+        wished: list[tuple[str, Any]] = list(filters)
+        if self.version == 5:
+            options_of = _paho("subscribeoptions").SubscribeOptions
+            wished = [(name, options_of(qos, bool(options & 4), bool(options & 8), options >> 4)) for name, qos in filters]
+            codes = await self._client.subscribe(wished, properties=_to_paho("SUBSCRIBE", about or {}))
+        else:
+            codes = await self._client.subscribe(wished)
+        return [getattr(code, "value", code) for code in codes]
+
+    async def unsubscribe(self, *filters: str) -> list[int] | None:
+        await self._client.unsubscribe(list(filters))
+        return None
+
+    async def publish(
+        self, topic: str, body: bytes = b"x", qos: int = 1, *, retain: bool = False, about: Found | None = None
+    ) -> int | None:
+        await self._client.publish(topic, body, qos, retain, _to_paho("PUBLISH", about) if about else None)
+        return None
+
+    async def message(self) -> Got:
+        found = await anext(self._client.messages)
+        about = _from_paho(found.properties)
+        topic = str(found.topic)
+        if Property.TOPIC_ALIAS in about:
+            topic = self._topics.setdefault(about.pop(Property.TOPIC_ALIAS), topic)
+        return Got(topic, found.payload, found.qos, found.retain, about)
+
+    async def disconnected(self) -> int:
+        raise NotImplementedError
+
+    async def pinged(self) -> None:
+        raise NotImplementedError
+
+    async def drop(self) -> None:
+        self._client._client.socket().shutdown(socket.SHUT_RDWR)
+
+    async def close(self) -> None:
+        if self._client is not None:
+            with suppress(importlib.import_module("aiomqtt").MqttError):  # it was dropped, or the node has closed it
+                await self._client.__aexit__(None, None, None)
+
+
+# --- amqtt ----------------------------------------------------------------------------------------------------------------
+
+
+class Amqtt:
+    """amqtt's MQTTClient, which has an implementation of MQTT 3.1.1 of its own."""
+
+    untold = frozenset(("a_takeover", "pings", "an_assigned_client_id"))
+    """Features about which it says nothing. It makes up an id itself where it is given none."""
+
+    def __init__(self, version: int) -> None:
+        assert version == 4
+        self._client: Any = None
+
+    @staticmethod
+    def skip_where_missing() -> None:
+        pytest.importorskip("amqtt.client", reason="amqtt is not installed")
+
+    async def connect(
+        self,
+        port: int,
+        client_id: str,
+        *,
+        clean: bool = True,
+        keep_alive_s: int = 60,
+        will: Will | None = None,
+        username: str | None = None,
+        about: Found | None = None,
+        ca: Path | None = None,
+        scheme: str = "mqtt",
+    ) -> Greeting:
+        config: dict[str, Any] = {"auto_reconnect": False, "keep_alive": keep_alive_s}
+        if will is not None:
+            config["will"] = {"topic": will.topic, "message": will.body.decode(), "qos": will.qos, "retain": will.retain}
+        client = importlib.import_module("amqtt.client").MQTTClient(client_id, config=config)
+        user = f"{username}:secret@" if username is not None else ""
+        url = f"{scheme}://{user}localhost:{port}/mqtt"
+        try:
+            code = await client.connect(url, cleansession=clean, cafile=str(ca) if ca is not None else None)
+        except importlib.import_module("amqtt.errors").ConnectError as error:
+            return Greeting(error.return_code)
+        self._client = client
+        return Greeting(code)
+
+    async def subscribe(self, *filters: tuple[str, int], options: int = 0, about: Found | None = None) -> list[int]:
+        return list(await self._client.subscribe(list(filters)))
+
+    async def unsubscribe(self, *filters: str) -> list[int]:
+        await self._client.unsubscribe(list(filters))
+        return []
+
+    async def publish(
+        self, topic: str, body: bytes = b"x", qos: int = 1, *, retain: bool = False, about: Found | None = None
+    ) -> int | None:
+        await self._client.publish(topic, body, qos, retain)
+        return None
+
+    async def message(self) -> Got:
+        found = await self._client.deliver_message()
+        return Got(found.topic, bytes(found.data), found.qos, found.publish_packet.retain_flag)
+
+    async def disconnected(self) -> int:
+        raise NotImplementedError
+
+    async def pinged(self) -> None:
+        raise NotImplementedError
+
+    async def drop(self) -> None:
+        await self._client._handler.writer.close()
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.disconnect()
+
+
+DRIVERS: dict[str, type[MqttJs] | type[Paho] | type[Aiomqtt] | type[Amqtt]] = {
+    "MQTT.js": MqttJs,
+    "paho-mqtt": Paho,
+    "aiomqtt": Aiomqtt,
+    "amqtt": Amqtt,
+}
+
+VERSIONS = {"amqtt": (4,)}
+"""Levels of the versions that a client speaks, where these aren't both."""

@@ -13,7 +13,7 @@ from gateway.options import AccessOptions, ListenerOptions
 from gateway.packets import NO_LOCAL, RETAIN_AS_PUBLISHED
 from gateway.properties import Property
 from gateway.reasons import ConnectCode, ReasonCode
-from tests.clients.drivers import DRIVERS, Driver, Got, Will
+from tests.clients.drivers import DRIVERS, VERSIONS, Driver, Got, Will
 from tests.gateway.certificates import Authority
 from tests.gateway.scripted_plugins import new_script
 from tests.gateway.wire import ANSWER_S_MAX, FREE, Broker, until
@@ -62,6 +62,11 @@ class Stage:
         return {"clean": False, "about": {Property.SESSION_EXPIRY_S: 60} if self.is_5 else None}
 
 
+def told(found: object, expected: object) -> bool:
+    """Return whether a client says what is expected, or nothing."""
+    return found is None or found == expected
+
+
 Feature = Callable[[Stage], Awaitable[None]]
 
 BOTH: dict[str, Feature] = {}
@@ -99,7 +104,7 @@ async def each_qos(stage: Stage) -> None:
     assert await client.subscribe(("a/0", 0), ("a/1", 1), ("a/2", 2)) == [0, 1, 2]
     for granted in (0, 1, 2):
         for qos in (0, 1, 2):
-            assert await client.publish(f"a/{granted}", b"%d" % qos, qos) == 0
+            assert told(await client.publish(f"a/{granted}", b"%d" % qos, qos), 0)
             assert (await client.message())[:3] == (f"a/{granted}", b"%d" % qos, min(qos, granted))
     assert len(stage.broker.stored()) == 9
 
@@ -128,7 +133,7 @@ async def overlapping_subscriptions(stage: Stage) -> None:
 async def unsubscribing(stage: Stage) -> None:
     client = await stage.connect("c")
     await client.subscribe(("a", 1), ("b", 1))
-    assert await client.unsubscribe("a") == ([0] if stage.is_5 else [])
+    assert told(await client.unsubscribe("a"), ([0] if stage.is_5 else []))
     await client.publish("a")
     await client.publish("b")
     assert (await client.message()).topic == "b"
@@ -165,13 +170,14 @@ async def a_session_that_goes_on(stage: Stage) -> None:
     client = await stage.connect("c", **stage.lasting)
     await client.subscribe(("a", 2))
     await client.drop()
-    await until(lambda: "c" in stage.broker.node.gateway.away)
+    await until(lambda: "c" in stage.broker.away())
     other = await stage.connect("other")
     for qos in (1, 2):
         await other.publish("a", b"%d" % qos, qos)
     again = stage.client()
     greeting = await again.connect(stage.port, "c", **stage.lasting)
-    assert (greeting.code, greeting.session_present) == (0, True)
+    assert greeting.code == 0
+    assert told(greeting.session_present, True)
     assert [(await again.message())[:3] for _ in range(2)] == [("a", b"1", 1), ("a", b"2", 2)]
 
 
@@ -225,7 +231,7 @@ async def an_assigned_client_id(stage: Stage) -> None:
     (client_id,) = stage.broker.node.gateway.clients
     assert greeting.code == 0
     assert client_id
-    if stage.is_5:
+    if stage.is_5 and greeting.about is not None:
         assert greeting.about[Property.ASSIGNED_CLIENT_ID] == client_id
 
 
@@ -239,12 +245,14 @@ async def a_user_name_and_a_password(stage: Stage) -> None:
     refused = stage.client()
     expected = ReasonCode.BAD_USER_NAME_OR_PASSWORD if stage.is_5 else ConnectCode.BAD_USER_NAME_OR_PASSWORD
     code = (await refused.connect(stage.port, "eve", username="eve")).code
-    assert code == expected or (stage.make == "paho-mqtt" and code >= 0x80), "paho calls codes of 3.1.1 by those of 5.0"
+    assert code == expected or (stage.make in ("paho-mqtt", "aiomqtt") and code >= 0x80), (
+        "paho calls codes of 3.1.1 by those of 5.0"
+    )
     allowed = await stage.connect("bob", username="bob")
     assert await allowed.subscribe(("open", 1)) == [1]
     assert await allowed.subscribe(("secret", 1)) == [ReasonCode.NOT_AUTHORIZED if stage.is_5 else 0x80]
-    assert await allowed.publish("secret") == (ReasonCode.NOT_AUTHORIZED if stage.is_5 else 0)
-    assert await allowed.publish("open") == 0
+    assert told(await allowed.publish("secret"), (ReasonCode.NOT_AUTHORIZED if stage.is_5 else 0))
+    assert told(await allowed.publish("open"), 0)
     assert (await allowed.message()).topic == "open"
 
 
@@ -365,7 +373,7 @@ async def a_will_with_a_delay_and_properties(stage: Stage) -> None:
     will = Will("will", b"gone", about={Property.WILL_DELAY_S: 1} | about)
     client = await stage.connect("c", will=will, about={Property.SESSION_EXPIRY_S: 60})
     await client.drop()
-    await until(lambda: "c" in stage.broker.node.gateway.away)
+    await until(lambda: "c" in stage.broker.away())
     assert stage.broker.stored() == []
     got = await watcher.message()
     assert (got.body, got.about) == (b"gone", about)
@@ -396,6 +404,7 @@ async def limits_of_the_server(stage: Stage) -> None:
     await stage.start(keep_alive_s_max=30, inflight_max=50)
     client = stage.client()
     about = (await client.connect(stage.port, "c", keep_alive_s=100)).about
+    assert about is not None
     assert (about[Property.SERVER_KEEP_ALIVE_S], about[Property.RECEIVE_MAXIMUM]) == (30, 50)
 
 
@@ -403,9 +412,9 @@ async def limits_of_the_server(stage: Stage) -> None:
 async def reasons_in_acks(stage: Stage) -> None:
     client = await stage.connect("c")
     assert await client.subscribe(("a", 1), ("/" * 200, 1)) == [1, ReasonCode.TOPIC_FILTER_INVALID]
-    assert await client.publish("$SYS/x") == ReasonCode.TOPIC_NAME_INVALID
-    assert await client.publish("a") == 0
-    assert await client.unsubscribe("a", "never") == [0, ReasonCode.NO_SUBSCRIPTION_EXISTED]
+    assert told(await client.publish("$SYS/x"), ReasonCode.TOPIC_NAME_INVALID)
+    assert told(await client.publish("a"), 0)
+    assert told(await client.unsubscribe("a", "never"), [0, ReasonCode.NO_SUBSCRIPTION_EXISTED])
 
 
 @only_5
@@ -448,12 +457,17 @@ async def a_limit_on_connections(stage: Stage) -> None:
     ("stage", "feature"),
     [
         pytest.param((make, version), feature, id=f"{make}, {'5.0' if version == 5 else '3.1.1'}, {name}")
-        for make in DRIVERS
-        for version, features in ((4, BOTH), (5, BOTH | ONLY_5))
-        for name, feature in features.items()
+        for make, driver in DRIVERS.items()
+        for version in VERSIONS.get(make, (4, 5))
+        for name, feature in (BOTH | ONLY_5 if version == 5 else BOTH).items()
+        if name not in driver.untold
     ],
     indirect=["stage"],
 )
 async def test_a_client_uses_a_feature(stage: Stage, feature: Feature) -> None:
     async with asyncio.timeout(2 * ANSWER_S_MAX):
         await feature(stage)
+
+
+def test_what_a_client_says_nothing_about_are_features() -> None:
+    assert {name for driver in DRIVERS.values() for name in driver.untold} <= set(BOTH | ONLY_5)

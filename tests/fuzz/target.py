@@ -120,7 +120,8 @@ class Target:
         self.samples: list[tuple[float, int]] = []
         """Times and the node's anonymous memory in KiB, once a second."""
         self._honest = Honest(self._ports["mqtt"])
-        self._descriptors = self.check("state")["descriptors"]
+        self._first = self.check("state")
+        """What the node holds for the client that behaves."""
 
     def _answer(self) -> Any:
         assert self._process.stdout is not None
@@ -181,17 +182,16 @@ class Target:
 
     def close(self) -> dict[str, Any]:
         """End the run: nothing of who attacked may be left, and memory must not have grown. Return the node's last state."""
-        expected = {"connections", "clients", "watchers", "subscriptions", "fanouts", "transient queues", "open"}
         with deadline(SETTLED_S_MAX + DEADLINE_S):
             until_s = time.monotonic() + SETTLED_S_MAX
             while True:
                 state = self.check("state")
-                held = {name: count for name, count in state["held"].items() if count != (name in expected)}
+                held = {name: count for name, count in state["held"].items() if count != self._first["held"][name]}
                 if not held or time.monotonic() > until_s:
                     break
                 time.sleep(0.05)
         assert held == {}, f"the node holds more than the one client that is connected: {held}"
-        more = state["descriptors"] - self._descriptors
+        more = state["descriptors"] - self._first["descriptors"]
         assert more <= DESCRIPTORS_MORE_MAX, f"{more} more sockets or files are open than at the start"
         grown_kib = self.grown_kib(state["anonymous_kib"])
         assert grown_kib <= GROWTH_KIB_MAX, f"the node's memory grew by {grown_kib} KiB: {self.samples}"

@@ -38,7 +38,7 @@ async def connected(broker: Broker, client_id: str, is_v5: bool, *, is_durable: 
 async def left(broker: Broker, client: Client, client_id: str) -> None:
     """End a connection whose session lasts; return when it is away."""
     client.reset()
-    await until(lambda: client_id in broker.node.gateway.away)
+    await until(lambda: client_id in broker.away())
 
 
 # --- names --------------------------------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ async def test_what_follows_a_connect_that_is_refused_is_not_processed(broker: B
     assert answers[0][2][0] == 0, "session present"
     assert answers[0][2][1] in (ConnectCode.IDENTIFIER_REJECTED, ReasonCode.BAD_AUTHENTICATION_METHOD)
     assert broker.stored() == []
-    assert "c" in broker.node.gateway.away
+    assert "c" in broker.away()
 
 
 @pytest.mark.parametrize("about", [{Property.REQUEST_RESPONSE_INFORMATION: 0}, {Property.REQUEST_RESPONSE_INFORMATION: 1}, {}])
