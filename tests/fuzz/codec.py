@@ -28,7 +28,7 @@ from gateway.packets import (
     UNSUBACK,
     UNSUBSCRIBE,
 )
-from gateway.parsers import parse_connect, parse_disconnect, parse_subscribe, parse_unsubscribe
+from gateway.parsers import check_reason, parse_connect, parse_disconnect, parse_subscribe, parse_unsubscribe
 from gateway.properties import Property, parse_properties, read_properties, write_properties
 from gateway.proxy import ProxyHeaderInvalid, client_of, header_bytes
 from store.options import KIB
@@ -137,8 +137,13 @@ def _check_answer(item: Packet, is_v5: bool) -> None:
         if not item[2] and Property.TOPIC_ALIAS not in about:
             raise ProtocolError("a PUBLISH without a topic or an alias")
     elif kind == CONNACK:
-        read_properties(item[2], 2, CONNACK)
-    elif kind in (SUBACK, UNSUBACK):
+        check_reason(kind, item[2][1])
         read_properties(item[2], 2, kind)
-    elif kind == DISCONNECT and len(item[2]) > 1:
-        read_properties(item[2], 1, DISCONNECT)
+    elif kind in (SUBACK, UNSUBACK):
+        _, at = read_properties(item[2], 2, kind)
+        for reason in item[2][at:]:
+            check_reason(kind, reason)
+    elif kind == DISCONNECT and item[2]:
+        check_reason(kind, item[2][0])
+        if len(item[2]) > 1:
+            read_properties(item[2], 1, kind)

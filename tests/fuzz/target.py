@@ -186,7 +186,7 @@ class Target:
             until_s = time.monotonic() + SETTLED_S_MAX
             while True:
                 state = self.check("state")
-                held = {name: count for name, count in state["held"].items() if count != self._first["held"][name]}
+                held = {name: count for name, count in state["held"].items() if count > self._first["held"][name]}
                 if not held or time.monotonic() > until_s:
                     break
                 time.sleep(0.05)

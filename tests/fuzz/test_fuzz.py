@@ -47,7 +47,7 @@ def test_the_search_that_follows_branches_runs(tmp_path: Path) -> None:
 # --- what the searches would find -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("data", [b"\0\0", encode_publish(b"a", b"x")[:-1] + b"x\xc0\0", b"\x20\5\0\0\2\x21\0"])
+@pytest.mark.parametrize("data", [b"\0\0", encode_publish(b"a", b"x")[:-1] + b"x\xc0\0", b"\x20\5\0\0\2\x21\0", b"\xe0\1\x10"])
 def test_what_is_no_packet_of_a_server_is_found(data: bytes) -> None:
     with pytest.raises(AssertionError, match="no MQTT"):
         check_answers(data)
