@@ -69,6 +69,16 @@ def test_an_input_that_takes_too_long_is_found() -> None:
         time.sleep(60)
 
 
+def test_a_deadline_within_another_leaves_that_as_it_was() -> None:
+    def wait() -> None:
+        with deadline(30):
+            pass
+        time.sleep(60)
+
+    with pytest.raises(Hang, match="longer than 1 s"), deadline(1):
+        wait()
+
+
 def test_a_connection_that_the_node_keeps_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.fuzz.target.SETTLED_S_MAX", 0.0)
     with Target() as target:
