@@ -238,6 +238,7 @@ class Gateway:
             raise ConnectRefused(
                 f"{len(self.clients)} clients are connected, which is the limit: see mqtt.connections_max",
                 ConnectCode.SERVER_UNAVAILABLE,
+                ReasonCode.QUOTA_EXCEEDED,
             )
 
     def register(self, connection: Connection, client_id: str, *, clean_start: bool) -> bool:

@@ -370,6 +370,10 @@ class Broker:
         """Return the server's end of a client's connection."""
         return self.node.gateway.clients[client_id]
 
+    def away(self) -> list[str]:
+        """Return the clients that are not connected, and whose sessions last."""
+        return list(self.node.gateway.away)
+
     def limit_send_buffer(self, client_id: str) -> None:
         """Let the kernel keep little of what the node sends to a client that doesn't read."""
         transport = self.connection(client_id)._transport
