@@ -9,6 +9,7 @@ Clauses in brackets are those of MQTT 5.0; where MQTT 3.1.1 has one of another n
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -49,6 +50,7 @@ from gateway.parsers import (
     parse_subscribe,
     parse_unsubscribe,
     protocol_level,
+    stated_packet_bytes_max,
 )
 from gateway.properties import Found, Property, parse_properties
 from gateway.reasons import SUBACK_FAILURE, ConnectCode, ReasonCode
@@ -125,6 +127,8 @@ class Connection(asyncio.Protocol):
         """Where the gateway's wheel holds this connection."""
         self.session: Session = Session("", 0)
         self.connected = False
+        self._has_greeted = False
+        """A CONNACK of success went out, so a DISCONNECT may [MQTT-3.14.0-1]."""
         self.level = 0
         """The protocol level of its CONNECT; 0 until that is known."""
         self.is_v5 = False
@@ -554,7 +558,7 @@ class Connection(asyncio.Protocol):
                 self._write(codec.encode_acks(kind, [packet_id]))
             else:
                 reason, why = denied[packet_id]
-                self._write(codec.encode_ack(kind, packet_id, reason, self._why(why)))
+                self._write(self._explained(partial(codec.encode_ack, kind, packet_id, reason), why))
 
     # --- a full disk ------------------------------------------------------------------------------------------------
 
@@ -707,7 +711,7 @@ class Connection(asyncio.Protocol):
             self._defer([], question)
             return False
         except ProtocolError as error:
-            self._refuse(error)
+            self._refuse(error, packet)
             self.close(str(error), error.reason)
             return False
         return not self._closed
@@ -721,14 +725,24 @@ class Connection(asyncio.Protocol):
         store = self.store.options
         self.level = protocol_level(packet[2])
         wish = parse_connect(packet[2], topic_levels_max=store.topic_levels_max, topic_bytes_max=store.topic_bytes_max)
+        if self.peer.is_over_rate:
+            raise ConnectRefused(
+                "more clients connect than the listener takes in a second: see connections_per_s",
+                ConnectCode.SERVER_UNAVAILABLE,
+                ReasonCode.CONNECTION_RATE_EXCEEDED,
+            )
         self.gateway.access.admit(self, wish)
         self._accept(wish)
         self.gateway.traffic.packets_in[CONNECT] += 1
         self.gateway.counters.packets_in += 1
 
-    def _refuse(self, error: ProtocolError) -> None:
+    def _refuse(self, error: ProtocolError, packet: codec.Packet) -> None:
         """Answer a CONNECT that is refused, where its version has an answer [MQTT-3.1.4-2]."""
-        answer = codec.encode_refusal(error, self.level) if self.level or isinstance(error, ConnectRefused) else b""
+        if not self.level and not isinstance(error, ConnectRefused):
+            return
+        if self.level == V5_0:
+            self.packet_bytes_max = stated_packet_bytes_max(packet[2])
+        answer = self._explained(partial(codec.encode_refusal, error, self.level), str(error))  # [MQTT-3.2.2-19]
         if answer:
             self._write(answer)
 
@@ -749,9 +763,10 @@ class Connection(asyncio.Protocol):
         keep_alive_s = self._keep_alive_s(wish)
         self.keep_alive_s = keep_alive_s * 1.5  # [MQTT-3.1.2-22] 3.1.1:[MQTT-3.1.2-24]
         gateway.watch(self)
-        self._write(self._connack(wish, is_present, keep_alive_s))
         if is_present:
             self._resume()
+        self._write(self._connack(wish, is_present, keep_alive_s))  # before what is sent again: that takes a turn of the loop
+        self._has_greeted = True
 
     def _keep_alive_s(self, wish: Connect) -> int:
         """Return the keep alive that holds: the client's, or in MQTT 5.0 the server's where that is shorter."""
@@ -998,9 +1013,13 @@ class Connection(asyncio.Protocol):
         if not self.writable:
             self._write_on()
 
-    def _why(self, why: str) -> str:
-        """Return a reason string, where the client wants such [MQTT-3.1.2-29]."""
-        return why if self._says_why else ""
+    def _explained(self, encode: Callable[[str], bytes], why: str) -> bytes:
+        """Return a packet with its reason string, where the client wants such [MQTT-3.1.2-29] and takes a packet as large.
+
+        See [MQTT-3.4.2-2], [MQTT-3.5.2-2], [MQTT-3.14.2-3].
+        """
+        data = encode(why if self._says_why else "")
+        return data if len(data) <= (self.packet_bytes_max or len(data)) else encode("")
 
     def _write(self, data: bytes, packets: int = 1) -> None:
         """Send answers, `packets` of one type. Who doesn't take them must not make the server write more."""
@@ -1029,7 +1048,7 @@ class Connection(asyncio.Protocol):
         if why:
             self.gateway.refused(self, why, reason)
         if self._transport is not None:
-            if self.is_v5 and reason != ReasonCode.NORMAL_DISCONNECTION:
+            if self.is_v5 and self._has_greeted and reason != ReasonCode.NORMAL_DISCONNECTION:
                 self._farewell = self._disconnect(why, reason)
             self._transport.pause_reading()
             self.store.when_durable(self._close_transport)
@@ -1038,9 +1057,8 @@ class Connection(asyncio.Protocol):
 
     def _disconnect(self, why: str, reason: ReasonCode) -> bytes:
         """Return the DISCONNECT with which the server closes [MQTT-4.13.1-1], as long as the client can take."""
-        most = self.packet_bytes_max or KIB * 64
-        packets = codec.encode_disconnect(reason, self._why(why)), codec.encode_disconnect(reason)
-        return next((packet for packet in packets if len(packet) <= most), b"")
+        data = self._explained(partial(codec.encode_disconnect, reason), why)
+        return data if len(data) <= (self.packet_bytes_max or len(data)) else b""
 
     def _close_transport(self) -> None:
         if self._transport is not None:

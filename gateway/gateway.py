@@ -236,6 +236,7 @@ class Gateway:
             raise ConnectRefused(
                 f"{len(self.clients)} clients are connected, which is the limit: see mqtt.connections_max",
                 ConnectCode.SERVER_UNAVAILABLE,
+                ReasonCode.QUOTA_EXCEEDED,
             )
 
     def register(self, connection: Connection, client_id: str, wish: Connect) -> bool:

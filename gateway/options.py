@@ -104,8 +104,9 @@ class ListenerOptions:
     )
     connections_per_s: int = option(
         0,
-        "Connections a second that this listener accepts in the long run, with a burst of as many. One more is closed at once. "
-        "0: no limit.",
+        "Connections a second that this listener accepts in the long run, with a burst of as many. As many more are refused "
+        "with reason 0x9F (MQTT 3.1.1: return code 3); beyond that, and where TLS or a PROXY header comes first, one more is "
+        "closed at once. 0: no limit.",
         minimum=0,
         maximum=1_000_000,
     )

@@ -332,7 +332,7 @@ def find_overlaps(session: Session, changed: Subscription) -> list[Subscription]
     After a removal marks may stay that hold no longer: they cost the shared path, and where there are few are found again.
     """
     everyone = tuple(one for one in session.subscriptions.values() if not one.is_shared)
-    before = [one for one in everyone if one.overlaps]
+    before = {one for one in everyone if one.overlaps}
     wildcards = [one for one in everyone if topics.is_wildcard(one.filter)]
     if len(wildcards) > WILDCARDS_COMPARED_MAX:
         for one in everyone:
