@@ -25,8 +25,8 @@ test: $(READY)  ## Run the tests, WORKERS at a time
 test-deep: $(READY)  ## Run the tests with twenty times the examples in each search (an hour or two)
 	MILLRACE_TEST_DEPTH=20 $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadgroup --timeout=3600 $(ARGS)
 
-test-crash: $(READY)  ## Kill nodes and writers with -9 a hundred times each, and compare with what was acknowledged
-	MILLRACE_KILL_ROUNDS=100 $(BIN)/python -m pytest tests/system/test_kill.py tests/store/test_kill.py $(ARGS)
+test-crash: $(READY)  ## Kill nodes and writers with -9 again and again, under load and under a fleet, and compare with what was acknowledged
+	MILLRACE_KILL_ROUNDS=100 MILLRACE_FLEET_DEVICES=1000 MILLRACE_FLEET_KILLS=30 $(BIN)/python -m pytest tests/system/test_kill.py tests/system/test_fleet_kill.py tests/store/test_kill.py $(ARGS)
 
 fuzz: $(READY)  ## Fuzz the codec and a live node: make fuzz SECONDS=600
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)

@@ -242,7 +242,8 @@ class Lifetimes:
         """Record that a subscription of a session that lasts is over. What it has sent is delivered all the same."""
         stored = session.stored
         assert stored is not None, session.client_id
-        self.record(session)
+        with suppress(DiskFull):  # then only as long as the node runs
+            self.record(session)
         self._append(Kind.SESSION_UNSUBSCRIBED, stored, {"filter": topic_filter})
 
     def pass_over(self, session: Session) -> None:

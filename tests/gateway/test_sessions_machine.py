@@ -369,4 +369,4 @@ class SessionsMachine(RuleBasedStateMachine):
 
 
 TestSessionsMachine = SessionsMachine.TestCase
-TestSessionsMachine.settings = settings(max_examples=60, stateful_step_count=40)
+TestSessionsMachine.settings = settings(max_examples=30, stateful_step_count=40)
