@@ -2,12 +2,14 @@
 # Another Python than python3: make PYTHON=python3.12 setup
 
 PYTHON ?= python3
+SECONDS ?= 600
+WORKERS ?= 2
 BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-crash lint types format bench bench-store proto clean
+.PHONY: help setup demo test test-deep test-crash fuzz lint types format bench bench-mqtt bench-pop bench-store proto clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)$$/make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name doc; do printf '%-16s %s\n' "$$name" "$$doc"; done
@@ -17,11 +19,17 @@ setup: $(READY)  ## Make .venv with everything that the other targets need
 demo: $(READY)  ## Run a fleet of devices, failing consumers and the Spark reconciliation (needs Java 17+)
 	$(BIN)/millrace demo
 
-test: $(READY)  ## Run the tests
-	$(BIN)/python -m pytest $(ARGS)
+test: $(READY)  ## Run the tests, WORKERS at a time
+	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadgroup $(ARGS)
+
+test-deep: $(READY)  ## Run the tests with twenty times the examples in each search (an hour or two)
+	MILLRACE_TEST_DEPTH=20 $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadgroup --timeout=3600 $(ARGS)
 
 test-crash: $(READY)  ## Kill nodes and writers with -9 again and again, under load and under a fleet, and compare with what was acknowledged
 	MILLRACE_KILL_ROUNDS=100 MILLRACE_FLEET_DEVICES=1000 MILLRACE_FLEET_KILLS=30 $(BIN)/python -m pytest tests/system/test_kill.py tests/system/test_fleet_kill.py tests/store/test_kill.py $(ARGS)
+
+fuzz: $(READY)  ## Fuzz the codec and a live node: make fuzz SECONDS=600
+	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
 
 lint: $(READY)  ## Check style and formatting
 	$(BIN)/ruff check
@@ -36,6 +44,12 @@ format: $(READY)  ## Format the code, and fix what ruff can fix
 
 bench: $(READY)  ## Run the benchmarks
 	$(BIN)/python -m bench $(ARGS)
+
+bench-mqtt: $(READY)  ## Measure MQTT beside mosquitto and nats-server, where they are installed (ten minutes)
+	$(BIN)/python -m bench mqtt $(ARGS)
+
+bench-pop: $(READY)  ## Measure POP beside Redis streams and beanstalkd, where they are installed (ten minutes)
+	$(BIN)/python -m bench pop $(ARGS)
 
 bench-store: $(READY)  ## Measure the store by itself, against its goals (half an hour)
 	$(BIN)/python -m bench store $(ARGS)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from importlib import import_module
 
 BENCHES = {
-    "ingest": "MQTT messages into the log, beside mosquitto",
-    "pop": "messages handed out and acknowledged over gRPC",
+    "mqtt": "MQTT in and out, beside mosquitto and nats-server",
+    "pop": "POP over gRPC, beside Redis streams and beanstalkd",
     "store": "the store by itself: append, read, many queues, starts",
     "curve": "cost of a record while the log grows to 20 GiB; only where it is named",
 }

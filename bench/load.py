@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import select
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -39,12 +42,17 @@ class Load:
     window: int = 1_000
     chunk: int = 100
     topics: int = 1
+    own: int = 0
+    stalled: int = 0
+    others: int = 0
+    rate: int = 0
+    hold: int = 0
     timeout: int = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What mqload measured. Latencies are from sending to delivery, in us; 0 without subscribers."""
+    """What mqload measured. Latencies are from sending to delivery, and to PUBACK, in us; 0 where there were none."""
 
     msgs: int
     sent: int
@@ -57,6 +65,11 @@ class Result:
     latency_us_p50: float
     latency_us_p99: float
     latency_us_max: float
+    ack_us_p50: float
+    ack_us_p99: float
+    ack_us_max: float
+    broker_s: float = 0
+    """Seconds for which the broker had a processor meanwhile: set by who knows its process."""
 
     def missing(self, load: Load) -> int:
         """Return how many messages were not sent (QoS > 0: not acknowledged) or not delivered before the end."""
@@ -95,17 +108,56 @@ def run_load(host: str, port: int, load: Load) -> Result:
     Raises:
         LoadUnavailable, LoadFailed
     """
+    with start_load(host, port, load) as running:
+        return running.result()
+
+
+class RunningLoad:
+    """A load that is under way. `start_load` makes it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], load: Load) -> None:
+        self._process = process
+        self._timeout_s = CONNECT_S_MAX + load.timeout + 30
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def result(self) -> Result:
+        """Wait for what was measured: the end of the load, or where it holds its connections, that they are accepted.
+
+        Raises:
+            LoadFailed
+        """
+        assert self._process.stdout is not None
+        is_readable, _, _ = select.select([self._process.stdout], [], [], self._timeout_s)
+        line = self._process.stdout.readline() if is_readable else b""
+        if not line:
+            self._process.kill()
+            _, errors = self._process.communicate()
+            what = f"status {self._process.returncode}" if is_readable else f"nothing in {self._timeout_s} s"
+            assert isinstance(self._process.args, list)
+            raise LoadFailed(f"{' '.join(self._process.args)} ended with {what}: {errors.decode(errors='replace').strip()}")
+        fields = orjson.loads(line)
+        for name in ("latency_us", "ack_us"):
+            for quantile, value in fields.pop(name).items():
+                fields[f"{name}_{quantile}"] = value
+        return Result(**fields)
+
+
+@contextmanager
+def start_load(host: str, port: int, load: Load) -> Iterator[RunningLoad]:
+    """Begin a load; at the end of the context it is over.
+
+    Raises:
+        LoadUnavailable
+    """
     options = [f"{name}={value}" for name, value in asdict(load).items()]
     command = [str(compile_load()), host, str(port), *options]
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=CONNECT_S_MAX + load.timeout + 30, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise LoadFailed(f"{' '.join(command)} did not end in {error.timeout:.0f} s") from None
-    if done.returncode != 0:
-        raise LoadFailed(
-            f"{' '.join(command)} ended with status {done.returncode}: {done.stderr.decode(errors='replace').strip()}"
-        )
-    fields = orjson.loads(done.stdout)
-    for quantile, value in fields.pop("latency_us").items():
-        fields[f"latency_us_{quantile}"] = value
-    return Result(**fields)
+    # A load that holds its connections ends with its standard input.
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            yield RunningLoad(process, load)
+        except BaseException:
+            process.kill()
+            raise

@@ -14,11 +14,19 @@
 //     chunk=100       messages per write (qos = 0)
 //     topics=1        distinct topics bench/t0, bench/t1, ..., used in turn
 //     filter=bench/#  what the subscribers subscribe to
+//     own=0           1: each subscriber that reads subscribes to a topic of its own in place of that; `topics` must be as many
+//     stalled=0       of the subscribers, those that subscribe to the filter and then never read; nothing is expected of them
+//     others=0        filters that match no message, subscribed besides by connections of their own
+//     rate=0          messages a second, sent when each is due, whatever the broker does; 0: as fast as windows and writes allow
+//     hold=0          1: connect, print the line, keep the connections until standard input ends, and send nothing
 //     timeout=30      seconds after which the run ends, whatever is missing
 //
 // Subscribers are subscribed, and all connections accepted, before the first message is sent. Ends when every message is sent
 // (qos > 0: acknowledged) and delivered to every subscriber, or when nothing was delivered for 5 s. Prints one line of JSON;
 // messages missing from `acked` or `delivered` were lost or late. Status 2: the broker refused or closed a connection.
+//
+// `latency_us` is from sending to delivery, `ack_us` from sending to the acknowledgement. With a rate, sending is when the
+// message was due, not when this program got to it: a broker that stalls is charged for all that waited meanwhile.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -36,39 +44,56 @@
 
 enum {
     BODY_BYTES_MAX = 1 << 20,
-    READ_BYTES = 65536,        // room made for each read
-    READ_BUFFER_BYTES = 262144,
-    LATENCIES_MAX = 5000000,   // deliveries whose latency is kept
+    READ_BYTES = 262144,
+    TOPIC_BYTES_MAX = 32,
+    LATENCIES_MAX = 5000000,  // deliveries, and acknowledgements, whose latency is kept
     EVENTS_MAX = 512,
+    CONNECTING_MAX = 64,      // connections under way at a time: more would meet a full backlog, and wait a second
     CONNECT_S_MAX = 60,
-    QUIET_S_MAX = 5,           // without a delivery, after the last message was sent
+    QUIET_S_MAX = 5,          // without a delivery, after the last message was sent
+    STALLED_BYTES = 4096,     // receive buffer of a subscriber that doesn't read: what it is owed stays with the broker
+    OTHERS_PER_CONNECTION = 500,
+    OTHERS_PER_PACKET = 50,
+    TICK_MS = 1,              // with a rate, what became due meanwhile is sent together
 };
 
 enum { CONNACK = 2, PUBLISH = 3, PUBACK = 4, PUBREC = 5, PUBREL = 6, PUBCOMP = 7, SUBACK = 9 };
 
+typedef enum { PUBLISHER, READER, STALLED, BYSTANDER } Role;
+
 typedef struct {
     int fd;
-    int is_subscriber;
-    int is_ready;     // CONNACK, or for a subscriber SUBACK, has come
+    Role role;
+    long number;      // among those of its role
+    long subacks;     // that have to come before it is ready
+    int is_ready;     // CONNACK, or for a subscriber each SUBACK, has come
     int wants_write;  // epoll watches for EPOLLOUT
-    uint8_t *in;
-    size_t in_len, in_cap;
+    uint8_t *rest;    // the beginning of a packet whose end wasn't there yet
+    size_t rest_len, rest_cap;
     uint8_t *out;
     size_t out_len, out_from, out_cap;
     long sent, acked, goal;
     int packet_id;
+    uint64_t *sent_ns;  // by sent % window: MQTT 3.1.1, 4.6 acknowledges in the order of sending
 } Connection;
 
+typedef struct {
+    long n, cap;
+    uint64_t *ns;
+} Latencies;
+
 static long pubs = 1, subs = 0, msgs = 100000, qos = 0, subqos = 0, size = 64, window = 1000, chunk = 100, topics = 1;
-static long timeout_s = 30;
+static long own = 0, stalled = 0, others = 0, rate = 0, hold = 0, timeout_s = 30;
 static char filter[256] = "bench/#";
 
 static int epoll_fd;
-static int ready_n;
+static long ready_n, connections_n;
 static long sent_n, acked_n, delivered_n;
-static uint64_t *latencies_ns;
-static long latencies_n, latencies_cap;
-static uint64_t last_delivery_ns;
+static Latencies deliveries, acks;
+static uint64_t last_delivery_ns, read_ns;  // read_ns: of the read whose packets are being handled
+static uint8_t input[BODY_BYTES_MAX + 256 + READ_BYTES];  // of one connection at a time: it stays in the processor's cache
+static uint8_t (*publish_heads)[TOPIC_BYTES_MAX];  // a PUBLISH up to its topic's end, by topic
+static int *publish_head_lens;
 
 static uint64_t now_ns(void) {
     struct timespec t;
@@ -137,52 +162,130 @@ static void put_connect(Connection *c, long index) {
     put(c, id, id_len);
 }
 
-static void put_subscribe(Connection *c) {
-    size_t filter_len = strlen(filter);
+static void put_subscribe(Connection *c, const char *filters[], int n) {
+    size_t length = 2;
+    for (int i = 0; i < n; i++) length += 2 + strlen(filters[i]) + 1;
     uint8_t head[8] = {0x82};
-    int n = 1 + encode_length(head + 1, 2 + 2 + filter_len + 1);
-    uint8_t fields[4] = {0, 1, filter_len >> 8, filter_len};
-    uint8_t requested = subqos;
-    put(c, head, n);
-    put(c, fields, sizeof fields);
-    put(c, filter, filter_len);
-    put(c, &requested, 1);
+    put(c, head, 1 + encode_length(head + 1, length));
+    c->packet_id++;
+    uint8_t packet_id[2] = {c->packet_id >> 8, c->packet_id};
+    put(c, packet_id, sizeof packet_id);
+    for (int i = 0; i < n; i++) {
+        size_t filter_len = strlen(filters[i]);
+        uint8_t field_len[2] = {filter_len >> 8, filter_len}, requested = subqos;
+        put(c, field_len, sizeof field_len);
+        put(c, filters[i], filter_len);
+        put(c, &requested, 1);
+    }
+    c->subacks++;
 }
 
-static void put_publish(Connection *c) {
+// Filters as many sessions have them: half with wildcards, some of them leading ones. None matches bench/t0.
+static void put_other_filters(Connection *c) {
+    static const char *shapes[] = {"fleet/%ld/state", "site%ld/#", "bench/%ld/other", "+/%ld/+/alarm"};
+    static char names[OTHERS_PER_PACKET][64];
+    const char *filters[OTHERS_PER_PACKET];
+    int n = 0;
+    for (long i = c->number * OTHERS_PER_CONNECTION; i < others && i < (c->number + 1) * OTHERS_PER_CONNECTION; i++) {
+        snprintf(names[n], sizeof names[n], shapes[i % 4], i);
+        filters[n] = names[n];
+        if (++n == OTHERS_PER_PACKET) {
+            put_subscribe(c, filters, n);
+            n = 0;
+        }
+    }
+    if (n) put_subscribe(c, filters, n);
+}
+
+static void subscribe(Connection *c) {
+    char topic[TOPIC_BYTES_MAX];
+    const char *wanted = filter;
+    if (c->role == BYSTANDER) {
+        put_other_filters(c);
+    } else {
+        if (own && c->role == READER) {
+            snprintf(topic, sizeof topic, "bench/t%ld", c->number);
+            wanted = topic;
+        }
+        put_subscribe(c, &wanted, 1);
+    }
+    flush(c);
+}
+
+static void make_publish_heads(void) {
+    publish_heads = calloc(topics, sizeof *publish_heads);
+    publish_head_lens = calloc(topics, sizeof *publish_head_lens);
+    if (!publish_heads || !publish_head_lens) fail("calloc");
+    for (long i = 0; i < topics; i++) {
+        char topic[TOPIC_BYTES_MAX - 8];
+        int topic_len = snprintf(topic, sizeof topic, "bench/t%ld", i);
+        uint8_t *head = publish_heads[i];
+        head[0] = 0x30 | (qos << 1);
+        int n = 1 + encode_length(head + 1, 2 + topic_len + (qos ? 2 : 0) + size);
+        head[n++] = topic_len >> 8;
+        head[n++] = topic_len;
+        memcpy(head + n, topic, topic_len);
+        publish_head_lens[i] = n + topic_len;
+    }
+}
+
+static void put_publish(Connection *c, uint64_t sent_ns) {
     static uint8_t body[BODY_BYTES_MAX];
-    char topic[64];
-    int topic_len = snprintf(topic, sizeof topic, "bench/t%ld", (c->sent + c->goal * 7) % topics);
-    uint8_t head[8] = {0x30 | (qos << 1)};
-    int n = 1 + encode_length(head + 1, 2 + topic_len + (qos ? 2 : 0) + size);
-    uint8_t length[2] = {topic_len >> 8, topic_len};
-    put(c, head, n);
-    put(c, length, sizeof length);
-    put(c, topic, topic_len);
+    // Publishers begin at different topics, so that few of them send to the same one at a time.
+    long topic = (c->sent + c->number * 7) % topics;
+    put(c, publish_heads[topic], publish_head_lens[topic]);
     if (qos) {
         c->packet_id = c->packet_id % 65535 + 1;
         uint8_t packet_id[2] = {c->packet_id >> 8, c->packet_id};
         put(c, packet_id, sizeof packet_id);
+        c->sent_ns[c->sent % window] = sent_ns;
     }
-    uint64_t sent_ns = now_ns();
     if (size >= 8) memcpy(body, &sent_ns, 8);
     put(c, body, size);
     c->sent++;
     sent_n++;
 }
 
+static int has_room(const Connection *c) {
+    return c->sent < c->goal && (!qos || c->sent - c->acked < window);
+}
+
 // Send what the window (qos > 0), or one write (qos = 0), has room for.
 static void pump(Connection *c) {
-    if (c->is_subscriber || !c->is_ready) return;
+    if (c->role != PUBLISHER || !c->is_ready) return;
+    uint64_t sent_ns = now_ns();
     if (qos) {
-        while (c->sent < c->goal && c->sent - c->acked < window) put_publish(c);
+        while (has_room(c)) put_publish(c, sent_ns);
     } else if (c->out_len == 0) {
-        for (long i = 0; i < chunk && c->sent < c->goal; i++) put_publish(c);
+        for (long i = 0; i < chunk && has_room(c); i++) put_publish(c, sent_ns);
     }
     flush(c);
 }
 
+// Send what is due by the rate, shared out among the publishers whose window has room.
+static void pump_due(Connection *publishers, uint64_t began_ns) {
+    static long next;
+    long due = (now_ns() - began_ns) * (double)rate / 1e9, full = 0;
+    if (due > msgs) due = msgs;
+    while (sent_n < due && full < pubs) {
+        Connection *c = publishers + next;
+        next = (next + 1) % pubs;
+        if (has_room(c)) {
+            put_publish(c, began_ns + sent_n * 1e9 / rate);
+            full = 0;
+        } else {
+            full++;
+        }
+    }
+    for (long i = 0; i < pubs; i++)
+        if (publishers[i].out_len && !publishers[i].wants_write) flush(publishers + i);
+}
+
 // --- reading ----------------------------------------------------------------------------------------------------------
+
+static void note(Latencies *latencies, uint64_t sent_ns) {
+    if (latencies->n < latencies->cap) latencies->ns[latencies->n++] = read_ns - sent_ns;
+}
 
 static void on_publish(Connection *c, uint8_t first, const uint8_t *packet) {
     int packet_qos = (first >> 1) & 3;
@@ -192,12 +295,19 @@ static void on_publish(Connection *c, uint8_t first, const uint8_t *packet) {
         at += 2;
     }
     delivered_n++;
-    last_delivery_ns = now_ns();
-    if (size >= 8 && latencies_n < latencies_cap) {
+    last_delivery_ns = read_ns;
+    if (size >= 8) {
         uint64_t sent_ns;
         memcpy(&sent_ns, packet + at, 8);
-        latencies_ns[latencies_n++] = last_delivery_ns - sent_ns;
+        note(&deliveries, sent_ns);
     }
+}
+
+static void on_ready(Connection *c) {
+    c->is_ready = 1;
+    ready_n++;
+    // From now on what it is sent stays where it is.
+    if (c->role == STALLED) epoll_ctl(epoll_fd, EPOLL_CTL_DEL, c->fd, NULL);
 }
 
 static void on_packet(Connection *c, uint8_t first, const uint8_t *packet) {
@@ -207,18 +317,17 @@ static void on_packet(Connection *c, uint8_t first, const uint8_t *packet) {
             fprintf(stderr, "the broker refused a connection with code %d\n", packet[1]);
             exit(2);
         }
-        if (c->is_subscriber) {
-            put_subscribe(c);
-            flush(c);
-            break;
-        }
-        // fall through
+        if (c->role == PUBLISHER)
+            on_ready(c);
+        else
+            subscribe(c);
+        break;
     case SUBACK:
-        c->is_ready = 1;
-        ready_n++;
+        if (--c->subacks == 0) on_ready(c);
         break;
     case PUBACK:
     case PUBCOMP:
+        note(&acks, c->sent_ns[c->acked % window]);
         c->acked++;
         acked_n++;
         break;
@@ -234,34 +343,44 @@ static void on_packet(Connection *c, uint8_t first, const uint8_t *packet) {
     }
 }
 
-// Handle the whole packets in the buffer, and move the rest to its beginning.
-static void parse(Connection *c) {
+// Handle the whole packets among `n` bytes; return how many bytes they are.
+static size_t parse(Connection *c, const uint8_t *bytes, size_t n) {
     size_t at = 0;
-    while (at + 2 <= c->in_len) {
+    while (at + 2 <= n) {
         size_t from = at + 1, length = 0;
         int shift = 0, is_whole = 0;
-        while (from < c->in_len && !is_whole) {
-            uint8_t byte = c->in[from++];
+        while (from < n && !is_whole) {
+            uint8_t byte = bytes[from++];
             length |= (size_t)(byte & 127) << shift;
             shift += 7;
             is_whole = !(byte & 128);
         }
-        if (!is_whole || from + length > c->in_len) break;
-        on_packet(c, c->in[at], c->in + from);
+        if (is_whole && length > BODY_BYTES_MAX + 128) {
+            fprintf(stderr, "the broker sent a packet of %zu bytes, which nobody published\n", length);
+            exit(2);
+        }
+        if (!is_whole || from + length > n) break;
+        on_packet(c, bytes[at], bytes + from);
         at = from + length;
     }
-    memmove(c->in, c->in + at, c->in_len - at);
-    c->in_len -= at;
+    return at;
+}
+
+static void keep_rest(Connection *c, const uint8_t *bytes, size_t n) {
+    if (n > c->rest_cap) {
+        c->rest_cap = n * 2;
+        c->rest = realloc(c->rest, c->rest_cap);
+        if (!c->rest) fail("realloc");
+    }
+    if (n) memcpy(c->rest, bytes, n);
+    c->rest_len = n;
 }
 
 static void on_readable(Connection *c) {
-    for (;;) {
-        if (c->in_len + READ_BYTES > c->in_cap) {
-            c->in_cap = c->in_cap ? c->in_cap * 2 : READ_BUFFER_BYTES;
-            c->in = realloc(c->in, c->in_cap);
-            if (!c->in) fail("realloc");
-        }
-        ssize_t n = read(c->fd, c->in + c->in_len, c->in_cap - c->in_len);
+    ssize_t n;
+    do {
+        if (c->rest_len) memcpy(input, c->rest, c->rest_len);
+        n = read(c->fd, input + c->rest_len, READ_BYTES);
         if (n == 0) {
             fprintf(stderr, "the broker closed a connection\n");
             exit(2);
@@ -270,10 +389,11 @@ static void on_readable(Connection *c) {
             if (errno == EAGAIN) break;
             fail("read");
         }
-        c->in_len += n;
-        parse(c);
-        if (n < READ_BYTES) break;
-    }
+        read_ns = now_ns();
+        size_t length = c->rest_len + n;
+        size_t handled = parse(c, input, length);
+        keep_rest(c, input + handled, length - handled);
+    } while (n == READ_BYTES);
     if (c->out_len) flush(c);
 }
 
@@ -284,7 +404,8 @@ static void parse_arguments(int n, char **arguments) {
         const char *name;
         long *value;
     } options[] = {{"pubs", &pubs},     {"subs", &subs},     {"msgs", &msgs},   {"qos", &qos},       {"subqos", &subqos},
-                   {"size", &size},     {"window", &window}, {"chunk", &chunk}, {"topics", &topics}, {"timeout", &timeout_s}};
+                   {"size", &size},     {"window", &window}, {"chunk", &chunk}, {"topics", &topics}, {"own", &own},
+                   {"stalled", &stalled}, {"others", &others}, {"rate", &rate}, {"hold", &hold},     {"timeout", &timeout_s}};
     for (int i = 3; i < n; i++) {
         char *value = strchr(arguments[i], '=');
         int is_known = 0;
@@ -305,18 +426,27 @@ static void parse_arguments(int n, char **arguments) {
             exit(2);
         }
     }
-    if (pubs < 1 || subs < 0 || msgs < pubs || size < 0 || size > BODY_BYTES_MAX || window < 1 || chunk < 1 || topics < 1) {
+    if (pubs < 1 || subs < 0 || msgs < pubs || size < 0 || size > BODY_BYTES_MAX || window < 1 || window > 65535 || chunk < 1 ||
+        topics < 1 || stalled < 0 || stalled > subs || others < 0 || rate < 0 || (own && topics != subs - stalled)) {
         fprintf(stderr, "an option is out of its range\n");
         exit(2);
     }
 }
 
 static void open_connection(Connection *c, long index, const struct sockaddr_in *address) {
-    int on = 1;
-    c->is_subscriber = index >= pubs;
-    c->goal = msgs / pubs;
+    int on = 1, stalled_bytes = STALLED_BYTES;
+    long firsts[] = {0, pubs, pubs + subs - stalled, pubs + subs};
+    c->role = index < firsts[READER] ? PUBLISHER : index < firsts[STALLED] ? READER : index < firsts[BYSTANDER] ? STALLED : BYSTANDER;
+    c->number = index - firsts[c->role];
+    if (c->role == PUBLISHER) {
+        c->goal = msgs / pubs;
+        c->sent_ns = calloc(window, sizeof *c->sent_ns);
+        if (!c->sent_ns) fail("calloc");
+    }
     c->fd = socket(AF_INET, SOCK_STREAM, 0);
-    if (c->fd < 0 || connect(c->fd, (const struct sockaddr *)address, sizeof *address)) fail("connect");
+    if (c->fd < 0) fail("socket");
+    if (c->role == STALLED) setsockopt(c->fd, SOL_SOCKET, SO_RCVBUF, &stalled_bytes, sizeof stalled_bytes);
+    if (connect(c->fd, (const struct sockaddr *)address, sizeof *address)) fail("connect");
     setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     fcntl(c->fd, F_SETFL, O_NONBLOCK);
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = c};
@@ -332,31 +462,40 @@ static void turn(int wait_ms) {
         Connection *c = events[i].data.ptr;
         if (events[i].events & EPOLLOUT) flush(c);
         if (events[i].events & (EPOLLIN | EPOLLERR | EPOLLHUP)) on_readable(c);
-        if (sent_n) pump(c);
+        if (sent_n && !rate) pump(c);
     }
 }
 
 static void connect_all(Connection *connections, const struct sockaddr_in *address) {
     uint64_t began_ns = now_ns();
-    for (long i = 0; i < pubs + subs; i++) open_connection(connections + i, i, address);
-    while (ready_n < pubs + subs) {
+    for (long opened = 0; ready_n < connections_n;) {
+        while (opened < connections_n && opened - ready_n < CONNECTING_MAX) {
+            open_connection(connections + opened, opened, address);
+            opened++;
+        }
         turn(1000);
         if (now_ns() - began_ns > CONNECT_S_MAX * 1000000000ull) {
-            fprintf(stderr, "only %d of %ld connections were accepted in %d s\n", ready_n, pubs + subs, CONNECT_S_MAX);
+            fprintf(stderr, "only %ld of %ld connections were accepted in %d s\n", ready_n, connections_n, CONNECT_S_MAX);
             exit(2);
         }
+    }
+}
+
+static void publish_what_fits(Connection *publishers, uint64_t began_ns) {
+    if (rate) {
+        pump_due(publishers, began_ns);
+    } else if (!sent_n || !qos) {  // with acknowledgements, each makes room for the next
+        for (long i = 0; i < pubs; i++)
+            if (publishers[i].out_len == 0) pump(publishers + i);
     }
 }
 
 // Return when the last message was sent (qos > 0: acknowledged).
 static uint64_t publish_all(Connection *publishers, long expected, uint64_t began_ns) {
     uint64_t published_ns = 0;
-    for (long i = 0; i < pubs; i++) pump(publishers + i);
     for (;;) {
-        turn(qos == 0 && sent_n < msgs ? 0 : 100);
-        if (qos == 0 && sent_n < msgs)
-            for (long i = 0; i < pubs; i++)
-                if (publishers[i].out_len == 0) pump(publishers + i);
+        if (sent_n < msgs) publish_what_fits(publishers, began_ns);
+        turn(sent_n == msgs ? 100 : rate ? TICK_MS : qos ? 100 : 0);
         uint64_t now = now_ns();
         if (!published_ns && (qos ? acked_n : sent_n) >= msgs) published_ns = now;
         if (published_ns && delivered_n >= expected) return published_ns;
@@ -371,10 +510,29 @@ static int by_value(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-static double latency_us(double quantile) {
-    if (!latencies_n) return 0;
-    long index = latencies_n * quantile;
-    return latencies_ns[index < latencies_n ? index : latencies_n - 1] / 1e3;
+static void reserve(Latencies *latencies, long n) {
+    latencies->cap = n < LATENCIES_MAX ? n : LATENCIES_MAX;
+    latencies->ns = malloc((latencies->cap + 1) * sizeof *latencies->ns);
+    if (!latencies->ns) fail("malloc");
+}
+
+static double quantile_us(const Latencies *latencies, double quantile) {
+    if (!latencies->n) return 0;
+    long index = latencies->n * quantile;
+    return latencies->ns[index < latencies->n ? index : latencies->n - 1] / 1e3;
+}
+
+static void print_latencies(const char *name, Latencies *latencies) {
+    qsort(latencies->ns, latencies->n, sizeof *latencies->ns, by_value);
+    printf(",\"%s\":{\"p50\":%.0f,\"p99\":%.0f,\"max\":%.0f}", name, quantile_us(latencies, 0.5),
+           quantile_us(latencies, 0.99), quantile_us(latencies, 1.0));
+}
+
+// Keep the connections until standard input ends. Nothing is sent on them meanwhile, by either side.
+static void hold_connections(void) {
+    char byte;
+    fflush(stdout);
+    while (read(STDIN_FILENO, &byte, 1) > 0) continue;
 }
 
 int main(int n, char **arguments) {
@@ -384,12 +542,14 @@ int main(int n, char **arguments) {
     }
     parse_arguments(n, arguments);
     msgs = msgs / pubs * pubs;
-    long expected = msgs * subs;
-    latencies_cap = expected < LATENCIES_MAX ? expected : LATENCIES_MAX;
-    latencies_ns = malloc((latencies_cap + 1) * sizeof *latencies_ns);
-    Connection *connections = calloc(pubs + subs, sizeof *connections);
+    long expected = own ? msgs : msgs * (subs - stalled);
+    connections_n = pubs + subs + (others + OTHERS_PER_CONNECTION - 1) / OTHERS_PER_CONNECTION;
+    reserve(&deliveries, expected);
+    reserve(&acks, msgs);
+    make_publish_heads();
+    Connection *connections = calloc(connections_n, sizeof *connections);
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(atoi(arguments[2]))};
-    if (!latencies_ns || !connections || inet_pton(AF_INET, arguments[1], &address.sin_addr) != 1) {
+    if (!connections || inet_pton(AF_INET, arguments[1], &address.sin_addr) != 1) {
         fprintf(stderr, "no memory, or %s is no IPv4 address\n", arguments[1]);
         return 2;
     }
@@ -397,18 +557,19 @@ int main(int n, char **arguments) {
 
     uint64_t connecting_ns = now_ns();
     connect_all(connections, &address);
-    uint64_t began_ns = now_ns();
+    uint64_t began_ns = now_ns(), published_ns = began_ns;
     last_delivery_ns = began_ns;
-    uint64_t published_ns = publish_all(connections, expected, began_ns);
+    if (!hold) published_ns = publish_all(connections, expected, began_ns);
 
-    qsort(latencies_ns, latencies_n, sizeof *latencies_ns, by_value);
     double publish_s = (published_ns - began_ns) / 1e9;
     double deliver_s = ((last_delivery_ns > began_ns ? last_delivery_ns : published_ns) - began_ns) / 1e9;
     printf("{\"msgs\":%ld,\"sent\":%ld,\"acked\":%ld,\"delivered\":%ld,\"expected\":%ld,"
-           "\"connect_s\":%.3f,\"publish_per_s\":%.0f,\"deliver_per_s\":%.0f,"
-           "\"latency_us\":{\"p50\":%.0f,\"p99\":%.0f,\"max\":%.0f}}\n",
+           "\"connect_s\":%.3f,\"publish_per_s\":%.0f,\"deliver_per_s\":%.0f",
            msgs, sent_n, acked_n, delivered_n, expected, (began_ns - connecting_ns) / 1e9,
-           (qos ? acked_n : sent_n) / publish_s, expected ? delivered_n / deliver_s : 0.0, latency_us(0.5), latency_us(0.99),
-           latency_us(1.0));
+           publish_s > 0 ? (qos ? acked_n : sent_n) / publish_s : 0.0, deliver_s > 0 ? delivered_n / deliver_s : 0.0);
+    print_latencies("latency_us", &deliveries);
+    print_latencies("ack_us", &acks);
+    printf("}\n");
+    if (hold) hold_connections();
     return 0;
 }

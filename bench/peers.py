@@ -1,21 +1,29 @@
-"""The brokers that are measured: started as processes on free ports, stopped at the end."""
+"""The brokers that are measured: started as processes on free ports, stopped at the end.
+
+They don't promise the same. Millrace acknowledges after fdatasync. mosquitto keeps messages in memory. nats-server writes MQTT
+messages of QoS 1 to JetStream's files and syncs those every two minutes. Redis syncs every second (`appendfsync everysec`).
+beanstalkd with `-f 0` syncs each job before it says INSERTED, and so promises what Millrace does.
+"""
 
 from __future__ import annotations
 
 import os
 import select
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+
+OURS = "Millrace"
 
 READY_S_MAX = 30.0
 """Seconds until a broker that doesn't say that it is ready counts as failed."""
@@ -23,18 +31,30 @@ READY_S_MAX = 30.0
 STOP_S_MAX = 30.0
 """Seconds that a broker has between SIGTERM and its end."""
 
-MOSQUITTO_DIRECTORIES = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin")
-"""Where packages put mosquitto: often not in the PATH of a user."""
+PROGRAM_DIRECTORIES = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin")
+"""Where packages put daemons: often not in the PATH of a user."""
 
 MOSQUITTO_CONFIG = """\
 listener {port} 127.0.0.1
 allow_anonymous true
-# In memory, as it runs by default, and without the bounds at which it drops messages for a slow subscriber: what it
-# delivers is to be compared, not what it drops. 0 is unlimited.
+# In memory, as it runs by default.
 persistence false
+log_type none
+"""
+
+MOSQUITTO_UNBOUNDED = """\
+# Without the bounds at which it drops messages for a slow subscriber: what it delivers is to be compared, not what it drops.
+# 0 is unlimited.
 max_inflight_messages 0
 max_queued_messages 0
-log_type none
+"""
+
+NATS_CONFIG = """\
+listen: "127.0.0.1:{port}"
+# MQTT there needs a name, and JetStream for what is more than QoS 0.
+server_name: bench
+jetstream {{ store_dir: "{directory}" }}
+mqtt {{ listen: "127.0.0.1:{mqtt_port}" }}
 """
 
 
@@ -51,65 +71,136 @@ class Peer:
     """A broker that runs."""
 
     name: str
-    version: str
     pid: int
     host: str
     port: int
-    """Of its MQTT listener."""
+    """Of its listener; Millrace's is that for MQTT."""
     addresses: dict[str, str]
-    """What its `ready` line names, by listener: `{"mqtt": "127.0.0.1:1883", ...}`; for mosquitto, `mqtt` alone."""
+    """What Millrace's `ready` line names, by listener: `{"mqtt": "127.0.0.1:1883", ...}`."""
 
 
-def mosquitto_path() -> str:
-    """Return where mosquitto is.
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Of a process, in KiB."""
+
+    resident: int
+    anonymous: int
+    """Of these, what isn't a page of a file: a log that is mapped is the kernel's cache, and goes when the memory is needed."""
+
+
+def memory_of(pid: int) -> Memory:
+    """Return how much memory a process has now."""
+    fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return Memory(*(int(fields[name].split()[0]) for name in ("VmRSS", "RssAnon")))
+
+
+def processor_s(pid: int) -> float:
+    """Return the seconds for which all threads of a process had a processor, its calls of the kernel included."""
+    # The name, which may hold anything, is in brackets; behind it fields 14 and 15 of proc(5) are the 12th and 13th.
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def path_of(program: str) -> str:
+    """Return where a broker is. Its package has the same name.
 
     Raises:
         NotInstalled: it is nowhere.
     """
-    path = shutil.which("mosquitto") or shutil.which("mosquitto", path=os.pathsep.join(MOSQUITTO_DIRECTORIES))
+    path = shutil.which(program) or shutil.which(program, path=os.pathsep.join(PROGRAM_DIRECTORIES))
     if path is None:
-        raise NotInstalled("mosquitto is not installed (apt-get install mosquitto, or brew install mosquitto)")
+        raise NotInstalled(f"{program} is not installed (apt-get install {program})")
     return path
 
 
 @contextmanager
-def mosquitto() -> Iterator[Peer]:
-    """Run mosquitto with `MOSQUITTO_CONFIG` on a free port.
+def mosquitto(*, bounded: bool = False) -> Iterator[Peer]:
+    """Run mosquitto; `bounded`: with the bounds that it has by default, at which it drops messages.
 
     Raises:
         NotInstalled, PeerFailed
     """
-    path = mosquitto_path()
-    with tempfile.TemporaryDirectory(prefix="millrace-bench-") as directory:
-        port = _free_port()
-        config = Path(directory, "mosquitto.conf")
-        config.write_text(MOSQUITTO_CONFIG.format(port=port))
-        with _process([path, "-c", str(config)], Path(directory)) as process:
-            _wait_for_port(process, port, Path(directory))
-            yield Peer("mosquitto", _mosquitto_version(path), process.pid, "127.0.0.1", port, {"mqtt": f"127.0.0.1:{port}"})
+    path, port = path_of("mosquitto"), _free_port()
+    with tempfile.TemporaryDirectory(prefix="millrace-bench-") as name:
+        config = Path(name, "mosquitto.conf")
+        config.write_text(MOSQUITTO_CONFIG.format(port=port) + ("" if bounded else MOSQUITTO_UNBOUNDED))
+        with _server("mosquitto", [path, "-c", str(config)], port, Path(name)) as peer:
+            yield peer
+
+
+@contextmanager
+def nats_server(data_dir: Path) -> Iterator[Peer]:
+    """Run nats-server with JetStream on `data_dir`; the port is that of its MQTT listener.
+
+    Raises:
+        NotInstalled, PeerFailed
+    """
+    path, port = path_of("nats-server"), _free_port()
+    config = data_dir / "nats.conf"
+    config.write_text(NATS_CONFIG.format(port=_free_port(), mqtt_port=port, directory=data_dir.resolve() / "jetstream"))
+    # It ends with status 1 where SIGTERM ended it.
+    with _server("nats-server", [path, "-c", str(config)], port, data_dir, ends=(0, 1)) as peer:
+        yield peer
+
+
+@contextmanager
+def redis_server(data_dir: Path) -> Iterator[Peer]:
+    """Run redis-server on `data_dir` with an append-only file that is synced once a second.
+
+    Raises:
+        NotInstalled, PeerFailed
+    """
+    path, port = path_of("redis-server"), _free_port()
+    words = f"--port {port} --bind 127.0.0.1 --appendonly yes --appendfsync everysec".split()
+    command = [path, *words, "--save", "", "--dir", str(data_dir.resolve()), "--loglevel", "warning"]
+    with _server("Redis", command, port, data_dir) as peer:
+        yield peer
+
+
+@contextmanager
+def beanstalkd(data_dir: Path) -> Iterator[Peer]:
+    """Run beanstalkd with its binlog in `data_dir`, synced at every write.
+
+    Raises:
+        NotInstalled, PeerFailed
+    """
+    path, port = path_of("beanstalkd"), _free_port()
+    command = [path, "-l", "127.0.0.1", "-p", str(port), "-b", str(data_dir.resolve()), "-f", "0"]
+    with _server("beanstalkd", command, port, data_dir, ends=(0, -signal.SIGTERM)) as peer:
+        yield peer
+
+
+@contextmanager
+def _server(name: str, command: Sequence[str], port: int, directory: Path, ends: Collection[int] = (0,)) -> Iterator[Peer]:
+    with _process(command, directory, ends) as process:
+        _wait_for_port(process, port, directory)
+        yield Peer(name, process.pid, "127.0.0.1", port, {})
 
 
 @contextmanager
 def millrace(data_dir: Path, *options: str) -> Iterator[Peer]:
-    """Run a node on `data_dir` with listeners on free ports, and further `options` of `millrace serve`.
+    """Run a node on `data_dir` with listeners on free ports, and further `options` of `millrace serve`. It may be killed.
 
     Raises:
         PeerFailed
     """
     listeners = [word for name in ("mqtt", "pop", "admin") for word in (f"--{name}", "127.0.0.1:0")]
     command = [sys.executable, "-m", "millrace", "serve", "--data-dir", str(data_dir.resolve()), *listeners, *options]
-    with tempfile.TemporaryDirectory(prefix="millrace-bench-") as directory, _process(command, Path(directory)) as process:
+    with (
+        tempfile.TemporaryDirectory(prefix="millrace-bench-") as directory,
+        _process(command, Path(directory), (0, -signal.SIGKILL)) as process,
+    ):
         addresses = _read_ready_line(process, Path(directory))
         host, _, port = addresses["mqtt"].rpartition(":")
-        yield Peer("Millrace", _millrace_version(), process.pid, host, int(port), addresses)
+        yield Peer(OURS, process.pid, host, int(port), addresses)
 
 
 # --- processes --------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def _process(command: Sequence[str], directory: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command, its stderr in a file of `directory`; end it with SIGTERM."""
+def _process(command: Sequence[str], directory: Path, ends: Collection[int]) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command, its stderr in a file of `directory`; end it with SIGTERM, upon which it returns one of `ends`."""
     with (directory / "stderr").open("wb") as stderr:
         process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr)
     assert process.stdout is not None
@@ -120,7 +211,7 @@ def _process(command: Sequence[str], directory: Path) -> Iterator[subprocess.Pop
             status = process.wait(STOP_S_MAX)
         except subprocess.TimeoutExpired:
             raise _failed(process, directory, f"did not end within {STOP_S_MAX:.0f} s of SIGTERM") from None
-        if status != 0:
+        if status not in ends:
             raise _failed(process, directory, f"ended with status {status}")
     finally:
         if process.poll() is None:
@@ -176,15 +267,3 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def _mosquitto_version(path: str) -> str:
-    """Return the version in the first line of its help: "mosquitto version 2.0.11"."""
-    shown = subprocess.run([path, "-h"], capture_output=True, text=True, check=False).stdout
-    return shown.partition("\n")[0].rpartition(" ")[2]
-
-
-def _millrace_version() -> str:
-    from millrace import __version__
-
-    return __version__

@@ -1,162 +1,443 @@
-"""`python -m bench pop`: messages sent, then popped and acknowledged, by calls and by streams, over gRPC with the native API.
+"""`python -m bench pop`: POP over gRPC, beside Redis streams and beanstalkd.
 
-The client is a process of its own beside the node, so two cores are what the figures need. Everything is durable: Send, Pop
-and Ack are answered after fdatasync. The stubs are used bare, as the fastest client in Python would; the rates with
-`pop.client.Client` are lower by what its conveniences cost.
+Two client processes and the node share the machine. Everything of Millrace is durable: Send, Pop and Ack are answered after
+fdatasync. What the others promise is in `bench.peers`. They take turns like the brokers of `bench.mqtt`; beanstalkd, which
+syncs each job by itself, gets fewer messages.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import statistics
-import sys
-import tempfile
+import itertools
+import os
+import signal
 import time
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
 
+import grpc
 import grpc.aio
-import orjson
-import uvloop
-from rich.console import Console
-from rich.table import Table
 
-from bench.peers import PeerFailed, millrace
+from bench import clients
+from bench.clients import Clients, Publisher, Span, Stubs, Tick, check, connected, rate_of
+from bench.peers import OURS, NotInstalled, Peer, PeerFailed, beanstalkd, memory_of, path_of, redis_server
+from bench.rows import Figures, Goal, Measure, Row, RowFailed, Setting, add_beside, beside, find_rivals, parser_of, run
 from pop import pop_pb2 as pb
-from pop import pop_pb2_grpc
 
-BODY = b"x" * 64
-SEND_BATCH = 1_000
-TOPICS = 16
+RIVAL = "Redis"
+BEANSTALKD_SHARE = 20
+"""It gets one of so many messages."""
 
+BATCH = 256
+BATCH_SMALL = 32
+MESSAGES = 200_000
+QUICK = 2_000
 
-Measured = dict[str, float]
-"""Messages per second of one run: "send", "pop_ack" and "consume"."""
+DEADLINES = 100_000
+DEADLINES_AFTER_S = 8
+"""Seconds in which they are popped, and publishing is measured without them."""
+BASELINE_S = 3
 
+IN_FLIGHT = 1_000_000
 
-async def _send(stub: pop_pb2_grpc.PopServiceAsyncStub, run: int, messages: int) -> float:
-    requests = [
-        pb.SendRequest(messages=[pb.Message(topic=f"bench{run}/t{i % TOPICS}", body=BODY) for i in range(SEND_BATCH)])
-        for _ in range(messages // SEND_BATCH)
-    ]
-    began = time.perf_counter()
-    for request in requests:
-        response = await stub.Send(request)
-        if any(result.status.code for result in response.results):
-            raise RuntimeError(f"a send failed: {response.results[0].status}")
-    return messages / (time.perf_counter() - began)
+_runs = itertools.count()
+"""Numbers for names that no run shares with another."""
 
 
-async def _pop_and_ack(stub: pop_pb2_grpc.PopServiceAsyncStub, run: int, messages: int, batch: int, consumers: int) -> float:
-    left = messages
-    done = asyncio.Event()
+# --- the brokers, and how each sends and drains -----------------------------------------------------------------------
 
-    async def consume() -> None:
-        nonlocal left
-        request = pb.PopRequest(group=f"group{run}", filter=f"bench{run}/#", messages_max=batch, wait_ms=10_000)
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """A broker that runs, and its jobs."""
+
+    peer: Peer
+    address: str
+    share: int
+    """It gets one of so many messages."""
+    send: Callable[[Clients, str, int, int], list[Span]]
+    """Sends into a queue of that name, that many a batch, that many."""
+    drain: Callable[[Clients, str, int, int], list[Span]]
+    """Takes all from it and acknowledges, that many a batch, with that many consumers."""
+
+
+def _millrace(peer: Peer) -> Broker:
+    address = peer.addresses["pop"]
+    return Broker(
+        peer,
+        address,
+        1,
+        lambda processes, name, batch, count: processes.run(clients.send, address, name, batch, count, 8),
+        lambda processes, name, batch, consumers: processes.run(
+            clients.pop_and_ack, address, name, f"{name}/#", batch, consumers
+        ),
+    )
+
+
+def _redis(peer: Peer) -> Broker:
+    address = f"{peer.host}:{peer.port}"
+
+    def drain(processes: Clients, name: str, batch: int, consumers: int) -> list[Span]:
+        clients.redis_group(address, name)
+        return processes.run(clients.redis_drain, address, name, batch)
+
+    def send(processes: Clients, name: str, batch: int, count: int) -> list[Span]:
+        return processes.run(clients.redis_send, address, name, batch, count)
+
+    return Broker(peer, address, 1, send, drain)
+
+
+def _beanstalkd(peer: Peer) -> Broker:
+    address = f"{peer.host}:{peer.port}"
+    return Broker(
+        peer,
+        address,
+        BEANSTALKD_SHARE,
+        lambda processes, name, batch, count: processes.run(clients.beanstalk_send, address, name, batch, count),
+        lambda processes, name, batch, consumers: processes.run(clients.beanstalk_drain, address, name, batch),
+    )
+
+
+def _prepare(setting: Setting) -> None:
+    """Start the client processes, and leave out brokers that aren't there, with a line that says so."""
+    setting.options.clients = Clients(0.05) if setting.options.quick else Clients()
+    find_rivals(setting, {RIVAL: _find_redis, "beanstalkd": partial(path_of, "beanstalkd")})
+
+
+def _find_redis() -> None:
+    path_of("redis-server")
+    if find_spec("redis") is None or find_spec("hiredis") is None:
+        raise NotInstalled("its client is not installed (pip install 'redis[hiredis]')")
+
+
+@contextmanager
+def _node(setting: Setting) -> Iterator[Broker]:
+    with setting.node() as node:
+        yield _millrace(node)
+
+
+@contextmanager
+def _brokers(setting: Setting) -> Iterator[list[Broker]]:
+    """Run Millrace, and the others that are there."""
+    starts: dict[str, tuple[Callable[[], AbstractContextManager[Peer]], Callable[[Peer], Broker]]] = {
+        "Redis": (lambda: redis_server(setting.fresh()), _redis),
+        "beanstalkd": (lambda: beanstalkd(setting.fresh()), _beanstalkd),
+    }
+    with ExitStack() as stack:
+        brokers = [stack.enter_context(_node(setting))]
+        for name in setting.options.rivals:
+            start, broker_of = starts[name]
+            brokers.append(broker_of(stack.enter_context(start())))
+        yield brokers
+
+
+def _whole(spans: Sequence[Span], count: int) -> float:
+    """Return the rate, where all that was sent came out.
+
+    Raises:
+        RowFailed: more came out, or less.
+    """
+    came = sum(span.messages for span in spans)
+    if came != count:
+        raise RowFailed(f"{count:,} messages were sent, and {came:,} came out")
+    return rate_of(spans)
+
+
+# --- the rows of the table: rates -------------------------------------------------------------------------------------
+
+
+def _drained(setting: Setting, brokers: Sequence[Broker], batch: int, consumers: int) -> dict[str, float]:
+    """Send messages to each broker and drain it; return the rates of draining."""
+    rates = {}
+    for broker in brokers:
+        name, count = f"queue{next(_runs)}", setting.count(MESSAGES, QUICK) // broker.share
+        broker.send(setting.options.clients, name, BATCH, count)
+        rates[broker.peer.name] = _whole(broker.drain(setting.options.clients, name, batch, consumers), count)
+    return rates
+
+
+def _consumed(setting: Setting, node: Broker, batch: int) -> float:
+    """Send messages and take them from one stream of each client process; return the rate."""
+    name, count = f"queue{next(_runs)}", setting.count(MESSAGES, QUICK)
+    node.send(setting.options.clients, name, BATCH, count)
+    return _whole(
+        setting.options.clients.run(clients.consume, node.address, name, f"{name}/#", batch, clients.PROCESSES), count
+    )
+
+
+def _send(setting: Setting) -> Generator[Figures]:
+    with _brokers(setting) as brokers:
+        for is_warm in itertools.chain((False,), itertools.repeat(True)):
+            rates = {}
+            for broker in brokers:
+                count = setting.count(MESSAGES, QUICK) // broker.share
+                rates[broker.peer.name] = rate_of(broker.send(setting.options.clients, f"queue{next(_runs)}", BATCH, count))
+            if is_warm:
+                yield beside("send", rates)
+
+
+def _send_single(setting: Setting) -> Generator[Figures]:
+    count = setting.count(20_000, 500)
+    with _node(setting) as node:
         while True:
-            popped = await stub.Pop(request)
+            spans = setting.options.clients.run(clients.send, node.address, f"queue{next(_runs)}", 1, count, 64)
+            yield beside("send_single", {OURS: rate_of(spans)})
+
+
+def _pop(figure: str, batch: int, consumers: int) -> Measure:
+    def measure(setting: Setting) -> Generator[Figures]:
+        with _brokers(setting) as brokers:
+            _drained(setting, brokers, batch, consumers)  # warms up
+            while True:
+                yield beside(figure, _drained(setting, brokers, batch, consumers))
+
+    return measure
+
+
+def _consume(setting: Setting) -> Generator[Figures]:
+    """Streams, and in the same run, in turn with them, Redis."""
+    with _brokers(setting) as (node, *others):
+        rivals = [broker for broker in others if broker.peer.name == RIVAL]
+        _consumed(setting, node, BATCH)
+        while True:
+            figures: Figures = {}
+            for figure, batch in (("consume", BATCH), ("consume_small", BATCH_SMALL)):
+                rates = {OURS: _consumed(setting, node, batch), **_drained(setting, rivals, batch, clients.PROCESSES)}
+                figures |= beside(figure, rates, RIVAL)
+            yield figures
+
+
+def _many(setting: Setting) -> Generator[Figures]:
+    """Few consumers, and many, in turn."""
+    with _node(setting) as node:
+        _drained(setting, [node], BATCH_SMALL, 16)
+        while True:
+            few, many = (_drained(setting, [node], BATCH_SMALL, consumers)[OURS] for consumers in (16, 1_000))
+            yield {"many": (1 - many / few) * 100, f"many@{OURS}": many}
+
+
+# --- latency ----------------------------------------------------------------------------------------------------------
+
+
+def _quantiles(figure: str, seconds: list[float]) -> Figures:
+    ordered = sorted(seconds)
+    return {f"{figure}_{name}": ordered[int(len(ordered) * part)] * 1000 for name, part in (("p50", 0.5), ("p99", 0.99))}
+
+
+def _latency(setting: Setting) -> Generator[Figures]:
+    """Pops of one message that is there, one after the other."""
+    count = setting.count(2_000, 50)
+
+    async def work(stubs: Stubs, name: str) -> list[float]:
+        request = pb.PopRequest(group=name, filter=f"{name}/#", messages_max=1)
+        taken: list[float] = []
+        for _ in range(count):
+            began_s = time.perf_counter()
+            popped = await stubs.pop.Pop(request)
+            taken.append(time.perf_counter() - began_s)
             handles = [message.handle for message in popped.messages]
-            acked = await stub.Ack(pb.AckRequest(group=f"group{run}", handles=handles))
-            if any(status.code for status in acked.statuses):
-                raise RuntimeError(f"an ack failed: {acked.statuses[0]}")
-            left -= len(handles)
-            if left <= 0:
-                done.set()
+            check((await stubs.pop.Ack(pb.AckRequest(group=name, handles=handles))).statuses)
+            if not handles:
+                raise RowFailed("a message that was sent did not come")
+        return taken
 
-    began = time.perf_counter()
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(consume()) for _ in range(consumers)]
-        await done.wait()
-        elapsed_s = time.perf_counter() - began  # not with the polls that wait for messages that don't come
-        for task in tasks:
-            task.cancel()
-    if left:
-        raise RuntimeError(f"{-left} messages more than were sent came out")
-    return messages / elapsed_s
+    with _node(setting) as node:
+        while True:
+            name = f"queue{next(_runs)}"
+            node.send(setting.options.clients, name, BATCH, count)
+            yield _quantiles("latency", connected(node.address, lambda stubs, name=name: work(stubs, name)))  # type: ignore[misc]
 
 
-async def _consume(stub: pop_pb2_grpc.PopServiceAsyncStub, run: int, messages: int, batch: int, streams: int) -> float:
-    """Take all messages from streams, each of which has credits for eight batches."""
-    left = messages
-    done = asyncio.Event()
-    opening = pb.ConsumeOpen(group=f"stream{run}", filter=f"bench{run}/#", credits=8 * batch, batch_max=batch)
+def _arrival(setting: Setting) -> Generator[Figures]:
+    """Messages published over MQTT into a poll that waits: from PUBACK to the poll's answer, which may be there before."""
+    count = setting.count(500, 20)
 
-    async def consume() -> None:
-        nonlocal left
-        call: Any = stub.Consume()  # type: ignore[call-arg]  # without an iterator, requests are written
-        await call.write(pb.ConsumeRequest(open=opening))
-        acked = taken = 0
-        while left > 0 or acked < taken:
-            answer = await call.read()
-            acked = max(acked, answer.acked)
-            if answer.refused:
-                raise RuntimeError(f"an ack failed: {answer.refused[0]}")
-            if answer.messages:
-                taken += len(answer.messages)
-                left -= len(answer.messages)
-                await call.write(pb.ConsumeRequest(acks=[message.handle for message in answer.messages]))
-            if left <= 0 and acked >= taken:
-                done.set()
-        call.cancel()
+    async def work(stubs: Stubs, peer: Peer, name: str) -> list[float]:
+        publisher = await Publisher.connect(peer.host, peer.port)
+        request = pb.PopRequest(group=name, filter=f"{name}/#", messages_max=1, wait_ms=10_000, start=pb.LATEST)
+        groups = pb.GroupRequest(group=name)
+        await stubs.groups.CreateGroup(pb.CreateGroupRequest(group=name, filter=f"{name}/#", start=pb.LATEST))
+        taken: list[float] = []
 
-    began = time.perf_counter()
-    tasks = [asyncio.create_task(consume()) for _ in range(streams)]
-    await done.wait()
-    elapsed_s = time.perf_counter() - began
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    return messages / elapsed_s
+        async def answered() -> tuple[pb.PopResponse, float]:
+            response = await stubs.pop.Pop(request)
+            return response, time.perf_counter()
 
+        for _ in range(count):
+            poll = asyncio.create_task(answered())
+            while not (await stubs.groups.DescribeGroups(groups)).groups[0].waiting:  # noqa: ASYNC110  # nothing tells of it
+                await asyncio.sleep(0)
+            await publisher.publish(f"{name}/t".encode(), clients.BODY)
+            acked_s = time.perf_counter()
+            response, answered_s = await poll
+            taken.append(max(answered_s - acked_s, 0.0))
+            handles = [message.handle for message in response.messages]
+            check((await stubs.pop.Ack(pb.AckRequest(group=name, handles=handles))).statuses)
+        await publisher.close()
+        return taken
 
-async def _run(address: str, options: argparse.Namespace) -> list[Measured]:
-    measured = []
-    async with grpc.aio.insecure_channel(address, options=[("grpc.max_receive_message_length", -1)]) as channel:
-        stub: pop_pb2_grpc.PopServiceAsyncStub = pop_pb2_grpc.PopServiceStub(channel)
-        for run in range(options.runs + 1):
-            count = options.messages if run else options.messages // 10  # the first warms up, and doesn't count
-            sent = await _send(stub, run, count // SEND_BATCH * SEND_BATCH)
-            popped = await _pop_and_ack(stub, run, count // SEND_BATCH * SEND_BATCH, options.batch, options.consumers)
-            consumed = await _consume(stub, run, count // SEND_BATCH * SEND_BATCH, options.batch, options.streams)
-            if run:
-                measured.append(Measured(send=sent, pop_ack=popped, consume=consumed))
-    return measured
+    with _node(setting) as node:
+        while True:
+            name = f"queue{next(_runs)}"
+            taken = connected(node.address, lambda stubs, name=name: work(stubs, node.peer, name))  # type: ignore[misc]
+            yield _quantiles("arrival", taken)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+# --- deadlines, and messages in flight --------------------------------------------------------------------------------
+
+
+async def _describe(stubs: Stubs, group: str) -> pb.GroupDescription:
+    return (await stubs.groups.DescribeGroups(pb.GroupRequest(group=group))).groups[0]
+
+
+def _deadlines(setting: Setting) -> Generator[Figures]:
+    """Pop many messages so that all their deadlines are one instant, and publish before and behind it."""
+    count = setting.count(DEADLINES, QUICK)
+    after_s, baseline_s = setting.count(DEADLINES_AFTER_S, 3), setting.count(BASELINE_S, 1)
+
+    async def work(stubs: Stubs, name: str, publish: Callable[[float], list[list[Tick]]]) -> Figures:
+        at_s = time.time() + after_s
+        at_monotonic_s = time.monotonic() + after_s
+        left, first_ms, last_ms = count, 0, 0
+        publishing = asyncio.create_task(asyncio.to_thread(publish, at_monotonic_s + baseline_s))
+        while left > 0:
+            request = pb.PopRequest(group=name, filter=f"{name}/#", messages_max=1024)
+            request.invisible_ms = int((at_s - time.time()) * 1000)
+            popped = await stubs.pop.Pop(request)
+            if not popped.messages:
+                raise RowFailed(f"{left:,} of {count:,} messages that were sent did not come")
+            left -= len(popped.messages)
+            first_ms = min(first_ms or popped.messages[0].visible_at_ms, popped.messages[0].visible_at_ms)
+            last_ms = max(last_ms, popped.messages[0].visible_at_ms)
+        if time.time() + baseline_s > at_s:
+            raise RowFailed(f"popping {count:,} messages took {after_s - at_s + time.time():.1f} s: too long")
+        await asyncio.sleep(first_ms / 1000 - time.time())
+        while (await _describe(stubs, name)).retries < count:
+            if time.time() > at_s + 60:
+                raise RowFailed(f"{(await _describe(stubs, name)).retries:,} of {count:,} had come back after a minute")
+            await asyncio.sleep(0.01)
+        revived_s = time.time() - first_ms / 1000
+        ticks = list(itertools.chain(*await publishing))
+        before = _sent(ticks, at_monotonic_s - baseline_s, at_monotonic_s - 0.5)
+        meanwhile = _sent(ticks, at_monotonic_s, at_monotonic_s + max(revived_s, 1.0))
+        return {
+            "deadlines": revived_s,
+            "deadlines_spread": last_ms - first_ms,
+            "deadlines_publish": meanwhile / before * 100,
+            f"deadlines_publish@{OURS}": before,
+        }
+
+    with _node(setting) as node:
+        while True:
+            name = f"queue{next(_runs)}"
+            node.send(setting.options.clients, name, BATCH, count)
+
+            def publish(end_s: float) -> list[list[Tick]]:
+                ticks: list[list[Tick]] = setting.options.clients.run(clients.send_until, node.address, "others", BATCH, end_s)
+                return ticks
+
+            yield connected(node.address, lambda stubs, name=name, publish=publish: work(stubs, name, publish))  # type: ignore[misc]
+
+
+def _sent(ticks: Sequence[Tick], from_s: float, to_s: float) -> float:
+    """Return messages per second within a time."""
+    return sum(tick.messages for tick in ticks if from_s <= tick.at_s < to_s) / (to_s - from_s)
+
+
+def _in_flight(setting: Setting) -> Generator[Figures]:
+    """Pop a million messages without an ack; kill the node; start it again."""
+    count, data_dir = setting.count(IN_FLIGHT, QUICK), setting.fresh()
+    name = "flight"
+    settings = pb.GroupSettings(in_flight_max=count + 1)
+    request = pb.CreateGroupRequest(group=name, filter=f"{name}/#", settings=settings)
+
+    async def create(stubs: Stubs) -> None:
+        await stubs.groups.CreateGroup(request)
+
+    async def describe(stubs: Stubs) -> pb.GroupDescription:
+        return await _describe(stubs, name)
+
+    with setting.node(data_dir) as node:
+        address = node.addresses["pop"]
+        connected(address, create)
+        _millrace(node).send(setting.options.clients, name, BATCH, count)
+        before = memory_of(node.pid).anonymous
+        spans = setting.options.clients.run(clients.pop_and_ack, address, name, f"{name}/#", 1024, 4, is_acked=False)
+        _whole(spans, count)
+        after = memory_of(node.pid).anonymous
+        os.kill(node.pid, signal.SIGKILL)
+    began_s = time.monotonic()
+    with setting.node(data_dir) as node:
+        ready_s = time.monotonic() - began_s
+        kept = connected(node.addresses["pop"], describe).in_flight
+        if kept != count:
+            raise RowFailed(f"{kept:,} of {count:,} messages are in flight after the restart")
+        yield {
+            "in_flight": after / 1024,
+            "in_flight_each": (after - before) * 1024 / count,
+            "in_flight_start": ready_s,
+            "in_flight_started": memory_of(node.pid).anonymous / 1024,
+        }
+
+
+ROWS: dict[str, Row] = {
+    "send": Row(_send, (Goal("send", f"send, {BATCH} a batch, durable", "msg/s", 150_000),)),
+    "send-single": Row(_send_single, (Goal("send_single", "send, one a call, 64 calls at a time", "msg/s", 4_000),)),
+    "pop": Row(_pop("pop", BATCH, 8), (Goal("pop", f"pop + ack, {BATCH} a batch, 8 consumers", "msg/s", 120_000),)),
+    "pop-small": Row(
+        _pop("pop_small", BATCH_SMALL, 16),
+        (Goal("pop_small", f"pop + ack, {BATCH_SMALL} a batch, 16 consumers", "msg/s", 40_000),),
+    ),
+    "consume": Row(
+        _consume,
+        (
+            Goal("consume", f"Consume, {BATCH} a response, beside Redis", "x", 1),
+            Goal("consume_small", f"Consume, {BATCH_SMALL} a response, beside Redis", "x", 1),
+        ),
+    ),
+    "latency": Row(
+        _latency,
+        (
+            Goal("latency_p50", "pop, the message is there: p50", "ms"),
+            Goal("latency_p99", "... p99", "ms", 3, is_most=True),
+        ),
+    ),
+    "arrival": Row(
+        _arrival,
+        (
+            Goal("arrival_p50", "a message into a waiting poll, from its PUBACK: p50", "ms"),
+            Goal("arrival_p99", "... p99", "ms", 5, is_most=True),
+        ),
+    ),
+    "deadlines": Row(
+        _deadlines,
+        (
+            Goal("deadlines", f"{DEADLINES:,} deadlines at one instant: until all are revived", "s", 2, is_most=True),
+            Goal("deadlines_spread", "... the instant: from the first deadline to the last", "ms"),
+            Goal("deadlines_publish", "... publishing meanwhile, of its rate before", "%", 50),
+        ),
+    ),
+    "many": Row(
+        _many,
+        (Goal("many", f"1,000 consumers, {BATCH_SMALL} a batch: slower than 16", "%", 30, is_most=True),),
+    ),
+    "in-flight": Row(
+        _in_flight,
+        (
+            Goal("in_flight", f"{IN_FLIGHT:,} messages in flight: memory, without the mapped log", "MiB"),
+            Goal("in_flight_each", "... of each message", "B"),
+            Goal("in_flight_start", "... start after kill -9", "s"),
+            Goal("in_flight_started", "... memory then", "MiB"),
+        ),
+    ),
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark and return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m bench pop", description="Send, pop and acknowledge over gRPC.")
-    parser.add_argument("--messages", type=int, default=100_000, help="messages of a run (%(default)s)")
-    parser.add_argument("--batch", type=int, default=256, help="messages of a pop (%(default)s)")
-    parser.add_argument("--consumers", type=int, default=8, help="pops under way at a time (%(default)s)")
-    parser.add_argument("--streams", type=int, default=2, help="streams of Consume at a time (%(default)s)")
-    parser.add_argument("--runs", type=int, default=5, help="runs that count (%(default)s)")
-    parser.add_argument("--dir", type=Path, help="where the node stores; a disk, not tmpfs (a temporary directory)")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    options = parser.parse_args(arguments)
-    try:
-        with (
-            tempfile.TemporaryDirectory(prefix="millrace-bench-", dir=options.dir) as directory,
-            millrace(Path(directory, "data")) as node,
-        ):
-            measured = uvloop.run(_run(node.addresses["pop"], options))
-    except PeerFailed as error:
-        print(f"bench pop: {error}", file=sys.stderr)
-        return 1
-    medians = {name: statistics.median(run[name] for run in measured) for name in ("send", "pop_ack", "consume")}
-    if options.json:
-        print(orjson.dumps({"runs": measured, "median": medians}).decode())
-        return 0
-    table = Table("messages/s, 64-byte bodies", "median", "least", "most", title=f"{options.runs} runs of {options.messages}")
-    for name, text in (
-        ("send", f"send, {SEND_BATCH} a call, durable"),
-        ("pop_ack", f"pop + ack, {options.batch} a batch, {options.consumers} consumers"),
-        ("consume", f"consume, {options.batch} a response, {options.streams} streams"),
-    ):
-        rates = [run[name] for run in measured]
-        table.add_row(text, f"{medians[name]:,.0f}", f"{min(rates):,.0f}", f"{max(rates):,.0f}")
-    Console().print(table)
-    return 0
+    parser = parser_of("pop", "POP over gRPC beside Redis streams and beanstalkd.", ROWS)
+    add_beside(parser, (RIVAL, "beanstalkd"))
+    return run(parser, ROWS, arguments, failures=(PeerFailed, RuntimeError, grpc.RpcError), prepare=_prepare)

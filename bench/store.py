@@ -7,7 +7,6 @@ measured in turn with it (A B A B ...), so that whatever else the machine does f
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
 import multiprocessing
@@ -15,20 +14,15 @@ import os
 import random
 import resource
 import shutil
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-import orjson
 import uvloop
-from rich.console import Console
-from rich.table import Table
 
+from bench.rows import Figures, Goal, Row, Setting, parser_of, run
 from store.clock import SystemClock
 from store.index import Index
 from store.lightqueue import ENTRY
@@ -42,8 +36,6 @@ OWNER = "bench"
 
 OTHER_FILTERS = 10_000
 WARM_TOPICS = 1_000
-
-Figures = dict[str, float]
 
 
 def _open(data_dir: Path) -> Store:
@@ -236,9 +228,9 @@ def _alone(job: Callable[..., Figures], *arguments: object) -> Figures:
         return process.submit(job, *arguments).result()
 
 
-def _fresh(directory: Path, job: Callable[..., Figures], *arguments: object) -> Figures:
+def _fresh(setting: Setting, job: Callable[..., Figures], *arguments: object) -> Figures:
     """Run a measurement in a process and a directory of its own."""
-    data_dir = Path(tempfile.mkdtemp(dir=directory))
+    data_dir = setting.fresh()
     try:
         return _alone(job, data_dir, *arguments)
     finally:
@@ -248,38 +240,44 @@ def _fresh(directory: Path, job: Callable[..., Figures], *arguments: object) -> 
 # --- the rows of the table --------------------------------------------------------------------------------------------
 
 
-def _appends(directory: Path, options: argparse.Namespace) -> Figures:
-    small = _fresh(directory, append, 1_000_000, 64)
-    large = _fresh(directory, append, 300_000, 1024)
-    return {"append_64": small["records_per_s"], "append_1k": large["mb_per_s"]}
+def _appends(setting: Setting) -> Generator[Figures]:
+    while True:
+        small = _fresh(setting, append, setting.count(1_000_000, 10_000), 64)
+        large = _fresh(setting, append, setting.count(300_000, 3_000), 1024)
+        yield {"append_64": small["records_per_s"], "append_1k": large["mb_per_s"]}
 
 
-def _synced(directory: Path, options: argparse.Namespace) -> Figures:
-    unsynced = _fresh(directory, append, 1_000_000, 64)
-    synced = _fresh(directory, append_synced, 1_000_000)
-    return {"synced": synced["records_per_s"], "synced_share": synced["records_per_s"] / unsynced["records_per_s"] * 100}
+def _synced(setting: Setting) -> Generator[Figures]:
+    records = setting.count(1_000_000, 10_000)
+    while True:
+        unsynced = _fresh(setting, append, records, 64)["records_per_s"]
+        synced = _fresh(setting, append_synced, records)["records_per_s"]
+        yield {"synced": synced, "synced_share": synced / unsynced * 100}
 
 
-def _hot(directory: Path, options: argparse.Namespace) -> Figures:
-    return {"read_hot": _fresh(directory, read_hot, 1_000_000)["records_per_s"]}
+def _hot(setting: Setting) -> Generator[Figures]:
+    while True:
+        yield {"read_hot": _fresh(setting, read_hot, setting.count(1_000_000, 10_000))["records_per_s"]}
 
 
-def _filled(directory: Path, options: argparse.Namespace) -> Figures:
-    return {"fill": _fresh(directory, fill, 1_000_000)["records_per_s"]}
+def _filled(setting: Setting) -> Generator[Figures]:
+    while True:
+        yield {"fill": _fresh(setting, fill, setting.count(1_000_000, 10_000))["records_per_s"]}
 
 
-def _filters(directory: Path, options: argparse.Namespace) -> Figures:
-    return _fresh(directory, filters, 50_000)
+def _filters(setting: Setting) -> Generator[Figures]:
+    while True:
+        yield _fresh(setting, filters, setting.count(50_000, 1_000))
 
 
-def _queues(directory: Path, options: argparse.Namespace) -> Figures:
-    data_dir = directory / "queues"
-    queues, entries = options.queues, options.entries
+def _queues(setting: Setting) -> Generator[Figures]:
+    data_dir = setting.directory / "queues"
+    queues, entries = setting.count(setting.options.queues, 1_000), setting.options.entries
     made = _alone(many_queues, data_dir, queues, entries)
     started = _alone(start, data_dir)
     read = _alone(read_sparse, data_dir, queues, entries, min(queues, 200_000))
     shutil.rmtree(data_dir)
-    return {
+    yield {
         "made": made["seconds"],
         "made_memory": made["memory_mib"],
         "start": started["seconds"],
@@ -288,41 +286,17 @@ def _queues(directory: Path, options: argparse.Namespace) -> Figures:
     }
 
 
-def _starts(directory: Path, options: argparse.Namespace) -> Figures:
-    data_dir = directory / "killed"
-    process = multiprocessing.get_context("spawn").Process(target=write_and_die, args=(data_dir, options.records))
+def _starts(setting: Setting) -> Generator[Figures]:
+    data_dir = setting.directory / "killed"
+    records = setting.count(setting.options.records, 10_000)
+    process = multiprocessing.get_context("spawn").Process(target=write_and_die, args=(data_dir, records))
     process.start()
     process.join()
     killed = _alone(start, data_dir)
     Index.destroy(data_dir)
     rebuilt = _alone(start, data_dir)
     shutil.rmtree(data_dir)
-    return {"killed": killed["seconds"], "rebuild": rebuilt["replayed"] / rebuilt["seconds"]}
-
-
-@dataclass(frozen=True, slots=True)
-class Goal:
-    """A line of the table: a figure, and what it should be. `goal` is None where only the figure is told."""
-
-    figure: str
-    title: str
-    unit: str
-    goal: float | None = None
-    is_most: bool = False
-    """The goal is the most that the figure may be; else the least."""
-
-    def is_met(self, reached: float) -> bool:
-        return self.goal is None or (reached <= self.goal if self.is_most else reached >= self.goal)
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """What is measured together."""
-
-    measure: Callable[[Path, argparse.Namespace], Figures]
-    goals: tuple[Goal, ...]
-    is_long: bool = False
-    """Measured once, however many runs are asked for."""
+    yield {"killed": killed["seconds"], "rebuild": rebuilt["replayed"] / rebuilt["seconds"]}
 
 
 ROWS: dict[str, Row] = {
@@ -358,7 +332,6 @@ ROWS: dict[str, Row] = {
             Goal("start_memory", "... resident", "MiB", 600, is_most=True),
             Goal("read_sparse", "read them at random, with the records", "reads/s", 100_000),
         ),
-        is_long=True,
     ),
     "starts": Row(
         _starts,
@@ -366,68 +339,14 @@ ROWS: dict[str, Row] = {
             Goal("killed", "start after kill -9", "s", 5, is_most=True),
             Goal("rebuild", "start without an index", "records/s", 300_000),
         ),
-        is_long=True,
     ),
 }
 
 
-def measure(directory: Path, options: argparse.Namespace, tell: Callable[[str], None]) -> dict[str, list[float]]:
-    """Measure the rows of `options`; return what each run gave, by figure."""
-    found: dict[str, list[float]] = {}
-    for name in options.rows:
-        row = ROWS[name]
-        for _ in range(1 if row.is_long else options.runs):
-            tell(name)
-            for figure, reached in row.measure(directory, options).items():
-                found.setdefault(figure, []).append(reached)
-    return found
-
-
-def table_of(found: dict[str, list[float]], rows: Sequence[str]) -> Table:
-    """Return the table: what, goal, reached, met."""
-    table = Table("store", "goal", "reached", "lowest to highest", "met")
-    for goal in (goal for name in rows for goal in ROWS[name].goals):
-        runs, reached = found[goal.figure], median(found[goal.figure])
-        bound = "" if goal.goal is None else f"{'<=' if goal.is_most else '>='} {goal.goal:,.0f} {goal.unit}"
-        spread = f"{_text(min(runs))} to {_text(max(runs))}" if len(runs) > 1 else ""
-        met = "" if goal.goal is None else "yes" if goal.is_met(reached) else "NO"
-        table.add_row(goal.title, bound, f"{_text(reached)} {goal.unit}", spread, met)
-    return table
-
-
-def _text(figure: float) -> str:
-    return f"{figure:,.0f}" if abs(figure) >= 100 else f"{figure:,.1f}"
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark and return the exit status."""
-    options = _parse(arguments)
-    console = Console(stderr=True)
-    console.print(f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f} before the first run")
-    with tempfile.TemporaryDirectory(prefix="millrace-bench-", dir=options.dir) as directory:
-        found = measure(Path(directory), options, lambda name: console.print(f"{name} ..."))
-    if options.json:
-        sys.stdout.write(orjson.dumps(found, option=orjson.OPT_INDENT_2).decode() + "\n")
-        return 0
-    console.print(f"{options.queues:,} queues of {options.entries}, {options.records:,} records for the starts")
-    Console(soft_wrap=True).print(table_of(found, options.rows))
-    return 0
-
-
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="bench store", description="The store by itself.")
-    keys = ", ".join(ROWS)
-    parser.add_argument("--rows", default="all", help=f"all, or some of {keys}, with commas (%(default)s)")
-    parser.add_argument("--runs", type=int, default=5, help="runs of each rate (%(default)s)")
+    parser = parser_of("store", "The store by itself.", ROWS)
     parser.add_argument("--queues", type=int, default=1_000_000, help="light queues (%(default)s)")
     parser.add_argument("--entries", type=int, default=10, help="entries of each of them (%(default)s)")
     parser.add_argument("--records", type=int, default=10_000_000, help="records of the log for the starts (%(default)s)")
-    parser.add_argument("--dir", type=Path, help="where it stores; a disk, not tmpfs (a temporary directory)")
-    parser.add_argument("--json", action="store_true", help="print what each run gave as JSON")
-    options = parser.parse_args(arguments)
-    chosen = list(ROWS) if options.rows == "all" else options.rows.split(",")
-    unknown = sorted(set(chosen) - ROWS.keys())
-    if unknown or options.runs < 1:
-        parser.error(f"no row is called {', '.join(unknown)}; there are {keys}" if unknown else "--runs must be at least 1")
-    options.rows = [name for name in ROWS if name in chosen]
-    return options
+    return run(parser, ROWS, arguments)

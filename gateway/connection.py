@@ -9,6 +9,7 @@ Clauses in brackets are those of MQTT 5.0; where MQTT 3.1.1 has one of another n
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -17,7 +18,7 @@ import orjson
 from gateway import codec
 from gateway.access import Guard, Undecided
 from gateway.delayed import parse_delayed
-from gateway.encoding import Aliases, Terms, encode_again, topic_of
+from gateway.encoding import Aliases, Slot, Terms, encode_again, topic_of
 from gateway.errors import ConnectRefused, ProtocolError
 from gateway.message import to_stored
 from gateway.packets import (
@@ -49,16 +50,18 @@ from gateway.parsers import (
     parse_subscribe,
     parse_unsubscribe,
     protocol_level,
+    stated_packet_bytes_max,
 )
 from gateway.properties import Found, Property, parse_properties
 from gateway.reasons import SUBACK_FAILURE, ConnectCode, ReasonCode
 from gateway.session import Session
+from gateway.shared import SharedUnavailable
 from gateway.subscription import Subscription, find_overlaps, together
 from gateway.throttle import ANSWERS, DISK_FULL, UNDECIDED, Meter
 from store.errors import DiskFull, LimitExceeded, StoreError, TopicInvalid
-from store.lightqueue import ENTRY, LightQueue
+from store.lightqueue import ENTRY
 from store.options import KIB
-from store.record import TOPIC_BYTES_MAX, Flag, encode_properties
+from store.record import TOPIC_BYTES_MAX, Flag, Kind, encode_properties
 from store.topics import check_topic
 
 if TYPE_CHECKING:
@@ -124,6 +127,8 @@ class Connection(asyncio.Protocol):
         """Where the gateway's wheel holds this connection."""
         self.session: Session = Session("", 0)
         self.connected = False
+        self._has_greeted = False
+        """A CONNACK of success went out, so a DISCONNECT may [MQTT-3.14.0-1]."""
         self.level = 0
         """The protocol level of its CONNECT; 0 until that is known."""
         self.is_v5 = False
@@ -264,13 +269,21 @@ class Connection(asyncio.Protocol):
             else:
                 packets = packets[1:]
         self.gateway.counters.packets_in += len(packets)
-        self._rest = rest = data[used:]
-        wanted = codec.packet_bytes(rest) if rest and (not packets or packets[-1][0] != MALFORMED) else 0
-        if wanted > len(rest):  # a packet in many reads is collected, and joined once
+        if used == len(data):
+            self._rest = b""
+        else:
+            self._keep(data[used:], is_malformed=bool(packets) and packets[-1][0] == MALFORMED)
+        self._handle_or_close(packets)
+
+    def _keep(self, rest: bytes, *, is_malformed: bool) -> None:
+        """Keep the beginning of a packet. One that comes in many reads is collected, and joined once."""
+        wanted = 0 if is_malformed else codec.packet_bytes(rest)
+        if wanted > len(rest):
             self._collected.append(rest)
             self._missing = wanted - len(rest)
             self._rest = b""
-        self._handle_or_close(packets)
+        else:
+            self._rest = rest
 
     def _handle_or_close(self, packets: list[codec.Packet]) -> None:
         """Handle packets; end the connection where they are wrong."""
@@ -547,7 +560,7 @@ class Connection(asyncio.Protocol):
                 self._write(codec.encode_acks(kind, [packet_id]))
             else:
                 reason, why = denied[packet_id]
-                self._write(codec.encode_ack(kind, packet_id, reason, self._why(why)))
+                self._write(self._explained(partial(codec.encode_ack, kind, packet_id, reason), why))
 
     # --- a full disk ------------------------------------------------------------------------------------------------
 
@@ -562,9 +575,9 @@ class Connection(asyncio.Protocol):
             self.gateway.counters.publishes_dropped += 1
             return
         size = len(topic) + len(body) + HELD_OVERHEAD_BYTES
-        self._keep([packet], size)
+        self._hold_all([packet], size)
 
-    def _keep(self, packets: list[codec.Packet], size: int) -> None:
+    def _hold_all(self, packets: list[codec.Packet], size: int) -> None:
         self._held += packets
         self._held_bytes += size
         self.gateway.hold(self, size)
@@ -597,7 +610,13 @@ class Connection(asyncio.Protocol):
         packet_id = packet[1]
         is_refused = len(packet) > 2 and packet[2] >= REFUSED
         session = self.session
+        slot = session.inflight.get(packet_id)
         expected = session.acked(kind, packet_id, is_refused=is_refused)
+        if expected and slot is not None and slot.delivery:
+            if is_refused:
+                self.gateway.shared.settle(Kind.POP_DEAD_LETTER, [slot.delivery])  # [MQTT-4.8.2-6]
+            else:
+                self.gateway.shared.acknowledge(slot.delivery)
         if session.lasts and kind == PUBREC and not is_refused:
             self._unrecorded.append((PUBREC, packet_id, expected or packet_id in session.inflight))
             return
@@ -649,6 +668,7 @@ class Connection(asyncio.Protocol):
         or take the next message under that packet id for a repetition.
         """
         unrecorded, self._unrecorded = self._unrecorded, []
+        self.gateway.shared.flush()  # before it: what a client has must go to nobody else, whatever becomes of the node
         if not self.session.lasts:  # the connection has ended: the client repeats them on another
             return
         released = [packet_id for kind, packet_id, _ in unrecorded if kind == PUBREL]
@@ -656,7 +676,7 @@ class Connection(asyncio.Protocol):
             self.gateway.lifetimes.record(self.session, released)
         except DiskFull:  # they are handled once more when there is room
             self.session.received.update(packet_id for kind, packet_id, expected in unrecorded if kind == PUBREL and expected)
-            self._keep([each[:2] for each in unrecorded], HELD_OVERHEAD_BYTES * len(unrecorded))
+            self._hold_all([each[:2] for each in unrecorded], HELD_OVERHEAD_BYTES * len(unrecorded))
             return
         self.store.when_durable(partial(self._answer_recorded, unrecorded))
 
@@ -691,7 +711,7 @@ class Connection(asyncio.Protocol):
             self._defer([], question)
             return False
         except ProtocolError as error:
-            self._refuse(error)
+            self._refuse(error, packet)
             self.close(str(error), error.reason)
             return False
         return not self._closed
@@ -705,14 +725,24 @@ class Connection(asyncio.Protocol):
         store = self.store.options
         self.level = protocol_level(packet[2])
         wish = parse_connect(packet[2], topic_levels_max=store.topic_levels_max, topic_bytes_max=store.topic_bytes_max)
+        if self.peer.is_over_rate:
+            raise ConnectRefused(
+                "more clients connect than the listener takes in a second: see connections_per_s",
+                ConnectCode.SERVER_UNAVAILABLE,
+                ReasonCode.CONNECTION_RATE_EXCEEDED,
+            )
         self.gateway.access.admit(self, wish)
         self._accept(wish)
         self.gateway.traffic.packets_in[CONNECT] += 1
         self.gateway.counters.packets_in += 1
 
-    def _refuse(self, error: ProtocolError) -> None:
+    def _refuse(self, error: ProtocolError, packet: codec.Packet) -> None:
         """Answer a CONNECT that is refused, where its version has an answer [MQTT-3.1.4-2]."""
-        answer = codec.encode_refusal(error, self.level) if self.level or isinstance(error, ConnectRefused) else b""
+        if not self.level and not isinstance(error, ConnectRefused):
+            return
+        if self.level == V5_0:
+            self.packet_bytes_max = stated_packet_bytes_max(packet[2])
+        answer = self._explained(partial(codec.encode_refusal, error, self.level), str(error))  # [MQTT-3.2.2-19]
         if answer:
             self._write(answer)
 
@@ -733,9 +763,10 @@ class Connection(asyncio.Protocol):
         keep_alive_s = self._keep_alive_s(wish)
         self.keep_alive_s = keep_alive_s * 1.5  # [MQTT-3.1.2-22] 3.1.1:[MQTT-3.1.2-24]
         gateway.watch(self)
-        self._write(self._connack(wish, is_present, keep_alive_s))
         if is_present:
             self._resume()
+        self._write(self._connack(wish, is_present, keep_alive_s))  # before what is sent again: that takes a turn of the loop
+        self._has_greeted = True
 
     def _keep_alive_s(self, wish: Connect) -> int:
         """Return the keep alive that holds: the client's, or in MQTT 5.0 the server's where that is shorter."""
@@ -751,7 +782,7 @@ class Connection(asyncio.Protocol):
         found: Found = {
             Property.RECEIVE_MAXIMUM: options.inflight_max,
             Property.MAXIMUM_PACKET_SIZE: options.packet_bytes_max,
-            Property.SHARED_SUBSCRIPTION_AVAILABLE: 0,
+            Property.SHARED_SUBSCRIPTION_AVAILABLE: int(options.shared == "on"),
         }
         if options.topic_alias_max:
             found[Property.TOPIC_ALIAS_MAXIMUM] = options.topic_alias_max
@@ -769,8 +800,6 @@ class Connection(asyncio.Protocol):
         self._resend = list(reversed(session.inflight))
         for subscription in session.subscriptions.values():
             subscription.begin(self)
-            self.lagging[subscription] = None
-            self.gateway.fanout(subscription.queue).add(subscription)
             self.gateway.sys.subscribed(subscription, says_all=False)
         self.pump_soon()
 
@@ -804,14 +833,18 @@ class Connection(asyncio.Protocol):
         wants_retained = handling == 0 or (handling == 1 and old is None)  # [MQTT-3.3.1-9] to [MQTT-3.3.1-11]
         before = self.store.log.end
         try:
+            if old is None:
+                self._check_subscriptions()
+            if topic_filter.startswith(SHARE):  # no retained messages are sent (4.8.2)
+                gateway.shared.subscribe(session, topic_filter, options, identifier).begin(self)
+                return options & QOS
             # A replaced one keeps its queue, and its place there: by now another queue may serve this filter.
             if session.lasts:
-                self._check_subscriptions(topic_filter)
                 queue = gateway.lifetimes.subscribe(
                     session, topic_filter, options, identifier, before if wants_retained else None
                 )
             else:
-                queue = self._attach(topic_filter) if old is None else old.queue
+                queue = self.store.queues.attach(topic_filter, session.owner) if old is None else old.queue
         except StoreError as error:
             return self._refusal(topic_filter, error)
         subscription = Subscription(session, topic_filter, queue, options, identifier)
@@ -821,7 +854,7 @@ class Connection(asyncio.Protocol):
         if wants_retained:
             subscription.retained = gateway.retained.matching(topic_filter, before=before)
         if old is not None:
-            self._leave_shared_path(old)
+            old.rest()
             gateway.sys.unsubscribed(old)
             subscription.cursor = old.cursor  # nothing is missed while it is replaced
             subscription.number = old.number
@@ -833,8 +866,6 @@ class Connection(asyncio.Protocol):
         session.no_local += bool(options & NO_LOCAL) - (old is not None and old.no_local)
         self._compare(subscription)
         subscription.begin(self)
-        self.lagging[subscription] = None
-        gateway.fanout(queue).add(subscription)
         gateway.sys.subscribed(subscription, says_all=subscription.retained is not None)
         return options & QOS
 
@@ -847,8 +878,9 @@ class Connection(asyncio.Protocol):
         if not self.is_v5:
             return SUBACK_FAILURE
         if isinstance(error, SubscriptionForbidden):
-            return ReasonCode.NOT_AUTHORIZED
-        if topic_filter.startswith(SHARE):
+            is_told = self.gateway.options.access.denied_subscription == "not-authorized"
+            return ReasonCode.NOT_AUTHORIZED if is_told else SUBACK_FAILURE
+        if isinstance(error, SharedUnavailable):
             return ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
         return ReasonCode.TOPIC_FILTER_INVALID if isinstance(error, TopicInvalid) else ReasonCode.QUOTA_EXCEEDED
 
@@ -859,18 +891,11 @@ class Connection(asyncio.Protocol):
             if subscription is not changed:
                 subscription.settle()
 
-    def _attach(self, topic_filter: str) -> LightQueue:
-        """Return the light queue of a filter. Raises TopicInvalid, LimitExceeded."""
-        self._check_subscriptions(topic_filter)
-        return self.store.queues.attach(topic_filter, self.session.owner)
-
-    def _check_subscriptions(self, topic_filter: str) -> None:
-        """Raise LimitExceeded where a session has no room for one more, TopicInvalid where it can't have this one."""
-        subscriptions = self.session.subscriptions
-        if len(subscriptions) >= self.gateway.options.subscriptions_max and topic_filter not in subscriptions:
-            raise LimitExceeded(f"{len(subscriptions)} subscriptions in one session: see mqtt.subscriptions_max")
-        if topic_filter.startswith(SHARE):
-            raise TopicInvalid("shared subscriptions are not served over MQTT here; use a POP group")
+    def _check_subscriptions(self) -> None:
+        """Raise LimitExceeded where the session may have no more subscriptions."""
+        count = len(self.session.subscriptions)
+        if count >= self.gateway.options.subscriptions_max:
+            raise LimitExceeded(f"{count} subscriptions in one session: see mqtt.subscriptions_max")
 
     def _unsubscribe(self, body: bytes) -> None:
         wish = parse_unsubscribe(body, is_v5=self.is_v5)
@@ -883,7 +908,7 @@ class Connection(asyncio.Protocol):
                 del self.session.subscriptions[topic_filter]
             codes.append(ReasonCode.NO_SUBSCRIPTION_EXISTED if subscription is None else ReasonCode.SUCCESS)
             if subscription is not None:
-                self._leave_shared_path(subscription)
+                subscription.rest()
                 self.session.no_local -= subscription.no_local
                 self.gateway.drop(subscription)
                 self._compare(subscription)
@@ -898,11 +923,6 @@ class Connection(asyncio.Protocol):
             self.store.when_durable(partial(self._write, data))
         else:
             self._write(data)
-
-    def _leave_shared_path(self, subscription: Subscription) -> None:
-        subscription.live = False
-        self.lagging.pop(subscription, None)
-        self.gateway.leave_fanout(subscription)
 
     def pump_soon(self) -> None:
         """Go on with the subscriptions that lag, in the next turn of the loop."""
@@ -943,16 +963,24 @@ class Connection(asyncio.Protocol):
                     waiting.append(packet_id)
                     return
                 if not admitted:
-                    del inflight[packet_id]
+                    self._drop(packet_id, slot)
                     continue
-            data = encode_again(self.store, slot, packet_id, self._terms_again(topic_of(self.store, slot)))
+            data = encode_again(self.store, slot, packet_id, self._terms_again(slot))
             if data is None or len(data) > (self.packet_bytes_max or len(data)):
-                del inflight[packet_id]
+                self._drop(packet_id, slot)
             else:
                 self.send_publishes(data, 1)
 
-    def _terms_again(self, topic: bytes) -> Terms:
-        matching = self.session.matching(topic.decode()) if self.is_v5 else ()
+    def _drop(self, packet_id: int, slot: Slot) -> None:
+        """Give up a delivery that can't go out again."""
+        del self.session.inflight[packet_id]
+        if slot.delivery:  # nobody else gets it [MQTT-4.8.2-4]
+            self.gateway.shared.settle(Kind.POP_ACK, [slot.delivery])
+
+    def _terms_again(self, slot: Slot) -> Terms:
+        if slot.delivery:
+            return self.gateway.shared.terms(self.session, slot.delivery) or Terms(2, self.is_v5)
+        matching = self.session.matching(topic_of(self.store, slot).decode()) if self.is_v5 else ()
         return together(matching, "") or Terms(2, self.is_v5)
 
     # --- output and the end -----------------------------------------------------------------------------------------
@@ -985,9 +1013,13 @@ class Connection(asyncio.Protocol):
         if not self.writable:
             self._write_on()
 
-    def _why(self, why: str) -> str:
-        """Return a reason string, where the client wants such [MQTT-3.1.2-29]."""
-        return why if self._says_why else ""
+    def _explained(self, encode: Callable[[str], bytes], why: str) -> bytes:
+        """Return a packet with its reason string, where the client wants such [MQTT-3.1.2-29] and takes a packet as large.
+
+        See [MQTT-3.4.2-2], [MQTT-3.5.2-2], [MQTT-3.14.2-3].
+        """
+        data = encode(why if self._says_why else "")
+        return data if len(data) <= (self.packet_bytes_max or len(data)) else encode("")
 
     def _write(self, data: bytes, packets: int = 1) -> None:
         """Send answers, `packets` of one type. Who doesn't take them must not make the server write more."""
@@ -1016,7 +1048,7 @@ class Connection(asyncio.Protocol):
         if why:
             self.gateway.refused(self, why, reason)
         if self._transport is not None:
-            if self.is_v5 and reason != ReasonCode.NORMAL_DISCONNECTION:
+            if self.is_v5 and self._has_greeted and reason != ReasonCode.NORMAL_DISCONNECTION:
                 self._farewell = self._disconnect(why, reason)
             self._transport.pause_reading()
             self.store.when_durable(self._close_transport)
@@ -1025,9 +1057,8 @@ class Connection(asyncio.Protocol):
 
     def _disconnect(self, why: str, reason: ReasonCode) -> bytes:
         """Return the DISCONNECT with which the server closes [MQTT-4.13.1-1], as long as the client can take."""
-        most = self.packet_bytes_max or KIB * 64
-        packets = codec.encode_disconnect(reason, self._why(why)), codec.encode_disconnect(reason)
-        return next((packet for packet in packets if len(packet) <= most), b"")
+        data = self._explained(partial(codec.encode_disconnect, reason), why)
+        return data if len(data) <= (self.packet_bytes_max or len(data)) else b""
 
     def _close_transport(self) -> None:
         if self._transport is not None:
@@ -1048,8 +1079,9 @@ class Connection(asyncio.Protocol):
         self.connected = False
         self._drop_held()  # none of it was acknowledged
         for subscription in self.session.subscriptions.values():
-            self._leave_shared_path(subscription)
+            subscription.rest()
             self.gateway.drop(subscription)
+        self.gateway.shared.away(self.session)
         self.gateway.lifetimes.left(self.session)
         self.session.subscriptions.clear()
 

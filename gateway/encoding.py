@@ -32,7 +32,7 @@ _RETAIN = int(Flag.RETAIN)
 class Slot(NamedTuple):
     """Where a packet id goes, the QoS of its packet, and the record that the packet is made of: to send it again.
 
-    `delivery` is 0, or names the delivery of a group that this is: the checkpoint's position plus the index in it.
+    `delivery` is that of a shared subscription: its id in POP, by which an ack is noted (`pop.checkpoint.delivery_id`).
     """
 
     offset: int

@@ -23,11 +23,13 @@ from gateway.pressure import Pressure
 from gateway.reasons import ConnectCode, ReasonCode
 from gateway.retained import RetainedMessages
 from gateway.sessions import Sessions
+from gateway.shared import SharedSubscriptions
 from gateway.sources import Sources
 from gateway.subscription import Subscription
 from gateway.system import SystemTopics
 from gateway.throttle import DISK_FULL, Bucket, Meter, Throttle
 from gateway.traffic import Traffic
+from pop.admin import GroupAdmin
 from store.errors import DiskFull, StoreError
 from store.lightqueue import LightQueue
 from store.options import MIB
@@ -67,6 +69,7 @@ class Counters:
         "closed_by_reason",
         "connections_accepted",
         "deliveries_acked",
+        "deliveries_returned",
         "deliveries_too_large",
         "packets_in",
         "publishes_dropped",
@@ -77,6 +80,7 @@ class Counters:
         "sessions_expired",
         "subscriptions",
         "subscriptions_refused",
+        "subscriptions_shared",
         "wills_dropped",
     )
 
@@ -91,6 +95,8 @@ class Counters:
         self.publishes_refused = 0
         """Those that an ack of MQTT 5.0 refused. At QoS 0 nobody is told, nor in MQTT 3.1.1 of what the plugins forbid."""
         self.deliveries_acked = 0
+        self.deliveries_returned = 0
+        """Those of shared subscriptions that went back to the others, unacknowledged."""
         self.deliveries_too_large = 0
         """Those not sent because the client takes no packet as large."""
         self.queued_dropped = 0
@@ -99,6 +105,8 @@ class Counters:
         self.subscriptions = 0
         """Those of clients that are connected now."""
         self.subscriptions_refused = 0
+        self.subscriptions_shared = 0
+        """Of those that exist now."""
         self.wills_dropped = 0
         self.closed_by_reason: dict[ReasonCode, int] = {}
 
@@ -110,6 +118,7 @@ class Gateway:
         store: where messages go, and come from.
         retained: the retained messages, a part of that store.
         delayed: the delayed messages, another part of it.
+        groups: POP's groups, which are what shared subscriptions are.
         sessions: what outlives connections, another part of it.
         options: see `GatewayOptions`.
         delay_ms_max: how long a message may be delayed.
@@ -120,6 +129,7 @@ class Gateway:
         store: Store,
         retained: RetainedMessages,
         delayed: DelayedMessages,
+        groups: GroupAdmin,
         sessions: Sessions,
         options: GatewayOptions,
         *,
@@ -142,6 +152,7 @@ class Gateway:
         self.clients: dict[str, Connection] = {}
         self.connections: set[Connection] = set()
         self.lifetimes = Lifetimes(self, sessions)
+        self.shared = SharedSubscriptions(self, groups)
         self.sys = SystemTopics(self)
         self.loop: asyncio.AbstractEventLoop
         self._fanouts: dict[int, Fanout] = {}
@@ -165,6 +176,7 @@ class Gateway:
         self.loop = asyncio.get_running_loop()
         self.store.space.on_relief.append(self._relieved)
         self.pressure.start(self.loop)
+        self.shared.start(self.loop)
         await self.access.start(lambda: self.loop.time())
         await self.listeners.start()
         self.throttle.ticker.start(self.loop)
@@ -183,6 +195,7 @@ class Gateway:
         for connection in tuple(self.connections):
             connection.close("", ReasonCode.SERVER_SHUTTING_DOWN)
         self.lifetimes.stop()
+        self.shared.flush()
         if self.connections:
             self._emptied = self.loop.create_future()
             with suppress(TimeoutError):
@@ -223,6 +236,7 @@ class Gateway:
             raise ConnectRefused(
                 f"{len(self.clients)} clients are connected, which is the limit: see mqtt.connections_max",
                 ConnectCode.SERVER_UNAVAILABLE,
+                ReasonCode.QUOTA_EXCEEDED,
             )
 
     def register(self, connection: Connection, client_id: str, wish: Connect) -> bool:
@@ -245,9 +259,9 @@ class Gateway:
     def drop(self, subscription: Subscription) -> None:
         """Give up what a subscription holds here, and in the store if its session doesn't last. It has left its fanout."""
         self.counters.subscriptions -= 1
+        self.counters.subscriptions_shared -= subscription.is_shared
         self.sys.unsubscribed(subscription)
-        if subscription.stored is None:
-            self.store.queues.detach(subscription.queue, subscription.session.owner)
+        subscription.release()
 
     def assign_client_id(self) -> str:
         """Return a client id for a client that gave none [MQTT-3.1.3-6]."""

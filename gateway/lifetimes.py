@@ -21,6 +21,7 @@ import structlog
 from gateway.errors import ConnectRefused
 from gateway.message import to_stored
 from gateway.packets import NO_LOCAL, QOS, Connect, Will
+from gateway.parsers import SHARE
 from gateway.properties import WILL, read_properties, write_properties
 from gateway.reasons import ConnectCode, ReasonCode
 from gateway.session import Session
@@ -168,11 +169,19 @@ class Lifetimes:
 
     def _take_up(self, session: Session, stored: StoredSession) -> None:
         """Give a session what is stored of it."""
-        session.inflight.update(stored.inflight)
+        # What was shared at QoS 1 is with others by now.
+        session.inflight.update(
+            (packet_id, slot)
+            for packet_id, slot in stored.inflight.items()
+            if slot is None or not slot.delivery or slot.qos == 2
+        )
         session.received.update(stored.received)
         session.last_packet_id = stored.last_packet_id
         session.subscribed = stored.subscribed
         for one in list(stored.subscriptions.values()):
+            if one.filter.startswith(SHARE):
+                self._gateway.shared.take_up(session, one)
+                continue
             try:
                 queue = self._store.queues.get(one.queue_id)
             except QueueUnknown as error:  # a log that was repaired may lack what declared it
@@ -195,9 +204,18 @@ class Lifetimes:
     # --- while they are there ---------------------------------------------------------------------------------------
 
     def subscribe(
-        self, session: Session, topic_filter: str, options: int, identifier: int, retained_before: int | None
+        self,
+        session: Session,
+        topic_filter: str,
+        options: int,
+        identifier: int,
+        retained_before: int | None,
+        *,
+        queue: LightQueue | None = None,
     ) -> LightQueue:
         """Record a subscription of a session that lasts, in place of one to the same filter; return its light queue.
+
+        That is the filter's, or `queue`, which the sessions then claim.
 
         Raises:
             TopicInvalid, LimitExceeded, DiskFull: as `Queues.prepare` and `Store.append` do.
@@ -208,6 +226,8 @@ class Lifetimes:
         row: dict[str, object] = {"filter": topic_filter, "options": options, "identifier": identifier}
         if old is not None:
             row |= {"number": old.number, "queue": old.queue_id, "cursor": old.cursor}
+        elif queue is not None:
+            row |= {"number": session.subscribed, "queue": queue.id, "cursor": 0}
         else:
             queue_id = queues.prepare(topic_filter)
             queue = queues.find(topic_filter)
@@ -233,7 +253,7 @@ class Lifetimes:
         what waits of others, and nothing has to be read.
         """
         limit = self._gateway.options.session_queued_max
-        lagging = [one for one in session.subscriptions.values() if not one.live]
+        lagging = [one for one in session.subscriptions.values() if not one.live and not one.is_shared]
         if sum(one.queue.committed_offset - one.cursor for one in lagging) <= limit:
             return
         firsts = [max(one.cursor, one.queue.first_offset()) for one in lagging]  # what has expired doesn't wait
@@ -315,7 +335,7 @@ class Lifetimes:
         """Record that a client has left, and do what is due at once."""
         now_ms = self._store.now_ms()
         if not expiry_s and (not has_will or self._publish_will(stored)):
-            self._append(Kind.SESSION_CLOSED, stored, {"ended": True})
+            self._append_ended(stored)
             return
         delay_s = min(stored.will.delay_s, expiry_s) if stored.will is not None else 0
         will_due_ms = now_ms + delay_s * 1000 if has_will else 0
@@ -328,9 +348,10 @@ class Lifetimes:
 
         What it got at QoS 0 since its last record isn't known: none of that comes twice [MQTT-4.3.1-1].
         """
+        self._gateway.shared.lost(stored.inflight)
         cursors: list[tuple[int, int]] = []
         for one in stored.subscriptions.values():
-            if not one.options & QOS:
+            if not one.options & QOS and not one.filter.startswith(SHARE):
                 queue = self._store.queues.get(one.queue_id)
                 if queue.next_offset != one.cursor:
                     cursors.append((one.number, queue.next_offset))
@@ -405,8 +426,14 @@ class Lifetimes:
             self._gateway.counters.wills_dropped += 1
             logger.warning("will.dropped", client=stored.client_id, why=self._store.space.why())
         self._gateway.counters.sessions_expired += has_expired and stored.expiry_s > 0
-        self._append(Kind.SESSION_CLOSED, stored, {"ended": True})
+        self._append_ended(stored)
         return True
+
+    def _append_ended(self, stored: StoredSession) -> None:
+        """Record that a session is over."""
+        inflight, filters = dict(stored.inflight), list(stored.subscriptions)
+        self._append(Kind.SESSION_CLOSED, stored, {"ended": True})
+        self._gateway.shared.ended(inflight, filters)
 
     def _publish_will(self, stored: StoredSession) -> bool:
         """Publish what a client left behind, once [MQTT-3.1.2-8]: the message's own record says that it is out.

@@ -68,6 +68,8 @@ class Listener:
         """Whether only this machine reaches it."""
         self._trusted = [ip_network(network) for network in options.proxy_from]
         self._rate = Bucket(options.connections_per_s)
+        self._told = Bucket(options.connections_per_s)
+        """Connections beyond the rate that are told so: as many again."""
         self.messages = Bucket(options.messages_per_s)
         self.bytes = Bucket(options.bytes_per_s)
         self._servers: list[socket.socket] = []
@@ -210,23 +212,30 @@ class Listener:
         host, port = ("", 0) if self.options.kind == "unix" else (address[0], address[1])
         gateway = self._gateway
         has_handshake = self.certificates is not None or bool(self._trusted)
+        now_ms = gateway.now_ms()
+        is_over_rate = bool(self._rate.wait_ms(1, now_ms))
         why = ""
         if self.open >= self.options.connections_max:
             why = "listener_connections"
-        elif self._rate.wait_ms(1, gateway.now_ms()):
+        elif is_over_rate and (has_handshake or self._told.wait_ms(1, now_ms)):
             why = "connection_rate"
         elif has_handshake and gateway.handshakes >= gateway.options.handshakes_max:
             why = "handshakes"
         elif self._trusted and not any(ip_address(host.partition("%")[0]) in network for network in self._trusted):
             why = "untrusted_proxy"
         elif not self._trusted:
-            why = gateway.sources.refusal(source_of(host), gateway.now_ms())
+            why = gateway.sources.refusal(source_of(host), now_ms)
         if why:
             end.close()
             self._note_refusal(host, why)
             return
-        self._rate.spend(1)
         peer = Peer(self, host, port)
+        peer.is_over_rate = is_over_rate
+        if is_over_rate:
+            self._told.spend(1)
+            self._note_refusal(host, "connection_rate")
+        else:
+            self._rate.spend(1)
         peer.counted = True
         self.open += 1
         if not self._trusted:

@@ -104,8 +104,9 @@ class ListenerOptions:
     )
     connections_per_s: int = option(
         0,
-        "Connections a second that this listener accepts in the long run, with a burst of as many. One more is closed at once. "
-        "0: no limit.",
+        "Connections a second that this listener accepts in the long run, with a burst of as many. As many more are refused "
+        "with reason 0x9F (MQTT 3.1.1: return code 3); beyond that, and where TLS or a PROXY header comes first, one more is "
+        "closed at once. 0: no limit.",
         minimum=0,
         maximum=1_000_000,
     )
@@ -183,6 +184,11 @@ class AccessOptions:
         "drop",
         'What a client of MQTT 3.1.1 gets for a message that it may not publish: "drop" acknowledges it and stores nothing, as '
         'Mosquitto and EMQX do; "close" ends the connection. MQTT 5.0 has an answer for it: reason 0x87.',
+    )
+    denied_subscription: Literal["not-authorized", "unspecified"] = option(
+        "not-authorized",
+        'What a SUBACK of MQTT 5.0 says of a filter that the plugins forbid: 0x87, or 0x80 ("unspecified"), which tells less, '
+        "and which clients made for 3.1.1's codes know.",
     )
     decision_ms: int = option(
         MINUTE_MS,
@@ -325,6 +331,24 @@ class GatewayOptions:
         "Subscriptions of one session. One more is answered with 0x97 (MQTT 3.1.1: 0x80).",
         minimum=1,
         maximum=100_000,
+    )
+    shared: Literal["on", "off"] = option(
+        "on",
+        "Whether clients may share subscriptions, `$share/NAME/FILTER`. Each is the POP group NAME on FILTER: whoever may "
+        "subscribe to FILTER may take messages from any such group. Off: they are refused with 0x9E (MQTT 3.1.1: 0x80).",
+    )
+    share_ack_timeout_ms: int = option(
+        5 * MINUTE_MS,
+        "Milliseconds in which the client of a shared subscription must acknowledge a message. Then another one gets it.",
+        minimum=100,
+        maximum=24 * HOUR_MS,
+    )
+    shared_max: int = option(
+        5000,
+        "Shared subscriptions of connected clients, each with all its clients: as many POP groups. One more is answered with "
+        "0x97 (MQTT 3.1.1: 0x80).",
+        minimum=1,
+        maximum=1_000_000,
     )
     topic_alias_max: int = option(
         64,

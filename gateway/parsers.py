@@ -38,6 +38,9 @@ CLIENT_ID_BYTES_MAX: Final = 1024
 
 SHARE: Final = "$share/"
 
+_PROPERTIES_AT: Final = 10
+"""Where the properties of a CONNECT begin: behind the protocol's name and level, the flags and the keep alive."""
+
 _PROTOCOLS: Final = {(b"MQIsdp", V3_1), (b"MQTT", V3_1_1), (b"MQTT", V5_0)}
 
 
@@ -126,6 +129,19 @@ def parse_connect(
         bool(found.get(Property.REQUEST_PROBLEM_INFORMATION, 1)),
         found.get(Property.USER_PROPERTY, []),
     )
+
+
+def stated_packet_bytes_max(body: bytes) -> int | None:
+    """Return the largest packet that a client of MQTT 5.0 takes, from the body of a CONNECT; None where that can't be told.
+
+    For the answer to one that is refused, which has to keep to that, too.
+    """
+    try:
+        found, _ = read_properties(body, _PROPERTIES_AT, CONNECT)
+    except ProtocolError:  # it may be what the CONNECT is refused for
+        return None
+    most: int | None = found.get(Property.MAXIMUM_PACKET_SIZE)
+    return most
 
 
 def _check_connect_flags(flags: int, is_v5: bool) -> None:

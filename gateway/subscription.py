@@ -84,6 +84,8 @@ class Subscription:
         "terms",
     )
 
+    is_shared = False
+
     connection: Connection
     """Where the packets go, once it has begun. Nothing goes out while the client is away."""
 
@@ -119,6 +121,23 @@ class Subscription:
         self.key = self.terms.key
         self._may_object = is_v5 and (self.no_local or connection.packet_bytes_max is not None)
         self.settle()
+        self.join()
+
+    def join(self) -> None:
+        """Be one of those whom the queue's batches are for."""
+        self.connection.lagging[self] = None
+        self.connection.gateway.fanout(self.queue).add(self)
+
+    def rest(self) -> None:
+        """Send nothing more, until it begins again."""
+        self.live = False
+        self.connection.lagging.pop(self, None)
+        self.connection.gateway.leave_fanout(self)
+
+    def release(self) -> None:
+        """Give up what it holds in the store, if its session doesn't last. It rests."""
+        if self.stored is None:
+            self.connection.gateway.store.queues.detach(self.queue, self.session.owner)
 
     def settle(self) -> None:
         """See whether what it sends can be shared, where that has changed."""
@@ -309,8 +328,8 @@ def find_overlaps(session: Session, changed: Subscription) -> list[Subscription]
     Filters without wildcards are never two for one topic, so those with wildcards are compared with all, and others with them.
     After a removal marks may stay that hold no longer: they cost the shared path, and where there are few are found again.
     """
-    everyone = tuple(session.subscriptions.values())
-    before = [one for one in everyone if one.overlaps]
+    everyone = tuple(one for one in session.subscriptions.values() if not one.is_shared)
+    before = {one for one in everyone if one.overlaps}
     wildcards = [one for one in everyone if topics.is_wildcard(one.filter)]
     if len(wildcards) > WILDCARDS_COMPARED_MAX:
         for one in everyone:

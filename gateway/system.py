@@ -89,6 +89,7 @@ class SystemTopics:
             "bytes/received": sum(listener.bytes_in for listener in listeners),
             "bytes/sent": sum(listener.bytes_out for listener in listeners),
             "subscriptions/count": counters.subscriptions,
+            "shared_subscriptions/count": counters.subscriptions_shared,
             "retained messages/count": len(gateway.retained),
             "messages/stored": gateway.store.messages_stored,
         }

@@ -48,6 +48,8 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
         )
         self._transport: asyncio.Transport
         self._closing = False
+        self._has_heard_all = False
+        """The client has sent all that it will, so no close frame is to come."""
 
     # --- a protocol, to the loop ------------------------------------------------------------------------------------
 
@@ -65,6 +67,9 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
         self._connection.resume_writing()
 
     def eof_received(self) -> bool | None:
+        self._has_heard_all = True
+        if self._closing:
+            return False  # it won't say so: it is over
         return self._connection.eof_received()
 
     def data_received(self, data: bytes) -> None:
@@ -121,7 +126,8 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
             self._send()
 
     def close(self) -> None:
-        """Say that it is over, and wait for the client to say so. Whoever calls this aborts when that takes too long."""
+        """Say that it is over, and wait for the client to say so, where it still may. Whoever calls this aborts when that takes
+        too long."""
         if self._closing or self._frames.state is not State.OPEN:
             self._closing = True
             self._transport.close()
@@ -129,7 +135,10 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
         self._closing = True
         self._frames.send_close(CloseCode.NORMAL_CLOSURE)
         self._send()
-        self._transport.resume_reading()
+        if self._has_heard_all:
+            self._transport.close()
+        else:
+            self._transport.resume_reading()
 
     def abort(self) -> None:
         self._transport.abort()

@@ -85,13 +85,14 @@ def _show_groups(groups: list[pb.GroupDescription], as_json: bool) -> None:
     names = ("visible", "retries", "in_flight", "delayed", "parked", "dead", "waiting")
     _show(
         [MessageToDict(group, preserving_proto_field_name=True, always_print_fields_with_no_presence=True) for group in groups],
-        [
-            [group.group, group.filter, "paused" if group.settings.paused else "", *(str(getattr(group, n)) for n in names)]
-            for group in groups
-        ],
+        [[group.group, group.filter, _state(group.settings), *(str(getattr(group, n)) for n in names)] for group in groups],
         ("group", "filter", "", *names),
         as_json,
     )
+
+
+def _state(settings: pb.GroupSettings) -> str:
+    return " ".join(name for name in ("paused", "shared") if getattr(settings, name))
 
 
 def _show_letters(letters: list[pb.DeadLetter], as_json: bool) -> None:

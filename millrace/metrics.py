@@ -85,6 +85,9 @@ class NodeCollector(Collector):
         yield _counter(
             "millrace_pop_dead_lettered", "Messages put among the dead letters since the start.", pop.counters.dead_lettered
         )
+        yield _counter(
+            "millrace_pop_expired", "Messages that no consumer got because their time to live was over.", pop.counters.expired
+        )
         yield _counter("millrace_pop_refused", "Pops refused because too many wait.", pop.counters.refused)
         yield _gauge(
             "millrace_pop_revive_late_ms_max",
@@ -189,6 +192,13 @@ class NodeCollector(Collector):
             "millrace_mqtt_sessions_expired", "Sessions that ended because their time was over.", counts.sessions_expired
         )
         yield _gauge("millrace_mqtt_subscriptions", "Subscriptions of clients that are connected.", counts.subscriptions)
+        yield _gauge("millrace_mqtt_subscriptions_shared", "Of these, shared ones.", counts.subscriptions_shared)
+        yield _gauge("millrace_mqtt_shared", "Filters that connected clients share, each under one name.", len(gateway.shared))
+        yield _counter(
+            "millrace_mqtt_deliveries_returned",
+            "Deliveries of shared subscriptions that went back to the others, unacknowledged.",
+            counts.deliveries_returned,
+        )
         yield _gauge(
             "millrace_mqtt_slow_consumers",
             "Clients with subscriptions that read from their cursor, not live.",

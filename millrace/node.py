@@ -62,10 +62,16 @@ class Node:
         except BaseException:
             self._lock.release()
             raise
-        self.gateway = Gateway(
-            self.store, self.retained, self.delayed, self.sessions, config.mqtt, delay_ms_max=config.timer.delay_ms_max
-        )
         self.groups = GroupAdmin(self.pop)
+        self.gateway = Gateway(
+            self.store,
+            self.retained,
+            self.delayed,
+            self.groups,
+            self.sessions,
+            config.mqtt,
+            delay_ms_max=config.timer.delay_ms_max,
+        )
         service = PopService(self.pop, self.delayed, self.transactions, config.timer)
         self._pop_server = PopServer(service, GroupService(self.groups), config.pop)
         self._admin = Admin(

@@ -70,6 +70,8 @@ class GroupAdmin:
 
     def __init__(self, core: PopCore) -> None:
         self.core = core
+        self.on_deleted: list[Callable[[Group], None]] = []
+        """Called with each group that was deleted."""
         self._store = core.store
         self._state = core.state
 
@@ -92,6 +94,8 @@ class GroupAdmin:
     def create(self, name: str, topic_filter: str, start: Start, settings: GroupSettings) -> Group:
         """Create a group; return the one that is there if its settings are these.
 
+        One that a shared subscription has made gets these settings, and outlasts that from now on.
+
         Raises:
             GroupExists: it is there with other settings.
             GroupInvalid, RequestInvalid, TopicInvalid, Overloaded, LimitExceeded: as they say.
@@ -100,6 +104,8 @@ class GroupAdmin:
         group = self._state.groups.get((name, topic_filter))
         if group is None:
             return self.core.create(name, topic_filter, start, settings)
+        if group.settings.shared:  # devices were first; from now on it is the operator's
+            return self.update(name, topic_filter, lambda _: settings)[0]
         if group.settings != settings:
             raise GroupExists(f"the group {name!r} on {topic_filter[:80]!r} exists with other settings: update it")
         return group
@@ -126,8 +132,7 @@ class GroupAdmin:
             if group.scanned > group.cursor:  # what was passed over was decided by the old expression
                 noted = {"cursor": group.scanned, "mended": self._state.mended}
                 self.core.append(Kind.POP_CHECKPOINT, group.id, group.name, properties=orjson.dumps(noted))
-            row = orjson.dumps({"settings": settings.row()})
-            self.core.append(Kind.GROUP_CHANGED, group.id, group.name, properties=row)
+            self.core.configure(group, settings)
             self.core.serve(group)
         return groups
 
@@ -175,6 +180,8 @@ class GroupAdmin:
             while group.polls:
                 poll = group.polls.popleft()
                 poll.future.set_exception(GroupUnknown(f"the group {name!r} on {group.filter!r} was deleted"))
+            for deleted in self.on_deleted:
+                deleted(group)
 
     def _open_references(self, group: Group) -> list[bytes]:
         """Return all deliveries of a group that are open: 0.2 us for each of the node."""

@@ -18,6 +18,23 @@ FROM_RETRY = 1
 
 _ROW = Struct("<IQqBIB")
 
+INDEX_BITS = 16
+"""Of a delivery's id, for its index. No pop hands out more than 16,384 messages; 2**48 bytes of log are 256 TiB."""
+INDEX_MASK = (1 << INDEX_BITS) - 1
+
+
+def delivery_id(checkpoint: int, index: int = 0) -> int:
+    """Return the id of delivery `index` of the checkpoint at a position: one number below 2**64, and never 0.
+
+    For consumers inside the node, which need no handle. The ids of a checkpoint's deliveries follow one another.
+    """
+    return checkpoint << INDEX_BITS | index
+
+
+def delivery_of(delivery: int) -> tuple[int, int]:
+    """Return checkpoint and index of the delivery with an id."""
+    return delivery >> INDEX_BITS, delivery & INDEX_MASK
+
 
 class Entry(NamedTuple):
     """One delivery: the message, where it came from, and which attempt this is."""

@@ -11,7 +11,10 @@ make of groups and checkpoints is in `pop.state`; here is what decides.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
 from enum import Enum
 from typing import NamedTuple
 from zlib import crc32
@@ -20,7 +23,7 @@ import numpy as np
 import orjson
 import structlog
 
-from pop.checkpoint import ATTEMPT_ID_BYTES_MAX, Checkpoint
+from pop.checkpoint import ATTEMPT_ID_BYTES_MAX, INDEX_BITS, INDEX_MASK, Checkpoint, delivery_id, delivery_of
 from pop.choice import Choice, choose
 from pop.deadletters import Reason
 from pop.deadlines import Deadlines
@@ -40,11 +43,15 @@ from store.record import (
     CRC_FROM,
     KIND_AT,
     POP_FIXED,
+    PROPS_LEN_AT,
     REFERENCE,
     REFERENCE_DTYPE,
     SIZE_AND_CRC,
+    STORE_MS_AT,
     Flag,
     Kind,
+    decode,
+    decode_properties,
 )
 from store.space import Level
 from store.store import Store
@@ -53,9 +60,13 @@ from timer.options import TimerOptions
 logger = structlog.get_logger("pop")
 
 _MESSAGE = int(Kind.MESSAGE)
+_NO_PROPERTIES = bytes(STORE_MS_AT - PROPS_LEN_AT)
 
 REFERENCES_MAX = 16_384
 """Deliveries that one record settles: 192 KiB, so that it fits into any segment, however many are due at an instant."""
+
+TAKE_STEPS_MAX = 16
+"""Batches of messages of which all have expired, or can't be read, that one call passes over before it answers with none."""
 
 
 class Outcome(Enum):
@@ -83,13 +94,24 @@ class Change(NamedTuple):
 class Counters:
     """What POP has done since the start. Plain integers: `millrace.metrics` reads them."""
 
-    __slots__ = ("acked", "dead_lettered", "handed_out", "refused", "revive_late_ms_max", "revive_lateness", "revived")
+    __slots__ = (
+        "acked",
+        "dead_lettered",
+        "expired",
+        "handed_out",
+        "refused",
+        "revive_late_ms_max",
+        "revive_lateness",
+        "revived",
+    )
 
     def __init__(self) -> None:
         self.handed_out = 0
         self.acked = 0
         self.revived = 0
         self.dead_lettered = 0
+        self.expired = 0
+        """Messages that nobody got because their time to live was over."""
         self.refused = 0
         self.revive_late_ms_max = 0
         self.revive_lateness = Latencies()
@@ -131,6 +153,8 @@ class PopCore:
     def group(self, name: str, topic_filter: str, start: Start = "earliest") -> Group:
         """Return the group `name` on `topic_filter`; create it where it is new, to begin at `start`.
 
+        One that a shared subscription has made outlasts that from now on: somebody else counts on it.
+
         Raises:
             GroupUnknown: it is new, and `pop.groups_auto_create` is off.
             GroupInvalid, TopicInvalid: no group may be called like that; the filter breaks MQTT 5.0, 4.7.
@@ -138,6 +162,9 @@ class PopCore:
         """
         group = self.state.groups.get((name, topic_filter))
         if group is not None:
+            if group.settings.shared:
+                with suppress(DiskFull):  # the next call tries again
+                    self.configure(group, replace(group.settings, shared=False))
             return group
         if not self.options.groups_auto_create:
             raise GroupUnknown(
@@ -167,6 +194,10 @@ class PopCore:
             row["settings"] = settings.row()
         self.append(Kind.GROUP_CREATED, group_id, name, properties=orjson.dumps(row))
         return self.state.groups[name, topic_filter]
+
+    def configure(self, group: Group, settings: GroupSettings) -> None:
+        """Give a group other settings, which must have been checked. Raises DiskFull."""
+        self.append(Kind.GROUP_CHANGED, group.id, group.name, properties=orjson.dumps({"settings": settings.row()}))
 
     def append(
         self,
@@ -204,6 +235,15 @@ class PopCore:
             again = self._again(group, attempt_id)
             if again is not None:
                 return again
+        taken = None
+        for _ in range(TAKE_STEPS_MAX):
+            taken = self._take(group, messages_max, invisible_ms, attempt_id)
+            if taken is None or any(taken.records):
+                break
+        return taken
+
+    def _take(self, group: Group, messages_max: int, invisible_ms: int, attempt_id: str) -> Taken | None:
+        """Hand out messages once. No record is left of those that nobody can get any more."""
         room = min(messages_max, group.in_flight_max - group.in_flight)
         if room <= 0 or group.visible <= 0 or group.settings.paused:
             return None
@@ -232,6 +272,7 @@ class PopCore:
         records = self._records(choice)
         if None in records:
             self._bury(group, checkpoint, [index for index, data in enumerate(records) if data is None])
+        self._pass_over_expired(group, checkpoint, records)
         return Taken(checkpoint, records)
 
     def _records(self, choice: Choice) -> list[bytes | None]:
@@ -251,6 +292,27 @@ class PopCore:
             is_message = stated == size and data[KIND_AT] == _MESSAGE and crc32(data[CRC_FROM:]) == crc
             records.append(data if is_message else None)
         return records
+
+    def _pass_over_expired(self, group: Group, checkpoint: Checkpoint, records: list[bytes | None]) -> None:
+        """Settle the messages whose time to live (MQTT 5.0, 3.3.2.3.3) is over, and take their records out of `records`.
+
+        Dead letters keep: somebody is to see them.
+        """
+        now_ms = self.store.now_ms()
+        expired = [
+            at
+            for at, data in enumerate(records)
+            if data is not None and data[PROPS_LEN_AT:STORE_MS_AT] != _NO_PROPERTIES and 0 < _expires_at_ms(data) <= now_ms
+        ]
+        if not expired or group.filter.startswith(DEAD_LETTERS):
+            return
+        for index in expired:
+            records[index] = None
+        try:
+            self.append_references(Kind.POP_ACK, group, [REFERENCE.pack(checkpoint.position, index) for index in expired])
+        except DiskFull:
+            return  # they stay out, and are found expired again when their invisible time is over
+        self.counters.expired += len(expired)
 
     def _again(self, group: Group, attempt_id: str) -> Taken | None:
         """Return what is still out of what an earlier call with this attempt id took."""
@@ -505,10 +567,15 @@ class PopCore:
         return outcomes
 
     def _replace(self, group_id: int, invisible_ms: int, suspend: bool, deliveries: list[Delivery]) -> list[str]:
+        named = [(delivery.checkpoint, delivery.index) for delivery in deliveries]
+        checkpoint = self._move(group_id, invisible_ms, suspend, named)
+        return self.handles.deliveries(checkpoint.position, checkpoint.pop_ms, group_id, checkpoint.count)
+
+    def _move(self, group_id: int, invisible_ms: int, suspend: bool, deliveries: list[tuple[int, int]]) -> Checkpoint:
+        """Move the deadline of open deliveries; return the checkpoint that has them now, in order."""
         entries = []
-        for delivery in deliveries:
-            entry = self.state.checkpoints[delivery.checkpoint].entry(delivery.index)
-            entries.append(CHANGE_ENTRY.pack(delivery.checkpoint, delivery.index, *entry))
+        for position, index in deliveries:
+            entries.append(CHANGE_ENTRY.pack(position, index, *self.state.checkpoints[position].entry(index)))
         position = self.append(
             Kind.POP_INVISIBLE_CHANGED,
             group_id,
@@ -517,8 +584,7 @@ class PopCore:
             deadline_ms=self.store.now_ms() + invisible_ms,
             flags=Flag.SUSPENDED if suspend else 0,
         )
-        checkpoint = self.state.checkpoints[position]
-        return self.handles.deliveries(position, checkpoint.pop_ms, group_id, checkpoint.count)
+        return self.state.checkpoints[position]
 
     def _judge(self, name: str, delivery: Delivery | None, taken: set[tuple[int, int]]) -> Outcome:
         """Decide whether a delivery may still be settled by the group `name`; `taken` are those of the same call."""
@@ -538,6 +604,77 @@ class PopCore:
         if not checkpoint.open & bit or self.store.now_ms() >= checkpoint.deadline_ms:
             return Outcome.HANDLE_EXPIRED
         return Outcome.OK
+
+    # --- consumers inside the node, which hold ids and no handles -----------------------------------------------------
+
+    def settle(self, kind: Kind, deliveries: Iterable[int]) -> int:
+        """Settle deliveries by their ids (`pop.checkpoint.delivery_id`), about 1 us each; return how many were open.
+
+        POP_ACK acknowledges them, POP_DEAD_LETTER gives them up, POP_REVIVED gives them back: visible at once, and not an
+        attempt. One that is over is let pass.
+
+        Raises:
+            DiskFull: not all could be noted. Try again with all.
+        """
+        now_ms, checkpoints, pack = self.store.now_ms(), self.state.checkpoints, REFERENCE.pack
+        chosen: dict[int, list[bytes]] = {}
+        last, open_bits = -1, 0
+        references: list[bytes] = []
+        for delivery in dict.fromkeys(deliveries):
+            position, index = delivery >> INDEX_BITS, delivery & INDEX_MASK
+            if position != last:
+                last = position
+                checkpoint = checkpoints.get(position)
+                open_bits = 0
+                if checkpoint is not None and now_ms < checkpoint.deadline_ms:
+                    open_bits = checkpoint.open
+                    references = chosen.setdefault(checkpoint.group_id, [])
+            if open_bits >> index & 1:
+                references.append(pack(position, index))
+        for group_id, references in chosen.items():
+            group = self.state.by_id[group_id]
+            if not references:
+                continue
+            if kind is Kind.POP_DEAD_LETTER:
+                self._append_dead_letters(group, references, Reason.FORWARDED)
+            elif kind is Kind.POP_REVIVED:
+                self.append_references(kind, group, references, flags=Flag.SUSPENDED)
+                self.counters.revived += len(references)
+            else:
+                assert kind is Kind.POP_ACK, kind
+                for position, count in Counter(REFERENCE.unpack(reference)[0] for reference in references).items():
+                    group.latency.add(now_ms - checkpoints[position].pop_ms, count)
+                self.append_references(kind, group, references)
+                self.counters.acked += len(references)
+            self.serve(group)
+        return sum(map(len, chosen.values()))
+
+    def is_open(self, delivery: int) -> bool:
+        """Return whether a delivery, by its id, may still be settled."""
+        position, index = delivery_of(delivery)
+        checkpoint = self.state.checkpoints.get(position)
+        return checkpoint is not None and bool(checkpoint.open >> index & 1) and self.store.now_ms() < checkpoint.deadline_ms
+
+    def hold(self, group: Group, deliveries: list[int], invisible_ms: int) -> list[int]:
+        """Move the deadline of deliveries of a group to `invisible_ms` from now, however long; return their new ids.
+
+        Those that are over keep theirs.
+
+        Raises:
+            DiskFull: it could not be noted; the old ids hold.
+        """
+        checkpoints = self.state.checkpoints
+        moved = {}
+        for delivery in deliveries:
+            position, index = delivery_of(delivery)
+            checkpoint = checkpoints.get(position)
+            if checkpoint is not None and checkpoint.open >> index & 1:
+                moved[delivery] = position, index
+        if not moved:
+            return deliveries
+        first = delivery_id(self._move(group.id, invisible_ms, False, list(moved.values())).position)
+        fresh = dict(zip(moved, range(first, first + len(moved)), strict=True))
+        return [fresh.get(delivery, delivery) for delivery in deliveries]
 
     def _forget_dropped(self) -> Iterator[None]:
         """Give up the dead letters whose messages are gone: about 5 us each."""
@@ -616,6 +753,11 @@ def check_attempt_id(attempt_id: str) -> str:
     if len(attempt_id.encode()) > ATTEMPT_ID_BYTES_MAX:
         raise RequestInvalid(f"attempt_id has more than {ATTEMPT_ID_BYTES_MAX} bytes")
     return attempt_id
+
+
+def _expires_at_ms(data: bytes) -> int:
+    """Return when the message of a record expires, in ms since 1970; 0 for never."""
+    return decode_properties(decode(data, verify=False).properties).expires_at_ms
 
 
 def _check_dead_letters(name: str, topic_filter: str) -> None:

@@ -174,4 +174,5 @@ def _effective(group: Group) -> pb.GroupSettings:
         expression_type=pb.SQL if settings.expression_type == "sql" else pb.TAG,
         paused=settings.paused,
         backoff_of_node=settings.backoff is None,
+        shared=settings.shared,
     )

@@ -1070,6 +1070,7 @@ class GroupSettings(_message.Message):
     EXPRESSION_TYPE_FIELD_NUMBER: _builtins.int
     PAUSED_FIELD_NUMBER: _builtins.int
     BACKOFF_OF_NODE_FIELD_NUMBER: _builtins.int
+    SHARED_FIELD_NUMBER: _builtins.int
     attempts_max: _builtins.int
     """here and below, 0: the node's option"""
     invisible_ms: _builtins.int
@@ -1080,6 +1081,8 @@ class GroupSettings(_message.Message):
     paused: _builtins.bool
     backoff_of_node: _builtins.bool
     """in an update: the node's option, in place of the group's own"""
+    shared: _builtins.bool
+    """in a description: a shared subscription of MQTT has made the group, and it ends with that"""
     @_builtins.property
     def backoff(self) -> Global___Backoff: ...
     def __init__(
@@ -1094,10 +1097,11 @@ class GroupSettings(_message.Message):
         expression_type: Global___ExpressionType.ValueType | None = ...,
         paused: _builtins.bool | None = ...,
         backoff_of_node: _builtins.bool = ...,
+        shared: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_attempts_max", b"_attempts_max", "_expression", b"_expression", "_expression_type", b"_expression_type", "_fifo", b"_fifo", "_in_flight_max", b"_in_flight_max", "_invisible_ms", b"_invisible_ms", "_paused", b"_paused", "attempts_max", b"attempts_max", "backoff", b"backoff", "expression", b"expression", "expression_type", b"expression_type", "fifo", b"fifo", "in_flight_max", b"in_flight_max", "invisible_ms", b"invisible_ms", "paused", b"paused"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attempts_max", b"_attempts_max", "_expression", b"_expression", "_expression_type", b"_expression_type", "_fifo", b"_fifo", "_in_flight_max", b"_in_flight_max", "_invisible_ms", b"_invisible_ms", "_paused", b"_paused", "attempts_max", b"attempts_max", "backoff", b"backoff", "backoff_of_node", b"backoff_of_node", "expression", b"expression", "expression_type", b"expression_type", "fifo", b"fifo", "in_flight_max", b"in_flight_max", "invisible_ms", b"invisible_ms", "paused", b"paused"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attempts_max", b"_attempts_max", "_expression", b"_expression", "_expression_type", b"_expression_type", "_fifo", b"_fifo", "_in_flight_max", b"_in_flight_max", "_invisible_ms", b"_invisible_ms", "_paused", b"_paused", "attempts_max", b"attempts_max", "backoff", b"backoff", "backoff_of_node", b"backoff_of_node", "expression", b"expression", "expression_type", b"expression_type", "fifo", b"fifo", "in_flight_max", b"in_flight_max", "invisible_ms", b"invisible_ms", "paused", b"paused", "shared", b"shared"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__attempts_max: _TypeAlias = _typing.Literal["attempts_max"]  # noqa: Y015
     _WhichOneofArgType__attempts_max: _TypeAlias = _typing.Literal["_attempts_max", b"_attempts_max"]  # noqa: Y015

@@ -64,6 +64,8 @@ class GroupSettings:
         expression: which messages the group gets; see `pop.expression`. "*" is all of them.
         expression_type: "tag" or "sql".
         paused: pops get nothing. What is out may be settled.
+        shared: a shared subscription of MQTT has made the group, and it ends with the last session that has that. Nobody sets
+            this; it is withdrawn when the group is created by name, or a consumer of POP uses it.
     """
 
     attempts_max: int | None = None
@@ -74,6 +76,7 @@ class GroupSettings:
     expression: str = "*"
     expression_type: ExpressionType = "tag"
     paused: bool = False
+    shared: bool = False
 
     def row(self) -> dict[str, Any]:
         """Return what is not at its default, as it stands in records."""

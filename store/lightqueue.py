@@ -124,9 +124,10 @@ class LightQueue:
         """Return up to `count` entries from `offset` on, and the offset of the first: a later one where entries are trimmed.
 
         Mostly a row begins at `offset`: who follows a queue goes by what commits brought, and a queue of few messages has a row
-        for each. Then it is looked up, which costs half a seek, and no new iterator where something was written since.
+        for each. Then it is looked up, which costs half a seek, and no new iterator where something was written since. At the
+        end nothing is read: a seek there passes over the range deletions of all queues that were dropped lately.
         """
-        if count <= 0:
+        if count <= 0 or offset >= self.committed_offset:
             return offset, b""
         begin, wanted = offset, count * ENTRY_BYTES
         row = self.index.get(entries_key(self.id, offset))

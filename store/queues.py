@@ -62,9 +62,13 @@ class Root:
 
 
 class Route:
-    """Where the messages of one topic go. Valid while `version` is its root's."""
+    """Where the messages of one topic go. Valid while `version` is its root's.
 
-    __slots__ = ("name", "queues", "root", "topic", "version")
+    `beginning` is what the last record began with behind its checksum, topic included, where that had no properties, and
+    `flags` and `turn_ms` are what stood in it. The next one mostly begins so too.
+    """
+
+    __slots__ = ("beginning", "flags", "name", "queues", "root", "topic", "turn_ms", "version")
 
     def __init__(self, topic: bytes, name: str, root: Root, queues: tuple[LightQueue, ...]) -> None:
         self.topic = topic
@@ -72,6 +76,9 @@ class Route:
         self.root = root
         self.queues = queues
         self.version = root.version
+        self.beginning = b""
+        self.flags = 0
+        self.turn_ms = -1
 
 
 class Queues:
@@ -177,9 +184,10 @@ class Queues:
         """Add an entry for a message to each queue of its route. The entries are readable after the commit."""
         entry = ENTRY.pack(position, size, aux)
         for queue in route.queues:
-            if not queue.pending:
+            pending = queue.pending
+            if not pending:
                 self.dirty.append(queue)
-            queue.pending += entry
+            pending += entry
 
     def append_to(self, queue: LightQueue, position: int, size: int, aux: int) -> None:
         """Add an entry to one queue, whatever the record's topic is: retries and dead letters come this way."""

@@ -129,7 +129,9 @@ SIZE_AND_CRC = struct.Struct("<II")
 CRC_FROM = 8
 """The checksum covers the record from this byte on: everything after the crc field."""
 KIND_AT = 8
-"""Offset of the kind within a record."""
+PROPS_LEN_AT = 12
+STORE_MS_AT = 16
+"""Offsets of fields within a record."""
 
 QUEUE_FIXED = struct.Struct("<I")
 """Fixed fields of QUEUE_DECLARED, QUEUE_DROPPED and QUEUE_FILLED: queue id."""

@@ -248,15 +248,19 @@ class Store:
             self.space.check(Kind.MESSAGE)
         if not self._commit_scheduled:
             self._begin_turn()
-        topic = route.topic
-        tail = _TAIL.pack(_MESSAGE, flags, len(topic), len(properties), self._turn_ms) + topic + properties + body
+        if route.turn_ms == self._turn_ms and route.flags == flags and not properties:
+            tail = route.beginning + body  # as that of the message before it: saves 0.2 us
+        else:
+            beginning = _TAIL.pack(_MESSAGE, flags, len(route.topic), len(properties), self._turn_ms) + route.topic
+            tail = beginning + properties + body
+            route.turn_ms, route.flags, route.beginning = -1 if properties else self._turn_ms, flags, beginning
         size = 8 + len(tail)
         position = self.log.add(_HEAD.pack(size, crc32(tail)), tail, size)
         self.messages_stored += 1
         if not flags & _UNROUTED:
             self.queues.dispatch(route, position, size, aux)
         if flags & _OBSERVED:
-            self._apply(Record(position, size, _MESSAGE, flags, self._turn_ms, b"", topic, properties, body))
+            self._apply(Record(position, size, _MESSAGE, flags, self._turn_ms, b"", route.topic, properties, body))
         return position
 
     def append(

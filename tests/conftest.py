@@ -8,8 +8,10 @@ from collections.abc import Callable, Mapping
 import uvloop
 from hypothesis import settings
 
+from tests.depth import DEPTH
+
 # A slow machine is no failure: pytest-timeout bounds a test as a whole.
-settings.register_profile("millrace", deadline=None)
+settings.register_profile("millrace", deadline=None, max_examples=50 * DEPTH)
 settings.load_profile("millrace")
 
 

@@ -1,12 +1,49 @@
-"""What the benchmarks print: a figure that misses its goal must say so."""
+"""What the benchmarks print, and that each row of them still runs: a figure that misses its goal must say so."""
 
 from __future__ import annotations
 
+import argparse
+import io
+import shutil
+import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Generator
+from pathlib import Path
 
+import orjson
 import pytest
+from rich.console import Console
 
-from bench import curve, store
+from bench import curve, mqtt, pop, store
+from bench.load import Load, LoadFailed, run_load, start_load
+from bench.peers import memory_of, millrace
+from bench.profile import shares_of
+from bench.rows import Figures, Found, Goal, Row, RowFailed, Setting, beside, measure_all, run, table_of
+from bench.rows import parser_of as parser_of_rows
+
+ROOT = Path(__file__).parents[1]
+TABLES = {"mqtt": mqtt.ROWS, "pop": pop.ROWS, "store": store.ROWS}
+
+needs_compiler = pytest.mark.skipif(shutil.which("cc") is None and shutil.which("gcc") is None, reason="there is no C compiler")
+
+
+def _setting(directory: Path, **options: object) -> Setting:
+    return Setting(directory, argparse.Namespace(**{"runs": 5, "quick": False, **options}), lambda line: None)
+
+
+def _shown(found: Found, *goals: Goal) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    console.print(table_of("bench", found, [Row(_nothing, goals)]))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def _nothing(setting: Setting) -> Generator[Figures]:
+    yield {}
+
+
+# --- goals, and the table ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -21,13 +58,163 @@ from bench import curve, store
     ],
 )
 def test_a_goal_is_met_on_its_own_side_only(is_most: bool, reached: float, met: bool) -> None:
-    assert store.Goal("x", "x", "s", 100, is_most).is_met(reached) is met
+    assert Goal("x", "x", "s", 100, is_most).is_met(reached) is met
 
 
-def test_each_figure_of_the_table_has_one_line() -> None:
-    figures = [goal.figure for row in store.ROWS.values() for goal in row.goals]
+@pytest.mark.parametrize("rows", TABLES.values(), ids=TABLES)
+def test_each_figure_of_a_table_has_one_line(rows: dict[str, Row]) -> None:
+    figures = [goal.figure for row in rows.values() for goal in row.goals]
     assert len(figures) == len(set(figures))
-    assert store.table_of({figure: [1.0, 3.0, 2.0] for figure in figures}, list(store.ROWS)).row_count == len(figures)
+    assert table_of("x", {figure: [1.0, 3.0, 2.0] for figure in figures}, rows.values()).row_count == len(figures)
+
+
+def test_the_table_judges_the_median_and_shows_the_extremes() -> None:
+    shown = _shown({"x": [90.0, 1_000.0, 101.0]}, Goal("x", "the title", "msg/s", 100))
+    assert ">= 100 msg/s" in shown
+    assert "101 msg/s" in shown
+    assert "90 to 1,000" in shown
+    assert "yes" in shown
+    assert "NO" in _shown({"x": [90.0, 1_000.0, 99.0]}, Goal("x", "the title", "msg/s", 100))
+
+
+def test_a_ratio_is_told_beside_what_each_broker_did() -> None:
+    figures = beside("x", {"Millrace": 300.0, "other": 900.0, "rival": 100.0}, "rival")
+    shown = _shown({name: [value] for name, value in figures.items()}, Goal("x", "the title", "x", 2))
+    line = next(line for line in shown.splitlines() if "the title" in line)
+    assert [cell.strip() for cell in line.strip("│").split("│")] == [
+        "the title",
+        "300",
+        "900",
+        "100",
+        ">= 2 x",
+        "3 x",
+        "",
+        "yes",
+    ]
+
+
+def test_without_the_rival_a_ratio_is_neither_met_nor_missed() -> None:
+    figures = beside("x", {"Millrace": 300.0}, "rival")
+    shown = _shown({name: [value] for name, value in figures.items()}, Goal("x", "the title", "x", 2))
+    assert "300" in shown
+    assert "yes" not in shown
+    assert "NO" not in shown
+
+
+def test_runs_are_as_many_as_asked_for_and_what_they_share_is_ended(tmp_path: Path) -> None:
+    ended = []
+
+    def measure(setting: Setting) -> Generator[Figures]:
+        try:
+            while True:
+                yield {"x": 1.0}
+        finally:
+            ended.append(True)
+
+    found: Found = {}
+    failed = measure_all({"row": Row(measure, ())}, _setting(tmp_path, runs=3), found)
+    assert (found, failed, ended) == ({"x": [1.0, 1.0, 1.0]}, [], [True])
+
+
+def test_a_row_that_fails_leaves_the_others_and_what_it_had_found(tmp_path: Path) -> None:
+    def fails(setting: Setting) -> Generator[Figures]:
+        yield {"x": 1.0}
+        raise RowFailed("no more")
+
+    def works(setting: Setting) -> Generator[Figures]:
+        yield {"y": 2.0}
+
+    found: Found = {}
+    failed = measure_all({"first": Row(fails, ()), "second": Row(works, ())}, _setting(tmp_path), found)
+    assert found == {"x": [1.0], "y": [2.0]}
+    assert failed == ["first: no more"]
+
+
+@pytest.mark.parametrize(("arguments", "status"), [([], 1), (["--only", "good"], 0)])
+def test_the_status_tells_whether_a_row_failed(arguments: list[str], status: int, tmp_path: Path) -> None:
+    def fails(setting: Setting) -> Generator[Figures]:
+        yield from ()
+        raise RowFailed("no")
+
+    rows = {"good": Row(_nothing, ()), "bad": Row(fails, ())}
+    out = tmp_path / "figures.json"
+    assert run(parser_of_rows("x", "x", rows), rows, ["--json", str(out), *arguments]) == status
+    assert orjson.loads(out.read_bytes())["failed"] == ["bad: no"] * status
+
+
+def test_a_row_that_is_not_there_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        mqtt.main(["--only", "fanout,fan-in"])
+    assert "no row is called fan-in" in capsys.readouterr().err
+
+
+def test_shares_are_of_the_loop_alone_and_of_what_each_function_does_itself() -> None:
+    stacks = [
+        "thread (0x1): MainThread;run (cli.py);write (log.py) 30",
+        "thread (0x1): MainThread;run (cli.py);write (log.py);pack (record.py) 60",
+        "thread (0x1): MainThread;run (cli.py);parse (codec.py) 10",
+        "thread (0x2): sync;run (thread.py);write (log.py) 900",
+    ]
+    assert shares_of(stacks) == [(60, "pack (record.py)"), (30, "write (log.py)"), (10, "parse (codec.py)")]
+
+
+# --- the load generator -----------------------------------------------------------------------------------------------
+
+
+@needs_compiler
+def test_a_load_is_delivered_to_whom_it_is_for(tmp_path: Path) -> None:
+    with millrace(tmp_path) as node:
+        to_all = run_load(node.host, node.port, Load(pubs=2, subs=3, msgs=100, qos=1, subqos=1, window=5))
+        assert (to_all.acked, to_all.delivered, to_all.expected) == (100, 300, 300)
+        one_each = run_load(node.host, node.port, Load(subs=3, stalled=1, own=1, topics=2, msgs=100, others=120))
+        assert (one_each.sent, one_each.delivered, one_each.expected) == (100, 100, 100)
+        assert to_all.ack_us_p50 > 0
+        assert one_each.latency_us_p50 > 0
+
+
+@needs_compiler
+def test_a_rate_is_kept(tmp_path: Path) -> None:
+    with millrace(tmp_path) as node:
+        result = run_load(node.host, node.port, Load(pubs=3, subs=1, qos=1, rate=1_000, msgs=600))
+    assert result.delivered == 600
+    assert result.publish_per_s <= 1_001
+
+
+@needs_compiler
+def test_connections_are_held_until_the_end(tmp_path: Path) -> None:
+    with millrace(tmp_path) as node, start_load(node.host, node.port, Load(pubs=50, msgs=50, window=1, hold=1)) as running:
+        result = running.result()
+        assert result.connect_s > 0
+        assert result.sent == 0
+        assert running.is_running
+        assert memory_of(node.pid).resident > memory_of(node.pid).anonymous > 0
+    assert not running.is_running
+
+
+@needs_compiler
+def test_a_load_that_fails_says_why() -> None:
+    with pytest.raises(LoadFailed, match="Connection refused"):
+        run_load("127.0.0.1", 1, Load())
+
+
+# --- all rows ---------------------------------------------------------------------------------------------------------
+
+
+@needs_compiler
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", TABLES)
+def test_every_row_runs(name: str, tmp_path: Path) -> None:
+    out = tmp_path / "figures.json"
+    command = [sys.executable, "-m", "bench", name, "--quick", "--json", str(out), "--dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    found = orjson.loads(out.read_bytes())["figures"]
+    # What is not there to be compared with gives no ratio; each broker that is there has its column.
+    told = {figure.partition("@")[0] for figure in found}
+    assert {goal.figure for row in TABLES[name].values() for goal in row.goals} <= told
+
+
+# --- the curve --------------------------------------------------------------------------------------------------------
 
 
 def test_growth_compares_the_ends_of_the_curve_behind_its_beginning() -> None:

@@ -93,8 +93,8 @@ async def test_paho_gets_all_properties_that_paho_sends(broker: Broker) -> None:
 
 async def test_paho_understands_refusals(broker: Broker) -> None:
     async with asyncio.timeout(ANSWER_S_MAX), paho(broker, "pump") as client:
-        client.client.subscribe([("$share/g/a", 1), ("a", 1)])
-        assert [reason.value for reason in await client.of("subscribe")] == [0x9E, 1]
+        client.client.subscribe([("$share/g", 1), ("a", 1)])
+        assert [reason.value for reason in await client.of("subscribe")] == [0x8F, 1]
         client.client.publish("$SYS/x", b"x", 1)
         reason, about = await client.of("publish")
         assert reason.value == 0x90

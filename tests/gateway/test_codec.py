@@ -223,9 +223,9 @@ def test_a_refused_connect_is_answered_in_the_format_of_its_version(data: bytes,
 
 def test_a_refused_connect_of_5_and_later_is_answered_in_the_format_of_5() -> None:
     assert encode_refusal(UnsupportedVersion("no", is_v5=False), 0) == b"\x20\2\0\1"
-    assert encode_refusal(UnsupportedVersion("no", is_v5=True), 0) == b"\x20\x08\0\x84\5\x1f\0\2no"  # [MQTT-3.1.2-2]
+    assert encode_refusal(UnsupportedVersion("no", is_v5=True), 0, "no") == b"\x20\x08\0\x84\5\x1f\0\2no"  # [MQTT-3.1.2-2]
     assert encode_refusal(ConnectRefused("no", ConnectCode.NOT_AUTHORIZED), 4) == b"\x20\2\0\5"
-    assert encode_refusal(ConnectRefused("no", ConnectCode.NOT_AUTHORIZED), 5) == b"\x20\x08\0\x87\5\x1f\0\2no"
+    assert encode_refusal(ConnectRefused("no", ConnectCode.NOT_AUTHORIZED), 5, "no") == b"\x20\x08\0\x87\5\x1f\0\2no"
     assert encode_refusal(ProtocolError("no"), 4) == b""
 
 

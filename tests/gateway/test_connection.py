@@ -155,7 +155,7 @@ async def test_one_client_more_than_the_limit_is_refused(start_broker: StartBrok
     first, second = await broker.connect("first"), await broker.connect("second")
     refused = await broker.connect("third", accepted=False)
     assert await refused.ended() == [(CONNACK, 0, bytes((0, ConnectCode.SERVER_UNAVAILABLE)))]
-    assert broker.closed(ReasonCode.SERVER_UNAVAILABLE) == 1
+    assert broker.closed(ReasonCode.QUOTA_EXCEEDED) == 1
 
     again = await broker.connect("first")  # who takes over needs no room
     assert await first.ended() == []

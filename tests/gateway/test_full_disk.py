@@ -273,3 +273,23 @@ async def test_metrics_readiness_and_state_tell_of_it(full: Broker) -> None:
     assert disk["held_bytes"] > 0
     async with aiohttp.ClientSession() as session, session.get(f"http://{full.node.admin}/readyz") as response:
         assert (response.status, await response.json()) == (200, {"ready": True, "store": "read_only"})
+
+
+@pytest.mark.parametrize("left", [GIB // 2, GIB // 8], ids=["read-only", "exhausted"])
+async def test_members_of_a_shared_subscription_go_on_as_far_as_there_is_room(start_broker: StartBroker, left: int) -> None:
+    broker = await start_broker(reserve_bytes=GIB)
+    one, publisher = await broker.connect("one"), await broker.connect("publisher")
+    assert await one.subscribe(("$share/g/a", 1)) == [1]
+    await publisher.publish("a", b"x", 1)
+    found = await one.expect(PUBLISH)
+    free(broker, left)
+    two = await broker.connect_5("two")
+    assert await two.subscribe(("$share/g/a", 1), ("$share/g/b", 1)) == [1, ReasonCode.QUOTA_EXCEEDED]
+    await one.send(encode_acks(PUBACK, [found[3]]))
+    await one.drained()
+    (group,) = broker.node.pop
+    assert group.in_flight == (1 if left < GIB // 4 else 0)
+    free(broker, TOTAL)
+    assert group.in_flight == 0
+    await publisher.publish("a", b"y", 1)
+    await until(lambda: group.in_flight == 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from pathlib import Path
 from typing import Any
@@ -14,17 +13,18 @@ from websockets.typing import Subprotocol
 from websockets.uri import parse_uri
 
 from gateway.options import AccessOptions, ListenerOptions
+from tests.depth import DEPTH
+from tests.fuzz.inputs import cut
 from tests.gateway.certificates import Authority
 from tests.gateway.conftest import StartBroker
 from tests.gateway.packet_cases import INVALID, VALID, connect, subscribe
 from tests.gateway.scripted_plugins import new_script
-from tests.gateway.test_fuzz import cut
 from tests.gateway.test_proxy import INVALID as INVALID_HEADERS
 from tests.gateway.test_proxy import LOOPBACK
 from tests.gateway.test_proxy import VALID as VALID_HEADERS
 from tests.gateway.wire import CLEAN, FREE, Message, until
 
-ROUNDS = int(os.environ.get("MILLRACE_FUZZ_ROUNDS", "6"))
+ROUNDS = 4 * DEPTH
 """Rounds of attacks on each kind of listener."""
 AT_ONCE = 30
 

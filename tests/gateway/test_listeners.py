@@ -7,6 +7,7 @@ import errno
 import os
 import socket
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ import pytest
 
 from gateway.options import LimitOptions, ListenerOptions
 from gateway.packets import CONNACK
-from gateway.reasons import ReasonCode
+from gateway.properties import Property
+from gateway.reasons import ConnectCode, ReasonCode
 from gateway.sources import EXEMPT, Sources, source_of
 from store.options import HostPort
+from tests.gateway.certificates import Authority
 from tests.gateway.conftest import StartBroker
 from tests.gateway.packet_cases import connect
 from tests.gateway.wire import CLEAN, FREE, PING, Broker, Message, until
@@ -156,18 +159,46 @@ class LimitsClock:
         broker.node.gateway.now_ms = lambda: self.ms  # type: ignore[method-assign]
 
 
-async def test_a_listener_takes_so_many_connections_a_second(start_broker: StartBroker) -> None:
-    broker = await start_broker(listeners=(ListenerOptions(name="limited", listen=FREE, connections_per_s=2),))
+@pytest.mark.parametrize("kind", ["tcp", "tls"])
+async def test_a_listener_takes_so_many_connections_a_second(start_broker: StartBroker, tmp_path: Path, kind: str) -> None:
+    authority = Authority(tmp_path / "authority")
+    context = authority.context() if kind == "tls" else None
+    plain = ListenerOptions(name="limited", listen=FREE)
+    limited = replace(authority.listener("limited", "tls") if context else plain, connections_per_s=2)
+    broker = await start_broker(listeners=(limited,))
     clock = LimitsClock(broker)
+    refused = broker.listener("limited").refused
     for _ in range(2):
-        await broker.connect("a", listener="limited")
-    assert await ends_unanswered(broker)
-    assert broker.listener("limited").refused == {"connection_rate": 1}
+        await broker.connect("a", listener="limited", context=context)
+    told = 0
+    if context is None:
+        old = await broker.connect("b", listener="limited", accepted=False)
+        assert await old.ended() == [(CONNACK, 0, bytes((0, ConnectCode.SERVER_UNAVAILABLE)))]
+        new = await broker.connect_5("b", listener="limited", accepted=False)
+        reason, about = await new.connack()
+        assert reason == ReasonCode.CONNECTION_RATE_EXCEEDED
+        assert "see connections_per_s" in about[Property.REASON_STRING]
+        assert await new.ended() == []
+        assert set(broker.node.gateway.clients) == {"a"}
+        told = 2
+    for _ in range(2):
+        assert await (await broker.dial("limited")).receive() == ()
+    assert refused == {"connection_rate": told + 2}
     clock.ms += 499
-    assert await ends_unanswered(broker)
+    assert await (await broker.dial("limited")).receive() == ()
     clock.ms += 1
+    await broker.connect("a", listener="limited", context=context)
+
+
+async def test_who_is_told_of_the_rate_is_counted_off(start_broker: StartBroker) -> None:
+    broker = await start_broker(listeners=(ListenerOptions(name="limited", listen=FREE, connections_per_s=1),))
+    LimitsClock(broker)
     await broker.connect("a", listener="limited")
-    assert await ends_unanswered(broker)
+    refused = await broker.connect_5("b", listener="limited", accepted=False)
+    assert (await refused.connack())[0] == ReasonCode.CONNECTION_RATE_EXCEEDED
+    assert await refused.ended() == []
+    await until(lambda: broker.listener("limited").open == 1)
+    assert broker.closed(ReasonCode.CONNECTION_RATE_EXCEEDED) == 1
 
 
 def behind(host: str) -> bytes:

@@ -18,6 +18,7 @@ from store.lightqueue import ENTRY
 from store.options import HOUR_MS, KIB, MIB, StoreOptions
 from store.record import TIMER_ENTRY, Flag, Kind, Properties, decode, encode_properties
 from store.store import Store
+from tests.depth import DEPTH
 from tests.store.wiring import close, open_store, publish, retain
 
 
@@ -69,7 +70,7 @@ FILTERS = st.builds(
 ).filter(bool)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25 * DEPTH)
 @given(st.lists(TOPICS, max_size=25), st.lists(FILTERS | st.just("#"), min_size=1, max_size=8), st.data())
 def test_a_search_finds_what_the_definition_finds_in_order(stored: list[str], filters: list[str], data: st.DataObject) -> None:
     cleared = data.draw(st.lists(st.sampled_from(stored), unique=True)) if stored else []

@@ -98,7 +98,7 @@ async def test_a_publish_before_the_subscribe_in_one_read_is_no_part_of_it(broke
 async def test_filters_that_are_refused_are_told_so_each_on_its_own(start_broker: StartBroker) -> None:
     broker = await start_broker(topic_levels_max=4, topic_bytes_max=20)
     client = await broker.connect("pump")
-    codes = await client.subscribe(("a", 1), ("1/2/3/4/5", 0), ("b/#", 2), ("x" * 21, 1), ("$share/group/a", 1), ("c", 0))
+    codes = await client.subscribe(("a", 1), ("1/2/3/4/5", 0), ("b/#", 2), ("x" * 21, 1), ("$share/group", 1), ("c", 0))
     assert codes == [1, SUBACK_FAILURE, 2, SUBACK_FAILURE, SUBACK_FAILURE, 0]
     assert broker.node.gateway.counters.subscriptions_refused == 3
     await client.publish("b/c", b"x")

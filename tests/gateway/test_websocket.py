@@ -170,7 +170,9 @@ async def test_what_is_no_request_is_refused_and_nothing_is_left(broker: Broker,
     assert broker.node.gateway.counters.connections_accepted == 0
 
 
-@pytest.mark.parametrize("frame", [Frame(OP_BINARY, PING).serialize(mask=False), Frame(OP_CLOSE, b"").serialize(mask=True)])
+@pytest.mark.parametrize(
+    "frame", [Frame(OP_BINARY, PING).serialize(mask=False), Frame(OP_CLOSE, b"").serialize(mask=True)], ids=["bare", "close"]
+)
 async def test_frames_that_end_the_connection_before_it_began_do_so(broker: Broker, frame: bytes) -> None:
     frames = ClientProtocol(parse_uri("ws://localhost/mqtt"), subprotocols=[Subprotocol("mqtt")])
     frames.send_request(frames.connect())
@@ -292,6 +294,21 @@ async def test_a_client_that_never_answers_a_close_is_cut_off(broker: Broker, op
     await connected(broker, b"c", opened)
     await broker.connect("c")
     await until(lambda: broker.listener("ws").open == 0)
+
+
+@pytest.mark.parametrize("is_wrong", [False, True])
+async def test_a_client_that_has_said_all_is_not_waited_for(
+    broker: Broker, opened: list[WebSocketClient], monkeypatch: pytest.MonkeyPatch, is_wrong: bool
+) -> None:
+    monkeypatch.setattr("gateway.connection.CLOSE_FLUSH_S", 2 * ANSWER_S_MAX)
+    client = await connected(broker, b"c", opened)
+    if is_wrong:
+        client.frames.send_binary(b"\0\0")
+        await client.send()
+        await until(lambda: broker.closed(ReasonCode.MALFORMED_PACKET) == 1)
+    client.writer.write_eof()
+    assert await client.close_code() == 1000
+    await until(lambda: not broker.node.gateway.connections)
 
 
 async def test_a_slow_websocket_client_holds_no_memory(start_broker: StartBroker, opened: list[WebSocketClient]) -> None:

@@ -28,7 +28,7 @@ from store.options import KIB, MIB, HostPort, StoreOptions
 from store.queues import ROOT
 from store.record import Kind
 from tests.gateway.packet_cases import connect, packet, subscribe, unsubscribe
-from tests.gateway.packet_cases_5 import connect_5, subscribe_5
+from tests.gateway.packet_cases_5 import connect_5, subscribe_5, unsubscribe_5
 from tests.store.wiring import copy_left
 
 ANSWER_S_MAX = 20.0
@@ -231,6 +231,10 @@ class Client5(Client):
 
     async def subscribe(self, *filters: tuple[str, int]) -> list[int]:
         return await self.subscribe_with(*filters)
+
+    async def unsubscribe(self, *filters: str) -> None:
+        await self.send(unsubscribe_5(2, *(name.encode() for name in filters)))
+        assert (await self.expect(UNSUBACK))[2] == b"\0\2\0" + bytes(len(filters))
 
     async def message_with(self) -> tuple[Message, Found]:
         """Return the next message with its properties; at QoS 1 and 2, acknowledge it."""

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from bench.peers import NotInstalled, Peer, mosquitto
 from millrace import fleet
 from millrace.fleet import Reading, publish_fleet, simulate
+from tests.depth import DEPTH
 
 # --- simulation -----------------------------------------------------------------------------------------------------
 
@@ -45,7 +46,7 @@ def test_the_readings_of_a_seed_are_the_same_from_one_version_to_the_next() -> N
     )
 
 
-@settings(max_examples=60)
+@settings(max_examples=30 * DEPTH)
 @given(seed=st.integers(), devices=st.integers(1, 40), readings=st.integers(0, 1_500))
 def test_every_reading_is_consistent_with_what_its_device_sent_before(seed: int, devices: int, readings: int) -> None:
     sent = simulate(seed, devices, readings)

@@ -111,3 +111,17 @@ async def test_names_and_units_are_those_that_prometheus_wants(broker: Broker) -
         assert re.fullmatch(r"(millrace|process)_[a-z0-9_]+", family.name), family.name
         assert family.documentation.endswith("."), family.name
         assert not family.name.endswith("_total"), "the client library adds it to counters"
+
+
+async def test_shared_subscriptions_are_counted_and_their_groups_are_told(broker: Broker) -> None:
+    one, two = [await broker.connect(name) for name in ("one", "two")]
+    await one.subscribe(("$share/g/a", 1), ("$share/h/a", 1), ("b", 1))
+    await two.subscribe(("$share/g/a", 1))
+    await one.publish("a", b"x", 1)
+    await until(lambda: samples(broker)["millrace_pop_group_in_flight{filter=a,group=g}"] == 1)
+    found = samples(broker)
+    assert (found["millrace_mqtt_subscriptions"], found["millrace_mqtt_subscriptions_shared"]) == (4, 3)
+    assert found["millrace_mqtt_shared"] == 2
+    one.reset()
+    await until(lambda: samples(broker)["millrace_mqtt_subscriptions_shared"] == 1)
+    assert samples(broker)["millrace_mqtt_deliveries_returned_total"] >= 1

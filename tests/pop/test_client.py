@@ -336,7 +336,7 @@ async def test_several_tasks_share_one_consumer(node: Node, client: Client) -> N
 async def test_a_message_that_expired_while_it_waited_is_not_handed_to_the_loop(node: Node, client: Client) -> None:
     await client.send_batch([OutgoingMessage(topic=TOPIC, body=b"%d" % n) for n in range(3)])
     seen = []
-    async for message in client.consume(FILTER, group=GROUP, batch=3, prefetch=3, invisible_ms=400):
+    async for message in client.consume(FILTER, group=GROUP, batch=3, prefetch=3, invisible_ms=1000):
         seen.append((message.body, message.attempt))
         if len(seen) == 1:
             await node.until(lambda: node.core.counters.revived == 3)

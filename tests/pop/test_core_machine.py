@@ -15,6 +15,7 @@ from pop.core import Outcome
 from pop.options import PopOptions
 from store.clock import ManualClock
 from store.options import MIB, StoreOptions
+from tests.depth import DEPTH
 from tests.pop.wiring import Parts
 from timer.options import TimerOptions
 
@@ -244,4 +245,4 @@ class PopMachine(RuleBasedStateMachine):
 
 
 TestPopMachine = PopMachine.TestCase
-TestPopMachine.settings = settings(max_examples=40, stateful_step_count=35, deadline=None)
+TestPopMachine.settings = settings(max_examples=15 * DEPTH, stateful_step_count=35)

@@ -17,6 +17,7 @@ from pop.core import Outcome
 from pop.errors import GroupBusy
 from store.options import MIB, StoreOptions
 from store.record import Properties
+from tests.depth import DEPTH
 from tests.pop.wiring import GROUP, Delivered, Parts
 
 RESTARTS = [None, True, False]
@@ -252,7 +253,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25 * DEPTH)
 @given(steps=steps)
 @example(steps=[("publish", "a"), ("publish", "a"), ("pop", 1), ("nack", 0), ("pop", 1)])
 def test_order_holds_whatever_happens(steps: list[tuple[str, object]]) -> None:

@@ -18,6 +18,7 @@ from spark.tables import TABLES
 from store import record
 from store.errors import RecordCorrupt
 from store.record import CHANGE_ENTRY, CHECKPOINT_ENTRY, FIXED_BYTES, POP_FIXED, REFERENCE, Kind, Record
+from tests.depth import DEPTH
 
 BASE = 7_000_000_000
 
@@ -130,7 +131,7 @@ def test_the_table_of_records_holds_every_field(data: bytes) -> None:
 
 
 @given(logs)
-@settings(max_examples=50)
+@settings(max_examples=25 * DEPTH)
 def test_events_are_what_begins_and_what_ends(data: bytes) -> None:
     records, _ = load(data)
     records = records.of_kind(*TABLES["events"].kinds)
@@ -142,7 +143,7 @@ def test_events_are_what_begins_and_what_ends(data: bytes) -> None:
 
 
 @given(logs)
-@settings(max_examples=50)
+@settings(max_examples=25 * DEPTH)
 def test_group_names_follow_their_ids(data: bytes) -> None:
     records, _ = load(data)
     for name in ("groups", "checkpoints", "settlements"):

@@ -13,6 +13,7 @@ from store.commitlog import CommitLog, Tail
 from store.errors import LogCorrupt, PositionUnknown, RecordCorrupt, RecordTooLarge
 from store.record import COPY_BYTES, HEADER_BYTES, Kind, encode
 from store.segment import Segment, segment_base, segment_name
+from tests.depth import DEPTH
 
 NOW_MS = 1_700_000_000_000
 SEGMENT_BYTES = 256
@@ -109,7 +110,7 @@ def test_what_is_added_has_a_position_at_once_and_is_read_after_the_write(tmp_pa
     log.close()
 
 
-@settings(max_examples=40)
+@settings(max_examples=20 * DEPTH)
 @given(sizes=st.lists(st.integers(HEADER_BYTES + 9, LARGEST), max_size=30), data=st.data())
 def test_any_sizes_in_any_batches_survive_a_restart(
     sizes: list[int], data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

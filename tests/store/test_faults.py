@@ -18,6 +18,7 @@ from store import commitlog
 from store.errors import DiskFull
 from store.options import KIB
 from store.space import Level
+from tests.depth import DEPTH
 from tests.store.faults import CALLS, Faults
 from tests.store.wiring import bodies, close, durable_queue, open_store, publish
 
@@ -81,7 +82,7 @@ def found_in(data_dir: Path) -> list[str]:
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30 * DEPTH)
 @given(plan=plans, batches=batches, short_at_most=st.sampled_from([0, 0, 1, 100]), full_at=st.none() | st.integers(0, 9000))
 def test_whatever_fails_when_what_was_acknowledged_is_there_in_order_and_once(
     plan: dict[tuple[str, int], int | str], batches: list[list[int]], short_at_most: int, full_at: int | None

@@ -21,6 +21,7 @@ from store.lightqueue import (
 )
 from store.record import Flag, Kind, Properties, encode_properties, tag_hash
 from store.store import Store
+from tests.depth import DEPTH
 from tests.store.wiring import bodies, close, crash, durable_queue, open_store, positions, publish
 
 
@@ -93,7 +94,7 @@ def test_pending_entries_are_not_read_before_the_commit(store: Store) -> None:
     assert bodies(store, queue) == ["a", "b", "c"]
 
 
-@settings(max_examples=25)
+@settings(max_examples=15 * DEPTH)
 @given(rows=st.lists(st.integers(1, 6), min_size=1, max_size=8), data=st.data())
 def test_a_read_may_begin_and_end_anywhere_in_any_row(
     rows: list[int], data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
@@ -170,7 +171,7 @@ def test_an_entry_of_a_queue_that_is_in_no_memory_is_read_without_its_end(index:
     assert LightQueue(1, "a/#", index).read(0, 99) == queue.read(0, 99) == written
 
 
-@settings(max_examples=25)
+@settings(max_examples=15 * DEPTH)
 @given(rows=st.lists(st.integers(1, 6), min_size=1, max_size=8), removed=st.integers(0, 7), data=st.data())
 def test_a_queue_can_be_read_in_bounds_both_ways(
     rows: list[int], removed: int, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
@@ -210,7 +211,7 @@ def test_a_queue_can_be_read_in_bounds_both_ways(
 # --- offsets by time ------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=25)
+@settings(max_examples=15 * DEPTH)
 @given(steps=st.lists(st.integers(0, 3), min_size=1, max_size=30), data=st.data())
 def test_the_offset_at_a_time_is_that_of_the_first_message_stored_then_or_later(
     steps: list[int], data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

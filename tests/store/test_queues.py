@@ -15,6 +15,7 @@ from store.lightqueue import Start, entries_array, queue_prefix
 from store.record import RECORD_BYTES_MAX, TIMER_ENTRY, Flag, Kind, tag_hash
 from store.store import Store
 from store.topics import matches
+from tests.depth import DEPTH
 from tests.store.wiring import bodies, close, contents, crash, durable_queue, fill, open_store, positions, publish
 
 
@@ -448,7 +449,7 @@ def test_each_start_has_a_queue_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small_slices")
-@settings(max_examples=30)
+@settings(max_examples=15 * DEPTH)
 @given(
     steps=st.lists(st.sampled_from(["publish", "publish 4", "commit", "fill", "declare", "crash", "save"]), max_size=40),
     topic_filter=st.sampled_from(["+/1/temp", "plant/+/temp", "#"]),

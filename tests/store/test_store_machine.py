@@ -19,6 +19,7 @@ from store.clock import ManualClock
 from store.lightqueue import LightQueue, Start
 from store.store import Store
 from store.topics import matches
+from tests.depth import DEPTH
 from tests.store.wiring import bodies, close, crash, fill, numbered_bodies, open_store, publish, retain
 
 SEGMENT_BYTES = 600
@@ -286,4 +287,4 @@ def cut_log(data_dir: Path, cut: int, garbage: bytes) -> None:
 
 
 TestStoreMachine = StoreMachine.TestCase
-TestStoreMachine.settings = settings(max_examples=30, stateful_step_count=40)
+TestStoreMachine.settings = settings(max_examples=15 * DEPTH, stateful_step_count=40)

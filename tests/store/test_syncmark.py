@@ -18,6 +18,7 @@ from store.record import Kind, encode
 from store.repair import repair, survey
 from store.setaside import SET_ASIDE
 from store.syncmark import FILE, Mark, SyncMark
+from tests.depth import DEPTH
 
 PAGE = 4 * KIB
 SEGMENT_BYTES = 64 * KIB
@@ -77,7 +78,7 @@ def test_a_power_cut_is_only_where_the_machine_has_booted_since(mark: Mark, sinc
 
 
 @pytest.mark.usefixtures("reboots")
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80 * DEPTH)
 @given(
     synced=st.lists(st.integers(0, 3000), max_size=8),
     unsynced=st.lists(st.integers(0, 6000), min_size=1, max_size=6),

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from store.errors import TopicInvalid
 from store.topics import FilterTrie, check_filter, check_topic, first_level, is_wildcard, matches, overlap
+from tests.depth import DEPTH
 
 # --- the specification's own examples -------------------------------------------------------------------------------
 
@@ -271,7 +272,7 @@ class TrieAgainstDict(RuleBasedStateMachine):
 
 
 TestTrieAgainstDict = TrieAgainstDict.TestCase
-TestTrieAgainstDict.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+TestTrieAgainstDict.settings = settings(max_examples=25 * DEPTH, stateful_step_count=30)
 
 
 @given(st.binary(max_size=40))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from store.errors import LimitExceeded
 from store.record import Flag, Properties, encode_properties
+from tests.depth import DEPTH
 from tests.pop.wiring import TOPIC, Parts
 from timer.delayed import RECALLED_REMEMBERED, Recalled
 from timer.options import YEAR_MS, TimerOptions
@@ -245,7 +246,7 @@ events = st.lists(
 )
 
 
-@settings(max_examples=25)
+@settings(max_examples=12 * DEPTH)
 @given(steps=events)
 def test_through_any_crashes_each_fires_once_unless_it_was_recalled(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]

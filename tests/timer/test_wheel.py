@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.depth import DEPTH
 from timer.wheel import MemoryBuckets, TimerWheel
 
 START_MS = 1_700_000_000_000
@@ -47,7 +48,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150 * DEPTH)
 @given(steps=steps, tick_ms=st.sampled_from([1, 7, 10]), slots=st.sampled_from([1, 3, 8]), start_ms=st.integers(0, 200))
 def test_behaves_as_a_sorted_list_of_all_that_is_pending(
     steps: list[tuple[str, int, int]], tick_ms: int, slots: int, start_ms: int

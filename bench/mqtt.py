@@ -1,0 +1,302 @@
+"""`python -m bench mqtt`: MQTT in and out, the same load on Millrace, mosquitto and nats-server, in turn, on one machine.
+
+For each row the brokers are started anew and get a tenth of the load to warm up. Then they take turns (A B C A B C ...), so
+that whatever else the machine does falls on all; those that are not measured are idle. What stands in a broker's column is the
+median of its runs; a ratio is the median of the ratios of each run with that of mosquitto beside it.
+
+The load generator is a process of one thread: on two cores it has one, and the broker the other with what the generator leaves
+of the first. What the brokers promise is not the same: see `bench.peers`.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+
+from bench.load import Load, LoadFailed, LoadUnavailable, Result, compile_load, run_load, start_load
+from bench.peers import OURS, Memory, Peer, PeerFailed, memory_of, mosquitto, nats_server, path_of, processor_s
+from bench.rows import Figures, Goal, Measure, Row, RowFailed, Setting, add_beside, beside, find_rivals, parser_of, run
+
+RIVAL = "mosquitto"
+RIVALS = (RIVAL, "nats-server")
+
+WARM_UP_SHARE = 10
+QUICK_SHARE = 50
+
+IDLE = 10_000
+OTHER_FILTERS = 10_000
+STEADY_PER_S = 10_000
+STEADY_S = 10
+
+SLOW_PER_S = 50_000
+SLOW_S = 60
+SLOW_SUBSCRIBERS = 1_000
+SLOW_STALLED = 100
+SETTLED_SHARE = 3
+"""Memory counts as settled after one of so many parts of the minute."""
+
+SPARE_FILES = 200
+"""File descriptors that a process needs besides its connections."""
+
+Start = Callable[[], AbstractContextManager[Peer]]
+
+
+# --- the brokers ------------------------------------------------------------------------------------------------------
+
+
+def _prepare(setting: Setting) -> None:
+    """Compile the load generator, and leave out brokers that aren't there, with a line that says so."""
+    compile_load()
+    find_rivals(setting, {name: partial(path_of, name) for name in RIVALS})
+
+
+@contextmanager
+def _brokers(setting: Setting, *, bounded: bool = False) -> Iterator[list[Peer]]:
+    """Run Millrace, and the others that are to be measured. `bounded`: mosquitto drops what its default bounds say."""
+    starts: dict[str, Start] = {
+        RIVAL: lambda: mosquitto(bounded=bounded),
+        "nats-server": lambda: nats_server(setting.fresh()),
+    }
+    with ExitStack() as stack:
+        brokers = [stack.enter_context(setting.node())]
+        brokers += [stack.enter_context(starts[name]()) for name in setting.options.rivals]
+        yield brokers
+
+
+def _in_turn(setting: Setting, brokers: list[Peer], load: Load) -> dict[str, Result]:
+    """Put a load on each broker; one of the others that fails it is left out of the row from then on."""
+    results = {}
+    for broker in list(brokers):
+        try:
+            before_s = processor_s(broker.pid)
+            result = run_load(broker.host, broker.port, load)
+            results[broker.name] = replace(result, broker_s=processor_s(broker.pid) - before_s)
+        except LoadFailed as error:
+            if broker.name == OURS:
+                raise
+            setting.tell(f"{broker.name} is left out of this row: {error}")
+            brokers.remove(broker)
+    return results
+
+
+def _runs(setting: Setting, load: Load, *, bounded: bool = False) -> Generator[dict[str, Result]]:
+    """Warm up, and put a load on each broker again and again."""
+    load = replace(load, msgs=max(setting.count(load.msgs, load.msgs // QUICK_SHARE), load.pubs))
+    with _brokers(setting, bounded=bounded) as brokers:
+        _in_turn(setting, brokers, replace(load, msgs=max(load.msgs // WARM_UP_SHARE, load.pubs)))
+        while True:
+            results = _in_turn(setting, brokers, load)
+            for name, result in results.items():
+                if missing := result.missing(load):
+                    setting.tell(f"{missing:,} of {result.msgs:,} messages, or their deliveries, are missing at {name}")
+            yield results
+
+
+# --- the rows of the table --------------------------------------------------------------------------------------------
+
+
+def _rate(figure: str, load: Load, *, is_delivered: bool = False, bounded: bool = False) -> Measure:
+    """Return the measurement of messages delivered per second, or published: with QoS 1, acknowledged.
+
+    Told besides: for how many us each of them keeps the broker's processors, and how many are missing.
+
+    With QoS 0 what a client has written may still lie in a socket's buffer: there only delivery shows what a broker did.
+    """
+
+    def measure(setting: Setting) -> Generator[Figures]:
+        for results in _runs(setting, load, bounded=bounded):
+            rates = {name: each.deliver_per_s if is_delivered else each.publish_per_s for name, each in results.items()}
+            costs = {
+                name: each.broker_s / max(each.delivered if is_delivered else each.msgs, 1) * 1e6
+                for name, each in results.items()
+            }
+            missing = {name: float(each.missing(load)) for name, each in results.items()}
+            yield beside(figure, rates, RIVAL) | beside(f"{figure}_us", costs) | beside(f"{figure}_missing", missing)
+
+    return measure
+
+
+def _row(name: str, title: str, goal: float, load: Load, *, is_delivered: bool = False) -> Row:
+    return Row(_rate(name, load, is_delivered=is_delivered), (Goal(name, title, "x", goal),))
+
+
+def _filters(setting: Setting) -> Generator[Figures]:
+    """The first row, and in turn with it the same beside other filters."""
+    alone = replace(ONE_TO_ONE, msgs=setting.count(ONE_TO_ONE.msgs, ONE_TO_ONE.msgs // QUICK_SHARE))
+    crowded = replace(alone, others=setting.count(OTHER_FILTERS, 1_000))
+    with _brokers(setting) as brokers:
+        _in_turn(setting, brokers, replace(alone, msgs=alone.msgs // WARM_UP_SHARE))
+        while True:
+            first, second = _in_turn(setting, brokers, alone), _in_turn(setting, brokers, crowded)
+            slower = {name: (1 - each.deliver_per_s / first[name].deliver_per_s) * 100 for name, each in second.items()}
+            connected = {name: each.connect_s for name, each in second.items()}
+            yield beside("filters", slower) | beside("filters_connect", connected)
+
+
+def _idle(setting: Setting) -> Generator[Figures]:
+    """Connections that do nothing: how long they take to connect, and what they cost."""
+    connections = setting.count(IDLE, 200)
+    _allow_files(connections + SPARE_FILES)
+    while True:
+        seconds, kib = {}, {}
+        with _brokers(setting) as brokers:
+            for broker in brokers:
+                before = memory_of(broker.pid).resident
+                load = Load(pubs=connections, msgs=connections, window=1, hold=1)
+                with start_load(broker.host, broker.port, load) as running:
+                    seconds[broker.name] = running.result().connect_s
+                    kib[broker.name] = (memory_of(broker.pid).resident - before) / connections
+        yield beside("idle_connect", seconds) | beside("idle_memory", kib)
+
+
+def _allow_files(count: int) -> None:
+    """Let this process, and those that it starts, have `count` files open.
+
+    Raises:
+        RowFailed: the hard limit is lower.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < count:
+        raise RowFailed(f"{count:,} open files are needed, and the hard limit is {hard:,} (ulimit -Hn)")
+    if soft != resource.RLIM_INFINITY and soft < count:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
+
+
+def _latency(setting: Setting) -> Generator[Figures]:
+    load = Load(pubs=10, subs=1, qos=1, subqos=1, rate=STEADY_PER_S, msgs=STEADY_PER_S * STEADY_S)
+    for results in _runs(setting, load):
+        figures: Figures = {}
+        for quantile in ("p50", "p99"):
+            for name, field in (("latency", "latency_us"), ("ack", "ack_us")):
+                taken = {broker: getattr(each, f"{field}_{quantile}") / 1000 for broker, each in results.items()}
+                figures |= beside(f"{name}_{quantile}", taken)
+        yield figures
+
+
+def _slow(setting: Setting) -> Generator[Figures]:
+    """Subscribers that never read, beside others: what they cost in memory, and the others in latency.
+
+    50,000 messages a second are published with QoS 1. Each is of a topic that one of the 900 subscribers who read has for
+    itself, so that each message is delivered once. The 100 that don't read subscribe to everything: each is owed 50,000 a
+    second, 23 GB among all of them after the minute.
+    """
+    seconds, readers = setting.count(SLOW_S, 2), SLOW_SUBSCRIBERS - SLOW_STALLED
+    _allow_files(SLOW_SUBSCRIBERS + SPARE_FILES)
+    load = Load(
+        pubs=10, subs=readers, qos=1, topics=readers, own=1, rate=SLOW_PER_S, msgs=SLOW_PER_S * seconds, timeout=seconds + 60
+    )
+    with setting.node() as node:
+        alone = run_load(node.host, node.port, replace(load, msgs=load.msgs // SETTLED_SHARE))
+    with setting.node() as node:
+        samples: list[Memory] = []
+        crowded = replace(load, subs=SLOW_SUBSCRIBERS, stalled=SLOW_STALLED)
+        with start_load(node.host, node.port, crowded) as running:
+            while running.is_running:
+                samples.append(memory_of(node.pid))
+                time.sleep(0.25)
+            result = running.result()
+    anonymous = [sample.anonymous / 1024 for sample in samples]
+    settled = len(anonymous) // SETTLED_SHARE
+    yield {
+        "slow_rate": result.deliver_per_s,
+        "slow_missing": result.missing(crowded),
+        "slow_growth": max(anonymous[settled:]) - max(anonymous[: settled + 1]),
+        "slow_memory": max(anonymous),
+        "slow_p99": result.latency_us_p99 / 1000,
+        "slow_p99_alone": alone.latency_us_p99 / 1000,
+    }
+
+
+ONE_TO_ONE = Load(subs=1, msgs=300_000)
+BOTH_WAYS = Load(pubs=10, subs=10, qos=1, subqos=1, window=10, msgs=20_000)
+
+ROWS: dict[str, Row] = {
+    "one-to-one": _row("one-to-one", "1 publisher → 1 subscriber, QoS 0", 2, ONE_TO_ONE, is_delivered=True),
+    "window": _row("window", "1 publisher, QoS 1, window 1,000", 3.5, Load(qos=1, msgs=200_000)),
+    "hundred": _row("hundred", "100 publishers, QoS 1, window 20", 3.5, Load(pubs=100, qos=1, window=20, msgs=200_000)),
+    "hundred-single": _row(
+        "hundred-single",
+        "100 publishers, QoS 1, window 1",
+        1,
+        Load(pubs=100, qos=1, window=1, msgs=100_000),
+    ),
+    "many-single": _row("many-single", "500 publishers, QoS 1, window 1", 1.2, Load(pubs=500, qos=1, window=1, msgs=100_000)),
+    "devices": _row(
+        "devices",
+        "1,000 publishers, QoS 0, one message per write → 1 subscriber",
+        1,
+        Load(pubs=1_000, subs=1, chunk=1, msgs=200_000),
+        is_delivered=True,
+    ),
+    "fanout": _row(
+        "fanout",
+        "1 publisher, QoS 1 → 100 subscribers, QoS 0 (deliveries)",
+        10,
+        Load(subs=100, qos=1, msgs=10_000),
+        is_delivered=True,
+    ),
+    "fanout-acked": _row(
+        "fanout-acked",
+        "1 publisher, QoS 1 → 100 subscribers, QoS 1 (deliveries)",
+        3,
+        Load(subs=100, qos=1, subqos=1, msgs=5_000),
+        is_delivered=True,
+    ),
+    "both-ways": Row(
+        _rate("both-ways", BOTH_WAYS, is_delivered=True, bounded=True),
+        (
+            Goal("both-ways", "10 publishers → 10 subscribers, QoS 1 both, window 10", "x", 1.5),
+            Goal("both-ways_missing", "... not delivered", "", 0, is_most=True),
+        ),
+    ),
+    "filters": Row(
+        _filters,
+        (
+            Goal("filters", f"the first row: slower by {OTHER_FILTERS:,} other filters", "%", 20, is_most=True),
+            Goal("filters_connect", "... until all of them are subscribed", "s"),
+        ),
+    ),
+    "idle": Row(
+        _idle,
+        (
+            Goal("idle_connect", f"{IDLE:,} connections: until all are accepted", "s", 10, is_most=True),
+            Goal("idle_memory", "... resident memory of each, idle", "KiB", 8, is_most=True),
+        ),
+    ),
+    "latency": Row(
+        _latency,
+        (
+            Goal("latency_p50", f"{STEADY_PER_S:,} msg/s, QoS 1 both ways: until delivered, p50", "ms"),
+            Goal("latency_p99", "... p99", "ms", 5, is_most=True),
+            Goal("ack_p50", "... until PUBACK, p50", "ms"),
+            Goal("ack_p99", "... p99", "ms", 5, is_most=True),
+        ),
+    ),
+    "slow": Row(
+        _slow,
+        (
+            Goal(
+                "slow_rate",
+                f"{SLOW_PER_S:,} msg/s, 100 of 1,000 subscribers never read: to the others",
+                "msg/s",
+                SLOW_PER_S * 0.99,
+            ),
+            Goal("slow_missing", "... not delivered to them", "", 0, is_most=True),
+            Goal("slow_growth", "... growth of memory after the first 20 s", "MiB", 16, is_most=True),
+            Goal("slow_memory", "... memory, without the mapped log", "MiB"),
+            Goal("slow_p99", "... latency of the others, p99", "ms"),
+            Goal("slow_p99_alone", "... where all read, p99", "ms"),
+        ),
+    ),
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the benchmark and return the exit status."""
+    parser = parser_of("mqtt", "MQTT of Millrace beside other brokers.", ROWS)
+    add_beside(parser, RIVALS)
+    return run(parser, ROWS, arguments, failures=(PeerFailed, LoadFailed, LoadUnavailable), prepare=_prepare)

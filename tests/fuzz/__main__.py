@@ -1,0 +1,84 @@
+"""Fuzz the codec and a live node: python -m tests.fuzz [--seconds N] [--directory DIR]. `make fuzz SECONDS=600` runs this.
+
+Two things go on side by side: atheris, where it is installed, follows the codec's branches in a process of its own; and
+Hypothesis makes up attacks on a node, and for the codec every tenth of a minute. Ends with status 1 where anything fails: an
+exception, an input that takes too long, a client that is not served meanwhile, memory that grows, something left behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.fuzz.search import search_codec, search_listener
+from tests.fuzz.target import ROOT, Target
+
+TOLD_EVERY_S = 30
+SLICE_S = 54.0
+CODEC_SLICE_S = 6.0
+
+
+def guided(seconds: int, directory: Path) -> subprocess.Popen[bytes] | None:
+    """Start the search that follows branches; None where atheris is not installed."""
+    if importlib.util.find_spec("atheris") is None:
+        print("atheris is not installed (pip install 'millrace[fuzz]'): the codec is fuzzed by Hypothesis alone")
+        return None
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / "guided.log").open("wb") as log:
+        command = [sys.executable, "-m", "tests.fuzz.guided", str(seconds), str(directory)]
+        return subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("--seconds", type=int, default=600, help="how long; both searches take all of it (default 600)")
+    parser.add_argument("--directory", type=Path, default=ROOT / ".fuzz", help="corpus, log and failing inputs of atheris")
+    options = parser.parse_args()
+    began_s = told_s = time.monotonic()
+    until_s = began_s + options.seconds
+    codec_inputs = 0
+    watched = guided(options.seconds, options.directory)
+
+    def told(target: Target) -> None:
+        nonlocal told_s
+        if time.monotonic() - told_s >= TOLD_EVERY_S:
+            told_s = time.monotonic()
+            print(
+                f"{told_s - began_s:5.0f} s: {target.inputs:,} attacks with {target.connections:,} connections, slowest "
+                f"{target.slowest_s * 1000:.0f} ms, node {target.samples[-1][1] / 1024:.1f} MiB; {codec_inputs:,} codec inputs",
+                flush=True,
+            )
+
+    try:
+        with Target() as target:
+            while (left_s := until_s - time.monotonic()) > 0:
+                search_listener(target, min(SLICE_S, left_s * 0.9), told=told)
+                codec_inputs += search_codec(min(CODEC_SLICE_S, max(until_s - time.monotonic(), 0.1)))
+            state = target.close()
+        print(
+            f"listener: {target.inputs:,} attacks, {target.connections:,} connections, {state['stored']:,} messages stored; "
+            f"slowest {target.slowest_s * 1000:.0f} ms; memory {state['anonymous_kib'] / 1024:.1f} MiB, "
+            f"{target.grown_kib(state['anonymous_kib']) / 1024:+.1f} since a quarter of the run; nothing left behind"
+        )
+        print("closed by the node:", ", ".join(f"{name} {count:,}" for name, count in sorted(state["closed"].items())))
+        print(f"codec: {codec_inputs:,} inputs of Hypothesis")
+        if watched is not None:
+            status = watched.wait(60)
+            lines = (options.directory / "guided.log").read_text("utf-8", "replace").splitlines()
+            print("codec, guided:", "; ".join(line for line in lines if line.startswith(("Done", "stat::"))) or lines[-5:])
+            if status:
+                print(f"atheris found something: see {options.directory}/guided.log and failed-*", file=sys.stderr)
+                return 1
+    finally:
+        if watched is not None and watched.poll() is None:
+            watched.kill()
+            watched.wait()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

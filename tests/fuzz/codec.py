@@ -1,0 +1,149 @@
+"""The fuzzers' view of the codec: what must hold of any bytes, whoever made them up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.codec import (
+    FROM_CLIENT,
+    FROM_CLIENT_5,
+    FROM_SERVER,
+    FROM_SERVER_5,
+    Packet,
+    Side,
+    decode,
+    encode_publish,
+    packet_bytes,
+)
+from gateway.errors import ProtocolError
+from gateway.packets import (
+    CONNACK,
+    CONNECT,
+    DISCONNECT,
+    MALFORMED,
+    PUBLISH,
+    PUBLISH_WITH,
+    SUBACK,
+    SUBSCRIBE,
+    UNSUBACK,
+    UNSUBSCRIBE,
+)
+from gateway.parsers import check_reason, parse_connect, parse_disconnect, parse_subscribe, parse_unsubscribe
+from gateway.properties import Property, parse_properties, read_properties, write_properties
+from gateway.proxy import ProxyHeaderInvalid, client_of, header_bytes
+from store.options import KIB
+
+PACKET_BYTES_MAX = 64 * KIB
+
+READERS: dict[int, Any] = {
+    CONNECT: lambda body, is_v5: parse_connect(body),
+    SUBSCRIBE: lambda body, is_v5: parse_subscribe(body, is_v5=is_v5),
+    UNSUBSCRIBE: lambda body, is_v5: parse_unsubscribe(body, is_v5=is_v5),
+    DISCONNECT: lambda body, is_v5: parse_disconnect(body),
+}
+
+
+def check_codec(data: bytes) -> None:
+    """Decode and parse bytes as each version does. Only a ProtocolError may be raised; what was read can be written."""
+    for side in (FROM_CLIENT, FROM_CLIENT_5, FROM_SERVER, FROM_SERVER_5):
+        packets, used = decode(data, PACKET_BYTES_MAX, side)
+        assert 0 <= used <= len(data)
+        assert all(item[0] != MALFORMED for item in packets[:-1]), "nothing comes behind what is malformed"
+        assert comparable(in_pieces(data, side)) == comparable(packets), "it doesn't matter how a stream is cut"
+        if side in (FROM_CLIENT, FROM_CLIENT_5):
+            for item in packets:
+                _check_parser(item, side.is_v5)
+    _check_header(data)
+
+
+def _check_parser(item: Packet, is_v5: bool) -> None:
+    kind = item[0]
+    if kind == MALFORMED:
+        assert isinstance(item[1], ProtocolError)
+        assert str(item[1])
+        return
+    if kind == PUBLISH:
+        _, flags, topic, packet_id, body = item
+        properties = b"\0" if is_v5 else b""
+        again = encode_publish(
+            topic, body, flags >> 1 & 3, retain=bool(flags & 1), dup=bool(flags & 8), packet_id=packet_id, properties=properties
+        )
+        side = FROM_CLIENT_5 if is_v5 else FROM_CLIENT
+        assert decode(again, len(again) + PACKET_BYTES_MAX, side) == ([item], len(again))
+    try:
+        if kind == PUBLISH_WITH:
+            found = parse_properties(item[5], PUBLISH)
+            assert read_properties(write_properties(found), 0, PUBLISH)[0] == found
+        elif kind in READERS:
+            READERS[kind](item[2], is_v5)
+    except ProtocolError as error:
+        if not str(error):
+            raise AssertionError("an error that doesn't say what was wrong") from error
+
+
+def _check_header(data: bytes) -> None:
+    try:
+        size = header_bytes(data)
+        if 0 < size <= len(data):
+            client_of(data[:size])
+    except ProxyHeaderInvalid as error:
+        if not str(error):
+            raise AssertionError("an error that doesn't say what was wrong") from error
+
+
+def in_pieces(data: bytes, side: Side) -> list[Packet]:
+    """Return the packets of a stream that comes in reads of 1, 2, 3... bytes, as a connection collects them."""
+    packets: list[Packet] = []
+    rest, at, size = b"", 0, 1
+    while at < len(data):
+        rest += data[at : at + size]
+        at, size = at + size, size + 1
+        items, used = decode(rest, PACKET_BYTES_MAX, side)
+        rest = rest[used:]
+        packets += items
+        if items and items[-1][0] == MALFORMED:
+            break
+        assert not rest or packet_bytes(rest) == 0 or packet_bytes(rest) > len(rest), "a whole packet was left"
+    return packets
+
+
+def comparable(packets: list[Packet]) -> list[Packet]:
+    return [(MALFORMED, type(item[1]), str(item[1])) if item[0] == MALFORMED else item for item in packets]
+
+
+def check_answers(data: bytes) -> None:
+    """What a node sends must be packets of one version or the other, whatever it was sent; the last may be cut short."""
+    problems = []
+    for side in (FROM_SERVER, FROM_SERVER_5):
+        packets, _ = decode(data, 1 << 28, side)
+        try:
+            for item in packets:
+                _check_answer(item, side.is_v5)
+            return
+        except ProtocolError as error:
+            problems.append(str(error))
+    raise AssertionError(f"the node sent what is no MQTT ({' / '.join(problems)}): {data[:400]!r}")
+
+
+def _check_answer(item: Packet, is_v5: bool) -> None:
+    kind = item[0]
+    if kind == MALFORMED:
+        raise item[1]
+    if not is_v5:
+        if kind == CONNACK and len(item[2]) != 2:
+            raise ProtocolError("a CONNACK of MQTT 3.1.1 has two bytes")
+    elif kind == PUBLISH_WITH:
+        about = parse_properties(item[5], PUBLISH)
+        if not item[2] and Property.TOPIC_ALIAS not in about:
+            raise ProtocolError("a PUBLISH without a topic or an alias")
+    elif kind == CONNACK:
+        check_reason(kind, item[2][1])
+        read_properties(item[2], 2, kind)
+    elif kind in (SUBACK, UNSUBACK):
+        _, at = read_properties(item[2], 2, kind)
+        for reason in item[2][at:]:
+            check_reason(kind, reason)
+    elif kind == DISCONNECT and item[2]:
+        check_reason(kind, item[2][0])
+        if len(item[2]) > 1:
+            read_properties(item[2], 1, kind)

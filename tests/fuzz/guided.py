@@ -1,0 +1,44 @@
+"""Fuzzing that follows the codec's branches, by atheris: python -m tests.fuzz.guided SECONDS DIRECTORY.
+
+Begins with the shared tables of packets and what earlier runs have kept in the directory. An input that fails is left there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from hashlib import sha256
+from pathlib import Path
+
+INPUT_S_MAX = 5
+RSS_MIB_MAX = 1024
+
+
+def fuzz(seconds: int, directory: Path) -> None:
+    """Fuzz for so many seconds; end the process with another status than 0 where an input fails."""
+    atheris = importlib.import_module("atheris")
+    with atheris.instrument_imports(include=["gateway", "store.topics"]):
+        importlib.import_module("gateway.codec")
+    from tests.fuzz.codec import check_codec
+    from tests.fuzz.inputs import HEADERS, SEEDS
+
+    corpus = directory / "corpus"
+    corpus.mkdir(parents=True, exist_ok=True)
+    for seed in (*SEEDS, *HEADERS):
+        (corpus / sha256(seed).hexdigest()[:16]).write_bytes(seed)
+    arguments = [
+        sys.argv[0],
+        f"-max_total_time={seconds}",
+        f"-timeout={INPUT_S_MAX}",
+        f"-rss_limit_mb={RSS_MIB_MAX}",
+        f"-artifact_prefix={directory}/failed-",
+        "-max_len=1024",
+        "-print_final_stats=1",
+        str(corpus),
+    ]
+    atheris.Setup(arguments, check_codec)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    fuzz(int(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,74 @@
+"""The node under attack, in a process of its own: python -m tests.fuzz.node DATA_DIR.
+
+Prints its ports as one line of JSON; then, for each line on stdin, what went wrong since the last one, and for the line "state"
+what it holds as well. Ends when stdin does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import structlog
+import uvloop
+
+from gateway.options import ListenerOptions
+from tests.gateway.test_proxy import LOOPBACK
+from tests.gateway.wire import FREE, Broker
+
+LISTENERS = (
+    ListenerOptions(name="ws", kind="ws", listen=FREE),
+    ListenerOptions(name="proxied", listen=FREE, proxy_from=LOOPBACK),
+)
+
+SESSION_EXPIRY_S_MAX = 1
+"""Sessions end soon, so that those left at the end of a run are leaks."""
+
+
+def state(broker: Broker) -> dict[str, Any]:
+    gateway = broker.node.gateway
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
+    return {
+        "held": broker.held_resources()
+        | {
+            "handshakes": gateway.handshakes,
+            "sources": len(gateway.sources._open),
+            "bytes that wait for room": gateway.held_bytes,
+            "open": sum(listener.open for listener in gateway.listeners),
+        },
+        "anonymous_kib": int(status["RssAnon"].split()[0]),
+        "descriptors": len(list(Path("/proc/self/fd").iterdir())),
+        "stored": gateway.counters.publishes_in,
+        "closed": {reason.name: count for reason, count in gateway.counters.closed_by_reason.items()},
+    }
+
+
+async def serve(data_dir: Path) -> None:
+    failures: list[str] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: failures.append(f"{context.get('message')}: {context.get('exception')!r}"))
+    options = {
+        "listeners": LISTENERS,
+        "session_expiry_s_max": SESSION_EXPIRY_S_MAX,
+        "connect_timeout_ms": 1000,
+        "tls_handshake_ms": 1000,
+        "queues_max": 2000,
+        "retention_bytes": 256 * 1024 * 1024,
+    }
+    broker = await Broker(data_dir, options).start()
+    lines = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+    print(json.dumps({listener.name: listener.address.port for listener in broker.node.gateway.listeners}), flush=True)
+    while line := await lines.readline():
+        print(json.dumps({"failures": failures} | (state(broker) if line == b"state\n" else {})), flush=True)
+        failures.clear()
+    await broker.stop()
+
+
+if __name__ == "__main__":
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    uvloop.run(serve(Path(sys.argv[1])))

@@ -1,0 +1,227 @@
+"""A live node that is attacked, and a client that behaves and must be served meanwhile."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from gateway.codec import FROM_SERVER_5, Packet, decode, encode_acks, encode_publish
+from gateway.packets import CONNACK, PUBACK, PUBLISH, PUBLISH_WITH, SUBACK
+from store.options import KIB, MIB
+from tests.fuzz.codec import check_answers
+from tests.fuzz.inputs import Attack
+from tests.gateway.packet_cases_5 import connect_5, subscribe_5
+from tests.gateway.wire import CLEAN
+
+ROOT = Path(__file__).parents[2]
+
+DEADLINE_S = 10.0
+"""How long one input may take. Only a hang takes this long: an input takes some milliseconds."""
+
+GROWTH_KIB_MAX = 32 * KIB
+"""By how much the node's own memory may grow from a quarter of a run to its end, with all caches still filling."""
+
+SETTLED_S_MAX = 20.0
+"""How long the node may hold something for clients that have gone: sessions last a second, closing takes one."""
+
+
+DESCRIPTORS_MORE_MAX = 16
+"""Files of segments and of the index come and go."""
+
+
+class Hang(Exception):
+    """Raised where an input takes longer than `DEADLINE_S`."""
+
+
+@contextmanager
+def deadline(seconds: float = DEADLINE_S) -> Iterator[None]:
+    """Raise Hang in whatever runs for too long. For the main thread."""
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise Hang(f"an input takes longer than {seconds:g} s")
+
+    began_s = time.monotonic()
+    before = signal.signal(signal.SIGALRM, ring)
+    others_s, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        if others_s:  # a test has a deadline of its own
+            signal.setitimer(signal.ITIMER_REAL, max(others_s - (time.monotonic() - began_s), 0.001))
+
+
+class Honest:
+    """A client of MQTT 5.0 that does nothing wrong."""
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S)
+        self._packets: deque[Packet] = deque()
+        self._rest = b""
+        self._sent = 0
+        self._socket.sendall(connect_5(CLEAN, b"honest", keep_alive_s=0) + subscribe_5(1, (b"honest/#", 1)))
+        assert [self._next()[0] for _ in range(2)] == [CONNACK, SUBACK]
+
+    def _next(self) -> Packet:
+        while not self._packets:
+            data = self._socket.recv(64 * KIB)
+            assert data, "the node has closed the client that behaves"
+            packets, used = decode(self._rest + data, 64 * MIB, FROM_SERVER_5)
+            self._rest = (self._rest + data)[used:]
+            self._packets.extend(packets)
+        return self._packets.popleft()
+
+    def is_served(self) -> None:
+        """Publish at QoS 1; return when that is acknowledged and has come back."""
+        self._sent += 1
+        body = b"%d" % self._sent
+        self._socket.sendall(encode_publish(b"honest/x", body, 1, packet_id=1, properties=b"\0"))
+        missing = {PUBACK, PUBLISH}
+        while missing:
+            found = self._next()
+            if found[0] == PUBACK:
+                assert found == (PUBACK, 1), found
+                missing.discard(PUBACK)
+            else:
+                assert found[0] in (PUBLISH, PUBLISH_WITH), found
+                assert found[4] == body, f"{body!r} is due, and {found} came: not in its order, or twice"
+                missing.discard(PUBLISH)
+                self._socket.sendall(encode_acks(PUBACK, [found[3]]))
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class Target:
+    """The node's process, what was done to it, and what it has taken since."""
+
+    def __init__(self) -> None:
+        self._directory = tempfile.TemporaryDirectory(prefix="millrace-fuzz-")
+        self._log = Path(self._directory.name, "log")
+        command = [sys.executable, "-m", "tests.fuzz.node", str(Path(self._directory.name, "data"))]
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, bufsize=1
+            )
+        with deadline(60):
+            self._ports: dict[str, int] = self._answer()
+        self.pid = self._process.pid
+        self.inputs = self.connections = 0
+        self.slowest_s = 0.0
+        self.samples: list[tuple[float, int]] = []
+        """Times and the node's anonymous memory in KiB, once a second."""
+        self._honest = Honest(self._ports["mqtt"])
+        self._first = self.check("state")
+        """What the node holds for the client that behaves."""
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise AssertionError(f"the node has ended with {self._process.wait()}: {self._log.read_text()[-4000:]}")
+        return json.loads(line)
+
+    def check(self, ask: str = "") -> dict[str, Any]:
+        """Raise AssertionError where an exception went to nobody in the node; with `ask` "state" return what it holds."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{ask}\n")
+        answer: dict[str, Any] = self._answer()
+        if answer["failures"]:
+            raise AssertionError(f"in the node: {answer['failures']}")
+        return answer
+
+    def attack(self, attack: Attack) -> None:
+        """Do what an attack says; then the node must have answered, closed what is over, and serve the client that behaves."""
+        began_s = time.monotonic()
+        with deadline():
+            self._attack(attack)
+            self._honest.is_served()
+            self.check()
+        now_s = time.monotonic()
+        self.inputs += 1
+        self.connections += len(attack.streams)
+        self.slowest_s = max(self.slowest_s, now_s - began_s)
+        if not self.samples or now_s - self.samples[-1][0] >= 1:
+            self.samples.append((now_s, self.check("state")["anonymous_kib"]))
+
+    def _attack(self, attack: Attack) -> None:
+        ends = [self.dial(attack.listener) for _ in attack.streams]
+        waiting = [deque(pieces) for pieces in attack.streams]
+        while any(waiting):
+            for end, pieces in zip(ends, waiting, strict=True):
+                if pieces:
+                    try:
+                        end.sendall(pieces.popleft())
+                    except ConnectionError:
+                        pieces.clear()  # the node has closed it, as it may
+        for end in ends:
+            if attack.is_reset:
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            else:
+                answers = _until_closed(end)
+                if attack.listener == "mqtt":
+                    check_answers(answers)
+            end.close()
+
+    def dial(self, listener: str) -> socket.socket:
+        """Open a connection to one of the node's listeners."""
+        return socket.create_connection(("127.0.0.1", self._ports[listener]))
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def close(self) -> dict[str, Any]:
+        """End the run: nothing of who attacked may be left, and memory must not have grown. Return the node's last state."""
+        with deadline(SETTLED_S_MAX + DEADLINE_S):
+            until_s = time.monotonic() + SETTLED_S_MAX
+            while True:
+                state = self.check("state")
+                held = {name: count for name, count in state["held"].items() if count > self._first["held"][name]}
+                if not held or time.monotonic() > until_s:
+                    break
+                time.sleep(0.05)
+        assert held == {}, f"the node holds more than the one client that is connected: {held}"
+        more = state["descriptors"] - self._first["descriptors"]
+        assert more <= DESCRIPTORS_MORE_MAX, f"{more} more sockets or files are open than at the start"
+        grown_kib = self.grown_kib(state["anonymous_kib"])
+        assert grown_kib <= GROWTH_KIB_MAX, f"the node's memory grew by {grown_kib} KiB: {self.samples}"
+        self._honest.close()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        assert self._process.wait(DEADLINE_S) == 0
+        return state
+
+    def grown_kib(self, last_kib: int) -> int:
+        """Return by how much the node's memory has grown since a quarter of the run."""
+        return last_kib - self.samples[len(self.samples) // 4][1] if self.samples else 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._process.poll() is None:
+            self.kill()
+        self._directory.cleanup()
+
+
+def _until_closed(end: socket.socket) -> bytes:
+    """Say that nothing more comes, and return all that the node sends until it closes."""
+    answers = b""
+    with suppress(ConnectionError, OSError):
+        end.shutdown(socket.SHUT_WR)
+        while data := end.recv(64 * KIB):
+            answers += data
+    return answers

@@ -1,0 +1,111 @@
+"""A few seconds of each search of `make fuzz`, so that it can't rot; and that it finds what it looks for."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gateway.codec import encode_connack, encode_publish
+from gateway.reasons import ConnectCode
+from tests.depth import DEPTH
+from tests.fuzz.codec import check_answers, check_codec
+from tests.fuzz.inputs import CUTS, Attack, variants_of
+from tests.fuzz.search import search_codec, search_listener
+from tests.fuzz.target import ROOT, Hang, Target, deadline
+
+EXAMPLES = 100 * DEPTH
+SECONDS_MAX = 15.0 * DEPTH
+"""A slow machine does fewer examples."""
+
+
+def test_whatever_bytes_come_the_codec_says_what_they_are_or_what_is_wrong_with_them() -> None:
+    assert search_codec(SECONDS_MAX, EXAMPLES) > EXAMPLES
+
+
+def test_whatever_comes_over_any_listener_a_node_lives_keeps_nothing_and_serves_the_others() -> None:
+    with Target() as target:
+        assert search_listener(target, SECONDS_MAX, EXAMPLES) > EXAMPLES
+        state = target.close()
+    assert {"MALFORMED_PACKET", "PROTOCOL_ERROR"} <= set(state["closed"])
+
+
+def test_the_search_that_follows_branches_runs(tmp_path: Path) -> None:
+    if importlib.util.find_spec("atheris") is None:
+        pytest.skip("atheris is not installed (pip install 'millrace[fuzz]'); there are wheels for Linux on x86-64")
+    command = [sys.executable, "-m", "tests.fuzz.guided", "2", str(tmp_path)]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert found.returncode == 0, found.stderr[-2000:]
+    assert "stat::number_of_executed_units" in found.stderr
+    assert list(tmp_path.glob("failed-*")) == []
+
+
+# --- what the searches would find -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", [b"\0\0", encode_publish(b"a", b"x")[:-1] + b"x\xc0\0", b"\x20\5\0\0\2\x21\0", b"\xe0\1\x10"])
+def test_what_is_no_packet_of_a_server_is_found(data: bytes) -> None:
+    with pytest.raises(AssertionError, match="no MQTT"):
+        check_answers(data)
+
+
+@pytest.mark.parametrize("data", [b"", encode_connack(False, ConnectCode.ACCEPTED) + encode_publish(b"a", b"x"), b"\xd0"])
+def test_packets_of_a_server_are_let_pass_and_so_is_one_that_was_cut(data: bytes) -> None:
+    check_answers(data)
+
+
+def test_a_parser_that_raises_anything_else_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.parsers.protocol_level", lambda body: body[1000])
+    with pytest.raises(IndexError):
+        check_codec(b"\x10\2\0\0")
+
+
+def test_an_input_that_takes_too_long_is_found() -> None:
+    with pytest.raises(Hang), deadline(0.01):
+        time.sleep(60)
+
+
+def test_a_deadline_within_another_leaves_that_as_it_was() -> None:
+    def wait() -> None:
+        with deadline(30):
+            pass
+        time.sleep(60)
+
+    with pytest.raises(Hang, match="longer than 1 s"), deadline(1):
+        wait()
+
+
+def test_a_connection_that_the_node_keeps_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.fuzz.target.SETTLED_S_MAX", 0.0)
+    with Target() as target:
+        kept = target.dial("mqtt")
+        with pytest.raises(AssertionError, match="more than the one client"):
+            target.close()
+        kept.close()
+
+
+def test_memory_that_grows_is_found() -> None:
+    with Target() as target:
+        target.samples = [(0.0, 0)]
+        with pytest.raises(AssertionError, match="memory grew"):
+            target.close()
+
+
+def test_a_node_that_dies_is_found() -> None:
+    with Target() as target:
+        target.kill()
+        with pytest.raises((AssertionError, ConnectionError, BrokenPipeError)):
+            target.attack(Attack("mqtt", [[b"x"]], False, 0))
+
+
+def test_an_attack_is_the_same_each_time() -> None:
+    attack = Attack("mqtt", [[b"some", b"thing"], [b"else"]], False, 7)
+    first, *more = found = list(variants_of(attack))
+    assert first == attack
+    assert found == list(variants_of(attack))
+    assert len({str(one) for one in more}) > 1
+    assert max(len(stream) for one in more for stream in one.streams) - 1 <= CUTS

@@ -1,0 +1,77 @@
+"""Messages whose time to live (MQTT 5.0, 3.3.2.3.3) is over: no consumer gets them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pop.core import TAKE_STEPS_MAX
+from store.record import Properties
+from tests.pop.wiring import GROUP, Parts
+
+
+def publish(parts: Parts, *bodies: bytes, ttl_ms: int) -> None:
+    parts.publish(*bodies, properties=Properties(expires_at_ms=parts.clock.now_ms() + ttl_ms))
+
+
+def bodies(parts: Parts, messages_max: int = 100) -> list[bytes]:
+    return [message.body for message in parts.pop(messages_max)]
+
+
+@pytest.mark.parametrize("fifo", [False, True])
+def test_an_expired_message_is_passed_over_and_those_around_it_are_not(parts: Parts, fifo: bool) -> None:
+    parts.create(fifo=fifo)
+    parts.publish(b"before")
+    publish(parts, b"short", ttl_ms=1_000)
+    publish(parts, b"long", ttl_ms=60_000)
+    parts.publish(b"behind")
+    parts.advance(1_000)
+    found: list[bytes] = []
+    while messages := parts.pop():
+        found += [message.body for message in messages]
+        parts.ack(*(message.handle for message in messages))
+    assert found == [b"before", b"long", b"behind"]
+    assert parts.core.counters.expired == 1
+    assert parts.group().in_flight == parts.group().visible == 0
+
+
+def test_a_message_that_expires_while_it_is_out_does_not_come_back(parts: Parts) -> None:
+    publish(parts, b"short", ttl_ms=20_000)
+    assert [message.body for message in parts.pop(invisible_ms=10_000)] == [b"short"]
+    parts.advance(10_000)
+    assert [(message.body, message.attempt) for message in parts.pop(invisible_ms=10_000)] == [(b"short", 2)]
+    parts.advance(10_000)
+    assert bodies(parts) == []
+    assert parts.group().in_flight == 0
+
+
+def test_a_backlog_that_has_expired_hides_nothing_behind_it(parts: Parts) -> None:
+    publish(parts, *([b"old"] * (TAKE_STEPS_MAX * 2)), ttl_ms=1_000)
+    parts.publish(b"new")
+    parts.advance(1_000)
+    found = [bodies(parts, messages_max=1) for _ in range(4)]
+    assert [body for each in found for body in each] == [b"new"]
+    assert parts.core.counters.expired == TAKE_STEPS_MAX * 2
+
+
+@pytest.mark.parametrize("keep_index", [True, False])
+def test_what_was_passed_over_stays_so_after_a_crash(parts: Parts, keep_index: bool) -> None:
+    publish(parts, b"short", ttl_ms=1_000)
+    parts.publish(b"lasting")
+    parts.advance(1_000)
+    (lasting,) = parts.pop(invisible_ms=60_000)
+    after = parts.after_crash("restarted", keep_index=keep_index)
+    assert after.group().in_flight == 1
+    after.advance(70_000)
+    assert [message.position for message in after.pop()] == [lasting.position]
+
+
+def test_a_dead_letter_outlives_its_time_to_live(tmp_path: Path, parts: Parts) -> None:
+    parts.create(attempts_max=1)
+    publish(parts, b"poison", ttl_ms=60_000)
+    assert bodies(parts) == [b"poison"]
+    parts.advance(30_000)
+    parts.pop()
+    parts.advance(60_000)
+    assert [message.body for message in parts.pop(group="operators", topic_filter=f"$dlq/{GROUP}")] == [b"poison"]

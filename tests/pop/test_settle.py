@@ -1,0 +1,116 @@
+"""Consumers inside the node: they settle by ids, hold what is theirs, and make groups that end with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pop.checkpoint import delivery_id, delivery_of
+from pop.deadletters import Reason
+from pop.settings import DEFAULTS, GroupSettings
+from store.record import Kind
+from tests.pop.wiring import FILTER, GROUP, Parts
+
+INVISIBLE_MS = 10_000
+SHARED = GroupSettings(shared=True)
+
+
+def take(parts: Parts, count: int = 100) -> list[int]:
+    """Take what is visible; return the ids of the deliveries."""
+    taken = parts.core.take(parts.group(), count, INVISIBLE_MS)
+    parts.store.commit()
+    return [delivery_id(taken.checkpoint.position, index) for index in range(taken.checkpoint.count)] if taken else []
+
+
+def settle(parts: Parts, kind: Kind, *deliveries: int) -> int:
+    settled = parts.core.settle(kind, deliveries)
+    parts.store.commit()
+    return settled
+
+
+@given(st.integers(1, 2**48 - 1), st.integers(0, 2**16 - 1))
+def test_an_id_names_one_delivery(checkpoint: int, index: int) -> None:
+    delivery = delivery_id(checkpoint, index)
+    assert 0 < delivery < 2**64
+    assert delivery_of(delivery) == (checkpoint, index)
+
+
+@pytest.mark.parametrize("is_after_crash", [False, True])
+def test_deliveries_are_settled_by_their_ids(parts: Parts, is_after_crash: bool) -> None:
+    parts.publish(*(b"%d" % n for n in range(6)))
+    first, second = take(parts, 4), take(parts)
+    if is_after_crash:
+        parts = parts.after_crash("crashed")
+    assert settle(parts, Kind.POP_ACK, first[0], second[1], first[2]) == 3
+    assert settle(parts, Kind.POP_DEAD_LETTER, first[1]) == 1
+    assert settle(parts, Kind.POP_REVIVED, second[0]) == 1
+    assert (parts.group().in_flight, parts.group().dead, parts.group().visible_retries) == (1, 1, 1)
+    (letter,) = parts.admin.dead_letters(GROUP)
+    assert (letter.reason, letter.attempts) == (Reason.FORWARDED, 1)
+    (back,) = parts.pop()
+    assert (back.body, back.attempt) == (b"4", 1)  # it was no attempt
+    assert parts.core.is_open(first[3])
+    assert not parts.core.is_open(first[0])
+    parts.close()
+
+
+def test_what_is_over_is_let_pass(parts: Parts) -> None:
+    parts.publish(b"a", b"b", b"c")
+    one, two, three = take(parts)
+    assert settle(parts, Kind.POP_ACK, one, one) == 1
+    for kind in (Kind.POP_ACK, Kind.POP_DEAD_LETTER, Kind.POP_REVIVED):
+        assert settle(parts, kind, one, delivery_id(1), delivery_id(one >> 16, 9)) == 0
+    parts.advance(INVISIBLE_MS)
+    assert settle(parts, Kind.POP_ACK, two) == 0
+    assert [(message.body, message.attempt) for message in parts.pop()] == [(b"b", 2), (b"c", 2)]
+    parts.admin.delete(GROUP)
+    assert settle(parts, Kind.POP_ACK, three) == 0
+
+
+def test_what_is_held_is_invisible_for_as_long_and_has_another_id(parts: Parts) -> None:
+    parts.publish(b"a", b"b", b"c")
+    one, two, three = take(parts)
+    settle(parts, Kind.POP_ACK, two)
+    long_ms = parts.core.options.invisible_ms_max * 10
+    held = parts.core.hold(parts.group(), [three, two, one], long_ms)
+    assert held[1] == two  # over: there is nothing to hold
+    parts.advance(INVISIBLE_MS)
+    assert parts.pop() == []
+    assert not parts.core.is_open(one)
+    parts = parts.after_crash("crashed")
+    parts.advance(long_ms - INVISIBLE_MS - 1)
+    assert settle(parts, Kind.POP_ACK, held[0]) == 1
+    parts.advance(1)
+    assert [(message.body, message.attempt) for message in parts.pop()] == [(b"a", 2)]
+    parts.close()
+
+
+# --- groups that end with their subscriptions ---------------------------------------------------------------------------
+
+
+def test_a_group_that_is_made_for_a_subscription_is_known_as_such_after_a_crash(parts: Parts) -> None:
+    parts.core.create(GROUP, FILTER, "latest", SHARED)
+    parts.store.commit()
+    parts = parts.after_crash("crashed")
+    assert parts.core.state.groups[GROUP, FILTER].settings == SHARED
+    parts.close()
+
+
+@pytest.mark.parametrize("by", ["consuming", "creating", "changing"])
+def test_it_is_a_group_like_others_when_somebody_else_counts_on_it(tmp_path: Path, by: str) -> None:
+    parts = Parts(tmp_path / "data")
+    group = parts.core.create(GROUP, FILTER, "latest", SHARED)
+    if by == "consuming":
+        assert parts.core.group(GROUP, FILTER) is group
+        assert group.settings == DEFAULTS
+    elif by == "creating":
+        wanted = GroupSettings(attempts_max=3)
+        assert parts.admin.create(GROUP, FILTER, "earliest", wanted) is group
+        assert group.settings == wanted
+    else:
+        parts.admin.pause(GROUP)
+        assert group.settings == GroupSettings(paused=True, shared=True)  # that alone is no claim
+    parts.close()
