@@ -26,8 +26,9 @@ from gateway.properties import WILL, read_properties, write_properties
 from gateway.reasons import ConnectCode, ReasonCode
 from gateway.session import Session
 from gateway.sessions import Sessions
-from gateway.stored import Changes, StoredSession, changes_of
+from gateway.stored import Changes, StoredSession, StoredSubscription, changes_of
 from gateway.subscription import Subscription, find_overlaps
+from store import topics
 from store.errors import DiskFull, QueueUnknown, StoreError
 from store.lightqueue import LightQueue
 from store.record import Flag, Kind, decode, encode_properties
@@ -47,6 +48,10 @@ SLICE_S = 0.002
 
 PAUSE_S = 0.008
 """Seconds between two slices: so sessions by the million take a fifth of the loop at most."""
+
+OVERLAPS_COMPARED_MAX = 4096
+"""Pairs of filters of one session that are compared when its client was lost. With more, all are taken to overlap: what comes
+twice at QoS 0 is the lesser evil."""
 
 FULL_RETRY_S = 5.0
 """Seconds after which what a full disk had no room for is tried again."""
@@ -350,11 +355,11 @@ class Lifetimes:
         """
         self._gateway.shared.lost(stored.inflight)
         cursors: list[tuple[int, int]] = []
-        for one in stored.subscriptions.values():
-            if not one.options & QOS and not one.filter.startswith(SHARE):
-                queue = self._store.queues.get(one.queue_id)
-                if queue.next_offset != one.cursor:
-                    cursors.append((one.number, queue.next_offset))
+        for one in _at_qos_0(stored):
+            with suppress(QueueUnknown):  # said when its client is back
+                end = self._store.queues.get(one.queue_id).next_offset
+                if end != one.cursor:
+                    cursors.append((one.number, end))
         if cursors and stored.expiry_s:
             body, properties = Changes(stored.last_packet_id, cursors, [], [], [], [], {}).encode()
             self._store.append(Kind.SESSION_OFFSETS, topic=stored.client_id.encode(), body=body, properties=properties)
@@ -474,6 +479,15 @@ class Lifetimes:
 
     def _append(self, kind: Kind, stored: StoredSession, row: dict[str, object]) -> None:
         self._store.append(kind, topic=stored.client_id.encode(), properties=orjson.dumps(row))
+
+
+def _at_qos_0(stored: StoredSession) -> list[StoredSubscription]:
+    """Return the subscriptions of a session that send at QoS 0 only: not those that may send for another one of a higher QoS."""
+    ours = [one for one in stored.subscriptions.values() if not one.filter.startswith(SHARE)]
+    low, high = [one for one in ours if not one.options & QOS], [one for one in ours if one.options & QOS]
+    if len(low) * len(high) > OVERLAPS_COMPARED_MAX:
+        return []
+    return [one for one in low if not any(topics.overlap(one.filter, other.filter) for other in high)]
 
 
 def _refusal(error: DiskFull) -> ConnectRefused:

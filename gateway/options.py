@@ -374,7 +374,7 @@ class GatewayOptions:
     sessions_max: int = option(
         1_000_000,
         "Sessions that are stored, on disk: those that outlive their connections, and those of connected clients that leave a "
-        "will. With one more the session of a client that is away ends, the one whose time is over first.",
+        "will. With one more the session of a client that is away ends: the one of which an end or a will is due first.",
         minimum=1,
         maximum=100_000_000,
     )

@@ -153,6 +153,18 @@ async def test_nothing_of_qos_0_comes_twice_after_a_kill(broker: Broker) -> None
     assert await (await resume(broker, "away", 5)).messages() == [Message("a", b"x")]
 
 
+async def test_one_of_qos_0_that_sends_for_another_of_qos_1_loses_nothing_by_a_kill(broker: Broker) -> None:
+    """[MQTT-3.3.4-2]: of two that overlap, the older sends at the higher QoS."""
+    client, publisher = await begin(broker, "pump", 5), await broker.connect("publisher")
+    await client.subscribe(("a/#", 0), ("a/+", 1))
+    await recorded(broker)
+    await publisher.publish("a/1", b"x", 1)
+    assert message_of(await client.receive()) == Message("a/1", b"x", 1)
+    await broker.kill()
+    again = await resume(broker, "pump", 5)
+    assert await again.message() == Message("a/1", b"x", 1)
+
+
 # --- QoS 2: what must be durable before what ----------------------------------------------------------------------------
 
 
