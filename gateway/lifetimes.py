@@ -482,7 +482,7 @@ class Lifetimes:
 
 
 def _at_qos_0(stored: StoredSession) -> list[StoredSubscription]:
-    """Return the subscriptions of a session that send at QoS 0 only: not those that may send for another one of a higher QoS."""
+    """Return the subscriptions of a session that send at QoS 0 only: not those that may send for one of a higher QoS."""
     ours = [one for one in stored.subscriptions.values() if not one.filter.startswith(SHARE)]
     low, high = [one for one in ours if not one.options & QOS], [one for one in ours if one.options & QOS]
     if len(low) * len(high) > OVERLAPS_COMPARED_MAX:
