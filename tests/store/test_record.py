@@ -168,6 +168,7 @@ def test_a_record_comes_back_as_it_was_encoded(
         response_topic=st.none() | st.text(max_size=20),
         correlation_data=st.none() | st.binary(max_size=20),
         publisher=st.text(max_size=20),
+        packet_id=st.integers(0, 65_535),
     )
 )
 def test_properties_come_back_in_order_with_repeated_names(properties: Properties) -> None:
