@@ -138,6 +138,23 @@ async def test_a_hot_subscriber_costs_a_record_now_and_then(broker: Broker, wind
     assert (one.inflight, one.subscriptions["a"].cursor) == ({}, 500)
 
 
+async def test_a_record_says_only_what_has_changed(broker: Broker) -> None:
+    client, publisher = await begin(broker, "pump", 5), await broker.connect("publisher")
+    await client.subscribe(("a", 1))
+    for n in range(20):
+        await publisher.publish("a", b"%d" % n, 1)
+    session, lifetimes, log = broker.connection("pump").session, broker.node.gateway.lifetimes, broker.node.store.log
+    lifetimes.record(session)
+    before = log.end
+    lifetimes.record(session)
+    assert log.end == before
+    await client.message()
+    await client.drained()
+    lifetimes.record(session)
+    assert 0 < log.end - before < 100, "one packet id"
+    assert list(stored(broker, "pump").inflight) == list(session.inflight)
+
+
 async def test_nothing_of_qos_0_comes_twice_after_a_kill(broker: Broker) -> None:
     """[MQTT-4.3.1-1]: what was sent since the last record isn't known, so it isn't sent at all."""
     client, publisher = await begin(broker, "pump", 5), await broker.connect("publisher")
