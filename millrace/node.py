@@ -19,6 +19,7 @@ from pop.admin import GroupAdmin
 from pop.core import PopCore
 from pop.groupservice import GroupService
 from pop.handle import Handles, load_secret
+from pop.sending import Sending
 from pop.server import PopServer
 from pop.service import PopService
 from pop.transactions import Transactions
@@ -65,7 +66,8 @@ class Node:
         self.gateway = Gateway(
             self.store, self.retained, self.delayed, self.groups, config.mqtt, delay_ms_max=config.timer.delay_ms_max
         )
-        service = PopService(self.pop, self.delayed, self.transactions, config.timer)
+        sending = Sending(self.pop, self.delayed, self.transactions, config.timer)
+        service = PopService(self.pop, self.delayed, self.transactions, sending)
         self._pop_server = PopServer(service, GroupService(self.groups), config.pop)
         self._admin = Admin(
             config.admin.listen, registry=registry_of(self), ready=lambda: self._is_ready, state=self.state, level=self._level

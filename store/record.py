@@ -268,6 +268,12 @@ class Properties(NamedTuple):
     """The client that published it, where one of its own subscriptions must not get it (MQTT 5.0, no local)."""
     producer: str = ""
     """Of half a transaction: whom to ask for its outcome."""
+    keys: list[str] = []  # noqa: RUF012 - never mutated: a NamedTuple default
+    """What its business is about, such as the number of an order, for who searches for it."""
+    born_host: str = ""
+    """Where it was made, as its producer says."""
+    born_ms: int = 0
+    """When it was made, ms since 1970 by its producer's clock; 0 where that isn't known."""
 
 
 NO_PROPERTIES = Properties()
@@ -456,6 +462,9 @@ def decode_properties(data: bytes) -> Properties:
         None if correlation_data is None else b64decode(correlation_data),
         fields.get("publisher", ""),
         fields.get("producer", ""),
+        fields.get("keys", []),
+        fields.get("born_host", ""),
+        fields.get("born_ms", 0),
     )
 
 

@@ -20,6 +20,7 @@ from pop.handle import Handles, load_secret
 from pop.options import PopOptions
 from pop.poll import Taken
 from pop.pop_pb2_grpc import PopServiceStub
+from pop.sending import Sending
 from pop.server import PopServer
 from pop.service import PopService
 from pop.settings import GroupSettings
@@ -218,7 +219,8 @@ class Node(Parts):
         self.core.start(loop)
         self.transactions.start(loop)
         options = replace(self.options[0], listen=HostPort("127.0.0.1", port))
-        service = PopService(self.core, self.delayed, self.transactions, self.options[1])
+        sending = Sending(self.core, self.delayed, self.transactions, self.options[1])
+        service = PopService(self.core, self.delayed, self.transactions, sending)
         self._server = PopServer(service, GroupService(self.admin), options)
         self.port = await self._server.start()
 
