@@ -21,7 +21,7 @@ from pop.options import PopOptions
 from pop.poll import Taken
 from pop.pop_pb2_grpc import PopServiceStub
 from pop.sending import Sending
-from pop.server import PopServer
+from pop.server import PopServer, rocketmq_service
 from pop.service import PopService
 from pop.settings import GroupSettings
 from pop.transactions import Transactions
@@ -221,7 +221,8 @@ class Node(Parts):
         options = replace(self.options[0], listen=HostPort("127.0.0.1", port))
         sending = Sending(self.core, self.delayed, self.transactions, self.options[1])
         service = PopService(self.core, self.delayed, self.transactions, sending)
-        self._server = PopServer(service, GroupService(self.admin), options)
+        rocketmq = rocketmq_service(self.admin, sending, self.delayed, self.transactions)
+        self._server = PopServer(service, GroupService(self.admin), options, rocketmq)
         self.port = await self._server.start()
 
     @property
