@@ -117,9 +117,10 @@ class Access:
         return next((self._by_certificate[name] for name in certificates if name in self._by_certificate), None)
 
     def principal_of_signature(self, authorization: str, date_time: str) -> Principal | None:
-        """Return who signed `date_time`, the value of x-mq-date-time; None for a stranger. `authorization` begins with `SIGNATURE`.
+        """Return who signed `date_time`, the value of x-mq-date-time; None for a stranger.
 
-        HMAC-SHA1 by the secret, in hexadecimal digits of either case: the clients differ.
+        `authorization` begins with `SIGNATURE`. It is an HMAC-SHA1 by the secret, in hexadecimal digits of either case: the
+        clients differ.
         """
         fields = dict(part.strip().partition("=")[::2] for part in authorization.removeprefix(SIGNATURE).split(","))
         principal = self._by_access_key.get(fields.get("Credential", ""))
