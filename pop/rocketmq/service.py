@@ -263,13 +263,13 @@ class MessagingService:
         attempt_id = check_attempt_id(request.attempt_id)
         if request.auto_renew:
             attempt_id = lease_id(client.id, attempt_id or os.urandom(8).hex())
+        asked_ms = self._invisible_ms(request)
         wanted = expression_of(request.filter_expression)
         if (name, topic_filter) in client.lite or self._may_be_lite(client, name, topic_filter):
-            invisible_ms = self._invisible_ms(request, self._options.invisible_ms_default)
+            invisible_ms = asked_ms or self._options.invisible_ms_default
             return await self._take_lite(client, name, topic_filter, count, invisible_ms, wait_ms, attempt_id), topic_filter
         group = self._group(name, topic_filter, "earliest", wanted)
-        invisible_ms = self._invisible_ms(request, group.invisible_ms)
-        return await self._core.pop(group, count, invisible_ms, wait_ms, attempt_id), ""
+        return await self._core.pop(group, count, asked_ms or group.invisible_ms, wait_ms, attempt_id), ""
 
     def _group(self, name: str, topic_filter: str, start: Start, wanted: tuple[str, ExpressionType]) -> Group:
         """Return a group with the filter on delivery that its consumer wants.
@@ -309,12 +309,13 @@ class MessagingService:
             wait_ms = min(wait_ms, max(int(left_s * 1000) - DEADLINE_MARGIN_MS, 0))
         return int(min(wait_ms, self._options.wait_ms_max))
 
-    def _invisible_ms(self, request: Any, default_ms: int) -> int:
+    def _invisible_ms(self, request: Any) -> int:
+        """Return for how long a call wants its messages; 0 where it leaves that to the group."""
         invisible_ms_max = self._options.invisible_ms_max
         if request.auto_renew:
             return min(LEASE_MS, invisible_ms_max)
         if not request.HasField("invisible_duration"):
-            return default_ms
+            return 0
         invisible_ms = int(request.invisible_duration.ToMilliseconds())
         if not 0 < invisible_ms <= invisible_ms_max:
             raise Refused(

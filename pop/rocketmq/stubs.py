@@ -21,7 +21,7 @@ def _load(name: str) -> Any:
     Raises:
         ModuleNotFoundError: the extra is not installed.
     """
-    if PACKAGE in sys.modules:
+    if sys.modules.get(PACKAGE) is not None:
         return import_module(name)
     spec = find_spec(PACKAGE)
     if spec is None or spec.submodule_search_locations is None:

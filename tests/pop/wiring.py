@@ -35,6 +35,7 @@ from timer.options import TimerOptions
 
 if TYPE_CHECKING:
     from pop.pop_pb2_grpc import PopServiceAsyncStub
+    from pop.rocketmq.service import MessagingService
 
 GROUP = "billing"
 FILTER = "plant/#"
@@ -209,6 +210,7 @@ class Node(Parts):
         store = store or StoreOptions(segment_bytes=16 * MIB)
         super().__init__(data_dir, SystemClock(), pop=pop, timer=timer, store=store)
         self.port = 0
+        self.rocketmq: MessagingService | None = None
         self._server: PopServer | None = None
 
     async def start(self, port: int = 0) -> None:
@@ -221,8 +223,8 @@ class Node(Parts):
         options = replace(self.options[0], listen=HostPort("127.0.0.1", port))
         sending = Sending(self.core, self.delayed, self.transactions, self.options[1])
         service = PopService(self.core, self.delayed, self.transactions, sending)
-        rocketmq = rocketmq_service(self.admin, sending, self.delayed, self.transactions)
-        self._server = PopServer(service, GroupService(self.admin), options, rocketmq)
+        self.rocketmq = rocketmq_service(self.admin, sending, self.delayed, self.transactions)
+        self._server = PopServer(service, GroupService(self.admin), options, self.rocketmq)
         self.port = await self._server.start()
 
     @property
