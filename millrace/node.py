@@ -68,8 +68,8 @@ class Node:
         )
         sending = Sending(self.pop, self.delayed, self.transactions, config.timer)
         service = PopService(self.pop, self.delayed, self.transactions, sending)
-        rocketmq = rocketmq_service(self.groups, sending, self.delayed, self.transactions)
-        self._pop_server = PopServer(service, GroupService(self.groups), config.pop, rocketmq)
+        self.rocketmq = rocketmq_service(self.groups, sending, self.delayed, self.transactions)
+        self._pop_server = PopServer(service, GroupService(self.groups), config.pop, self.rocketmq)
         self._admin = Admin(
             config.admin.listen, registry=registry_of(self), ready=lambda: self._is_ready, state=self.state, level=self._level
         )

@@ -9,6 +9,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -42,6 +43,7 @@ from pop.rocketmq.stubs import pb, service_pb
 from pop.sending import Sending
 from pop.settings import GroupSettings
 from pop.transactions import Half, Transactions
+from store.errors import DiskFull
 from store.lightqueue import Start
 from store.options import HOUR_MS, HostPort
 from store.record import decode
@@ -124,12 +126,18 @@ class MessagingService:
 
     def _tidy(self) -> None:
         self._tidying = asyncio.get_running_loop().call_later(TIDY_S, self._tidy)
-        gone = self.clients.take_gone(self._store.now_ms())
-        if gone:
-            for checkpoint in list(self._core.state.checkpoints.values()):
-                client = gone.get(holder_of(checkpoint.attempt_id))
-                if client is not None:
-                    self._return_lease(checkpoint, counts=not client.is_done)
+        now_ms = self._store.now_ms()
+        gone = self.clients.take_gone(now_ms)
+        if not gone:
+            return
+        for checkpoint in list(self._core.state.checkpoints.values()):
+            client = gone.get(holder_of(checkpoint.attempt_id))
+            if client is None:
+                continue
+            with suppress(DiskFull):
+                self._return_lease(checkpoint, counts=not client.is_done)
+            if checkpoint.open:  # the disk has no room to note it: again when the client was silent for as long once more
+                self.clients.seen(client.id, now_ms)
 
     def _return_lease(self, checkpoint: Checkpoint, *, counts: bool) -> None:
         """Return what a client that is gone had. If it vanished that counts as an attempt: a message may have killed it."""
@@ -239,6 +247,7 @@ class MessagingService:
                 yield response(status=_status(code_of(error), detail_of(error)))
                 return
             if not messages:
+                written = True
                 yield response(status=_status(Code.MESSAGE_NOT_FOUND, "there is no message now"))
                 return
             yield response(status=_status())
