@@ -138,6 +138,11 @@ class Clients:
             client.stream = None
             client.seen_ms = min(client.seen_ms, now_ms - SILENT_MS_MAX + HUNG_UP_MS_MAX)
 
+    def forgive(self, ms: int) -> None:
+        """Give all clients `ms` more, in which the node didn't listen."""
+        for client in self._clients.values():
+            client.seen_ms += ms
+
     def publishes(self, client: Client, topic: str) -> None:
         """Note that a client may be asked about half messages of a topic."""
         if topic not in client.published and len(client.published) < PUBLISHED_MAX:

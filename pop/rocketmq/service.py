@@ -18,7 +18,7 @@ import structlog
 
 from pop.admin import GroupAdmin, ResetTo
 from pop.checkpoint import FROM_QUEUE, Checkpoint
-from pop.core import Change, check_attempt_id
+from pop.core import Change, Outcome, check_attempt_id
 from pop.deadletters import DeadLetter
 from pop.errors import GroupUnknown
 from pop.expression import ExpressionType
@@ -66,6 +66,10 @@ LITE_LOOK_MS = 500
 """How often a waiting poll of a lite consumer looks whether its lite topics have changed."""
 
 TIDY_S = 1.0
+"""How often clients that are gone are looked for."""
+
+STALL_MS = 5_000
+"""A node that has not looked for so long heard of nobody meanwhile, and that is not their fault."""
 
 
 def _answered(response: Any) -> Callable[[Any], Any]:
@@ -106,11 +110,12 @@ class MessagingService:
         self._store_host = str(self._advertised or self._options.listen)
         self.clients = Clients()
         self._tidying: asyncio.TimerHandle | None = None
+        self._tidied_ms = 0
         transactions.on_check.append(self._ask)
 
     def start(self) -> None:
         """Look after clients from now on. Who had leases when the node ended has some time to come back."""
-        now_ms = self._store.now_ms()
+        self._tidied_ms = now_ms = self._store.now_ms()
         for checkpoint in self._core.state.checkpoints.values():
             holder = holder_of(checkpoint.attempt_id)
             if holder:
@@ -127,6 +132,11 @@ class MessagingService:
     def _tidy(self) -> None:
         self._tidying = asyncio.get_running_loop().call_later(TIDY_S, self._tidy)
         now_ms = self._store.now_ms()
+        if (
+            now_ms - self._tidied_ms > STALL_MS
+        ):  # the node was stopped, or its clock was set: what clients said waits to be read
+            self.clients.forgive(now_ms - self._tidied_ms)
+        self._tidied_ms = now_ms
         gone = self.clients.take_gone(now_ms)
         if not gone:
             return
@@ -387,7 +397,9 @@ class MessagingService:
     async def ForwardMessageToDeadLetterQueue(self, request: Any, _client: Client) -> Any:
         (outcome,) = self._core.give_up(names.group_of(request.group), [request.receipt_handle])
         await self._store.durable()
-        return service_pb.ForwardMessageToDeadLetterQueueResponse(status=_status(OF_OUTCOME[outcome], outcome.value))
+        # The official clients ask again until they hear OK. Where the delivery is over, the message is in other hands already.
+        code = Code.INVALID_RECEIPT_HANDLE if outcome is Outcome.INVALID_HANDLE else Code.OK
+        return service_pb.ForwardMessageToDeadLetterQueueResponse(status=_status(code, outcome.value))
 
     async def ChangeInvisibleDuration(self, request: Any, context: Context) -> Any:
         handle = request.receipt_handle  # given back where it can't be changed: a client goes on with what it gets

@@ -28,6 +28,14 @@ def test_one_that_hung_up_has_less_time_and_a_call_saves_it() -> None:
     assert list(clients.take_gone(1_001 + HUNG_UP_MS_MAX)) == ["silent"]
 
 
+def test_a_node_that_did_not_listen_blames_nobody() -> None:
+    clients = Clients()
+    clients.seen("a", 0)
+    clients.forgive(10 * SILENT_MS_MAX)
+    assert clients.take_gone(11 * SILENT_MS_MAX) == {}
+    assert list(clients.take_gone(11 * SILENT_MS_MAX + 1)) == ["a"]
+
+
 def test_an_old_stream_that_ends_says_nothing_of_the_new_one() -> None:
     clients = Clients()
     client = clients.seen("a", 0)

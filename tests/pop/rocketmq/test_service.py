@@ -199,7 +199,8 @@ async def test_what_a_consumer_gives_up_is_read_as_a_dead_letter_that_says_whenc
     await caller.send(outgoing(b"bad"))
     ((message,), (handle,)) = ((found := (await caller.receive(topic=FILTER))[1]), handles(found))
     request = service_pb.ForwardMessageToDeadLetterQueueRequest(group=named(GROUP), receipt_handle=handle)
-    assert (await caller.call("ForwardMessageToDeadLetterQueue", request)).status.code == Code.OK
+    for _ in range(2):  # the clients ask until they hear OK
+        assert (await caller.call("ForwardMessageToDeadLetterQueue", request)).status.code == Code.OK
     request = receive_request(group="auditors")
     request.message_queue.topic.name = f"%DLQ%{GROUP}"
     dead = [response.message async for response in caller.stream("ReceiveMessage", request) if response.HasField("message")]
