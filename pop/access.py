@@ -24,6 +24,7 @@ from __future__ import annotations
 import hmac
 import tomllib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from hashlib import sha256
@@ -50,6 +51,9 @@ SIGNATURE = "MQv2-HMAC-SHA1 "
 """With what the authorization of a RocketMQ client begins."""
 
 _CREDENTIALS = ("token_sha256", "certificate", "access_key", "access_secret")
+
+CALLER: ContextVar[str] = ContextVar("caller", default="")
+"""Name of the principal whose call is served; empty where access is not restricted."""
 
 T = TypeVar("T")
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -356,6 +360,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
                 "show a token that the node knows (metadata 'authorization: Bearer TOKEN'), a certificate, or a signature by "
                 "an access key",
             )
+        CALLER.set(principal.name)  # each call is served by a task of its own
         for what, name in needs:
             if not self._access.permits(principal, (what, name)):
                 to = f"{name[:80]!r}" if name else "all groups"

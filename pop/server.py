@@ -121,7 +121,7 @@ def rocketmq_service(
     try:
         from pop.rocketmq.service import MessagingService
     except ModuleNotFoundError as error:
-        if error.name != "rocketmq":
+        if not (error.name or "").startswith("rocketmq"):  # another package of that name lacks its modules
             raise
         logger.info("rocketmq.off", why="rocketmq-python-client is not installed: pip install 'millrace[rocketmq]'")
         return None

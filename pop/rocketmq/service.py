@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import grpc.aio
 import structlog
 
+from pop.access import CALLER
 from pop.admin import GroupAdmin, ResetTo
 from pop.checkpoint import FROM_QUEUE, Checkpoint
 from pop.core import Change, Outcome, check_attempt_id
@@ -160,7 +161,10 @@ class MessagingService:
         self._core.change_invisible(group.name, [Change(handles[index], 0) for index in checkpoint.open_indexes()])
 
     def _client(self, context: Context) -> Client:
-        return self.clients.seen(_client_id(context), self._store.now_ms())
+        """Return the client that calls. Another principal's is another one, whatever it calls itself."""
+        client_id = _client_id(context)
+        caller = CALLER.get()
+        return self.clients.seen(f"{caller}:{client_id}" if caller and client_id else client_id, self._store.now_ms())
 
     # --- routes and clients -----------------------------------------------------------------------------------------
 

@@ -511,6 +511,11 @@ access_key = "key"
 access_secret = "s3cret"
 publish = ["plant/#"]
 consume = ["billing"]
+
+[[principal]]
+name = "auditor"
+access_key = "other"
+access_secret = "0ther"
 """
 
 
@@ -532,7 +537,7 @@ def signature(key: str = "key", secret: str = "s3cret", stamp: str = "20260101T0
 STRANGERS: list[tuple[tuple[str, str], ...]] = [
     (),
     signature(secret="wrong"),
-    signature(key="other"),
+    signature(key="none"),
     signature(key="", secret=""),
     (("x-mq-date-time", "20270101T000000Z"), signature()[1]),
     (signature()[1],),
@@ -599,6 +604,20 @@ async def test_the_official_clients_sign_as_the_node_reads_it(guarded: Node, tmp
 
     await asyncio.to_thread(use)
     assert guarded.store.messages_stored == 1
+
+
+async def test_nobody_ends_the_client_of_another_principal_by_its_name(guarded: Node) -> None:
+    assert guarded.rocketmq is not None
+    async with grpc.aio.insecure_channel(guarded.target) as channel:
+        caller = Caller(channel, "c1", *signature())
+        await caller.send(outgoing())
+        leased = (await caller.receive(auto_renew=True))[1]
+        other = Caller(channel, "c1", *signature("other", "0ther"))
+        end = service_pb.NotifyClientTerminationRequest()
+        assert (await other.call("NotifyClientTermination", end)).status.code == Code.OK
+        assert len(guarded.rocketmq.clients) == 2
+        await guarded.until(lambda: guarded.rocketmq is not None and len(guarded.rocketmq.clients) == 1)
+        assert (await caller.ack(*handles(leased))).status.code == Code.OK
 
 
 async def test_an_access_key_works_for_nobody_else_s_token(guarded: Node) -> None:
