@@ -46,7 +46,7 @@ from pop.settings import GroupSettings
 from pop.transactions import Half, Transactions
 from store.errors import DiskFull
 from store.lightqueue import Start
-from store.options import HOUR_MS, HostPort
+from store.options import HOUR_MS, HostPort, OptionInvalid
 from store.record import decode
 from timer.delayed import DelayedMessages
 
@@ -96,6 +96,9 @@ class MessagingService:
         sending: stores what is sent.
         delayed: delayed messages.
         transactions: half messages.
+
+    Raises:
+        OptionInvalid: `pop.rocketmq_advertise` is no address.
     """
 
     def __init__(self, admin: GroupAdmin, sending: Sending, delayed: DelayedMessages, transactions: Transactions) -> None:
@@ -106,8 +109,7 @@ class MessagingService:
         self._sending = sending
         self._delayed = delayed
         self._transactions = transactions
-        advertised = self._options.rocketmq_advertise
-        self._advertised = HostPort.parse(advertised) if advertised else None
+        self._advertised = _advertised(self._options.rocketmq_advertise)
         self._store_host = str(self._advertised or self._options.listen)
         self.clients = Clients()
         self._tidying: asyncio.TimerHandle | None = None
@@ -120,7 +122,8 @@ class MessagingService:
         for checkpoint in self._core.state.checkpoints.values():
             holder = holder_of(checkpoint.attempt_id)
             if holder:
-                self.clients.seen(holder, now_ms)
+                with suppress(Refused):  # too many to look after: theirs come back when the invisible time is over
+                    self.clients.seen(holder, now_ms)
         self._tidy()
 
     def stop(self) -> None:
@@ -133,9 +136,7 @@ class MessagingService:
     def _tidy(self) -> None:
         self._tidying = asyncio.get_running_loop().call_later(TIDY_S, self._tidy)
         now_ms = self._store.now_ms()
-        if (
-            now_ms - self._tidied_ms > STALL_MS
-        ):  # the node was stopped, or its clock was set: what clients said waits to be read
+        if now_ms - self._tidied_ms > STALL_MS:  # it was stopped, or its clock was set
             self.clients.forgive(now_ms - self._tidied_ms)
         self._tidied_ms = now_ms
         gone = self.clients.take_gone(now_ms)
@@ -592,6 +593,13 @@ class MessagingService:
     async def PullMessage(self, _request: Any, _context: Context) -> AsyncGenerator[Any, None]:
         error = _pull_not_supported()
         yield service_pb.PullMessageResponse(status=_status(error.code, str(error)))
+
+
+def _advertised(address: str) -> HostPort | None:
+    try:
+        return HostPort.parse(address) if address else None
+    except OptionInvalid as error:
+        raise OptionInvalid("pop.rocketmq_advertise", address, error.allowed) from error
 
 
 def _status(code: Code = Code.OK, detail: str = "") -> Any:

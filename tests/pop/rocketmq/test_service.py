@@ -20,6 +20,8 @@ from pop.rocketmq.service import MESSAGES_PER_SEND_MAX
 from pop.rocketmq.settings import LITE_SUBSCRIPTIONS_MAX
 from pop.rocketmq.status import Code
 from pop.rocketmq.stubs import SERVICE, pb, service_pb
+from store.options import GIB, MIB, OptionInvalid, StoreOptions
+from store.space import Usage
 from tests.clients.driving import ClientFailed, ClientProcess, Kind
 from tests.pop.rocketmq.calling import EOF, TYPE, Caller, commands, named, outgoing, receive_request, settings
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node
@@ -317,6 +319,46 @@ async def test_a_node_that_was_restarted_knows_whose_a_lease_is(tmp_path: Path) 
             assert (second.body, second.system_properties.delivery_attempt) == (b"2", 2)
     finally:
         await node.stop()
+
+
+async def test_on_a_full_disk_a_client_is_told_so_and_leases_are_returned_when_there_is_room(tmp_path: Path) -> None:
+    node = Node(tmp_path / "data", store=StoreOptions(segment_bytes=MIB, reserve_bytes=GIB))
+    await node.start()
+    try:
+        assert node.rocketmq is not None
+        async with grpc.aio.insecure_channel(node.target) as channel:
+            caller = Caller(channel)
+            await caller.send(outgoing())
+            (handle,) = handles((await caller.receive(auto_renew=True))[1])
+            free(node, 0)
+            assert (await caller.send(outgoing())).status.code == Code.TOO_MANY_REQUESTS
+            assert (await caller.ack(handle)).status.code == Code.TOO_MANY_REQUESTS
+            client = node.rocketmq.clients.get("c1")
+            assert client is not None
+            client.seen_ms = 0
+            await node.until(lambda: node.rocketmq is not None and node.rocketmq.clients.get("c1") not in (None, client))
+            assert node.core.checkpoints_open == 1
+            free(node, 10 * GIB)
+            client = node.rocketmq.clients.get("c1")
+            assert client is not None
+            client.seen_ms = 0
+            (again,) = (await Caller(channel, "c2").receive())[1]
+            assert again.system_properties.delivery_attempt == 2
+    finally:
+        await node.stop()
+
+
+def free(node: Node, amount: int) -> None:
+    """Let the disk have that many bytes free."""
+    node.store.space.probe = lambda: Usage(amount, 100 * GIB)
+    node.store.look_at_disk()
+
+
+async def test_an_address_to_advertise_that_is_none_is_an_error_at_the_start(tmp_path: Path) -> None:
+    node = Node(tmp_path / "data", pop=PopOptions(rocketmq_advertise="nowhere"))
+    with pytest.raises(OptionInvalid, match=r"pop\.rocketmq_advertise is 'nowhere'"):
+        await node.start()
+    await node.stop()
 
 
 # --- lite topics ----------------------------------------------------------------------------------------------------
