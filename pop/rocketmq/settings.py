@@ -11,7 +11,7 @@ from pop.options import PopOptions
 from pop.rocketmq.names import LITE_TOPIC_CHARS_MAX
 from pop.rocketmq.status import Code, Refused
 from pop.rocketmq.stubs import pb
-from pop.settings import Backoff, Exponential
+from pop.settings import BACKOFF_STEPS_MAX, Backoff, Exponential
 
 RECEIVE_BATCH = 32
 LONG_POLLING_MS = 20_000
@@ -43,7 +43,8 @@ def merged(settings: Any, groups: Sequence[Group], options: PopOptions) -> Any:
     answer.metric.CopyFrom(pb.Metric(on=False))
     if settings.HasField("subscription"):
         fifo = any(group.settings.fifo for group in groups)
-        answer.backoff_policy.CopyFrom(consumer_policy(groups[0] if groups else None, options))
+        policy = consumer_policy(groups[0] if groups else None, options, settings.user_agent.language)
+        answer.backoff_policy.CopyFrom(policy)
         subscription = answer.subscription
         subscription.fifo = fifo
         subscription.receive_batch_size = min(RECEIVE_BATCH, options.messages_max)
@@ -60,7 +61,7 @@ def merged(settings: Any, groups: Sequence[Group], options: PopOptions) -> Any:
     return answer
 
 
-def consumer_policy(group: Group | None, options: PopOptions) -> Any:
+def consumer_policy(group: Group | None, options: PopOptions, language: int) -> Any:
     """Return how long a push consumer has a failed message wait.
 
     Where a group has a back-off, the node keeps it, and its consumers return a message at once; a FIFO consumer tries again by
@@ -69,9 +70,23 @@ def consumer_policy(group: Group | None, options: PopOptions) -> Any:
     backoff: Backoff = options.retry_backoff_ms if group is None else group.backoff
     attempts_max = options.attempts_max if group is None else group.attempts_max
     if not backoff:
-        return policy_of(RETRY_BACKOFF, attempts_max)
-    is_fifo = group is not None and group.settings.fifo
-    return policy_of(backoff if is_fifo else _NO_WAIT, attempts_max)
+        backoff = RETRY_BACKOFF
+    elif group is None or not group.settings.fifo:
+        backoff = _NO_WAIT
+    return policy_of(_readable(backoff, attempts_max, language), attempts_max)
+
+
+def _readable(backoff: Backoff, attempts_max: int, language: int) -> Backoff:
+    """Return a back-off in the form that a client can read.
+
+    The Python client (5.1.2) reads lists only. The Node client (1.0.8) reads exponential ones only, and without one its FIFO
+    consumer gives a message up when it fails first.
+    """
+    if isinstance(backoff, Exponential):
+        if language != pb.Language.PYTHON:
+            return backoff
+        return tuple(backoff.wait_ms(attempt) for attempt in range(1, min(attempts_max, BACKOFF_STEPS_MAX) + 1))
+    return Exponential(min(backoff), max(backoff)) if language == pb.Language.NODE_JS else backoff
 
 
 def policy_of(backoff: Backoff, attempts_max: int) -> Any:

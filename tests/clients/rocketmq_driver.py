@@ -52,14 +52,17 @@ def told(message: Any) -> Answer:
 
 
 class Checker(TransactionChecker):  # type: ignore[misc]  # the package ships no types
-    """Tells all that it is asked about as committed, and remembers what that was."""
+    """Tells what it is asked about as committed, but for what is `undecided`; remembers what it was asked about."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
+        self.undecided: list[str] = []
 
     def check(self, message: Any) -> Any:
-        self.asked.append(message.body.decode())
-        return TransactionResolution.COMMIT
+        body = message.body.decode()
+        self.asked.append(body)
+        kinds = TransactionResolution
+        return kinds.TRANSACTION_RESOLUTION_UNSPECIFIED if body in self.undecided else kinds.COMMIT
 
 
 class Listener(MessageListener):  # type: ignore[misc]
@@ -108,7 +111,8 @@ class Driver:
         self._consumer: Any = None
         self._listener = Listener({}, 0)
 
-    def producer(self, topics: list[str]) -> Answer:
+    def producer(self, topics: list[str], undecided: list[str] | None = None) -> Answer:
+        self._checker.undecided = undecided or []
         self._producer = Producer(self._configuration, topics, checker=self._checker)
         self._producer.startup()
         return {}

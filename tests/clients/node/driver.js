@@ -76,11 +76,12 @@ function subscriptions(topics, sql = false) {
 }
 
 const wishes = {
-  async producer({ topics }) {
+  async producer({ topics, undecided = [] }) {
     const checker = {
       async check(message) {
-        checked.push(message.body.toString());
-        return TransactionResolution.COMMIT;
+        const body = message.body.toString();
+        checked.push(body);
+        return undecided.includes(body) ? null : TransactionResolution.COMMIT;
       },
     };
     producer = new rocketmq.Producer({ ...options, topics, checker });

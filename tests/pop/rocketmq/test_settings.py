@@ -24,22 +24,32 @@ def waits_of(policy: Any) -> list[int]:
     return [duration.ToMilliseconds() for duration in policy.customized_backoff.next]
 
 
+LANGUAGES = pb.Language
+STEPS = (100, 2_000)
+GROWING = Exponential(min_ms=100, max_ms=300)
+
+
 @pytest.mark.parametrize(
-    ("backoff", "fifo", "expected"),
+    ("backoff", "fifo", "language", "told"),
     [
-        (None, False, policy_of(RETRY_BACKOFF, 7)),
-        (None, True, policy_of(RETRY_BACKOFF, 7)),
-        ((100, 2_000), False, policy_of((0,), 7)),
-        ((100, 2_000), True, policy_of((100, 2_000), 7)),
-        (Exponential(100, 5_000), False, policy_of((0,), 7)),
-        (Exponential(100, 5_000), True, policy_of(Exponential(100, 5_000), 7)),
+        (None, False, LANGUAGES.JAVA, RETRY_BACKOFF),
+        (None, True, LANGUAGES.NODE_JS, RETRY_BACKOFF),
+        (None, False, LANGUAGES.PYTHON, (1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 64_000)),
+        (STEPS, False, LANGUAGES.JAVA, (0,)),
+        (STEPS, True, LANGUAGES.JAVA, STEPS),
+        (STEPS, True, LANGUAGES.PYTHON, STEPS),
+        (STEPS, True, LANGUAGES.NODE_JS, Exponential(min_ms=100, max_ms=2_000)),
+        (GROWING, False, LANGUAGES.PYTHON, (0,)),
+        (GROWING, False, LANGUAGES.NODE_JS, Exponential(min_ms=0, max_ms=0)),
+        (GROWING, True, LANGUAGES.JAVA, GROWING),
+        (GROWING, True, LANGUAGES.PYTHON, (100, 200, 300, 300, 300, 300, 300)),
     ],
 )
 def test_a_failed_message_waits_in_the_consumer_or_at_the_node_but_not_in_both(
-    parts: Parts, backoff: Backoff | None, fifo: bool, expected: Any
+    parts: Parts, backoff: Backoff | None, fifo: bool, language: int, told: Backoff
 ) -> None:
     group = parts.create(backoff=backoff, fifo=fifo, attempts_max=7)
-    assert consumer_policy(group, OPTIONS) == expected
+    assert consumer_policy(group, OPTIONS, language) == policy_of(told, 7)
 
 
 def test_a_policy_has_the_form_of_its_back_off() -> None:
