@@ -20,10 +20,10 @@ demo: $(READY)  ## Run a fleet of devices, failing consumers and the Spark recon
 	$(BIN)/millrace demo
 
 test: $(READY)  ## Run the tests, WORKERS at a time
-	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadgroup $(ARGS)
+	$(BIN)/python -m pytest --numprocesses=$(WORKERS) $(ARGS)
 
 test-deep: $(READY)  ## Run the tests with twenty times the examples in each search (an hour or two)
-	MILLRACE_TEST_DEPTH=20 $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadgroup --timeout=3600 $(ARGS)
+	MILLRACE_TEST_DEPTH=20 $(BIN)/python -m pytest --numprocesses=$(WORKERS) --timeout=3600 $(ARGS)
 
 test-crash: $(READY)  ## Kill nodes and writers with -9 again and again, under load and under a fleet, and compare with what was acknowledged
 	MILLRACE_KILL_ROUNDS=100 MILLRACE_FLEET_DEVICES=1000 MILLRACE_FLEET_KILLS=30 $(BIN)/python -m pytest tests/system/test_kill.py tests/system/test_fleet_kill.py tests/store/test_kill.py $(ARGS)

@@ -39,6 +39,10 @@ TOPICS = 16
 QUIET_S = 0.5
 """A stream on which nothing came for so long has had everything."""
 
+CREDITS = 4_096
+"""Messages that may be out on a stream. A message is out for two syncs, that of its delivery and that of its ack: a stream
+brings no more than its credits in that time."""
+
 CHANNEL_OPTIONS = [("grpc.max_receive_message_length", -1)]
 
 
@@ -192,10 +196,10 @@ def pop_and_ack(
 
 
 def consume(number: int, begin_s: float, address: str, group: str, filter: str, batch: int, streams: int) -> Span:
-    """Take all messages from streams, each of which has credits for eight batches, and acknowledge them."""
+    """Take all messages from streams, `batch` a response, and acknowledge each response as it comes."""
 
     async def work(stubs: Stubs) -> Span:
-        opening = pb.ConsumeOpen(group=group, filter=filter, credits=8 * batch, batch_max=batch)
+        opening = pb.ConsumeOpen(group=group, filter=filter, credits=CREDITS, batch_max=batch)
         done = Span(0, begin_s, begin_s)
         calls: list[Any] = []
 

@@ -78,6 +78,8 @@ class NodeCollector(Collector):
         yield _counter("millrace_timers_fired", "Delayed messages fired since the start.", node.delayed.fired)
         yield _counter("millrace_timers_cancelled", "Delayed messages recalled since the start.", node.delayed.cancelled)
         yield _gauge("millrace_pop_waiting", "Pops that wait for a message.", pop.waiting)
+        if node.rocketmq is not None:
+            yield _gauge("millrace_rocketmq_clients", "RocketMQ clients heard of lately.", len(node.rocketmq.clients))
         yield _gauge("millrace_pop_checkpoints_open", "Checkpoints that are not settled.", pop.checkpoints_open)
         yield _counter("millrace_pop_handed_out", "Deliveries handed out since the start.", pop.counters.handed_out)
         yield _counter("millrace_pop_acked", "Deliveries acknowledged since the start.", pop.counters.acked)

@@ -20,7 +20,8 @@ from pop.admin import GroupAdmin
 from pop.core import PopCore
 from pop.groupservice import GroupService
 from pop.handle import Handles, load_secret
-from pop.server import PopServer
+from pop.sending import Sending
+from pop.server import PopServer, rocketmq_service
 from pop.service import PopService
 from pop.transactions import Transactions
 from store.clock import Clock, SystemClock
@@ -72,8 +73,10 @@ class Node:
             config.mqtt,
             delay_ms_max=config.timer.delay_ms_max,
         )
-        service = PopService(self.pop, self.delayed, self.transactions, config.timer)
-        self._pop_server = PopServer(service, GroupService(self.groups), config.pop)
+        sending = Sending(self.pop, self.delayed, self.transactions, config.timer)
+        service = PopService(self.pop, self.delayed, self.transactions, sending)
+        self.rocketmq = rocketmq_service(self.groups, sending, self.delayed, self.transactions)
+        self._pop_server = PopServer(service, GroupService(self.groups), config.pop, self.rocketmq)
         self._admin = Admin(
             config.admin.listen, registry=registry_of(self), ready=lambda: self._is_ready, state=self.state, level=self._level
         )

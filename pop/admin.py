@@ -179,7 +179,8 @@ class GroupAdmin:
             self.core.append_references(Kind.GROUP_DELETED, group, self._open_references(group))
             while group.polls:
                 poll = group.polls.popleft()
-                poll.future.set_exception(GroupUnknown(f"the group {name!r} on {group.filter!r} was deleted"))
+                if not poll.future.done():  # one that waits in other groups too
+                    poll.future.set_exception(GroupUnknown(f"the group {name!r} on {group.filter!r} was deleted"))
             for deleted in self.on_deleted:
                 deleted(group)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
@@ -385,18 +385,54 @@ class PopCore:
             self.withdraw(group, poll)
         return poll.future.result() if poll.future.done() else None
 
+    async def pop_any(
+        self, groups: Sequence[Group], messages_max: int, invisible_ms: int, wait_ms: int, attempt_id: str = ""
+    ) -> Taken | None:
+        """As `pop`, from the first of several groups that has something; they count as one waiting pop.
+
+        Raises:
+            Overloaded, GroupUnknown: as `pop` raises them; the latter for any of the groups.
+        """
+        for group in sorted(groups, key=lambda group: attempt_id not in group.attempt_ids):
+            if not group.polls or attempt_id in group.attempt_ids:
+                taken = self.take(group, messages_max, invisible_ms, attempt_id)
+                if taken is not None:
+                    return taken
+        if wait_ms <= 0 or not groups:
+            return None
+        poll = Poll(asyncio.get_running_loop().create_future(), messages_max, invisible_ms, attempt_id)
+        self._admit()
+        for group in groups:
+            group.polls.append(poll)
+            self._look_on(group)
+        try:
+            await asyncio.wait((poll.future,), timeout=wait_ms / 1000)
+        except asyncio.CancelledError:
+            if poll.future.done() and poll.future.exception() is None:
+                self.release(poll.future.result().checkpoint)
+            raise
+        finally:
+            self.waiting -= 1
+            for group in groups:
+                if poll in group.polls:  # it is taken out where it was served only
+                    group.polls.remove(poll)
+        return poll.future.result() if poll.future.done() else None
+
     def enlist(self, group: Group, poll: Poll) -> None:
         """Let a poll wait: its future gets what is taken for it. `withdraw` it, whatever came.
 
         Raises:
             Overloaded: `pop.waiters_max` polls wait already.
         """
+        self._admit()
+        group.polls.append(poll)
+        self._look_on(group)
+
+    def _admit(self) -> None:
         if self.waiting >= self.options.waiters_max:
             self.counters.refused += 1
             raise Overloaded(f"{self.waiting} pops are waiting on this node, which is the limit: see pop.waiters_max")
-        group.polls.append(poll)
         self.waiting += 1
-        self._look_on(group)
 
     def withdraw(self, group: Group, poll: Poll) -> None:
         """Let a poll wait no longer."""
@@ -412,6 +448,9 @@ class PopCore:
         """Give what is visible to the polls that wait, oldest first."""
         while group.polls and group.visible > 0:
             poll = group.polls[0]
+            if poll.future.done():  # another of its groups has served it in this turn
+                group.polls.popleft()
+                continue
             taken = self.take(group, poll.messages_max, poll.invisible_ms, poll.attempt_id)
             if taken is None:
                 self._look_on(group)

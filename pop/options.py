@@ -31,6 +31,11 @@ class PopOptions:
         "",
         "TOML file that says who may publish, consume and administrate what: see pop/access.py. Empty: everybody may.",
     )
+    rocketmq_advertise: str = option(
+        "",
+        "HOST:PORT that RocketMQ clients are told to use, where they can't go by the address at which they came, as behind a "
+        "proxy. Empty: that address. It says nothing where rocketmq-python-client (the extra `rocketmq`) is not installed.",
+    )
     messages_max: int = option(
         1024,
         "Messages that one pop may hand out. A call that asks for more gets this many.",

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
+import structlog
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from pop import pop_pb2 as pb
 from pop.access import AccessInterceptor, load_access
+from pop.admin import GroupAdmin
 from pop.groupservice import GroupService
 from pop.options import PopOptions
+from pop.sending import Sending
 from pop.service import PopService
+from pop.transactions import Transactions
 from pop.wire import serialize
+from timer.delayed import DelayedMessages
+
+if TYPE_CHECKING:
+    from pop.rocketmq.service import MessagingService
+
+logger = structlog.get_logger("pop.server")
 
 RECEIVE_BYTES_MAX = 64 * 1024 * 1024
 """Of one request: a batch of messages. A larger one is refused with RESOURCE_EXHAUSTED by gRPC itself."""
@@ -32,10 +42,18 @@ class PopServer:
         service: messages.
         groups: groups and dead letters.
         options: where to listen, and for whom.
+        rocketmq: the RocketMQ-compatible API; see `rocketmq_service`.
     """
 
-    def __init__(self, service: PopService, groups: GroupService, options: PopOptions) -> None:
+    def __init__(
+        self,
+        service: PopService,
+        groups: GroupService,
+        options: PopOptions,
+        rocketmq: MessagingService | None = None,
+    ) -> None:
         self._options = options
+        self._rocketmq = rocketmq
         access = load_access(Path(options.access_file)) if options.access_file else None
         self._server = grpc.aio.server(
             interceptors=[AccessInterceptor(access)] if access is not None else [],
@@ -47,10 +65,16 @@ class PopServer:
                 ("grpc.keepalive_permit_without_calls", 1),
             ],
         )
-        served = {"PopService": service, "GroupService": groups}
+        served: list[tuple[Any, object]] = [
+            (pb.DESCRIPTOR.services_by_name["PopService"], service),
+            (pb.DESCRIPTOR.services_by_name["GroupService"], groups),
+        ]
+        if rocketmq is not None:
+            from pop.rocketmq.stubs import SERVICE
+
+            served.append((SERVICE, rocketmq))
         names = []
-        for name, servicer in served.items():
-            descriptor = pb.DESCRIPTOR.services_by_name[name]
+        for descriptor, servicer in served:
             names.append(descriptor.full_name)
             methods = {method.name: _handler(method, servicer) for method in descriptor.methods}
             self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(descriptor.full_name, methods),))
@@ -76,6 +100,8 @@ class PopServer:
         except RuntimeError as error:
             raise OSError(f"gRPC can't listen on {address}: {error}; choose another with --pop HOST:PORT") from error
         await self._server.start()
+        if self._rocketmq is not None:
+            self._rocketmq.start()
         for name in self._names:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         return port
@@ -83,13 +109,30 @@ class PopServer:
     async def stop(self) -> None:
         """Accept nothing more, let calls end, close."""
         await self._health.enter_graceful_shutdown()
+        if self._rocketmq is not None:
+            self._rocketmq.stop()
         await self._server.stop(STOP_GRACE_S)
 
 
+def rocketmq_service(
+    admin: GroupAdmin, sending: Sending, delayed: DelayedMessages, transactions: Transactions
+) -> MessagingService | None:
+    """Return the RocketMQ-compatible API; None where the package that ships its messages is not installed, which is logged."""
+    try:
+        from pop.rocketmq.service import MessagingService
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("rocketmq"):  # another package of that name lacks its modules
+            raise
+        logger.info("rocketmq.off", why="rocketmq-python-client is not installed: pip install 'millrace[rocketmq]'")
+        return None
+    return MessagingService(admin, sending, delayed, transactions)
+
+
 def _handler(method: Any, servicer: object) -> Any:
-    """Return the handler of a method as pop.proto describes it; its servicer may answer in bytes."""
+    """Return the handler of a method as its descriptor describes it; its servicer may answer in bytes."""
     kinds = {
         (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
         (True, True): grpc.stream_stream_rpc_method_handler,
     }
     make = kinds[method.client_streaming, method.server_streaming]

@@ -26,22 +26,19 @@ from pop.deadletters import DeadLetter
 from pop.errors import GroupBusy, GroupExists, GroupUnknown, Overloaded, PopError, RequestInvalid
 from pop.group import Group
 from pop.poll import Taken
+from pop.sending import Sending, SendRefused
 from pop.stream import CREDITS_DEFAULT, CREDITS_MAX, Acked, Consumption
 from pop.transactions import Ended, Half, Transactions
 from pop.wire import SENT_PLAIN, STATUS_OK, popped_messages, sent, serialize, statuses
 from store.errors import DiskFull, LimitExceeded, RecordTooLarge, StoreError, TopicInvalid
 from store.lightqueue import End, Start
-from store.record import TOPIC_BYTES_MAX, Flag, Properties, decode, decode_properties, encode_properties, tag_hash
+from store.record import TOPIC_BYTES_MAX, Properties, decode, decode_properties
 from timer.delayed import DelayedMessages, Recalled
-from timer.options import TimerOptions
 
 logger = structlog.get_logger("pop.service")
 
 MESSAGES_PER_SEND_MAX = 10_000
 HANDLES_MAX = 16_384
-PROPERTIES_MAX = 128
-PROPERTY_BYTES_MAX = 65_535
-"""Of a name, a value, a tag, a message group: MQTT 5.0, 1.5.4 allows no more, and messages go out over MQTT too."""
 
 TRANSACTIONS_DEFAULT = 32
 TRANSACTIONS_MAX = 1_000
@@ -64,14 +61,6 @@ _ENDED = {ended: pb.Status(code=pb.Code.Value(ended.name), detail=ended.value) f
 _ENDED[Ended.OK] = _OK
 
 
-class _Refused(Exception):
-    """Raised for one message of a batch; becomes its status."""
-
-    def __init__(self, code: pb.Code.ValueType, detail: str) -> None:
-        self.status = pb.Status(code=code, detail=detail)
-        super().__init__(detail)
-
-
 class PopService:
     """Serves the API from a core. Its answers are messages of pop.proto, or their bytes.
 
@@ -79,15 +68,15 @@ class PopService:
         core: groups, checkpoints, acknowledgements.
         delayed: delayed messages.
         transactions: half messages.
-        timer: bounds of delays.
+        sending: stores what is sent.
     """
 
-    def __init__(self, core: PopCore, delayed: DelayedMessages, transactions: Transactions, timer: TimerOptions) -> None:
+    def __init__(self, core: PopCore, delayed: DelayedMessages, transactions: Transactions, sending: Sending) -> None:
         self._core = core
         self._transactions = transactions
         self._store = core.store
         self._delayed = delayed
-        self._timer = timer
+        self._sending = sending
 
     # --- Send -------------------------------------------------------------------------------------------------------
 
@@ -114,8 +103,8 @@ class PopService:
                     add(sent(self._store_message(message)))
                 else:  # the hot path: 3 us, all in all
                     add(SENT_PLAIN % append(route_of(message.topic.encode()), message.body, b"", 1))
-            except _Refused as refused:
-                add(sent(pb.SendResult(status=refused.status)))
+            except SendRefused as error:
+                add(sent(pb.SendResult(status=pb.Status(code=pb.Code.Value(error.refusal.name), detail=str(error)))))
             except TopicInvalid as error:
                 add(sent(pb.SendResult(status=pb.Status(code=pb.INVALID_TOPIC, detail=str(error)))))
             except RecordTooLarge as error:
@@ -130,60 +119,20 @@ class PopService:
         return b"".join(results)
 
     def _store_message(self, message: pb.Message) -> pb.SendResult:
-        topic = message.topic.encode()
-        properties = self._properties(message)
-        due_ms = properties.deliver_at_ms
-        route = self._store.queues.route(topic)
-        encoded = encode_properties(properties) if any(properties) else b""
-        if len(topic) + len(encoded) + len(message.body) > self._core.options.message_bytes_max:
-            limit = self._core.options.message_bytes_max
-            raise _Refused(pb.MESSAGE_TOO_LARGE, f"topic, properties and body have more than {limit} bytes together")
-        if message.producer:
-            return self._store_half(message, route.topic, encoded, due_ms)
-        if due_ms:
-            return self._store_delayed(route.topic, message.body, encoded, due_ms)
-        position = self._store.append_message(route, message.body, encoded, 1, tag_hash(properties.tag))
-        return pb.SendResult(status=_OK, message_id=message_id(position))
-
-    def _store_delayed(self, topic: bytes, body: bytes, properties: bytes, due_ms: int) -> pb.SendResult:
-        try:
-            self._delayed.check_room()
-        except LimitExceeded as error:
-            raise _Refused(pb.TOO_MANY_TIMERS, str(error)) from error
-        route = self._store.queues.route(topic)
-        position = self._store.append_message(route, body, properties, 1 | Flag.DELAYED)
-        handle = self._core.handles.recall(position, due_ms)
-        return pb.SendResult(status=_OK, message_id=message_id(position), recall_handle=handle)
-
-    def _store_half(self, message: pb.Message, topic: bytes, properties: bytes, due_ms: int) -> pb.SendResult:
-        if due_ms:
-            raise _Refused(pb.INVALID_TRANSACTION, "half of a transaction can't be delayed: its commit delivers it")
-        try:
-            self._transactions.check_room()
-        except LimitExceeded as error:
-            raise _Refused(pb.TOO_MANY_TRANSACTIONS, str(error)) from error
-        route = self._store.queues.route(topic)
-        position = self._store.append_message(route, message.body, properties, 1 | Flag.HALF)
-        handle = self._core.handles.half(position, self._store.now_ms())
-        return pb.SendResult(status=_OK, message_id=message_id(position), transaction_handle=handle)
-
-    def _properties(self, message: pb.Message) -> Properties:
-        """Return the properties of a message to be sent; `deliver_at_ms` is 0 where that is now or past."""
-        user = list(message.properties.items())
-        if len(user) > PROPERTIES_MAX:
-            raise _Refused(pb.INVALID_PROPERTY, f"a message may have {PROPERTIES_MAX} properties, not {len(user)}")
-        texts = [text for pair in user for text in pair] + [message.tag, message.message_group, message.producer]
-        for text in texts:
-            if len(text.encode()) > PROPERTY_BYTES_MAX:
-                raise _Refused(pb.INVALID_PROPERTY, f"{text[:40]!r}... has more than {PROPERTY_BYTES_MAX} bytes")
-        due_ms, now_ms = message.deliver_at_ms, self._store.now_ms()
-        if due_ms < 0 or due_ms - now_ms > self._timer.delay_ms_max:
-            raise _Refused(
-                pb.INVALID_DELIVERY_TIME,
-                f"deliver_at_ms is {due_ms}: give ms since 1970, at most {self._timer.delay_ms_max} ms ahead of now "
-                f"({now_ms}), or 0 for at once",
-            )
-        return Properties(user, message.tag, message.message_group, due_ms if due_ms > now_ms else 0, producer=message.producer)
+        properties = Properties(
+            list(message.properties.items()),
+            message.tag,
+            message.message_group,
+            message.deliver_at_ms,
+            producer=message.producer,
+        )
+        stored = self._sending.store(message.topic.encode(), message.body, properties)
+        return pb.SendResult(
+            status=_OK,
+            message_id=message_id(stored.position),
+            recall_handle=stored.recall_handle,
+            transaction_handle=stored.transaction_handle,
+        )
 
     # --- transactions -----------------------------------------------------------------------------------------------
 

@@ -163,7 +163,7 @@ class Transactions:
         """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + wait_ms / 1000
-        while not (found := self._take(producer, halves_max)):
+        while not (found := self.take(producer, halves_max)):
             left_s = deadline_s - loop.time()
             if left_s <= 0:
                 return []
@@ -182,7 +182,8 @@ class Transactions:
                         del self._polls[producer]
         return found
 
-    def _take(self, producer: str, halves_max: int) -> list[Half]:
+    def take(self, producer: str, halves_max: int) -> list[Half]:
+        """Return up to `halves_max` half messages of a producer whose outcome is asked for, and that nobody has taken yet."""
         asked = self._asked.get(producer)
         found: list[Half] = []
         while asked and len(found) < halves_max:

@@ -299,6 +299,12 @@ class Properties(NamedTuple):
     """The client that published it, where one of its own subscriptions must not get it (MQTT 5.0, no local)."""
     producer: str = ""
     """Of half a transaction: whom to ask for its outcome."""
+    keys: list[str] = []  # noqa: RUF012 - never mutated: a NamedTuple default
+    """What its business is about, such as the number of an order, for who searches for it."""
+    born_host: str = ""
+    """Where it was made, as its producer says."""
+    born_ms: int = 0
+    """When it was made, ms since 1970 by its producer's clock; 0 where that isn't known."""
     session: str = ""
     """With `Flag.SESSION`: the client id of the session that changes."""
     packet_id: int = 0
@@ -491,6 +497,9 @@ def decode_properties(data: bytes) -> Properties:
         None if correlation_data is None else b64decode(correlation_data),
         fields.get("publisher", ""),
         fields.get("producer", ""),
+        fields.get("keys", []),
+        fields.get("born_host", ""),
+        fields.get("born_ms", 0),
         fields.get("session", ""),
         fields.get("packet_id", 0),
     )

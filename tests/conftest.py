@@ -4,15 +4,36 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
+import pytest
 import uvloop
 from hypothesis import settings
 
 from tests.depth import DEPTH
 
+if TYPE_CHECKING:
+    from xdist.scheduler import LoadScopeScheduling
+
 # A slow machine is no failure: pytest-timeout bounds a test as a whole.
 settings.register_profile("millrace", deadline=None, max_examples=50 * DEPTH)
 settings.load_profile("millrace")
+
+
+ONE_AFTER_ANOTHER = ("tests/spark/", "tests/system/test_demo.py")
+"""Tests that one process runs where several run tests: each starts a Spark, which takes seconds and all processors."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:
+    """Deal out tests one by one, but for those of Spark, which go first and together."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return "spark" if nodeid.startswith(ONE_AFTER_ANOTHER) else nodeid
+
+    return Scheduling(config, log)
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:

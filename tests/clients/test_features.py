@@ -130,6 +130,27 @@ async def overlapping_subscriptions(stage: Stage) -> None:
 
 
 @both
+async def shared_subscriptions(stage: Stage) -> None:
+    members = [await stage.connect(f"member-{number}") for number in range(2)]
+    for member in members:
+        assert await member.subscribe(("$share/g/a/#", 1)) == [1]
+    bodies = [b"%d" % number for number in range(10)]
+    for body in bodies:
+        await members[0].publish("a/b", body)
+    got: list[bytes] = []
+
+    async def take(member: Driver) -> None:
+        while True:
+            got.append((await member.message()).body)
+
+    tasks = [asyncio.create_task(take(member)) for member in members]
+    await until(lambda: len(got) == len(bodies))
+    assert sorted(got) == bodies
+    for task in tasks:
+        task.cancel()
+
+
+@both
 async def unsubscribing(stage: Stage) -> None:
     client = await stage.connect("c")
     await client.subscribe(("a", 1), ("b", 1))

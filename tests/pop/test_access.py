@@ -19,6 +19,7 @@ from pop.access import NEEDS, Access, AccessInvalid, Principal, load_access
 from pop.client import Client, Security, settings_of
 from pop.errors import NodeUnavailable, NotAuthenticated, NotPermitted
 from pop.options import PopOptions
+from pop.rocketmq.stubs import SERVICE
 from pop.sync import SyncClient
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node
 
@@ -131,7 +132,7 @@ async def test_the_synchronous_client_shows_its_token_too(node: Node) -> None:
 
 
 def test_every_method_of_the_api_says_what_it_needs() -> None:
-    services = pb.DESCRIPTOR.services_by_name.values()
+    services = [*pb.DESCRIPTOR.services_by_name.values(), SERVICE]
     assert set(NEEDS) == {f"/{each.full_name}/{method.name}" for each in services for method in each.methods}
 
 
@@ -171,6 +172,11 @@ def test_permissions_are_filters_and_patterns(name: str, need: tuple[str, str], 
         ("[[principal]]\nname = 'a'\ncertificate = 'c'\npublish = ['a#']", "'#'"),
         ("[[principal]]\nname = 'a'\ncertificate = 'c'\nconsum = ['a']", "consum"),
         ("[[principal]]\nname = 'a'\ncertificate = 'c'\n" * 2, "two principals"),
+        ("[[principal]]\nname = 'a'\naccess_key = 'k'", "go together"),
+        (
+            "".join(f"[[principal]]\nname = '{name}'\naccess_key = 'k'\naccess_secret = 's'\n" for name in "ab"),
+            "two principals of one access key",
+        ),
     ],
 )
 def test_an_access_file_that_is_wrong_says_why(tmp_path: Path, text: str, reason: str) -> None:

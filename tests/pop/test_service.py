@@ -14,7 +14,8 @@ import pytest
 
 from pop import pop_pb2 as pb
 from pop.options import PopOptions
-from pop.service import HANDLES_MAX, MESSAGES_PER_SEND_MAX, PROPERTIES_MAX, PROPERTY_BYTES_MAX
+from pop.sending import PROPERTIES_MAX, PROPERTY_BYTES_MAX
+from pop.service import HANDLES_MAX, MESSAGES_PER_SEND_MAX
 from store.options import MIB, StoreOptions
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node, stub_of
 from timer.options import TimerOptions

@@ -20,7 +20,8 @@ from pop.handle import Handles, load_secret
 from pop.options import PopOptions
 from pop.poll import Taken
 from pop.pop_pb2_grpc import PopServiceStub
-from pop.server import PopServer
+from pop.sending import Sending
+from pop.server import PopServer, rocketmq_service
 from pop.service import PopService
 from pop.settings import GroupSettings
 from pop.transactions import Transactions
@@ -34,6 +35,7 @@ from timer.options import TimerOptions
 
 if TYPE_CHECKING:
     from pop.pop_pb2_grpc import PopServiceAsyncStub
+    from pop.rocketmq.service import MessagingService
 
 GROUP = "billing"
 FILTER = "plant/#"
@@ -208,6 +210,7 @@ class Node(Parts):
         store = store or StoreOptions(segment_bytes=16 * MIB)
         super().__init__(data_dir, SystemClock(), pop=pop, timer=timer, store=store)
         self.port = 0
+        self.rocketmq: MessagingService | None = None
         self._server: PopServer | None = None
 
     async def start(self, port: int = 0) -> None:
@@ -218,8 +221,10 @@ class Node(Parts):
         self.core.start(loop)
         self.transactions.start(loop)
         options = replace(self.options[0], listen=HostPort("127.0.0.1", port))
-        service = PopService(self.core, self.delayed, self.transactions, self.options[1])
-        self._server = PopServer(service, GroupService(self.admin), options)
+        sending = Sending(self.core, self.delayed, self.transactions, self.options[1])
+        service = PopService(self.core, self.delayed, self.transactions, sending)
+        self.rocketmq = rocketmq_service(self.admin, sending, self.delayed, self.transactions)
+        self._server = PopServer(service, GroupService(self.admin), options, self.rocketmq)
         self.port = await self._server.start()
 
     @property

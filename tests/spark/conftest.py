@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,20 +17,18 @@ TIMEOUT_S = 600
 the others, with it."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep Spark's tests in one process, where several run tests: there is one session for all."""
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("spark"))
-            item.add_marker(pytest.mark.timeout(TIMEOUT_S))
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.add_marker(pytest.mark.timeout(TIMEOUT_S))
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     pytest.importorskip("pyspark", reason="Spark's part needs the extra `spark`")
     from spark.errors import JavaMissing
     from spark.session import open_session
 
+    if "PYTEST_XDIST_WORKER" in os.environ:  # tests/conftest.py sees to it that one process has all of these tests
+        (tmp_path_factory.getbasetemp().parent / "spark").touch(exist_ok=False)
     try:
         session = open_session("local[2]", "millrace tests")
     except JavaMissing as error:

@@ -168,6 +168,10 @@ def test_a_record_comes_back_as_it_was_encoded(
         response_topic=st.none() | st.text(max_size=20),
         correlation_data=st.none() | st.binary(max_size=20),
         publisher=st.text(max_size=20),
+        producer=st.text(max_size=20),
+        keys=st.lists(st.text(max_size=20), max_size=3),
+        born_host=st.text(max_size=20),
+        born_ms=st.integers(0, 2**53),
         packet_id=st.integers(0, 65_535),
     )
 )

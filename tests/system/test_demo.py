@@ -11,9 +11,6 @@ from spark.errors import JavaMissing
 from spark.session import java_version
 from tests.system.conftest import NodeProcess, run_millrace
 
-# Never beside another Spark: each wants all processors.
-pytestmark = pytest.mark.xdist_group("spark")
-
 
 @pytest.fixture(autouse=True)
 def _java() -> None:

@@ -20,6 +20,7 @@ EXPECTED = {
     "native_sync.py": ["consumed 100"],
     "transaction.py": ["orders [1, 2, 4, 5, 7, 8], messages [1, 2, 4, 5, 7, 8]"],
     "fifo.py": ["5 accounts, all in order"],
+    "rocketmq_client.py": ["received 1, 3, 5, 7, delayed"],
     "redrive.py": ["dead: raw/readings after 2 attempts, attempts_exhausted", "sent back: 1", "processed: twenty, attempt 1"],
 }
 
@@ -32,9 +33,10 @@ def node(tmp_path: Path) -> Iterator[NodeProcess]:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_does_what_it_says(node: NodeProcess, name: str) -> None:
+def test_an_example_does_what_it_says(node: NodeProcess, tmp_path: Path, name: str) -> None:
     command = [sys.executable, str(ROOT / "examples" / name), node.addresses["pop"]]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    # HOME, because the RocketMQ client writes its log there.
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
     ended = subprocess.run(command, capture_output=True, text=True, timeout=RUN_S, check=False, env=environment)
     assert ended.returncode == 0, ended.stderr
     for line in EXPECTED.get(name, []):

@@ -1,0 +1,119 @@
+"""The settings of a client: what it said of itself, completed by what this node and its group say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pop.expression import ExpressionType, compile_expression
+from pop.group import Group
+from pop.options import PopOptions
+from pop.rocketmq.names import LITE_TOPIC_CHARS_MAX
+from pop.rocketmq.status import Code, Refused
+from pop.rocketmq.stubs import pb
+from pop.settings import BACKOFF_STEPS_MAX, Backoff, Exponential
+
+RECEIVE_BATCH = 32
+LONG_POLLING_MS = 20_000
+"""How long push consumers wait for a message; at most `pop.wait_ms_max`."""
+
+LITE_SUBSCRIPTIONS_MAX = 1_000
+"""Lite topics of one client: each of its polls waits in the groups of all of them."""
+
+SEND_ATTEMPTS = 3
+SEND_BACKOFF = Exponential(min_ms=10, max_ms=1_000)
+"""How often, and after how long, a producer tries again: as RocketMQ's proxy tells it."""
+
+RETRY_BACKOFF = Exponential(min_ms=1_000, max_ms=7_200_000)
+"""For the consumers of a group that has no back-off. A consumer that fails at once would use up all attempts in a moment."""
+
+_NO_WAIT: Backoff = (0,)
+
+
+def merged(settings: Any, groups: Sequence[Group], options: PopOptions) -> Any:
+    """Return what a client is answered to the settings that it sent.
+
+    Args:
+        settings: as they came.
+        groups: what exists of its group, on the topics that it subscribes to; empty for a producer.
+        options: of the node.
+    """
+    answer = pb.Settings()
+    answer.CopyFrom(settings)
+    answer.metric.CopyFrom(pb.Metric(on=False))
+    if settings.HasField("subscription"):
+        fifo = any(group.settings.fifo for group in groups)
+        policy = consumer_policy(groups[0] if groups else None, options, settings.user_agent.language)
+        answer.backoff_policy.CopyFrom(policy)
+        subscription = answer.subscription
+        subscription.fifo = fifo
+        subscription.receive_batch_size = min(RECEIVE_BATCH, options.messages_max)
+        wait_ms = min(LONG_POLLING_MS, options.wait_ms_max)
+        if settings.client_type == pb.ClientType.SIMPLE_CONSUMER and subscription.HasField("long_polling_timeout"):
+            wait_ms = min(subscription.long_polling_timeout.ToMilliseconds(), options.wait_ms_max)
+        subscription.long_polling_timeout.FromMilliseconds(max(wait_ms, 1_000))  # the clients count in whole seconds
+        subscription.lite_subscription_quota = LITE_SUBSCRIPTIONS_MAX
+        subscription.max_lite_topic_size = LITE_TOPIC_CHARS_MAX
+    else:
+        answer.backoff_policy.CopyFrom(policy_of(SEND_BACKOFF, SEND_ATTEMPTS))
+        answer.publishing.max_body_size = options.message_bytes_max
+        answer.publishing.validate_message_type = True
+    return answer
+
+
+def consumer_policy(group: Group | None, options: PopOptions, language: int) -> Any:
+    """Return how long a push consumer has a failed message wait.
+
+    Where a group has a back-off, the node keeps it, and its consumers return a message at once; a FIFO consumer tries again by
+    itself, without the node, so it is told.
+    """
+    backoff: Backoff = options.retry_backoff_ms if group is None else group.backoff
+    attempts_max = options.attempts_max if group is None else group.attempts_max
+    if not backoff:
+        backoff = RETRY_BACKOFF
+    elif group is None or not group.settings.fifo:
+        backoff = _NO_WAIT
+    return policy_of(_readable(backoff, attempts_max, language), attempts_max)
+
+
+def _readable(backoff: Backoff, attempts_max: int, language: int) -> Backoff:
+    """Return a back-off in the form that a client can read.
+
+    The Python client (5.1.2) reads lists only. The Node client (1.0.8) reads exponential ones only, and without one its FIFO
+    consumer gives a message up when it fails first.
+    """
+    if isinstance(backoff, Exponential):
+        if language != pb.Language.PYTHON:
+            return backoff
+        return tuple(backoff.wait_ms(attempt) for attempt in range(1, min(attempts_max, BACKOFF_STEPS_MAX) + 1))
+    return Exponential(min(backoff), max(backoff)) if language == pb.Language.NODE_JS else backoff
+
+
+def policy_of(backoff: Backoff, attempts_max: int) -> Any:
+    """Return a back-off as the protocol has it."""
+    policy = pb.RetryPolicy(max_attempts=attempts_max)
+    if isinstance(backoff, Exponential):
+        rule = policy.exponential_backoff
+        rule.initial.FromMilliseconds(backoff.min_ms)
+        rule.max.FromMilliseconds(backoff.max_ms)
+        rule.multiplier = backoff.factor
+    else:
+        for wait_ms in backoff:
+            policy.customized_backoff.next.add().FromMilliseconds(wait_ms)
+    return policy
+
+
+def expression_of(wanted: Any) -> tuple[str, ExpressionType]:
+    """Return the filter on delivery that a `FilterExpression` says, as a group's settings have it.
+
+    Raises:
+        Refused: ILLEGAL_FILTER_EXPRESSION for an unknown type.
+        ExpressionInvalid: it can't be read.
+    """
+    text: str = wanted.expression.strip()
+    if wanted.type == pb.FilterType.SQL:
+        compile_expression(text, "sql")
+        return text, "sql"
+    if wanted.type not in (pb.FilterType.TAG, pb.FilterType.FILTER_TYPE_UNSPECIFIED):
+        raise Refused(Code.ILLEGAL_FILTER_EXPRESSION, f"the type {wanted.type} of the expression is unknown: use TAG or SQL")
+    return (text, "tag") if compile_expression(text, "tag") is not None else ("*", "tag")

@@ -1,0 +1,150 @@
+"""What a client is told when something is wrong: the codes of `apache.rocketmq.v2`, and which error becomes which.
+
+The protocol keeps the gRPC status OK and states errors in field 1 of each response, so an answer that only says what is wrong
+has the same bytes for every method. Numbers stand here, not in the stubs, because access control answers without them.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import structlog
+
+from pop.core import Outcome
+from pop.errors import ExpressionInvalid, GroupBusy, GroupInvalid, GroupUnknown, Overloaded, PopError, RequestInvalid
+from pop.sending import Refusal, SendRefused
+from pop.transactions import Ended
+from pop.wire import text, varint
+from store.errors import DiskFull, LimitExceeded, RecordTooLarge, TopicInvalid
+from timer.delayed import Recalled
+
+logger = structlog.get_logger("pop.rocketmq")
+
+
+class Code(IntEnum):
+    """Codes of the protocol, those that this node gives."""
+
+    OK = 20000
+    MULTIPLE_RESULTS = 30000
+    BAD_REQUEST = 40000
+    ILLEGAL_ACCESS_POINT = 40001
+    ILLEGAL_TOPIC = 40002
+    ILLEGAL_CONSUMER_GROUP = 40003
+    ILLEGAL_MESSAGE_TAG = 40004
+    ILLEGAL_MESSAGE_KEY = 40005
+    ILLEGAL_MESSAGE_GROUP = 40006
+    ILLEGAL_MESSAGE_PROPERTY_KEY = 40007
+    INVALID_TRANSACTION_ID = 40008
+    ILLEGAL_FILTER_EXPRESSION = 40010
+    ILLEGAL_INVISIBLE_TIME = 40011
+    ILLEGAL_DELIVERY_TIME = 40012
+    INVALID_RECEIPT_HANDLE = 40013
+    MESSAGE_PROPERTY_CONFLICT_WITH_TYPE = 40014
+    UNRECOGNIZED_CLIENT_TYPE = 40015
+    MESSAGE_CORRUPTED = 40016
+    CLIENT_ID_REQUIRED = 40017
+    ILLEGAL_POLLING_TIME = 40018
+    ILLEGAL_OFFSET = 40019
+    ILLEGAL_LITE_TOPIC = 40020
+    UNAUTHORIZED = 40100
+    FORBIDDEN = 40300
+    NOT_FOUND = 40400
+    MESSAGE_NOT_FOUND = 40401
+    CONSUMER_GROUP_NOT_FOUND = 40403
+    MESSAGE_BODY_TOO_LARGE = 41301
+    PRECONDITION_FAILED = 42800
+    TOO_MANY_REQUESTS = 42900
+    LITE_SUBSCRIPTION_QUOTA_EXCEEDED = 42902
+    MESSAGE_PROPERTIES_TOO_LARGE = 43101
+    INTERNAL_SERVER_ERROR = 50001
+    NOT_IMPLEMENTED = 50100
+    UNSUPPORTED = 50500
+
+
+class Refused(PopError):
+    """Raised for a request that can't be served; becomes the status of its answer."""
+
+    def __init__(self, code: Code, detail: str) -> None:
+        self.code = code
+        super().__init__(detail)
+
+
+_OF_REFUSAL = {
+    Refusal.MESSAGE_TOO_LARGE: Code.MESSAGE_BODY_TOO_LARGE,
+    Refusal.INVALID_PROPERTY: Code.MESSAGE_PROPERTIES_TOO_LARGE,
+    Refusal.INVALID_DELIVERY_TIME: Code.ILLEGAL_DELIVERY_TIME,
+    Refusal.TOO_MANY_TIMERS: Code.TOO_MANY_REQUESTS,
+    Refusal.INVALID_TRANSACTION: Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
+    Refusal.TOO_MANY_TRANSACTIONS: Code.TOO_MANY_REQUESTS,
+}
+
+# The first that fits: ExpressionInvalid is a RequestInvalid, RecordTooLarge a LimitExceeded.
+_OF_ERROR: tuple[tuple[type[Exception], Code], ...] = (
+    (GroupInvalid, Code.ILLEGAL_CONSUMER_GROUP),
+    (ExpressionInvalid, Code.ILLEGAL_FILTER_EXPRESSION),
+    (RequestInvalid, Code.BAD_REQUEST),
+    (TopicInvalid, Code.ILLEGAL_TOPIC),
+    (GroupUnknown, Code.CONSUMER_GROUP_NOT_FOUND),
+    (GroupBusy, Code.PRECONDITION_FAILED),
+    (RecordTooLarge, Code.MESSAGE_BODY_TOO_LARGE),
+    (LimitExceeded, Code.TOO_MANY_REQUESTS),
+    (Overloaded, Code.TOO_MANY_REQUESTS),
+    (DiskFull, Code.TOO_MANY_REQUESTS),
+)
+
+OF_OUTCOME = {
+    Outcome.OK: Code.OK,
+    Outcome.INVALID_HANDLE: Code.INVALID_RECEIPT_HANDLE,
+    Outcome.HANDLE_EXPIRED: Code.INVALID_RECEIPT_HANDLE,
+    Outcome.ALREADY_ACKED: Code.INVALID_RECEIPT_HANDLE,
+    Outcome.HANDLE_REPLACED: Code.INVALID_RECEIPT_HANDLE,
+    Outcome.INVALID_INVISIBLE_TIME: Code.ILLEGAL_INVISIBLE_TIME,
+}
+"""Of a handle. The protocol has one code for all that is wrong with one: the detail tells which."""
+
+# MESSAGE_NOT_FOUND is no error to the clients: they would take a recall that came too late for one that worked.
+OF_RECALLED = {
+    Recalled.CANCELLED: (Code.OK, ""),
+    Recalled.ALREADY_FIRED: (Code.PRECONDITION_FAILED, "the message was delivered before"),
+    Recalled.ALREADY_CANCELLED: (Code.PRECONDITION_FAILED, "the message was recalled before"),
+    Recalled.UNKNOWN: (Code.NOT_FOUND, "the log holds no such delayed message"),
+}
+
+
+def of_ended(ended: Ended, *, commit: bool) -> Code:
+    """Return the code for the end of a transaction. Said twice it is done: a producer says it again when no answer came."""
+    if ended is Ended.UNKNOWN_TRANSACTION:
+        return Code.INVALID_TRANSACTION_ID
+    if ended is Ended.OK or (ended is Ended.ALREADY_COMMITTED) == commit:
+        return Code.OK
+    return Code.PRECONDITION_FAILED
+
+
+def code_of(error: Exception) -> Code:
+    """Return the code for an error. One that nobody foresaw is logged: it is a defect of the node."""
+    if isinstance(error, Refused):
+        return error.code
+    if isinstance(error, SendRefused):
+        return _OF_REFUSAL[error.refusal]
+    for kind, code in _OF_ERROR:
+        if isinstance(error, kind):
+            return code
+    logger.error("rocketmq.failed", exc_info=error)
+    return Code.INTERNAL_SERVER_ERROR
+
+
+def detail_of(error: Exception) -> str:
+    """Return what a client is told of an error. Of a defect only that there is one."""
+    known = isinstance(error, (Refused, SendRefused, *(kind for kind, _ in _OF_ERROR)))
+    return str(error) if known else "the node has a defect: its log tells more"
+
+
+def overall(codes: list[Code]) -> Code:
+    """Return the code of a batch: that of all its parts, where they agree."""
+    return codes[0] if len(set(codes)) == 1 else Code.MULTIPLE_RESULTS
+
+
+def refusal(code: Code, detail: str) -> bytes:
+    """Return an answer, of any method, that only says what is wrong: field 1 is its status, with code and message."""
+    status = b"\x08" + varint(code) + text(b"\x12", detail.encode())
+    return text(b"\x0a", status)

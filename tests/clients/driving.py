@@ -1,0 +1,114 @@
+"""The official RocketMQ clients as processes, each driven by lines: see rocketmq_driver.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+FOLDER = Path(__file__).parent
+NODE_FOLDER = FOLDER / "node"
+
+Kind = Literal["python", "node"]
+
+
+def skip_unless_there(kind: Kind) -> None:
+    """Skip a test whose client isn't installed, and say what to do."""
+    if kind == "node" and shutil.which("node") is None:
+        pytest.skip("Node.js is not installed: it runs the official Node client")
+    if kind == "node" and not (NODE_FOLDER / "node_modules").is_dir():
+        pytest.skip(f"the official Node client is not installed: run npm install in {NODE_FOLDER}")
+
+
+class ClientFailed(Exception):
+    """Raised when the client raised something; `code` is the protocol's, or 0."""
+
+    def __init__(self, error: str, code: int) -> None:
+        self.code = code
+        super().__init__(error)
+
+
+class ClientProcess:
+    """A process with the official client of a language.
+
+    Parameters:
+        kind: which.
+        target: HOST:PORT of the node.
+        home: where it may write; the Python client does.
+        key, secret: of an access key.
+    """
+
+    def __init__(self, kind: Kind, target: str, home: Path, key: str = "", secret: str = "") -> None:
+        skip_unless_there(kind)
+        program = [sys.executable, str(FOLDER / "rocketmq_driver.py")] if kind == "python" else ["node", "driver.js"]
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        self._process = subprocess.Popen(
+            [*program, target, key, secret],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=(home / f"{kind}.err").open("ab"),
+            cwd=home if kind == "python" else NODE_FOLDER,
+            env={**environment, "HOME": str(home)},
+            text=True,
+        )
+
+    def ask(self, do: str, **wish: Any) -> None:
+        """Tell it to do something; `answer` waits for what comes of it."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"do": do, **wish}) + "\n")
+        self._process.stdin.flush()
+
+    def answer(self) -> Any:
+        """Return what came of the oldest wish.
+
+        Raises:
+            ClientFailed: the client raised an error.
+        """
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, "the client's process has ended"
+        answer = json.loads(line)
+        if "error" in answer:
+            raise ClientFailed(answer["error"], answer["code"])
+        return answer
+
+    def do(self, do: str, **wish: Any) -> Any:
+        """Have something done; return what came of it."""
+        self.ask(do, **wish)
+        return self.answer()
+
+    def receive(self, **wish: Any) -> list[dict[str, Any]]:
+        """Return what a SimpleConsumer receives in one call."""
+        found: list[dict[str, Any]] = self.do("receive", **wish)["messages"]
+        return found
+
+    def until(self, do: str, holds: Callable[[Any], bool], within_s: float = 20) -> Any:
+        """Return the first answer that is as wanted."""
+        ends_s = time.monotonic() + within_s
+        while not holds(answer := self.do(do)):
+            assert time.monotonic() < ends_s, answer
+            time.sleep(0.02)
+        return answer
+
+    def kill(self) -> None:
+        """End it as a crash would."""
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+
+    def close(self) -> None:
+        """End it, at once."""
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()

@@ -1,0 +1,112 @@
+"""Names there, and the topics and groups that they mean."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pop.errors import GroupInvalid
+from pop.rocketmq.names import (
+    LITE_TOPIC_CHARS_MAX,
+    encode,
+    filter_of,
+    group_of,
+    lite_filter_of,
+    lite_topic_of,
+    topic_of_message,
+)
+from pop.rocketmq.status import Code, Refused
+from pop.rocketmq.stubs import pb
+
+CLIENTS_PATTERN = re.compile(r"[%a-zA-Z0-9_-]+")
+"""What the official clients let through."""
+
+
+def resource(name: str, namespace: str = "") -> object:
+    return pb.Resource(name=name, resource_namespace=namespace)
+
+
+@pytest.mark.parametrize(
+    ("name", "topic_filter"),
+    [
+        ("orders", "orders"),
+        ("plant%2F1%2Ftemp", "plant/1/temp"),
+        ("plant%2f%2b%2Ftemp", "plant/+/temp"),
+        ("plant%2F%23", "plant/#"),
+        ("plant/1", "plant/1"),
+        ("gr%C3%B6%C3%9Fe", "größe"),
+        ("100%25", "100%"),
+        ("%24dlq%2Fbilling", "$dlq/billing"),
+        ("%DLQ%billing", "$dlq/billing"),
+        ("%DLQ%rechnung%20s%C3%BCd", "$dlq/rechnung süd"),
+    ],
+)
+def test_a_name_is_a_filter_percent_encoded(name: str, topic_filter: str) -> None:
+    assert filter_of(resource(name)) == topic_filter
+
+
+@pytest.mark.parametrize(
+    "name", ["", "a%", "a%2", "a%zz", "%FF", "a%00b", "a%2F%23%2Fb", "a%2Bb", "x" * 70_000, "%41" * 66_000]
+)
+def test_what_is_no_filter_is_an_illegal_topic(name: str) -> None:
+    with pytest.raises(Refused) as refused:
+        filter_of(resource(name))
+    assert refused.value.code is Code.ILLEGAL_TOPIC
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0+#"), min_size=1, max_size=60))
+def test_every_topic_has_a_name_that_the_clients_let_through_and_comes_back(topic: str) -> None:
+    name = encode(topic)
+    assert CLIENTS_PATTERN.fullmatch(name)
+    assert filter_of(resource(name)) == topic
+
+
+def test_a_namespace_is_refused() -> None:
+    with pytest.raises(Refused, match="'tenant'") as refused:
+        filter_of(resource("orders", "tenant"))
+    assert refused.value.code is Code.BAD_REQUEST
+
+
+def test_a_group_s_name_is_percent_encoded_where_it_must_be() -> None:
+    assert group_of(resource("billing")) == "billing"
+    assert group_of(resource(encode("rechnung süd.1"))) == "rechnung süd.1"
+    for name in ("", "a%2Fb", "%24x", " "):
+        with pytest.raises(GroupInvalid):
+            group_of(resource(name))
+    with pytest.raises(Refused) as refused:
+        group_of(resource("a%"))
+    assert refused.value.code is Code.ILLEGAL_CONSUMER_GROUP
+
+
+def test_a_lite_topic_is_a_topic_below_its_parent() -> None:
+    assert lite_filter_of("chat", "session-1") == "chat/session-1"
+    assert lite_filter_of("chat", "*") == "chat/#"
+    assert lite_topic_of("chat/eu", lite_filter_of("chat/eu", "a/b")) == "a/b"
+    message = pb.Message(topic=resource("chat%2Feu"), system_properties=pb.SystemProperties(lite_topic="s1"))
+    assert topic_of_message(message) == "chat/eu/s1"
+
+
+@pytest.mark.parametrize(
+    ("parent", "lite_topic", "code"),
+    [
+        ("chat", "", Code.ILLEGAL_LITE_TOPIC),
+        ("chat", "a+", Code.ILLEGAL_LITE_TOPIC),
+        ("chat", "#", Code.ILLEGAL_LITE_TOPIC),
+        ("chat", "x" * (LITE_TOPIC_CHARS_MAX + 1), Code.ILLEGAL_LITE_TOPIC),
+        ("chat/+", "a", Code.ILLEGAL_TOPIC),
+        ("$dlq/x", "a", Code.ILLEGAL_TOPIC),
+    ],
+)
+def test_what_can_t_be_a_lite_topic_is_refused(parent: str, lite_topic: str, code: Code) -> None:
+    with pytest.raises(Refused) as refused:
+        lite_filter_of(parent, lite_topic)
+    assert refused.value.code is code
+
+
+def test_nothing_is_sent_to_all_lite_topics() -> None:
+    with pytest.raises(Refused) as refused:
+        topic_of_message(pb.Message(topic=resource("chat"), system_properties=pb.SystemProperties(lite_topic="*")))
+    assert refused.value.code is Code.ILLEGAL_LITE_TOPIC

@@ -1,0 +1,702 @@
+"""`apache.rocketmq.v2.MessagingService` against a real node: statuses, leases, lite topics, telemetry, access."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from pop.client import Client, Security, settings_of
+from pop.errors import PopError
+from pop.options import PopOptions
+from pop.rocketmq.service import MESSAGES_PER_SEND_MAX
+from pop.rocketmq.settings import LITE_SUBSCRIPTIONS_MAX
+from pop.rocketmq.status import Code
+from pop.rocketmq.stubs import SERVICE, pb, service_pb
+from store.options import GIB, MIB, OptionInvalid, StoreOptions
+from store.space import Usage
+from tests.clients.driving import ClientFailed, ClientProcess, Kind
+from tests.pop.rocketmq.calling import EOF, TYPE, Caller, commands, named, outgoing, receive_request, settings
+from tests.pop.wiring import FILTER, GROUP, TOPIC, Node
+
+TYPES = pb.ClientType
+ENDPOINTS = pb.Endpoints(scheme=pb.AddressScheme.IPv4, addresses=[pb.Address(host="127.0.0.1", port=1)])
+
+
+@pytest.fixture
+async def channel(node: Node) -> AsyncIterator[grpc.aio.Channel]:
+    async with grpc.aio.insecure_channel(node.target) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def caller(channel: grpc.aio.Channel) -> Caller:
+    return Caller(channel)
+
+
+def bodies(messages: list[Any]) -> list[bytes]:
+    return [message.body for message in messages]
+
+
+def handles(messages: list[Any]) -> list[str]:
+    return [message.system_properties.receipt_handle for message in messages]
+
+
+# --- statuses -------------------------------------------------------------------------------------------------------
+
+
+WRONG: list[tuple[str, Any, Code]] = [
+    ("QueryRoute", service_pb.QueryRouteRequest(topic=named("a"), endpoints=ENDPOINTS), Code.OK),
+    ("QueryRoute", service_pb.QueryRouteRequest(topic=named("a")), Code.ILLEGAL_ACCESS_POINT),
+    ("QueryRoute", service_pb.QueryRouteRequest(topic=named("a/#/b"), endpoints=ENDPOINTS), Code.ILLEGAL_TOPIC),
+    ("Heartbeat", service_pb.HeartbeatRequest(client_type=TYPES.PRODUCER), Code.OK),
+    ("Heartbeat", service_pb.HeartbeatRequest(), Code.UNRECOGNIZED_CLIENT_TYPE),
+    ("Heartbeat", service_pb.HeartbeatRequest(client_type=99), Code.UNRECOGNIZED_CLIENT_TYPE),
+    (
+        "Heartbeat",
+        service_pb.HeartbeatRequest(client_type=TYPES.PUSH_CONSUMER, group=named("a/b")),
+        Code.ILLEGAL_CONSUMER_GROUP,
+    ),
+    ("SendMessage", service_pb.SendMessageRequest(), Code.BAD_REQUEST),
+    ("SendMessage", service_pb.SendMessageRequest(messages=[outgoing()] * (MESSAGES_PER_SEND_MAX + 1)), Code.BAD_REQUEST),
+    ("SendMessage", service_pb.SendMessageRequest(messages=[outgoing(topic="a/+")]), Code.ILLEGAL_TOPIC),
+    ("SendMessage", service_pb.SendMessageRequest(messages=[outgoing(topic="$SYS/x")]), Code.ILLEGAL_TOPIC),
+    ("SendMessage", service_pb.SendMessageRequest(messages=[outgoing(bytes(5 << 20))]), Code.MESSAGE_BODY_TOO_LARGE),
+    (
+        "SendMessage",
+        service_pb.SendMessageRequest(messages=[outgoing(kind=TYPE.DELAY, delivery_timestamp={"seconds": 10**11})]),
+        Code.ILLEGAL_DELIVERY_TIME,
+    ),
+    (
+        "SendMessage",
+        service_pb.SendMessageRequest(messages=[outgoing(tag="t" * 70_000)]),
+        Code.MESSAGE_PROPERTIES_TOO_LARGE,
+    ),
+    ("AckMessage", service_pb.AckMessageRequest(group=named(GROUP)), Code.BAD_REQUEST),
+    (
+        "AckMessage",
+        service_pb.AckMessageRequest(entries=[service_pb.AckMessageEntry(receipt_handle="x")]),
+        Code.ILLEGAL_CONSUMER_GROUP,
+    ),
+    (
+        "ForwardMessageToDeadLetterQueue",
+        service_pb.ForwardMessageToDeadLetterQueueRequest(group=named(GROUP), receipt_handle="x"),
+        Code.INVALID_RECEIPT_HANDLE,
+    ),
+    ("EndTransaction", service_pb.EndTransactionRequest(transaction_id="x"), Code.INVALID_TRANSACTION_ID),
+    ("RecallMessage", service_pb.RecallMessageRequest(recall_handle="x"), Code.INVALID_RECEIPT_HANDLE),
+    (
+        "QueryAssignment",
+        service_pb.QueryAssignmentRequest(topic=named("a"), group=named("a/b"), endpoints=ENDPOINTS),
+        Code.ILLEGAL_CONSUMER_GROUP,
+    ),
+    (
+        "SyncLiteSubscription",
+        service_pb.SyncLiteSubscriptionRequest(topic=named("a"), group=named(GROUP), lite_topic_set=["+"]),
+        Code.ILLEGAL_LITE_TOPIC,
+    ),
+    (
+        "SyncLiteSubscription",
+        service_pb.SyncLiteSubscriptionRequest(
+            topic=named("a"), group=named(GROUP), lite_topic_set=map(str, range(LITE_SUBSCRIPTIONS_MAX + 1))
+        ),
+        Code.LITE_SUBSCRIPTION_QUOTA_EXCEEDED,
+    ),
+    (
+        "SyncLiteSubscription",
+        service_pb.SyncLiteSubscriptionRequest(
+            topic=named("a"), group=named(GROUP), lite_topic_set=["x"], offset_option=pb.OffsetOption(tail_n=3)
+        ),
+        Code.ILLEGAL_OFFSET,
+    ),
+    ("UpdateOffset", service_pb.UpdateOffsetRequest(), Code.NOT_IMPLEMENTED),
+    ("GetOffset", service_pb.GetOffsetRequest(), Code.NOT_IMPLEMENTED),
+    ("QueryOffset", service_pb.QueryOffsetRequest(), Code.NOT_IMPLEMENTED),
+]
+
+
+async def test_each_thing_that_is_wrong_has_its_own_code(caller: Caller) -> None:
+    for method, request, code in WRONG:
+        answer = await caller.call(method, request)
+        assert answer.status.code == code, (method, request, answer.status)
+        assert answer.status.message or code is Code.OK, (method, request)
+
+
+UNRECEIVABLE: list[tuple[dict[str, Any], Code]] = [
+    ({"count": 0}, Code.BAD_REQUEST),
+    ({"count": -1}, Code.BAD_REQUEST),
+    ({"invisible_ms": 0}, Code.ILLEGAL_INVISIBLE_TIME),
+    ({"invisible_ms": -1}, Code.ILLEGAL_INVISIBLE_TIME),
+    ({"invisible_ms": 10**12}, Code.ILLEGAL_INVISIBLE_TIME),
+    ({"wait_ms": -1}, Code.ILLEGAL_POLLING_TIME),
+    ({"expression": "a ||"}, Code.ILLEGAL_FILTER_EXPRESSION),
+    ({"expression": "a =", "sql": True}, Code.ILLEGAL_FILTER_EXPRESSION),
+    ({"topic": "a/#/b"}, Code.ILLEGAL_TOPIC),
+    ({"topic": f"$dlq/{GROUP}"}, Code.BAD_REQUEST),
+    ({"group": ""}, Code.ILLEGAL_CONSUMER_GROUP),
+    ({"attempt_id": "x" * 300}, Code.BAD_REQUEST),
+]
+
+
+async def test_a_receive_that_can_t_be_is_refused_and_creates_no_group(node: Node, caller: Caller) -> None:
+    for wanted, code in UNRECEIVABLE:
+        assert await caller.receive(**wanted) == (code, []), wanted
+    assert list(node.core) == []
+    assert await caller.receive(wait_ms=0) == (Code.MESSAGE_NOT_FOUND, [])
+
+
+async def test_a_call_without_a_client_id_is_refused(channel: grpc.aio.Channel) -> None:
+    nobody = Caller(channel, "")
+    assert (await nobody.send(outgoing())).status.code == Code.CLIENT_ID_REQUIRED
+    assert await nobody.receive() == (Code.CLIENT_ID_REQUIRED, [])
+    assert (await nobody.change("h", 1)).status.code == Code.CLIENT_ID_REQUIRED
+    stream = nobody.telemetry()
+    assert [command.status.code async for command in commands(stream)] == [Code.CLIENT_ID_REQUIRED]
+
+
+async def test_one_message_of_a_batch_that_is_wrong_does_not_stop_the_others(node: Node, caller: Caller) -> None:
+    answer = await caller.send(outgoing(b"1"), outgoing(b"2", topic="a/#"), outgoing(b"3"))
+    assert [entry.status.code for entry in answer.entries] == [Code.OK, Code.ILLEGAL_TOPIC, Code.OK]
+    assert answer.status.code == Code.MULTIPLE_RESULTS
+    code, messages = await caller.receive()
+    assert (code, bodies(messages)) == (Code.OK, [b"1", b"3"])
+    assert [message.system_properties.message_id for message in messages] == [answer.entries[at].message_id for at in (0, 2)]
+
+
+async def test_each_handle_of_a_batch_has_its_own_status(caller: Caller) -> None:
+    await caller.send(*[outgoing(b"%d" % number) for number in range(3)])
+    good, acked, replaced = handles((await caller.receive())[1])
+    assert (await caller.ack(acked)).status.code == Code.OK
+    changed = await caller.change(replaced, 20_000)
+    assert (changed.status.code, changed.receipt_handle != replaced) == (Code.OK, True)
+    answer = await caller.ack(good, acked, replaced, good, "00" * 30)
+    assert answer.status.code == Code.MULTIPLE_RESULTS
+    assert [entry.status.code for entry in answer.entries] == [Code.OK] + [Code.INVALID_RECEIPT_HANDLE] * 4
+    reasons = [entry.status.message for entry in answer.entries]
+    assert ["before" in reasons[1], "newer handle" in reasons[2], "before" in reasons[3], "not a handle" in reasons[4]] == [
+        True
+    ] * 4
+    assert (await caller.ack(changed.receipt_handle, group="other")).status.code == Code.INVALID_RECEIPT_HANDLE
+    assert (await caller.ack(changed.receipt_handle)).status.code == Code.OK
+
+
+async def test_a_change_that_can_t_be_gives_the_handle_back(caller: Caller) -> None:
+    await caller.send(outgoing())
+    (handle,) = handles((await caller.receive())[1])
+    for invisible_ms in (-1, 10**12):
+        answer = await caller.change(handle, invisible_ms)
+        assert (answer.status.code, answer.receipt_handle) == (Code.ILLEGAL_INVISIBLE_TIME, handle)
+    assert (await caller.change("forged", 1)).receipt_handle == "forged"
+    assert (await caller.ack(handle)).status.code == Code.OK
+
+
+async def test_what_a_consumer_gives_up_is_read_as_a_dead_letter_that_says_whence(caller: Caller) -> None:
+    await caller.send(outgoing(b"bad"))
+    ((message,), (handle,)) = ((found := (await caller.receive(topic=FILTER))[1]), handles(found))
+    request = service_pb.ForwardMessageToDeadLetterQueueRequest(group=named(GROUP), receipt_handle=handle)
+    for _ in range(2):  # the clients ask until they hear OK
+        assert (await caller.call("ForwardMessageToDeadLetterQueue", request)).status.code == Code.OK
+    request = receive_request(group="auditors")
+    request.message_queue.topic.name = f"%DLQ%{GROUP}"
+    dead = [response.message async for response in caller.stream("ReceiveMessage", request) if response.HasField("message")]
+    assert bodies(dead) == [b"bad"]
+    letter = dead[0].system_properties.dead_letter_queue
+    assert (letter.topic, letter.message_id) == ("plant%2F%23", message.system_properties.message_id)
+
+
+# --- receiving ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_stream_has_status_messages_and_time_in_that_order(caller: Caller) -> None:
+    await caller.send(outgoing(b"1"), outgoing(b"2"))
+    found = [response.WhichOneof("content") async for response in caller.stream("ReceiveMessage", receive_request())]
+    assert found == ["status", "message", "message", "delivery_timestamp"]
+
+
+async def test_a_poll_that_is_cancelled_takes_nothing(node: Node, caller: Caller) -> None:
+    poll = caller.stream("ReceiveMessage", receive_request(wait_ms=20_000))
+    asyncio.ensure_future(poll.read())  # noqa: RUF006 - it ends with the call
+    await node.until(lambda: node.core.waiting == 1)
+    poll.cancel()
+    await node.until(lambda: node.core.waiting == 0)
+    await caller.send(outgoing())
+    code, messages = await caller.receive()
+    assert (code, [message.system_properties.delivery_attempt for message in messages]) == (Code.OK, [1])
+
+
+async def test_a_poll_ends_before_the_deadline_of_its_call(caller: Caller) -> None:
+    call = caller.stream("ReceiveMessage", receive_request(wait_ms=20_000), timeout_s=0.5)
+    assert [response.status.code async for response in call] == [Code.MESSAGE_NOT_FOUND]
+
+
+async def test_an_attempt_id_gets_the_same_messages_again(caller: Caller) -> None:
+    await caller.send(outgoing(b"1"), outgoing(b"2"))
+    for auto_renew in (False, True):
+        first = (await caller.receive(count=1, attempt_id=f"a{auto_renew}", auto_renew=auto_renew))[1]
+        again = (await caller.receive(count=1, attempt_id=f"a{auto_renew}", auto_renew=auto_renew))[1]
+        assert handles(first) == handles(again) != []
+
+
+async def test_where_pops_may_create_groups_the_last_consumer_says_what_they_get(node: Node, caller: Caller) -> None:
+    await caller.send(outgoing(b"a1", tag="a"), outgoing(b"b1", tag="b"))
+    assert bodies((await caller.receive(expression="a"))[1]) == [b"a1"]
+    await caller.send(outgoing(b"a2", tag="a"), outgoing(b"b2", tag="b"))
+    assert bodies((await caller.receive(expression="b"))[1]) == [b"b2"]
+    await caller.send(outgoing(b"a3", tag="a"))
+    assert bodies((await caller.receive())[1]) == [b"a3"]
+    assert len(list(node.core)) == 1
+
+
+async def test_where_they_may_not_only_what_a_group_is_set_to_can_be_asked_for(tmp_path: Path) -> None:
+    node = Node(tmp_path / "data", pop=PopOptions(groups_auto_create=False))
+    await node.start()
+    try:
+        async with grpc.aio.insecure_channel(node.target) as channel, Client(node.target) as native:
+            caller = Caller(channel)
+            assert (await caller.receive())[0] == Code.CONSUMER_GROUP_NOT_FOUND
+            await native.create_group(GROUP, TOPIC, settings=settings_of(tags="a"))
+            await caller.send(outgoing(b"a1", tag="a"), outgoing(b"b1", tag="b"))
+            assert (await caller.receive(expression="b"))[0] == Code.ILLEGAL_FILTER_EXPRESSION
+            assert bodies((await caller.receive())[1]) == [b"a1"]
+    finally:
+        await node.stop()
+
+
+# --- leases ---------------------------------------------------------------------------------------------------------
+
+
+async def test_what_a_client_that_vanished_had_comes_back_as_another_attempt(node: Node, caller: Caller) -> None:
+    assert node.rocketmq is not None
+    await caller.send(outgoing(b"1"), outgoing(b"2"))
+    (first, _) = (await caller.receive(auto_renew=True))[1]
+    assert first.system_properties.invisible_duration.ToMilliseconds() > 3_600_000
+    assert (await caller.ack(*handles([first]))).status.code == Code.OK
+    client = node.rocketmq.clients.get("c1")
+    assert client is not None
+    client.seen_ms = 0  # it was silent for long
+    other = Caller(caller._channel, "c2")
+    ((second,),) = [(await other.receive(auto_renew=True))[1]]
+    assert (second.body, second.system_properties.delivery_attempt) == (b"2", 2)
+
+
+async def test_what_a_client_that_ended_had_comes_back_and_is_no_attempt(node: Node, caller: Caller) -> None:
+    await caller.send(outgoing())
+    assert len((await caller.receive(auto_renew=True))[1]) == 1
+    answer = await caller.call("NotifyClientTermination", service_pb.NotifyClientTerminationRequest())
+    assert answer.status.code == Code.OK
+    (again,) = (await Caller(caller._channel, "c2").receive())[1]
+    assert again.system_properties.delivery_attempt == 1
+
+
+async def test_a_node_that_was_restarted_knows_whose_a_lease_is(tmp_path: Path) -> None:
+    node = Node(tmp_path / "data")
+    await node.start()
+    try:
+        async with grpc.aio.insecure_channel(node.target) as channel:
+            caller = Caller(channel)
+            await caller.send(outgoing(b"1"), outgoing(b"2"))
+            first, _ = handles((await caller.receive(auto_renew=True))[1])
+    finally:
+        await node.stop()
+    node = Node(tmp_path / "data")
+    await node.start()
+    try:
+        assert node.rocketmq is not None
+        async with grpc.aio.insecure_channel(node.target) as channel:
+            other = Caller(channel, "c2")
+            assert (await other.ack(first)).status.code == Code.OK
+            client = node.rocketmq.clients.get("c1")
+            assert client is not None
+            client.seen_ms = 0
+            (second,) = (await other.receive())[1]
+            assert (second.body, second.system_properties.delivery_attempt) == (b"2", 2)
+    finally:
+        await node.stop()
+
+
+async def test_on_a_full_disk_a_client_is_told_so_and_leases_are_returned_when_there_is_room(tmp_path: Path) -> None:
+    node = Node(tmp_path / "data", store=StoreOptions(segment_bytes=MIB, reserve_bytes=GIB))
+    await node.start()
+    try:
+        assert node.rocketmq is not None
+        async with grpc.aio.insecure_channel(node.target) as channel:
+            caller = Caller(channel)
+            await caller.send(outgoing())
+            (handle,) = handles((await caller.receive(auto_renew=True))[1])
+            free(node, 0)
+            assert (await caller.send(outgoing())).status.code == Code.TOO_MANY_REQUESTS
+            assert (await caller.ack(handle)).status.code == Code.TOO_MANY_REQUESTS
+            client = node.rocketmq.clients.get("c1")
+            assert client is not None
+            client.seen_ms = 0
+            await node.until(lambda: node.rocketmq is not None and node.rocketmq.clients.get("c1") not in (None, client))
+            assert node.core.checkpoints_open == 1
+            free(node, 10 * GIB)
+            client = node.rocketmq.clients.get("c1")
+            assert client is not None
+            client.seen_ms = 0
+            (again,) = (await Caller(channel, "c2").receive())[1]
+            assert again.system_properties.delivery_attempt == 2
+    finally:
+        await node.stop()
+
+
+def free(node: Node, amount: int) -> None:
+    """Let the disk have that many bytes free."""
+    node.store.space.probe = lambda: Usage(amount, 100 * GIB)
+    node.store.look_at_disk()
+
+
+async def test_an_address_to_advertise_that_is_none_is_an_error_at_the_start(tmp_path: Path) -> None:
+    node = Node(tmp_path / "data", pop=PopOptions(rocketmq_advertise="nowhere"))
+    with pytest.raises(OptionInvalid, match=r"pop\.rocketmq_advertise is 'nowhere'"):
+        await node.start()
+    await node.stop()
+
+
+# --- lite topics ----------------------------------------------------------------------------------------------------
+
+
+async def sync(caller: Caller, action: str, *lite: str, **more: Any) -> int:
+    request = service_pb.SyncLiteSubscriptionRequest(
+        action=pb.LiteSubscriptionAction.Value(action), topic=named("chat"), group=named(GROUP), lite_topic_set=lite, **more
+    )
+    return int((await caller.call("SyncLiteSubscription", request)).status.code)
+
+
+async def lite_topics(caller: Caller, wait_ms: int = 0) -> list[str]:
+    """Return the lite topics of all that is there for a client, and acknowledge it."""
+    found: list[str] = []
+    while messages := (await caller.receive(topic="chat", wait_ms=0 if found else wait_ms))[1]:
+        assert {message.topic.name for message in messages} == {"chat"}
+        found += [message.system_properties.lite_topic for message in messages]
+        await caller.ack(*handles(messages))
+    return sorted(found)
+
+
+def chat(*lite: str) -> list[Any]:
+    return [outgoing(topic="chat", kind=TYPE.LITE, lite_topic=name) for name in lite]
+
+
+async def test_a_client_gets_the_lite_topics_that_it_has_subscribed_to(node: Node, caller: Caller) -> None:
+    await caller.call("Heartbeat", service_pb.HeartbeatRequest(client_type=TYPES.LITE_SIMPLE_CONSUMER, group=named(GROUP)))
+    assert await sync(caller, "PARTIAL_ADD", "a") == Code.OK
+    assert await sync(caller, "PARTIAL_ADD", "b") == Code.OK
+    node.settle_queues()
+    await caller.send(*chat("a", "b", "c"))
+    assert await lite_topics(caller) == ["a", "b"]
+    assert await sync(caller, "PARTIAL_REMOVE", "a") == Code.OK
+    await caller.send(*chat("a", "b"))
+    assert await lite_topics(caller) == ["b"]
+    assert await sync(caller, "COMPLETE_ADD", "a") == Code.OK
+    assert await lite_topics(caller) == ["a"]
+    assert await sync(caller, "COMPLETE_REMOVE") == Code.OK
+    await caller.send(*chat("a", "b"))
+    assert await lite_topics(caller) == []
+
+
+async def test_a_waiting_poll_gets_the_first_message_of_any_lite_topic_also_of_a_new_one(node: Node, caller: Caller) -> None:
+    await sync(caller, "PARTIAL_ADD", "a", "b")
+    for name in ("a", "b", "a"):
+        poll = asyncio.ensure_future(caller.receive(topic="chat", wait_ms=20_000))
+        await node.until(lambda: node.core.waiting == 1)
+        await caller.send(*chat(name))
+        assert [message.system_properties.lite_topic for message in (await poll)[1]] == [name]
+    assert node.core.waiting == 0
+    assert [len(group.polls) for group in node.core] == [0, 0]
+    poll = asyncio.ensure_future(caller.receive(topic="chat", wait_ms=20_000))
+    await node.until(lambda: node.core.waiting == 1)
+    await sync(caller, "PARTIAL_ADD", "c")
+    await caller.send(*chat("c"))
+    assert [message.system_properties.lite_topic for message in (await poll)[1]] == ["c"]
+
+
+async def test_two_lite_topics_in_one_turn_serve_a_waiting_poll_once(node: Node, caller: Caller) -> None:
+    await sync(caller, "PARTIAL_ADD", "a", "b")
+    poll = asyncio.ensure_future(caller.receive(topic="chat", wait_ms=20_000))
+    await node.until(lambda: node.core.waiting == 1)
+    await caller.send(*chat("a", "b"))
+    assert len((await poll)[1]) == 1
+    assert sum(group.in_flight for group in node.core) == 1
+    assert len((await caller.receive(topic="chat"))[1]) == 1
+
+
+async def test_a_lite_topic_is_read_from_where_its_subscriber_says(caller: Caller) -> None:
+    policies = pb.OffsetOption.Policy
+    await caller.send(*chat("a"))
+    for option, expected in (
+        (pb.OffsetOption(policy=policies.MIN), ["a"]),
+        (pb.OffsetOption(policy=policies.LAST), []),
+        (pb.OffsetOption(timestamp=1), ["a"]),
+        (pb.OffsetOption(policy=policies.MIN), ["a"]),
+    ):
+        assert await sync(caller, "PARTIAL_ADD", "a", offset_option=option) == Code.OK
+        assert await lite_topics(caller, wait_ms=1_000 if expected else 0) == expected
+    await caller.send(*chat("a"))
+    await sync(caller, "PARTIAL_ADD", "a", offset_option=pb.OffsetOption(policy=policies.MAX))
+    assert await lite_topics(caller) == []
+
+
+async def test_all_lite_topics_of_a_parent_are_one_subscription(node: Node, caller: Caller) -> None:
+    await caller.send(*chat("a", "b"))
+    await sync(caller, "PARTIAL_ADD", "*")
+    assert await lite_topics(caller, wait_ms=1_000) == ["a", "b"]
+
+
+# --- telemetry ------------------------------------------------------------------------------------------------------
+
+
+async def test_settings_come_back_completed_and_wrong_ones_with_their_code(caller: Caller) -> None:
+    stream = caller.telemetry()
+    await stream.write(settings(TYPES.PRODUCER, publishing=pb.Publishing(topics=[named("a")])))
+    answer = await stream.read()
+    assert (answer.status.code, answer.settings.publishing.max_body_size) == (Code.OK, PopOptions().message_bytes_max)
+    await stream.write(service_pb.TelemetryCommand(thread_stack_trace=service_pb.ThreadStackTrace(nonce="n")))
+    await stream.write(settings(0))
+    assert [command.status.code async for command in commands(stream)] == [Code.UNRECOGNIZED_CLIENT_TYPE]
+
+
+async def test_a_subscription_that_can_t_be_is_refused_at_once(caller: Caller) -> None:
+    wrong = [
+        (pb.Subscription(group=named("a/b")), Code.ILLEGAL_CONSUMER_GROUP),
+        (
+            pb.Subscription(group=named(GROUP), subscriptions=[pb.SubscriptionEntry(topic=named("a/#/b"))]),
+            Code.ILLEGAL_TOPIC,
+        ),
+        (
+            pb.Subscription(
+                group=named(GROUP),
+                subscriptions=[pb.SubscriptionEntry(topic=named("a"), expression=pb.FilterExpression(expression="a ||"))],
+            ),
+            Code.ILLEGAL_FILTER_EXPRESSION,
+        ),
+    ]
+    for subscription, code in wrong:
+        stream = caller.telemetry()
+        await stream.write(settings(TYPES.PUSH_CONSUMER, subscription=subscription))
+        assert [command.status.code async for command in commands(stream)] == [code]
+
+
+async def test_a_fifo_group_says_so_to_its_consumers(node: Node, caller: Caller) -> None:
+    node.create(GROUP, TOPIC, fifo=True)
+    entries = [pb.SubscriptionEntry(topic=named(TOPIC))]
+    stream = caller.telemetry()
+    await stream.write(settings(TYPES.PUSH_CONSUMER, subscription=pb.Subscription(group=named(GROUP), subscriptions=entries)))
+    assert (await stream.read()).settings.subscription.fifo
+    for group, queue_id in ((GROUP, 0), ("other", -1)):
+        request = service_pb.QueryAssignmentRequest(topic=named(TOPIC), group=named(group), endpoints=ENDPOINTS)
+        (assignment,) = (await caller.call("QueryAssignment", request)).assignments
+        assert assignment.message_queue.id == queue_id
+
+
+async def test_only_a_producer_of_the_topic_is_asked_for_an_outcome_and_later_if_none_is_there(tmp_path: Path) -> None:
+    node = Node(tmp_path / "data", pop=PopOptions(transaction_check_ms=100))
+    await node.start()
+    try:
+        async with grpc.aio.insecure_channel(node.target) as channel:
+            consumer = Caller(channel, "consumer").telemetry()
+            await consumer.write(settings(TYPES.PUSH_CONSUMER, subscription=pb.Subscription(group=named(GROUP))))
+            await consumer.read()
+            others = Caller(channel, "others").telemetry()
+            await others.write(settings(TYPES.PRODUCER, publishing=pb.Publishing(topics=[named("elsewhere")])))
+            await others.read()
+            sent = await Caller(channel, "gone").send(outgoing(b"half", kind=TYPE.TRANSACTION))
+            await node.until(lambda: any(half.checks for half in node.transactions))
+            producer = Caller(channel, "producer")
+            stream = producer.telemetry()
+            await stream.write(settings(TYPES.PRODUCER, publishing=pb.Publishing(topics=[named(TOPIC)])))
+            found = [await stream.read(), await stream.read()]
+            question = next(each for each in found if each.HasField("recover_orphaned_transaction_command"))
+            asked = question.recover_orphaned_transaction_command
+            assert (asked.message.body, asked.message.system_properties.message_type) == (b"half", TYPE.TRANSACTION)
+            assert asked.transaction_id == sent.entries[0].transaction_id
+            unknown = service_pb.EndTransactionRequest(transaction_id=asked.transaction_id)
+            assert (await producer.call("EndTransaction", unknown)).status.code == Code.OK
+            assert len(node.transactions) == 1
+            for resolution, code in (("COMMIT", Code.OK), ("COMMIT", Code.OK), ("ROLLBACK", Code.PRECONDITION_FAILED)):
+                end = service_pb.EndTransactionRequest(
+                    transaction_id=asked.transaction_id, resolution=pb.TransactionResolution.Value(resolution)
+                )
+                assert (await producer.call("EndTransaction", end)).status.code == code
+            assert bodies((await producer.receive())[1]) == [b"half"]
+            for stream in (consumer, others):
+                stream.cancel()
+    finally:
+        await node.stop()
+
+
+async def test_open_streams_don_t_hold_up_the_end_of_a_node(tmp_path: Path) -> None:
+    node = Node(tmp_path / "data")
+    await node.start()
+    async with grpc.aio.insecure_channel(node.target) as channel:
+        stream = Caller(channel).telemetry()
+        await stream.write(settings(TYPES.PRODUCER, publishing=pb.Publishing()))
+        await stream.read()
+        ended = asyncio.ensure_future(node.stop())
+        assert await asyncio.wait_for(stream.read(), 5) is EOF
+        await ended
+
+
+# --- access ---------------------------------------------------------------------------------------------------------
+
+FILE = """
+[[principal]]
+name = "billing"
+access_key = "key"
+access_secret = "s3cret"
+publish = ["plant/#"]
+consume = ["billing"]
+
+[[principal]]
+name = "auditor"
+access_key = "other"
+access_secret = "0ther"
+"""
+
+
+@pytest.fixture
+async def guarded(tmp_path: Path) -> AsyncIterator[Node]:
+    (tmp_path / "access.toml").write_text(FILE)
+    started = Node(tmp_path / "data", pop=PopOptions(access_file=str(tmp_path / "access.toml")))
+    await started.start()
+    yield started
+    await started.stop()
+
+
+def signature(key: str = "key", secret: str = "s3cret", stamp: str = "20260101T000000Z") -> tuple[tuple[str, str], ...]:
+    signed = hmac.digest(secret.encode(), stamp.encode(), "sha1").hex()
+    shown = f"MQv2-HMAC-SHA1 Credential={key}, SignedHeaders=x-mq-date-time, Signature={signed}"
+    return (("x-mq-date-time", stamp), ("authorization", shown))
+
+
+STRANGERS: list[tuple[tuple[str, str], ...]] = [
+    (),
+    signature(secret="wrong"),
+    signature(key="none"),
+    signature(key="", secret=""),
+    (("x-mq-date-time", "20270101T000000Z"), signature()[1]),
+    (signature()[1],),
+    (("authorization", "MQv2-HMAC-SHA1 "),),
+    (("authorization", "MQv2-HMAC-SHA1 Credential=key, Signature="),),
+    (("authorization", "Bearer s3cret"),),
+]
+
+
+async def test_a_stranger_is_told_so_by_every_method(guarded: Node) -> None:
+    async with grpc.aio.insecure_channel(guarded.target) as channel:
+        for metadata in STRANGERS:
+            stranger = Caller(channel, "c1", *metadata)
+            assert (await stranger.send(outgoing())).status.code == Code.UNAUTHORIZED, metadata
+            assert await stranger.receive() == (Code.UNAUTHORIZED, [])
+            heartbeat = service_pb.HeartbeatRequest(client_type=TYPES.PRODUCER)
+            assert (await stranger.call("Heartbeat", heartbeat)).status.code == Code.UNAUTHORIZED
+            stream = stranger.telemetry()
+            assert [command.status.code async for command in commands(stream)] == [Code.UNAUTHORIZED]
+    assert guarded.store.messages_stored == 0
+
+
+async def test_who_signs_may_do_what_the_file_says_and_nothing_else(guarded: Node) -> None:
+    async with grpc.aio.insecure_channel(guarded.target) as channel:
+        caller = Caller(channel, "c1", *signature())
+        assert (await caller.send(outgoing())).status.code == Code.OK
+        code, messages = await caller.receive()
+        assert (code, len(messages)) == (Code.OK, 1)
+        assert (await caller.ack(*handles(messages))).status.code == Code.OK
+        refused = await caller.send(outgoing(), outgoing(topic="secret/x"))
+        assert (refused.status.code, "billing may not publish 'secret/x'" in refused.status.message) == (Code.FORBIDDEN, True)
+        lite = outgoing(topic="secret", kind=TYPE.LITE, lite_topic="x")
+        assert (await caller.send(lite)).status.code == Code.FORBIDDEN
+        assert (await caller.send(outgoing(topic="a/#"))).status.code == Code.FORBIDDEN
+        assert await caller.receive(group="others") == (Code.FORBIDDEN, [])
+        assert (await caller.ack("x", group="others")).status.code == Code.FORBIDDEN
+        assert (await caller.ack("x", group="a/b")).status.code == Code.ILLEGAL_CONSUMER_GROUP
+        stream = caller.telemetry()
+        await stream.write(settings(TYPES.PRODUCER, publishing=pb.Publishing(topics=[named("plant/1")])))
+        assert (await stream.read()).status.code == Code.OK
+        await stream.write(settings(TYPES.PRODUCER, publishing=pb.Publishing(topics=[named("secret/x")])))
+        assert [command.status.code async for command in commands(stream)] == [Code.FORBIDDEN]
+    assert guarded.store.messages_stored == 1
+
+
+@pytest.mark.parametrize("kind", ["python", "node"])
+async def test_the_official_clients_sign_as_the_node_reads_it(guarded: Node, tmp_path: Path, kind: Kind) -> None:
+    def use() -> None:
+        client = ClientProcess(kind, guarded.target, tmp_path, "key", "s3cret")
+        try:
+            client.do("producer", topics=["plant"])
+            client.do("simple", group="billing", topics={"plant": "*"})
+            client.do("send", topic="plant", body="signed")
+            assert [message["body"] for message in client.receive()] == ["signed"]
+        finally:
+            client.close()
+        stranger = ClientProcess(kind, guarded.target, tmp_path, "key", "wrong")
+        try:
+            stranger.do("producer", topics=[])
+            with pytest.raises(ClientFailed, match=r"route|access key"):
+                stranger.do("send", topic="plant", body="forged")
+        finally:
+            stranger.close()
+
+    await asyncio.to_thread(use)
+    assert guarded.store.messages_stored == 1
+
+
+async def test_nobody_ends_the_client_of_another_principal_by_its_name(guarded: Node) -> None:
+    assert guarded.rocketmq is not None
+    async with grpc.aio.insecure_channel(guarded.target) as channel:
+        caller = Caller(channel, "c1", *signature())
+        await caller.send(outgoing())
+        leased = (await caller.receive(auto_renew=True))[1]
+        other = Caller(channel, "c1", *signature("other", "0ther"))
+        end = service_pb.NotifyClientTerminationRequest()
+        assert (await other.call("NotifyClientTermination", end)).status.code == Code.OK
+        assert len(guarded.rocketmq.clients) == 2
+        await guarded.until(lambda: guarded.rocketmq is not None and len(guarded.rocketmq.clients) == 1)
+        assert (await caller.ack(*handles(leased))).status.code == Code.OK
+
+
+async def test_an_access_key_works_for_nobody_else_s_token(guarded: Node) -> None:
+    async with Client(guarded.target, security=Security(token="s3cret")) as client:
+        with pytest.raises(PopError, match="token"):
+            await client.send(TOPIC, b"a")
+
+
+# --- without the extra ----------------------------------------------------------------------------------------------
+
+WITHOUT = """
+import sys
+sys.modules["rocketmq"] = None
+from pop.server import rocketmq_service
+assert rocketmq_service(None, None, None, None) is None
+"""
+
+
+def test_without_the_extra_a_node_says_how_to_get_it_and_goes_on() -> None:
+    ended = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True, timeout=60)
+    assert "millrace[rocketmq]" in ended.stdout + ended.stderr
+
+
+WITHOUT_CLIENT = """
+import sys
+from pop.rocketmq.stubs import pb
+loaded = [name for name in sys.modules if name.startswith(("rocketmq.v5", "opentelemetry"))]
+assert not loaded and "rocketmq" not in sys.modules, loaded
+import rocketmq
+from rocketmq.grpc_protocol import definition_pb2
+assert rocketmq.Producer and definition_pb2 is pb
+"""
+
+
+def test_the_stubs_come_without_the_client_which_can_be_imported_later(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", WITHOUT_CLIENT], check=True, timeout=60, env={"HOME": str(tmp_path), "PATH": ""})
+
+
+def test_the_service_is_the_protocol_s() -> None:
+    assert SERVICE.full_name == "apache.rocketmq.v2.MessagingService"

@@ -1,0 +1,80 @@
+"""The codes that clients are told."""
+
+from __future__ import annotations
+
+import pytest
+
+from pop.core import Outcome
+from pop.errors import ExpressionInvalid, GroupBusy, GroupInvalid, GroupUnknown, Overloaded, RequestInvalid
+from pop.rocketmq.status import OF_OUTCOME, OF_RECALLED, Code, Refused, code_of, detail_of, of_ended, overall, refusal
+from pop.rocketmq.stubs import SERVICE, pb, service_pb
+from pop.sending import Refusal, SendRefused
+from pop.transactions import Ended
+from store.errors import DiskFull, LimitExceeded, RecordTooLarge, TopicInvalid
+from timer.delayed import Recalled
+
+
+def test_the_codes_are_the_protocol_s() -> None:
+    assert {code.name: code.value for code in Code}.items() <= dict(pb.Code.items()).items()
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (Refused(Code.ILLEGAL_TOPIC, "x"), Code.ILLEGAL_TOPIC),
+        (GroupInvalid("x"), Code.ILLEGAL_CONSUMER_GROUP),
+        (ExpressionInvalid("x"), Code.ILLEGAL_FILTER_EXPRESSION),
+        (RequestInvalid("x"), Code.BAD_REQUEST),
+        (TopicInvalid("x"), Code.ILLEGAL_TOPIC),
+        (GroupUnknown("x"), Code.CONSUMER_GROUP_NOT_FOUND),
+        (GroupBusy("x"), Code.PRECONDITION_FAILED),
+        (RecordTooLarge("x"), Code.MESSAGE_BODY_TOO_LARGE),
+        (LimitExceeded("x"), Code.TOO_MANY_REQUESTS),
+        (Overloaded("x"), Code.TOO_MANY_REQUESTS),
+        (DiskFull("x"), Code.TOO_MANY_REQUESTS),
+        (SendRefused(Refusal.INVALID_DELIVERY_TIME, "x"), Code.ILLEGAL_DELIVERY_TIME),
+    ],
+)
+def test_each_error_has_a_code_and_says_what_is_wrong(error: Exception, code: Code) -> None:
+    assert (code_of(error), detail_of(error)) == (code, "x")
+
+
+def test_of_a_defect_a_client_hears_that_there_is_one_and_nothing_else() -> None:
+    error = KeyError("secret")
+    assert code_of(error) is Code.INTERNAL_SERVER_ERROR
+    assert "secret" not in detail_of(error)
+
+
+def test_every_outcome_has_a_code() -> None:
+    assert set(OF_OUTCOME) == set(Outcome)
+    assert set(OF_RECALLED) == set(Recalled)
+    # To the clients this would be no error.
+    assert Code.MESSAGE_NOT_FOUND not in [code for code, _ in OF_RECALLED.values()]
+
+
+@pytest.mark.parametrize(
+    ("ended", "commit", "code"),
+    [
+        (Ended.OK, True, Code.OK),
+        (Ended.ALREADY_COMMITTED, True, Code.OK),
+        (Ended.ALREADY_COMMITTED, False, Code.PRECONDITION_FAILED),
+        (Ended.ALREADY_ROLLED_BACK, False, Code.OK),
+        (Ended.ALREADY_ROLLED_BACK, True, Code.PRECONDITION_FAILED),
+        (Ended.UNKNOWN_TRANSACTION, True, Code.INVALID_TRANSACTION_ID),
+    ],
+)
+def test_to_end_a_transaction_twice_is_right_unless_it_ended_otherwise(ended: Ended, commit: bool, code: Code) -> None:
+    assert of_ended(ended, commit=commit) is code
+
+
+def test_a_batch_has_the_code_of_its_parts_where_they_agree() -> None:
+    assert overall([Code.OK, Code.OK]) is Code.OK
+    assert overall([Code.ILLEGAL_TOPIC]) is Code.ILLEGAL_TOPIC
+    assert overall([Code.OK, Code.ILLEGAL_TOPIC]) is Code.MULTIPLE_RESULTS
+
+
+@pytest.mark.parametrize("method", [method.name for method in SERVICE.methods])
+def test_a_refusal_is_an_answer_of_every_method(method: str) -> None:
+    response = getattr(service_pb, SERVICE.methods_by_name[method].output_type.name)
+    status = response.FromString(refusal(Code.FORBIDDEN, "no entry ✋")).status
+    assert (status.code, status.message) == (Code.FORBIDDEN, "no entry ✋")

@@ -1,0 +1,330 @@
+"""The official RocketMQ clients, each in its own process, against a node as a process; and MQTT on the other side."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import paho.mqtt.client as mqtt
+import pytest
+from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+
+from pop import pop_pb2 as pb
+from pop.rocketmq.names import encode
+from pop.rocketmq.status import Code
+from pop.sync import OutgoingMessage, SyncClient, settings_of
+from tests.clients.driving import ClientFailed, ClientProcess, Kind, skip_unless_there
+from tests.system.conftest import NodeProcess
+
+Start = Callable[..., ClientProcess]
+
+CHECK_MS = 400
+KINDS: tuple[Kind, ...] = ("python", "node")
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
+    folder = tmp_path_factory.mktemp("rocketmq")
+    (folder / "node.toml").write_text(f"[pop]\ntransaction_check_ms = {CHECK_MS}\n")
+    process = NodeProcess(folder / "data").start("--config", str(folder / "node.toml"))
+    yield process
+    process.close()
+
+
+@pytest.fixture(params=KINDS, scope="module")
+def kind(request: pytest.FixtureRequest) -> Kind:
+    skip_unless_there(request.param)
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def process(node: NodeProcess, kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClientProcess]:
+    made = ClientProcess(kind, node.addresses["pop"], tmp_path_factory.mktemp("home"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def client(process: ClientProcess) -> Iterator[ClientProcess]:
+    """A process that all tests of a kind share, since it takes a second to start: its clients are each test's own."""
+    yield process
+    process.do("stop")
+
+
+@pytest.fixture
+def start(node: NodeProcess, kind: Kind, tmp_path: Path) -> Iterator[Start]:
+    """Start more processes; they are ended with the test."""
+    started: list[ClientProcess] = []
+
+    def begin(**more: Any) -> ClientProcess:
+        started.append(ClientProcess(kind, node.addresses["pop"], tmp_path, **more))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.close()
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """A topic of the test's own."""
+    return f"{request.node.name.replace('[', '/').strip(']')}/1/temp"
+
+
+@pytest.fixture
+def native(node: NodeProcess) -> Iterator[SyncClient]:
+    with SyncClient(node.addresses["pop"]) as client:
+        yield client
+
+
+def bodies(messages: list[dict[str, Any]]) -> list[str]:
+    return [message["body"] for message in messages]
+
+
+def test_a_message_and_all_it_says_goes_there_and_comes_back(client: ClientProcess, topic: str) -> None:
+    name = encode(topic)
+    client.do("producer", topics=[name])
+    client.do("simple", group="billing", topics={name: "*"})
+    began_ms = time.time() * 1000
+    sent = client.do("send", topic=name, body="21.5", tag="hot", keys=["k1", "k2"], properties={"unit": "°C"})
+    (message,) = client.receive()
+    assert message["topic"] == name
+    assert (message["body"], message["id"], message["tag"]) == ("21.5", sent["id"], "hot")
+    assert (message["keys"], message["properties"]) == (["k1", "k2"], {"unit": "°C"})
+    assert (message["attempt"], message["corrupted"]) == (1, False)
+    assert message["born_host"]
+    assert began_ms - 2_000 <= message["born_ms"] <= time.time() * 1000
+    client.do("ack", id=message["id"])
+    with pytest.raises(ClientFailed, match="acknowledged before") as refused:
+        client.do("ack", id=message["id"])
+    assert refused.value.code == Code.INVALID_RECEIPT_HANDLE
+
+
+def test_mqtt_and_rocketmq_send_to_each_other(node: NodeProcess, client: ClientProcess, topic: str) -> None:
+    device = mqtt.Client(CallbackAPIVersion.VERSION2, protocol=mqtt.MQTTv5)
+    got: list[mqtt.MQTTMessage] = []
+    device.on_message = lambda _client, _data, message: got.append(message)
+    subscribed: list[int] = []
+    device.on_subscribe = lambda _client, _data, mid, _codes, _properties: subscribed.append(mid)
+    device.connect("127.0.0.1", node.port("mqtt"))
+    device.loop_start()
+    try:
+        device.subscribe(topic, qos=1)
+        wait_for(lambda: subscribed)
+        client.do("simple", group="billing", topics={encode(topic.replace("/1/", "/+/")): "*"})
+        properties: Any = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+        properties.UserProperty = ("unit", "K")
+        device.publish(topic, b"from a device", qos=1, properties=properties).wait_for_publish(10)
+        (message,) = client.receive()
+        assert (message["topic"], message["body"], message["properties"]) == (encode(topic), "from a device", {"unit": "K"})
+        assert message["born_ms"] > 0
+        client.do("producer", topics=[encode(topic)])
+        client.do("send", topic=encode(topic), body="from a service", properties={"unit": "°C"})
+        wait_for(lambda: len(got) == 2)
+        assert (got[1].topic, got[1].payload, got[1].qos) == (topic, b"from a service", 1)
+        back: Any = got[1].properties
+        assert back.UserProperty == [("unit", "°C")]
+    finally:
+        device.disconnect()
+        device.loop_stop()
+
+
+def test_fifo_gives_one_of_a_message_group_at_a_time_in_order(client: ClientProcess, native: SyncClient, topic: str) -> None:
+    name = encode(topic)
+    native.create_group("ledger", topic, settings=settings_of(fifo=True, backoff=()))
+    client.do("producer", topics=[name])
+    for number in range(3):
+        for account in ("a", "b"):
+            client.do("send", topic=name, body=f"{account}{number}", group=account)
+    client.do("simple", group="ledger", topics={name: "*"})
+    seen: list[tuple[str, str]] = []
+    first = client.receive()
+    assert sorted(bodies(first)) == ["a0", "b0"]
+    client.do("change", id=first[0]["id"], invisible_s=0)  # it comes again, before the next of its account
+    client.do("ack", id=first[1]["id"])
+    while len(seen) < 5:
+        for message in client.receive():
+            seen.append((message["group"], message["body"]))
+            client.do("ack", id=message["id"])
+    for account in ("a", "b"):
+        expected = [f"{account}{number}" for number in range(3)]
+        assert [body for group, body in seen if group == account] == expected[0 if account == first[0]["group"] else 1 :]
+
+
+def test_a_delayed_message_comes_when_it_is_due_and_a_recalled_one_never(client: ClientProcess, topic: str) -> None:
+    name = encode(topic)
+    client.do("producer", topics=[name])
+    client.do("simple", group="billing", topics={name: "*"}, wait_s=10)
+    due_s = int(time.time()) + 3
+    recalled = client.do("send", topic=name, body="never", at_s=due_s)
+    later = client.do("send", topic=name, body="later", at_s=due_s)
+    assert client.do("recall", topic=name, handle=recalled["recall"])["id"] == recalled["id"]
+    with pytest.raises(ClientFailed, match="recalled before"):
+        client.do("recall", topic=name, handle=recalled["recall"])
+    with pytest.raises(ClientFailed, match="not a recall handle"):
+        client.do("recall", topic=name, handle="00" * 24)
+    assert bodies(client.receive()) == ["later"]
+    assert due_s <= time.time() < due_s + 5
+    with pytest.raises(ClientFailed, match="delivered before"):
+        client.do("recall", topic=name, handle=later["recall"])
+
+
+def test_a_transaction_is_committed_rolled_back_or_asked_about(client: ClientProcess, start: Start, topic: str) -> None:
+    name = encode(topic)
+    consumer, client = client, start()
+    client.do("producer", topics=[name], undecided=["rolled back", "committed", "orphan"])
+    consumer.do("simple", group="billing", topics={name: "*"}, wait_s=20)
+    for body, commit in (("rolled back", False), ("committed", True)):
+        client.do("begin", topic=name, body=body)
+        client.do("end", commit=commit)
+    assert bodies(consumer.receive()) == ["committed"]
+    client.do("begin", topic=name, body="forgotten")
+    assert bodies(consumer.receive()) == ["forgotten"]
+    assert "forgotten" in client.do("checked")["bodies"]
+    client.do("begin", topic=name, body="orphan")
+    client.kill()
+    consumer.ask("receive")
+    heir = start()
+    heir.do("producer", topics=[name])
+    assert bodies(consumer.answer()["messages"]) == ["orphan"]
+    assert "orphan" in heir.do("checked")["bodies"]
+
+
+def test_a_message_not_acknowledged_comes_back_and_one_extended_later(client: ClientProcess, topic: str) -> None:
+    name = encode(topic)
+    client.do("producer", topics=[name])
+    client.do("simple", group="billing", topics={name: "*"}, wait_s=10)
+    for body in ("left", "extended", "returned"):
+        client.do("send", topic=name, body=body)
+    first: dict[str, Any] = {}
+    while len(first) < 3:
+        first |= {message["body"]: message for message in client.receive(invisible_s=3)}
+    client.do("change", id=first["extended"]["id"], invisible_s=60)
+    client.do("change", id=first["returned"]["id"], invisible_s=0)
+    again = client.receive()
+    assert [(message["body"], message["attempt"]) for message in again] == [("returned", 2)]
+    again = client.receive()
+    assert [(message["body"], message["attempt"]) for message in again] == [("left", 2)]
+    client.do("ack", id=first["extended"]["id"])
+
+
+def test_a_poll_that_waits_gets_a_message_when_it_is_sent(client: ClientProcess, native: SyncClient, topic: str) -> None:
+    client.do("simple", group="billing", topics={encode(topic): "*"}, wait_s=20)
+    client.ask("receive")
+    wait_for(lambda: any(each.waiting for each in described(native, topic)))
+    began_s = time.monotonic()
+    native.send(topic, b"now")
+    assert bodies(client.answer()["messages"]) == ["now"]
+    assert time.monotonic() - began_s < 5
+
+
+def test_filters_by_tag_and_sql_leave_the_rest_out(client: ClientProcess, native: SyncClient, topic: str) -> None:
+    name = encode(topic)
+    for number, tag in enumerate(("a", "b", "c", "a")):
+        native.send(topic, f"{tag}{number}".encode(), tag=tag, properties={"number": str(number)})
+    client.do("simple", group="by-tag", topics={name: "a || c"})
+    assert bodies(client.receive()) == ["a0", "c2", "a3"]
+    client.do("stop")
+    client.do("simple", group="by-sql", topics={name: "number > 0 AND TAGS <> 'c'"}, sql=True)
+    assert bodies(client.receive()) == ["b1", "a3"]
+    client.do("stop")
+
+    def receive_by_nonsense() -> None:
+        """One client hears that its expression is wrong when it starts, the other when it receives."""
+        client.do("simple", group="by-nonsense", topics={name: "number >"}, sql=True)
+        client.receive()
+
+    with pytest.raises(ClientFailed, match=r"Startup|40010"):
+        receive_by_nonsense()
+
+
+def test_a_push_consumer_gets_all_and_what_fails_again_and_keeps_what_takes_longer_than_the_invisible_time(
+    start: Start, native: SyncClient, topic: str
+) -> None:
+    native.create_group("billing", topic, settings=settings_of(invisible_ms=200))
+    client = start()
+    client.do("push", group="billing", topics={encode(topic): "*"}, failing={"2": 1}, slow_s=0.5)
+    native.send_batch([OutgoingMessage(topic=topic, body=str(number).encode()) for number in range(5)])
+    pushed = client.until("pushed", lambda pushed: len(pushed["done"]) == 5)
+    begun = sorted((message["body"], message["attempt"]) for message in pushed["begun"])
+    assert begun == [("0", 1), ("1", 1), ("2", 1), ("2", 2), ("3", 1), ("4", 1)]
+    wait_for(lambda: not any(each.in_flight for each in described(native, topic)))
+
+
+def test_a_fifo_push_consumer_tries_again_in_order_and_gives_up_what_never_succeeds(
+    start: Start, native: SyncClient, topic: str
+) -> None:
+    group = f"ledger-{topic.split('/')[1]}"
+    native.create_group(group, topic, settings=settings_of(fifo=True, backoff=(100,), attempts_max=3))
+    client = start()
+    client.do("push", group=group, topics={encode(topic): "*"}, failing={"a1": 2, "b0": 99})
+    native.send_batch(
+        [OutgoingMessage(topic=topic, body=f"{g}{n}".encode(), message_group=g) for n in range(3) for g in ("a", "b")]
+    )
+    pushed = client.until("pushed", lambda pushed: len(pushed["done"]) == 5)
+    for account, expected in (("a", ["a0", "a1", "a1", "a1", "a2"]), ("b", ["b0", "b0", "b0", "b1", "b2"])):
+        assert [message["body"] for message in pushed["begun"] if message["group"] == account] == expected
+    wait_for(lambda: [letter.reason for letter in native.dead_letters(group)] == [pb.FORWARDED])
+
+
+def test_lite_topics_are_topics_below_their_parent(client: ClientProcess, start: Start, native: SyncClient, topic: str) -> None:
+    parent = encode(topic)
+    consumer, producer = start(), client
+    consumer.do("lite_push", group="chat", parent=parent, lite=["session-1", "session-2"])
+    producer.do("producer", topics=[parent])
+    for number in (1, 2, 3):
+        producer.do("send", topic=parent, body=f"to {number}", lite=f"session-{number}")
+    pushed = consumer.until("pushed", lambda pushed: len(pushed["done"]) == 2)
+    assert sorted((message["lite"], message["body"]) for message in pushed["done"]) == [
+        ("session-1", "to 1"),
+        ("session-2", "to 2"),
+    ]
+    assert {message["topic"] for message in pushed["done"]} == {parent}
+    (third,) = native.pop(f"{topic}/session-3", group="elsewhere", wait_ms=5_000)
+    assert third.body == b"to 3"
+
+
+def test_a_handle_stays_good_when_the_node_is_restarted(tmp_path: Path, kind: Kind) -> None:
+    node = NodeProcess(tmp_path / "data").start()
+    client = ClientProcess(kind, node.addresses["pop"], tmp_path)
+    name = encode("plant/1/temp")
+    try:
+        client.do("producer", topics=[name])
+        client.do("simple", group="billing", topics={name: "*"})
+        client.do("send", topic=name, body="before")
+        (message,) = client.receive()
+        node.kill()
+        node.start("--pop", node.addresses["pop"])
+        wait_for(lambda: is_done(client, "ack", id=message["id"]))
+        wait_for(lambda: is_done(client, "send", topic=name, body="after"))
+        assert bodies(client.receive()) == ["after"]
+    finally:
+        client.close()
+        node.close()
+
+
+def is_done(client: ClientProcess, do: str, **wish: Any) -> bool:
+    """Have something done; return False while the client has no connection for it."""
+    try:
+        client.do(do, **wish)
+    except ClientFailed as error:
+        if "UNAVAILABLE" not in str(error):
+            raise
+        return False
+    return True
+
+
+def described(native: SyncClient, topic: str) -> list[pb.GroupDescription]:
+    return [each for each in native.describe_groups() if each.filter == topic]
+
+
+def wait_for(condition: Callable[[], Any], within_s: float = 10) -> None:
+    """Return when a condition holds."""
+    ends_s = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < ends_s
+        time.sleep(0.01)
