@@ -369,6 +369,12 @@ class Queues:
         if filling is not None:
             filling.ends_at(record.position, orjson.loads(record.properties)["next_offset"])
 
+    def begin_row(self, queue_id: int) -> None:
+        """Let the next entries of a queue begin a row, where its last one was deleted: for retention."""
+        queue = self._transient_by_id.get(queue_id) or self._catalogue.loaded(queue_id)
+        if queue is not None:
+            queue.begin_row()
+
     def _changed(self, queue: LightQueue) -> None:
         filling = self._fillings.get(queue.id)
         self._catalogue.change(queue, filling.position if filling else None)
