@@ -17,6 +17,7 @@ Numbers are big-endian. All queues of a filter are one row, so one lookup finds 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain, takewhile
 from struct import Struct
 from typing import Any
 from weakref import ref
@@ -32,6 +33,9 @@ _ID = Struct(">I")
 _TOTALS_KEY = Space.META + b"queues"
 _TOTALS = Struct(">III")
 
+
+PLAIN_MAX = 65_536
+"""Plain filters that are kept in memory as well, 0.1 KiB each: most topics are none of them, and need no lookup to know it."""
 
 _NAME = bytes(Space.NAME)
 _WILDCARD = bytes(Space.WILDCARD)
@@ -87,7 +91,9 @@ class Catalogue:
         self.next_id = 1
         self.count = 0
         self.plain = 0
-        """Queues that a topic finds by its own name: neither wildcards nor internal. Without any, no topic is looked up."""
+        """Queues that a topic finds by its own name: neither wildcards nor internal."""
+        self._plain_filters: set[str] | None = set()
+        """Their filters; None while there are more than `PLAIN_MAX`, or have been since the start."""
 
     def get(self, queue_id: int) -> LightQueue | None:
         """Return the queue with an id, or None."""
@@ -102,6 +108,10 @@ class Catalogue:
     def loaded(self, queue_id: int) -> LightQueue | None:
         """Return the queue with an id where somebody holds it, or None."""
         return self._loaded.queue(queue_id)
+
+    def may_name(self, topic: str) -> bool:
+        """Return whether `named` is to be asked for the plain queues of a topic: False where there are surely none."""
+        return self._plain_filters is None or topic in self._plain_filters
 
     def find(self, topic_filter: str, start: Start) -> LightQueue | None:
         """Return the queue of a filter and start, or None: about 3 us where there is none."""
@@ -139,9 +149,14 @@ class Catalogue:
         if queue.id < RESTORED:
             self.next_id = max(self.next_id, queue.id + 1)
         self.count += 1
-        self.plain += _is_plain(queue.filter)
         self._totals_changed = True
         self._note(queue)
+        if _is_plain(queue.filter):
+            self.plain += 1
+            if self._plain_filters is not None:
+                self._plain_filters.add(queue.filter)
+                if len(self._plain_filters) > PLAIN_MAX:
+                    self._plain_filters = None
 
     def change(self, queue: LightQueue, fill_position: int | None = None) -> None:
         """Note that a queue's owners have changed, or how far its filling is; None where it isn't filled (any more)."""
@@ -156,9 +171,12 @@ class Catalogue:
         self._loaded.pop(queue.id, None)
         self._fill_positions.pop(queue.id, None)
         self.count -= 1
-        self.plain -= _is_plain(queue.filter)
         self._totals_changed = True
         self._unsaved.setdefault(queue.filter, {})[queue.id] = None
+        if _is_plain(queue.filter):
+            self.plain -= 1
+            if self._plain_filters is not None and not self.named(queue.filter):
+                self._plain_filters.discard(queue.filter)
 
     def _note(self, queue: LightQueue) -> None:
         # Holds the queue, so that it isn't loaded again from a row that is out of date.
@@ -186,6 +204,7 @@ class Catalogue:
         totals = self._index.get(_TOTALS_KEY)
         if totals is not None:
             self.next_id, self.count, self.plain = _TOTALS.unpack(totals)
+        self._plain_filters = self._load_plain_filters() if self.plain <= PLAIN_MAX else None
         wildcards = [
             self._load(key[1:].decode(), fields)
             for key, row in self._index.rows(bytes(Space.WILDCARD))
@@ -193,6 +212,11 @@ class Catalogue:
         ]
         filling = [self._known(_ID.unpack(key[1:])[0]) for key, _ in self._index.rows(bytes(Space.FILLING))]
         return wildcards, filling
+
+    def _load_plain_filters(self) -> set[str]:
+        """Read the filters between those that are internal: all names that don't begin with `$`."""
+        before = takewhile(lambda row: row[0] < _NAME + b"$", self._index.rows(_NAME))
+        return {key[1:].decode() for key, _ in chain(before, self._index.rows(_NAME, b"%"))}
 
     def _known(self, queue_id: int) -> LightQueue:
         queue = self.get(queue_id)

@@ -168,11 +168,8 @@ class Queues:
             yield from map(self.get, ids)
         if name in self._transient:
             yield self._transient[name]
-        if name.startswith("$") or not self._catalogue.plain:
-            return
-        for queue in self._catalogue.named(name):
-            if queue.id not in self._fillings:
-                yield queue
+        if self._catalogue.may_name(name) and not name.startswith("$"):
+            yield from (queue for queue in self._catalogue.named(name) if queue.id not in self._fillings)
 
     def _forget(self, topic: bytes) -> None:
         """Take a route out of the cache, and tell those who keep it that it is no longer kept up to date."""
