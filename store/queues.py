@@ -168,11 +168,8 @@ class Queues:
             yield from map(self.get, ids)
         if name in self._transient:
             yield self._transient[name]
-        if name.startswith("$") or not self._catalogue.plain:
-            return
-        for queue in self._catalogue.named(name):
-            if queue.id not in self._fillings:
-                yield queue
+        if self._catalogue.may_name(name) and not name.startswith("$"):
+            yield from (queue for queue in self._catalogue.named(name) if queue.id not in self._fillings)
 
     def _forget(self, topic: bytes) -> None:
         """Take a route out of the cache, and tell those who keep it that it is no longer kept up to date."""
@@ -393,6 +390,12 @@ class Queues:
         filling = self._fillings.get(queue_id)
         if filling is not None:
             filling.ends_at(record.position, orjson.loads(record.properties)["next_offset"])
+
+    def begin_row(self, queue_id: int) -> None:
+        """Let the next entries of a queue begin a row, where its last one was deleted: for retention."""
+        queue = self._transient_by_id.get(queue_id) or self._catalogue.loaded(queue_id)
+        if queue is not None:
+            queue.begin_row()
 
     def _changed(self, queue: LightQueue) -> None:
         filling = self._fillings.get(queue.id)

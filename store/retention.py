@@ -296,6 +296,7 @@ class Retention:
                 batch.delete(key)
             if not kept:  # where the queue is must not be forgotten
                 batch.put(entries_key(queue_id, next_offset_of(last)), b"")
+                self._store.queues.begin_row(queue_id)
             index.write(batch)
             if len(gone) < TRIM_ROWS or not kept:
                 return

@@ -695,7 +695,7 @@ async def test_what_no_member_may_have_ends_among_the_dead_letters(start_broker:
     assert broker.node.pop.counters.handed_out == 3  # once an attempt: nothing spins
     assert [await client.drained() for client in jailed] == [[], [], []]
     await publish(broker, b"y")
-    await until(lambda: broker.node.gateway.counters.publishes_out > 0)  # the plugins think about it
+    await until(lambda: broker.node.gateway.counters.publishes_out >= 1)  # when the plugins have answered
     got = [await client.drained() for client in jailed]
     assert {packet[4] for packets in got for packet in packets} == {b"y"}  # to a second one, where a ping takes so long
 

@@ -39,6 +39,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Contents]:
         for number in range(PER_ROUND):
             publish(store, f"{('plant', 'office')[number % 2]}/{number % 5}", "x" * 50)
             store.commit()
+            publish(store, f"rooms{number}/1", "x")  # of few entries each, so that there are many rows
         fill(store)
         store.index.flush()
     found = contents(store)

@@ -17,12 +17,17 @@ from store.lightqueue import (
     delete_entries,
     delete_transient_entries,
     entries_array,
+    entries_key,
     load_next_offset,
+    queue_prefix,
 )
 from store.record import Flag, Kind, Properties, encode_properties, tag_hash
 from store.store import Store
 from tests.depth import DEPTH
 from tests.store.wiring import bodies, close, crash, durable_queue, open_store, positions, publish
+
+COMMITS = st.lists(st.integers(1, 6) | st.integers(10, 50), min_size=1, max_size=8)
+"""How many entries each of some commits has for a queue."""
 
 
 @pytest.fixture
@@ -39,10 +44,10 @@ def store(tmp_path: Path) -> Iterator[Store]:
     close(opened)
 
 
-def put(index: Index, queue: LightQueue, rows: list[int]) -> bytes:
-    """Give a queue one row for each number of entries; return all its entries from offset 0 on, as written."""
+def put(index: Index, queue: LightQueue, commits: list[int]) -> bytes:
+    """Give a queue so many entries by each of several commits; return them, as written."""
     written = b""
-    for count in rows:
+    for count in commits:
         for _ in range(count):
             queue.pending += ENTRY.pack(queue.next_offset * 100, 50, queue.next_offset)
         batch = Batch()
@@ -58,16 +63,61 @@ def first_key(queue: LightQueue) -> bytes:
 # --- rows -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_entries_of_one_commit_are_one_row(store: Store) -> None:
-    for count in (1, 3, 2):
+@pytest.mark.parametrize(
+    ("commits", "expected"),
+    [
+        ([5], {0: 5}),
+        ([1, 3, 2], {0: 6}),
+        ([16], {0: 16}),
+        ([1] * 18, {0: 16, 16: 2}),
+        ([100], {0: 96, 96: 4}),
+        ([48, 32], {0: 48, 48: 32}),
+        ([10, 48], {0: 48, 48: 10}),
+        ([10, 48, 1, 70], {0: 48, 48: 80, 128: 1}),
+    ],
+)
+def test_a_row_begins_at_a_multiple_of_sixteen_and_has_all_up_to_the_next_that_a_commit_reached(
+    store: Store, commits: list[int], expected: dict[int, int]
+) -> None:
+    for count in commits:
         for number in range(count):
             publish(store, f"plant/{number}")
         store.commit()
     queue = durable_queue(store, "plant/#")
     rows = list(store.index.rows(b"Q" + queue.id.to_bytes(4, "big")))
-    assert [int.from_bytes(key[5:], "big") for key, _ in rows] == [0, 1, 4]
-    assert [len(value) // ENTRY_BYTES for _, value in rows] == [1, 3, 2]
-    assert [len(key) for key, _ in rows] == [13] * 3
+    assert {int.from_bytes(key[5:], "big"): len(value) // ENTRY_BYTES for key, value in rows} == expected
+    assert {len(key) for key, _ in rows} == {13}
+
+
+def test_a_queue_that_is_loaded_again_goes_on_with_its_last_row(index: Index) -> None:
+    written = b""
+    for count in (3, 4, 20, 5, 1):
+        written += put(index, LightQueue(1, "a/#", index), [count])
+    assert LightQueue(1, "a/#", index).read(0, 99) == written
+    assert [int.from_bytes(key[5:], "big") for key, _ in index.rows(queue_prefix(1))] == [0, 16, 32]
+
+
+@pytest.mark.parametrize("rows", [[1] * 20, [3, 20, 2, 40, 1], [16, 5, 16]])
+def test_rows_that_an_earlier_version_wrote_a_commit_each_are_read_and_gone_on_with(index: Index, rows: list[int]) -> None:
+    old = b"".join(ENTRY.pack(number * 100, 50, number) for number in range(sum(rows)))
+    batch, offset = Batch(), 0
+    for count in rows:
+        batch.put(entries_key(1, offset), old[offset * ENTRY_BYTES : (offset + count) * ENTRY_BYTES])
+        offset += count
+    index.write(batch)
+    queue = LightQueue(1, "a/#", index)
+    written = old + put(index, queue, [1, 2, 30])
+    for at in range(len(written) // ENTRY_BYTES + 1):
+        expected = written[at * ENTRY_BYTES : (at + 3) * ENTRY_BYTES]
+        assert queue.read(at, 3) == LightQueue(1, "a/#", index).read(at, 3) == expected
+
+
+def test_a_queue_that_begins_anywhere_has_rows_from_the_next_multiple_on(index: Index) -> None:
+    queue = LightQueue(1, "a/#", index, 37)
+    written = put(index, queue, [1] * 30)
+    assert [int.from_bytes(key[5:], "big") for key, _ in index.rows(queue_prefix(1))] == [37, 48, 64]
+    assert [queue.read(37 + at, 1) for at in range(30)] == [written[at * 16 : at * 16 + 16] for at in range(30)]
+    assert queue.read_from(0, 99) == (37, written)
 
 
 def test_an_entry_names_position_size_and_tag(store: Store) -> None:
@@ -95,7 +145,7 @@ def test_pending_entries_are_not_read_before_the_commit(store: Store) -> None:
 
 
 @settings(max_examples=15 * DEPTH)
-@given(rows=st.lists(st.integers(1, 6), min_size=1, max_size=8), data=st.data())
+@given(rows=COMMITS, data=st.data())
 def test_a_read_may_begin_and_end_anywhere_in_any_row(
     rows: list[int], data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -125,12 +175,12 @@ def test_a_queue_without_entries_begins_where_it_ends(index: Index) -> None:
 
 def test_the_first_offset_follows_what_was_removed(index: Index) -> None:
     queue = LightQueue(1, "a/#", index, 0)
-    written = put(index, queue, [2, 3, 1])
+    written = put(index, queue, [2, 16, 1])
     batch = Batch()
     batch.delete(first_key(queue))
     index.write(batch)
-    assert queue.first_offset() == 2
-    assert queue.read(2, 9) == written[2 * ENTRY_BYTES :]
+    assert queue.first_offset() == 16
+    assert queue.read(16, 9) == written[16 * ENTRY_BYTES :]
 
 
 def test_deleting_a_queues_entries_leaves_its_neighbours(index: Index) -> None:
@@ -172,7 +222,7 @@ def test_an_entry_of_a_queue_that_is_in_no_memory_is_read_without_its_end(index:
 
 
 @settings(max_examples=15 * DEPTH)
-@given(rows=st.lists(st.integers(1, 6), min_size=1, max_size=8), removed=st.integers(0, 7), data=st.data())
+@given(rows=COMMITS, removed=st.integers(0, 7), data=st.data())
 def test_a_queue_can_be_read_in_bounds_both_ways(
     rows: list[int], removed: int, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -185,9 +235,11 @@ def test_a_queue_can_be_read_in_bounds_both_ways(
         put(index, data.draw(st.sampled_from(neighbours)), [2])
         if data.draw(st.booleans()):
             index.flush()  # so that several files are read, by their bloom filters
-    first = sum(rows[:removed]) if removed < len(rows) else 0
+    keys = [key for key, _ in index.rows(queue_prefix(7))]
+    first_left = keys[min(removed, len(keys) - 1)]
+    first = int.from_bytes(first_left[-8:], "big")
     batch = Batch()
-    batch.delete_range(b"Q" + (7).to_bytes(4, "big"), b"Q" + (7).to_bytes(4, "big") + first.to_bytes(8, "big"))
+    batch.delete_range(queue_prefix(7), first_left)
     index.write(batch)
     put(index, queue, [1])  # committed, behind the files
     written += queue.read(sum(rows), 1)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from store import catalogue as catalogue_module
 from store import filling as filling_module
 from store.clock import ManualClock
 from store.errors import LimitExceeded, QueueUnknown, TopicInvalid
@@ -732,3 +733,43 @@ def test_the_topic_of_a_root_may_be_as_long_as_a_record_can_say(tmp_path: Path) 
     store.commit()
     assert [positions(queue) for queue in store.queues] == [[position]]
     close(store)
+
+
+# --- plain filters, which a topic finds by its own name ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [2, 100])
+def test_a_plain_filter_gets_its_messages_however_many_there_are_and_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    monkeypatch.setattr(catalogue_module, "PLAIN_MAX", limit)
+    store = open_store(tmp_path / "data")
+    names = [" odd/1", "!/1", "plant/1", "plant/2", "zoo"]
+    queues = [store.queues.declare(name, "session:1") for name in names]
+    store.queues.declare("$dlq/billing", "group:billing")
+    for reopen in (False, True, True):
+        if reopen:
+            close(store)
+            store = open_store(tmp_path / "data")
+            queues = [durable_queue(store, name) for name in names]
+        for name in [*names, "plant/3", "other"]:
+            publish(store, name)
+        store.commit()
+    assert [queue.committed_offset for queue in queues] == [3] * len(names)
+    close(store)
+
+
+def test_a_plain_filter_that_is_dropped_and_declared_again_gets_what_comes_then(store: Store) -> None:
+    latest, all_of_it = store.queues.declare("plant/1", "a"), store.queues.declare("plant/1", "b", "earliest")
+    fill(store)
+    store.queues.drop(latest, "a")
+    publish(store, "plant/1", "one")
+    store.commit()
+    assert bodies(store, all_of_it) == ["one"]
+    store.queues.drop(all_of_it, "b")
+    publish(store, "plant/1", "two")
+    store.commit()
+    again = store.queues.declare("plant/1", "c")
+    publish(store, "plant/1", "three")
+    store.commit()
+    assert bodies(store, again) == ["three"]

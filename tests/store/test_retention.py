@@ -13,6 +13,7 @@ from store import retention as retention_module
 from store.clock import ManualClock
 from store.errors import LogCorrupt, PositionUnknown
 from store.index import Batch, Index
+from store.lightqueue import ROW_ENTRIES
 from store.logreader import read_log
 from store.options import HOUR_MS, KIB
 from store.part import Apply
@@ -166,26 +167,46 @@ def test_a_queue_that_has_lost_all_entries_goes_on_where_it_was(clock: ManualClo
     close(store)
 
 
-def test_a_long_queue_is_trimmed_in_portions(store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention_module, "TRIM_ROWS", 3)
-    for number in range(40):
-        publish(store, "plant/1", str(number))
+def test_a_queue_in_use_that_has_lost_all_entries_goes_on_where_it_was(clock: ManualClock, tmp_path: Path) -> None:
+    store = reopened(tmp_path / "data", clock)
+    for number in range(5):
+        publish(store, "quiet/1", str(number))
         store.commit()
-    clock.advance(HOUR_MS)
-    publish_segments(store, 5)
-    retain(store)
-    queue = durable_queue(store, "plant/#")
-    assert queue.first_offset() > 20
-    assert not store.is_expired(int.from_bytes(queue.read(queue.first_offset(), 1)[:8], "little"))
-
-
-def test_transient_queues_are_trimmed_too(store: Store, clock: ManualClock) -> None:
-    queue = store.queues.attach("plant/+", "connection:1")
+    queue = durable_queue(store, "quiet/#")
     publish_segments(store, 3)
     clock.advance(HOUR_MS)
     publish_segments(store, 1)
     retain(store)
-    assert queue.first_offset() > 2 * PER_SEGMENT
+    assert queue.read_from(0, 100) == (5, b"")
+    publish(store, "quiet/1", "again")
+    store.commit()
+    assert numbered_bodies(store, queue) == {5: "again"}
+    close(store)
+    store = reopened(tmp_path / "data", clock)
+    publish(store, "quiet/1", "and again")
+    store.commit()
+    assert numbered_bodies(store, durable_queue(store, "quiet/#")) == {5: "again", 6: "and again"}
+    close(store)
+
+
+def test_a_long_queue_is_trimmed_in_portions(store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention_module, "TRIM_ROWS", 3)
+    publish_segments(store, 20)
+    clock.advance(HOUR_MS)
+    publish_segments(store, 1)
+    retain(store)
+    queue = durable_queue(store, "plant/#")
+    assert queue.first_offset() > 2 * 3 * ROW_ENTRIES
+    assert not store.is_expired(int.from_bytes(queue.read(queue.first_offset() + ROW_ENTRIES - 1, 1)[:8], "little"))
+
+
+def test_transient_queues_are_trimmed_too(store: Store, clock: ManualClock) -> None:
+    queue = store.queues.attach("plant/+", "connection:1")
+    publish_segments(store, 5)
+    clock.advance(HOUR_MS)
+    publish_segments(store, 1)
+    retain(store)
+    assert queue.first_offset() == 2 * ROW_ENTRIES
 
 
 # --- what stays -----------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from store import store as store_module
 from store.clock import ManualClock
 from store.errors import LogCorrupt, RecordTooLarge
 from store.index import Batch, Covered, Index, Space
+from store.lightqueue import ROW_ENTRIES
 from store.part import Apply
 from store.record import Flag, Kind, Record, encode
 from store.store import Store
@@ -489,7 +490,7 @@ async def test_a_turn_of_the_loop_is_one_write_and_one_row(tmp_path: Path, monke
             return pwrite(fd, data, offset)
 
         monkeypatch.setattr(os, "pwrite", counted)
-        for number in range(50):
+        for number in range(ROW_ENTRIES):
             publish(store, "plant/1", str(number))
         await store.durable()
         assert writes == [store.log.end]
