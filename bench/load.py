@@ -46,6 +46,7 @@ class Load:
     stalled: int = 0
     others: int = 0
     rate: int = 0
+    skip: int = 0
     hold: int = 0
     timeout: int = 60
 

@@ -18,6 +18,7 @@
 //     stalled=0       of the subscribers, those that subscribe to the filter and then never read; nothing is expected of them
 //     others=0        filters that match no message, subscribed besides by connections of their own
 //     rate=0          messages a second, sent when each is due, whatever the broker does; 0: as fast as windows and writes allow
+//     skip=0          deliveries, and acknowledgements, at the beginning whose latency does not count
 //     hold=0          1: connect, print the line, keep the connections until standard input ends, and send nothing
 //     timeout=30      seconds after which the run ends, whatever is missing
 //
@@ -78,12 +79,12 @@ typedef struct {
 } Connection;
 
 typedef struct {
-    long n, cap;
+    long skipped, n, cap;
     uint64_t *ns;
 } Latencies;
 
 static long pubs = 1, subs = 0, msgs = 100000, qos = 0, subqos = 0, size = 64, window = 1000, chunk = 100, topics = 1;
-static long own = 0, stalled = 0, others = 0, rate = 0, hold = 0, timeout_s = 30;
+static long own = 0, stalled = 0, others = 0, rate = 0, skip = 0, hold = 0, timeout_s = 30;
 static char filter[256] = "bench/#";
 
 static int epoll_fd;
@@ -284,7 +285,10 @@ static void pump_due(Connection *publishers, uint64_t began_ns) {
 // --- reading ----------------------------------------------------------------------------------------------------------
 
 static void note(Latencies *latencies, uint64_t sent_ns) {
-    if (latencies->n < latencies->cap) latencies->ns[latencies->n++] = read_ns - sent_ns;
+    if (latencies->skipped < skip)
+        latencies->skipped++;
+    else if (latencies->n < latencies->cap)
+        latencies->ns[latencies->n++] = read_ns - sent_ns;
 }
 
 static void on_publish(Connection *c, uint8_t first, const uint8_t *packet) {
@@ -405,7 +409,8 @@ static void parse_arguments(int n, char **arguments) {
         long *value;
     } options[] = {{"pubs", &pubs},     {"subs", &subs},     {"msgs", &msgs},   {"qos", &qos},       {"subqos", &subqos},
                    {"size", &size},     {"window", &window}, {"chunk", &chunk}, {"topics", &topics}, {"own", &own},
-                   {"stalled", &stalled}, {"others", &others}, {"rate", &rate}, {"hold", &hold},     {"timeout", &timeout_s}};
+                   {"stalled", &stalled}, {"others", &others}, {"rate", &rate}, {"skip", &skip},     {"hold", &hold},
+                   {"timeout", &timeout_s}};
     for (int i = 3; i < n; i++) {
         char *value = strchr(arguments[i], '=');
         int is_known = 0;

@@ -360,7 +360,7 @@ class Members:
     def _wait(self, room: int) -> None:
         poll = Poll(self.shared.loop.create_future(), room, self.shared.ack_timeout_ms)
         try:
-            self.shared.core.enlist(self.group, poll)
+            self.shared.core.enlist(poll, self.group)
         except Overloaded:  # pop.waiters_max: gRPC's polls come and go
             self._try_later()
             return
@@ -370,7 +370,7 @@ class Members:
     def _stop_waiting(self) -> None:
         poll, self._poll = self._poll, None
         if poll is not None:
-            self.shared.core.withdraw(self.group, poll)
+            self.shared.core.withdraw(poll, self.group)
             if not poll.future.done():
                 poll.future.remove_done_callback(self._arrived)
 
@@ -378,7 +378,7 @@ class Members:
         poll = self._poll
         if poll is not None and poll.future is future:
             self._poll = None
-            self.shared.core.withdraw(self.group, poll)
+            self.shared.core.withdraw(poll, self.group)
         if future.exception() is None:
             self._deal_out(future.result())
         self.pump()

@@ -365,25 +365,7 @@ class PopCore:
             Overloaded: `pop.waiters_max` calls wait already.
             GroupUnknown: the group was deleted.
         """
-        taken = None
-        if not group.polls or attempt_id in group.attempt_ids:
-            taken = self.take(group, messages_max, invisible_ms, attempt_id)
-            while taken is None and wait_ms <= 0 and self._may_look_on(group):
-                await asyncio.sleep(0)
-                taken = self.take(group, messages_max, invisible_ms, attempt_id)
-        if taken is not None or wait_ms <= 0:
-            return taken
-        poll = Poll(asyncio.get_running_loop().create_future(), messages_max, invisible_ms, attempt_id)
-        self.enlist(group, poll)
-        try:
-            await asyncio.wait((poll.future,), timeout=wait_ms / 1000)
-        except asyncio.CancelledError:
-            if poll.future.done() and poll.future.exception() is None:
-                self.release(poll.future.result().checkpoint)
-            raise
-        finally:
-            self.withdraw(group, poll)
-        return poll.future.result() if poll.future.done() else None
+        return await self.pop_any((group,), messages_max, invisible_ms, wait_ms, attempt_id)
 
     async def pop_any(
         self, groups: Sequence[Group], messages_max: int, invisible_ms: int, wait_ms: int, attempt_id: str = ""
@@ -393,18 +375,19 @@ class PopCore:
         Raises:
             Overloaded, GroupUnknown: as `pop` raises them; the latter for any of the groups.
         """
-        for group in sorted(groups, key=lambda group: attempt_id not in group.attempt_ids):
+        in_turn = groups if len(groups) == 1 else sorted(groups, key=lambda group: attempt_id not in group.attempt_ids)
+        for group in in_turn:
             if not group.polls or attempt_id in group.attempt_ids:
                 taken = self.take(group, messages_max, invisible_ms, attempt_id)
+                while taken is None and wait_ms <= 0 and self._may_look_on(group):
+                    await asyncio.sleep(0)
+                    taken = self.take(group, messages_max, invisible_ms, attempt_id)
                 if taken is not None:
                     return taken
         if wait_ms <= 0 or not groups:
             return None
         poll = Poll(asyncio.get_running_loop().create_future(), messages_max, invisible_ms, attempt_id)
-        self._admit()
-        for group in groups:
-            group.polls.append(poll)
-            self._look_on(group)
+        self.enlist(poll, *groups)
         try:
             await asyncio.wait((poll.future,), timeout=wait_ms / 1000)
         except asyncio.CancelledError:
@@ -412,33 +395,31 @@ class PopCore:
                 self.release(poll.future.result().checkpoint)
             raise
         finally:
-            self.waiting -= 1
-            for group in groups:
-                if poll in group.polls:  # it is taken out where it was served only
-                    group.polls.remove(poll)
+            self.withdraw(poll, *groups)
         return poll.future.result() if poll.future.done() else None
 
-    def enlist(self, group: Group, poll: Poll) -> None:
-        """Let a poll wait: its future gets what is taken for it. `withdraw` it, whatever came.
+    def enlist(self, poll: Poll, *groups: Group) -> None:
+        """Let a poll wait: its future gets what is taken for it, from one of the groups. `withdraw` it, whatever came.
 
         Raises:
             Overloaded: `pop.waiters_max` polls wait already.
         """
-        self._admit()
-        group.polls.append(poll)
-        self._look_on(group)
-
-    def _admit(self) -> None:
         if self.waiting >= self.options.waiters_max:
             self.counters.refused += 1
             raise Overloaded(f"{self.waiting} pops are waiting on this node, which is the limit: see pop.waiters_max")
         self.waiting += 1
+        for group in groups:
+            group.polls.append(poll)
+            self._look_on(group)
 
-    def withdraw(self, group: Group, poll: Poll) -> None:
-        """Let a poll wait no longer."""
+    def withdraw(self, poll: Poll, *groups: Group) -> None:
+        """Let a poll wait no longer, in the groups in which it was enlisted."""
         self.waiting -= 1
-        if not poll.future.done():
-            group.polls.remove(poll)
+        if len(groups) == 1 and poll.future.done():
+            return  # who served it has taken it out
+        for group in groups:
+            with suppress(ValueError):
+                group.polls.remove(poll)
 
     def _arrived(self, group: Group) -> None:
         if group.polls:

@@ -87,7 +87,7 @@ class Consumption:
     def _wait(self, room: int) -> None:
         poll = Poll(asyncio.get_running_loop().create_future(), room, self._invisible_ms)
         try:
-            self._core.enlist(self._group, poll)
+            self._core.enlist(poll, self._group)
         except PopError as error:
             self._fail(error)
             return
@@ -97,7 +97,7 @@ class Consumption:
     def _arrived(self, future: asyncio.Future[Taken]) -> None:
         poll, self._poll = self._poll, None
         if poll is not None:
-            self._core.withdraw(self._group, poll)
+            self._core.withdraw(poll, self._group)
         if future.cancelled():
             return
         error = future.exception()
@@ -183,7 +183,7 @@ class Consumption:
             self._timer.cancel()
         poll, self._poll = self._poll, None
         if poll is not None:
-            self._core.withdraw(self._group, poll)
+            self._core.withdraw(poll, self._group)
             if poll.future.done() and not poll.future.cancelled() and poll.future.exception() is None:
                 self._core.release(poll.future.result().checkpoint)
             poll.future.remove_done_callback(self._arrived)
