@@ -4,9 +4,10 @@ Each job takes its number among the processes, the instant at which all begin (`
 them) and the broker's address; by that instant it is connected and has made what it will send. It returns what it did, and
 when. Whoever takes messages off ends with the last of them, not when it finds that no more come.
 
-The native stubs are used bare, as the fastest client in Python would; the rates with `pop.client.Client` are lower by what its
-conveniences cost. The others are driven as fast as a client of theirs in Python goes: redis-py with hiredis, a batch a round
-trip, the acknowledgements with the next request; beanstalkd with its commands written a batch at a time.
+The native stubs are used bare for large batches, where the rates with `pop.client.Client` are lower by what its conveniences
+cost; for small ones it is that client, whose tasks share calls. The others are driven as fast as a client of theirs in Python
+goes: redis-py with hiredis, a batch a round trip, the acknowledgements with the next request; beanstalkd with its commands
+written a batch at a time.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import grpc.aio
 import uvloop
 
 from pop import pop_pb2 as pb
+from pop.client import Client
 from pop.pop_pb2_grpc import GroupServiceStub, PopServiceStub
 
 if TYPE_CHECKING:
@@ -39,9 +41,9 @@ TOPICS = 16
 QUIET_S = 0.5
 """A stream on which nothing came for so long has had everything."""
 
-CREDITS = 4_096
+CREDITS = 16_384
 """Messages that may be out on a stream. A message is out for two syncs, that of its delivery and that of its ack: a stream
-brings no more than its credits in that time."""
+brings no more than its credits in that time. This is the most that a node grants."""
 
 CHANNEL_OPTIONS = [("grpc.max_receive_message_length", -1)]
 
@@ -193,6 +195,55 @@ def pop_and_ack(
         return done
 
     return connected(address, work)
+
+
+def shared(address: str, work: Callable[[Client], Awaitable[R]]) -> R:
+    """Run `work` on an event loop with the client that users have; return what it returns."""
+
+    async def run() -> R:
+        async with Client(address) as client:
+            await client.send("warm/up")
+            return await work(client)
+
+    return uvloop.run(run())
+
+
+def send_singly(number: int, begin_s: float, address: str, first_level: str, count: int, tasks: int) -> Span:
+    """Send `count` messages among all clients, each with a call of `Client.send` that returns when it is durable."""
+
+    async def work(client: Client) -> Span:
+        own = share(count, number)
+        left = iter(range(own))
+
+        async def sender() -> None:
+            for at in left:
+                await client.send(f"{first_level}/t{at % TOPICS}", BODY)
+
+        await _until(begin_s)
+        began_s = time.monotonic()
+        await asyncio.gather(*(sender() for _ in range(share(tasks, number))))
+        return Span(own, began_s, time.monotonic())
+
+    return shared(address, work)
+
+
+def pop_with_client(number: int, begin_s: float, address: str, group: str, filter: str, batch: int, consumers: int) -> Span:
+    """As `pop_and_ack`, with the client that users have: what its tasks acknowledge at a time shares calls."""
+
+    async def work(client: Client) -> Span:
+        done = Span(0, begin_s, begin_s)
+
+        async def consume() -> None:
+            nonlocal done
+            while messages := await client.pop(filter, group=group, messages_max=batch, invisible_ms=3_600_000):
+                await client.ack([message.handle for message in messages], group=group)
+                done = Span(done.messages + len(messages), begin_s, time.monotonic())
+
+        await _until(begin_s)
+        await asyncio.gather(*(consume() for _ in range(share(consumers, number))))
+        return done
+
+    return shared(address, work)
 
 
 def consume(number: int, begin_s: float, address: str, group: str, filter: str, batch: int, streams: int) -> Span:

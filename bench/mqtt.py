@@ -210,6 +210,7 @@ def _slow(setting: Setting) -> Generator[Figures]:
         "slow_memory": max(anonymous),
         "slow_p99": result.latency_us_p99 / 1000,
         "slow_p99_alone": alone.latency_us_p99 / 1000,
+        "slow_disturbed": result.latency_us_p99 / alone.latency_us_p99,
     }
 
 
@@ -292,6 +293,7 @@ ROWS: dict[str, Row] = {
             Goal("slow_memory", "... memory, without the mapped log", "MiB"),
             Goal("slow_p99", "... latency of the others after the first 20 s, p99", "ms"),
             Goal("slow_p99_alone", "... where all read, p99", "ms"),
+            Goal("slow_disturbed", "... the one by the other", "x", 1.5, is_most=True),
         ),
     ),
 }
