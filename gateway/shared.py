@@ -402,7 +402,7 @@ class Members:
         entries["position"], entries["size"] = taken_entries["position"], taken_entries["size"]
         first = delivery_id(checkpoint.position)
         deliveries = list(range(first, first + len(entries)))
-        if None in taken.records:  # buried already
+        if None in taken.records:  # settled already: they have expired, or can't be read
             readable = [at for at, data in enumerate(taken.records) if data is not None]
             entries, deliveries = entries[readable], [deliveries[at] for at in readable]
         self.deal(entries.tobytes(), deliveries)

@@ -41,6 +41,8 @@ from store.record import (
     CHANGE_ENTRY,
     CHECKPOINT_ENTRY,
     CRC_FROM,
+    HEADER,
+    HEADER_BYTES,
     KIND_AT,
     POP_FIXED,
     PROPS_LEN_AT,
@@ -50,7 +52,6 @@ from store.record import (
     STORE_MS_AT,
     Flag,
     Kind,
-    decode,
     decode_properties,
 )
 from store.space import Level
@@ -776,8 +777,11 @@ def check_attempt_id(attempt_id: str) -> str:
 
 
 def _expires_at_ms(data: bytes) -> int:
-    """Return when the message of a record expires, in ms since 1970; 0 for never."""
-    return decode_properties(decode(data, verify=False).properties).expires_at_ms
+    """Return when the message of a record expires, in ms since 1970; 0 for never. The properties only: a body may be large."""
+    _, _, _, _, topic_len, props_len, _ = HEADER.unpack_from(data)
+    begin = HEADER_BYTES + topic_len
+    properties = data[begin : begin + props_len]
+    return decode_properties(properties).expires_at_ms if b'"expires_at_ms"' in properties else 0
 
 
 def _check_dead_letters(name: str, topic_filter: str) -> None:

@@ -83,6 +83,9 @@ class Consumption:
                 self._wait(room)
                 return
             self._hand_over(taken)
+            if not any(taken.records):  # a backlog that has expired takes no credits: others have their turn before its rest
+                asyncio.get_running_loop().call_soon(self.pump)
+                return
 
     def _wait(self, room: int) -> None:
         poll = Poll(asyncio.get_running_loop().create_future(), room, self._invisible_ms)
@@ -116,6 +119,8 @@ class Consumption:
         self.wake.set()
 
     def _hand_over(self, taken: Taken) -> None:
+        if not any(taken.records):
+            return
         checkpoint = taken.checkpoint
         self._out[checkpoint.position] = checkpoint
         self._outstanding += checkpoint.open.bit_count()

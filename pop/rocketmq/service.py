@@ -436,7 +436,7 @@ class MessagingService:
             has = {topic_filter: None for topic_filter in had if topic_filter not in filters}
         else:
             has = {}
-        if len(has) > LITE_SUBSCRIPTIONS_MAX:
+        if len(has) > LITE_SUBSCRIPTIONS_MAX or len(client.lite.keys() | {(name, parent)}) > LITE_SUBSCRIPTIONS_MAX:
             raise _too_many_lite_topics()
         start = self._lite_start(request)
         for topic_filter in has:
@@ -625,5 +625,6 @@ def _pull_not_supported() -> Refused:
 
 def _too_many_lite_topics() -> Refused:
     return Refused(
-        Code.LITE_SUBSCRIPTION_QUOTA_EXCEEDED, f"a client may subscribe to {LITE_SUBSCRIPTIONS_MAX} lite topics of a parent"
+        Code.LITE_SUBSCRIPTION_QUOTA_EXCEEDED,
+        f"a client may subscribe to {LITE_SUBSCRIPTIONS_MAX} lite topics of a parent, of as many parents",
     )

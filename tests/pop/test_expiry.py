@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from pop.core import TAKE_STEPS_MAX
+from pop.poll import Taken
+from pop.stream import Consumption
 from store.record import Properties
 from tests.pop.wiring import GROUP, Parts
 
@@ -75,3 +78,25 @@ def test_a_dead_letter_outlives_its_time_to_live(tmp_path: Path, parts: Parts) -
     parts.pop()
     parts.advance(60_000)
     assert [message.body for message in parts.pop(group="operators", topic_filter=f"$dlq/{GROUP}")] == [b"poison"]
+
+
+async def test_a_stream_passes_over_a_backlog_that_has_expired_a_little_at_a_time(tmp_path: Path) -> None:
+    parts = Parts(tmp_path / "data")
+    publish(parts, *([b"old"] * (TAKE_STEPS_MAX * 5)), ttl_ms=1_000)
+    parts.publish(b"new")
+    parts.advance(1_000)
+    group = parts.group()
+    parts.settle()
+    parts.store.start(asyncio.get_running_loop(), lambda error: pytest.fail(str(error)))
+    stream = Consumption(parts.core, group, credits=8, batch_max=1, invisible_ms=60_000)
+    stream.pump()
+    assert parts.core.counters.expired == TAKE_STEPS_MAX, "others have their turn before the rest"
+    async with asyncio.timeout(10):
+        await stream.wake.wait()
+    assert parts.core.counters.expired == TAKE_STEPS_MAX * 5
+    (taken,) = stream.outbox
+    assert isinstance(taken, Taken)
+    assert [message.body for message in parts.delivered(taken)] == [b"new"]
+    stream.end(give_back=True)
+    assert group.in_flight == 0
+    await parts.store.close()
