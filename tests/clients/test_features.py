@@ -13,7 +13,7 @@ from gateway.options import AccessOptions, ListenerOptions
 from gateway.packets import NO_LOCAL, RETAIN_AS_PUBLISHED
 from gateway.properties import Property
 from gateway.reasons import ConnectCode, ReasonCode
-from tests.clients.drivers import DRIVERS, VERSIONS, Driver, Got, Will
+from tests.clients.mqtt_drivers import DRIVERS, VERSIONS, Driver, Got, Will
 from tests.gateway.certificates import Authority
 from tests.gateway.scripted_plugins import new_script
 from tests.gateway.wire import ANSWER_S_MAX, FREE, Broker, until

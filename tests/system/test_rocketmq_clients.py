@@ -17,7 +17,7 @@ from pop import pop_pb2 as pb
 from pop.rocketmq.names import encode
 from pop.rocketmq.status import Code
 from pop.sync import OutgoingMessage, SyncClient, settings_of
-from tests.clients.driving import ClientFailed, ClientProcess, Kind, skip_unless_there
+from tests.clients.rocketmq_processes import ClientFailed, ClientProcess, Kind, skip_unless_there
 from tests.system.conftest import NodeProcess
 
 Start = Callable[..., ClientProcess]

@@ -1,5 +1,5 @@
 // One MQTT.js client that does what the lines on stdin say, each a JSON object, and answers on stdout with one for each, and one for
-// each event. Bodies are hexadecimal. Driven by tests/clients/drivers.py.
+// each event. Bodies are hexadecimal. Driven by tests/clients/mqtt_drivers.py.
 "use strict";
 
 const mqtt = require("mqtt");

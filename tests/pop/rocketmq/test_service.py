@@ -22,7 +22,7 @@ from pop.rocketmq.status import Code
 from pop.rocketmq.stubs import SERVICE, pb, service_pb
 from store.options import GIB, MIB, OptionInvalid, StoreOptions
 from store.space import Usage
-from tests.clients.driving import ClientFailed, ClientProcess, Kind
+from tests.clients.rocketmq_processes import ClientFailed, ClientProcess, Kind
 from tests.pop.rocketmq.calling import EOF, TYPE, Caller, commands, named, outgoing, receive_request, settings
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import pytest
 
 FOLDER = Path(__file__).parent
-NODE_FOLDER = FOLDER / "node"
+NODE_FOLDER = FOLDER / "rocketmqjs"
 
 Kind = Literal["python", "node"]
 
@@ -26,7 +26,7 @@ def skip_unless_there(kind: Kind) -> None:
     if kind == "node" and shutil.which("node") is None:
         pytest.skip("Node.js is not installed: it runs the official Node client")
     if kind == "node" and not (NODE_FOLDER / "node_modules").is_dir():
-        pytest.skip(f"the official Node client is not installed: run npm install in {NODE_FOLDER}")
+        pytest.skip(f"the official Node client is not installed: run npm ci in {NODE_FOLDER}")
 
 
 class ClientFailed(Exception):
