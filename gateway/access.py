@@ -17,7 +17,7 @@ import structlog
 from gateway.errors import ConnectRefused
 from gateway.options import AccessOptions
 from gateway.packets import PUBLISH as PUBLISH_PACKET
-from gateway.packets import PUBLISH_WITH
+from gateway.packets import PUBLISH_RUN, PUBLISH_WITH
 from gateway.reasons import ConnectCode
 from store.errors import PositionUnknown
 from store.lightqueue import ENTRY, ENTRY_BYTES
@@ -42,7 +42,7 @@ CONNECT: Final = "connect"
 TOPICS_ASKED_MAX: Final = 16
 """Topics in one question. No more than the least `decisions_per_client_max`, or answers would be forgotten unheard."""
 
-_PUBLISHES: Final = (PUBLISH_PACKET, PUBLISH_WITH)
+_PUBLISHES: Final = (PUBLISH_PACKET, PUBLISH_WITH, PUBLISH_RUN)
 
 SHARED: Final = "$share/"
 DELAYED: Final = b"$delayed/"

@@ -1,8 +1,9 @@
 """The MQTT codec: bytes in, packets out, and back. No sockets, no state.
 
 `decode` is the hot path. It cuts a whole receive buffer into packets: PUBLISH and the acks come out parsed, the others as
-bodies for `gateway.parsers`. Clauses in brackets are those of MQTT 5.0; where MQTT 3.1.1 has one of another number, it stands
-behind it as 3.1.1:[...].
+bodies for `gateway.parsers`. PUBLISHes that differ in nothing but packet ids and bodies come out as one run: whoever sends
+many at once mostly sends them to one topic, and what is the same for all is then done once. Clauses in brackets are those of
+MQTT 5.0; where MQTT 3.1.1 has one of another number, it stands behind it as 3.1.1:[...].
 
 Both versions share the framing; a PUBLISH has a branch of its own in each, so that neither pays for the other. In MQTT 5.0 it
 has properties behind the topic: one length byte more where there are none, as in nearly every message. Where there are, they go
@@ -29,6 +30,7 @@ from gateway.packets import (
     PUBACK,
     PUBCOMP,
     PUBLISH,
+    PUBLISH_RUN,
     PUBLISH_WITH,
     PUBREC,
     PUBREL,
@@ -51,6 +53,9 @@ Packet: TypeAlias = tuple[Any, ...]
     (PUBLISH, flags, topic, packet_id, body)    flags: retain 1, QoS << 1, dup 8; packet_id 0 at QoS 0
     (PUBLISH_WITH, flags, topic, packet_id, body, properties)
                                                 MQTT 5.0: with properties as bytes, or with an empty topic
+    (PUBLISH_RUN, flags, topic, packet_ids, bodies)
+                                                two or more of the first kind, QoS 0 or 1, where runs are wanted; packet_ids
+                                                is empty at QoS 0
     (PUBACK, packet_id)                         and PUBREC, PUBREL, PUBCOMP, and UNSUBACK of 3.1.1; never 0
     (PUBACK, packet_id, reason)                 MQTT 5.0: where the packet has a reason code
     (type, flags, body)                         all others, to be parsed by `gateway.parsers`
@@ -83,6 +88,8 @@ class Side(NamedTuple):
     shapes: bytes
     """What `decode` has to do, by the first byte of a packet."""
     is_v5: bool
+    gaps: bytes
+    """Of PUBLISHes that a run may consist of, by their first byte: 1 more than the bytes between topic and body. Others: 0."""
 
 
 def _side(kinds: Iterable[int], empties: Iterable[int], acks: frozenset[int], is_v5: bool) -> Side:
@@ -94,7 +101,10 @@ def _side(kinds: Iterable[int], empties: Iterable[int], acks: frozenset[int], is
         qos = header >> 1 & 3
         is_plain = qos == 0 and not header & 8  # [MQTT-3.3.1-2]
         shapes[header] = plain if is_plain else acked if qos in (1, 2) else _REFUSED  # [MQTT-3.3.1-4]
-    return Side(bytes(shapes), is_v5)
+    gaps = bytearray(256)
+    gaps[PUBLISH << 4] = 1 + is_v5
+    gaps[PUBLISH << 4 | 1 << 1] = 3 + is_v5
+    return Side(bytes(shapes), is_v5, bytes(gaps))
 
 
 _TO_SERVER: Final = (CONNECT, *_ACKS, SUBSCRIBE, UNSUBSCRIBE, PINGREQ, DISCONNECT)
@@ -115,18 +125,24 @@ FROM_SERVER_5: Final = _side((*_TO_CLIENT, AUTH, DISCONNECT), (PINGRESP,), _ACKS
 # --- the hot path -----------------------------------------------------------------------------------------------------
 
 
-def decode(buffer: bytes, packet_bytes_max: int, side: Side = FROM_CLIENT) -> tuple[list[Packet], int]:
+_NO_RUNS: Final = bytes(256)
+
+
+def decode(buffer: bytes, packet_bytes_max: int, side: Side = FROM_CLIENT, runs: bool = False) -> tuple[list[Packet], int]:
     """Return all whole packets at the beginning of `buffer` as `Packet`s, and how many bytes they take.
 
-    Costs 0.45 us per PUBLISH of 64 bytes at QoS 1, 0.25 us per ack.
+    Costs 0.45 us per PUBLISH of 64 bytes at QoS 1, 0.3 us in a run, 0.25 us per ack.
 
     Args:
         buffer: received bytes that begin with a packet. `bytes`, so that what is cut out of it is too.
         packet_bytes_max: the largest packet taken, fixed header included; at least `PACKET_BYTES_MAX_MIN`.
         side: the packets that may come, `FROM_CLIENT_5` for one.
+        runs: whether to put PUBLISHes together where they differ in packet ids and bodies only.
     """
     assert packet_bytes_max >= PACKET_BYTES_MAX_MIN, packet_bytes_max
-    shapes, is_v5 = side
+    shapes, is_v5, gaps = side
+    if not runs:
+        gaps = _NO_RUNS
     packets: list[Packet] = []
     add = packets.append
     end = len(buffer)
@@ -215,11 +231,69 @@ def decode(buffer: bytes, packet_bytes_max: int, side: Side = FROM_CLIENT) -> tu
                 add((header >> 4, header & 15, buffer[start:stop]))
             else:
                 raise _refused(header, is_v5) if not shape else _not_empty(header, length)
+            if stop < last and buffer[stop] == header and (gap := gaps[header]) and packets[-1][0] == PUBLISH:
+                field = buffer[start:topic_stop]
+                if buffer.startswith(field, stop + start - at):
+                    run, stop = _run(buffer, stop, packet_bytes_max, packets.pop(), field, gap - 1)
+                    add(run)
             at = stop
     except ProtocolError as error:
         # Without its traceback: that refers to this frame, so to `packets`, and would keep all of it for the collector.
         add((MALFORMED, error.with_traceback(None)))
     return packets, at
+
+
+def _run(buffer: bytes, at: int, packet_bytes_max: int, first: Packet, field: bytes, gap: int) -> tuple[Packet, int]:
+    """Return `first`, a PUBLISH, and those from `at` on that are like it, as a run; and where what is not like it begins.
+
+    What isn't in order ends a run: `decode` says what is wrong with it. `field` is the topic with its length; `gap` bytes are
+    between it and the body: the packet id, and in MQTT 5.0 a property length of 0.
+    """
+    _, flags, topic, packet_id, body = first
+    header = PUBLISH << 4 | flags
+    packet_ids = [packet_id] if flags else []
+    bodies = [body]
+    add, add_id = bodies.append, packet_ids.append
+    width, has_properties = len(field), gap & 1
+    end = len(buffer)
+    while at + 1 < end and buffer[at] == header:
+        length = buffer[at + 1]
+        start = at + 2
+        if length > 127:
+            if start == end or not 0 < (more := buffer[start]) < 128:
+                break
+            length += (more << 7) - 128
+            start += 1
+            if start + length - at > packet_bytes_max:
+                break
+        stop = start + length
+        topic_stop = start + width
+        body_from = topic_stop + gap
+        if stop > end or body_from > stop or buffer[start:topic_stop] != field or (has_properties and buffer[body_from - 1]):
+            break
+        if flags:
+            packet_id = buffer[topic_stop] << 8 | buffer[topic_stop + 1]
+            if not packet_id:
+                break
+            add_id(packet_id)
+        add(buffer[body_from:stop])
+        at = stop
+    return (first if len(bodies) == 1 else (PUBLISH_RUN, flags, topic, packet_ids, bodies)), at
+
+
+def apart(packets: Iterable[Packet]) -> list[Packet]:
+    """Return packets with each PUBLISH of a run by itself."""
+    single: list[Packet] = []
+    for packet in packets:
+        if packet[0] == PUBLISH_RUN:
+            _, flags, topic, packet_ids, bodies = packet
+            single += [
+                (PUBLISH, flags, topic, packet_id, body)
+                for packet_id, body in zip(packet_ids or [0] * len(bodies), bodies, strict=True)
+            ]
+        else:
+            single.append(packet)
+    return single
 
 
 def _publish_with(buffer: bytes, header: int, topic: bytes, packet_id: int, at: int, stop: int) -> Packet:

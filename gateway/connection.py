@@ -32,6 +32,7 @@ from gateway.packets import (
     PUBACK,
     PUBCOMP,
     PUBLISH,
+    PUBLISH_RUN,
     PUBLISH_WITH,
     PUBREC,
     PUBREL,
@@ -258,13 +259,13 @@ class Connection(asyncio.Protocol):
         elif self._rest:
             data = self._rest + data
         packet_bytes_max = self.gateway.options.packet_bytes_max
-        packets, used = codec.decode(data, packet_bytes_max, self._side)
+        packets, used = codec.decode(data, packet_bytes_max, self._side, True)
         if packets and not self.connected:
             if not self._begin(packets[0], data):
                 return
             if self.is_v5:  # what follows the CONNECT is of another version than was thought
                 used = codec.packet_bytes(data)
-                packets, more = codec.decode(data[used:], packet_bytes_max, self._side)
+                packets, more = codec.decode(data[used:], packet_bytes_max, self._side, True)
                 used += more
             else:
                 packets = packets[1:]
@@ -334,7 +335,9 @@ class Connection(asyncio.Protocol):
         if self.is_v5:
             packets = self._within_receive_maximum(packets)
             if session.no_local:
-                packets = [(PUBLISH_WITH, *packet[1:], b"") if packet[0] == PUBLISH else packet for packet in packets]
+                packets = [
+                    (PUBLISH_WITH, *packet[1:], b"") if packet[0] == PUBLISH else packet for packet in codec.apart(packets)
+                ]
         route_of, append = store.queues.route, store.append_message
         answers = Answers()
         puback_ids, pubrec_ids = answers.puback_ids, answers.pubrec_ids
@@ -369,6 +372,12 @@ class Connection(asyncio.Protocol):
                     elif qos == _QOS_2:
                         session.received.add(packet_id)
                         pubrec_ids.append(packet_id)
+                elif kind == PUBLISH_RUN:
+                    if self._publish_run(packet, packets, answers):
+                        publishes += len(packet[4])
+                    else:  # one by one, as this loop goes on
+                        at = next(number for number, each in enumerate(packets) if each is packet)
+                        packets[at + 1 : at + 1] = codec.apart([packet])
                 elif kind == PUBLISH_WITH:
                     publishes += self._publish_with(packet, packets, answers)
                 elif kind in _ACKS:
@@ -409,8 +418,13 @@ class Connection(asyncio.Protocol):
         """Return the packets up to the PUBLISH that is more than this server's receive maximum, and an error in its place."""
         received = self.session.received
         room = self.gateway.options.inflight_max - self._unacked - len(received)
-        if len(packets) <= room:  # almost always: nothing is looked at
+        count = len(packets)
+        for packet in packets:
+            if packet[0] == PUBLISH_RUN:
+                count += len(packet[3])
+        if count <= room:  # almost always: nothing else is looked at
             return packets
+        packets = codec.apart(packets)
         known = set(received)
         for at, packet in enumerate(packets):
             if packet[0] in (PUBLISH, PUBLISH_WITH) and packet[3] and packet[3] not in known:
@@ -423,6 +437,25 @@ class Connection(asyncio.Protocol):
                     )
                     return [*packets[:at], (MALFORMED, ProtocolError(why, ReasonCode.RECEIVE_MAXIMUM_EXCEEDED))]
         return packets
+
+    def _publish_run(self, run: codec.Packet, packets: list[codec.Packet], answers: Answers) -> bool:
+        """Store PUBLISHes that are alike, and note what they are to be answered; return False where each is a case of its own.
+
+        `packets` are those that came with them. Raises Undecided.
+        """
+        _, flags, topic, packet_ids, bodies = run
+        guard = self.guard
+        is_allowed = guard is None or guard.may_publish(topic, packets)
+        self.gateway.counters.packets_in += len(bodies) - 1
+        if not is_allowed or self._held:
+            return False
+        try:
+            is_stored = self.store.append_run(self.store.queues.route(topic), bodies, RECORD_FLAGS[flags])
+        except StoreError:
+            return False
+        if is_stored:
+            answers.puback_ids += packet_ids
+        return is_stored
 
     def _publish_with(self, packet: codec.Packet, packets: list[codec.Packet], answers: Answers) -> bool:
         """Store a PUBLISH that has properties; return whether it was stored, and note what it is to be answered.

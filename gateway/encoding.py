@@ -11,20 +11,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from struct import Struct
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from gateway.codec import encode_publish, encode_publish_head
 from gateway.fields import U16, write_varint
 from gateway.message import to_wire
 from gateway.packets import PUBLISH
 from store.errors import PositionUnknown
-from store.lightqueue import ENTRY
+from store.lightqueue import ENTRY, ENTRY_BYTES
+from store.options import KIB
 from store.record import HEADER, HEADER_BYTES, Flag, decode_properties
 from store.store import Store
 
 _SHORT_HEAD = Struct(">BBH")
 """Fixed header with a length of one byte, and the topic's length."""
 SLOT = Struct(">H")
+_FLAGS_AT = 9
+_TIME_BYTES = 8
+"""In the header of a record: flags, the topic's length and that of the properties stand between the kind and the time."""
 _QOS_MASK = int(Flag.QOS_MASK)
 _RETAIN = int(Flag.RETAIN)
 
@@ -42,13 +46,16 @@ class Slot(NamedTuple):
     delivery: int = 0
 
 
+NOBODY: Final = frozenset[str]()
+
+
 class Run(NamedTuple):
     """The packets of a batch, one behind the other."""
 
     data: bytes
     slots: list[Slot]
     messages: int
-    publishers: frozenset[str] = frozenset()
+    publishers: frozenset[str] = NOBODY
     """The publishers of those messages that must not go back to them."""
 
 
@@ -103,115 +110,86 @@ Choose = Callable[[bytes, str], Terms | None]
 """Says under which terms one client gets a message, by its topic and publisher; None where it doesn't."""
 
 
-Read = Callable[[int, int], bytes | None]
-"""Reads a record by its position and size."""
+AHEAD_BYTES = 256 * KIB
+"""Log that is read at once for records that stand side by side: a copy of it costs less than a read of each."""
 
 
 def encode_run(store: Store, entries: bytes, terms: Terms, *, retain: bool = False, verify: bool = False) -> Run:
     """Return the packets for entries of a light queue, each at the lower of its own QoS and that of `terms` [MQTT-3.8.4-8].
 
-    The hot path of delivery: about 1 us a message. `retain` is set where they answer a new subscription [MQTT-3.3.1-8].
-    With `verify` each is checked against its checksum, and left out where it doesn't hold: for what was not written just now.
+    The hot path of delivery: 0.4 us a message at QoS 0, 1 us at QoS 1 and 2, where the messages of a queue stand side by side
+    in the log. `retain` is set where they answer a new subscription [MQTT-3.3.1-8]. With `verify` each is checked against its
+    checksum, and left out where it doesn't hold: for what was not written just now.
     """
-    read = store.read_intact if verify else store.log.read
-    if terms.is_v5:
-        return _encode_5(store, entries, read, terms, retain)
-    return _encode_4(store, entries, read, terms.qos, retain)
-
-
-def _encode_4(store: Store, entries: bytes, read: Read, qos_max: int, retain: bool) -> Run:
     unpack, pack_head = HEADER.unpack_from, _SHORT_HEAD.pack
-    flag = PUBLISH << 4 | int(retain)
-    parts: list[bytes] = []
-    add = parts.append
-    slots: list[Slot] = []
-    length = left_out = 0
-    for position, size, _ in ENTRY.iter_unpack(entries):
-        try:
-            data = read(position, size)
-        except PositionUnknown:  # carried forward, or expired
-            data = store.read_intact(position, size)
-        if data is None:
-            left_out += 1
-            continue
-        _, _, _, flags, topic_len, props_len, _ = unpack(data)
-        qos = min(flags & _QOS_MASK, qos_max)
-        if not qos and not props_len and size < 126 + HEADER_BYTES:
-            # Topic and body stand side by side in the record as they do in the packet.
-            add(pack_head(flag, size - HEADER_BYTES + 2, topic_len))
-            add(data[HEADER_BYTES:])
-            length += size - HEADER_BYTES + 4
-            continue
-        topic_stop = HEADER_BYTES + topic_len
-        if props_len:
-            expires_at_ms = decode_properties(data[topic_stop : topic_stop + props_len]).expires_at_ms
-            if expires_at_ms and expires_at_ms <= store.now_ms():
-                left_out += 1
-                continue
-        body = data[topic_stop + props_len :]
-        head = encode_publish_head(data[HEADER_BYTES:topic_stop], len(body), qos << 1 | retain)
-        add(head)
-        length += len(head)
-        if qos:
-            slots.append(Slot(length, qos, position, size))
-            add(b"\0\0")
-            length += 2
-        add(body)
-        length += len(body)
-    return Run(b"".join(parts), slots, len(entries) // ENTRY.size - left_out)
-
-
-def _encode_5(store: Store, entries: bytes, read: Read, terms: Terms, retain: bool) -> Run:
-    unpack, pack_head = HEADER.unpack_from, _SHORT_HEAD.pack
-    qos_max, _, keeps_retain, _ = terms
-    identifiers = _identifiers(terms)
-    bare = write_varint(len(identifiers)) + identifiers
+    qos_max, is_v5, keeps_retain, _ = terms
+    identifiers = _identifiers(terms) if terms.identifiers else b""
+    bare = b"" if not is_v5 else write_varint(len(identifiers)) + identifiers if identifiers else b"\0"
+    """The properties of a message that has none itself."""
     more = HEADER_BYTES - 2 - len(bare)
     """What a record without properties has more than its packet behind the fixed header, at QoS 0."""
-    short = 128 + more
-    now_ms = store.now_ms()
     parts: list[bytes] = []
     add = parts.append
     slots: list[Slot] = []
-    publishers: set[str] = set()
+    publishers: list[str] = []
     length = left_out = 0
+    data: bytes | None = b""
+    base = 0
+    ahead_until = _dense_until(entries) if len(entries) > ENTRY_BYTES and not verify else 0
+    plain, plain_topic_len = b"", 0
+    """What stands in a record that goes out as it is, at QoS 0: its flags, and the lengths of its topic and properties."""
+    heads: dict[int, bytes] = {}
+    """Heads of the packets of such records, by their size."""
     for position, size, _ in ENTRY.iter_unpack(entries):
-        try:
-            data = read(position, size)
-        except PositionUnknown:  # carried forward, or expired
-            data = store.read_intact(position, size)
-        if data is None:
-            left_out += 1
-            continue
-        _, _, _, flags, topic_len, props_len, _ = unpack(data)
-        qos = min(flags & _QOS_MASK, qos_max)
-        topic_stop = HEADER_BYTES + topic_len
-        if not qos and not props_len and size < short:
-            is_retained = retain or (keeps_retain and flags & _RETAIN)
-            add(pack_head(PUBLISH << 4 | 1 if is_retained else PUBLISH << 4, size - more, topic_len))
-            add(data[HEADER_BYTES:topic_stop])
-            add(bare)
-            add(data[topic_stop:])
+        at = position - base
+        if not data or at < 0 or at + size > len(data):
+            data, base, at = _read(store, position, size, max(ahead_until - position, size), verify), position, 0
+            if data is None:
+                left_out += 1
+                continue
+        stop = at + size
+        body_from = at + HEADER_BYTES
+        if plain and data[at + _FLAGS_AT : body_from - _TIME_BYTES] == plain and (head := heads.get(size)):
+            add(head)
+            if bare:
+                topic_stop = body_from + plain_topic_len
+                add(data[body_from:topic_stop])
+                add(bare)
+                body_from = topic_stop
+            add(data[body_from:stop])
             length += size - more + 2
             continue
+        _, _, _, flags, topic_len, props_len, _ = unpack(data, at)
+        qos = min(flags & _QOS_MASK, qos_max)
+        is_retained = retain or (keeps_retain and flags & _RETAIN)
+        topic_stop = body_from + topic_len
+        body_from = topic_stop + props_len
         properties = bare
         if props_len:
-            stored = decode_properties(data[topic_stop : topic_stop + props_len])
+            stored, now_ms = decode_properties(data[topic_stop:body_from]), store.now_ms()
             if stored.expires_at_ms and stored.expires_at_ms <= now_ms:  # [MQTT-3.3.2-5]
                 left_out += 1
                 continue
-            if stored.publisher:
-                publishers.add(stored.publisher)
-            raw = to_wire(stored, now_ms) + identifiers
-            properties = write_varint(len(raw)) + raw
-        is_retained = retain or (keeps_retain and flags & _RETAIN)
-        rest = size - topic_stop - props_len + len(properties)
+            if is_v5:
+                if stored.publisher:
+                    publishers.append(stored.publisher)
+                raw = to_wire(stored, now_ms) + identifiers
+                properties = write_varint(len(raw)) + raw
         flag = qos << 1 | (1 if is_retained else 0)
+        topic = data[topic_stop - topic_len : topic_stop]
+        rest = stop - body_from + len(properties)
         remaining = topic_len + rest + (4 if qos else 2)
         if remaining < 128:
-            head = pack_head(PUBLISH << 4 | flag, remaining, topic_len) + data[HEADER_BYTES:topic_stop]
+            head = pack_head(PUBLISH << 4 | flag, remaining, topic_len)
+            if ahead_until and not qos and not props_len:
+                shape = data[at + _FLAGS_AT : at + HEADER_BYTES - _TIME_BYTES]
+                if shape != plain:
+                    plain, plain_topic_len = shape, topic_len
+                    heads.clear()
+                heads[size] = head
+            head += topic
         else:
-            head = encode_publish_head(data[HEADER_BYTES:topic_stop], rest, flag)
+            head = encode_publish_head(topic, rest, flag)
         add(head)
         length += len(head)
         if qos:
@@ -219,9 +197,30 @@ def _encode_5(store: Store, entries: bytes, read: Read, terms: Terms, retain: bo
             add(b"\0\0")
             length += 2
         add(properties)
-        add(data[topic_stop + props_len :])
+        add(data[body_from:stop])
         length += rest
-    return Run(b"".join(parts), slots, len(entries) // ENTRY.size - left_out, frozenset(publishers))
+    return Run(b"".join(parts), slots, len(entries) // ENTRY_BYTES - left_out, frozenset(publishers) if publishers else NOBODY)
+
+
+def _dense_until(entries: bytes) -> int:
+    """Return the position behind the last record, where the records of `entries` are most of what the log has between them.
+
+    As far as the first and the last tell; 0 where they are not.
+    """
+    first, size, _ = ENTRY.unpack_from(entries)
+    last, last_size, _ = ENTRY.unpack_from(entries, len(entries) - ENTRY_BYTES)
+    until: int = last + last_size
+    return until if 0 < until - first <= len(entries) // ENTRY_BYTES * 2 * size else 0
+
+
+def _read(store: Store, position: int, size: int, ahead: int, verify: bool) -> bytes | None:
+    """Return the bytes of a record, and of up to `ahead` behind its beginning; None where nobody may have it any more."""
+    if verify:
+        return store.read_intact(position, size)
+    try:
+        return store.log.read(position, ahead if ahead <= AHEAD_BYTES else max(AHEAD_BYTES, size))
+    except PositionUnknown:  # it was carried forward, or expired; or its segment ends in between
+        return store.read_intact(position, size)
 
 
 def encode_own(

@@ -53,6 +53,10 @@ PUBLISH_WITH: Final = 17
 """Not on the wire: the type of the item that `gateway.codec.decode` makes of a PUBLISH of MQTT 5.0 that has properties, or no
 topic of its own."""
 
+PUBLISH_RUN: Final = 18
+"""Not on the wire: the type of the item that `gateway.codec.decode` makes of PUBLISHes that differ in nothing but their packet
+ids and bodies."""
+
 V3_1: Final = 3
 """Protocol level of MQTT 3.1 in a CONNECT. It is served as 3.1.1 is: what differs is the protocol's name."""
 V3_1_1: Final = 4

@@ -210,6 +210,17 @@ class CommitLog:
         self.end = end
         return position
 
+    def add_run(self, size: int) -> list[bytes] | None:
+        """Make place for records of `size` bytes together; return the list to which the caller appends their pieces, in order.
+
+        None, and nothing is done, where they may need more room than the disk has set aside: each is to be added by itself.
+        """
+        end = self.end + size
+        if end > self._limit or size > self._record_bytes_max:
+            return None
+        self.end = end
+        return self._parts
+
     def write(self) -> int:
         """Write what was collected; return how many bytes. An OSError is final: each later call raises it again."""
         if self._failure is not None:

@@ -179,12 +179,15 @@ class Queues:
 
     def dispatch(self, route: Route, position: int, size: int, aux: int) -> None:
         """Add an entry for a message to each queue of its route. The entries are readable after the commit."""
-        entry = ENTRY.pack(position, size, aux)
+        self.dispatch_run(route, ENTRY.pack(position, size, aux))
+
+    def dispatch_run(self, route: Route, entries: bytes) -> None:
+        """Add entries to each queue of a route, one behind the other, as `dispatch` does one."""
         for queue in route.queues:
             pending = queue.pending
             if not pending:
                 self.dirty.append(queue)
-            pending += entry
+            pending += entries
 
     def append_to(self, queue: LightQueue, position: int, size: int, aux: int) -> None:
         """Add an entry to one queue, whatever the record's topic is: retries and dead letters come this way."""

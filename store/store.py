@@ -29,7 +29,7 @@ from store.copies import Copies
 from store.errors import DataDirIncompatible, DiskFull, IndexDamaged, LogCorrupt, PositionUnknown, SnapshotInvalid
 from store.groupcommit import GroupCommit
 from store.index import Batch, Covered, Index
-from store.lightqueue import LightQueue
+from store.lightqueue import ENTRY, LightQueue
 from store.options import StoreOptions
 from store.part import Apply, Part
 from store.queues import Queues, Route
@@ -248,12 +248,14 @@ class Store:
             self.space.check(Kind.MESSAGE)
         if not self._commit_scheduled:
             self._begin_turn()
-        if route.turn_ms == self._turn_ms and route.flags == flags and not properties:
-            tail = route.beginning + body  # as that of the message before it: saves 0.2 us
+        if properties:
+            tail = (
+                _TAIL.pack(_MESSAGE, flags, len(route.topic), len(properties), self._turn_ms) + route.topic + properties + body
+            )
         else:
-            beginning = _TAIL.pack(_MESSAGE, flags, len(route.topic), len(properties), self._turn_ms) + route.topic
-            tail = beginning + properties + body
-            route.turn_ms, route.flags, route.beginning = -1 if properties else self._turn_ms, flags, beginning
+            if route.turn_ms != self._turn_ms or route.flags != flags:
+                self._begin_route(route, flags)
+            tail = route.beginning + body  # as that of the message before it: saves 0.2 us
         size = 8 + len(tail)
         position = self.log.add(_HEAD.pack(size, crc32(tail)), tail, size)
         self.messages_stored += 1
@@ -262,6 +264,43 @@ class Store:
         if flags & _OBSERVED:
             self._apply(Record(position, size, _MESSAGE, flags, self._turn_ms, b"", route.topic, properties, body))
         return position
+
+    def append_run(self, route: Route, bodies: list[bytes], flags: int) -> bool:
+        """Append messages of one topic without properties, and route them; as `append_message` does, in half the time.
+
+        Return False, and append nothing, where that can't be done for all of them alike: then each is to be appended by itself.
+        `flags` may be a QoS and nothing else.
+        """
+        if self.space.level:
+            return False
+        if not self._commit_scheduled:
+            self._begin_turn()
+        if route.turn_ms != self._turn_ms or route.flags != flags:
+            self._begin_route(route, flags)
+        beginning = route.beginning
+        crc, rest = crc32(beginning), 8 + len(beginning)
+        position = self.log.end
+        parts = self.log.add_run(rest * len(bodies) + sum(map(len, bodies)))
+        if parts is None:
+            return False
+        add, pack_head, pack_entry = parts.append, _HEAD.pack, ENTRY.pack
+        entries: list[bytes] = []
+        add_entry = entries.append
+        for body in bodies:
+            size = rest + len(body)
+            add(pack_head(size, crc32(body, crc)))
+            add(beginning)
+            add(body)
+            add_entry(pack_entry(position, size, 0))
+            position += size
+        self.messages_stored += len(bodies)
+        self.queues.dispatch_run(route, b"".join(entries))
+        return True
+
+    def _begin_route(self, route: Route, flags: int) -> None:
+        """Note what a message of a topic without properties begins with in this turn."""
+        route.beginning = _TAIL.pack(_MESSAGE, flags, len(route.topic), 0, self._turn_ms) + route.topic
+        route.turn_ms, route.flags = self._turn_ms, flags
 
     def append(
         self,

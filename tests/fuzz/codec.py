@@ -11,6 +11,7 @@ from gateway.codec import (
     FROM_SERVER_5,
     Packet,
     Side,
+    apart,
     decode,
     encode_publish,
     packet_bytes,
@@ -50,6 +51,8 @@ def check_codec(data: bytes) -> None:
         assert 0 <= used <= len(data)
         assert all(item[0] != MALFORMED for item in packets[:-1]), "nothing comes behind what is malformed"
         assert comparable(in_pieces(data, side)) == comparable(packets), "it doesn't matter how a stream is cut"
+        in_runs, used_in_runs = decode(data, PACKET_BYTES_MAX, side, runs=True)
+        assert (comparable(apart(in_runs)), used_in_runs) == (comparable(packets), used), "runs are the same packets"
         if side in (FROM_CLIENT, FROM_CLIENT_5):
             for item in packets:
                 _check_parser(item, side.is_v5)

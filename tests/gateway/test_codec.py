@@ -9,10 +9,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.codec import (
+    FROM_CLIENT,
+    FROM_CLIENT_5,
     FROM_SERVER,
     PACKET_BYTES_MAX_MIN,
     PINGRESP_BYTES,
     Packet,
+    Side,
+    apart,
     decode,
     encode_acks,
     encode_connack,
@@ -31,6 +35,7 @@ from gateway.packets import (
     PUBACK,
     PUBCOMP,
     PUBLISH,
+    PUBLISH_RUN,
     PUBREC,
     PUBREL,
     SUBSCRIBE,
@@ -313,6 +318,72 @@ def test_any_bytes_in_any_pieces_give_packets_and_at_most_one_error_that_is_last
     places = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
     pieces = [stream[start:stop] for start, stop in pairwise(places)]
     assert comparable(in_pieces(pieces)) == comparable(whole)
+
+
+# --- runs -----------------------------------------------------------------------------------------------------------------
+
+
+def test_publishes_that_differ_in_packet_ids_and_bodies_are_one_run() -> None:
+    bodies = [b"", b"x", b"x" * 200, b"x" * 20_000, b"y"]  # the fourth has a length of three bytes: alone
+    packets = [encode_publish(b"a/b", body, 1, packet_id=number) for number, body in enumerate(bodies, 1)]
+    other = encode_publish(b"a/c", b"x", 1, packet_id=9)
+    stream = b"".join((*packets, other, PING, packets[0], packets[0][:-1]))
+
+    assert decode(stream, LIMIT, runs=True) == (
+        [
+            (PUBLISH_RUN, 2, b"a/b", [1, 2, 3], bodies[:3]),
+            (PUBLISH, 2, b"a/b", 4, bodies[3]),
+            (PUBLISH, 2, b"a/b", 5, b"y"),
+            (PUBLISH, 2, b"a/c", 9, b"x"),
+            (12, 0, b""),
+            (PUBLISH, 2, b"a/b", 1, b""),
+        ],
+        len(stream) - len(packets[0]) + 1,
+    )
+
+
+def test_a_run_at_qos_0_has_no_packet_ids() -> None:
+    stream = encode_publish(b"a", b"1") + encode_publish(b"a", b"2")
+
+    assert decode(stream, LIMIT, runs=True)[0] == [(PUBLISH_RUN, 0, b"a", [], [b"1", b"2"])]
+
+
+@pytest.mark.parametrize("flags", [{"qos": 2}, {"qos": 1, "dup": True}, {"retain": True}])
+def test_what_needs_more_than_to_be_stored_is_never_in_a_run(flags: Any) -> None:
+    stream = b"".join(encode_publish(b"a", b"1", packet_id=number if "qos" in flags else 0, **flags) for number in (1, 2))
+
+    assert [item[0] for item in decode(stream, LIMIT, runs=True)[0]] == [PUBLISH, PUBLISH]
+
+
+def _stream(is_v5: bool) -> st.SearchStrategy[bytes]:
+    """Streams in which PUBLISHes are alike, are nearly alike, and are cut or wrong in a byte."""
+    plain = st.builds(
+        lambda topic, body, number, properties: encode_publish(
+            topic, body, number > 0, packet_id=number, properties=properties if is_v5 else b""
+        ),
+        st.sampled_from([b"a", b"b", b"a/b"]),
+        st.one_of(st.binary(max_size=8), st.sampled_from([b"x" * 118, b"x" * 119, b"x" * 120, b"x" * 130, b"x" * 20_000])),
+        st.sampled_from([0, 0, 1, 2, 65_535]),
+        st.sampled_from([b"\0", b"\0", b"\0", b"\2\x01\0"]),
+    )
+    wrong = st.builds(
+        lambda data, at, byte: data[: at % len(data)] + bytes((byte,)) + data[at % len(data) + 1 :],
+        plain,
+        st.integers(0, 12),
+        st.integers(0, 255),
+    )
+    return st.lists(st.one_of(plain, plain, plain, wrong), max_size=12).map(b"".join)
+
+
+@given(st.sampled_from([FROM_CLIENT, FROM_CLIENT_5]).flatmap(lambda side: st.tuples(st.just(side), _stream(side.is_v5))))
+def test_runs_taken_apart_are_what_is_there_without_them(case: tuple[Side, bytes]) -> None:
+    side, stream = case
+    for limit in (LIMIT, PACKET_BYTES_MAX_MIN):
+        singly, consumed = decode(stream, limit, side)
+        in_runs, consumed_in_runs = decode(stream, limit, side, runs=True)
+
+        assert comparable(apart(in_runs)) == comparable(singly)
+        assert consumed_in_runs == consumed
 
 
 @given(st.binary(max_size=60), st.sampled_from([parse_connect, parse_subscribe, parse_unsubscribe]), st.booleans())

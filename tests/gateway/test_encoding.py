@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.codec import decode
+from gateway.codec import FROM_SERVER_5, decode
 from gateway.encoding import SLOT, Run, Terms, encode_run
 from gateway.packets import PUBLISH
 from store.clock import ManualClock
 from store.lightqueue import ENTRY
-from store.options import MIB, StoreOptions
+from store.options import KIB, MIB, StoreOptions
 from store.record import Flag, Properties, encode_properties
 from store.store import Store
 
@@ -137,3 +137,50 @@ def test_the_retain_flag_of_a_stored_message_is_not_passed_on(store: Store) -> N
 )
 def test_whatever_is_stored_is_what_a_client_decodes(store: Store, messages: list[Stored], qos_max: int) -> None:
     check(store, messages, qos_max)
+
+
+def test_a_batch_of_one_client_is_read_at_once_and_one_with_others_between_message_by_message(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[int] = []
+    read = store.log.read
+
+    def counted(position: int, size: int) -> bytes:
+        reads.append(size)
+        return read(position, size)
+
+    monkeypatch.setattr(store.log, "read", counted)
+    alike = [Stored(b"plant/1", b"%d" % n, 0) for n in range(50)]
+    check(store, alike, 0)
+    assert len(reads) == 1
+    reads.clear()
+    entries = entries_of(store, [each for n in range(50) for each in (Stored(b"a", b"%d" % n, 0), *alike[:5])])
+    mine = b"".join(entries[at : at + ENTRY.size] for at in range(0, len(entries), 6 * ENTRY.size))
+    run = encode_run(store, mine, Terms(0))
+    assert decode(run.data, MIB)[0] == [(PUBLISH, 0, b"a", 0, b"%d" % n) for n in range(50)]
+    assert len(reads) == 50
+
+
+def test_messages_that_go_out_as_they_are_and_others_take_turns_in_mqtt_5(store: Store) -> None:
+    """What is known of the last plain message must not be taken from one with properties that came in between."""
+    messages = [
+        Stored(b"a/b", b"1", 0),
+        Stored(b"a/b", b"2", 0),
+        Stored(b"a/longer", b"3", 0, PROPERTIES),
+        Stored(b"a/b", b"4", 0),
+        Stored(b"c/longer", b"", 0),
+        Stored(b"a/b", b"x" * 200, 0),
+        Stored(b"a/b", b"6", 0),
+    ]
+    run = encode_run(store, entries_of(store, messages), Terms(0, is_v5=True, identifiers=(300,)))
+    items = decode(run.data, MIB, FROM_SERVER_5)[0]
+    assert [(item[2], item[4]) for item in items] == [(message.topic, message.body) for message in messages]
+    assert all(item[5].endswith(b"\x0b\xac\x02") for item in items)
+
+
+def test_a_batch_may_lie_in_several_segments(tmp_path: Path) -> None:
+    store = Store(tmp_path, StoreOptions(segment_bytes=16 * KIB), ManualClock())
+    store.recover()
+    check(store, [Stored(b"plant/1", b"%d" % n, n % 2) for n in range(1500)], 0)
+    assert len(store.log.segments()) > 2
+    store.abandon()

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 import shutil
+import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
@@ -11,6 +12,8 @@ from pathlib import Path
 from struct import Struct
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from store import filling as filling_module
 from store import store as store_module
@@ -18,8 +21,10 @@ from store.clock import ManualClock
 from store.errors import LogCorrupt, RecordTooLarge
 from store.index import Batch, Covered, Index, Space
 from store.lightqueue import ROW_ENTRIES
+from store.options import GIB, MIB
 from store.part import Apply
 from store.record import Flag, Kind, Record, encode
+from store.space import Usage
 from store.store import Store
 from tests.store.wiring import (
     SEGMENT_BYTES,
@@ -300,6 +305,48 @@ def test_a_start_that_was_killed_while_it_deleted_the_index_is_made_good(tmp_pat
     close(store)
     Index.destroy(tmp_path / "data")
     assert not list((tmp_path / "data").glob("index*"))
+
+
+# --- runs -----------------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["plant/1", "plant/2", "site/x"]), st.integers(0, 2), st.lists(st.binary(max_size=40))),
+        max_size=6,
+    )
+)
+def test_a_run_is_stored_as_each_of_its_messages_would_be(runs: list[tuple[str, int, list[bytes]]]) -> None:
+    logs = []
+    for in_runs in (True, False):
+        with tempfile.TemporaryDirectory() as data_dir:
+            store = open_store(Path(data_dir), segment_bytes=MIB)
+            store.queues.declare("plant/+", "group:g")
+            for topic, qos, messages in runs:
+                route = store.queues.route(topic.encode())
+                if not in_runs or not store.append_run(route, messages, qos):
+                    for body in messages:
+                        store.append_message(route, body, b"", qos)
+            store.commit()
+            logs.append((list(store.log.scan(0)), contents(store), store.messages_stored))
+            close(store)
+    assert logs[0] == logs[1]
+
+
+def test_a_run_for_which_there_may_be_no_room_is_left_to_be_appended_one_by_one(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "data", segment_bytes=MIB, reserve_bytes=GIB)
+    route = store.queues.route(b"plant/1")
+    publish(store, "plant/1", "first: room is set aside")
+    assert store.append_run(route, [b"x" * 1000] * 3, 0)
+    end = store.log.end
+    assert not store.append_run(route, [b"x" * 1000] * 2000, 0), "more than the segment has left"
+    store.space.probe = lambda: Usage(GIB // 2, 100 * GIB)
+    store.space.look()
+    assert not store.append_run(route, [b"x"], 0), "the disk is full"
+    assert store.log.end == end
+    store.commit()
+    assert len(positions(durable_queue(store, "plant/#"))) == 4
+    close(store)
 
 
 # --- covered and durable --------------------------------------------------------------------------------------------
