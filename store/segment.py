@@ -16,6 +16,10 @@ SUFFIX = ".log"
 UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENODEV, errno.ENOSYS)
 """What file systems answer that can't allocate ahead. (glibc then writes a zero into each block, which is as good.)"""
 
+WRITE_BYTES = 64 * 1024
+"""What one call writes. Linux 6 takes page cache for larger ones in large pieces, which cost it two to four times as much a byte
+(measured: 400 kB in one call 1.3 ms, in seven 0.4 ms)."""
+
 SCAN_BYTES = 1024 * 1024
 """Bytes that the search for a torn tail looks at in one step."""
 
@@ -88,9 +92,12 @@ class Segment:
 
     def write(self, data: bytes, offset: int) -> None:
         """Write all of `data` at `offset`, however often the kernel takes only a part. Raises OSError (ENOSPC, EIO)."""
-        written = os.pwrite(self.fd, data, offset)
+        if len(data) <= WRITE_BYTES:
+            written = os.pwrite(self.fd, data, offset)
+        else:
+            written = 0
         while written < len(data):
-            written += os.pwrite(self.fd, memoryview(data)[written:], offset + written)
+            written += os.pwrite(self.fd, memoryview(data)[written : written + WRITE_BYTES], offset + written)
 
     def cut(self, size: int) -> None:
         """Cut the file to `size` bytes. The map stays valid below that."""
