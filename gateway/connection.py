@@ -13,14 +13,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-import orjson
-
 from gateway import codec
 from gateway.access import Guard, Undecided
-from gateway.delayed import parse_delayed
 from gateway.encoding import Aliases, Slot, Terms, encode_again, topic_of
 from gateway.errors import ConnectRefused, ProtocolError
-from gateway.message import to_stored
 from gateway.packets import (
     AUTH,
     CONNECT,
@@ -45,7 +41,6 @@ from gateway.packets import (
 )
 from gateway.parsers import (
     SHARE,
-    check_response_topic,
     parse_connect,
     parse_disconnect,
     parse_subscribe,
@@ -53,7 +48,19 @@ from gateway.parsers import (
     protocol_level,
     stated_packet_bytes_max,
 )
-from gateway.properties import Found, Property, parse_properties
+from gateway.properties import Found, Property
+from gateway.publishing import (
+    HELD_OVERHEAD_BYTES,
+    QOS_1,
+    QOS_2,
+    RECORD_FLAGS,
+    SESSION,
+    Answers,
+    Denial,
+    PublishForbidden,
+    Publishing,
+    received_properties,
+)
 from gateway.reasons import SUBACK_FAILURE, ConnectCode, ReasonCode
 from gateway.session import Session
 from gateway.shared import SharedUnavailable
@@ -62,21 +69,12 @@ from gateway.throttle import ANSWERS, DISK_FULL, UNDECIDED, Meter
 from store.errors import DiskFull, LimitExceeded, StoreError, TopicInvalid
 from store.lightqueue import ENTRY
 from store.options import KIB
-from store.record import TOPIC_BYTES_MAX, Flag, Kind, encode_properties
-from store.topics import check_topic
+from store.record import Kind
 
 if TYPE_CHECKING:
     from gateway.gateway import Gateway
     from gateway.peer import Peer
     from gateway.plugins import ClientSession, Verdict
-
-_SESSION = int(Flag.SESSION)
-_QOS_1 = 1 << 1
-_QOS_2 = 2 << 1
-_RETAIN = 1
-
-RECORD_FLAGS = [(flags >> 1 & 3) | (int(Flag.RETAIN) if flags & _RETAIN else 0) for flags in range(16)]
-"""The flags of a message's record, by the flags of its PUBLISH."""
 
 _ACKS = frozenset((PUBACK, PUBREC, PUBCOMP))
 
@@ -86,17 +84,8 @@ CLOSE_FLUSH_S = 1.0
 ANSWERS_BYTES_MAX = 64 * KIB
 """Bytes of answers (acks, PINGRESP) that may pile up behind a full send buffer before the client is no longer read."""
 
-HELD_BYTES_MAX = 64 * KIB
-"""Bytes of PUBLISH packets that a connection keeps while the disk has no room for them. With more it is no longer read."""
-
-HELD_OVERHEAD_BYTES = 256
-"""What a packet that is kept costs besides its topic and its body."""
-
 REFUSED = 0x80
 """From here on a reason code says no."""
-
-Denial = tuple[ReasonCode, str]
-"""Why one packet of MQTT 5.0 was refused, and in a sentence; the connection goes on."""
 
 
 class Connection(asyncio.Protocol):
@@ -140,8 +129,7 @@ class Connection(asyncio.Protocol):
         self._side = codec.FROM_CLIENT
         self._says_why = True
         """The client wants reason strings."""
-        self._topics: dict[int, bytes] = {}
-        """The topics for which the client has given an alias."""
+        self.publishing = Publishing(self)
         self._unrecorded: list[tuple[int, int, bool]] = []
         """PUBRECs and PUBRELs of a session that lasts, which are recorded before they are answered: type and packet id, and
         whether it was expected."""
@@ -170,9 +158,6 @@ class Connection(asyncio.Protocol):
         """The packets that wait for an answer of the plugins, in order. Empty for a CONNECT: that lies in `_late`."""
         self._late = b""
         """What was received while they wait: what the transport had read already."""
-        self._held: list[codec.Packet] = []
-        """PUBLISHes that wait for a disk with room, in order."""
-        self._held_bytes = 0
 
     # --- the socket -------------------------------------------------------------------------------------------------
 
@@ -331,7 +316,7 @@ class Connection(asyncio.Protocol):
 
     def _handle(self, packets: list[codec.Packet]) -> None:
         """Handle the packets of one read, in order. The hot path: PUBLISH costs about 2 us here, with the append."""
-        store, session, guard = self.store, self.session, self.guard
+        store, session, guard, publishing = self.store, self.session, self.guard, self.publishing
         if self.is_v5:
             packets = self._within_receive_maximum(packets)
             if session.no_local:
@@ -350,36 +335,38 @@ class Connection(asyncio.Protocol):
                 if kind == PUBLISH:
                     _, flags, topic, packet_id, body = packet
                     qos = flags & 6
-                    if qos == _QOS_2 and packet_id in session.received:
+                    if qos == QOS_2 and packet_id in session.received:
                         pubrec_ids.append(packet_id)  # a repetition [MQTT-4.3.3-10] 3.1.1:[MQTT-4.3.3-2]
                         continue
-                    if self._held and not self.is_v5:
-                        self._hold(packet)  # those before it come first [MQTT-4.6.0-2]
+                    if publishing.held and not self.is_v5:
+                        publishing.hold(packet)  # those before it come first [MQTT-4.6.0-2]
                         continue
                     try:
                         if guard is not None and not guard.publish.get(topic) and not guard.may_publish(topic, packets):
                             raise PublishForbidden(topic)
-                        if qos != _QOS_2 or not session.lasts:
+                        if qos != QOS_2 or not session.lasts:
                             append(route_of(topic), body, b"", RECORD_FLAGS[flags])
                         else:  # by this very record a repetition is no new message, whatever becomes of the node
-                            append(route_of(topic), body, _received(session, packet_id), RECORD_FLAGS[flags] | _SESSION)
+                            append(
+                                route_of(topic), body, received_properties(session, packet_id), RECORD_FLAGS[flags] | SESSION
+                            )
                     except StoreError as error:
-                        publishes += self._publish_otherwise(packet, error, answers)
+                        publishes += publishing.otherwise(packet, error, answers)
                         continue
                     publishes += 1
-                    if qos == _QOS_1:
+                    if qos == QOS_1:
                         puback_ids.append(packet_id)
-                    elif qos == _QOS_2:
+                    elif qos == QOS_2:
                         session.received.add(packet_id)
                         pubrec_ids.append(packet_id)
                 elif kind == PUBLISH_RUN:
-                    if self._publish_run(packet, packets, answers):
+                    if publishing.run(packet, packets, answers):
                         publishes += len(packet[4])
                     else:  # one by one, as this loop goes on
                         at = next(number for number, each in enumerate(packets) if each is packet)
                         packets[at + 1 : at + 1] = codec.apart([packet])
                 elif kind == PUBLISH_WITH:
-                    publishes += self._publish_with(packet, packets, answers)
+                    publishes += publishing.with_properties(packet, packets, answers)
                 elif kind in _ACKS:
                     self._acked(kind, packet)
                 elif kind == DISCONNECT:
@@ -428,7 +415,7 @@ class Connection(asyncio.Protocol):
         known = set(received)
         for at, packet in enumerate(packets):
             if packet[0] in (PUBLISH, PUBLISH_WITH) and packet[3] and packet[3] not in known:
-                if packet[1] & _QOS_2:
+                if packet[1] & QOS_2:
                     known.add(packet[3])
                 room -= 1
                 if room < 0:  # [MQTT-3.3.4-9]
@@ -437,150 +424,6 @@ class Connection(asyncio.Protocol):
                     )
                     return [*packets[:at], (MALFORMED, ProtocolError(why, ReasonCode.RECEIVE_MAXIMUM_EXCEEDED))]
         return packets
-
-    def _publish_run(self, run: codec.Packet, packets: list[codec.Packet], answers: Answers) -> bool:
-        """Store PUBLISHes that are alike, and note what they are to be answered; return False where each is a case of its own.
-
-        `packets` are those that came with them. Raises Undecided.
-        """
-        _, flags, topic, packet_ids, bodies = run
-        guard = self.guard
-        is_allowed = guard is None or guard.may_publish(topic, packets)
-        self.gateway.counters.packets_in += len(bodies) - 1
-        if not is_allowed or self._held:
-            return False
-        try:
-            is_stored = self.store.append_run(self.store.queues.route(topic), bodies, RECORD_FLAGS[flags])
-        except StoreError:
-            return False
-        if is_stored:
-            answers.puback_ids += packet_ids
-        return is_stored
-
-    def _publish_with(self, packet: codec.Packet, packets: list[codec.Packet], answers: Answers) -> bool:
-        """Store a PUBLISH that has properties; return whether it was stored, and note what it is to be answered.
-
-        `packets` are those that came with it. Raises Undecided.
-        """
-        _, flags, topic, packet_id, body, raw = packet
-        found = parse_properties(raw, PUBLISH)
-        if Property.SUBSCRIPTION_IDENTIFIER in found:
-            raise ProtocolError("a PUBLISH to the server has a subscription identifier [MQTT-3.3.4-6]")
-        check_response_topic(found)
-        topic = self._topic_of(topic, found)
-        if flags & 6 == _QOS_2 and packet_id in self.session.received:
-            answers.pubrec_ids.append(packet_id)
-            return False
-        guard = self.guard
-        try:
-            if guard is not None and not guard.may_publish(topic, packets):
-                raise PublishForbidden(topic)
-            self._store(flags, topic, body, found, packet_id)
-        except StoreError as error:
-            self._deny(topic, packet_id, error, answers)
-            self._answer(flags, packet_id, answers)
-            return False
-        self._answer(flags, packet_id, answers)
-        return True
-
-    def _publish_otherwise(self, packet: codec.Packet, error: StoreError, answers: Answers) -> bool:
-        """Handle a plain PUBLISH that can't be appended as it is; return whether it was stored, and note what it is answered.
-
-        On a full disk one of MQTT 3.1.1 is kept. Raises StoreError where it is refused and the client can't be told so.
-        """
-        _, flags, topic, packet_id, body = packet
-        is_stored = False
-        if isinstance(error, TopicInvalid) and topic.startswith(b"$delayed/"):
-            try:
-                self._store(flags, topic, body, {}, packet_id)
-                is_stored = True
-            except StoreError as refused:
-                error = refused
-        if not is_stored:
-            if isinstance(error, DiskFull) and not self.is_v5:
-                self._hold(packet)
-                return False
-            self._deny(topic, packet_id, error, answers)
-        self._answer(flags, packet_id, answers)
-        return is_stored
-
-    def _answer(self, flags: int, packet_id: int, answers: Answers) -> None:
-        """Note that a PUBLISH is to be acknowledged, stored or denied."""
-        qos = flags & 6
-        if qos == _QOS_1:
-            answers.puback_ids.append(packet_id)
-        elif qos == _QOS_2:
-            answers.pubrec_ids.append(packet_id)
-            if packet_id not in answers.denied:
-                self.session.received.add(packet_id)
-
-    def _store(self, flags: int, topic: bytes, body: bytes, found: Found, packet_id: int) -> None:
-        """Store a message off the hot path. Raises StoreError."""
-        gateway, store = self.gateway, self.store
-        due_ms = 0
-        if topic.startswith(b"$delayed/"):
-            topic, due_ms = parse_delayed(topic, store.now_ms(), gateway.delay_ms_max)
-            if due_ms:
-                gateway.delayed.check_room()
-        if gateway.options.check_payload_format and found.get(Property.PAYLOAD_FORMAT) == 1:
-            _check_utf_8(body)
-        session, now_ms = self.session, store.now_ms()
-        publisher = session.client_id if session.no_local else ""
-        record_flags = RECORD_FLAGS[flags] | (Flag.DELAYED if due_ms else 0)
-        if flags & 6 == _QOS_2 and session.lasts:
-            record_flags |= _SESSION
-            about = to_stored(
-                found, now_ms, publisher=publisher, deliver_at_ms=due_ms, session=session.client_id, packet_id=packet_id
-            )
-        else:
-            about = to_stored(found, now_ms, publisher=publisher, deliver_at_ms=due_ms)
-        store.append_message(store.queues.route(topic), body, encode_properties(about), record_flags)
-
-    def _topic_of(self, topic: bytes, found: Found) -> bytes:
-        """Return the topic of a PUBLISH, which an alias may stand for (3.3.2.3.4)."""
-        alias = found.get(Property.TOPIC_ALIAS)
-        if alias is None:
-            if not topic:
-                raise ProtocolError("a PUBLISH has neither a topic nor an alias (3.3.2.1)")
-            return topic
-        if alias > self.gateway.options.topic_alias_max:  # [MQTT-3.3.2-9]
-            raise ProtocolError(
-                f"the topic alias is {alias}; use {self.gateway.options.topic_alias_max} at most",
-                ReasonCode.TOPIC_ALIAS_INVALID,
-            )
-        if topic:
-            self._topics[alias] = topic
-            return topic
-        known = self._topics.get(alias)
-        if known is None:
-            raise ProtocolError(f"the topic alias {alias} stands for nothing yet (3.3.2.3.4)")
-        return known
-
-    def _deny(self, topic: bytes, packet_id: int, error: StoreError, answers: Answers) -> None:
-        """Note that a PUBLISH was refused, for its ack to say so.
-
-        MQTT 3.1.1 has no way to. Where the plugins forbid the message it is acknowledged as if it were stored [MQTT-3.3.5-2],
-        or the connection is closed, as `mqtt.access.denied_publish` says. Everything else raises the error.
-        """
-        if not self.is_v5:
-            if not isinstance(error, PublishForbidden):
-                raise error
-            if self.gateway.options.access.denied_publish == "close":
-                raise ProtocolError(str(error), ReasonCode.NOT_AUTHORIZED)
-        reason = ReasonCode.QUOTA_EXCEEDED
-        if isinstance(error, PublishForbidden):
-            reason = ReasonCode.NOT_AUTHORIZED
-        elif isinstance(error, PayloadInvalid):
-            reason = ReasonCode.PAYLOAD_FORMAT_INVALID
-        elif isinstance(error, TopicInvalid):
-            check_topic(topic, levels_max=TOPIC_BYTES_MAX + 1)  # raises where it is no topic at all: that is no denial
-            reason = ReasonCode.TOPIC_NAME_INVALID
-        if isinstance(error, DiskFull) and not packet_id:
-            self.gateway.counters.publishes_dropped += 1
-            return
-        self.gateway.counters.publishes_refused += 1
-        if packet_id and self.is_v5:
-            answers.denied[packet_id] = (reason, str(error))
 
     def _acknowledge(self, kind: int, packet_ids: list[int], denied: dict[int, Denial]) -> None:
         if kind == PUBACK:
@@ -597,46 +440,18 @@ class Connection(asyncio.Protocol):
 
     # --- a full disk ------------------------------------------------------------------------------------------------
 
-    def _hold(self, packet: codec.Packet) -> None:
-        """Keep a PUBLISH of MQTT 3.1.1 that can't be stored now. It is neither lost nor acknowledged; one of QoS 0 is dropped.
-
-        Everything else that the client sends is served, its pings and acks among it, until it has sent more than is kept. Then
-        it is not read any more. So devices with a small window stay connected through a full disk.
-        """
-        _, flags, topic, _, body = packet
-        if not flags & 6:
-            self.gateway.counters.publishes_dropped += 1
-            return
-        size = len(topic) + len(body) + HELD_OVERHEAD_BYTES
-        self._hold_all([packet], size)
-
-    def _hold_all(self, packets: list[codec.Packet], size: int) -> None:
-        self._held += packets
-        self._held_bytes += size
-        self.gateway.hold(self, size)
-        if self._holds_too_much:
-            self.hold_reading(DISK_FULL)
-
-    @property
-    def _holds_too_much(self) -> bool:
-        return self._held_bytes > HELD_BYTES_MAX or (self._held_bytes > 0 and self.gateway.is_holding_all)
-
     def release_held(self) -> None:
         """Go on with what was kept. What still can't be stored is kept again."""
-        held = self._held
-        self._drop_held()
+        held = self.publishing.held
+        self.publishing.drop_held()
         if self._closed:
             return
         if self._deferred:  # what waits for the plugins came behind it
             self._deferred = held + self._deferred
         else:
             self._handle_or_close(held)
-        if not self._holds_too_much:
+        if not self.publishing.holds_too_much:
             self.release_reading(DISK_FULL)
-
-    def _drop_held(self) -> None:
-        self.gateway.release(self, self._held_bytes)
-        self._held, self._held_bytes = [], 0
 
     def _acked(self, kind: int, packet: codec.Packet) -> None:
         self.gateway.traffic.packets_in[kind] += 1
@@ -709,7 +524,7 @@ class Connection(asyncio.Protocol):
             self.gateway.lifetimes.record(self.session, released)
         except DiskFull:  # they are handled once more when there is room
             self.session.received.update(packet_id for kind, packet_id, expected in unrecorded if kind == PUBREL and expected)
-            self._hold_all([each[:2] for each in unrecorded], HELD_OVERHEAD_BYTES * len(unrecorded))
+            self.publishing.hold_all([each[:2] for each in unrecorded], HELD_OVERHEAD_BYTES * len(unrecorded))
             return
         self.store.when_durable(partial(self._answer_recorded, unrecorded))
 
@@ -1110,7 +925,7 @@ class Connection(asyncio.Protocol):
         if not self.connected:
             return
         self.connected = False
-        self._drop_held()  # none of it was acknowledged
+        self.publishing.drop_held()  # none of it was acknowledged
         for subscription in self.session.subscriptions.values():
             subscription.rest()
             self.gateway.drop(subscription)
@@ -1119,42 +934,8 @@ class Connection(asyncio.Protocol):
         self.session.subscriptions.clear()
 
 
-class Answers:
-    """What the PUBLISHes of one read are to be answered, once they are durable."""
-
-    __slots__ = ("denied", "puback_ids", "pubrec_ids")
-
-    def __init__(self) -> None:
-        self.puback_ids: list[int] = []
-        self.pubrec_ids: list[int] = []
-        self.denied: dict[int, Denial] = {}
-
-
-class PublishForbidden(StoreError):
-    """Raised when the plugins don't allow a message."""
-
-    def __init__(self, topic: bytes) -> None:
-        super().__init__(f"the client may not publish to {topic[:80]!r}")
-
-
 class SubscriptionForbidden(StoreError):
     """Raised when the plugins don't allow a filter."""
 
     def __init__(self) -> None:
         super().__init__("the plugins don't allow it")
-
-
-class PayloadInvalid(StoreError):
-    """Raised when a body is not of the format that its publisher says it is of."""
-
-
-def _received(session: Session, packet_id: int) -> bytes:
-    """Return the properties of a plain message that a session has received at QoS 2."""
-    return orjson.dumps({"session": session.client_id, "packet_id": packet_id})
-
-
-def _check_utf_8(body: bytes) -> None:
-    try:
-        body.decode()
-    except UnicodeDecodeError as error:
-        raise PayloadInvalid(f"the body is not UTF-8 from byte {error.start} on, as its payload format says") from error

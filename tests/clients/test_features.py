@@ -369,7 +369,7 @@ async def topic_aliases_both_ways(stage: Stage) -> None:
         await client.publish("long/topic/name", b"%d" % number, about={Property.TOPIC_ALIAS: 2})
         assert await client.message() == Got("long/topic/name", b"%d" % number, 1)
     connection = stage.broker.connection("c")
-    assert connection._topics == {2: b"long/topic/name"}
+    assert connection.publishing.topics == {2: b"long/topic/name"}
     assert connection.aliases is not None
 
 

@@ -6,8 +6,8 @@ import aiohttp
 import pytest
 from prometheus_client import generate_latest
 
-from gateway import connection as connection_module
 from gateway import gateway as gateway_module
+from gateway import publishing
 from gateway.codec import encode_acks, encode_publish
 from gateway.packets import CONNACK, PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL, SUBACK
 from gateway.properties import Found, Property
@@ -77,14 +77,14 @@ async def test_subscribers_go_on(full: Broker) -> None:
 async def test_a_client_that_sends_more_than_is_kept_is_not_read_and_not_closed_for_its_silence(
     full: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection_module, "HELD_BYTES_MAX", 4000)
+    monkeypatch.setattr(publishing, "HELD_BYTES_MAX", 4000)
     client = await full.connect("publisher", keep_alive_s=1)
     connection = full.connection("publisher")
     count = 2000
     packets = [encode_publish(b"plant/1", b"%d" % number + b"x" * 1000, 1, packet_id=number) for number in range(1, count)]
     client.writer.write(b"".join(packets))
     await until(lambda: connection.is_unheard)
-    assert len(connection._held) < count // 2
+    assert len(connection.publishing.held) < count // 2
     gateway = full.node.gateway
     later = gateway.loop.time() + 60
     gateway._check_alive(connection, later)
