@@ -9,7 +9,7 @@ Clauses in brackets are those of MQTT 5.0; where MQTT 3.1.1 has one of another n
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -55,7 +55,6 @@ from gateway.publishing import (
     QOS_2,
     RECORD_FLAGS,
     SESSION,
-    Answers,
     Denial,
     PublishForbidden,
     Publishing,
@@ -324,8 +323,7 @@ class Connection(asyncio.Protocol):
                     (PUBLISH_WITH, *packet[1:], b"") if packet[0] == PUBLISH else packet for packet in codec.apart(packets)
                 ]
         route_of, append = store.queues.route, store.append_message
-        answers = Answers()
-        puback_ids, pubrec_ids = answers.puback_ids, answers.pubrec_ids
+        puback_ids, pubrec_ids = publishing.puback_ids, publishing.pubrec_ids
         publishes = 0
         left: codec.Packet | None = None
         undecided: Undecided | None = None
@@ -351,7 +349,7 @@ class Connection(asyncio.Protocol):
                                 route_of(topic), body, received_properties(session, packet_id), RECORD_FLAGS[flags] | SESSION
                             )
                     except StoreError as error:
-                        publishes += publishing.otherwise(packet, error, answers)
+                        publishes += publishing.otherwise(packet, error)
                         continue
                     publishes += 1
                     if qos == QOS_1:
@@ -360,13 +358,13 @@ class Connection(asyncio.Protocol):
                         session.received.add(packet_id)
                         pubrec_ids.append(packet_id)
                 elif kind == PUBLISH_RUN:
-                    if publishing.run(packet, packets, answers):
+                    if publishing.run(packet, packets):
                         publishes += len(packet[4])
                     else:  # one by one, as this loop goes on
                         at = next(number for number, each in enumerate(packets) if each is packet)
                         packets[at + 1 : at + 1] = codec.apart([packet])
                 elif kind == PUBLISH_WITH:
-                    publishes += publishing.with_properties(packet, packets, answers)
+                    publishes += publishing.with_properties(packet, packets)
                 elif kind in _ACKS:
                     self._acked(kind, packet)
                 elif kind == DISCONNECT:
@@ -383,11 +381,8 @@ class Connection(asyncio.Protocol):
                 self.gateway.pressure.apply(self)
             if self.meter is not None:
                 self._pay(publishes)
-            self._unacked += len(puback_ids)
-            if puback_ids:
-                store.when_durable(partial(self._acknowledge, PUBACK, puback_ids, answers.denied))
-            if pubrec_ids:
-                store.when_durable(partial(self._acknowledge, PUBREC, pubrec_ids, answers.denied))
+            if puback_ids or pubrec_ids:
+                self._acknowledge_when_durable(puback_ids, pubrec_ids)
             if session.lasts:
                 self.gateway.lifetimes.touch(session)
                 if self._unrecorded:
@@ -425,7 +420,18 @@ class Connection(asyncio.Protocol):
                     return [*packets[:at], (MALFORMED, ProtocolError(why, ReasonCode.RECEIVE_MAXIMUM_EXCEEDED))]
         return packets
 
-    def _acknowledge(self, kind: int, packet_ids: list[int], denied: dict[int, Denial]) -> None:
+    def _acknowledge_when_durable(self, puback_ids: list[int], pubrec_ids: list[int]) -> None:
+        publishing, when_durable = self.publishing, self.store.when_durable
+        denied = publishing.take_denied()
+        if puback_ids:
+            self._unacked += len(puback_ids)
+            publishing.puback_ids = []
+            when_durable(partial(self._acknowledge, PUBACK, puback_ids, denied))
+        if pubrec_ids:
+            publishing.pubrec_ids = []
+            when_durable(partial(self._acknowledge, PUBREC, pubrec_ids, denied))
+
+    def _acknowledge(self, kind: int, packet_ids: list[int], denied: Mapping[int, Denial]) -> None:
         if kind == PUBACK:
             self._unacked -= len(packet_ids)
         if not denied:

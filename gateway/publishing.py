@@ -7,6 +7,8 @@ Clauses in brackets are those of MQTT 5.0; where MQTT 3.1.1 has one of another n
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import orjson
@@ -50,16 +52,7 @@ HELD_OVERHEAD_BYTES = 256
 Denial = tuple[ReasonCode, str]
 """Why one packet of MQTT 5.0 was refused, and in a sentence; the connection goes on."""
 
-
-class Answers:
-    """What the PUBLISHes of one read are to be answered, once they are durable."""
-
-    __slots__ = ("denied", "puback_ids", "pubrec_ids")
-
-    def __init__(self) -> None:
-        self.puback_ids: list[int] = []
-        self.pubrec_ids: list[int] = []
-        self.denied: dict[int, Denial] = {}
+NONE_DENIED: Mapping[int, Denial] = MappingProxyType({})
 
 
 class PublishForbidden(StoreError):
@@ -80,7 +73,7 @@ class Publishing:
         connection: whose they are.
     """
 
-    __slots__ = ("_connection", "_gateway", "_held_bytes", "_store", "held", "topics")
+    __slots__ = ("_connection", "_gateway", "_held_bytes", "_store", "denied", "held", "puback_ids", "pubrec_ids", "topics")
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -88,13 +81,25 @@ class Publishing:
         self._store = connection.store
         self.topics: dict[int, bytes] = {}
         """The topics for which the client has given an alias."""
+        self.puback_ids: list[int] = []
+        self.pubrec_ids: list[int] = []
+        """Of the PUBLISHes of the read that is handled now: what is to be answered once they are durable."""
+        self.denied: dict[int, Denial] = {}
+        """Those of them that were refused, by packet id."""
         self.held: list[codec.Packet] = []
         """PUBLISHes that wait for a disk with room, in order."""
         self._held_bytes = 0
 
+    def take_denied(self) -> Mapping[int, Denial]:
+        """Return what was refused of this read, and forget it."""
+        if not self.denied:
+            return NONE_DENIED
+        denied, self.denied = self.denied, {}
+        return denied
+
     # --- storing ----------------------------------------------------------------------------------------------------
 
-    def run(self, run: codec.Packet, packets: list[codec.Packet], answers: Answers) -> bool:
+    def run(self, run: codec.Packet, packets: list[codec.Packet]) -> bool:
         """Store PUBLISHes that are alike, and note what they are to be answered; return False where each is a case of its own.
 
         `packets` are those that came with them. Raises Undecided.
@@ -110,10 +115,10 @@ class Publishing:
         except StoreError:
             return False
         if is_stored:
-            answers.puback_ids += packet_ids
+            self.puback_ids += packet_ids
         return is_stored
 
-    def with_properties(self, packet: codec.Packet, packets: list[codec.Packet], answers: Answers) -> bool:
+    def with_properties(self, packet: codec.Packet, packets: list[codec.Packet]) -> bool:
         """Store a PUBLISH that has properties; return whether it was stored, and note what it is to be answered.
 
         `packets` are those that came with it. Raises Undecided.
@@ -125,7 +130,7 @@ class Publishing:
         check_response_topic(found)
         topic = self._topic_of(topic, found)
         if flags & 6 == QOS_2 and packet_id in self._connection.session.received:
-            answers.pubrec_ids.append(packet_id)
+            self.pubrec_ids.append(packet_id)
             return False
         guard = self._connection.guard
         try:
@@ -133,13 +138,13 @@ class Publishing:
                 raise PublishForbidden(topic)
             self._append(flags, topic, body, found, packet_id)
         except StoreError as error:
-            self._deny(topic, packet_id, error, answers)
-            self._answer(flags, packet_id, answers)
+            self._deny(topic, packet_id, error)
+            self._answer(flags, packet_id)
             return False
-        self._answer(flags, packet_id, answers)
+        self._answer(flags, packet_id)
         return True
 
-    def otherwise(self, packet: codec.Packet, error: StoreError, answers: Answers) -> bool:
+    def otherwise(self, packet: codec.Packet, error: StoreError) -> bool:
         """Handle a plain PUBLISH that can't be appended as it is; return whether it was stored, and note what it is answered.
 
         On a full disk one of MQTT 3.1.1 is kept. Raises StoreError where it is refused and the client can't be told so.
@@ -156,18 +161,18 @@ class Publishing:
             if isinstance(error, DiskFull) and not self._connection.is_v5:
                 self.hold(packet)
                 return False
-            self._deny(topic, packet_id, error, answers)
-        self._answer(flags, packet_id, answers)
+            self._deny(topic, packet_id, error)
+        self._answer(flags, packet_id)
         return is_stored
 
-    def _answer(self, flags: int, packet_id: int, answers: Answers) -> None:
+    def _answer(self, flags: int, packet_id: int) -> None:
         """Note that a PUBLISH is to be acknowledged, stored or denied."""
         qos = flags & 6
         if qos == QOS_1:
-            answers.puback_ids.append(packet_id)
+            self.puback_ids.append(packet_id)
         elif qos == QOS_2:
-            answers.pubrec_ids.append(packet_id)
-            if packet_id not in answers.denied:
+            self.pubrec_ids.append(packet_id)
+            if packet_id not in self.denied:
                 self._connection.session.received.add(packet_id)
 
     def _append(self, flags: int, topic: bytes, body: bytes, found: Found, packet_id: int) -> None:
@@ -214,7 +219,7 @@ class Publishing:
 
     # --- refusing ---------------------------------------------------------------------------------------------------
 
-    def _deny(self, topic: bytes, packet_id: int, error: StoreError, answers: Answers) -> None:
+    def _deny(self, topic: bytes, packet_id: int, error: StoreError) -> None:
         """Note that a PUBLISH was refused, for its ack to say so.
 
         MQTT 3.1.1 has no way to. Where the plugins forbid the message it is acknowledged as if it were stored [MQTT-3.3.5-2],
@@ -238,7 +243,7 @@ class Publishing:
             return
         self._gateway.counters.publishes_refused += 1
         if packet_id and self._connection.is_v5:
-            answers.denied[packet_id] = (reason, str(error))
+            self.denied[packet_id] = (reason, str(error))
 
     # --- a full disk ------------------------------------------------------------------------------------------------
 

@@ -260,7 +260,7 @@ class Store:
         position = self.log.add(_HEAD.pack(size, crc32(tail)), tail, size)
         self.messages_stored += 1
         if not flags & _UNROUTED:
-            self.queues.dispatch(route, position, size, aux)
+            self.queues.dispatch_run(route, ENTRY.pack(position, size, aux))
         if flags & _OBSERVED:
             self._apply(Record(position, size, _MESSAGE, flags, self._turn_ms, b"", route.topic, properties, body))
         return position
