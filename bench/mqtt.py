@@ -214,13 +214,13 @@ def _slow(setting: Setting) -> Generator[Figures]:
     }
 
 
-ONE_TO_ONE = Load(subs=1, msgs=300_000)
+ONE_TO_ONE = Load(subs=1, msgs=1_000_000)
 BOTH_WAYS = Load(pubs=10, subs=10, qos=1, subqos=1, window=10, msgs=20_000)
 
 ROWS: dict[str, Row] = {
     "one-to-one": _row("one-to-one", "1 publisher → 1 subscriber, QoS 0", 2, ONE_TO_ONE, is_delivered=True),
-    "window": _row("window", "1 publisher, QoS 1, window 1,000", 3.5, Load(qos=1, msgs=200_000)),
-    "hundred": _row("hundred", "100 publishers, QoS 1, window 20", 3.5, Load(pubs=100, qos=1, window=20, msgs=200_000)),
+    "window": _row("window", "1 publisher, QoS 1, window 1,000", 3.5, Load(qos=1, msgs=1_000_000)),
+    "hundred": _row("hundred", "100 publishers, QoS 1, window 20", 3.5, Load(pubs=100, qos=1, window=20, msgs=1_000_000)),
     "hundred-single": _row(
         "hundred-single",
         "100 publishers, QoS 1, window 1",
