@@ -20,7 +20,7 @@ from gateway.packets import PUBLISH
 from store.errors import PositionUnknown
 from store.lightqueue import ENTRY, ENTRY_BYTES
 from store.options import KIB
-from store.record import HEADER, HEADER_BYTES, Flag, decode_properties
+from store.record import HEADER, HEADER_BYTES, Flag, decode_properties, is_intact
 from store.store import Store
 
 _SHORT_HEAD = Struct(">BBH")
@@ -135,7 +135,7 @@ def encode_run(store: Store, entries: bytes, terms: Terms, *, retain: bool = Fal
     length = left_out = 0
     data: bytes | None = b""
     base = 0
-    ahead_until = _dense_until(entries) if len(entries) > ENTRY_BYTES and not verify else 0
+    ahead_until = _dense_until(entries) if len(entries) > ENTRY_BYTES else 0
     plain, plain_topic_len = b"", 0
     """What stands in a record that goes out as it is, at QoS 0: its flags, and the lengths of its topic and properties."""
     heads: dict[int, bytes] = {}
@@ -143,11 +143,14 @@ def encode_run(store: Store, entries: bytes, terms: Terms, *, retain: bool = Fal
     for position, size, _ in ENTRY.iter_unpack(entries):
         at = position - base
         if not data or at < 0 or at + size > len(data):
-            data, base, at = _read(store, position, size, max(ahead_until - position, size), verify), position, 0
+            data, base, at = _read(store, position, size, max(ahead_until - position, size)), position, 0
+        stop = at + size
+        if data is None or (verify and not is_intact(data, at, size)):
+            data = store.read_intact(position, size) if data else None  # which tells what is wrong
             if data is None:
                 left_out += 1
                 continue
-        stop = at + size
+            base, at, stop = position, 0, size
         body_from = at + HEADER_BYTES
         if plain and data[at + _FLAGS_AT : body_from - _TIME_BYTES] == plain and (head := heads.get(size)):
             add(head)
@@ -213,10 +216,8 @@ def _dense_until(entries: bytes) -> int:
     return until if 0 < until - first <= len(entries) // ENTRY_BYTES * 2 * size else 0
 
 
-def _read(store: Store, position: int, size: int, ahead: int, verify: bool) -> bytes | None:
+def _read(store: Store, position: int, size: int, ahead: int) -> bytes | None:
     """Return the bytes of a record, and of up to `ahead` behind its beginning; None where nobody may have it any more."""
-    if verify:
-        return store.read_intact(position, size)
     try:
         return store.log.read(position, ahead if ahead <= AHEAD_BYTES else max(AHEAD_BYTES, size))
     except PositionUnknown:  # it was carried forward, or expired; or its segment ends in between

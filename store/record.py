@@ -371,12 +371,17 @@ def decode(buffer: bytes | memoryview, offset: int = 0, *, position: int = 0, ve
     )
 
 
-def is_intact(data: bytes) -> bool:
-    """Return whether `data`, the bytes of one record, has the size and the checksum that it states. About 0.3 us."""
-    if len(data) < HEADER_BYTES:
+def is_intact(data: bytes, at: int = 0, size: int | None = None) -> bool:
+    """Return whether the record at `at` of `data` has the size and the checksum that it states. About 0.3 us.
+
+    `size` is what it should have; without that it must end where `data` ends.
+    """
+    if size is None:
+        size = len(data) - at
+    if size < HEADER_BYTES:
         return False
-    size, crc = SIZE_AND_CRC.unpack_from(data)
-    return bool(size == len(data) and crc32(memoryview(data)[CRC_FROM:]) == crc)
+    stated, crc = SIZE_AND_CRC.unpack_from(data, at)
+    return bool(stated == size and crc32(data[at + CRC_FROM : at + size]) == crc)
 
 
 def walk(buffer: bytes | memoryview, offset: int = 0, end: int | None = None) -> tuple[list[int], int]:
