@@ -126,13 +126,14 @@ FROM_SERVER_5: Final = _side((*_TO_CLIENT, AUTH, DISCONNECT), (PINGRESP,), _ACKS
 
 
 _NO_RUNS: Final = bytes(256)
-_NO_ID: Final = bytes(2)
+_ALIKE_MIN: Final = 8
+"""PUBLISHes of one length that must have room in a read for it to pay to cut them out at once."""
 
 
 def decode(buffer: bytes, packet_bytes_max: int, side: Side = FROM_CLIENT, runs: bool = False) -> tuple[list[Packet], int]:
     """Return all whole packets at the beginning of `buffer` as `Packet`s, and how many bytes they take.
 
-    Costs 0.45 us per PUBLISH of 64 bytes at QoS 1, 0.3 us in a run, 0.25 us per ack.
+    Costs 0.45 us per PUBLISH of 64 bytes at QoS 1, 0.1 to 0.3 us in a run, 0.25 us per ack.
 
     Args:
         buffer: received bytes that begin with a packet. `bytes`, so that what is cut out of it is too.
@@ -235,7 +236,7 @@ def decode(buffer: bytes, packet_bytes_max: int, side: Side = FROM_CLIENT, runs:
             if stop < last and buffer[stop] == header and (gap := gaps[header]) and packets[-1][0] == PUBLISH:
                 field = buffer[start:topic_stop]
                 if buffer.startswith(field, stop + start - at):
-                    run, stop = _run(buffer, stop, packet_bytes_max, packets.pop(), field, gap - 1)
+                    run, stop = _run(buffer, stop, packet_bytes_max, packets.pop(), length, field, gap - 1)
                     add(run)
             at = stop
     except ProtocolError as error:
@@ -244,20 +245,20 @@ def decode(buffer: bytes, packet_bytes_max: int, side: Side = FROM_CLIENT, runs:
     return packets, at
 
 
-def _run(buffer: bytes, at: int, packet_bytes_max: int, first: Packet, field: bytes, gap: int) -> tuple[Packet, int]:
+def _run(buffer: bytes, at: int, packet_bytes_max: int, first: Packet, last: int, field: bytes, gap: int) -> tuple[Packet, int]:
     """Return `first`, a PUBLISH, and those from `at` on that are like it, as a run; and where what is not like it begins.
 
-    What isn't in order ends a run: `decode` says what is wrong with it. `field` is the topic with its length; `gap` bytes are
-    between it and the body: the packet id, and in MQTT 5.0 a property length of 0. Where two have the same length, all that
-    follow them and have it too are cut out at once: 0.1 us each in place of 0.3.
+    What isn't in order ends a run: `decode` says what is wrong with it. Where one has the same remaining length as the one
+    before it (`last`: that of `first`), all that follow and have it too are cut out at once: 0.1 us each in place of 0.3.
+    `field` is the topic with its length; `gap` bytes are between it and the body: the packet id, and in MQTT 5.0 a property
+    length of 0.
     """
     _, flags, topic, packet_id, body = first
     header = PUBLISH << 4 | flags
-    id_bytes = 2 if flags else 0
-    properties = b"\0" * (gap - id_bytes)
-    ids, bodies = [U16.pack(packet_id)[:id_bytes]], [body]
-    add, add_id = bodies.append, ids.append
-    width, end, last = len(field), len(buffer), -1
+    has_properties = gap & 1
+    packet_ids, bodies = [packet_id], [body]
+    add, add_id = bodies.append, packet_ids.append
+    width, end = len(field), len(buffer)
     while at + 1 < end and buffer[at] == header:
         length = buffer[at + 1]
         start = at + 2
@@ -271,29 +272,39 @@ def _run(buffer: bytes, at: int, packet_bytes_max: int, first: Packet, field: by
         stop = start + length
         topic_stop = start + width
         body_from = topic_stop + gap
-        if stop > end or body_from > stop or buffer[start:topic_stop] != field:
+        if stop > end or body_from > stop or buffer[start:topic_stop] != field or (has_properties and buffer[body_from - 1]):
             break
-        properties_from = topic_stop + id_bytes
-        each_id = buffer[topic_stop:properties_from]
-        if each_id == _NO_ID or buffer[properties_from:body_from] != properties:
-            break
-        add_id(each_id)
+        if flags:
+            packet_id = buffer[topic_stop] << 8 | buffer[topic_stop + 1]
+            if not packet_id:
+                break
+            add_id(packet_id)
         add(buffer[body_from:stop])
-        stride = stop - at
-        at = stop
-        if length == last:
-            begin = buffer[stop - stride : topic_stop]
-            shape = f"{len(begin)}s{id_bytes}s{len(properties)}s{stop - body_from}s"
-            rest = memoryview(buffer)[stop : end - (end - stop) % stride]
-            for each, each_id, none, body in struct.iter_unpack(shape, rest):
-                if each != begin or each_id == _NO_ID or none != properties:
-                    break
-                add_id(each_id)
-                add(body)
-                at += stride
+        if length == last and end - stop >= _ALIKE_MIN * (stop - at):
+            stop += (stop - at) * _cut_alike(
+                buffer[at:topic_stop], flags, gap, memoryview(buffer)[stop:], stop - at, packet_ids, bodies
+            )
         last = length
-    packet_ids = list(struct.unpack(f">{len(ids)}H", b"".join(ids))) if flags else []
-    return (first if len(bodies) == 1 else (PUBLISH_RUN, flags, topic, packet_ids, bodies)), at
+        at = stop
+    return (first if len(bodies) == 1 else (PUBLISH_RUN, flags, topic, packet_ids if flags else [], bodies)), at
+
+
+def _cut_alike(
+    begin: bytes, flags: int, gap: int, rest: memoryview, stride: int, packet_ids: list[int], bodies: list[bytes]
+) -> int:
+    """Add the packet ids and bodies of the PUBLISHes at the beginning of `rest` that begin with `begin`, which ends with the
+    topic, so that each has `stride` bytes; return how many they are.
+    """
+    none = b"\0" * (gap & 1)
+    shape = f">{len(begin)}s{'H' if flags else '0s'}{len(none)}s{stride - len(begin) - gap}s"
+    add, add_id = bodies.append, packet_ids.append
+    before = len(bodies)
+    for each, packet_id, properties, body in struct.iter_unpack(shape, rest[: len(rest) - len(rest) % stride]):
+        if each != begin or properties != none or (flags and not packet_id):
+            break
+        add_id(packet_id)  # of no meaning at QoS 0
+        add(body)
+    return len(bodies) - before
 
 
 def apart(packets: Iterable[Packet]) -> list[Packet]:

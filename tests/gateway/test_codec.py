@@ -372,7 +372,8 @@ def _stream(is_v5: bool) -> st.SearchStrategy[bytes]:
         st.integers(0, 12),
         st.integers(0, 255),
     )
-    return st.lists(st.one_of(plain, plain, plain, wrong), max_size=12).map(b"".join)
+    alike = st.builds(lambda data, count: data * count, plain, st.integers(8, 30))
+    return st.lists(st.one_of(plain, plain, alike, wrong), max_size=12).map(b"".join)
 
 
 @given(st.sampled_from([FROM_CLIENT, FROM_CLIENT_5]).flatmap(lambda side: st.tuples(st.just(side), _stream(side.is_v5))))
@@ -384,6 +385,22 @@ def test_runs_taken_apart_are_what_is_there_without_them(case: tuple[Side, bytes
 
         assert comparable(apart(in_runs)) == comparable(singly)
         assert consumed_in_runs == consumed
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+@pytest.mark.parametrize("side", [FROM_CLIENT, FROM_CLIENT_5], ids=["3.1.1", "5.0"])
+def test_one_that_differs_in_any_byte_is_told_from_those_around_it(side: Side, qos: int) -> None:
+    properties = b"\0" if side.is_v5 else b""
+    alike = encode_publish(b"a/b", b"12345", qos, packet_id=qos, properties=properties)
+    for at in range(len(alike)):
+        for byte in (0, 1, 2, 5, 0x30, 0x32, 127, 128, 255):
+            other = alike[:at] + bytes((byte,)) + alike[at + 1 :]
+            stream = alike * 12 + other + alike * 12
+            singly, consumed = decode(stream, LIMIT, side)
+            in_runs, consumed_in_runs = decode(stream, LIMIT, side, runs=True)
+
+            assert comparable(apart(in_runs)) == comparable(singly), (at, byte)
+            assert consumed_in_runs == consumed
 
 
 @given(st.binary(max_size=60), st.sampled_from([parse_connect, parse_subscribe, parse_unsubscribe]), st.booleans())
