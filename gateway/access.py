@@ -143,6 +143,14 @@ class Access:
             raise ConnectRefused("the client may not publish to the topic of its will", ConnectCode.NOT_AUTHORIZED)
         connection.plugin_session = session
 
+    def user_of(self, connection: Connection) -> str:
+        """Return the user name of a client that was admitted; empty where neither a certificate nor a plugin vouches for it."""
+        if connection.peer.username is not None:
+            return connection.peer.username
+        session, plugins = connection.plugin_session, self._plugins
+        is_vouched_for = session is not None and plugins is not None and plugins.authenticates
+        return session.username or "" if session is not None and is_vouched_for else ""
+
     def entered(self, connection: Connection) -> None:
         """Begin with a client that was admitted and has its session: give it a guard where one is needed."""
         session = connection.plugin_session

@@ -63,7 +63,7 @@ from gateway.publishing import (
 from gateway.reasons import SUBACK_FAILURE, ConnectCode, ReasonCode
 from gateway.session import Session
 from gateway.shared import SharedUnavailable
-from gateway.subscription import Subscription, find_overlaps, together
+from gateway.subscription import Subscription, SubscriptionForbidden, find_overlaps, together
 from gateway.throttle import ANSWERS, DISK_FULL, UNDECIDED, Meter
 from store.errors import DiskFull, LimitExceeded, StoreError, TopicInvalid
 from store.lightqueue import ENTRY
@@ -670,7 +670,7 @@ class Connection(asyncio.Protocol):
         granted = [
             self._add(topic_filter, options, wish.identifier)
             if allowed is None or allowed[topic_filter]
-            else self._refusal(topic_filter, SubscriptionForbidden())
+            else self._refusal(topic_filter, SubscriptionForbidden("the plugins don't allow it"))
             for topic_filter, options in asked
         ]
         more = ReasonCode.QUOTA_EXCEEDED if self.is_v5 else SUBACK_FAILURE
@@ -938,10 +938,3 @@ class Connection(asyncio.Protocol):
         self.gateway.shared.away(self.session)
         self.gateway.lifetimes.left(self.session)
         self.session.subscriptions.clear()
-
-
-class SubscriptionForbidden(StoreError):
-    """Raised when the plugins don't allow a filter."""
-
-    def __init__(self) -> None:
-        super().__init__("the plugins don't allow it")

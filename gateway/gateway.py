@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic_ns
 
@@ -122,6 +123,8 @@ class Gateway:
         sessions: what outlives connections, another part of it.
         options: see `GatewayOptions`.
         delay_ms_max: how long a message may be delayed.
+        may_share: whether a user may take from a group, where that is restricted. A user name is empty where nobody vouches
+            for one.
     """
 
     def __init__(
@@ -134,6 +137,7 @@ class Gateway:
         options: GatewayOptions,
         *,
         delay_ms_max: int,
+        may_share: Callable[[str, str], bool] | None = None,
     ) -> None:
         self.store = store
         self.retained = retained
@@ -152,7 +156,7 @@ class Gateway:
         self.clients: dict[str, Connection] = {}
         self.connections: set[Connection] = set()
         self.lifetimes = Lifetimes(self, sessions)
-        self.shared = SharedSubscriptions(self, groups)
+        self.shared = SharedSubscriptions(self, groups, may_share)
         self.sys = SystemTopics(self)
         self.loop: asyncio.AbstractEventLoop
         self._fanouts: dict[int, Fanout] = {}
@@ -249,7 +253,7 @@ class Gateway:
         older = self.clients.get(client_id)
         if older is not None:
             older.close("another connection came with its client id", ReasonCode.SESSION_TAKEN_OVER)
-        connection.session, is_present = self.lifetimes.open(client_id, wish, expiry_s)
+        connection.session, is_present = self.lifetimes.open(client_id, wish, expiry_s, self.access.user_of(connection))
         self.clients[client_id] = connection
         self.counters.connections_accepted += 1
         self.access.entered(connection)

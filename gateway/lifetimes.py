@@ -107,18 +107,18 @@ class Lifetimes:
             except DiskFull as error:
                 raise _refusal(error) from error
 
-    def open(self, client_id: str, wish: Connect, expiry_s: int) -> tuple[Session, bool]:
+    def open(self, client_id: str, wish: Connect, expiry_s: int, user: str = "") -> tuple[Session, bool]:
         """Return the session of a client that connects, and whether it was there before [MQTT-3.1.2-4], [MQTT-3.1.2-5].
 
         Raises:
             ConnectRefused: the disk has no room, or there are as many sessions as may be.
         """
         try:
-            return self._open(client_id, wish, expiry_s)
+            return self._open(client_id, wish, expiry_s, user)
         except DiskFull as error:
             raise _refusal(error) from error
 
-    def _open(self, client_id: str, wish: Connect, expiry_s: int) -> tuple[Session, bool]:
+    def _open(self, client_id: str, wish: Connect, expiry_s: int, user: str) -> tuple[Session, bool]:
         stored = self.sessions.get(client_id)
         if stored is not None and stored.connected:
             self._lose(stored)
@@ -133,12 +133,12 @@ class Lifetimes:
         is_present = stored is not None
         if not is_present:
             if not expiry_s and wish.will is None:
-                return Session(client_id, 0), False
+                return Session(client_id, 0, user=user), False
             self._make_room()
         self._record_connected(Kind.SESSION_RESUMED if is_present else Kind.SESSION_OPENED, client_id, expiry_s, wish.will)
         stored = self.sessions.get(client_id)
         assert stored is not None, client_id
-        session = Session(client_id, 0, stored)
+        session = Session(client_id, 0, stored, user)
         session.expiry_s = expiry_s
         session.has_will = wish.will is not None
         session.lasts = is_present or expiry_s > 0

@@ -32,6 +32,7 @@ class Session:
         client_id: never empty.
         inflight_max: deliveries of QoS 1 and 2 that may wait for their ack.
         stored: what is stored of it, where that is anything.
+        user: its client's name, where a certificate or a plugin vouches for one.
     """
 
     __slots__ = (
@@ -48,12 +49,14 @@ class Session:
         "stored",
         "subscribed",
         "subscriptions",
+        "user",
     )
 
-    def __init__(self, client_id: str, inflight_max: int, stored: StoredSession | None = None) -> None:
+    def __init__(self, client_id: str, inflight_max: int, stored: StoredSession | None = None, user: str = "") -> None:
         self.client_id = client_id
         self.inflight_max = inflight_max
         self.stored = stored
+        self.user = user
         self.lasts = False
         """Its subscriptions and packet ids are stored. Else it is stored for its will only, if at all."""
         self.has_will = False

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
@@ -29,7 +29,7 @@ import structlog
 from gateway.encoding import Slot, Terms, encode_run
 from gateway.parsers import SHARE
 from gateway.sessions import OWNER
-from gateway.subscription import PUMP_ENTRIES, Subscription
+from gateway.subscription import PUMP_ENTRIES, Subscription, SubscriptionForbidden
 from pop.admin import GroupAdmin
 from pop.checkpoint import delivery_id, delivery_of
 from pop.errors import GroupInvalid, Overloaded, PopError
@@ -507,10 +507,12 @@ class SharedSubscriptions:
     Parameters:
         gateway: whose sessions have them.
         admin: makes and deletes groups.
+        may_share: whether a user may take from a group; None where everybody may.
     """
 
-    def __init__(self, gateway: Gateway, admin: GroupAdmin) -> None:
+    def __init__(self, gateway: Gateway, admin: GroupAdmin, may_share: Callable[[str, str], bool] | None = None) -> None:
         self._gateway = gateway
+        self._may_share = may_share
         self._admin = admin
         self.core = admin.core
         admin.on_deleted.append(self._deleted)
@@ -553,12 +555,12 @@ class SharedSubscriptions:
 
         Raises:
             SharedUnavailable: they are switched off.
+            SubscriptionForbidden: the group is not for this client.
             TopicInvalid, LimitExceeded, DiskFull: the filter is refused.
         """
         if self._gateway.options.shared == "off":
             raise SharedUnavailable("shared subscriptions are switched off: see mqtt.shared")
-        name, shared = split_share(topic_filter)
-        members = self._attach(name, shared)
+        members = self._attach(session, topic_filter)
         try:
             if session.lasts:
                 retry = members.group.retry
@@ -584,7 +586,7 @@ class SharedSubscriptions:
     def take_up(self, session: Session, stored: StoredSubscription) -> None:
         """Give a session a shared subscription that is stored of it."""
         try:
-            members = self._attach(*split_share(stored.filter))
+            members = self._attach(session, stored.filter)
         except StoreError as error:
             logger.error("subscription.lost", client=session.client_id, filter=stored.filter[:80], why=str(error))
             return
@@ -597,7 +599,11 @@ class SharedSubscriptions:
         subscription.members.count += 1
         self._gateway.counters.subscriptions_shared += 1
 
-    def _attach(self, name: str, topic_filter: str) -> Members:
+    def _attach(self, session: Session, shared_filter: str) -> Members:
+        name, topic_filter = split_share(shared_filter)
+        if self._may_share is not None and not self._may_share(session.user, name):
+            who = f"the user {session.user[:80]!r}" if session.user else "a client whose user name nobody vouches for"
+            raise SubscriptionForbidden(f"{who} may not take from the group {name!r}: see pop.access_file")
         members = self._members.get((name, topic_filter))
         if members is None:
             most = self._gateway.options.shared_max

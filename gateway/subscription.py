@@ -26,7 +26,7 @@ from gateway.access import topics_of
 from gateway.encoding import SLOT, Run, Terms, encode_own, encode_run
 from gateway.packets import NO_LOCAL, QOS, RETAIN_AS_PUBLISHED
 from store import topics
-from store.errors import DiskFull
+from store.errors import DiskFull, StoreError
 from store.lightqueue import ENTRY, ENTRY_BYTES, LightQueue, entries_array
 from store.options import KIB, MIB
 
@@ -54,6 +54,10 @@ BATCH_COPY_BYTES_MAX = MIB
 
 WILDCARDS_COMPARED_MAX = 64
 """Wildcard filters of a session up to which each new filter is compared with them. Beyond, all are taken to overlap."""
+
+
+class SubscriptionForbidden(StoreError):
+    """Raised for a filter that a client may not have: the plugins say so, or the access file of POP."""
 
 
 class Subscription:

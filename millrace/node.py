@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -16,6 +17,7 @@ from millrace.admin import Admin
 from millrace.config import Config
 from millrace.lock import DataDirLock
 from millrace.metrics import registry_of
+from pop.access import load_access
 from pop.admin import GroupAdmin
 from pop.core import PopCore
 from pop.groupservice import GroupService
@@ -49,10 +51,12 @@ class Node:
     Raises:
         DataDirLocked: another process has the data directory.
         LogCorrupt: a record before the tail of the log is damaged.
+        AccessInvalid: the file `pop.access_file` can't be read, or says what it can't mean.
     """
 
     def __init__(self, config: Config, clock: Clock | None = None) -> None:
         self.config = config
+        access = load_access(Path(config.pop.access_file)) if config.pop.access_file else None
         config.data_dir.mkdir(parents=True, exist_ok=True)
         self._lock = DataDirLock(config.data_dir)
         try:
@@ -72,11 +76,12 @@ class Node:
             self.sessions,
             config.mqtt,
             delay_ms_max=config.timer.delay_ms_max,
+            may_share=access.may_share if access is not None else None,
         )
         sending = Sending(self.pop, self.delayed, self.transactions, config.timer)
         service = PopService(self.pop, self.delayed, self.transactions, sending)
         self.rocketmq = rocketmq_service(self.groups, sending, self.delayed, self.transactions)
-        self._pop_server = PopServer(service, GroupService(self.groups), config.pop, self.rocketmq)
+        self._pop_server = PopServer(service, GroupService(self.groups), config.pop, access, self.rocketmq)
         self._admin = Admin(
             config.admin.listen, registry=registry_of(self), ready=lambda: self._is_ready, state=self.state, level=self._level
         )

@@ -1,4 +1,4 @@
-"""Who may do what over gRPC: principals, known by token or certificate, and what each may publish, consume, administrate.
+"""Who may do what over gRPC, and take part in groups over MQTT: principals, and what each may publish, consume, administrate.
 
 A TOML file names them:
 
@@ -8,6 +8,7 @@ A TOML file names them:
     certificate = "billing.example.org"    # or: a name in the client's certificate, by mTLS
     access_key = "billing"                 # or: by which RocketMQ clients sign, with
     access_secret = "..."                  # this; nothing but the plain secret can check a signature
+    mqtt_user = "billing-*"                # or: MQTT user names, with `*` and `?`
     publish = ["orders/#"]                 # topic filters
     consume = ["billing", "audit-*"]       # groups, with `*` and `?`
     admin = ["billing"]                    # groups that it may create, change, reset, delete and redrive
@@ -17,6 +18,12 @@ node's eyes only. It is read at the start. Health checks need no principal, refl
 
 A signature covers the time that its client states, and nothing else of a call (RocketMQ's clients, docs/transport.md); and that
 time is the client's local one, called UTC. So its age is not judged: whoever reads it on the way can use it. Use TLS.
+
+Over MQTT, `$share/GROUP/FILTER` takes from the group GROUP. A group that some principal's `consume` names is a back end's, and
+no device may have its messages: only MQTT users that are principals whose `consume` names it, too. Groups that the file doesn't
+name are of no use over gRPC, so devices may have those among themselves. A user name counts where the gateway's plugins or a
+client certificate vouch for it; `mqtt_user = "*"` is everybody, with those who have none. What else a client may do over MQTT
+(publish, subscribe to FILTER) its plugins say.
 """
 
 from __future__ import annotations
@@ -50,7 +57,7 @@ ROCKETMQ = "/apache.rocketmq.v2.MessagingService/"
 SIGNATURE = "MQv2-HMAC-SHA1 "
 """With what the authorization of a RocketMQ client begins."""
 
-_CREDENTIALS = ("token_sha256", "certificate", "access_key", "access_secret")
+_CREDENTIALS = ("token_sha256", "certificate", "access_key", "access_secret", "mqtt_user")
 
 CALLER: ContextVar[str] = ContextVar("caller", default="")
 """Name of the principal whose call is served; empty where access is not restricted."""
@@ -72,6 +79,7 @@ class Principal:
     certificate: str = ""
     access_key: str = ""
     access_secret: str = ""
+    mqtt_user: str = ""
     publish: tuple[str, ...] = ()
     consume: tuple[str, ...] = ()
     admin: tuple[str, ...] = ()
@@ -101,10 +109,11 @@ class Access:
     """
 
     def __init__(self, principals: Iterable[Principal]) -> None:
+        self._principals = tuple(principals)
         self._by_token: dict[str, Principal] = {}
         self._by_certificate: dict[str, Principal] = {}
         self._by_access_key: dict[str, Principal] = {}
-        for principal in principals:
+        for principal in self._principals:
             if principal.token_sha256:
                 self._by_token[principal.token_sha256] = principal
             if principal.certificate:
@@ -140,6 +149,11 @@ class Access:
             return self._may_publish(principal, name)
         patterns = principal.consume if what == "consume" else principal.admin
         return any(pattern == "*" or (name != "" and fnmatchcase(name, pattern)) for pattern in patterns)
+
+    def may_share(self, user: str, group: str) -> bool:
+        """Return whether an MQTT user may take from a group; empty: a client of whom nobody says who it is."""
+        consumers = [principal for principal in self._principals if self.permits(principal, ("consume", group))]
+        return not consumers or any(one.mqtt_user and fnmatchcase(user, one.mqtt_user) for one in consumers)
 
     def _may_publish(self, principal: Principal, topic: str) -> bool:
         key = (principal.name, topic)
@@ -191,7 +205,12 @@ def _principal(path: Path, row: Any) -> Principal:
     if bool(texts["access_key"]) != bool(texts["access_secret"]):
         raise AccessInvalid(f"{where}: access_key and access_secret go together")
     if not (token or texts["certificate"] or texts["access_key"]):
-        raise AccessInvalid(f"{where}: give token_sha256, certificate or access_key, by which it is known")
+        if not texts["mqtt_user"]:
+            raise AccessInvalid(f"{where}: give token_sha256, certificate, access_key or mqtt_user, by which it is known")
+        if lists["publish"] or lists["admin"]:
+            raise AccessInvalid(
+                f"{where}: an MQTT user has only consume here; who publishes over MQTT, the gateway's plugins say"
+            )
     for allowed in lists["publish"]:
         topics.check_filter(allowed)
     publish, consume, admin = (tuple(lists[name]) for name in ("publish", "consume", "admin"))

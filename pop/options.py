@@ -29,7 +29,8 @@ class PopOptions:
     )
     access_file: str = option(
         "",
-        "TOML file that says who may publish, consume and administrate what: see pop/access.py. Empty: everybody may.",
+        "TOML file that says who may publish, consume and administrate what, and which MQTT users may share the groups that it "
+        "names: see pop/access.py. Empty: everybody may.",
     )
     rocketmq_advertise: str = option(
         "",

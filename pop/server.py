@@ -13,7 +13,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from pop import pop_pb2 as pb
-from pop.access import AccessInterceptor, load_access
+from pop.access import Access, AccessInterceptor
 from pop.admin import GroupAdmin
 from pop.groupservice import GroupService
 from pop.options import PopOptions
@@ -41,7 +41,8 @@ class PopServer:
     Parameters:
         service: messages.
         groups: groups and dead letters.
-        options: where to listen, and for whom.
+        options: where to listen.
+        access: who may do what; None where everybody may.
         rocketmq: the RocketMQ-compatible API; see `rocketmq_service`.
     """
 
@@ -50,11 +51,11 @@ class PopServer:
         service: PopService,
         groups: GroupService,
         options: PopOptions,
+        access: Access | None = None,
         rocketmq: MessagingService | None = None,
     ) -> None:
         self._options = options
         self._rocketmq = rocketmq
-        access = load_access(Path(options.access_file)) if options.access_file else None
         self._server = grpc.aio.server(
             interceptors=[AccessInterceptor(access)] if access is not None else [],
             options=[

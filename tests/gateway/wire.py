@@ -273,16 +273,17 @@ C = TypeVar("C", bound=Client)
 
 
 class Broker:
-    """A node on a data directory, and the clients of a test. Its options are those of the sections `[mqtt]` and `[store]`."""
+    """A node on a data directory, and the clients of a test. Its options: `[mqtt]`, `[store]`, `access_file`."""
 
     def __init__(self, data_dir: Path, options: dict[str, Any]) -> None:
+        access_file = options.pop("access_file", "")
         store = {name: options.pop(name) for name in tuple(options) if name in StoreOptions.__slots__}
         self.config = replace(
             Config(),
             data_dir=data_dir,
             mqtt=GatewayOptions(listen=FREE, **options),
             store=StoreOptions(**({"segment_bytes": 16 * MIB} | store)),
-            pop=PopOptions(listen=FREE),
+            pop=PopOptions(listen=FREE, access_file=access_file),
             admin=AdminOptions(listen=FREE),
         )
         self.clients: list[Client] = []

@@ -173,6 +173,8 @@ def test_permissions_are_filters_and_patterns(name: str, need: tuple[str, str], 
         ("[[principal]]\nname = 'a'\ncertificate = 'c'\nconsum = ['a']", "consum"),
         ("[[principal]]\nname = 'a'\ncertificate = 'c'\n" * 2, "two principals"),
         ("[[principal]]\nname = 'a'\naccess_key = 'k'", "go together"),
+        ("[[principal]]\nname = 'a'\nmqtt_user = 'u'\npublish = ['a/#']", "only consume"),
+        ("[[principal]]\nname = 'a'\nmqtt_user = 'u'\nadmin = ['a']", "only consume"),
         (
             "".join(f"[[principal]]\nname = '{name}'\naccess_key = 'k'\naccess_secret = 's'\n" for name in "ab"),
             "two principals of one access key",
@@ -184,6 +186,37 @@ def test_an_access_file_that_is_wrong_says_why(tmp_path: Path, text: str, reason
     path.write_text(text)
     with pytest.raises(Exception, match=reason):
         load_access(path)
+
+
+@pytest.mark.parametrize(
+    ("user", "group", "may_share"),
+    [
+        ("edge-1", "billing", True),
+        ("edge", "billing", False),
+        ("", "billing", False),
+        ("edge-1", "audit-1", False),
+        ("edge-1", "devices", True),  # nobody consumes it over gRPC
+        ("", "devices", True),
+        ("", "public", True),
+        ("edge-1", "public", True),
+        ("billing", "billing", False),  # the name of a principal is no user name
+    ],
+)
+def test_a_group_that_somebody_consumes_is_shared_only_with_the_users_that_consume_it(
+    user: str, group: str, may_share: bool
+) -> None:
+    access = Access(
+        [
+            Principal("billing", token_sha256="00", consume=("billing", "audit-*")),
+            Principal("edges", mqtt_user="edge-*", consume=("billing",)),
+            Principal("everybody", mqtt_user="*", consume=("public",)),
+        ]
+    )
+    assert access.may_share(user, group) is may_share
+
+
+def test_a_principal_that_may_consume_every_group_leaves_none_to_devices() -> None:
+    assert not Access([Principal("a", token_sha256="00", consume=("*",))]).may_share("", "devices")
 
 
 def test_an_access_file_that_is_missing_says_so(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc.aio
 
+from pop.access import load_access
 from pop.admin import GroupAdmin
 from pop.core import Change, Outcome, PopCore
 from pop.group import Group
@@ -224,7 +225,8 @@ class Node(Parts):
         sending = Sending(self.core, self.delayed, self.transactions, self.options[1])
         service = PopService(self.core, self.delayed, self.transactions, sending)
         self.rocketmq = rocketmq_service(self.admin, sending, self.delayed, self.transactions)
-        self._server = PopServer(service, GroupService(self.admin), options, self.rocketmq)
+        access = load_access(Path(options.access_file)) if options.access_file else None
+        self._server = PopServer(service, GroupService(self.admin), options, access, self.rocketmq)
         self.port = await self._server.start()
 
     @property

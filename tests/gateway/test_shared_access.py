@@ -1,0 +1,136 @@
+"""Who may share a POP group over MQTT, where an access file says who consumes it: devices get nothing of a back end's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog.testing
+
+from gateway.properties import Property
+from gateway.reasons import SUBACK_FAILURE, ReasonCode
+from pop.client import Client as PopClient
+from pop.client import Security
+from tests.gateway import scripted_plugins
+from tests.gateway.certificates import Authority
+from tests.gateway.conftest import StartBroker
+from tests.gateway.scripted_plugins import Script
+from tests.gateway.test_access import PASSWORD, USER, plugins
+from tests.gateway.wire import CLEAN, Broker, Client5
+
+TOKEN = "s3cret"
+FILE = f"""
+[[principal]]
+name = "billing"
+token_sha256 = "{sha256(TOKEN.encode()).hexdigest()}"
+consume = ["billing"]
+
+[[principal]]
+name = "edges"
+mqtt_user = "edge-*"
+consume = ["billing"]
+"""
+BILLING, DEVICES = "$share/billing/a/#", "$share/devices/a/#"
+LASTS = {Property.SESSION_EXPIRY_S: 600}
+
+
+@pytest.fixture
+def script() -> Iterator[Script]:
+    script = scripted_plugins.new_script()
+    yield script
+    script.may_answer.set()
+
+
+@pytest.fixture
+def access_file(tmp_path: Path) -> str:
+    path = tmp_path / "access.toml"
+    path.write_text(FILE)
+    return str(path)
+
+
+async def login(broker: Broker, username: str, client_id: str = "c", flags: int = CLEAN, **options: Any) -> Client5:
+    fields = [username.encode(), b"x"]
+    return await broker.connect_5(client_id, *fields, flags=flags | USER | PASSWORD, **options)
+
+
+def pop_client(broker: Broker) -> PopClient:
+    return PopClient(str(broker.node.grpc), security=Security(token=TOKEN))
+
+
+async def test_a_device_gets_nothing_from_a_back_end_s_group(start_broker: StartBroker, access_file: str) -> None:
+    broker = await start_broker(access_file=access_file)
+    device, old_device = await broker.connect_5("device"), await broker.connect("old")
+    with structlog.testing.capture_logs() as logs:
+        assert await device.subscribe((BILLING, 1), (DEVICES, 1)) == [ReasonCode.NOT_AUTHORIZED, 1]
+        assert await old_device.subscribe((BILLING, 1), (DEVICES, 1)) == [SUBACK_FAILURE, 1]
+    why = [line["why"] for line in logs if line["event"] == "subscription.refused"]
+    assert len(why) == 2
+    assert "'billing'" in why[0]
+    assert "pop.access_file" in why[0]
+    assert broker.node.gateway.counters.subscriptions_refused == 2
+    assert [group.name for group in broker.node.pop] == ["devices"], "no group was made for who may not share it"
+    async with pop_client(broker) as service:
+        await service.pop("a/#", group="billing")
+        await device.publish("a/b", b"x", 1)
+        (message,) = await service.pop("a/#", group="billing", wait_ms=5000)
+        await message.ack()
+    assert [message.body for message in [*await device.messages(), *await old_device.messages()]] == [b"x"]
+
+
+async def test_an_operator_need_not_tell_devices_why(start_broker: StartBroker, script: Script, access_file: str) -> None:
+    broker = await start_broker(access_file=access_file, access=plugins("Users", denied_subscription="unspecified"))
+    assert await (await broker.connect_5("device")).subscribe((BILLING, 1)) == [SUBACK_FAILURE]
+
+
+async def test_users_that_the_file_names_share_the_group_with_the_back_end(
+    start_broker: StartBroker, script: Script, access_file: str
+) -> None:
+    broker = await start_broker(access_file=access_file, access=plugins("Users"))
+    edge, other = await login(broker, "edge-1", "edge"), await login(broker, "sensor-1", "sensor")
+    assert await edge.subscribe((BILLING, 1)) == [1]
+    assert await other.subscribe((BILLING, 1)) == [ReasonCode.NOT_AUTHORIZED]
+    await other.publish("a/b", b"x", 1)
+    assert (await edge.message()).body == b"x"
+    async with pop_client(broker) as service:
+        assert await service.pop("a/#", group="billing") == []
+
+
+async def test_a_user_name_that_nothing_vouches_for_opens_no_group(
+    start_broker: StartBroker, script: Script, access_file: str
+) -> None:
+    broker = await start_broker(access_file=access_file)  # without plugins, whoever says "edge-1" is taken
+    assert await (await login(broker, "edge-1")).subscribe((BILLING, 1)) == [ReasonCode.NOT_AUTHORIZED]
+    filtering = await start_broker(access_file=access_file, access=plugins("Topics"))
+    assert await (await login(filtering, "edge-1")).subscribe((BILLING, 1)) == [ReasonCode.NOT_AUTHORIZED]
+
+
+async def test_the_name_in_a_certificate_opens_one(start_broker: StartBroker, access_file: str, tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "tls")
+    devices = authority.listener("devices", client_certificates="required", username_from="cn")
+    broker = await start_broker(access_file=access_file, listeners=(devices,))
+    for name, codes in (("edge-7", [1]), ("sensor-7", [ReasonCode.NOT_AUTHORIZED])):
+        context = authority.context(authority.issue_client(f"{name}.example.org", common_name=name))
+        # Another user name in the CONNECT counts for nothing.
+        client = await login(broker, "edge-1", name, listener="devices", context=context)
+        assert await client.subscribe((BILLING, 1)) == codes
+
+
+async def test_a_stored_subscription_serves_only_who_may_have_it(
+    start_broker: StartBroker, script: Script, access_file: str
+) -> None:
+    broker = await start_broker(access_file=access_file, access=plugins("Users"))
+    edge = await login(broker, "edge-1", about=LASTS)
+    assert await edge.subscribe((BILLING, 1), (DEVICES, 1)) == [1, 1]
+    await broker.restart()
+    other = await login(broker, "sensor-1", flags=0, about=LASTS)  # somebody else comes with its client id
+    assert other.session_present
+    await other.publish("a/b", b"x", 1)
+    assert [message.body for message in await other.messages()] == [b"x"], "that of the group which nobody consumes"
+    assert broker.node.pop.state.groups["billing", "a/#"].visible == 1
+    other.reset()
+    edge = await login(broker, "edge-1", flags=0, about=LASTS)
+    assert {(await edge.message()).body, (await edge.message()).body} == {b"x"}
+    assert broker.node.pop.state.groups["billing", "a/#"].visible == 0
