@@ -17,6 +17,7 @@ from gateway import codec
 from gateway.access import Guard, Undecided
 from gateway.encoding import Aliases, Slot, Terms, encode_again, topic_of
 from gateway.errors import ConnectRefused, ProtocolError
+from gateway.leaving import leave
 from gateway.packets import (
     AUTH,
     CONNECT,
@@ -655,6 +656,8 @@ class Connection(asyncio.Protocol):
         for subscription in session.subscriptions.values():
             subscription.begin(self)
             self.gateway.sys.subscribed(subscription, says_all=False)
+        for leaving in session.leaving:
+            leaving.begin(self)
         self.pump_soon()
 
     # --- subscriptions ----------------------------------------------------------------------------------------------
@@ -747,7 +750,7 @@ class Connection(asyncio.Protocol):
 
     def _check_subscriptions(self) -> None:
         """Raise LimitExceeded where the session may have no more subscriptions."""
-        count = len(self.session.subscriptions)
+        count = len(self.session.subscriptions) + len(self.session.leaving)
         if count >= self.gateway.options.subscriptions_max:
             raise LimitExceeded(f"{count} subscriptions in one session: see mqtt.subscriptions_max")
 
@@ -756,20 +759,56 @@ class Connection(asyncio.Protocol):
         codes: list[ReasonCode] = []
         for topic_filter in wish.filters:
             subscription = self.session.subscriptions.get(topic_filter)
-            if subscription is not None:
-                if subscription.stored is not None:
-                    self.gateway.lifetimes.unsubscribe(self.session, topic_filter)
-                del self.session.subscriptions[topic_filter]
             codes.append(ReasonCode.NO_SUBSCRIPTION_EXISTED if subscription is None else ReasonCode.SUCCESS)
             if subscription is not None:
-                subscription.rest()
-                self.session.no_local -= subscription.no_local
-                self.gateway.drop(subscription)
-                self._compare(subscription)
+                self._remove(subscription)
         if self.is_v5:
             self._write_recorded(codec.encode_unsuback_5(wish.packet_id, codes))
         else:
             self._write_recorded(codec.encode_unsuback(wish.packet_id))  # also where there was none 3.1.1:[MQTT-3.10.4-5]
+
+    def _remove(self, subscription: Subscription) -> None:
+        """End a subscription, but for what others rely on it for."""
+        session = self.session
+        if subscription.overlaps:
+            self.store.commit()  # what this turn has stored came before
+        leaving = leave(subscription)
+        if subscription.stored is not None:
+            self.gateway.lifetimes.unsubscribe(session, subscription.filter, leaving)
+        del session.subscriptions[subscription.filter]
+        subscription.rest()
+        session.no_local -= subscription.no_local
+        if leaving is not None:
+            session.leaving.append(leaving)
+        self.gateway.drop(subscription)
+        self._compare(subscription)
+        if leaving is not None:
+            leaving.begin(self)
+            self._settle_all()
+            for one in session.subscriptions.values():
+                if one.live and leaving.holds_back(one):
+                    one.lag()
+
+    def _let_go(self) -> None:
+        """Forget the subscriptions that have left."""
+        session = self.session
+        for one in sorted(session.leaving, key=lambda one: one.number, reverse=True):  # older ones may wait for younger ones
+            if not one.has_left:
+                continue
+            try:
+                if one.stored is not None:
+                    self.gateway.lifetimes.let_go(session, one)
+            except DiskFull:  # the next time
+                return
+            session.leaving.remove(one)
+            one.rest()
+            one.release()
+        if not session.leaving:
+            self._settle_all()
+
+    def _settle_all(self) -> None:
+        for subscription in self.session.subscriptions.values():
+            subscription.settle()
 
     def _write_recorded(self, data: bytes) -> None:
         """Send an answer; in a session that lasts when what it says is durable."""
@@ -795,9 +834,11 @@ class Connection(asyncio.Protocol):
             self.gateway.lifetimes.pass_over(self.session)
         for subscription in tuple(self.lagging):
             if not self.writable or self._resend:
-                return
+                break
             self.lagging[subscription] = self.lagging.pop(subscription)  # to the end: they take turns
             subscription.pump()
+        if self.session.leaving:
+            self._let_go()
 
     def _send_again(self) -> None:
         """Send what an earlier connection left unacknowledged, in its order, as far as there is room."""
@@ -938,3 +979,7 @@ class Connection(asyncio.Protocol):
         self.gateway.shared.away(self.session)
         self.gateway.lifetimes.left(self.session)
         self.session.subscriptions.clear()
+        while self.session.leaving:
+            leaving = self.session.leaving.pop()
+            leaving.rest()
+            leaving.release()

@@ -236,7 +236,7 @@ def encode_own(
     """Return the packets of MQTT 5.0 that are one client's alone, and how many were left out because they are too large.
 
     For what can't be shared: topic aliases, messages that several of a client's subscriptions match, its own messages where it
-    wants none, a limit of packet bytes. About 4 us a message.
+    wants none, a limit of packet bytes. About 4 us a message. For a client of MQTT 3.1.1: what `gateway.leaving` sends.
 
     Args:
         store: where the messages are.
@@ -266,7 +266,7 @@ def encode_own(
         alias, is_known = aliases.of(topic) if aliases is not None else (0, False)
         if alias:
             raw += b"\x23" + U16.pack(alias)
-        properties = write_varint(len(raw)) + raw
+        properties = write_varint(len(raw)) + raw if terms.is_v5 else b""
         flag = qos << 1 | (1 if retain or (terms.keeps_retain and flags & _RETAIN) else 0)
         head = encode_publish_head(b"" if is_known else topic, len(properties) + len(body), flag)
         packet_bytes = len(head) + len(properties) + len(body) + (2 if qos else 0)

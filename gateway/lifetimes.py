@@ -19,6 +19,7 @@ import orjson
 import structlog
 
 from gateway.errors import ConnectRefused
+from gateway.leaving import Leaving
 from gateway.message import to_stored
 from gateway.packets import NO_LOCAL, QOS, Connect, Will
 from gateway.parsers import SHARE
@@ -204,6 +205,12 @@ class Lifetimes:
             session.subscriptions[one.filter] = subscription
             session.no_local += subscription.no_local
             find_overlaps(session, subscription)
+        for left in stored.leaving.values():
+            with suppress(QueueUnknown):  # said above, of what it was to send for
+                queue = self._store.queues.get(left.queue_id)
+                leaving = Leaving(session, left.filter, queue, left.number, left.cursor, left.stop, left.cuts)
+                leaving.stored = left
+                session.leaving.append(leaving)
         self._gateway.counters.subscriptions += len(session.subscriptions)
 
     # --- while they are there ---------------------------------------------------------------------------------------
@@ -243,13 +250,26 @@ class Lifetimes:
         self._append(Kind.SESSION_SUBSCRIBED, stored, row)
         return queues.get(stored.subscriptions[topic_filter].queue_id)
 
-    def unsubscribe(self, session: Session, topic_filter: str) -> None:
-        """Record that a subscription of a session that lasts is over. What it has sent is delivered all the same."""
+    def unsubscribe(self, session: Session, topic_filter: str, leaving: Leaving | None) -> None:
+        """Record that a subscription of a session that lasts is over, and what is left of it.
+
+        What it has sent is delivered all the same.
+        """
         stored = session.stored
         assert stored is not None, session.client_id
         with suppress(DiskFull):  # then only as long as the node runs
             self.record(session)
-        self._append(Kind.SESSION_UNSUBSCRIBED, stored, {"filter": topic_filter})
+        row: dict[str, object] = {"filter": topic_filter}
+        if leaving is not None:
+            row |= {"stop": leaving.stop, "cuts": list(leaving.cuts.items())}
+        self._append(Kind.SESSION_UNSUBSCRIBED, stored, row)
+        if leaving is not None:
+            leaving.stored = stored.leaving[leaving.number]
+
+    def let_go(self, session: Session, leaving: Leaving) -> None:
+        """Record that a subscription of a session that lasts has left."""
+        assert session.stored is not None, session.client_id
+        self._append(Kind.SESSION_UNSUBSCRIBED, session.stored, {"number": leaving.number})
 
     def pass_over(self, session: Session) -> None:
         """Pass over what waits for a client beyond `mqtt.session_queued_max`.
@@ -259,16 +279,17 @@ class Lifetimes:
         """
         limit = self._gateway.options.session_queued_max
         lagging = [one for one in session.subscriptions.values() if not one.live and not one.is_shared]
-        if sum(one.queue.committed_offset - one.cursor for one in lagging) <= limit:
+        lagging += [one for one in session.leaving if one.cursor < one.end]
+        if sum(one.end - one.cursor for one in lagging) <= limit:
             return
         firsts = [max(one.cursor, one.queue.first_offset()) for one in lagging]  # what has expired doesn't wait
-        waiting = [one.queue.committed_offset - first for one, first in zip(lagging, firsts, strict=True)]
+        waiting = [max(one.end - first, 0) for one, first in zip(lagging, firsts, strict=True)]
         length = _cut(waiting, limit)
         dropped = 0
         for one, count in zip(lagging, waiting, strict=True):
             if count > length:
                 dropped += count - length
-                one.cursor = one.queue.committed_offset - length
+                one.cursor = one.end - length
         if dropped:
             self._gateway.counters.queued_dropped += dropped
             self._gateway.logbook.note("session.queued_dropped", client=session.client_id, messages=dropped)
@@ -485,6 +506,7 @@ def _at_qos_0(stored: StoredSession) -> list[StoredSubscription]:
     """Return the subscriptions of a session that send at QoS 0 only: not those that may send for one of a higher QoS."""
     ours = [one for one in stored.subscriptions.values() if not one.filter.startswith(SHARE)]
     low, high = [one for one in ours if not one.options & QOS], [one for one in ours if one.options & QOS]
+    low += stored.leaving.values()  # they send for the others, at their QoS
     if len(low) * len(high) > OVERLAPS_COMPARED_MAX:
         return []
     return [one for one in low if not any(topics.overlap(one.filter, other.filter) for other in high)]

@@ -13,6 +13,7 @@ from gateway.packets import PUBACK, PUBCOMP, PUBREC
 
 if TYPE_CHECKING:
     from gateway.encoding import Slot
+    from gateway.leaving import Leaving
     from gateway.stored import StoredSession
     from gateway.subscription import Subscription
 
@@ -44,6 +45,7 @@ class Session:
         "inflight_max",
         "last_packet_id",
         "lasts",
+        "leaving",
         "no_local",
         "received",
         "stored",
@@ -64,6 +66,8 @@ class Session:
         self.expiry_s = 0
         """Seconds that it lasts when its connection has ended."""
         self.subscriptions: dict[str, Subscription] = {}
+        self.leaving: list[Leaving] = []
+        """Subscriptions that have ended, and still send what those that remain rely on them for."""
         self.subscribed = 0
         """Subscriptions that it ever had: numbers them."""
         self.no_local = 0

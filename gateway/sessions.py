@@ -8,6 +8,7 @@ Rows of the index; the first byte of each key is b"S":
 
     key b"Sc", client id                                 value: `StoredSession.row`
     key b"Ss", client id, 0, filter                      value: `StoredSubscription.row`; no client id or filter has a 0 in it
+    key b"Sl", client id, 0, number u32                  value: `StoredLeaving.row`
     key b"St", due ms u64, client id                     nothing: then it ends, or its will is published; clients that are away
     key b"So", client id                                 nothing: its client is connected
     key b"Sh", position u64, client id                   nothing: the oldest record that it needs
@@ -21,13 +22,14 @@ else have a thousand owners in one row: the counts tell when the last subscripti
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from struct import Struct
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
 import orjson
 
-from gateway.stored import Changes, StoredSession, StoredSubscription, StoredWill
+from gateway.stored import Changes, StoredLeaving, StoredSession, StoredSubscription, StoredWill
 from store.index import Batch, Index, Space
 from store.part import Apply
 from store.queues import Queues
@@ -38,6 +40,7 @@ OWNER: Final = "sessions"
 
 _SESSION = Space.SESSION + b"c"
 _SUBSCRIPTION = Space.SESSION + b"s"
+_LEAVING = Space.SESSION + b"l"
 _DUE = Space.SESSION + b"t"
 _CONNECTED = Space.SESSION + b"o"
 _HOLDS = Space.SESSION + b"h"
@@ -172,7 +175,7 @@ class Sessions:
         stored.will = stored.will._replace(due_ms=due_ms) if stored.will is not None and due_ms else None
 
     def _end(self, stored: StoredSession) -> None:
-        for one in stored.subscriptions.values():
+        for one in chain(stored.subscriptions.values(), stored.leaving.values()):
             self._release(one.queue_id)
         stored.begin()
         stored.gone = True
@@ -201,10 +204,21 @@ class Sessions:
         stored = self._change(record)
         if stored is None:
             return
-        topic_filter = orjson.loads(record.properties)["filter"]
-        one = stored.subscriptions.pop(topic_filter, None)
-        if one is not None:
-            stored.changed_filters.add(topic_filter)
+        row: dict[str, Any] = orjson.loads(record.properties)
+        if "number" in row:
+            left = stored.leaving.pop(row["number"], None)
+            if left is not None:
+                stored.changed_leaving.add(left.number)
+                self._release(left.queue_id)
+            return
+        one = stored.subscriptions.pop(row["filter"], None)
+        if one is None:
+            return
+        stored.changed_filters.add(one.filter)
+        if "stop" in row:
+            stored.leaving[one.number] = StoredLeaving(one, row["stop"], dict(row["cuts"]))
+            stored.changed_leaving.add(one.number)
+        else:
             self._release(one.queue_id)
 
     def _apply_offsets(self, record: Record) -> None:
@@ -303,6 +317,8 @@ def load_session(index: Index, client_id: str, row: bytes) -> StoredSession:
     prefix = _SUBSCRIPTION + client_id.encode() + b"\0"
     ones = (StoredSubscription.from_row(key[len(prefix) :].decode(), value) for key, value in index.rows(prefix))
     found.subscriptions = {one.filter: one for one in sorted(ones, key=lambda one: one.number)}
+    left = (StoredLeaving.from_leaving_row(value) for _, value in index.rows(_LEAVING + client_id.encode() + b"\0"))
+    found.leaving = {one.number: one for one in left}
     return found
 
 
@@ -322,6 +338,13 @@ def _save_session(batch: Batch, stored: StoredSession) -> None:
         else:
             batch.delete(key)
     stored.changed_filters.clear()
+    for number in stored.changed_leaving:
+        key = _LEAVING + client_id + b"\0" + _U32.pack(number)
+        if number in stored.leaving:
+            batch.put(key, stored.leaving[number].row())
+        else:
+            batch.delete(key)
+    stored.changed_leaving.clear()
     before, now = stored.saved, stored.rows()
     if now.exists:
         batch.put(_SESSION + client_id, stored.row())

@@ -118,6 +118,10 @@ class SharedSubscription(Subscription):
         """Return False: it sends for itself, whatever else the session subscribes to."""
         return False
 
+    @property
+    def _has_siblings(self) -> bool:
+        return False
+
     def join(self) -> None:
         self.connection.lagging[self] = None
 

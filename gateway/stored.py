@@ -6,6 +6,7 @@ connected (`gateway.session`) runs ahead of it: what they differ in is written a
 
 from __future__ import annotations
 
+from itertools import chain
 from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -142,6 +143,26 @@ class StoredSubscription:
         return found
 
 
+class StoredLeaving(StoredSubscription):
+    """What is left of a subscription that has ended: see `gateway.leaving`."""
+
+    __slots__ = ("cuts", "stop")
+
+    def __init__(self, one: StoredSubscription, stop: int, cuts: dict[int, int]) -> None:
+        super().__init__(one.filter, one.number, one.queue_id, 0, 0, one.cursor)
+        self.stop = stop
+        self.cuts = cuts
+
+    def row(self) -> bytes:
+        return super().row() + orjson.dumps({"filter": self.filter, "stop": self.stop, "cuts": list(self.cuts.items())})
+
+    @classmethod
+    def from_leaving_row(cls, row: bytes) -> StoredLeaving:
+        """Return that of a row."""
+        more = orjson.loads(row[_SUBSCRIPTION.size :])
+        return cls(StoredSubscription.from_row(more["filter"], row), more["stop"], dict(more["cuts"]))
+
+
 class StoredSession:
     """A session as the records made it.
 
@@ -152,6 +173,7 @@ class StoredSession:
     __slots__ = (
         "__weakref__",
         "changed_filters",
+        "changed_leaving",
         "client_id",
         "connected",
         "ends_ms",
@@ -159,6 +181,7 @@ class StoredSession:
         "gone",
         "inflight",
         "last_packet_id",
+        "leaving",
         "received",
         "saved",
         "subscribed",
@@ -173,7 +196,11 @@ class StoredSession:
         """The rows of it that the index has."""
         self.changed_filters: set[str] = set()
         """Subscriptions that were added, removed or moved since the last save."""
+        self.changed_leaving: set[int] = set()
+        """The same of `leaving`."""
         self.subscriptions: dict[str, StoredSubscription] = {}
+        self.leaving: dict[int, StoredLeaving] = {}
+        """What is left of subscriptions that have ended, by number."""
         self.begin()
 
     def begin(self) -> None:
@@ -192,6 +219,8 @@ class StoredSession:
         self.inflight: dict[int, Slot | None] = {}
         self.changed_filters.update(self.subscriptions)
         self.subscriptions.clear()
+        self.changed_leaving.update(self.leaving)
+        self.leaving.clear()
 
     @property
     def due_ms(self) -> int | None:
@@ -226,7 +255,10 @@ class StoredSession:
         if changes.cursors or changes.retained:
             by_number = {one.number: one for one in self.subscriptions.values()}
             for number, offset in changes.cursors:
-                if number in by_number:
+                if number in self.leaving:
+                    self.leaving[number].cursor = offset
+                    self.changed_leaving.add(number)
+                elif number in by_number:
                     by_number[number].cursor = offset
                     self.changed_filters.add(by_number[number].filter)
             for number, topic in changes.retained.items():
@@ -308,7 +340,7 @@ def changes_of(session: Session, stored: StoredSession, released: list[int]) -> 
                 sent.append((packet_id, slot))
     cursors: list[tuple[int, int]] = []
     retained: dict[int, bytes | None] = {}
-    for one in session.subscriptions.values():
+    for one in chain(session.subscriptions.values(), session.leaving):
         kept = one.stored
         if kept is None:
             continue

@@ -144,12 +144,22 @@ class Subscription:
 
     def release(self) -> None:
         """Give up what it holds in the store, if its session doesn't last. It rests."""
-        if self.stored is None:
+        if self.stored is None and not any(one.queue is self.queue and one is not self for one in self.session.leaving):
             self.connection.gateway.store.queues.detach(self.queue, self.session.owner)
 
     def settle(self) -> None:
         """See whether what it sends can be shared, where that has changed."""
-        self.is_own = self.terms.is_v5 and (self.overlaps or self.connection.aliases is not None)
+        self.is_own = self.terms.is_v5 and (self._has_siblings or self.connection.aliases is not None)
+
+    @property
+    def end(self) -> int:
+        """Up to which offset there is something for it."""
+        return self.queue.committed_offset
+
+    @property
+    def _has_siblings(self) -> bool:
+        """Whether other subscriptions of the session match some of the same topics, or may have until lately."""
+        return self.overlaps or bool(self.session.leaving)
 
     def matches(self, topic: str) -> bool:
         """Return whether it gets the messages of a topic."""
@@ -225,17 +235,18 @@ class Subscription:
                 if not self._send_retained(self.retained, room):
                     return
                 continue
+            if self.session.leaving and any(one.holds_back(self) for one in self.session.leaving):
+                return
             at = (self.cursor - ahead_from) * ENTRY_BYTES
             if at >= len(ahead):
                 ahead_from, ahead = self.queue.read_from(self.cursor, room * PUMP_AHEAD if step else room)
                 at = 0
-            if not ahead:
-                self.cursor = self.queue.committed_offset  # what lies between has expired
-                self.live = True
-                connection.lagging.pop(self, None)
-                return
             first = ahead_from + at // ENTRY_BYTES
-            entries = _portion(ahead[at : at + room * ENTRY_BYTES])
+            entries = self._within_cuts(first, ahead[at : at + room * ENTRY_BYTES])
+            if not entries:
+                self._caught_up()
+                return
+            entries = _portion(entries)
             admitted, passed = self._admit(entries)
             if not passed:
                 return
@@ -247,6 +258,20 @@ class Subscription:
                 self.cursor = cursor
                 return
         connection.pump_soon()
+
+    def _within_cuts(self, first: int, entries: bytes) -> bytes:
+        """Return the first of some entries: none on the two sides of a cut (see `Leaving`)."""
+        for one in self.session.leaving:
+            cut = one.cuts.get(self.number, 0)
+            if first < cut:
+                entries = entries[: (cut - first) * ENTRY_BYTES]
+        return entries
+
+    def _caught_up(self) -> None:
+        """Be live from now on: there is nothing more to be read."""
+        self.cursor = self.queue.committed_offset  # what lies between has expired
+        self.live = True
+        self.connection.lagging.pop(self, None)
 
     def _admit(self, entries: bytes) -> tuple[bytes, int]:
         """Return those of some entries that the client may have, and how many were looked at.
@@ -276,10 +301,17 @@ class Subscription:
 
     def _together(self, topic: bytes, publisher: str) -> Terms | None:
         """Return the terms of all subscriptions of this session that match, if this one sends for them."""
-        if not self.overlaps:
+        if not self._has_siblings:
             return self._alone(topic, publisher)
-        matching = self.session.matching(topic.decode())
-        return together(matching, publisher) if matching and matching[0] is self else None
+        name = topic.decode()
+        matching = self.session.matching(name)
+        if not matching or matching[0] is not self or self._is_sent_by_leaving(name):
+            return None
+        return together(matching, publisher)
+
+    def _is_sent_by_leaving(self, topic: str) -> bool:
+        """Return whether an older subscription that has ended still sends the message of a topic in front of the cursor."""
+        return any(one.number < self.number and one.sends_for(self, topic) for one in self.session.leaving)
 
     def _send_retained(self, retained: Iterator[bytes], room: int) -> bool:
         """Send the next of the retained messages, `room` at most; note when there are no more.
@@ -353,7 +385,8 @@ def find_overlaps(session: Session, changed: Subscription) -> list[Subscription]
                 one.overlaps = changed.overlaps = True
     elif changed.overlaps and len(everyone) <= WILDCARDS_COMPARED_MAX:
         for one in everyone:
-            one.overlaps = any(topics.overlap(other.filter, one.filter) for other in wildcards if other is not one)
+            others = everyone if topics.is_wildcard(one.filter) else wildcards
+            one.overlaps = any(topics.overlap(other.filter, one.filter) for other in others if other is not one)
     return [one for one in everyone if one.overlaps != (one in before)]
 
 

@@ -259,6 +259,15 @@ async def test_subscriptions_that_no_longer_overlap_go_on_by_themselves(broker: 
     assert not any(one.overlaps for one in broker.connection("client").session.subscriptions.values())
 
 
+async def test_subscriptions_that_still_overlap_send_one_together(broker: Broker) -> None:
+    client = await broker.connect_5("client")
+    for identifier, name in enumerate(("a/b", "+/b", "a/#"), 1):
+        await client.subscribe_with((name, 1), identifier=identifier)
+    await client.unsubscribe("a/#")
+    await client.publish("a/b", b"x", 1)
+    assert await client.messages_with() == [(Message("a/b", b"x", 1), {Property.SUBSCRIPTION_IDENTIFIER: [1, 2]})]
+
+
 async def test_subscribing_again_replaces_the_identifier(broker: Broker) -> None:
     """[MQTT-3.8.4-3]."""
     client = await broker.connect_5("client")

@@ -48,6 +48,8 @@ class Modelled:
     subscriptions: dict[str, list[Any]] = field(default_factory=dict)
     """Number, options, identifier, cursor, retained before, retained after; by filter."""
     subscribed: int = 0
+    leaving: dict[int, list[Any]] = field(default_factory=dict)
+    """Filter, cursor, stop, cuts; by number."""
 
     @property
     def due_ms(self) -> int:
@@ -78,6 +80,7 @@ def modelled(stored: StoredSession) -> Modelled:
             for name, one in stored.subscriptions.items()
         },
         stored.subscribed,
+        {number: [one.filter, one.cursor, one.stop, one.cuts] for number, one in stored.leaving.items()},
     )
 
 
@@ -207,6 +210,28 @@ class SessionsMachine(RuleBasedStateMachine):
                 lambda model, _: model[client].subscriptions.__delitem__(name),
             )
 
+    @rule(client=clients, name=filters, stop=st.integers(0, 9), cuts=st.dictionaries(st.integers(0, 9), st.integers(0, 9)))
+    def begin_to_leave(self, client: str, name: str, stop: int, cuts: dict[int, int]) -> None:
+        """Unsubscribe from what others rely on."""
+
+        def then(model: Model, _: int) -> None:
+            fields = model[client].subscriptions.pop(name)
+            model[client].leaving[fields[0]] = [name, fields[3], stop, cuts]
+
+        if client in self.now and name in self.now[client].subscriptions:
+            row = {"filter": name, "stop": stop, "cuts": list(cuts.items())}
+            self.append(Kind.SESSION_UNSUBSCRIBED, client, row, then)
+
+    @rule(client=clients, number=st.integers(0, 9))
+    def have_left(self, client: str, number: int) -> None:
+        if client in self.now and number in self.now[client].leaving:
+            self.append(
+                Kind.SESSION_UNSUBSCRIBED,
+                client,
+                {"number": number},
+                lambda model, _: model[client].leaving.__delitem__(number),
+            )
+
     @rule(client=clients, draw=st.data())
     def get_on(self, client: str, draw: st.DataObject) -> None:
         one = self.now.get(client)
@@ -225,6 +250,7 @@ class SessionsMachine(RuleBasedStateMachine):
         released = draw.draw(st.lists(st.sampled_from(sorted(one.received)), unique=True)) if one.received else []
         moved = {name: draw.draw(st.integers(0, 5)) for name in one.subscriptions if draw.draw(st.booleans())}
         cursors = [(one.subscriptions[name][0], one.subscriptions[name][3] + step) for name, step in moved.items()]
+        cursors += [(number, fields[1] + 1) for number, fields in one.leaving.items()]
         pending = [name for name, fields in one.subscriptions.items() if fields[4] is not None]
         retained = {one.subscriptions[name][0]: draw.draw(st.sampled_from([None, b"plant/1"])) for name in pending}
         last = draw.draw(st.integers(1, 65_535))
@@ -240,6 +266,8 @@ class SessionsMachine(RuleBasedStateMachine):
                 if packet_id not in done
             ] + [(packet_id, message[0]) for packet_id, message in new]
             some.received -= set(released)
+            for number, fields in some.leaving.items():
+                fields[1] = dict(cursors).get(number, fields[1])
             for fields in some.subscriptions.values():
                 fields[3] = dict(cursors).get(fields[0], fields[3])
                 if fields[0] in retained:
@@ -362,7 +390,9 @@ class SessionsMachine(RuleBasedStateMachine):
                 assert self.store.read_intact(position, size) is not None, "retention dropped what a session needs"
         for name in ("plant/+", "plant/#", "office"):
             queue = self.store.queues.find(name)
-            is_wanted = any(name in one.subscriptions for one in self.now.values())
+            is_wanted = any(
+                name in one.subscriptions or name in (fields[0] for fields in one.leaving.values()) for one in self.now.values()
+            )
             assert (queue is not None and OWNER in queue.owners) == is_wanted
             if queue is None or not is_wanted:
                 assert queue is None or queue.owners == {"root"}

@@ -96,9 +96,13 @@ class Client:
         passed: list[Packet] = []
         while (found := await self.receive()) and found[0] != kind:
             passed.append(found)
-        self._packets.extendleft(reversed(passed))
+        self.unread(passed)
         assert found, f"closed before a packet of type {kind} came; it got {passed}"
         return found
+
+    def unread(self, packets: list[Packet]) -> None:
+        """Give packets back, in order: they come first the next time."""
+        self._packets.extendleft(reversed(packets))
 
     async def drained(self) -> list[Packet]:
         """Return all packets that answer what was sent so far, or that are due by then; PINGRESPs left out.

@@ -1,0 +1,258 @@
+"""Subscriptions that overlap, of which some end while they lag: what the others relied on them for still comes, once."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from gateway.codec import encode_acks, encode_publish
+from gateway.packets import CONNACK, PUBACK, PUBLISH, PUBLISH_WITH, UNSUBACK
+from gateway.properties import Property, parse_properties
+from gateway.sessions import OWNER
+from store import topics
+from store.options import KIB
+from tests.gateway.conftest import StartBroker
+from tests.gateway.packet_cases_5 import subscribe_5, unsubscribe_5
+from tests.gateway.wire import Broker, Client5, Message, message_of, until
+
+LASTS = {Property.SESSION_EXPIRY_S: 600}
+FEW = {Property.RECEIVE_MAXIMUM: 3}
+
+
+async def publish(broker: Broker, *messages: tuple[str, bytes]) -> None:
+    """Publish messages at QoS 1."""
+    publisher = await broker.connect("publisher")
+    await publisher.send(*(encode_publish(topic.encode(), body, 1, packet_id=n) for n, (topic, body) in enumerate(messages, 1)))
+    for _ in messages:
+        await publisher.expect(PUBACK)
+    publisher.reset()
+
+
+async def take_all(broker: Broker, client: Client5) -> list[tuple[int, list[int]]]:
+    """Return what comes until all is out, as `take` does."""
+    connection = broker.connection("client")
+    got = []
+    while connection.lagging or connection.session.inflight:
+        got += await take(client, 1)
+    return got + await take(client, 1)
+
+
+async def take(client: Client5, times: int) -> list[tuple[int, list[int]]]:
+    """Return numbers and identifiers of what comes; acknowledge what is there, so many times."""
+    got = []
+    for _ in range(times):
+        packets = [packet for packet in await client.drained() if packet[0] in (PUBLISH, PUBLISH_WITH)]
+        for packet in packets:
+            found = parse_properties(packet[5] if len(packet) > 5 else b"", PUBLISH)
+            got.append((number_of(message_of(packet)), found.get(Property.SUBSCRIPTION_IDENTIFIER, [])))
+        await client.send(encode_acks(PUBACK, [packet[3] for packet in packets if packet[1] & 6]))
+    return got
+
+
+def number_of(message: Message) -> int:
+    return int(message.body[:8])
+
+
+def numbered(*numbers: int, topic: str = "a/b") -> list[tuple[str, bytes]]:
+    return [(topic, b"%08d" % number + bytes(4 * KIB)) for number in numbers]
+
+
+async def lagging(
+    start_broker: StartBroker, *filters: str, about: dict[Property, int], **options: int
+) -> tuple[Broker, Client5]:
+    """Connect a client that reads so little that the oldest of its subscriptions is behind the others.
+
+    0 to 299 were published to a/b, and 300 to 319 to a/c/d.
+    """
+    broker = await start_broker(send_buffer_bytes=16 * KIB, **options)
+    client = await broker.connect_5("client", about=about)
+    for identifier, name in enumerate(filters, 1):
+        await client.subscribe_with((name, 1), identifier=identifier)
+    broker.limit_send_buffer("client")
+    await publish(broker, *numbered(*range(300)), *numbered(*range(300, 320), topic="a/c/d"))
+    oldest, *others = broker.connection("client").session.subscriptions.values()
+    read = []
+    while not all(one.live for one in others):
+        read.append(await client.receive())
+    client.unread(read)
+    assert 10 < oldest.cursor < 290
+    return broker, client
+
+
+async def end(broker: Broker, client: Client5, *filters: str) -> None:
+    """Unsubscribe, though the client reads nothing."""
+    await client.send(unsubscribe_5(2, *(name.encode() for name in filters)))
+    await until(lambda: not broker.connection("client").session.subscriptions.keys() & set(filters))
+
+
+async def gone(broker: Broker) -> None:
+    """Wait until nothing is left of subscriptions that ended."""
+    await until(lambda: not broker.connection("client").session.leaving)
+
+
+@pytest.mark.parametrize("about", [{}, LASTS], ids=["clean", "lasting"])
+async def test_what_younger_ones_passed_over_comes_when_the_oldest_ends(
+    start_broker: StartBroker, about: dict[Property, int]
+) -> None:
+    """[MQTT-3.3.4-2], [MQTT-3.10.4-2]."""
+    broker, client = await lagging(start_broker, "a/#", "a/+", about=about)
+    await end(broker, client, "a/#")
+    await publish(broker, *numbered(320, 321), *numbered(322, topic="a/c/d"))
+    await client.expect(UNSUBACK)
+    got = await take_all(broker, client)
+    assert [number for number, _ in got] == [*range(300), 320, 321], "each once, in order, and nobody's not at all"
+    when = [tuple(identifiers) for _, identifiers in got].index((2,))
+    assert 10 < when < 290
+    assert {tuple(identifiers) for _, identifiers in got[when:]} == {(2,)}, "no more for the filter that ended"
+    await gone(broker)
+    (left,) = broker.connection("client").session.subscriptions.values()
+    assert not left.is_own, "it is back on the shared path"
+    client.reset()
+    if not about:
+        await until(lambda: not any(broker.held_resources().values()))
+
+
+@pytest.mark.parametrize("how", ["restart", "kill"])
+async def test_it_comes_across_a_restart_of_the_node(start_broker: StartBroker, how: str) -> None:
+    broker, client = await lagging(start_broker, "a/#", "a/+", about=LASTS)
+    await end(broker, client, "a/#")
+    await publish(broker, *numbered(320), *numbered(321, topic="a/c/d"))
+    await getattr(broker, how)()
+    again = await broker.connect_5("client", flags=0, about=LASTS)
+    assert again.session_present
+    numbers = [number for number, _ in await take_all(broker, again)]
+    assert numbers == [*range(300), 320], "what was under way comes again"
+    await gone(broker)
+    stored = broker.node.gateway.lifetimes.sessions.get("client")
+    assert stored is not None
+    assert not stored.leaving
+    await again.unsubscribe("a/+")
+    broker.node.store.commit()
+    assert not [queue.filter for queue in broker.node.store.queues if OWNER in queue.owners]
+
+
+async def test_what_is_left_ends_with_the_session(start_broker: StartBroker) -> None:
+    broker, client = await lagging(start_broker, "a/#", "a/+", about=LASTS)
+    await end(broker, client, "a/#")
+    await broker.restart()
+    await broker.connect_5("client")
+    broker.node.store.commit()
+    assert not [queue.filter for queue in broker.node.store.queues if OWNER in queue.owners]
+    assert not list(broker.node.store.index.rows(b"Sl"))
+
+
+async def test_a_client_of_3_1_1_that_comes_back_gets_what_is_left(start_broker: StartBroker) -> None:
+    broker, client = await lagging(start_broker, "a/#", "a/+", about=LASTS)
+    await end(broker, client, "a/#")
+    client.reset()
+    await until(lambda: "client" not in broker.node.gateway.clients)
+    old = await broker.connect("client", flags=0, accepted=False)
+    await old.expect(CONNACK)
+    numbers: set[int] = set()
+    while len(numbers) < 300:
+        numbers.add(number_of(await old.message()))
+    assert numbers == set(range(300))
+    await gone(broker)
+
+
+async def test_the_next_to_end_goes_on_for_the_last(start_broker: StartBroker) -> None:
+    broker, client = await lagging(start_broker, "a/#", "+/b", "a/b", about={})
+    await end(broker, client, "a/#")
+    await publish(broker, *numbered(*range(320, 340)))
+    await end(broker, client, "+/b")
+    await publish(broker, *numbered(340), *numbered(341, topic="x/b"))
+    got = await take_all(broker, client)
+    assert [number for number, _ in got] == [*range(300), *range(320, 341)]
+    assert got[-1] == (340, [3])
+    await gone(broker)
+
+
+async def test_when_all_end_nothing_more_comes_and_nothing_is_kept(start_broker: StartBroker) -> None:
+    broker, client = await lagging(start_broker, "a/#", "a/+", "+/b", about={})
+    under_way = len(broker.connection("client").session.inflight)
+    await end(broker, client, "a/#", "a/+", "+/b")
+    assert [number for number, _ in await take_all(broker, client)] == [*range(under_way)]
+    await gone(broker)
+    assert not any(queue.transient for queue in broker.node.store.queues)
+
+
+async def test_a_client_that_is_back_on_the_filter_gets_what_comes_from_then_on(start_broker: StartBroker) -> None:
+    broker, client = await lagging(start_broker, "a/#", "a/+", about={})
+    await end(broker, client, "a/#")
+    await publish(broker, *numbered(320, topic="a/c/d"))
+    await client.subscribe_with(("a/#", 1), identifier=9)
+    await publish(broker, *numbered(321), *numbered(322, topic="a/c/d"))
+    got = await take_all(broker, client)
+    assert sorted(number for number, _ in got) == [*range(300), 321, 322]
+    assert {number: identifiers for number, identifiers in got if number > 299} == {321: [2, 9], 322: [9]}
+    await gone(broker)
+    await client.unsubscribe("a/#")
+    await publish(broker, *numbered(323))
+    assert await take_all(broker, client) == [(323, [2])]
+
+
+async def test_subscriptions_that_are_leaving_count_among_a_client_s(start_broker: StartBroker) -> None:
+    broker, client = await lagging(start_broker, "a/#", "a/+", about={}, subscriptions_max=2)
+    await end(broker, client, "a/#")
+    await client.send(subscribe_5(1, (b"b", 1)))
+    refused = broker.node.gateway.counters
+    await until(lambda: refused.subscriptions_refused == 1)  # else there would be a way to keep any number of queues
+    await take_all(broker, client)
+    await gone(broker)
+    assert await client.subscribe(("b", 1)) == [1]
+
+
+FILTERS = ["a/#", "a/+", "a/b", "+/b", "#"]
+TOPICS = ["a/b", "a/c", "x/b", "a"]
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_any_of_many_may_end_at_any_time(broker: Broker, seed: int) -> None:
+    """A message comes once where a subscription that matched it when it came is still there, and never twice; and in order."""
+    rng = random.Random(seed)
+    about = LASTS if seed % 2 else {}
+    client = await broker.connect_5("client", about=about | FEW)
+    there: dict[str, set[int]] = {}
+    """By filter: the messages that came while it was subscribed."""
+    got: list[int] = []
+    topic_of: list[str] = []
+    count = 0
+    for _ in range(60):
+        what = rng.random()
+        name = rng.choice(FILTERS)
+        if what < 0.25:
+            qos = 1 if about else rng.choice([0, 1])  # what is under way at QoS 0 is lost with the connection
+            await client.subscribe_with((name, qos), identifier=1 + FILTERS.index(name))
+            there.setdefault(name, set())
+        elif what < 0.45 and name in there:
+            await client.unsubscribe(name)
+            del there[name]
+        elif what < 0.7:
+            burst = [(rng.choice(TOPICS), b"%08d" % n) for n in range(count, count + rng.randint(1, 30))]
+            for topic, body in burst:
+                for each, seen in there.items():
+                    if topics.matches(each, topic):
+                        seen.add(int(body))
+            count += len(burst)
+            topic_of += [topic for topic, _ in burst]
+            await publish(broker, *burst)
+        elif what < 0.75 and about:
+            got += [number_of(message) for message in await client.messages()]
+            client.reset()
+            await until(lambda: "client" not in broker.node.gateway.clients)
+            got_before = set(got)
+            await broker.restart()
+            client = await broker.connect_5("client", flags=0, about=about | FEW)
+            got += [number for number, _ in await take(client, 1) if number not in got_before]  # with DUP
+        else:
+            got += [number for number, _ in await take(client, rng.randint(1, 3))]
+    got += [number for number, _ in await take_all(broker, client)]
+    for topic in TOPICS:
+        of_topic = [number for number in got if topic_of[number] == topic]
+        assert of_topic == sorted(of_topic)
+    counts = Counter(got)
+    assert not [number for number, times in counts.items() if times > 1]
+    assert {number for seen in there.values() for number in seen} <= counts.keys()
+    assert not broker.connection("client").session.leaving
