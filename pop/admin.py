@@ -94,7 +94,7 @@ class GroupAdmin:
     def create(self, name: str, topic_filter: str, start: Start, settings: GroupSettings) -> Group:
         """Create a group; return the one that is there if its settings are these.
 
-        One that a shared subscription has made gets these settings, and outlasts that from now on.
+        One that a shared or a lite subscription has made gets these settings, and outlasts that from now on.
 
         Raises:
             GroupExists: it is there with other settings.
@@ -104,7 +104,8 @@ class GroupAdmin:
         group = self._state.groups.get((name, topic_filter))
         if group is None:
             return self.core.create(name, topic_filter, start, settings)
-        if group.settings.shared:  # devices were first; from now on it is the operator's
+        settings = replace(settings, lite=group.settings.lite)
+        if group.settings.is_temporary:  # others were first; from now on it is the operator's
             return self.update(name, topic_filter, lambda _: settings)[0]
         if group.settings != settings:
             raise GroupExists(f"the group {name!r} on {topic_filter[:80]!r} exists with other settings: update it")

@@ -154,7 +154,7 @@ class PopCore:
     def group(self, name: str, topic_filter: str, start: Start = "earliest") -> Group:
         """Return the group `name` on `topic_filter`; create it where it is new, to begin at `start`.
 
-        One that a shared subscription has made outlasts that from now on: somebody else counts on it.
+        One that a shared or a lite subscription has made outlasts that from now on: somebody else counts on it.
 
         Raises:
             GroupUnknown: it is new, and `pop.groups_auto_create` is off.
@@ -163,15 +163,19 @@ class PopCore:
         """
         group = self.state.groups.get((name, topic_filter))
         if group is not None:
-            if group.settings.shared:
+            if group.settings.is_temporary:
                 with suppress(DiskFull):  # the next call tries again
-                    self.configure(group, replace(group.settings, shared=False))
+                    self.configure(group, replace(group.settings, shared=False, lite_ends_ms=None))
             return group
+        self.check_may_create(name, topic_filter)
+        return self.create(name, topic_filter, start, DEFAULTS)
+
+    def check_may_create(self, name: str, topic_filter: str) -> None:
+        """Raise GroupUnknown where consumers don't create groups: `pop.groups_auto_create` is off."""
         if not self.options.groups_auto_create:
             raise GroupUnknown(
                 f"there is no group {name[:80]!r} on {topic_filter[:80]!r}: create it first, or set pop.groups_auto_create"
             )
-        return self.create(name, topic_filter, start, DEFAULTS)
 
     def create(self, name: str, topic_filter: str, start: Start, settings: GroupSettings) -> Group:
         """Create a group that doesn't exist. Its settings must have been checked."""

@@ -102,6 +102,13 @@ class PopOptions:
         True,
         "Whether a pop creates the group that it names. Where it doesn't, groups are created by the API or the command line.",
     )
+    lite_idle_ms: int = option(
+        DAY_MS,
+        "Milliseconds for which the group of a lite topic is kept when the last RocketMQ client that had subscribed to it has "
+        "ended or fallen silent. When it unsubscribes, the group ends at once.",
+        minimum=0,
+        maximum=30 * DAY_MS,
+    )
     transaction_check_ms: int = option(
         30 * SECOND_MS,
         "Milliseconds after which the producer of a half message is asked whether to commit it; and again after as many.",

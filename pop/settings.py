@@ -21,6 +21,9 @@ BACKOFF_MS_MAX = 30 * DAY_MS
 ATTEMPTS_MAX = 65_535
 IN_FLIGHT_MAX = 100_000_000
 
+LITE_CLIENTS_MAX = 1_000
+"""Clients that may subscribe to one lite topic: all of them stand in each record of its settings."""
+
 
 @dataclass(frozen=True, slots=True)
 class Exponential:
@@ -66,6 +69,9 @@ class GroupSettings:
         paused: pops get nothing. What is out may be settled.
         shared: a shared subscription of MQTT has made the group, and it ends with the last session that has that. Nobody sets
             this; it is withdrawn when the group is created by name, or a consumer of POP uses it.
+        lite: the clients that have subscribed to it as to a lite topic (`pop.rocketmq.lite`), each with the parent topic.
+        lite_ends_ms: a lite subscription has made the group, and it ends then, ms since 1970; 0: not while there are such.
+            Withdrawn as `shared` is.
     """
 
     attempts_max: int | None = None
@@ -77,6 +83,13 @@ class GroupSettings:
     expression_type: ExpressionType = "tag"
     paused: bool = False
     shared: bool = False
+    lite: tuple[tuple[str, str], ...] = ()
+    lite_ends_ms: int | None = None
+
+    @property
+    def is_temporary(self) -> bool:
+        """Whether the group ends by itself, when nobody needs it any more."""
+        return self.shared or self.lite_ends_ms is not None
 
     def row(self) -> dict[str, Any]:
         """Return what is not at its default, as it stands in records."""
@@ -97,6 +110,7 @@ class GroupSettings:
             values["backoff"] = Exponential(**backoff)
         elif backoff is not None:
             values["backoff"] = tuple(backoff)
+        values["lite"] = tuple((client_id, parent) for client_id, parent in values.get("lite", ()))
         return cls(**values)
 
 

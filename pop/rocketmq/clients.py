@@ -76,7 +76,7 @@ class Stream:
 
 
 class Client:
-    """One client. All of its state is here, and none of it has to survive.
+    """One client. What it has subscribed to stands in settings of groups as well; nothing else has to survive.
 
     Parameters:
         client_id: as it calls itself.
@@ -95,7 +95,7 @@ class Client:
         self.stream: Stream | None = None
         self.published: dict[str, None] = {}
         self.lite: dict[tuple[str, str], dict[str, None]] = {}
-        """Filters of its lite topics, by group and parent."""
+        """Filters of its lite topics, by group and parent: see `pop.rocketmq.lite`."""
         self.turn = 0
         """Rotates its lite topics, so that none starves."""
 

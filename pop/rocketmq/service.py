@@ -17,7 +17,7 @@ import grpc.aio
 import structlog
 
 from pop.access import CALLER
-from pop.admin import GroupAdmin, ResetTo
+from pop.admin import GroupAdmin
 from pop.checkpoint import FROM_QUEUE, Checkpoint
 from pop.core import Change, Outcome, check_attempt_id
 from pop.deadletters import DeadLetter
@@ -27,6 +27,7 @@ from pop.group import Group
 from pop.poll import Taken
 from pop.rocketmq import names
 from pop.rocketmq.clients import Client, Clients, Stream, holder_of, lease_id
+from pop.rocketmq.lite import LiteSubscriptions, too_many
 from pop.rocketmq.messages import PRODUCER, message_of, properties_of, topic_and_body_of
 from pop.rocketmq.routes import SHARED_QUEUE, endpoints_for, queue_of
 from pop.rocketmq.settings import LITE_SUBSCRIPTIONS_MAX, expression_of, merged
@@ -112,6 +113,7 @@ class MessagingService:
         self._advertised = _advertised(self._options.rocketmq_advertise)
         self._store_host = str(self._advertised or self._options.listen)
         self.clients = Clients()
+        self._lite = LiteSubscriptions(admin, self.clients)
         self._tidying: asyncio.TimerHandle | None = None
         self._tidied_ms = 0
         transactions.on_check.append(self._ask)
@@ -119,6 +121,7 @@ class MessagingService:
     def start(self) -> None:
         """Look after clients from now on. Who had leases when the node ended has some time to come back."""
         self._tidied_ms = now_ms = self._store.now_ms()
+        self._lite.start(now_ms)
         for checkpoint in self._core.state.checkpoints.values():
             holder = holder_of(checkpoint.attempt_id)
             if holder:
@@ -140,16 +143,19 @@ class MessagingService:
             self.clients.forgive(now_ms - self._tidied_ms)
         self._tidied_ms = now_ms
         gone = self.clients.take_gone(now_ms)
+        for client in gone.values():
+            self._lite.left(client)
+        self._lite.tidy(now_ms)
         if not gone:
             return
         for checkpoint in list(self._core.state.checkpoints.values()):
-            client = gone.get(holder_of(checkpoint.attempt_id))
-            if client is None:
+            holder = gone.get(holder_of(checkpoint.attempt_id))
+            if holder is None:
                 continue
             with suppress(DiskFull):
-                self._return_lease(checkpoint, counts=not client.is_done)
+                self._return_lease(checkpoint, counts=not holder.is_done)
             if checkpoint.open:  # the disk has no room to note it: again when the client was silent for as long once more
-                self.clients.seen(client.id, now_ms)
+                self.clients.seen(holder.id, now_ms)
 
     def _return_lease(self, checkpoint: Checkpoint, *, counts: bool) -> None:
         """Return what a client that is gone had. If it vanished that counts as an attempt: a message may have killed it."""
@@ -425,7 +431,7 @@ class MessagingService:
         actions = pb.LiteSubscriptionAction
         name, parent = names.group_of(request.group), names.filter_of(request.topic)
         if len(request.lite_topic_set) > LITE_SUBSCRIPTIONS_MAX:
-            raise _too_many_lite_topics()
+            raise too_many()
         filters = dict.fromkeys(names.lite_filter_of(parent, lite_topic) for lite_topic in request.lite_topic_set)
         had = client.lite.get((name, parent), {})
         if request.action == actions.PARTIAL_ADD:
@@ -436,17 +442,7 @@ class MessagingService:
             has = {topic_filter: None for topic_filter in had if topic_filter not in filters}
         else:
             has = {}
-        if len(has) > LITE_SUBSCRIPTIONS_MAX or len(client.lite.keys() | {(name, parent)}) > LITE_SUBSCRIPTIONS_MAX:
-            raise _too_many_lite_topics()
-        start = self._lite_start(request)
-        for topic_filter in has:
-            is_new = (name, topic_filter) not in self._core.state.groups
-            if is_new:
-                self._core.group(name, topic_filter, start or "earliest")
-            elif start is not None and topic_filter in filters:
-                to = ResetTo(time_ms=start) if isinstance(start, int) else ResetTo(end=start)
-                self._admin.reset(name, topic_filter, to)
-        client.lite[name, parent] = has
+        self._lite.sync(client, name, parent, has=has, named=filters, start=self._lite_start(request))
         await self._store.durable()
         return service_pb.SyncLiteSubscriptionResponse(status=_status())
 
@@ -478,8 +474,7 @@ class MessagingService:
         loop = asyncio.get_running_loop()
         ends_s = loop.time() + wait_ms / 1000
         while True:
-            found = (self._core.state.groups.get((name, topic_filter)) for topic_filter in client.lite.get((name, parent), {}))
-            groups = [group for group in found if group is not None]
+            groups = self._lite.groups(client, name, parent)
             left_ms = max(int((ends_s - loop.time()) * 1000), 0)
             if groups:
                 client.turn = (client.turn + 1) % len(groups)
@@ -621,10 +616,3 @@ def _client_type(client_type: int) -> int:
 
 def _pull_not_supported() -> Refused:
     return Refused(Code.NOT_IMPLEMENTED, "this node has no pull consumers: use a SimpleConsumer, and the admin API for offsets")
-
-
-def _too_many_lite_topics() -> Refused:
-    return Refused(
-        Code.LITE_SUBSCRIPTION_QUOTA_EXCEEDED,
-        f"a client may subscribe to {LITE_SUBSCRIPTIONS_MAX} lite topics of a parent, of as many parents",
-    )

@@ -1,4 +1,4 @@
-"""`apache.rocketmq.v2.MessagingService` against a real node: statuses, leases, lite topics, telemetry, access."""
+"""`apache.rocketmq.v2.MessagingService` against a real node: statuses, leases, telemetry, access."""
 
 from __future__ import annotations
 
@@ -359,95 +359,6 @@ async def test_an_address_to_advertise_that_is_none_is_an_error_at_the_start(tmp
     with pytest.raises(OptionInvalid, match=r"pop\.rocketmq_advertise is 'nowhere'"):
         await node.start()
     await node.stop()
-
-
-# --- lite topics ----------------------------------------------------------------------------------------------------
-
-
-async def sync(caller: Caller, action: str, *lite: str, **more: Any) -> int:
-    request = service_pb.SyncLiteSubscriptionRequest(
-        action=pb.LiteSubscriptionAction.Value(action), topic=named("chat"), group=named(GROUP), lite_topic_set=lite, **more
-    )
-    return int((await caller.call("SyncLiteSubscription", request)).status.code)
-
-
-async def lite_topics(caller: Caller, wait_ms: int = 0) -> list[str]:
-    """Return the lite topics of all that is there for a client, and acknowledge it."""
-    found: list[str] = []
-    while messages := (await caller.receive(topic="chat", wait_ms=0 if found else wait_ms))[1]:
-        assert {message.topic.name for message in messages} == {"chat"}
-        found += [message.system_properties.lite_topic for message in messages]
-        await caller.ack(*handles(messages))
-    return sorted(found)
-
-
-def chat(*lite: str) -> list[Any]:
-    return [outgoing(topic="chat", kind=TYPE.LITE, lite_topic=name) for name in lite]
-
-
-async def test_a_client_gets_the_lite_topics_that_it_has_subscribed_to(node: Node, caller: Caller) -> None:
-    await caller.call("Heartbeat", service_pb.HeartbeatRequest(client_type=TYPES.LITE_SIMPLE_CONSUMER, group=named(GROUP)))
-    assert await sync(caller, "PARTIAL_ADD", "a") == Code.OK
-    assert await sync(caller, "PARTIAL_ADD", "b") == Code.OK
-    node.settle_queues()
-    await caller.send(*chat("a", "b", "c"))
-    assert await lite_topics(caller) == ["a", "b"]
-    assert await sync(caller, "PARTIAL_REMOVE", "a") == Code.OK
-    await caller.send(*chat("a", "b"))
-    assert await lite_topics(caller) == ["b"]
-    assert await sync(caller, "COMPLETE_ADD", "a") == Code.OK
-    assert await lite_topics(caller) == ["a"]
-    assert await sync(caller, "COMPLETE_REMOVE") == Code.OK
-    await caller.send(*chat("a", "b"))
-    assert await lite_topics(caller) == []
-
-
-async def test_a_waiting_poll_gets_the_first_message_of_any_lite_topic_also_of_a_new_one(node: Node, caller: Caller) -> None:
-    await sync(caller, "PARTIAL_ADD", "a", "b")
-    for name in ("a", "b", "a"):
-        poll = asyncio.ensure_future(caller.receive(topic="chat", wait_ms=20_000))
-        await node.until(lambda: node.core.waiting == 1)
-        await caller.send(*chat(name))
-        assert [message.system_properties.lite_topic for message in (await poll)[1]] == [name]
-    assert node.core.waiting == 0
-    assert [len(group.polls) for group in node.core] == [0, 0]
-    poll = asyncio.ensure_future(caller.receive(topic="chat", wait_ms=20_000))
-    await node.until(lambda: node.core.waiting == 1)
-    await sync(caller, "PARTIAL_ADD", "c")
-    await caller.send(*chat("c"))
-    assert [message.system_properties.lite_topic for message in (await poll)[1]] == ["c"]
-
-
-async def test_two_lite_topics_in_one_turn_serve_a_waiting_poll_once(node: Node, caller: Caller) -> None:
-    await sync(caller, "PARTIAL_ADD", "a", "b")
-    poll = asyncio.ensure_future(caller.receive(topic="chat", wait_ms=20_000))
-    await node.until(lambda: node.core.waiting == 1)
-    await caller.send(*chat("a", "b"))
-    assert len((await poll)[1]) == 1
-    assert sum(group.in_flight for group in node.core) == 1
-    assert len((await caller.receive(topic="chat"))[1]) == 1
-
-
-async def test_a_lite_topic_is_read_from_where_its_subscriber_says(caller: Caller) -> None:
-    policies = pb.OffsetOption.Policy
-    await caller.send(*chat("a"))
-    for option, expected in (
-        (pb.OffsetOption(policy=policies.MIN), ["a"]),
-        (pb.OffsetOption(policy=policies.LAST), []),
-        (pb.OffsetOption(timestamp=1), ["a"]),
-        (pb.OffsetOption(policy=policies.MIN), ["a"]),
-    ):
-        assert await sync(caller, "PARTIAL_ADD", "a", offset_option=option) == Code.OK
-        assert await lite_topics(caller, wait_ms=1_000 if expected else 0) == expected
-    await caller.send(*chat("a"))
-    await sync(caller, "PARTIAL_ADD", "a", offset_option=pb.OffsetOption(policy=policies.MAX))
-    assert await lite_topics(caller) == []
-
-
-async def test_all_lite_topics_of_a_parent_are_one_subscription(node: Node, caller: Caller) -> None:
-    await caller.send(*chat("a", "b"))
-    await sync(caller, "PARTIAL_ADD", "*")
-    assert await lite_topics(caller, wait_ms=1_000) == ["a", "b"]
 
 
 # --- telemetry ------------------------------------------------------------------------------------------------------
