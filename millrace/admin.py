@@ -11,6 +11,7 @@ from aiohttp import hdrs, web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from millrace.errors import AdminUnavailable
 from store.options import HostPort
 
 SHUTDOWN_S = 1.0
@@ -22,10 +23,6 @@ PATHS = {
     "/metrics": "metrics for Prometheus",
     "/api/v1/state": "the node's state",
 }
-
-
-class AdminUnavailable(Exception):
-    """Raised when the admin listener can't listen on its address."""
 
 
 class Admin:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from gateway.options import GatewayOptions
+from millrace.errors import ConfigError
 from pop.options import PopOptions
 from store.options import HostPort, OptionInvalid, StoreOptions, bounds_of, check_options, describe_allowed, option
 from timer.options import TimerOptions
@@ -23,10 +24,6 @@ COMMENT_COLUMNS = 100
 """Width of the comments that `document_options` writes."""
 
 Options = TypeVar("Options")
-
-
-class ConfigError(Exception):
-    """Raised when a configuration can't be read, names an option that doesn't exist, or gives one a value that doesn't fit."""
 
 
 @dataclass(frozen=True, slots=True)

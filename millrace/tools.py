@@ -1,20 +1,15 @@
-"""Small tools to try a node by hand: `millrace pub`, `sub`, `pop`, `send` and `recall`."""
+"""Small tools to try a node by hand over gRPC: `millrace pop`, `send` and `recall`."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-import orjson
-from amqtt.client import MQTTClient
-from amqtt.errors import ConnectError
-
+from millrace.rows import show, text
 from pop import pop_pb2 as pb
 from pop.client import Client, Message, Security
 from store.options import HostPort
@@ -23,40 +18,11 @@ TOKEN, CA_FILE = "MILLRACE_TOKEN", "MILLRACE_CA_FILE"
 """Environment variables: the token that gRPC calls carry, and the PEM file of the roots that the node's certificate is checked
 by."""
 
-_CLIENT = {"auto_reconnect": False, "keep_alive": 60, "plugins": {}}
-
 
 def security() -> Security:
     """Return how tools show who they are: as the environment says."""
     ca_file = os.environ.get(CA_FILE)
     return Security(token=os.environ.get(TOKEN, ""), root_certificates=Path(ca_file).read_bytes() if ca_file else None)
-
-
-async def publish(address: HostPort, topic: str, body: bytes, *, qos: int, retain: bool, count: int) -> None:
-    """Publish `body` to `topic` over MQTT, `count` times. At QoS 1 and 2 it returns when all are acknowledged."""
-    client = await _connected(address)
-    for _ in range(count):
-        await client.publish(topic, body, qos=qos, retain=retain)
-    await client.disconnect()
-
-
-async def subscribe(address: HostPort, topic_filter: str, *, qos: int, count: int, as_json: bool) -> None:
-    """Print what comes to `topic_filter` over MQTT; end after `count` messages, if that isn't 0."""
-    client = await _connected(address)
-    codes = await client.subscribe([(topic_filter, qos)])
-    if codes and codes[0] >= 0x80:
-        await client.disconnect()
-        raise ValueError(f"the node refused the filter {topic_filter!r}: check its wildcards")
-    received = 0
-    try:
-        while not count or received < count:
-            message = await client.deliver_message()
-            if message is None:
-                raise ConnectionError("the node closed the connection")
-            _show({"topic": message.topic, "body": _text(bytes(message.data or b""))}, as_json)
-            received += 1
-    finally:
-        await client.disconnect()
 
 
 Settle = Literal["ack", "leave", "ask"]
@@ -92,7 +58,7 @@ async def pop(
             for message in messages:
                 row: dict[str, object] = {
                     "topic": message.topic,
-                    "body": _text(message.body),
+                    "body": text(message.body),
                     "attempt": message.attempt,
                     "message_id": message.message_id,
                     "handle": message.handle,
@@ -100,7 +66,7 @@ async def pop(
                 if message.dead_letter is not None:
                     row["dead_letter_of"] = message.dead_letter.group
                     row["reason"] = pb.Reason.Name(message.dead_letter.reason).lower()
-                _show(row, as_json)
+                show(row, as_json)
                 if settle == "ask":
                     await _ask(message)
             if settle == "ack":
@@ -131,7 +97,7 @@ async def send(address: HostPort, topic: str, body: bytes, *, delay_ms: int, tag
     row = {"message_id": sent.message_id}
     if sent.recall_handle:
         row["recall_handle"] = sent.recall_handle
-    _show(row, as_json)
+    show(row, as_json)
 
 
 async def recall(address: HostPort, handle: str) -> None:
@@ -139,22 +105,3 @@ async def recall(address: HostPort, handle: str) -> None:
     async with Client(str(address), security=security()) as client:
         await client.recall(handle)
     print("recalled")
-
-
-async def _connected(address: HostPort) -> MQTTClient:
-    logging.getLogger("amqtt").setLevel(logging.CRITICAL)  # its errors come as exceptions, too
-    client = MQTTClient(config=_CLIENT)
-    try:
-        await client.connect(f"mqtt://{address}/")
-    except ConnectError as error:
-        raise ConnectionError(f"no MQTT broker answers on {address} ({error}); is `millrace serve` running there?") from error
-    return client
-
-
-def _text(body: bytes) -> str:
-    return body.decode(errors="backslashreplace")
-
-
-def _show(row: Mapping[str, object], as_json: bool) -> None:
-    sys.stdout.write((orjson.dumps(row).decode() if as_json else "  ".join(str(value) for value in row.values())) + "\n")
-    sys.stdout.flush()

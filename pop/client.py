@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from pop import pop_pb2 as pb
 from pop.calls import PLAIN, Backoff, Batched, Security, call, channel_of, error_of_status
@@ -30,7 +31,9 @@ from pop.requests import (
     settings_of,
     start_fields,
 )
-from store.lightqueue import End, Start
+
+if TYPE_CHECKING:
+    from store.lightqueue import End, Start
 
 __all__ = [
     "Client",

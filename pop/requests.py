@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pop import pop_pb2 as pb
 from pop.errors import BatchFailed, PopError
 from pop.settings import Backoff, Exponential
-from store.lightqueue import End, Start
+
+if TYPE_CHECKING:
+    from store.lightqueue import End, Start
 
 A = TypeVar("A")
 

@@ -14,7 +14,7 @@ import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import grpc
 
@@ -42,7 +42,9 @@ from pop.requests import (
     settings_of,
     start_fields,
 )
-from store.lightqueue import End, Start
+
+if TYPE_CHECKING:
+    from store.lightqueue import End, Start
 
 __all__ = ["OutgoingMessage", "Security", "Sent", "SyncClient", "SyncMessage", "SyncTransaction", "settings_of"]
 

@@ -7,7 +7,8 @@ import aiohttp
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from millrace.admin import PATHS, Admin, AdminUnavailable
+from millrace.admin import PATHS, Admin
+from millrace.errors import AdminUnavailable
 from store.options import HostPort
 
 FREE = HostPort("127.0.0.1", 0)
