@@ -168,6 +168,7 @@ async def test_a_client_gets_those_of_the_nodes_own_topics_that_it_may_have(star
     client = await broker.connect_5("c")
     await client.subscribe(("$SYS/broker/+", 0))
     assert (await client.message()).topic == "$SYS/broker/uptime"
+    await broker.decided()
     assert await client.messages() == []
 
 

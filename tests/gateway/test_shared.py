@@ -724,6 +724,7 @@ async def test_what_waits_for_the_plugins_comes_in_order_when_they_have_answered
     script.may_answer.clear()
     for n in range(6):
         await publisher.publish(f"a/{1 + n % 2}", b"%d" % n, 1)
+    await until(lambda: script.times_asked("receive", "a/1") == 1)
     assert await one.drained() == []
     script.may_answer.set()
     assert [(await one.message()).body for _ in range(6)] == [b"%d" % n for n in range(6)]

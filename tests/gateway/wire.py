@@ -393,6 +393,14 @@ class Broker:
         index = self.node.store.index
         return [one.client_id for one in stored_sessions(index) if one.client_id not in self.node.gateway.clients]
 
+    async def decided(self) -> None:
+        """Wait until the plugins have answered all that they were asked, and what waited for that is out.
+
+        A ping's answer doesn't tell: deliveries wait for the plugins, and pings don't.
+        """
+        gateway = self.node.gateway
+        await until(lambda: not gateway.access.questions and not any(one.lagging for one in gateway.connections))
+
     def limit_send_buffer(self, client_id: str) -> None:
         """Let the kernel keep little of what the node sends to a client that doesn't read."""
         transport = self.connection(client_id)._transport
