@@ -64,20 +64,20 @@ async def lagging(
 ) -> tuple[Broker, Client5]:
     """Connect a client that reads so little that the oldest of its subscriptions is behind the others.
 
-    0 to 299 were published to a/b, and 300 to 319 to a/c/d.
+    0 to 599 were published to a/b, and 600 to 619 to a/c/d.
     """
     broker = await start_broker(send_buffer_bytes=16 * KIB, **options)
     client = await broker.connect_5("client", about=about)
     for identifier, name in enumerate(filters, 1):
         await client.subscribe_with((name, 1), identifier=identifier)
     broker.limit_send_buffer("client")
-    await publish(broker, *numbered(*range(300)), *numbered(*range(300, 320), topic="a/c/d"))
+    await publish(broker, *numbered(*range(600)), *numbered(*range(600, 620), topic="a/c/d"))
     oldest, *others = broker.connection("client").session.subscriptions.values()
     read = []
     while not all(one.live for one in others):
         read.append(await client.receive())
     client.unread(read)
-    assert 10 < oldest.cursor < 290
+    assert 10 < oldest.cursor < 400, "the rest is more than what may be on its way"
     return broker, client
 
 
@@ -99,12 +99,12 @@ async def test_what_younger_ones_passed_over_comes_when_the_oldest_ends(
     """[MQTT-3.3.4-2], [MQTT-3.10.4-2]."""
     broker, client = await lagging(start_broker, "a/#", "a/+", about=about)
     await end(broker, client, "a/#")
-    await publish(broker, *numbered(320, 321), *numbered(322, topic="a/c/d"))
+    await publish(broker, *numbered(620, 621), *numbered(622, topic="a/c/d"))
     await client.expect(UNSUBACK)
     got = await take_all(broker, client)
-    assert [number for number, _ in got] == [*range(300), 320, 321], "each once, in order, and nobody's not at all"
+    assert [number for number, _ in got] == [*range(600), 620, 621], "each once, in order, and nobody's not at all"
     when = [tuple(identifiers) for _, identifiers in got].index((2,))
-    assert 10 < when < 290
+    assert 10 < when < 590
     assert {tuple(identifiers) for _, identifiers in got[when:]} == {(2,)}, "no more for the filter that ended"
     await gone(broker)
     (left,) = broker.connection("client").session.subscriptions.values()
@@ -118,12 +118,12 @@ async def test_what_younger_ones_passed_over_comes_when_the_oldest_ends(
 async def test_it_comes_across_a_restart_of_the_node(start_broker: StartBroker, how: str) -> None:
     broker, client = await lagging(start_broker, "a/#", "a/+", about=LASTS)
     await end(broker, client, "a/#")
-    await publish(broker, *numbered(320), *numbered(321, topic="a/c/d"))
+    await publish(broker, *numbered(620), *numbered(621, topic="a/c/d"))
     await getattr(broker, how)()
     again = await broker.connect_5("client", flags=0, about=LASTS)
     assert again.session_present
     numbers = [number for number, _ in await take_all(broker, again)]
-    assert numbers == [*range(300), 320], "what was under way comes again"
+    assert numbers == [*range(600), 620], "what was under way comes again"
     await gone(broker)
     stored = broker.node.gateway.lifetimes.sessions.get("client")
     assert stored is not None
@@ -151,21 +151,21 @@ async def test_a_client_of_3_1_1_that_comes_back_gets_what_is_left(start_broker:
     old = await broker.connect("client", flags=0, accepted=False)
     await old.expect(CONNACK)
     numbers: set[int] = set()
-    while len(numbers) < 300:
+    while len(numbers) < 600:
         numbers.add(number_of(await old.message()))
-    assert numbers == set(range(300))
+    assert numbers == set(range(600))
     await gone(broker)
 
 
 async def test_the_next_to_end_goes_on_for_the_last(start_broker: StartBroker) -> None:
     broker, client = await lagging(start_broker, "a/#", "+/b", "a/b", about={})
     await end(broker, client, "a/#")
-    await publish(broker, *numbered(*range(320, 340)))
+    await publish(broker, *numbered(*range(620, 640)))
     await end(broker, client, "+/b")
-    await publish(broker, *numbered(340), *numbered(341, topic="x/b"))
+    await publish(broker, *numbered(640), *numbered(641, topic="x/b"))
     got = await take_all(broker, client)
-    assert [number for number, _ in got] == [*range(300), *range(320, 341)]
-    assert got[-1] == (340, [3])
+    assert [number for number, _ in got] == [*range(600), *range(620, 641)]
+    assert got[-1] == (640, [3])
     await gone(broker)
 
 
@@ -181,16 +181,16 @@ async def test_when_all_end_nothing_more_comes_and_nothing_is_kept(start_broker:
 async def test_a_client_that_is_back_on_the_filter_gets_what_comes_from_then_on(start_broker: StartBroker) -> None:
     broker, client = await lagging(start_broker, "a/#", "a/+", about={})
     await end(broker, client, "a/#")
-    await publish(broker, *numbered(320, topic="a/c/d"))
+    await publish(broker, *numbered(620, topic="a/c/d"))
     await client.subscribe_with(("a/#", 1), identifier=9)
-    await publish(broker, *numbered(321), *numbered(322, topic="a/c/d"))
+    await publish(broker, *numbered(621), *numbered(622, topic="a/c/d"))
     got = await take_all(broker, client)
-    assert sorted(number for number, _ in got) == [*range(300), 321, 322]
-    assert {number: identifiers for number, identifiers in got if number > 299} == {321: [2, 9], 322: [9]}
+    assert sorted(number for number, _ in got) == [*range(600), 621, 622]
+    assert {number: identifiers for number, identifiers in got if number > 599} == {621: [2, 9], 622: [9]}
     await gone(broker)
     await client.unsubscribe("a/#")
-    await publish(broker, *numbered(323))
-    assert await take_all(broker, client) == [(323, [2])]
+    await publish(broker, *numbered(623))
+    assert await take_all(broker, client) == [(623, [2])]
 
 
 async def test_subscriptions_that_are_leaving_count_among_a_client_s(start_broker: StartBroker) -> None:
