@@ -5,19 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 from datetime import UTC, datetime
-from typing import Any
 
-import orjson
 from google.protobuf.json_format import MessageToDict
-from rich.console import Console
-from rich.table import Table
 
+from millrace.rows import show_all
 from millrace.tools import security
 from pop import pop_pb2 as pb
 from pop.settings import Backoff, Exponential
 from pop.sync import SyncClient, settings_of
-
-Row = dict[str, Any]
 
 
 def backoff_of(text: str) -> Backoff:
@@ -83,11 +78,12 @@ def run(options: argparse.Namespace) -> int:
 
 def _show_groups(groups: list[pb.GroupDescription], as_json: bool) -> None:
     names = ("visible", "retries", "in_flight", "delayed", "parked", "dead", "waiting")
-    _show(
+    show_all(
         [MessageToDict(group, preserving_proto_field_name=True, always_print_fields_with_no_presence=True) for group in groups],
         [[group.group, group.filter, _state(group.settings), *(str(getattr(group, n)) for n in names)] for group in groups],
         ("group", "filter", "", *names),
-        as_json,
+        as_json=as_json,
+        out=sys.stdout,
     )
 
 
@@ -96,7 +92,7 @@ def _state(settings: pb.GroupSettings) -> str:
 
 
 def _show_letters(letters: list[pb.DeadLetter], as_json: bool) -> None:
-    _show(
+    show_all(
         [MessageToDict(letter, preserving_proto_field_name=True) for letter in letters],
         [
             [
@@ -110,16 +106,6 @@ def _show_letters(letters: list[pb.DeadLetter], as_json: bool) -> None:
             for letter in letters
         ],
         ("message", "topic", "filter", "attempts", "reason", "failed"),
-        as_json,
+        as_json=as_json,
+        out=sys.stdout,
     )
-
-
-def _show(rows: list[Row], cells: list[list[str]], columns: tuple[str, ...], as_json: bool) -> None:
-    if as_json:
-        for row in rows:
-            sys.stdout.write(orjson.dumps(row).decode() + "\n")
-        return
-    table = Table(*columns, box=None, pad_edge=False)
-    for row_cells in cells:
-        table.add_row(*row_cells)
-    Console(width=None if sys.stdout.isatty() else 200, soft_wrap=True).print(table)

@@ -13,12 +13,11 @@ from typing import Any, TextIO
 
 import numpy as np
 import orjson
-from rich.console import Console
-from rich.table import Table
 
 from gateway.packets import NO_LOCAL, QOS, RETAIN_AS_PUBLISHED
 from gateway.sessions import stored_sessions
 from gateway.stored import Changes, StoredSession, StoredSubscription
+from millrace.rows import show_all
 from pop.checkpoint import Checkpoint
 from pop.order import Order
 from pop.state import DAMAGES_ROW
@@ -68,14 +67,9 @@ def inspect_log(
     wanted = {Kind[name.upper()] for name in kinds}
     found = _fitting(read_log(data_dir, position), wanted, topic_filter, since_ms, until_ms)
     rows = (describe(record) for _, record in zip(range(limit), found, strict=False)) if limit else map(describe, found)
-    if as_json:
-        for row in rows:
-            out.write(orjson.dumps(row).decode() + "\n")
-        return
-    table = Table("position", "size", "kind", "stored", "topic", "what", box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(str(row["position"]), str(row["size"]), row["kind"], row["stored"], row["topic"], _what(row))
-    Console(file=out, width=None if out.isatty() else 200, soft_wrap=True).print(table)
+    names = ("position", "size", "kind", "stored", "topic")
+    cells = ([*_texts(row, names), _what(row)] for row in rows)
+    show_all(rows, cells, (*names, "what"), as_json=as_json, out=out)
 
 
 def _fitting(records: Iterator[Record], kinds: set[Kind], topic_filter: str, since_ms: int, until_ms: int) -> Iterator[Record]:
@@ -145,16 +139,10 @@ def inspect_queues(data_dir: Path, *, topic_filter: str, limit: int, as_json: bo
     with _flushed(data_dir) as index:
         found = (row for row in _queues(index) if topic_filter in ("", row["filter"]))
         rows = list(islice(found, limit or None))
-    if as_json:
-        for row in rows:
-            out.write(orjson.dumps(row).decode() + "\n")
-        return
-    table = Table("id", "filter", "start", "first", "next", "entries", "filling", "owners", box=None, pad_edge=False)
-    for row in rows:
-        filling = "" if row["filling"] is None else str(row["filling"])
-        numbers = [str(row[name]) for name in ("first_offset", "next_offset", "entries")]
-        table.add_row(str(row["id"]), row["filter"], str(row["start"]), *numbers, filling, ", ".join(row["owners"]))
-    Console(file=out, width=None if out.isatty() else 200, soft_wrap=True).print(table)
+    names = ("id", "filter", "start", "first_offset", "next_offset", "entries", "filling")
+    cells = ([*_texts(row, names), ", ".join(row["owners"])] for row in rows)
+    columns = ("id", "filter", "start", "first", "next", "entries", "filling", "owners")
+    show_all(rows, cells, columns, as_json=as_json, out=out)
 
 
 def _queues(index: Index) -> Iterator[dict[str, Any]]:
@@ -186,15 +174,9 @@ def inspect_groups(data_dir: Path, *, name: str, as_json: bool, out: TextIO = sy
     """
     with _flushed(data_dir) as index:
         rows = [row for row in _groups(index) if name in ("", row["group"])]
-    if as_json:
-        for row in rows:
-            out.write(orjson.dumps(row).decode() + "\n")
-        return
-    columns = ("id", "group", "filter", "new", "retries", "in_flight", "parked", "dead")
-    table = Table(*columns, "settings", box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*(str(row[column]) for column in columns), orjson.dumps(row["settings"]).decode())
-    Console(file=out, width=None if out.isatty() else 200, soft_wrap=True).print(table)
+    names = ("id", "group", "filter", "new", "retries", "in_flight", "parked", "dead")
+    cells = ([*_texts(row, names), orjson.dumps(row["settings"]).decode()] for row in rows)
+    show_all(rows, cells, (*names, "settings"), as_json=as_json, out=out)
 
 
 def _groups(index: Index) -> Iterator[dict[str, Any]]:
@@ -242,16 +224,11 @@ def inspect_sessions(data_dir: Path, *, client_id: str, limit: int, as_json: boo
     with _flushed(data_dir) as index:
         found = stored_sessions(index, client_id)
         rows = [_session(index, one) for one in islice(found, limit or None) if client_id in ("", one.client_id)]
-    if as_json:
-        for row in rows:
-            out.write(orjson.dumps(row).decode() + "\n")
-        return
-    columns = ("client", "connected", "expiry_s", "ends", "queued", "in_flight", "received", "will_due")
-    table = Table(*columns, "subscriptions", box=None, pad_edge=False)
-    for row in rows:
-        filters = ", ".join(f"{one['filter']} ({one['qos']})" for one in row["subscriptions"])
-        table.add_row(*("" if row[column] is None else str(row[column]) for column in columns), filters)
-    Console(file=out, width=None if out.isatty() else 200, soft_wrap=True).print(table)
+    names = ("client", "connected", "expiry_s", "ends", "queued", "in_flight", "received", "will_due")
+    cells = (
+        [*_texts(row, names), ", ".join(f"{one['filter']} ({one['qos']})" for one in row["subscriptions"])] for row in rows
+    )
+    show_all(rows, cells, (*names, "subscriptions"), as_json=as_json, out=out)
 
 
 def _session(index: Index, stored: StoredSession) -> dict[str, Any]:
@@ -283,6 +260,11 @@ def _subscription(index: Index, one: StoredSubscription) -> dict[str, Any]:
         "cursor": one.cursor,
         "queued": max(lightqueue.load_next_offset(index, one.queue_id) - one.cursor, 0),
     }
+
+
+def _texts(row: dict[str, Any], names: tuple[str, ...]) -> list[str]:
+    """Return fields of a row as cells of a table; empty where there is nothing."""
+    return ["" if row[name] is None else str(row[name]) for name in names]
 
 
 def _time(ms: int) -> str | None:
