@@ -13,7 +13,9 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+import grpc.aio
 
 from pop import pop_pb2 as pb
 from pop.calls import PLAIN, Backoff, Batched, Security, call, channel_of, error_of_status
@@ -46,6 +48,9 @@ __all__ = [
     "Transaction",
     "settings_of",
 ]
+
+Q = TypeVar("Q")
+A = TypeVar("A")
 
 SEND_COUNT_MAX = 4096
 SEND_BYTES_MAX = 8 * 1024 * 1024
@@ -198,8 +203,7 @@ class Client:
             AlreadyFired, AlreadyRecalled, UnknownMessage, InvalidHandle: the node states why it can't.
             NodeUnavailable: no answer came. It may have been cancelled.
         """
-        self._check_open()
-        answer = await call(self._stub.Recall, pb.RecallRequest(recall_handles=[recall_handle]), self._timeout_s)
+        answer = await self._call(self._stub.Recall, pb.RecallRequest(recall_handles=[recall_handle]))
         error = error_of_status(answer.statuses[0])
         if error is not None:
             raise error
@@ -321,9 +325,8 @@ class Client:
         Raises:
             BatchFailed: some could not be given up, each with its reason; the others are.
         """
-        self._check_open()
         request = pb.AckRequest(group=group, handles=list(handles))
-        answer = await call(self._stub.GiveUp, request, self._timeout_s)
+        answer = await self._call(self._stub.GiveUp, request)
         all_or_raise([error_of_status(status) for status in answer.statuses])
 
     # --- transactions -----------------------------------------------------------------------------------------------
@@ -368,18 +371,16 @@ class Client:
             AlreadyCommitted, AlreadyRolledBack, UnknownTransaction, InvalidHandle: the node states why it can't.
             NodeUnavailable: no answer came.
         """
-        self._check_open()
         request = pb.EndTransactionsRequest(ends=[pb.TransactionEnd(transaction_handle=handle, commit=commit)])
-        answer = await call(self._stub.EndTransactions, request, self._timeout_s)
+        answer = await self._call(self._stub.EndTransactions, request)
         error = error_of_status(answer.statuses[0])
         if error is not None:
             raise error
 
     async def transactions(self, producer: str = "", *, after: str = "", limit: int = 1_000) -> list[pb.Transaction]:
         """Return transactions that are pending, oldest first, behind the message id `after`."""
-        self._check_open()
         request = pb.ListTransactionsRequest(producer=producer, transactions_max=limit, after_message_id=after)
-        return list((await call(self._stub.ListTransactions, request, self._timeout_s)).transactions)
+        return list((await self._call(self._stub.ListTransactions, request)).transactions)
 
     async def answer_checks(self, producer: str, decide: Decide, *, wait_ms: int = 20_000) -> None:
         """Answer the node's questions for the outcome of half messages, until it is cancelled.
@@ -392,9 +393,8 @@ class Client:
         backoff = Backoff()
         request = pb.PollTransactionsRequest(producer=producer, wait_ms=wait_ms)
         while True:
-            self._check_open()
             try:
-                found = await call(self._stub.PollTransactions, request, self._timeout_s + wait_ms / 1000)
+                found = await self._call(self._stub.PollTransactions, request, wait_ms)
             except (NodeUnavailable, Overloaded):
                 await asyncio.sleep(backoff.next_s())
                 continue
@@ -416,9 +416,8 @@ class Client:
         Raises:
             GroupExists, RequestInvalid, Overloaded, NodeUnavailable: as they say.
         """
-        self._check_open()
         request = pb.CreateGroupRequest(group=group, filter=topic_filter, settings=settings, **start_fields(start))
-        return (await call(self._groups.CreateGroup, request, self._timeout_s)).groups[0]
+        return (await self._call(self._groups.CreateGroup, request)).groups[0]
 
     async def update_group(
         self, group: str, settings: pb.GroupSettings, *, topic_filter: str = ""
@@ -428,15 +427,13 @@ class Client:
         Raises:
             GroupUnknown, GroupBusy, RequestInvalid, NodeUnavailable: as they say.
         """
-        self._check_open()
         request = pb.UpdateGroupRequest(group=group, filter=topic_filter, settings=settings)
-        return list((await call(self._groups.UpdateGroup, request, self._timeout_s)).groups)
+        return list((await self._call(self._groups.UpdateGroup, request)).groups)
 
     async def describe_groups(self, group: str = "", topic_filter: str = "") -> list[pb.GroupDescription]:
         """Return how a group stands, on one filter or on each; without a name all groups. Raises GroupUnknown."""
-        self._check_open()
         request = pb.GroupRequest(group=group, filter=topic_filter)
-        return list((await call(self._groups.DescribeGroups, request, self._timeout_s)).groups)
+        return list((await self._call(self._groups.DescribeGroups, request)).groups)
 
     async def delete_group(self, group: str, *, topic_filter: str = "") -> None:
         """Delete a group. Its handles are void; its dead letters go too, unless another group consumes them.
@@ -444,8 +441,7 @@ class Client:
         Raises:
             GroupUnknown, NodeUnavailable: as they say.
         """
-        self._check_open()
-        await call(self._groups.DeleteGroup, pb.GroupRequest(group=group, filter=topic_filter), self._timeout_s)
+        await self._call(self._groups.DeleteGroup, pb.GroupRequest(group=group, filter=topic_filter))
 
     async def reset_group(
         self,
@@ -462,20 +458,17 @@ class Client:
             GroupUnknown, GroupBusy, RequestInvalid, NodeUnavailable: as they say.
             ValueError: not exactly one place is given.
         """
-        self._check_open()
         request = reset_request(group, topic_filter, end, time_ms, message_id)
-        return list((await call(self._groups.ResetGroup, request, self._timeout_s)).groups)
+        return list((await self._call(self._groups.ResetGroup, request)).groups)
 
     async def dead_letters(self, group: str, *, after: str = "", limit: int = 1_000) -> list[pb.DeadLetter]:
         """Return the dead letters of a group that were not sent back, behind the message id `after`."""
-        self._check_open()
         request = pb.ListDeadLettersRequest(group=group, after_message_id=after, dead_letters_max=limit)
-        return list((await call(self._groups.ListDeadLetters, request, self._timeout_s)).dead_letters)
+        return list((await self._call(self._groups.ListDeadLetters, request)).dead_letters)
 
     async def redrive(self, group: str, message_ids: Iterable[str] | None = None) -> int:
         """Send dead letters back to their group as new messages; return how many. None is all, up to 10,000."""
-        self._check_open()
-        return (await call(self._groups.Redrive, redrive_request(group, message_ids), self._timeout_s)).redriven
+        return (await self._call(self._groups.Redrive, redrive_request(group, message_ids))).redriven
 
     # ----------------------------------------------------------------------------------------------------------------
 
@@ -484,6 +477,11 @@ class Client:
         if settlements is None:
             settlements = self._settlements[group] = Settlements(self._stub, group, self._timeout_s)
         return settlements
+
+    async def _call(self, method: grpc.aio.UnaryUnaryMultiCallable[Q, A], request: Q, wait_ms: int = 0) -> A:
+        """Return the answer to a request, with which the node may wait `wait_ms`. Raises as `call` does, or ClientClosed."""
+        self._check_open()
+        return await call(method, request, self._timeout_s + max(wait_ms, 0) / 1000)
 
     def _check_open(self) -> None:
         if self._closed:
