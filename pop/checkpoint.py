@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from struct import Struct
 from typing import NamedTuple
 
-from store.record import CHECKPOINT_ENTRY, CHECKPOINT_ENTRY_DTYPE, Flag
+from store.record import CHECKPOINT_ENTRY, Flag
 
 ATTEMPT_ID_BYTES_MAX = 255
 
 ENTRY_BYTES = CHECKPOINT_ENTRY.size
-assert CHECKPOINT_ENTRY_DTYPE.itemsize == ENTRY_BYTES
+_SOURCE_AT = ENTRY_BYTES - 2
 
 FROM_QUEUE = 0
 FROM_RETRY = 1
@@ -45,6 +45,20 @@ class Entry(NamedTuple):
     attempt: int
     source: int
     backoff: int = 0
+
+
+assert CHECKPOINT_ENTRY.pack(*Entry(0, 0, 0, 0, 0xAB))[_SOURCE_AT] == 0xAB
+
+
+def entries_of(body: bytes) -> Iterator[Entry]:
+    """Yield the entries of a checkpoint's record, in order."""
+    return map(Entry._make, CHECKPOINT_ENTRY.iter_unpack(body))
+
+
+def last_of(body: bytes, source: int) -> Entry | None:
+    """Return the last entry that came from a source, whose entries are in the order of its queue; None where none did."""
+    at = body[_SOURCE_AT::ENTRY_BYTES].rfind(source)
+    return None if at < 0 else Entry(*CHECKPOINT_ENTRY.unpack_from(body, at * ENTRY_BYTES))
 
 
 def indexes_of(bits: int) -> Iterator[int]:
@@ -113,7 +127,7 @@ class Checkpoint:
 
     def entries(self) -> Iterator[Entry]:
         """Yield all deliveries, settled or not, in order."""
-        return map(Entry._make, CHECKPOINT_ENTRY.iter_unpack(self.body))
+        return entries_of(self.body)
 
     def open_indexes(self) -> Iterator[int]:
         """Yield the indexes of the deliveries that are open."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import Any, NamedTuple
+from itertools import islice, starmap
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -19,8 +19,8 @@ from pop.group import Group
 from pop.order import NO_KEY, PARKED_MAX, Order, Parked, order_key
 from pop.settings import backoff_ms
 from pop.state import PopState
-from store.lightqueue import LightQueue, entries_array
-from store.record import CHECKPOINT_ENTRY_DTYPE, backoff_code
+from store.lightqueue import ENTRY, ENTRY_BYTES, entries_array
+from store.record import CHECKPOINT_ENTRY, backoff_code
 from store.store import Store
 
 RESPONSE_BYTES = 3 * 1024 * 1024
@@ -38,7 +38,12 @@ LOOK_ENTRIES = 2048
 PASSED_MAX = 4096
 """Entries that a group may have passed over without a record that says so: bounds what is looked at again after a crash."""
 
-Entries = np.ndarray[Any, np.dtype[Any]]
+READ_AHEAD = 256
+"""Entries of its queue that a group reads at a time, where it takes fewer: a look into the index costs what 100 of them do."""
+
+Entries: TypeAlias = list[tuple[int, int, int, int, int, int]]
+"""As in `pop.checkpoint.Entry`: position, offset, size, attempt, source, back-off. Plain, since each pop makes some."""
+
 Read = Callable[[int, int], bytes | None]
 
 
@@ -46,8 +51,8 @@ Read = Callable[[int, int], bytes | None]
 class Choice:
     """What was chosen."""
 
-    body: bytes
-    """Entries of the checkpoint; empty where nothing was found."""
+    entries: Entries
+    """What the checkpoint will have; empty where nothing was found."""
     noted: dict[str, Any] = field(default_factory=dict)
     """Its properties."""
     must_note: bool = False
@@ -56,6 +61,10 @@ class Choice:
     """How far the group has looked."""
     records: dict[int, bytes | None] = field(default_factory=dict)
     """Records that were read on the way, by position."""
+
+    def body(self) -> bytes:
+        """Return the entries as a record has them."""
+        return b"".join(starmap(CHECKPOINT_ENTRY.pack, self.entries))
 
 
 class _Found(NamedTuple):
@@ -81,23 +90,24 @@ def choose(group: Group, room: int, state: PopState, store: Store, read: Read) -
         retries = min(retries, max(share, room - new))
         group.retry_turn = not group.retry_turn
     retries = min(retries, room)
-    back = _checkpoint_entries(group.retry, group.retry_cursor, retries, FROM_RETRY)
+    back = _retries(group, retries)
     if group.looks:
         return _look(_Look(group, state, store, read), back, room - len(back), retries_first)
-    fresh = _fresh(group, room - retries, store)
-    return Choice(_fitting(group, back, fresh, retries_first).tobytes())
+    return Choice(_fitting(group, back, _fresh(group, room - retries, store), retries_first))
 
 
 def _fitting(group: Group, back: Entries, fresh: Entries, retries_first: bool) -> Entries:
     """Return what fits into an answer. Large messages fill it with what comes first: that, too, is in turn."""
-    entries = np.concatenate([back, fresh] if retries_first else [fresh, back])
-    if not len(entries):
-        return entries
+    entries = back + fresh if retries_first else fresh + back
     if group.backoff:
-        for attempt in np.unique(entries["attempt"]).tolist():
-            entries["backoff"][entries["attempt"] == attempt] = backoff_code(backoff_ms(group.backoff, attempt))
-    fitting = int(np.searchsorted(np.cumsum(entries["size"], dtype=np.int64), RESPONSE_BYTES, side="right"))
-    return entries[: max(fitting, 1)]
+        codes = {attempt: backoff_code(backoff_ms(group.backoff, attempt)) for _, _, _, attempt, _, _ in entries}
+        entries = [(*entry[:5], codes[entry[3]]) for entry in entries]
+    left = RESPONSE_BYTES
+    for count, entry in enumerate(entries):
+        left -= entry[2]
+        if left < 0:
+            return entries[: max(count, 1)]
+    return entries
 
 
 def _fresh(group: Group, count: int, store: Store) -> Entries:
@@ -107,29 +117,41 @@ def _fresh(group: Group, count: int, store: Store) -> Entries:
     """
     step = count
     while True:
-        entries = _checkpoint_entries(group.queue, group.cursor, step, FROM_QUEUE)
-        positions = entries["position"]
-        expired = positions < store.retention.expires_before
-        if not expired.any():
+        offset, found = _read(group, step)
+        entries = [
+            (position, at, size, 1, FROM_QUEUE, 0) for at, (position, size, _) in enumerate(ENTRY.iter_unpack(found), offset)
+        ]
+        expires_before = store.retention.expires_before
+        if not entries or min(entries)[0] >= expires_before:
             return entries[:count]
-        if not expired.all() or store.copies.any_between(int(positions.min()), int(positions.max())):
-            gone = [bool(old) and store.is_expired(int(at)) for old, at in zip(expired, positions, strict=True)]
-            if not all(gone):
-                return np.delete(entries, np.flatnonzero(gone))[:count]
-        group.cursor = group.scanned = int(entries["offset"][-1]) + 1
+        first, last = min(entries)[0], max(entries)[0]
+        if last >= expires_before or store.copies.any_between(first, last):
+            left = [entry for entry in entries if entry[0] >= expires_before or not store.is_expired(entry[0])]
+            if left:
+                return left[:count]
+        group.cursor = group.scanned = entries[-1][1] + 1
         step = LOOK_ENTRIES
 
 
-def _checkpoint_entries(queue: LightQueue, offset: int, count: int, source: int) -> Entries:
-    """Return checkpoint entries for the next `count` entries of a queue from `offset` on."""
-    offset, found = queue.read_from(offset, count)
-    entries = entries_array(found)
-    chosen = np.zeros(len(entries), dtype=CHECKPOINT_ENTRY_DTYPE)
-    chosen["position"], chosen["size"] = entries["position"], entries["size"]
-    chosen["offset"] = np.arange(offset, offset + len(entries))
-    chosen["attempt"] = entries["aux"] + 1 if source == FROM_RETRY else 1
-    chosen["source"] = source
-    return chosen
+def _read(group: Group, count: int) -> tuple[int, bytes]:
+    """As `LightQueue.read_from` from the group's cursor on. What it reads beyond `count` is kept until it is asked for."""
+    first, ahead = group.ahead
+    at = (group.cursor - first) * ENTRY_BYTES
+    if not 0 <= at <= len(ahead) - count * ENTRY_BYTES:
+        first, ahead = group.queue.read_from(group.cursor, max(count, READ_AHEAD) if count else 0)
+        at = max(group.cursor - first, 0) * ENTRY_BYTES
+    found = ahead[at : at + count * ENTRY_BYTES]
+    group.ahead = (first, ahead) if at + len(found) < len(ahead) else (0, b"")
+    return first + at // ENTRY_BYTES, found
+
+
+def _retries(group: Group, count: int) -> Entries:
+    """Return the next `count` messages that came back."""
+    if count <= 0:
+        return []
+    offset, found = group.retry.read_from(group.retry_cursor, count)
+    rows = enumerate(ENTRY.iter_unpack(found), offset)
+    return [(position, at, size, attempts + 1, FROM_RETRY, 0) for at, (position, size, attempts) in rows]
 
 
 # --- looking --------------------------------------------------------------------------------------------------------
@@ -139,17 +161,12 @@ def _look(look: _Look, back: Entries, room: int, retries_first: bool) -> Choice:
     group = look.group
     if room > 0:
         look.run(room)
-    if not look.found and not len(back):
+    if not look.found and not back:
         # It was the turn of new messages, and none is wanted or free: perhaps they wait behind one that comes back.
-        back = _checkpoint_entries(group.retry, group.retry_cursor, min(group.visible_retries, room), FROM_RETRY)
-    fresh = np.zeros(len(look.found), dtype=CHECKPOINT_ENTRY_DTYPE)
-    if look.found:
-        fresh["position"] = [found.position for found in look.found]
-        fresh["offset"] = [found.offset for found in look.found]
-        fresh["size"] = [found.size for found in look.found]
-        fresh["attempt"] = 1
+        back = _retries(group, min(group.visible_retries, room))
+    fresh: Entries = [(found.position, found.offset, found.size, 1, FROM_QUEUE, 0) for found in look.found]
     chosen = _fitting(group, back, fresh, retries_first)
-    taken = set(chosen["position"][chosen["source"] == FROM_QUEUE].tolist())
+    taken = {position for position, _, _, _, source, _ in chosen if source == FROM_QUEUE}
     left_over = [found for found in look.found if found.position not in taken and not found.parked]
     scanned = look.offset
     if left_over and group.order is None:
@@ -161,11 +178,11 @@ def _look(look: _Look, back: Entries, room: int, retries_first: bool) -> Choice:
         # What is taken here is named before what is parked is applied, so all of a key are in the order of the queue.
         look.parked.extend(Parked(found.offset, found.position, found.size, found.key) for found in left_over)
         keys = {found.position: found.key for found in look.found}
-        noted["keys"] = [keys.get(position, NO_KEY) for position in chosen["position"].tolist()]
+        noted["keys"] = [keys.get(entry[0], NO_KEY) for entry in chosen]
         if look.parked:
             noted["parked"] = [list(parked) for parked in sorted(look.parked)]
     must_note = bool(look.parked) or scanned - group.cursor >= PASSED_MAX
-    return Choice(chosen.tobytes(), noted, must_note, scanned, look.records)
+    return Choice(chosen, noted, must_note, scanned, look.records)
 
 
 class _Look:

@@ -8,15 +8,12 @@ can't be told, it stays behind: the group gets messages a second time, and misse
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import Any
 
-import numpy as np
 import orjson
 
+from pop.checkpoint import Entry
 from pop.group import Group
 from store.lightqueue import ENTRY, ENTRY_BYTES, LightQueue
-
-Entries = np.ndarray[Any, np.dtype[Any]]
 
 
 class Damages:
@@ -45,27 +42,27 @@ class Damages:
         self.changed = False
         return orjson.dumps(list(zip(self._starts, self._ends, strict=True)))
 
-    def advance(self, group: Group, fresh: Entries, retries: Entries) -> None:
-        """Move the cursors of a group over what a checkpoint handed out, as `CHECKPOINT_ENTRY_DTYPE`."""
+    def advance(self, group: Group, fresh: list[Entry], retries: list[Entry]) -> None:
+        """Move the cursors of a group over what a checkpoint handed out, each in the order of its queue."""
         group.retry_cursor = _behind(group.retry, group.retry_cursor, retries)
-        if not len(fresh):
+        if not fresh:
             return
         if group.queue.start != "latest":
             self._count(group, fresh)
         else:
             group.cursor = _behind(group.queue, group.cursor, fresh)
 
-    def _count(self, group: Group, fresh: Entries) -> None:
+    def _count(self, group: Group, fresh: list[Entry]) -> None:
         """Count the messages that are left: such a queue is filled after the replay, so they can't be looked up in it.
 
         An offset above the expected one tells that a checkpoint is lost, and one below that a node has started on a mended log
         since, and gone on from the cursor of then.
         """
-        first, last = int(fresh["offset"][0]), int(fresh["offset"][-1])
+        first, last = fresh[0].offset, fresh[-1].offset
         if first != group.expected:
             group.frozen = first > group.expected
         if not group.frozen:
-            group.cursor += sum(not self._covers(position) for position in fresh["position"].tolist())
+            group.cursor += sum(not self._covers(entry.position) for entry in fresh)
         group.expected = last + 1
 
     def _covers(self, position: int) -> bool:
@@ -73,10 +70,10 @@ class Damages:
         return at >= 0 and position < self._ends[at]
 
 
-def _behind(queue: LightQueue, cursor: int, entries: Entries) -> int:
+def _behind(queue: LightQueue, cursor: int, entries: list[Entry]) -> int:
     """Return the cursor behind those of `entries` that follow it in the queue; others were damaged, or came another way."""
-    for position in entries["position"].tolist():
-        if _position_at(queue, cursor) == position:
+    for entry in entries:
+        if _position_at(queue, cursor) == entry.position:
             cursor += 1
     return cursor
 

@@ -64,6 +64,7 @@ class Group:
     """
 
     __slots__ = (
+        "ahead",
         "attempt_ids",
         "attempts_max",
         "backoff",
@@ -113,6 +114,8 @@ class Group:
         """How often its offset was reset."""
         self.cursor = 0
         self.scanned = 0
+        self.ahead = (0, b"")
+        """Offset of the first of some entries of its queue, and these: read before they were asked for. None ever changes."""
         self.retry_cursor = 0
         self.in_flight = 0
         self.dead = 0

@@ -23,17 +23,21 @@ from hmac import compare_digest
 from pathlib import Path
 from struct import Struct
 from struct import error as StructError
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
+from pop.indexes import Indexes
 
 SECRET_BYTES = 32
 CODE_BYTES = 8
 BLOCK = 64
 
 _DELIVERY = Struct("<QQIH8s")
-DELIVERY_DTYPE = np.dtype([("checkpoint", "<u8"), ("pop_ms", "<u8"), ("group_id", "<u4"), ("index", "<u2"), ("code", "<u8")])
-assert DELIVERY_DTYPE.itemsize == _DELIVERY.size
+_POPPED = Struct("<QQI")
+"""What the handles of a checkpoint begin with. Behind it come the index, in two bytes, and the code."""
+_INDEX_AT = _POPPED.size
+_CODE_AT = _INDEX_AT + 2
+_DELIVERY_BYTES = _DELIVERY.size
+assert _DELIVERY_BYTES == _CODE_AT + CODE_BYTES
 _DELIVERY_NAME = Struct("<cQQIH")
 _MESSAGE = Struct("<QQ8s")
 _MESSAGE_NAME = Struct("<cQQ")
@@ -49,6 +53,15 @@ class Delivery(NamedTuple):
     pop_ms: int
     group_id: int
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody looks for here
+
+
+class Run(NamedTuple):
+    """What handles of one checkpoint name that stand one behind the other."""
+
+    checkpoint: int
+    pop_ms: int
+    group_id: int
+    indexes: Indexes
 
 
 def load_secret(data_dir: Path) -> bytes:
@@ -97,14 +110,28 @@ class Handles:
         return [joined[at : at + DELIVERY_DIGITS] for at in range(0, len(joined), DELIVERY_DIGITS)]
 
     def deliveries_joined(self, checkpoint: int, pop_ms: int, group_id: int, count: int) -> bytes:
-        """Return the same, one behind the other. About 0.1 us each, and 3 us a block."""
-        named = np.empty(count, dtype=DELIVERY_DTYPE)
-        named["checkpoint"], named["pop_ms"], named["group_id"] = checkpoint, pop_ms, group_id
-        named["index"] = np.arange(count)
-        blocks = range((count + BLOCK - 1) // BLOCK)
-        codes = b"".join([self._block(checkpoint, pop_ms, group_id, block) for block in blocks])
-        named["code"] = np.frombuffer(codes, dtype="<u8", count=count)
-        return hexlify(named.tobytes())
+        """Return the same, one behind the other. About 5 us, and 3 us a block."""
+        return hexlify(self._packed(checkpoint, pop_ms, group_id, Indexes.below(count))) if count else b""
+
+    def _packed(self, checkpoint: int, pop_ms: int, group_id: int, indexes: Indexes) -> bytearray:
+        """Return the handles of deliveries of a checkpoint as bytes, one behind the other: filled in column by column."""
+        empty = _POPPED.pack(checkpoint, pop_ms, group_id) + bytes(_DELIVERY_BYTES - _INDEX_AT)
+        packed = bytearray(empty * indexes.number)
+        packed[_INDEX_AT::_DELIVERY_BYTES], packed[_INDEX_AT + 1 :: _DELIVERY_BYTES] = indexes
+        each = indexes.each()
+        if isinstance(each, range):
+            first = each.start // BLOCK
+            blocks = [self._block(checkpoint, pop_ms, group_id, block) for block in range(first, each[-1] // BLOCK + 1)]
+            begin = CODE_BYTES * (each.start - first * BLOCK)
+            codes = b"".join(blocks)[begin : begin + CODE_BYTES * len(each)]
+        else:
+            numbers = {index // BLOCK for index in each}
+            by_number = {number: self._block(checkpoint, pop_ms, group_id, number) for number in numbers}
+            places = ((by_number[index // BLOCK], CODE_BYTES * (index % BLOCK)) for index in each)
+            codes = b"".join([block[at : at + CODE_BYTES] for block, at in places])
+        for at in range(CODE_BYTES):
+            packed[_CODE_AT + at :: _DELIVERY_BYTES] = codes[at::CODE_BYTES]
+        return packed
 
     def read_deliveries(self, handles: list[str]) -> list[Delivery | None]:
         """Return what each handle names; None for what this node didn't make. About 1 us each if they come in order."""
@@ -126,28 +153,32 @@ class Handles:
             named.append(Delivery(checkpoint, pop_ms, group_id, index) if genuine else None)
         return named
 
-    def read_joined(self, joined: str) -> np.ndarray[Any, np.dtype[Any]] | None:
-        """Return what delivery handles name that stand one behind the other, as `DELIVERY_DTYPE`; None unless all are genuine.
+    def read_joined(self, joined: str) -> list[Run] | None:
+        """Return what delivery handles name that stand one behind the other, by checkpoint; None unless all are genuine.
 
-        About 0.1 us each, and 3 us for each block of a checkpoint. They should come in order.
+        About 10 us for each run of one checkpoint's handles, 3 us a block, and 0.1 us a handle.
         """
         try:
-            named = np.frombuffer(unhexlify(joined), dtype=DELIVERY_DTYPE)
+            named = unhexlify(joined)
         except ValueError:
             return None
-        blocks = named["index"] // BLOCK
-        begins = np.ones(len(named), dtype=bool)
-        begins[1:] = (named["checkpoint"][1:] != named["checkpoint"][:-1]) | (blocks[1:] != blocks[:-1])
-        starts = np.flatnonzero(begins).tolist()
-        expected = []
-        for start in starts:
-            checkpoint, pop_ms, group_id, index, _ = named[start].tolist()
-            expected.append(np.frombuffer(self._block(checkpoint, pop_ms, group_id, index // BLOCK), dtype="<u8"))
-        run = np.cumsum(begins) - 1
-        first = named[starts][run]
-        codes = np.concatenate(expected)[run * BLOCK + named["index"] % BLOCK] if starts else named["code"]
-        same = (named["pop_ms"] == first["pop_ms"]) & (named["group_id"] == first["group_id"]) & (named["code"] == codes)
-        return named if bool(same.all()) else None
+        if len(named) % _DELIVERY_BYTES:
+            return None
+        runs = []
+        at, end = 0, len(named)
+        while at < end:
+            popped = named[at : at + _INDEX_AT]
+            stop = at + _DELIVERY_BYTES
+            while named.startswith(popped, stop):
+                stop += _DELIVERY_BYTES
+            low, high = named[at + _INDEX_AT : stop : _DELIVERY_BYTES], named[at + _INDEX_AT + 1 : stop : _DELIVERY_BYTES]
+            checkpoint, pop_ms, group_id = _POPPED.unpack(popped)
+            indexes = Indexes(low, high)
+            if not compare_digest(self._packed(checkpoint, pop_ms, group_id, indexes), named[at:stop]):
+                return None
+            runs.append(Run(checkpoint, pop_ms, group_id, indexes))
+            at = stop
+        return runs
 
     def recall(self, position: int, due_ms: int) -> str:
         """Return the handle that recalls the delayed message at `position`."""

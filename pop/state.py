@@ -14,15 +14,15 @@ from collections.abc import Callable, Iterator, Mapping
 from struct import Struct
 from typing import Any
 
-import numpy as np
 import orjson
 import structlog
 
-from pop.checkpoint import FROM_RETRY, Checkpoint, indexes_of
+from pop.checkpoint import FROM_QUEUE, FROM_RETRY, Checkpoint, Entry, entries_of, indexes_of, last_of
 from pop.damages import Damages
 from pop.deadletters import DeadLetter, DeadLetters, Reason
 from pop.deadlines import Deadlines
 from pop.group import Group
+from pop.indexes import runs_of
 from pop.options import PopOptions
 from pop.order import NO_KEY, Parked, delete_order
 from pop.settings import GroupSettings
@@ -34,10 +34,8 @@ from store.part import Apply
 from store.queues import Queues
 from store.record import (
     CHANGE_ENTRY,
-    CHECKPOINT_ENTRY_DTYPE,
     POP_FIXED,
     REFERENCE,
-    REFERENCE_DTYPE,
     TIMER_ENTRY,
     Flag,
     Kind,
@@ -218,46 +216,45 @@ class PopState:
         if group is None:
             return
         noted = orjson.loads(record.properties) if record.properties else {}
-        entries = np.frombuffer(record.body, dtype=CHECKPOINT_ENTRY_DTYPE)
-        retries = entries["source"] == FROM_RETRY
-        if "cursor" in noted:
-            self._apply_looked(group, entries, retries, noted)
-        elif self._damages:
-            self._damages.advance(group, entries[~retries], entries[retries])
+        if self._damages or "cursor" in noted:
+            self._apply_entries(group, list(entries_of(record.body)), noted)
         else:
-            if not retries.all():
-                group.cursor = int(entries["offset"][~retries].max()) + 1
-            if retries.any():
-                group.retry_cursor = int(entries["offset"][retries].max()) + 1
+            fresh, retry = last_of(record.body, FROM_QUEUE), last_of(record.body, FROM_RETRY)
+            if fresh is not None:
+                group.cursor = fresh.offset + 1
+            if retry is not None:
+                group.retry_cursor = retry.offset + 1
         group.scanned = max(group.scanned, group.cursor)
-        group.in_flight += len(entries)
         self._groups_changed.add(group_id)
-        if not len(entries):
+        if not record.body:
             return
         attempt_id = noted.get("attempt_id", "")
         checkpoint = Checkpoint(record.position, group_id, record.store_ms, deadline_ms, record.flags, record.body, attempt_id)
+        group.in_flight += checkpoint.count
         self._open(checkpoint)
         if attempt_id:
             group.attempt_ids[attempt_id] = record.position
 
-    def _apply_looked(self, group: Group, entries: Any, retries: Any, noted: dict[str, Any]) -> None:
-        """Move the cursors of a group that looks at each message: the record says how far it has looked."""
+    def _apply_entries(self, group: Group, entries: list[Entry], noted: dict[str, Any]) -> None:
+        """Move the cursors of a group that looks at each message, whose record says how far it has looked; or behind damage."""
+        fresh = [entry for entry in entries if entry.source != FROM_RETRY]
+        retries = [entry for entry in entries if entry.source == FROM_RETRY]
         if self._damages:
             # How many of the messages that were passed over are gone can't be told: a record from before the damage was
             # mended doesn't move the cursor. One from after it knows of the damage.
-            if noted.get("mended", 0) == len(self._damages):
+            if noted.get("mended", 0) == len(self._damages) and "cursor" in noted:
                 group.cursor = noted["cursor"]
-            self._damages.advance(group, entries[:0], entries[retries])
+            self._damages.advance(group, [] if "cursor" in noted else fresh, retries)
         else:
             group.cursor = noted["cursor"]
-            if retries.any():
-                group.retry_cursor = int(entries["offset"][retries].max()) + 1
+            if retries:
+                group.retry_cursor = retries[-1].offset + 1
         order = group.order
         if order is not None:
             for offset, position, size, key in noted.get("parked", ()):
                 order.park(Parked(offset, position, size, key))
-            for position, key in zip(entries["position"].tolist(), noted.get("keys", ()), strict=False):
-                order.hold(position, key)
+            for entry, key in zip(entries, noted.get("keys", ()), strict=False):
+                order.hold(entry.position, key)
 
     @property
     def mended(self) -> int:
@@ -284,8 +281,8 @@ class PopState:
         group = self._group_of(record)
         if group is None:
             return
-        for position, mask, _ in runs_of(np.frombuffer(record.body, dtype=REFERENCE_DTYPE)):
-            checkpoint = self.checkpoints.get(position)
+        for position, indexes in runs_of(record.body):
+            checkpoint, mask = self.checkpoints.get(position), indexes.mask()
             if checkpoint is None or checkpoint.open & mask != mask:
                 self._skip(record, "delivery", position)  # what is open of it is settled all the same
                 if checkpoint is None:
@@ -515,21 +512,3 @@ def _entries_between(queue: LightQueue, offset: int, first: int, before: int) ->
             if first <= position < before:
                 yield position, size
         offset = found + len(entries) // ENTRY_BYTES
-
-
-def runs_of(references: np.ndarray[Any, np.dtype[Any]]) -> list[tuple[int, int, int]]:
-    """Return position, indexes as a bit set, and how many they are, of each run of references to one checkpoint."""
-    if not len(references):
-        return []
-    positions, indexes = references["checkpoint"], references["index"]
-    edges = np.flatnonzero(positions[1:] != positions[:-1]) + 1
-    starts = [0, *edges.tolist()]
-    stops = [*starts[1:], len(references)]
-    runs = []
-    for start, stop in zip(starts, stops, strict=True):
-        chosen = indexes[start:stop]
-        bits = np.zeros(int(chosen.max()) + 1, dtype=np.uint8)
-        bits[chosen] = 1
-        mask = int.from_bytes(np.packbits(bits, bitorder="little").tobytes(), "little")
-        runs.append((int(positions[start]), mask, stop - start))
-    return runs

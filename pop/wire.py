@@ -10,13 +10,12 @@ from __future__ import annotations
 from binascii import hexlify
 from typing import Any
 
-import numpy as np
-
 from pop import pop_pb2 as pb
 from pop.handle import DELIVERY_DIGITS
-from store.record import CHECKPOINT_ENTRY_DTYPE, HEADER, HEADER_BYTES, decode_properties
+from store.record import CHECKPOINT_ENTRY, HEADER, HEADER_BYTES, decode_properties
 
 _SMALL = 1 << 14
+_POSITION_BYTES = 8
 
 _HANDLE = b"\x0a" + bytes([DELIVERY_DIGITS])
 _MESSAGE_ID = b"\x12\x10"
@@ -72,22 +71,23 @@ def popped_messages(body: bytes, records: list[bytes | None], handles: bytes, de
         deadline_ms: when the invisible time is over.
         dead: `pb.DeadLetter` by index, of those that are one.
     """
-    entries = np.frombuffer(body, dtype=CHECKPOINT_ENTRY_DTYPE)
-    ids = hexlify(entries["position"].astype(">u8").tobytes())
-    offsets, attempts = entries["offset"].tolist(), entries["attempt"].tolist()
+    positions = bytearray(_POSITION_BYTES * len(records))  # big-endian: the columns are turned round, all at once
+    for at in range(_POSITION_BYTES):
+        positions[at::_POSITION_BYTES] = body[_POSITION_BYTES - 1 - at :: CHECKPOINT_ENTRY.size]
+    ids = hexlify(positions)
     unpack, varints, continued = HEADER.unpack_from, _VARINTS, _CONTINUED
     tail = _VISIBLE_AT_MS + varint(deadline_ms)
     parts: list[bytes] = []
     stored_ms, stored = -1, b""
     high, high_bytes = -1, b""
-    for index, data in enumerate(records):
+    for index, (data, entry) in enumerate(zip(records, CHECKPOINT_ENTRY.iter_unpack(body), strict=True)):
         if data is None:
             continue
+        _, offset, _, attempt, _, _ = entry
         _, _, _, _, topic_len, props_len, store_ms = unpack(data)
         topic_stop = HEADER_BYTES + topic_len
         if store_ms != stored_ms:
             stored_ms, stored = store_ms, _STORED_MS + varint(store_ms) + _QUEUE_OFFSET
-        offset = offsets[index]
         if offset < _SMALL:
             offset_bytes = varints[offset]
         else:
@@ -113,7 +113,7 @@ def popped_messages(body: bytes, records: list[bytes | None], handles: bytes, de
                 stored,
                 offset_bytes,
                 _ATTEMPT,
-                varints[attempts[index]] if attempts[index] < _SMALL else varint(attempts[index]),
+                varints[attempt] if attempt < _SMALL else varint(attempt),
                 tail,
             )
         )

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from pop.choice import RESPONSE_BYTES
+from pop.choice import READ_AHEAD, RESPONSE_BYTES
 from pop.core import Change, Outcome
 from pop.errors import GroupInvalid, Overloaded, PopError
 from pop.options import PopOptions
 from store.errors import TopicInvalid
 from store.options import MIB, StoreOptions
+from tests.depth import DEPTH
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Parts
 from timer.options import TimerOptions
 
@@ -554,3 +558,24 @@ def test_a_handle_of_a_checkpoint_that_a_crash_cut_off_is_not_taken_for_its_succ
     assert cut.ack(lost.handle) == [Outcome.HANDLE_EXPIRED]
     assert cut.ack(successor.handle) == [Outcome.OK]
     cut.close()
+
+
+@settings(max_examples=20 * DEPTH)
+@given(st.lists(st.tuples(st.integers(0, READ_AHEAD), st.integers(0, READ_AHEAD)), max_size=6))
+def test_however_many_come_and_are_taken_at_a_time_each_is_handed_out_once_in_order(steps: list[tuple[int, int]]) -> None:
+    with TemporaryDirectory() as directory:
+        parts = Parts(Path(directory) / "data")
+        group = parts.group()
+        bodies = [b"%d" % n for n in range(sum(come for come, _ in steps))]
+        taken: list[bytes] = []
+        published = 0
+        for come, room in steps:
+            parts.publish(*bodies[published : published + come])
+            published += come
+            taken += [message.body for message in parts.pop(room)]
+            assert group.cursor == len(taken)
+        assert group.in_flight == len(taken)
+        taken += [message.body for message in parts.pop(len(bodies))]
+        assert taken == bodies
+        assert group.ahead == (0, b"")  # what nobody waits for is not kept
+        parts.close()

@@ -29,6 +29,35 @@ def test_each_handle_names_its_delivery_in_any_order(
     assert named == [Delivery(checkpoint, pop_ms, group_id, index) for index in order]
 
 
+pops = st.tuples(u64, u64, u32)
+
+
+@given(st.lists(st.tuples(pops, st.lists(u16, min_size=1, max_size=2 * BLOCK)), min_size=1, max_size=5))
+def test_handles_that_are_read_joined_name_what_each_names(named: list[tuple[tuple[int, int, int], list[int]]]) -> None:
+    handles = []
+    for (checkpoint, pop_ms, group_id), indexes in named:
+        made = HANDLES.deliveries(checkpoint, pop_ms, group_id, max(indexes) + 1)
+        handles += [made[index] for index in indexes]
+    runs = HANDLES.read_joined("".join(handles))
+    assert runs is not None
+    found = [Delivery(run.checkpoint, run.pop_ms, run.group_id, index) for run in runs for index in run.indexes.each()]
+    assert found == HANDLES.read_deliveries(handles)
+
+
+@given(place=st.integers(0, 4), at=st.integers(0, DELIVERY_DIGITS - 1), by=st.integers(1, 15))
+def test_handles_that_are_read_joined_are_refused_with_any_digit_of_any_of_them_altered(place: int, at: int, by: int) -> None:
+    handles = HANDLES.deliveries(4711, 1_700_000_000_000, 7, 5)
+    handle = handles[place]
+    handles[place] = handle[:at] + f"{int(handle[at], 16) ^ by:x}" + handle[at + 1 :]
+    assert HANDLES.read_joined("".join(handles)) is None
+
+
+@pytest.mark.parametrize("cut", range(1, 3 * DELIVERY_DIGITS))
+def test_handles_that_are_read_joined_are_refused_where_the_last_is_truncated(cut: int) -> None:
+    joined = "".join(HANDLES.deliveries(1, 2, 3, 3))[:cut]
+    assert (HANDLES.read_joined(joined) is None) == (cut % DELIVERY_DIGITS > 0)
+
+
 @given(at=st.integers(0, DELIVERY_DIGITS - 1), by=st.integers(1, 15), index=st.sampled_from([0, 1, BLOCK - 1, BLOCK, 200]))
 def test_a_delivery_handle_with_any_digit_altered_is_refused(at: int, by: int, index: int) -> None:
     handle = HANDLES.deliveries(4711, 1_700_000_000_000, 7, 201)[index]

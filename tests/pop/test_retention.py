@@ -59,6 +59,18 @@ def test_messages_that_nobody_took_expire_and_the_next_are_handed_out(parts: Par
     assert parts.group().visible == 0
 
 
+def test_entries_that_were_read_ahead_expire_as_any_others_do(parts: Parts) -> None:
+    group = parts.group()
+    parts.publish(*[b"old"] * 5)
+    (taken,) = parts.pop(1)
+    assert group.ahead[1]
+    parts.ack(taken.handle)
+    let_expire(parts)
+    parts.publish(b"new")
+    assert [message.body for message in parts.pop()] == [b"new"]
+    assert parts.group().visible == 0
+
+
 def test_a_poll_that_comes_while_segments_are_being_dropped_gets_nothing_that_expires(parts: Parts) -> None:
     parts.group()
     parts.publish(*[FILLER] * 10)
