@@ -228,16 +228,22 @@ def send_singly(number: int, begin_s: float, address: str, first_level: str, cou
 
 
 def pop_with_client(number: int, begin_s: float, address: str, group: str, filter: str, batch: int, consumers: int) -> Span:
-    """As `pop_and_ack`, with the client that users have: what its tasks acknowledge at a time shares calls."""
+    """As `pop_and_ack`, with the client that users have: the call that pops a batch acknowledges the one before."""
 
     async def work(client: Client) -> Span:
         done = Span(0, begin_s, begin_s)
 
         async def consume() -> None:
             nonlocal done
-            while messages := await client.pop(filter, group=group, messages_max=batch, invisible_ms=3_600_000):
-                await client.ack([message.handle for message in messages], group=group)
-                done = Span(done.messages + len(messages), begin_s, time.monotonic())
+            handles: list[str] = []
+            while True:
+                messages = await client.pop(filter, group=group, messages_max=batch, invisible_ms=3_600_000, acks=handles)
+                if messages.refused:
+                    raise RuntimeError(f"an ack failed: {next(iter(messages.refused.values()))}")
+                done = Span(done.messages + len(handles), begin_s, time.monotonic() if handles else done.ended_s)
+                if not messages:
+                    return
+                handles = [message.handle for message in messages]
 
         await _until(begin_s)
         await asyncio.gather(*(consume() for _ in range(share(consumers, number))))

@@ -182,8 +182,8 @@ class Backoff:
 class Batched(Generic[Q, A]):
     """Sends wishes as few, large calls, one at a time. What comes while a call is under way goes out with the next one.
 
-    There is no timer: a single wish leaves at the end of the loop's turn, and a thousand that come in one turn leave
-    together. Order is kept.
+    There is no timer: a single wish leaves at the end of the loop's next turn, and a thousand that come in one turn leave
+    together, unless another call takes them along before (`take`). Order is kept.
 
     Parameters:
         send: does one call; returns for each wish the answer, or the error of that one. Raises PopError for all of them.
@@ -216,12 +216,14 @@ class Batched(Generic[Q, A]):
         """
         if self._closed:
             raise ClientClosed("the client was closed: make a new one")
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[A] = loop.create_future()
+        future: asyncio.Future[A] = asyncio.get_running_loop().create_future()
         self._waiting.append((wish, future))
-        if self._sender is None:
-            self._sender = loop.create_task(self._run())
+        self._begin()
         return future
+
+    def _begin(self) -> None:
+        if self._sender is None and self._waiting:
+            self._sender = asyncio.get_running_loop().create_task(self._run())
 
     async def submit_all(self, wishes: Iterable[Q]) -> list[A | PopError]:
         """Take many wishes; return the answer or the error of each, in order."""
@@ -233,6 +235,28 @@ class Batched(Generic[Q, A]):
             error = future.exception()
             answers.append(error if isinstance(error, PopError) else future.result())
         return answers
+
+    def take(self) -> list[tuple[Q, asyncio.Future[A]]]:
+        """Return what waits, as much as one call has, to go with another one. To be given to `answer` or `put_back`."""
+        return self._next_batch() if self._waiting else []
+
+    def put_back(self, batch: list[tuple[Q, asyncio.Future[A]]]) -> None:
+        """Let wishes go out first that were taken, and got no answer."""
+        if self._closed:
+            _answer(batch, NodeUnavailable("the client was closed before the node answered"))
+            return
+        self._waiting.extendleft(reversed(batch))
+        self._begin()
+
+    def answer(self, batch: list[tuple[Q, asyncio.Future[A]]], answers: Iterable[A | PopError]) -> None:
+        """Answer wishes, each with its answer or its error."""
+        for (_, future), answer in zip(batch, answers, strict=True):
+            if future.done():
+                continue  # whoever waited was cancelled
+            if isinstance(answer, PopError):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
 
     async def close(self, within_s: float) -> None:
         """As `flush`, and take nothing any more."""
@@ -251,6 +275,7 @@ class Batched(Generic[Q, A]):
 
     async def _run(self) -> None:
         try:
+            await asyncio.sleep(0)  # first come those who may take them along
             while self._waiting:
                 await self._run_once(self._next_batch())
         finally:
@@ -278,13 +303,7 @@ class Batched(Generic[Q, A]):
         except BaseException:
             _answer(batch, NodeUnavailable("the client was closed before the node answered"))
             raise
-        for (_, future), answer in zip(batch, answers, strict=True):
-            if future.done():
-                continue  # whoever waited was cancelled
-            if isinstance(answer, PopError):
-                future.set_exception(answer)
-            else:
-                future.set_result(answer)
+        self.answer(batch, answers)
 
 
 def _answer(wishes: deque[tuple[Q, asyncio.Future[A]]] | list[tuple[Q, asyncio.Future[A]]], error: PopError) -> None:

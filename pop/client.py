@@ -24,10 +24,12 @@ from pop.errors import AlreadyCommitted, AlreadyRolledBack, ClientClosed, NodeUn
 from pop.pop_pb2_grpc import GroupServiceStub, PopServiceStub
 from pop.requests import (
     OutgoingMessage,
+    Popped,
     Sent,
     all_or_raise,
     pop_request,
     redrive_request,
+    refused_of,
     reset_request,
     sent_of,
     settings_of,
@@ -42,6 +44,7 @@ __all__ = [
     "Consumer",
     "Message",
     "OutgoingMessage",
+    "Popped",
     "Security",
     "Sent",
     "StreamConsumer",
@@ -263,20 +266,31 @@ class Client:
         wait_ms: int = 0,
         start: Start = "earliest",
         attempt_id: str = "",
-    ) -> list[Message]:
+        acks: Iterable[str] = (),
+    ) -> Popped[Message]:
         """Take up to `messages_max` messages by one call, and wait up to `wait_ms` for the first; an empty list is no error.
 
         0 for `messages_max` or `invisible_ms` leaves them to the node or the group. See `consume` for the arguments. With the
         `attempt_id` of an earlier call, whose answer may have been lost, it returns what that call got and is still out.
 
+        `acks` are handles of the group's deliveries, mostly of the batch before: they are acknowledged first, by the same call,
+        and that is durable when it returns. Which of them the node refused, and why, is in `refused` of what is returned:
+
+            messages = await client.pop("plant/#", group="billing", acks=[message.handle for message in messages])
+
         Raises:
-            RequestInvalid: the group's name, the filter, or a number is not allowed.
-            Overloaded, NodeUnavailable: as they say.
+            RequestInvalid: the group's name, the filter, or a number is not allowed. Nothing was acknowledged.
+            Overloaded, NodeUnavailable: as they say. Some of `acks` may be acknowledged: give them again.
         """
         self._check_open()
-        request = pop_request(topic_filter, group, messages_max, invisible_ms, wait_ms, start, attempt_id)
-        answer = await call(self._stub.Pop, request, self._timeout_s + max(wait_ms, 0) / 1000)
-        return self._settlements_of(group).messages(answer.messages, 0)
+        request = pop_request(topic_filter, group, messages_max, invisible_ms, wait_ms, start, attempt_id, acks)
+        timeout_s = self._timeout_s + max(wait_ms, 0) / 1000
+        answer = await call(self._stub.Pop, request, timeout_s)
+        refused = refused_of(request, answer)
+        if request.acks and not answer.messages and wait_ms > 0:  # the node doesn't wait before it says what is acknowledged
+            del request.acks[:]
+            answer = await call(self._stub.Pop, request, timeout_s)
+        return Popped(self._settlements_of(group).messages(answer.messages, 0), refused)
 
     async def ack(self, handles: Iterable[str], *, group: str) -> None:
         """Acknowledge many deliveries of a group; return when that is durable.

@@ -151,6 +151,8 @@ class Settlements:
         self._stub = stub
         self._timeout_s = timeout_s
         self.acks: Batched[str, None] = Batched(self._ack, count_max=SETTLE_COUNT_MAX)
+        self._unsure: set[str] = set()
+        """Handles that a pop took along without an answer: they may be acknowledged."""
         self.changes: Batched[Change, str] = Batched(self._change, count_max=SETTLE_COUNT_MAX)
 
     async def _ack(self, handles: list[str]) -> list[PopError | None]:
@@ -170,7 +172,18 @@ class Settlements:
             await asyncio.sleep(backoff.next_s())
         errors = [error_of_status(status) for status in answer.statuses]
         # On a second try, "acknowledged before" means: by the first one, whose answer was lost.
-        return [None if again and isinstance(error, AlreadyAcked) else error for error in errors]
+        unsure = self._unsure
+        found: list[PopError | None] = [
+            None if isinstance(error, AlreadyAcked) and (again or handle in unsure) else error
+            for handle, error in zip(handles, errors, strict=True)
+        ]
+        unsure.difference_update(handles)
+        return found
+
+    def put_back(self, acks: list[tuple[str, asyncio.Future[None]]]) -> None:
+        """Acknowledge by a call of their own what a pop took along (`acks.take`) that got no answer."""
+        self._unsure.update(handle for handle, _ in acks)
+        self.acks.put_back(acks)
 
     async def _change(self, changes: list[Change]) -> list[str | PopError]:
         # One try: a second one would find the first one's new handle, which was lost with its answer.
@@ -204,7 +217,8 @@ class Consumer:
         async for message in client.consume("plant/#", group="billing"):
             await message.ack()
 
-    It pops in the background, ahead of the loop, but only while there is room for a whole batch below `prefetch`. Several
+    It pops in the background, ahead of the loop, but only while there is room for a whole batch below `prefetch`. What was
+    acknowledged when it pops goes with the same call. Several
     tasks may iterate over one consumer: each message goes to one of them. When the last of them leaves its loop, or
     leaves the `async with` around it, the consumer closes: it ends its poll and returns what nobody has looked at. While
     the node is away it waits; the messages continue when the node is back.
@@ -308,22 +322,33 @@ class Consumer:
                 await self._wake.wait()
                 continue
             self._asked_s = loop.time()
+            settlements = self._settlements
+            acks = settlements.acks.take()
+            request = self._request
+            if acks:
+                request = pb.PopRequest(acks=[handle for handle, _ in acks])
+                request.MergeFrom(self._request)
             try:
-                self._call = self._stub.Pop(self._request, timeout=self._timeout_s, wait_for_ready=True)
+                self._call = self._stub.Pop(request, timeout=self._timeout_s, wait_for_ready=True)
                 answer = await self._call
             except grpc.aio.AioRpcError as error:
+                settlements.put_back(acks)
                 await self._survive(error_of_call(error))
                 continue
             except asyncio.CancelledError:
+                settlements.put_back(acks)
                 if self._ended.is_set():
                     return  # it is aclose that ended the call
                 raise
             self._backoff.reset()
+            if acks:
+                errors = [error_of_status(status) for status in answer.ack_statuses]
+                settlements.acks.answer(acks, errors or [None] * len(acks))
             if answer.messages:
                 expires_s = loop.time() + self._request.invisible_ms / 1000 * USABLE
-                self._buffer.extend(self._settlements.messages(answer.messages, expires_s))
+                self._buffer.extend(settlements.messages(answer.messages, expires_s))
                 self._arrived.set()
-            elif loop.time() - self._asked_s < EMPTY_S_MIN:
+            elif not acks and loop.time() - self._asked_s < EMPTY_S_MIN:
                 await self._pause(EMPTY_S_MIN)
 
     async def _survive(self, error: PopError) -> None:

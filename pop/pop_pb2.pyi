@@ -340,6 +340,7 @@ class PopRequest(_message.Message):
     ATTEMPT_ID_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
     START_AT_MS_FIELD_NUMBER: _builtins.int
+    ACKS_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     filter: _builtins.str
     """MQTT topic filter. A group that pops several filters has a cursor in each."""
@@ -355,6 +356,10 @@ class PopRequest(_message.Message):
     """where a group begins that this call creates"""
     start_at_ms: _builtins.int
     """instead of `start`: with what was stored then or later, ms since 1970; 0: as `start` says"""
+    @_builtins.property
+    def acks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """handles of deliveries of the group to acknowledge before. Such a call never waits: see PopResponse"""
+
     def __init__(
         self,
         *,
@@ -366,10 +371,11 @@ class PopRequest(_message.Message):
         attempt_id: _builtins.str = ...,
         start: Global___Start.ValueType = ...,
         start_at_ms: _builtins.int = ...,
+        acks: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "filter", b"filter", "group", b"group", "invisible_ms", b"invisible_ms", "messages_max", b"messages_max", "start", b"start", "start_at_ms", b"start_at_ms", "wait_ms", b"wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "attempt_id", b"attempt_id", "filter", b"filter", "group", b"group", "invisible_ms", b"invisible_ms", "messages_max", b"messages_max", "start", b"start", "start_at_ms", b"start_at_ms", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -455,19 +461,29 @@ Global___PoppedMessage: _TypeAlias = PoppedMessage  # noqa: Y015
 
 @_typing.final
 class PopResponse(_message.Message):
+    """To a request with `acks` the answer comes as soon as they are durable. It doesn't wait for messages then, whatever `wait_ms`
+    says: without any, call again.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     MESSAGES_FIELD_NUMBER: _builtins.int
+    ACK_STATUSES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___PoppedMessage]: ...
+    @_builtins.property
+    def ack_statuses(self) -> _containers.RepeatedCompositeFieldContainer[Global___Status]:
+        """a status per handle of `acks`, in order; none at all where each of them is OK"""
+
     def __init__(
         self,
         *,
         messages: _abc.Iterable[Global___PoppedMessage] | None = ...,
+        ack_statuses: _abc.Iterable[Global___Status] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack_statuses", b"ack_statuses", "messages", b"messages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

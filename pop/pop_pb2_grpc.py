@@ -98,6 +98,7 @@ class PopServiceServicer:
 
     def Pop(self, request, context):
         """Hands out up to messages_max visible messages of a group; waits up to wait_ms for the first. An empty answer is not an error.
+        Acknowledges before that what it names: so one call a batch does for both.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -38,7 +38,9 @@ class PopServiceStub:
     Send: _grpc.UnaryUnaryMultiCallable[_pop_pb2.SendRequest, _pop_pb2.SendResponse]
     """Stores a batch of messages. Answered when all of them are durable; each has a status of its own."""
     Pop: _grpc.UnaryUnaryMultiCallable[_pop_pb2.PopRequest, _pop_pb2.PopResponse]
-    """Hands out up to messages_max visible messages of a group; waits up to wait_ms for the first. An empty answer is not an error."""
+    """Hands out up to messages_max visible messages of a group; waits up to wait_ms for the first. An empty answer is not an error.
+    Acknowledges before that what it names: so one call a batch does for both.
+    """
     Ack: _grpc.UnaryUnaryMultiCallable[_pop_pb2.AckRequest, _pop_pb2.AckResponse]
     """Acknowledges deliveries. Answered when durable; a status per handle, in order."""
     ChangeInvisible: _grpc.UnaryUnaryMultiCallable[_pop_pb2.ChangeInvisibleRequest, _pop_pb2.ChangeInvisibleResponse]
@@ -62,7 +64,9 @@ class PopServiceAsyncStub(PopServiceStub):
     Send: _aio.UnaryUnaryMultiCallable[_pop_pb2.SendRequest, _pop_pb2.SendResponse]  # type: ignore[assignment]
     """Stores a batch of messages. Answered when all of them are durable; each has a status of its own."""
     Pop: _aio.UnaryUnaryMultiCallable[_pop_pb2.PopRequest, _pop_pb2.PopResponse]  # type: ignore[assignment]
-    """Hands out up to messages_max visible messages of a group; waits up to wait_ms for the first. An empty answer is not an error."""
+    """Hands out up to messages_max visible messages of a group; waits up to wait_ms for the first. An empty answer is not an error.
+    Acknowledges before that what it names: so one call a batch does for both.
+    """
     Ack: _aio.UnaryUnaryMultiCallable[_pop_pb2.AckRequest, _pop_pb2.AckResponse]  # type: ignore[assignment]
     """Acknowledges deliveries. Answered when durable; a status per handle, in order."""
     ChangeInvisible: _aio.UnaryUnaryMultiCallable[_pop_pb2.ChangeInvisibleRequest, _pop_pb2.ChangeInvisibleResponse]  # type: ignore[assignment]
@@ -95,7 +99,9 @@ class PopServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _pop_pb2.PopRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_pop_pb2.PopResponse, _abc.Awaitable[_pop_pb2.PopResponse]]:
-        """Hands out up to messages_max visible messages of a group; waits up to wait_ms for the first. An empty answer is not an error."""
+        """Hands out up to messages_max visible messages of a group; waits up to wait_ms for the first. An empty answer is not an error.
+        Acknowledges before that what it names: so one call a batch does for both.
+        """
 
     @_abc_1.abstractmethod
     def Ack(

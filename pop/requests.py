@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pop import pop_pb2 as pb
-from pop.errors import BatchFailed, PopError
+from pop.calls import error_of_status
+from pop.errors import BatchFailed, PopError, StatusError
 from pop.settings import Backoff, Exponential
 
 if TYPE_CHECKING:
@@ -79,6 +80,23 @@ def sent_of(result: pb.SendResult) -> Sent:
     return Sent(result.message_id, result.recall_handle, result.transaction_handle)
 
 
+class Popped(list[A]):
+    """The messages that a pop returned.
+
+    `refused` are the handles of its `acks` that were not acknowledged, each with the reason. All others are, and durable.
+    """
+
+    def __init__(self, messages: Iterable[A], refused: Mapping[str, StatusError]) -> None:
+        super().__init__(messages)
+        self.refused = refused
+
+
+def refused_of(request: pb.PopRequest, answer: pb.PopResponse) -> dict[str, StatusError]:
+    """Return the handles that a pop was to acknowledge and could not, each with the reason."""
+    errors = zip(request.acks, map(error_of_status, answer.ack_statuses), strict=False)  # no statuses: all are acknowledged
+    return {handle: error for handle, error in errors if error is not None}
+
+
 def pop_request(
     topic_filter: str,
     group: str,
@@ -87,6 +105,7 @@ def pop_request(
     wait_ms: int,
     start: Start,
     attempt_id: str = "",
+    acks: Iterable[str] = (),
 ) -> pb.PopRequest:
     """Return a request for messages."""
     return pb.PopRequest(
@@ -96,6 +115,7 @@ def pop_request(
         invisible_ms=invisible_ms,
         wait_ms=wait_ms,
         attempt_id=attempt_id,
+        acks=acks,
         **start_fields(start),
     )
 

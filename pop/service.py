@@ -206,24 +206,33 @@ class PopService:
             start = start_of(request.start, request.start_at_ms)
             asked_ms = bounded("invisible_ms", request.invisible_ms, 0, options.invisible_ms_max)
             attempt_id = check_attempt_id(request.attempt_id)
+            acks = list(request.acks)
+            if len(acks) > HANDLES_MAX:
+                raise RequestInvalid(f"acknowledge at most {HANDLES_MAX} handles a call, not {len(acks)}")
             group = core.group(request.group, request.filter, start)
+            outcomes = core.ack(group.name, acks) if acks else []
             taken = await core.pop(
                 group,
                 min(messages_max, options.messages_max),
                 asked_ms or group.invisible_ms,
-                wait_ms,
+                0 if acks else wait_ms,  # else who acknowledged would hear of it only with the next message
                 attempt_id,
             )
         except (PopError, StoreError) as error:
             await refuse(context, error)
-        if taken is None:
+        if taken is None and not acks:
             return b""
         try:
             await self._store.durable()
-            return self.popped(taken)
+            popped = self.popped(taken) if taken is not None else b""
         except BaseException:
-            core.release(taken.checkpoint)  # the consumer went away: it never saw them
+            if taken is not None:
+                core.release(taken.checkpoint)  # the consumer went away: it never saw them
             raise
+        if outcomes.count(Outcome.OK) == len(acks):
+            return popped
+        # Protobuf merges messages whose bytes are joined.
+        return popped + serialize(pb.PopResponse(ack_statuses=[_STATUS[outcome] for outcome in outcomes]))
 
     def popped(self, taken: Taken) -> bytes:
         """Return the field `messages` of an answer."""

@@ -33,10 +33,12 @@ from pop.errors import (
 from pop.pop_pb2_grpc import GroupServiceStub, PopServiceStub
 from pop.requests import (
     OutgoingMessage,
+    Popped,
     Sent,
     all_or_raise,
     pop_request,
     redrive_request,
+    refused_of,
     reset_request,
     sent_of,
     settings_of,
@@ -46,7 +48,7 @@ from pop.requests import (
 if TYPE_CHECKING:
     from store.lightqueue import End, Start
 
-__all__ = ["OutgoingMessage", "Security", "Sent", "SyncClient", "SyncMessage", "SyncTransaction", "settings_of"]
+__all__ = ["OutgoingMessage", "Popped", "Security", "Sent", "SyncClient", "SyncMessage", "SyncTransaction", "settings_of"]
 
 
 class SyncMessage:
@@ -233,11 +235,16 @@ class SyncClient:
         wait_ms: int = 0,
         start: Start = "earliest",
         attempt_id: str = "",
-    ) -> list[SyncMessage]:
+        acks: Iterable[str] = (),
+    ) -> Popped[SyncMessage]:
         """Take up to `messages_max` messages, and wait up to `wait_ms` for the first. See `pop.client.Client.pop`."""
-        request = pop_request(topic_filter, group, messages_max, invisible_ms, wait_ms, start, attempt_id)
+        request = pop_request(topic_filter, group, messages_max, invisible_ms, wait_ms, start, attempt_id, acks)
         answer = self._call(self._stub.Pop, request, wait_ms)
-        return [SyncMessage(popped, group, self) for popped in answer.messages]
+        refused = refused_of(request, answer)
+        if request.acks and not answer.messages and wait_ms > 0:  # the node doesn't wait before it says what is acknowledged
+            del request.acks[:]
+            answer = self._call(self._stub.Pop, request, wait_ms)
+        return Popped((SyncMessage(popped, group, self) for popped in answer.messages), refused)
 
     def consume(
         self,

@@ -48,6 +48,7 @@ REFUSED: list[tuple[tuple[str, Any], grpc.StatusCode, str]] = [
     (pop(filter="$retry/1"), INVALID, "can't be popped"),
     (pop(start=99), INVALID, "start"),
     (pop(attempt_id="x" * 300), INVALID, "attempt_id"),
+    (pop(acks=["x"] * 16_385), INVALID, "16384"),
     (("Ack", pb.AckRequest(group=GROUP, handles=["x"] * 16_385)), INVALID, "16384"),
     (("GiveUp", pb.AckRequest(group=GROUP, handles=["x"] * 16_385)), INVALID, "16384"),
     (("PollTransactions", pb.PollTransactionsRequest()), INVALID, "producer"),
@@ -117,6 +118,8 @@ async def test_a_handle_that_is_not_right_settles_nothing_and_stops_no_other(nod
             acked = await stub.Ack(pb.AckRequest(group=GROUP, handles=handles))
             codes = dict(zip(handles, (status.code for status in acked.statuses), strict=True))
             assert codes[wrong] == pb.INVALID_HANDLE
+            popped = await stub.Pop(pb.PopRequest(group=GROUP, filter=FILTER, acks=handles))
+            assert popped.ack_statuses[handles.index(wrong)] == acked.statuses[handles.index(wrong)]
         assert node.group().in_flight == 1
         acked = await stub.Ack(pb.AckRequest(group=GROUP, handles=[right]))
         assert [status.code for status in acked.statuses] == [pb.OK]

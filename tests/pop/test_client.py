@@ -33,6 +33,7 @@ from pop.errors import (
     StatusError,
 )
 from pop.options import PopOptions
+from store.record import Kind
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node
 
 LONG_MS = 50_000
@@ -185,6 +186,62 @@ async def test_many_handles_are_acknowledged_at_once(client: Client) -> None:
     assert {type(error) for error in raised.value.errors.values()} == {AlreadyAcked}
     assert list(raised.value.errors) == [0, 1, 2, 3, 4]
     await client.ack([], group=GROUP)
+
+
+async def test_a_pop_acknowledges_the_batch_before_and_names_what_was_refused(node: Node, client: Client) -> None:
+    await client.send_batch([OutgoingMessage(topic=TOPIC, body=b"%d" % n) for n in range(4)])
+    first = await client.pop(FILTER, group=GROUP, messages_max=2)
+    handles = [message.handle for message in first]
+    second = await client.pop(FILTER, group=GROUP, messages_max=1, acks=handles)
+    assert ([message.body for message in second], second.refused) == ([b"2"], {})
+    third = await client.pop(FILTER, group=GROUP, acks=[second[0].handle, "x", handles[0]])
+    assert [message.body for message in third] == [b"3"]
+    assert {handle: type(error) for handle, error in third.refused.items()} == {"x": InvalidHandle, handles[0]: AlreadyAcked}
+    assert in_flight(node) == 1
+
+
+async def test_a_pop_with_acks_waits_for_messages_when_these_are_durable(node: Node, client: Client) -> None:
+    await client.send(TOPIC, b"a")
+    (message,) = await client.pop(FILTER, group=GROUP)
+    waiting = asyncio.create_task(client.pop(FILTER, group=GROUP, wait_ms=LONG_MS, acks=[message.handle, "x"]))
+    await node.until(lambda: node.core.waiting == 1)
+    assert in_flight(node) == 0
+    await client.send(TOPIC, b"b")
+    popped = await waiting
+    assert ([message.body for message in popped], list(popped.refused)) == ([b"b"], ["x"])
+
+
+async def test_a_consumer_acknowledges_with_the_pop_of_its_next_batch(node: Node, client: Client) -> None:
+    await client.send_batch([OutgoingMessage(topic=TOPIC, body=b"%d" % n) for n in range(100)])
+    left = 100
+    async for message in client.consume(FILTER, group=GROUP, batch=10, prefetch=10):
+        acked = message.ack()
+        left -= 1
+        if not left:
+            break
+    await acked
+    settled = [record for record in node.store.log.scan(0) if record.kind in (Kind.POP_CHECKPOINT, Kind.POP_ACK)]
+    assert [record.kind for record in settled] == [Kind.POP_CHECKPOINT, Kind.POP_ACK] * 10
+    # All but the last are in front of the next checkpoint, within one turn of the node's loop: nothing is between them.
+    pairs = zip(settled[1:-1:2], settled[2::2], strict=True)
+    assert all(ack.position + ack.size == checkpoint.position for ack, checkpoint in pairs)
+    assert in_flight(node) == 0
+
+
+async def test_an_ack_in_a_pop_without_an_answer_is_told_again_and_may_have_been_done(node: Node, client: Client) -> None:
+    await client.send_batch([OutgoingMessage(topic=TOPIC, body=b"%d" % n) for n in range(3)])
+    done, undone, wrong = await client.pop(FILTER, group=GROUP)
+    acks = [done.ack(), undone.ack(), wrong.ack()]
+    settlements = done._settlements
+    taken = settlements.acks.take()
+    assert [handle for handle, _ in taken] == [done.handle, undone.handle, wrong.handle]
+    await wrong.nack()
+    await client._stub.Ack(pb.AckRequest(group=GROUP, handles=[done.handle]))  # as by the pop whose answer is lost
+    settlements.put_back(taken)
+    outcomes = await asyncio.gather(*acks, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [type(None), type(None), HandleReplaced]
+    with pytest.raises(BatchFailed):
+        await client.ack([done.handle], group=GROUP)  # nothing was lost of this one
 
 
 async def test_a_nack_returns_the_message_as_a_failed_attempt(client: Client) -> None:
@@ -512,6 +569,32 @@ async def test_wishes_that_come_during_a_call_share_the_next_within_its_bounds()
     assert [str(answer) if isinstance(answer, PopError) else answer for answer in answers] == [
         40, "odd", 60, 80, 600, 600, 2000, "odd",
     ]  # fmt: skip
+
+
+async def test_wishes_that_were_taken_along_are_answered_or_go_out_first_of_all() -> None:
+    calls: list[list[int]] = []
+
+    async def send(wishes: list[int]) -> list[int | PopError]:
+        calls.append(wishes)
+        return [wish * 10 for wish in wishes]
+
+    batched: Batched[int, int] = Batched(send, count_max=3)
+    futures = [batched.submit(wish) for wish in range(4)]
+    taken = batched.take()
+    assert [wish for wish, _ in taken] == [0, 1, 2]
+    batched.answer(taken[:1], [7])
+    error = Overloaded("full")
+    batched.answer(taken[1:2], [error])
+    batched.put_back(taken[2:])
+    assert await asyncio.gather(*futures, return_exceptions=True) == [7, error, 20, 30]
+    assert calls == [[2, 3]]
+    assert batched.take() == []
+    late = batched.submit(5)
+    taken = batched.take()
+    await batched.close(1)
+    batched.put_back(taken)
+    with pytest.raises(NodeUnavailable, match="closed"):
+        await late
 
 
 async def test_closing_fails_what_got_no_answer_in_time_and_takes_nothing_more() -> None:

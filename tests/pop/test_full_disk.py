@@ -216,6 +216,7 @@ async def test_every_call_that_can_not_be_stored_hears_resource_exhausted(node: 
         assert "store.reserve_bytes" in await refused(stub.Pop(pb.PopRequest(group="auditors", filter=FILTER)))
         free(node.store, EXHAUSTED)
         await refused(stub.Ack(pb.AckRequest(group=GROUP, handles=[popped.handle])))
+        await refused(stub.Pop(pb.PopRequest(group=GROUP, filter=FILTER, acks=[popped.handle])))
         change = pb.InvisibleChange(handle=popped.handle, invisible_ms=1)
         await refused(stub.ChangeInvisible(pb.ChangeInvisibleRequest(group=GROUP, changes=[change])))
         await refused(stub.GiveUp(pb.AckRequest(group=GROUP, handles=[popped.handle])))

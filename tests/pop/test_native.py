@@ -388,6 +388,10 @@ def use_synchronously(target: str) -> list[bytes]:
         client.ack([message.handle], group=GROUP)
         with pytest.raises(AlreadyAcked):
             message.ack()
+        client.send(TOPIC, b"3")
+        (message,) = client.pop(FILTER, group=GROUP)
+        popped = client.pop(FILTER, group=GROUP, wait_ms=20, acks=[message.handle, "x"])
+        assert (list(popped), list(popped.refused)) == ([], ["x"])
         assert client.describe_groups(GROUP)[0].in_flight == 0
         client.delete_group(GROUP)
         return seen

@@ -148,6 +148,84 @@ async def test_acknowledging_states_what_came_of_each_handle(node: Node, stub: P
     assert await ack(stub, b.handle) == [pb.OK]
 
 
+async def test_a_pop_acknowledges_what_it_names_by_the_same_call(node: Node, stub: PopServiceAsyncStub) -> None:
+    await send(stub, b"0", b"1", b"2")
+    first = await pop(stub, messages_max=2)
+    request = pb.PopRequest(group=GROUP, filter=FILTER, acks=[message.handle for message in first])
+    answer = await stub.Pop(request)
+    assert [message.body for message in answer.messages] == [b"2"]
+    assert list(answer.ack_statuses) == []  # all are OK
+    assert node.store.durable_position == node.store.log.end
+    assert (node.group().in_flight, node.core.counters.acked) == (1, 2)
+
+
+async def test_a_pop_states_what_came_of_each_ack_and_goes_on(node: Node, stub: PopServiceAsyncStub) -> None:
+    await send(stub, b"0", b"1", b"2", b"3", b"4", b"5")
+    good, twice, before, replaced = (message.handle for message in await pop(stub, messages_max=4))
+    (expired,) = await pop(stub, messages_max=1, invisible_ms=1)
+    assert await ack(stub, before) == [pb.OK]
+    code, newer = await change(stub, replaced, LONG_MS)
+    assert code == pb.OK
+    await node.until(lambda: node.core.counters.revived == 1)
+    acks = [good, "x", twice, twice, before, replaced, expired.handle, newer, good[:-2], ""]
+    answer = await stub.Pop(pb.PopRequest(group=GROUP, filter=FILTER, messages_max=2, acks=acks))
+    assert sorted(message.body for message in answer.messages) == [b"4", b"5"]
+    assert [status.code for status in answer.ack_statuses] == [
+        pb.OK,
+        pb.INVALID_HANDLE,
+        pb.OK,
+        pb.ALREADY_ACKED,
+        pb.ALREADY_ACKED,
+        pb.HANDLE_REPLACED,
+        pb.HANDLE_EXPIRED,
+        pb.OK,
+        pb.INVALID_HANDLE,
+        pb.INVALID_HANDLE,
+    ]
+    assert all(bool(status.detail) == (status.code != pb.OK) for status in answer.ack_statuses)
+    assert node.group().in_flight == 2
+
+
+async def test_a_pop_that_acknowledges_does_not_wait_for_messages(node: Node, stub: PopServiceAsyncStub) -> None:
+    await send(stub, b"0")
+    (message,) = await pop(stub)
+    request = pb.PopRequest(group=GROUP, filter=FILTER, wait_ms=LONG_MS, acks=[message.handle])
+    async with asyncio.timeout(LONG_MS / 2000):
+        assert await stub.Pop(request) == pb.PopResponse()
+        (status,) = (await stub.Pop(request)).ack_statuses
+    assert status.code == pb.ALREADY_ACKED
+    assert node.core.waiting == 0
+
+
+async def test_a_pop_that_is_refused_acknowledges_nothing(node: Node, stub: PopServiceAsyncStub) -> None:
+    await send(stub, b"0")
+    (message,) = await pop(stub)
+    for wrong in ({"messages_max": -1}, {"invisible_ms": -1}, {"wait_ms": -1}, {"start": 99}, {"filter": "a/#/b"}):
+        fields = {"group": GROUP, "filter": FILTER, "acks": [message.handle], **wrong}
+        with pytest.raises(grpc.aio.AioRpcError):
+            await stub.Pop(pb.PopRequest(**fields))  # type: ignore[arg-type]
+    assert node.group().in_flight == 1
+    assert await ack(stub, message.handle) == [pb.OK]
+
+
+async def test_what_a_pop_acknowledges_makes_room_for_what_it_takes(node: Node, stub: PopServiceAsyncStub) -> None:
+    node.create(in_flight_max=2)
+    await send(stub, b"0", b"1", b"2")
+    first = await pop(stub, wait_ms=0)
+    assert (len(first), len(await pop(stub, wait_ms=0))) == (2, 0)
+    answer = await stub.Pop(pb.PopRequest(group=GROUP, filter=FILTER, acks=[first[1].handle]))
+    assert [message.body for message in answer.messages] == [b"2"]
+
+
+async def test_a_pop_with_acks_may_be_called_again_with_its_attempt_id(stub: PopServiceAsyncStub) -> None:
+    await send(stub, b"0", b"1")
+    (message,) = await pop(stub, messages_max=1)
+    request = pb.PopRequest(group=GROUP, filter=FILTER, attempt_id="second", acks=[message.handle])
+    answers = [await stub.Pop(request) for _ in range(2)]
+    assert [[one.handle for one in answer.messages] for answer in answers] == [[answers[0].messages[0].handle]] * 2
+    assert [[status.code for status in answer.ack_statuses] for answer in answers] == [[], [pb.ALREADY_ACKED]]
+
+
 async def test_changes_of_invisible_time_extend_return_and_suspend(stub: PopServiceAsyncStub) -> None:
     await send(stub, b"extended", b"returned", b"suspended")
     extended, returned, suspended = await pop(stub)
