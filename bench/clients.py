@@ -258,15 +258,17 @@ def consume(number: int, begin_s: float, address: str, group: str, filter: str, 
     async def work(stubs: Stubs) -> Span:
         opening = pb.ConsumeOpen(group=group, filter=filter, credits=CREDITS, batch_max=batch)
         done = Span(0, begin_s, begin_s)
+        heard_s = begin_s
         calls: list[Any] = []
 
         async def take() -> None:
-            nonlocal done
+            nonlocal done, heard_s
             call: Any = stubs.pop.Consume()  # type: ignore[call-arg]  # without an iterator, requests are written
             calls.append(call)
             await call.write(pb.ConsumeRequest(open=opening))
             acked = 0
             while (answer := await call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]  # the stubs of grpcio lack it
+                heard_s = time.monotonic()
                 if answer.refused:
                     raise RuntimeError(f"an ack failed: {answer.refused[0]}")
                 if answer.messages:
@@ -276,7 +278,7 @@ def consume(number: int, begin_s: float, address: str, group: str, filter: str, 
                     acked = answer.acked
 
         async def end_when_quiet() -> None:
-            while (left_s := done.ended_s + QUIET_S - time.monotonic()) > 0:  # noqa: ASYNC110  # a quiet stream sets no event
+            while (left_s := heard_s + QUIET_S - time.monotonic()) > 0:  # noqa: ASYNC110  # a quiet stream sets no event
                 await asyncio.sleep(left_s)
             for call in calls:
                 await call.done_writing()

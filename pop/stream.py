@@ -21,6 +21,10 @@ from pop.poll import Poll, Taken
 CREDITS_DEFAULT = 1024
 CREDITS_MAX = 1_000_000
 
+TAKEN_PER_TURN = 4_096
+"""Messages that a consumption takes in one turn of the loop, about 15 ms: others have their turns between, and what it took
+first is synced, written and acknowledged while it takes the rest."""
+
 RECOUNT_S = 0.5
 """How often a consumption without credits looks whether its deliveries expired, or were settled by other calls."""
 
@@ -56,6 +60,8 @@ class Consumption:
         self._poll: Poll | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._ended = False
+        self._goes_on = False
+        """True while `pump` goes on in the next turn."""
         self._acked = 0
         self.failure: PopError | None = None
         """Why nothing comes any more."""
@@ -69,7 +75,8 @@ class Consumption:
     def pump(self) -> None:
         """Take what credits allow; wait for more where nothing is visible."""
         core, group = self._core, self._group
-        while not self._ended and self._poll is None and self.failure is None:
+        left = TAKEN_PER_TURN
+        while not self._ended and not self._goes_on and self._poll is None and self.failure is None:
             room = min(self._credits - self._outstanding, self._batch_max)
             if room <= 0:
                 self._recount_later()
@@ -83,9 +90,15 @@ class Consumption:
                 self._wait(room)
                 return
             self._hand_over(taken)
-            if not any(taken.records):  # a backlog that has expired takes no credits: others have their turn before its rest
-                asyncio.get_running_loop().call_soon(self.pump)
-                return
+            left -= taken.checkpoint.count
+            # A backlog that has expired takes no credits: others have their turn before its rest, too.
+            if left <= 0 or not any(taken.records):
+                self._goes_on = True
+                asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._goes_on = False
+        self.pump()
 
     def _wait(self, room: int) -> None:
         poll = Poll(asyncio.get_running_loop().create_future(), room, self._invisible_ms)

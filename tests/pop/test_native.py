@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,9 @@ from pop.errors import (
 from pop.options import PopOptions
 from pop.pop_pb2_grpc import PopServiceStub
 from pop.settings import Exponential
+from pop.stream import TAKEN_PER_TURN, Consumption
 from pop.sync import SyncClient
-from tests.pop.wiring import FILTER, GROUP, TOPIC, Node
+from tests.pop.wiring import FILTER, GROUP, TOPIC, Node, Parts
 
 OPTIONS = PopOptions(transaction_check_ms=100, transaction_checks_max=1_000)
 
@@ -348,6 +350,28 @@ async def test_a_node_that_stops_ends_its_streams(tmp_path: Path) -> None:
         await node.stop()
         with pytest.raises(NodeUnavailable):
             await asyncio.wait_for(ending, 5)
+
+
+async def test_a_stream_with_many_credits_takes_what_they_allow_some_turns_long(tmp_path: Path) -> None:
+    parts = Parts(tmp_path / "data")
+    parts.publish(*([b"x"] * (TAKEN_PER_TURN * 3)))
+    group = parts.group()
+    parts.store.start(asyncio.get_running_loop(), lambda error: pytest.fail(str(error)))
+    credits = TAKEN_PER_TURN * 2 + 10
+    stream = Consumption(parts.core, group, credits=credits, batch_max=100, invisible_ms=60_000)
+    stream.pump()
+    seen = [group.in_flight]
+    assert TAKEN_PER_TURN <= seen[0] < TAKEN_PER_TURN + 100
+    async with asyncio.timeout(10):
+        while group.in_flight < credits:
+            stream.pump()  # whatever calls it meanwhile: the rest has its turn, and no other
+            assert group.in_flight == seen[-1]
+            await asyncio.sleep(0)
+            seen.append(group.in_flight)
+    assert max(after - before for before, after in pairwise(seen)) < TAKEN_PER_TURN + 100
+    stream.end(give_back=True)
+    assert group.in_flight == 0
+    await parts.store.close()
 
 
 # --- the synchronous client -----------------------------------------------------------------------------------------
