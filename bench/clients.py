@@ -5,9 +5,9 @@ them) and the broker's address; by that instant it is connected and has made wha
 when. Whoever takes messages off ends with the last of them, not when it finds that no more come.
 
 The native stubs are used bare for large batches, where the rates with `pop.client.Client` are lower by what its conveniences
-cost; for small ones it is that client, whose tasks share calls. The others are driven as fast as a client of theirs in Python
-goes: redis-py with hiredis, a batch a round trip, the acknowledgements with the next request; beanstalkd with its commands
-written a batch at a time.
+cost; for small ones it is that client. The others are driven as fast as a client of theirs in Python goes: redis-py with
+hiredis, a batch a round trip; beanstalkd with its commands written a batch at a time. Millrace and Redis get the
+acknowledgements of a batch with the request for the next one.
 """
 
 from __future__ import annotations
@@ -175,20 +175,23 @@ def send_until(number: int, begin_s: float, address: str, first_level: str, batc
 def pop_and_ack(
     number: int, begin_s: float, address: str, group: str, filter: str, batch: int, consumers: int, *, is_acked: bool = True
 ) -> Span:
-    """Pop what is there, `batch` a call, until nothing is left, and acknowledge it."""
+    """Pop what is there, `batch` a call, until nothing is left; the call that pops a batch acknowledges the one before."""
 
     async def work(stubs: Stubs) -> Span:
-        invisible_ms = 3_600_000
-        request = pb.PopRequest(group=group, filter=filter, messages_max=batch, invisible_ms=invisible_ms)
         done = Span(0, begin_s, begin_s)
 
         async def consume() -> None:
             nonlocal done
-            while messages := (await stubs.pop.Pop(request)).messages:
+            request = pb.PopRequest(group=group, filter=filter, messages_max=batch, invisible_ms=3_600_000)
+            while True:
+                answer = await stubs.pop.Pop(request)
+                check(answer.ack_statuses)
+                count = len(request.acks) if is_acked else len(answer.messages)
+                done = Span(done.messages + count, begin_s, time.monotonic() if count else done.ended_s)
+                if not answer.messages:
+                    return
                 if is_acked:
-                    handles = [message.handle for message in messages]
-                    check((await stubs.pop.Ack(pb.AckRequest(group=group, handles=handles))).statuses)
-                done = Span(done.messages + len(messages), begin_s, time.monotonic())
+                    request.acks[:] = [message.handle for message in answer.messages]
 
         await _until(begin_s)
         await asyncio.gather(*(consume() for _ in range(share(consumers, number))))
@@ -228,7 +231,7 @@ def send_singly(number: int, begin_s: float, address: str, first_level: str, cou
 
 
 def pop_with_client(number: int, begin_s: float, address: str, group: str, filter: str, batch: int, consumers: int) -> Span:
-    """As `pop_and_ack`, with the client that users have: the call that pops a batch acknowledges the one before."""
+    """As `pop_and_ack`, with the client that users have."""
 
     async def work(client: Client) -> Span:
         done = Span(0, begin_s, begin_s)

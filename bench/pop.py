@@ -68,7 +68,7 @@ def _millrace(peer: Peer) -> Broker:
     address = peer.addresses["pop"]
 
     def drain(processes: Clients, name: str, batch: int, consumers: int) -> list[Span]:
-        # Calls cost most where batches are small, and the client shares those of its acknowledgements.
+        # Small batches are what services have that work on each message: so with the client that these use.
         job = clients.pop_with_client if batch == BATCH_SMALL else clients.pop_and_ack
         return processes.run(job, address, name, f"{name}/#", batch, consumers)
 
