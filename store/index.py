@@ -381,11 +381,6 @@ class IndexView:
             cursor.next()
         self._check(cursor)
 
-    def last_at_or_before(self, key: bytes, prefix: bytes) -> tuple[bytes, bytes] | None:
-        """Return the row with the greatest key that isn't above `key`, if it starts with `prefix`."""
-        self._look.seek_for_prev(key)
-        return _row_at(self._look, prefix, self._check)
-
 
 def _row_at(cursor: RdictIter, prefix: bytes, check: Callable[[RdictIter], None]) -> tuple[bytes, bytes] | None:
     """Return the row that a cursor is at, if its key starts with `prefix`."""

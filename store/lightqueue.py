@@ -177,9 +177,9 @@ class LightQueue:
     def read_from(self, offset: int, count: int) -> tuple[int, bytes]:
         """Return up to `count` entries from `offset` on, and the offset of the first: a later one where entries are trimmed.
 
-        The open row is in memory. Another is mostly found by its key, which costs half a seek, and no new iterator where
-        something was written since. At the end nothing is sought: a seek there passes over the range deletions of all queues
-        that were dropped lately.
+        The open row is in memory, and nothing is sought behind it: a seek there passes over the range deletions of all queues
+        that were dropped lately. Another row is mostly found by its key, which costs half a seek, and no new iterator where
+        something was written since.
         """
         wanted = count * ENTRY_BYTES
         if offset >= self.open_offset:
