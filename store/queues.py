@@ -22,7 +22,7 @@ from store.catalogue import Catalogue
 from store.commitlog import CommitLog
 from store.errors import LimitExceeded, QueueUnknown, TopicInvalid
 from store.filling import Filling
-from store.index import Batch, Index
+from store.index import Batch, Index, Space
 from store.lightqueue import (
     ENTRY,
     RESTORED,
@@ -31,6 +31,7 @@ from store.lightqueue import (
     Start,
     delete_entries,
     delete_transient_entries,
+    entries_key,
 )
 from store.options import StoreOptions
 from store.record import QUEUE_FIXED, Kind, Record
@@ -508,9 +509,10 @@ class Queues:
 
     def load(self) -> None:
         """Begin with the durable queues of the index, and delete what transient ones left."""
-        batch = Batch()
-        delete_transient_entries(batch)
-        self._index.write(batch)
+        if self._index.first_at_or_after(entries_key(TRANSIENT, 0), bytes(Space.ENTRIES)) is not None:
+            batch = Batch()  # only then: each lookup asks the range deletions first
+            delete_transient_entries(batch)
+            self._index.write(batch)
         wildcards, filling = self._catalogue.load()
         for queue in filling:
             position = self._catalogue.fill_position(queue)
