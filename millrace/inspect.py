@@ -21,8 +21,8 @@ from millrace.rows import show_all
 from pop.checkpoint import Checkpoint
 from pop.order import Order
 from pop.state import DAMAGES_ROW
-from store import lightqueue, topics
-from store.catalogue import Catalogue
+from store import topics
+from store.catalogue import Catalogue, load_next_offset
 from store.errors import StoreError
 from store.index import DIRECTORY, Index, Space
 from store.logreader import read_log
@@ -200,8 +200,8 @@ def _groups(index: Index) -> Iterator[dict[str, Any]]:
             "settings": row["settings"],
             "resets": row["epoch"],
             "cursor": row["cursor"],
-            "new": max(lightqueue.load_next_offset(index, row["queue"]) - row["cursor"], 0),
-            "retries": max(lightqueue.load_next_offset(index, row["retry"]) - row["retry_cursor"], 0),
+            "new": max(load_next_offset(index, row["queue"]) - row["cursor"], 0),
+            "retries": max(load_next_offset(index, row["retry"]) - row["retry_cursor"], 0),
             "in_flight": in_flight[group_id],
             "oldest_pop_ms": oldest_ms.get(group_id),
             "parked": order.parked,
@@ -258,7 +258,7 @@ def _subscription(index: Index, one: StoredSubscription) -> dict[str, Any]:
         "identifier": one.identifier,
         "queue": one.queue_id,
         "cursor": one.cursor,
-        "queued": max(lightqueue.load_next_offset(index, one.queue_id) - one.cursor, 0),
+        "queued": max(load_next_offset(index, one.queue_id) - one.cursor, 0),
     }
 
 

@@ -1,14 +1,15 @@
 """Group commit: one fdatasync at a time on a thread of its own, for all that was written before it began.
 
-Who must not answer before its records are durable leaves a callback with the position that it waits for. While a sync is
-under way the next group forms. Callbacks run on the event loop, in the order of their positions.
+Who must not answer before its records are durable leaves a callback. Those who wait for one write of the log are a group, and
+have one position: to wait costs an append to a list. While a sync is under way the next groups form. Callbacks run on the event
+loop, in their order.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from queue import SimpleQueue
 from threading import Thread
@@ -30,7 +31,11 @@ class GroupCommit:
         self._log = log
         self._loop = loop
         self._on_failure = on_failure
-        self._waiters: deque[tuple[int, Callable[[], None]]] = deque()
+        self._unwritten: list[Callable[[], None]] = []
+        """Who waits for what may not be written yet."""
+        self._groups: deque[tuple[int, Iterator[Callable[[], None]]]] = deque()
+        """Who waits for what is written, with the position up to which that goes."""
+        self._releasing = False
         self._failure: OSError | None = None
         self._syncing = False
         self._requests: SimpleQueue[int | None] = SimpleQueue()
@@ -40,16 +45,20 @@ class GroupCommit:
         """Everything before this position is on disk."""
         self.syncs = 0
 
-    def wait(self, position: int, callback: Callable[[], None]) -> None:
-        """Call `callback` once everything before `position` is durable. Positions must not decrease from call to call."""
-        self._waiters.append((position, callback))
+    def wait(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once all that was appended so far is durable. To be followed by a `poke` when that is written."""
+        self._unwritten.append(callback)
 
     def poke(self) -> None:
         """Begin a sync if somebody waits and none is under way. Called after each write of the log."""
-        if self._waiters and not self._syncing:
-            if self._waiters[-1][0] <= self.durable:
+        written = self._log.written
+        if self._unwritten and self._log.end == written:
+            self._groups.append((written, iter(self._unwritten)))
+            self._unwritten = []
+        if self._groups and not self._syncing:
+            if self._groups[-1][0] <= self.durable:
                 self._release()
-            elif self._log.written > self.durable:  # else what they wait for isn't written, and a sync now would delay its own
+            else:
                 self._begin()
 
     def _begin(self) -> None:
@@ -80,12 +89,18 @@ class GroupCommit:
             self.poke()
 
     def _release(self) -> None:
-        waiters, durable = self._waiters, self.durable
+        groups, durable = self._groups, self.durable
+        if self._releasing:  # by a callback, that waits for nothing more than what is durable
+            return
+        self._releasing = True
         try:
-            while waiters and waiters[0][0] <= durable:
-                waiters.popleft()[1]()
+            while groups and groups[0][0] <= durable:
+                for callback in groups[0][1]:
+                    callback()
+                groups.popleft()
         finally:
-            if waiters and waiters[0][0] <= durable:  # a callback has raised, which must not keep the others waiting
+            self._releasing = False
+            if groups and groups[0][0] <= durable:  # a callback has raised, which must not keep the others waiting
                 self._loop.call_soon(self._release)
 
     def finish(self) -> None:

@@ -50,13 +50,13 @@ _SIGNS = ("Corruption", "No such file or directory", "Input/output error")
 _SIGNS_AT_OPEN = (*_SIGNS, "Invalid argument")
 """The last: another version has made it, with options or column families that this one doesn't know."""
 
-FORMAT = 8
+FORMAT = 9
 """Version of the key and value formats. Another one is not read: a start rebuilds the index."""
 
 MEMTABLE_BYTES = 64 * 1024 * 1024
-BLOCK_CACHE_BYTES = 128 * 1024 * 1024
-"""Half of the rows of a million queues of ten entries. RocksDB's "hyper clock" cache: a lookup takes no lock and moves nothing
-in a list."""
+BLOCK_CACHE_BYTES = 192 * 1024 * 1024
+"""Most of the rows of a million queues of ten entries: with 128 MiB a lookup of one of them takes 5.5 us, with this 4.1.
+RocksDB's "hyper clock" cache: a lookup takes no lock and moves nothing in a list."""
 
 BLOCK_BYTES = 4 * 1024
 """What one cold read has to fetch, check and unpack."""
@@ -380,11 +380,6 @@ class IndexView:
             yield key, cursor.value()
             cursor.next()
         self._check(cursor)
-
-    def last_at_or_before(self, key: bytes, prefix: bytes) -> tuple[bytes, bytes] | None:
-        """Return the row with the greatest key that isn't above `key`, if it starts with `prefix`."""
-        self._look.seek_for_prev(key)
-        return _row_at(self._look, prefix, self._check)
 
 
 def _row_at(cursor: RdictIter, prefix: bytes, check: Callable[[RdictIter], None]) -> tuple[bytes, bytes] | None:

@@ -1,26 +1,30 @@
 """Light queues: small indexes that let a million topics and wildcards read one log.
 
-A queue is a topic filter with an integer id. Its entries point at records; a row has some that follow each other:
+A queue is a topic filter with an integer id. Its entries point at records, 16 bytes each: position u64, size u32, aux u32
+(little-endian). `aux` is the tag's hash in a queue of messages, and the attempt in a retry queue. They are in rows of some that
+follow each other:
 
     key    b"Q", queue id u32 big-endian, offset of the first entry u64 big-endian
-    value  entries of 16 bytes: position u64, size u32, aux u32 (little-endian); none in a row that only says where a queue is,
-           whose entries are all before the log's start
+    value  entries
 
-`aux` is the tag's hash in a queue of messages, and the attempt in a retry queue. A commit puts all that it has for a queue as
-one row, or two: a hot queue costs a put a batch, not one a message. Rows begin at multiples of `ROW_ENTRIES`. So a commit that
-finds the last row short of that writes it again, with what it adds: a queue that gets an entry now and then has a row for
-sixteen, not sixteen rows. A million queues of ten entries so have 3 million keys, not 12, in an index two thirds as large; and
-the row of an entry is found by its key. Where that isn't its row (in the middle of a large batch; behind a snapshot, where the
-first row begins anywhere; in an index of an earlier version), a lookup seeks to the last row at or before the offset.
+Such rows end at multiples of `ROW_ENTRIES`: a commit puts all that it has for a queue up to the last multiple as one row, so a
+hot queue costs a put a batch, not one a message. What is behind the last multiple is the *open row*: less than `ROW_ENTRIES`
+entries, in memory while the queue is loaded. That of a durable queue stands in the catalogue (`store.catalogue`), in the row by
+which the queue is found, and is written again with each commit that adds to it. So one lookup finds a queue, where it ends and
+its last entries, and of a queue that has no more than those, all. A million queues of ten entries have two rows each.
+
+Rows begin at multiples of `ROW_ENTRIES` as well, so that an entry's row is found by its key. Where that isn't its row (in the
+middle of a large batch; behind a snapshot, where the first row begins anywhere), a lookup seeks the last row at or before it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from struct import Struct
 from typing import Any, Literal
 
 import numpy as np
+import orjson
 
 from store.commitlog import CommitLog
 from store.errors import PositionUnknown, RecordCorrupt
@@ -33,8 +37,8 @@ ENTRY_BYTES = ENTRY.size
 assert ENTRY_DTYPE.itemsize == ENTRY_BYTES
 
 ROW_ENTRIES = 16
-"""Rows begin at multiples of this, so an entry is written up to so many times: at most 256 bytes go into the index where 16
-would do. A device's last messages are mostly in one row."""
+"""Rows begin and end at multiples of this. So an entry is written up to so many times: at most 256 bytes go into the index
+where 16 would do. A device's last messages are mostly in one row."""
 
 UNCLEAR_MAX = 64
 """Entries that a search for a time goes back over, where they don't tell on which side of it they are."""
@@ -73,25 +77,50 @@ class LightQueue:
         queue_id: its number.
         topic_filter: what it is of.
         index: where its entries are.
-        next_offset: the offset behind its last entry; None where that is to be looked up when somebody asks for it.
+        open_offset: the offset behind those of its entries that are in rows.
+        open_row: the entries from there on, less than `ROW_ENTRIES`.
         start: where it began.
+        owners: who needs it; None where that is to be looked up when somebody asks for it.
     """
 
-    __slots__ = ("__weakref__", "_committed", "_open_row", "filter", "id", "index", "owners", "pending", "start", "watchers")
+    __slots__ = (
+        "__weakref__",
+        "_owners",
+        "alone_at",
+        "committed_offset",
+        "filter",
+        "id",
+        "index",
+        "open_offset",
+        "open_row",
+        "pending",
+        "start",
+        "watchers",
+    )
 
     def __init__(
-        self, queue_id: int, topic_filter: str, index: Index, next_offset: int | None = None, start: Start = "latest"
+        self,
+        queue_id: int,
+        topic_filter: str,
+        index: Index,
+        open_offset: int = 0,
+        open_row: bytes = b"",
+        start: Start = "latest",
+        owners: Iterable[str] | None = (),
     ) -> None:
         self.id = queue_id
         self.filter = topic_filter
         self.start: Start = start
         self.index = index
-        self.owners: set[str] = set()
         self.watchers: list[Watcher] = []
         self.pending = bytearray()
-        self._committed = next_offset
-        self._open_row = b""
-        """Entries of the last row, while the next ones belong into it as well."""
+        self.open_offset = open_offset
+        self.open_row = open_row
+        self.committed_offset = open_offset + len(open_row) // ENTRY_BYTES
+        """Offset behind the last entry that can be read."""
+        self.alone_at = b""
+        """Key of the catalogue's row of its filter, where that has only this queue."""
+        self._owners = None if owners is None else set(owners)
 
     @property
     def transient(self) -> bool:
@@ -99,14 +128,13 @@ class LightQueue:
         return self.id >= TRANSIENT
 
     @property
-    def committed_offset(self) -> int:
-        """Offset behind the last entry that can be read. Looked up in the index when it is asked for first, about 10 us."""
-        if self._committed is None:
-            row = _last_row(self.index, self.id)
-            self._committed = next_offset_of(row)
-            if row is not None and self._committed % ROW_ENTRIES and len(row[1]) < ROW_ENTRIES * ENTRY_BYTES:
-                self._open_row = row[1]
-        return self._committed
+    def owners(self) -> set[str]:
+        """Who needs it. Looked up in the index when it is asked for first: few who find a queue do."""
+        if self._owners is None:
+            row = self.index.get(name_key(self.id))
+            assert row is not None, self.id
+            self._owners = set(name_of(row)[1])
+        return self._owners
 
     @property
     def next_offset(self) -> int:
@@ -116,29 +144,27 @@ class LightQueue:
     def begin_at(self, offset: int) -> None:
         """Let the first entry have `offset`. Before there is any."""
         assert not self.pending, self.filter
-        self._committed = offset
+        self.committed_offset = offset
         self.begin_row()
 
     def begin_row(self) -> None:
-        """Let the next entries begin a row: what the last one had is gone."""
-        self._open_row = b""
+        """Let the next entries begin a row: what the open one had is gone."""
+        self.open_offset = self.committed_offset
+        self.open_row = b""
 
     def save(self, batch: Batch) -> bytes:
-        """Put the pending entries into `batch`; return them. They are readable when the batch is written."""
+        """Put the pending entries into `batch`, but for the open row; return them. They are readable when it is written."""
         entries = bytes(self.pending)
         self.pending.clear()
-        offset = self.committed_offset
-        row = self._open_row + entries if self._open_row else entries
-        first = offset - len(self._open_row) // ENTRY_BYTES
-        self._committed = end = offset + len(entries) // ENTRY_BYTES
+        row = self.open_row + entries if self.open_row else entries
+        first = self.open_offset
+        self.committed_offset = end = first + len(row) // ENTRY_BYTES
         border = end - end % ROW_ENTRIES
         if first < border:
             full = (border - first) * ENTRY_BYTES
             batch.put(entries_key(self.id, first), row[:full])
-            first, row = border, row[full:]
-        self._open_row = row
-        if row:
-            batch.put(entries_key(self.id, first), row)
+            self.open_offset, row = border, row[full:]
+        self.open_row = row
         return entries
 
     def read(self, offset: int, count: int) -> bytes:
@@ -151,29 +177,35 @@ class LightQueue:
     def read_from(self, offset: int, count: int) -> tuple[int, bytes]:
         """Return up to `count` entries from `offset` on, and the offset of the first: a later one where entries are trimmed.
 
-        Mostly the row is found by its key, which costs half a seek, and no new iterator where something was written since. At
-        the end nothing is sought: a seek there passes over the range deletions of all queues that were dropped lately.
+        The open row is in memory, and nothing is sought behind it: a seek there passes over the range deletions of all queues
+        that were dropped lately. Another row is mostly found by its key, which costs half a seek, and no new iterator where
+        something was written since.
         """
-        if count <= 0 or (self._committed is not None and offset >= self._committed):
+        wanted = count * ENTRY_BYTES
+        if offset >= self.open_offset:
+            skip = (offset - self.open_offset) * ENTRY_BYTES
+            return offset, self.open_row[skip : skip + wanted] if count > 0 else b""
+        if count <= 0:
             return offset, b""
-        begin, wanted = offset, count * ENTRY_BYTES
+        begin = offset
         skip = offset % ROW_ENTRIES * ENTRY_BYTES
         row = self.index.get(_KEY.pack(_ENTRIES, self.id, offset - offset % ROW_ENTRIES))
         part = row[skip : skip + wanted] if row else b""
         if len(part) == wanted:
             return begin, part
         offset += len(part) // ENTRY_BYTES
-        if offset >= self.committed_offset:
-            return begin, part
         found = bytearray(part)
-        for first, entries in self._rows_from(offset):
-            if first > offset and not found:
-                begin = first
-            skip = max(offset - first, 0) * ENTRY_BYTES
-            found += entries[skip : skip + wanted - len(found)]
-            if len(found) == wanted:
-                break
-        return begin, bytes(found)
+        if offset < self.open_offset:
+            for first, entries in self._rows_from(offset):
+                if first > offset and not found:
+                    begin = first
+                skip = max(offset - first, 0) * ENTRY_BYTES
+                found += entries[skip : skip + wanted - len(found)]
+                if len(found) == wanted:
+                    return begin, bytes(found)
+        if not found:
+            begin = self.open_offset
+        return begin, bytes(found + self.open_row[: wanted - len(found)])
 
     def read_back(self, offset: int, count: int) -> bytes:
         """Return up to `count` entries that stand before `offset`, oldest first: the last of them is that of `offset - 1`.
@@ -191,9 +223,11 @@ class LightQueue:
             yield int.from_bytes(key[len(prefix) :], "big"), entries
 
     def first_offset(self) -> int:
-        """Return the offset of the oldest entry that the queue still has; `committed_offset` where it has none. One seek."""
+        """Return the offset of the oldest entry that the queue has; `committed_offset` where it has none. A seek, at most."""
+        if not self.open_offset:
+            return 0
         row = self.index.first_at_or_after(entries_key(self.id, 0), queue_prefix(self.id))
-        return self.committed_offset if row is None else int.from_bytes(row[0][-8:], "big")
+        return self.open_offset if row is None else int.from_bytes(row[0][-8:], "big")
 
     def offset_at(self, store_ms: int, log: CommitLog) -> int:
         """Return the offset of the first entry whose record was stored at a time or later; `committed_offset` where none was.
@@ -262,18 +296,20 @@ def entries_key(queue_id: int, offset: int) -> bytes:
     return _KEY.pack(_ENTRIES, queue_id, offset)
 
 
-def next_offset_of(row: tuple[bytes, bytes] | None) -> int:
-    """Return the offset behind the entries of a queue's last row; 0 where it has none."""
-    return int.from_bytes(row[0][-8:], "big") + len(row[1]) // ENTRY_BYTES if row is not None else 0
+def name_key(queue_id: int) -> bytes:
+    """Return the key of the row that has a durable queue's filter and owners."""
+    return _PREFIX.pack(Space.QUEUE, queue_id)
 
 
-def load_next_offset(index: Index, queue_id: int) -> int:
-    """Return the offset behind a queue's last entry, from the index."""
-    return next_offset_of(_last_row(index, queue_id))
+def name_row(queue: LightQueue) -> bytes:
+    """Return that row of a queue: JSON, filter and owners."""
+    return orjson.dumps([queue.filter, sorted(queue.owners)])
 
 
-def _last_row(index: Index, queue_id: int) -> tuple[bytes, bytes] | None:
-    return index.last_at_or_before(entries_key(queue_id, 2**64 - 1), queue_prefix(queue_id))
+def name_of(row: bytes) -> tuple[str, list[str]]:
+    """Return the filter and the owners of such a row."""
+    topic_filter, owners = orjson.loads(row)
+    return topic_filter, owners
 
 
 def delete_entries(batch: Batch, queue_id: int) -> None:

@@ -22,7 +22,7 @@ from store.catalogue import Catalogue
 from store.commitlog import CommitLog
 from store.errors import LimitExceeded, QueueUnknown, TopicInvalid
 from store.filling import Filling
-from store.index import Batch, Index
+from store.index import Batch, Index, Space
 from store.lightqueue import (
     ENTRY,
     RESTORED,
@@ -31,6 +31,7 @@ from store.lightqueue import (
     Start,
     delete_entries,
     delete_transient_entries,
+    entries_key,
 )
 from store.options import StoreOptions
 from store.record import QUEUE_FIXED, Kind, Record
@@ -257,7 +258,7 @@ class Queues:
         while self._catalogue.get(queue_id) is not None:
             queue_id = RESTORED + (queue_id + 1) % RESTORED
         logger.warning("queue.restored", filter=topic_filter, id=queue_id)
-        queue = LightQueue(queue_id, topic_filter, self._index, 0)
+        queue = LightQueue(queue_id, topic_filter, self._index)
         self._catalogue.add(queue)
         queue.owners.add(ROOT)
         self._begin(queue, ROOT)
@@ -301,7 +302,7 @@ class Queues:
         queue = self._transient.get(topic_filter)
         if queue is None:
             self._check_room()
-            queue = self._transient[topic_filter] = LightQueue(self._next_transient_id, topic_filter, self._index, 0)
+            queue = self._transient[topic_filter] = LightQueue(self._next_transient_id, topic_filter, self._index)
             self._transient_by_id[queue.id] = queue
             self._next_transient_id += 1
             self._go_live(queue)
@@ -358,7 +359,7 @@ class Queues:
         """
         queue = self._catalogue.get(queue_id) or self._catalogue.find(topic_filter, start)
         if queue is None:
-            queue = LightQueue(queue_id, topic_filter, self._index, 0, start)
+            queue = LightQueue(queue_id, topic_filter, self._index, start=start)
             self._catalogue.add(queue)
             # The first declaration of a root is the root's own, unless repair has set that aside.
             first_owner = ROOT if _is_root(topic_filter) else owner
@@ -394,11 +395,23 @@ class Queues:
         if filling is not None:
             filling.ends_at(record.position, orjson.loads(record.properties)["next_offset"])
 
-    def begin_row(self, queue_id: int) -> None:
-        """Let the next entries of a queue begin a row, where its last one was deleted: for retention."""
-        queue = self._transient_by_id.get(queue_id) or self._catalogue.loaded(queue_id)
-        if queue is not None:
-            queue.begin_row()
+    def open_rows(self) -> Iterator[tuple[int, bytes]]:
+        """Yield id and open row of each queue that has one: for retention. Others may write in between."""
+        yield from self._catalogue.open_rows()
+        for queue in list(self._transient.values()):
+            yield queue.id, queue.open_row
+
+    def drop_open_row(self, queue_id: int, open_row: bytes) -> bool:
+        """Delete the open row of a queue, if it is still `open_row` and there is no other; return whether it is deleted."""
+        queue = self._transient_by_id.get(queue_id) or self._catalogue.get(queue_id)
+        if queue is None or queue.open_row != open_row or queue.first_offset() < queue.open_offset:
+            return False
+        queue.begin_row()
+        if not queue.transient:
+            batch = Batch()
+            self._catalogue.save_open_row(batch, queue)
+            self._index.write(batch)
+        return True
 
     def _changed(self, queue: LightQueue) -> None:
         filling = self._fillings.get(queue.id)
@@ -481,22 +494,25 @@ class Queues:
 
     def save(self, batch: Batch) -> list[tuple[LightQueue, int, bytes]]:
         """Put what this commit changed into `batch`; return each queue that has new entries, with the entries."""
-        self._catalogue.save(batch)
-        for queue_id in self._transient_removed:
-            delete_entries(batch, queue_id)
-        self._transient_removed.clear()
         fresh = []
         for queue in self.dirty:
             first = queue.committed_offset
             fresh.append((queue, first, queue.save(batch)))
+            if queue.id < TRANSIENT:
+                self._catalogue.save_open_row(batch, queue)
         self.dirty = []
+        self._catalogue.save(batch)
+        for queue_id in self._transient_removed:
+            delete_entries(batch, queue_id)
+        self._transient_removed.clear()
         return fresh
 
     def load(self) -> None:
         """Begin with the durable queues of the index, and delete what transient ones left."""
-        batch = Batch()
-        delete_transient_entries(batch)
-        self._index.write(batch)
+        if self._index.first_at_or_after(entries_key(TRANSIENT, 0), bytes(Space.ENTRIES)) is not None:
+            batch = Batch()  # only then: each lookup asks the range deletions first
+            delete_transient_entries(batch)
+            self._index.write(batch)
         wildcards, filling = self._catalogue.load()
         for queue in filling:
             position = self._catalogue.fill_position(queue)
@@ -505,7 +521,7 @@ class Queues:
         for queue in wildcards:
             if queue.id not in self._fillings:
                 self._go_live(queue)
-                if ROOT in queue.owners:
+                if _is_root(queue.filter):
                     self._roots[topics.first_level(queue.filter)] = Root(queue)
 
 

@@ -15,13 +15,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import structlog
 
 from store.errors import DiskFull, PositionUnknown
 from store.index import Batch, Space
-from store.lightqueue import ENTRY_BYTES, entries_array, entries_key, next_offset_of, queue_prefix
+from store.lightqueue import ENTRY_BYTES, entries_array, entries_key, queue_prefix
 from store.options import MIB
 from store.record import COPY_FIXED, Kind, is_intact
 from store.snapshot import SnapshotWriter, remove_other_snapshots, snapshot_path, snapshots
@@ -269,36 +270,34 @@ class Retention:
         while queue_id < 2**32:
             row = self._store.index.first_at_or_after(entries_key(queue_id, 0), bytes(Space.ENTRIES))
             if row is None:
-                return
+                break
             queue_id = int.from_bytes(row[0][1:5], "big")
-            if row[1] and self._is_gone(row[1]):
+            if self._is_gone(row[1]):
                 yield from self._trim_queue(queue_id)
             queue_id += 1
             yield
+        queues = self._store.queues
+        for queue_id, open_row in queues.open_rows():
+            if self._is_gone(open_row) and queues.drop_open_row(queue_id, open_row):
+                self.trimmed_entries += len(open_row) // ENTRY_BYTES
+            yield
 
     def _trim_queue(self, queue_id: int) -> Job:
-        """Delete the rows at the front of a queue whose entries are all gone."""
+        """Delete the rows at the front of a queue whose entries are all gone, but for the open one."""
         index, prefix = self._store.index, queue_prefix(queue_id)
         start = b""
         while True:
             gone: list[bytes] = []
-            last = None
-            kept = False
-            for key, entries in index.rows(prefix, start):
-                if len(gone) == TRIM_ROWS or not self._is_gone(entries):
-                    kept = True
+            for key, entries in islice(index.rows(prefix, start), TRIM_ROWS):
+                if not self._is_gone(entries):
                     break
                 gone.append(key)
-                last = (key, entries)
                 self.trimmed_entries += len(entries) // ENTRY_BYTES
             batch = Batch()
             for key in gone:
                 batch.delete(key)
-            if not kept:  # where the queue is must not be forgotten
-                batch.put(entries_key(queue_id, next_offset_of(last)), b"")
-                self._store.queues.begin_row(queue_id)
             index.write(batch)
-            if len(gone) < TRIM_ROWS or not kept:
+            if len(gone) < TRIM_ROWS:
                 return
             start = gone[-1][len(prefix) :]
             yield

@@ -3,7 +3,7 @@
 While the log has everything, the index follows from it. Once old segments are dropped, it follows from a snapshot at the
 position where the log begins now, and from the log. So a segment may be dropped when a snapshot at its end is durable.
 
-A snapshot has all rows of the index, but of a message queue's entries only how many there were: those that the log
+A snapshot has all rows of the index, but no entries of a message queue, only how many there were: those that the log
 still has come back by replay, at the offsets that they had. The file `snapshots/<position, 20 digits>.snap` is a run of records
 of kind SNAPSHOT (`store.record`): the first has properties with `format` and `store_ms`, the last with `rows`, those between
 have rows in their bodies: key length u32, value length u32, key, value.
@@ -19,9 +19,10 @@ from struct import Struct
 
 import orjson
 
+from store.catalogue import without_entries
 from store.errors import RecordCorrupt, SnapshotInvalid
 from store.index import FORMAT, META_KEY, Batch, Covered, Index, IndexView, Space, after
-from store.lightqueue import entries_key, next_offset_of, queue_prefix
+from store.lightqueue import name_of, queue_prefix
 from store.options import KIB
 from store.record import HEADER, HEADER_BYTES, RECORD_BYTES_MAX, Kind, decode, encode
 from store.segment import NAME_DIGITS, sync_directory
@@ -131,23 +132,16 @@ class SnapshotWriter:
 
 
 def _rows(view: IndexView) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the rows of a snapshot: all but the entries of queues, and for each queue what is left of its entries."""
+    """Yield the rows of a snapshot: all but the entries of queues that topics reach. Of internal ones, which none does, all."""
     entries = bytes(Space.ENTRIES)
     for key, value in chain(view.rows(b"", until=entries), view.rows(after(entries))):
         if key == META_KEY:
             continue
-        yield key, value
-        if key[:1] == Space.QUEUE:
-            yield from _entries(view, int.from_bytes(key[1:], "big"), value.decode())
-
-
-def _entries(view: IndexView, queue_id: int, topic_filter: str) -> Iterator[tuple[bytes, bytes]]:
-    """Yield how many entries a queue has had, as an empty row; of an internal one, which no topic reaches, all entries."""
-    if topic_filter.startswith("$"):
-        yield from view.rows_of(queue_prefix(queue_id))
-    next_offset = next_offset_of(view.last_at_or_before(entries_key(queue_id, 2**64 - 1), queue_prefix(queue_id)))
-    if next_offset:
-        yield entries_key(queue_id, next_offset), b""
+        space, name = key[:1], key[1:]
+        has_entries = space in (Space.NAME, Space.WILDCARD) and not name.startswith(b"$")
+        yield key, without_entries(value) if has_entries else value
+        if space == Space.QUEUE and name_of(value)[0].startswith("$"):
+            yield from view.rows_of(queue_prefix(int.from_bytes(name, "big")))
 
 
 # --- reading --------------------------------------------------------------------------------------------------------

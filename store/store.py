@@ -106,6 +106,7 @@ class Store:
         self._on_failure: Callable[[OSError], None] | None = None
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_async = options.flush == "async"
         self._group: GroupCommit | None = None
         self._flushed_at = 0
         self._flushing: asyncio.Future[None] | None = None
@@ -434,11 +435,11 @@ class Store:
         """Call `callback` on the loop when all that was appended so far is durable (with `flush = "async"`: written)."""
         group = self._group
         assert group is not None, "the store is not started"
-        if self.options.flush == "async":
+        if self._is_async:
             assert self._loop is not None
             self._loop.call_soon(self._call_if_written, callback)  # behind the commit, which was scheduled before
             return
-        group.wait(self.log.end, callback)
+        group.wait(callback)
         if not self._commit_scheduled:
             group.poke()
 
@@ -485,7 +486,7 @@ class Store:
             self._marking = loop.run_in_executor(None, self.log.mark, group.durable)
             self._marking.add_done_callback(self._ended)
         if self.log.written > group.durable:
-            group.wait(self.log.end, _nothing)  # not `written`: others may wait for `end` already
+            group.wait(_nothing)
             group.poke()
         self._keep_retention()
         if self.space.level is Level.EXHAUSTED:
@@ -569,7 +570,7 @@ class Store:
             self.log.sync()
             return True
         if self._group.durable < position:
-            self._group.wait(self.log.end, _nothing)
+            self._group.wait(_nothing)
             self._group.poke()
         return self._group.durable >= position
 

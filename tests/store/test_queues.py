@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from store import catalogue as catalogue_module
 from store import filling as filling_module
+from store.catalogue import load_next_offset
 from store.clock import ManualClock
 from store.errors import LimitExceeded, QueueUnknown, TopicInvalid
-from store.lightqueue import Start, entries_array, queue_prefix
+from store.index import Space
+from store.lightqueue import ENTRY_BYTES, ROW_ENTRIES, Start, entries_array, queue_prefix
 from store.record import RECORD_BYTES_MAX, TIMER_ENTRY, Flag, Kind, tag_hash
 from store.store import Store
 from store.topics import matches
@@ -773,3 +775,80 @@ def test_a_plain_filter_that_is_dropped_and_declared_again_gets_what_comes_then(
     publish(store, "plant/1", "three")
     store.commit()
     assert bodies(store, again) == ["three"]
+
+
+# --- rows of the catalogue -------------------------------------------------------------------------------------------------
+
+
+def filter_rows(store: Store) -> dict[str, int]:
+    """Return the bytes of the row of each filter that topics reach by its own name."""
+    return {key[1:].decode(): len(row) for key, row in store.index.rows(bytes(Space.NAME))}
+
+
+def test_the_queues_of_one_filter_share_a_row_and_do_not_overwrite_each_other(store: Store) -> None:
+    store.queues.declare("plant/1", "a")
+    store.commit()
+    latest = durable_queue(store, "plant/1")  # held as by a group, from when it was alone
+    publish(store, "plant/1", "one")
+    store.commit()
+    alone = filter_rows(store)["plant/1"]
+    publish(store, "plant/1", "two")
+    store.queues.declare("plant/1", "b", "earliest")
+    fill(store)
+    publish(store, "plant/1", "three")
+    store.commit()
+    assert filter_rows(store)["plant/1"] == 2 * alone + 4 * ENTRY_BYTES
+    for round_number in range(20):
+        publish(store, "plant/1", f"more {round_number}")
+        store.commit()
+    all_of_it = durable_queue(store, "plant/1", "earliest")
+    more = [f"more {round_number}" for round_number in range(20)]
+    assert bodies(store, latest) == bodies(store, all_of_it) == ["one", "two", "three", *more]
+    store.queues.drop(latest, "a")
+    store.commit()
+    publish(store, "plant/1", "last")
+    store.commit()
+    assert bodies(store, all_of_it)[-2:] == [more[-1], "last"]
+    assert filter_rows(store)["plant/1"] == alone + (24 % ROW_ENTRIES - 1) * ENTRY_BYTES
+
+
+def test_a_short_queue_is_all_in_the_row_by_which_it_is_found(store: Store) -> None:
+    queue = store.queues.declare("plant/1", "a")
+    store.commit()
+    empty = filter_rows(store)["plant/1"]
+    for count in range(1, 2 * ROW_ENTRIES + 2):
+        publish(store, "plant/1", str(count))
+        store.commit()
+        assert filter_rows(store)["plant/1"] == empty + count % ROW_ENTRIES * ENTRY_BYTES
+        assert len(list(store.index.rows(queue_prefix(queue.id)))) == count // ROW_ENTRIES
+        assert bodies(store, queue) == [str(number) for number in range(1, count + 1)]
+
+
+def test_a_queue_that_is_dropped_and_declared_again_in_one_turn_begins_anew(store: Store) -> None:
+    queue = store.queues.declare("plant/1", "a")
+    for number in range(20):
+        publish(store, "plant/1", str(number))
+    store.commit()
+    publish(store, "plant/1", "gone")
+    store.queues.drop(queue, "a")
+    again = store.queues.declare("plant/1", "a")
+    publish(store, "plant/1", "new")
+    store.commit()
+    assert again.id != queue.id
+    assert bodies(store, again) == ["new"]
+    assert list(store.index.rows(queue_prefix(queue.id))) == []
+    assert load_next_offset(store.index, again.id) == 1
+    assert load_next_offset(store.index, queue.id) == 0
+
+
+def test_queues_that_nobody_holds_are_not_kept_in_memory(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogue_module, "SWEEP_MIN", 10)
+    held = [store.queues.declare(f"held/{number}", "a") for number in range(20)]
+    for number in range(200):
+        store.queues.declare(f"silent/{number}", "a")
+        store.commit()
+    for number in range(200):
+        assert store.queues.find(f"silent/{number}") is not None
+    catalogue = store.queues._catalogue
+    assert len(catalogue._loaded) <= 2 * len(held) + 10
+    assert [store.queues.find(queue.filter) for queue in held] == held

@@ -13,14 +13,25 @@ from store import retention as retention_module
 from store.clock import ManualClock
 from store.errors import LogCorrupt, PositionUnknown
 from store.index import Batch, Index
-from store.lightqueue import ROW_ENTRIES
+from store.lightqueue import ENTRY_BYTES, ROW_ENTRIES
 from store.logreader import read_log
 from store.options import HOUR_MS, KIB
 from store.part import Apply
 from store.record import Kind, Record, decode
 from store.snapshot import snapshot_path, snapshots
 from store.store import Store
-from tests.store.wiring import bodies, close, crash, durable_queue, fill, numbered_bodies, open_store, publish, retain
+from tests.store.wiring import (
+    bodies,
+    close,
+    crash,
+    durable_queue,
+    fill,
+    numbered_bodies,
+    open_store,
+    positions,
+    publish,
+    retain,
+)
 
 SEGMENT_BYTES = KIB
 PER_SEGMENT = 8
@@ -189,6 +200,55 @@ def test_a_queue_in_use_that_has_lost_all_entries_goes_on_where_it_was(clock: Ma
     close(store)
 
 
+def test_many_short_queues_lose_what_is_gone_and_each_goes_on_where_it_was(
+    clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention_module, "SNAPSHOT_SPACING", 0)
+    store = reopened(tmp_path / "data", clock)
+    names = [f"quiet/{number}" for number in range(100)]
+    for name in names:
+        store.queues.declare(name, "a")
+        publish(store, name, "old")
+        store.commit()
+    store.queues.declare(names[0], "b", "earliest")
+    fill(store)
+    publish_segments(store, 3)
+    store.queues.declare("kept/1", "a")
+    clock.advance(HOUR_MS)
+    publish(store, "kept/1", "kept")
+    publish_segments(store, 1)
+    retain(store)
+    assert store.retention.trimmed_entries > len(names)
+    for reopen in (False, True):
+        if reopen:
+            close(store)
+            store = reopened(tmp_path / "data", clock)
+        found = [durable_queue(store, name) for name in names] + [durable_queue(store, names[0], "earliest")]
+        assert {(queue.first_offset(), queue.next_offset) for queue in found} == {(1, 1)}
+        assert numbered_bodies(store, durable_queue(store, "kept/1")) == {0: "kept"}
+    publish(store, names[0], "new")
+    store.commit()
+    assert [numbered_bodies(store, queue) for queue in (found[0], found[-1])] == [{1: "new"}] * 2
+    close(store)
+
+
+def test_a_queue_whose_older_entries_are_kept_keeps_its_last_ones(clock: ManualClock, keeper: Keeper, tmp_path: Path) -> None:
+    store = reopened(tmp_path / "data", clock, keeper)
+    position = publish(store, "quiet/1", "needed")
+    keeper.needed[position] = 24 + len("quiet/1") + len("needed")
+    for number in range(ROW_ENTRIES + 3):
+        publish(store, "quiet/1", str(number))
+    publish_segments(store, 3)
+    clock.advance(HOUR_MS)
+    publish_segments(store, 1)
+    retain(store)
+    queue = durable_queue(store, "quiet/#")
+    assert store.log.start > position
+    assert (queue.first_offset(), len(queue.read(0, 100)) // ENTRY_BYTES) == (0, ROW_ENTRIES + 4)
+    assert numbered_bodies(store, queue) == {0: "needed"}
+    close(store)
+
+
 def test_a_long_queue_is_trimmed_in_portions(store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention_module, "TRIM_ROWS", 3)
     publish_segments(store, 20)
@@ -316,6 +376,7 @@ def test_an_index_that_is_lost_comes_back_from_snapshot_and_log(tmp_path: Path, 
     shutil.rmtree(tmp_path / "left" / "index")
     store = reopened(tmp_path / "left", clock, keeper)
     fill(store)
+    assert all(position >= store.log.start for queue in store.queues for position in positions(queue)), "come back by replay"
     after = {queue.filter: (queue.id, sorted(queue.owners), numbered_bodies(store, queue)) for queue in store.queues}
     left = {name: (*row[:2], {at: body for at, body in row[2].items() if at in after[name][2]}) for name, row in before.items()}
     assert after == left

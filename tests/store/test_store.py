@@ -431,6 +431,23 @@ async def test_who_waits_for_what_is_durable_already_is_answered(tmp_path: Path)
         assert store.syncs == 1
 
 
+async def test_who_waits_again_when_answered_comes_behind_those_who_waited_before(tmp_path: Path) -> None:
+    async with started(open_store(tmp_path / "data")) as store:
+        fired: list[str] = []
+
+        def again() -> None:
+            fired.append("a")
+            store.when_durable(lambda: fired.append("again"))
+            assert fired == ["a"], "not inside another callback"
+
+        publish(store, "plant/1")
+        store.when_durable(again)
+        store.when_durable(lambda: fired.append("b"))
+        await until(lambda: len(fired) == 3)
+        assert fired == ["a", "b", "again"]
+        assert store.syncs == 1
+
+
 async def test_a_callback_may_append_and_wait_again(tmp_path: Path) -> None:
     async with started(open_store(tmp_path / "data")) as store:
         done = asyncio.Event()

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from store import filling as filling_module
+from store import lightqueue as lightqueue_module
 from store import retention as retention_module
 from store import store as store_module
+from store.catalogue import Catalogue
 from store.clock import ManualClock
-from store.lightqueue import LightQueue, Start
+from store.lightqueue import ENTRY_BYTES, LightQueue, Start
 from store.store import Store
 from store.topics import matches
 from tests.depth import DEPTH
@@ -97,6 +99,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(filling_module, "FILL_BYTES", 100)
         self.patch.setattr(store_module, "REPLAY_BYTES", 1000)
+        self.patch.setattr(lightqueue_module, "ROW_ENTRIES", 4)
         self.clock = ManualClock(BEGAN_MS)
         self.patch.setattr(retention_module, "SLICE_S", 10.0)
         self.directory = Path(mkdtemp(prefix="millrace-store-"))
@@ -271,6 +274,20 @@ class StoreMachine(RuleBasedStateMachine):
             later = (event for event in self.events[since:] if event.what == "message" and event.end > start_of_log)
             assert bodies(self.store, queue) == [event.detail for event in later if matches(topic_filter, event.name)]
         assert len(self.store.queues) == len(wanted) + len(rest) + len(self.attached)
+        self.check_what_is_saved()
+
+    def check_what_is_saved(self) -> None:
+        """Whoever loads the queues now finds them as those have them who held them all along."""
+        saved = {queue.id: queue for queue in Catalogue(self.store.index)}
+        for queue in self.store.queues:
+            if not queue.transient:
+                found = saved.pop(queue.id)
+                assert (found.filter, found.start, found.owners) == (queue.filter, queue.start, queue.owners)
+                assert (found.open_offset, found.open_row) == (queue.open_offset, queue.open_row)
+                assert len(queue.open_row) < 4 * ENTRY_BYTES
+                assert found.read_from(0, 1_000) == queue.read_from(0, 1_000)
+                assert found.first_offset() == queue.first_offset() == found.read_from(0, 1_000)[0]
+        assert not saved
 
 
 def cut_log(data_dir: Path, cut: int, garbage: bytes) -> None:
