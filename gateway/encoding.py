@@ -17,9 +17,9 @@ from gateway.codec import encode_publish, encode_publish_head
 from gateway.fields import U16, write_varint
 from gateway.message import to_wire
 from gateway.packets import PUBLISH
+from store.commitlog import dense_until
 from store.errors import PositionUnknown
 from store.lightqueue import ENTRY, ENTRY_BYTES
-from store.options import KIB
 from store.record import HEADER, HEADER_BYTES, Flag, decode_properties, is_intact
 from store.store import Store
 
@@ -110,10 +110,6 @@ Choose = Callable[[bytes, str], Terms | None]
 """Says under which terms one client gets a message, by its topic and publisher; None where it doesn't."""
 
 
-AHEAD_BYTES = 256 * KIB
-"""Log that is read at once for records that stand side by side: a copy of it costs less than a read of each."""
-
-
 def encode_run(store: Store, entries: bytes, terms: Terms, *, retain: bool = False, verify: bool = False) -> Run:
     """Return the packets for entries of a light queue, each at the lower of its own QoS and that of `terms` [MQTT-3.8.4-8].
 
@@ -143,7 +139,7 @@ def encode_run(store: Store, entries: bytes, terms: Terms, *, retain: bool = Fal
     for position, size, _ in ENTRY.iter_unpack(entries):
         at = position - base
         if not data or at < 0 or at + size > len(data):
-            data, base, at = _read(store, position, size, max(ahead_until - position, size)), position, 0
+            data, base, at = _read(store, position, size, ahead_until), position, 0
         stop = at + size
         if data is None or (verify and not is_intact(data, at, size)):
             data = store.read_intact(position, size) if data else None  # which tells what is wrong
@@ -206,21 +202,17 @@ def encode_run(store: Store, entries: bytes, terms: Terms, *, retain: bool = Fal
 
 
 def _dense_until(entries: bytes) -> int:
-    """Return the position behind the last record, where the records of `entries` are most of what the log has between them.
-
-    As far as the first and the last tell; 0 where they are not.
-    """
+    """Return up to where the log may be read at once for the records of `entries`; 0 where each is read by itself."""
     first, size, _ = ENTRY.unpack_from(entries)
     last, last_size, _ = ENTRY.unpack_from(entries, len(entries) - ENTRY_BYTES)
-    until: int = last + last_size
-    return until if 0 < until - first <= len(entries) // ENTRY_BYTES * 2 * size else 0
+    return dense_until((first, size), (last, last_size), len(entries) // ENTRY_BYTES)
 
 
-def _read(store: Store, position: int, size: int, ahead: int) -> bytes | None:
-    """Return the bytes of a record, and of up to `ahead` behind its beginning; None where nobody may have it any more."""
+def _read(store: Store, position: int, size: int, until: int) -> bytes | None:
+    """Return the bytes of a record, and of those behind it up to `until`; None where nobody may have it any more."""
     try:
-        return store.log.read(position, ahead if ahead <= AHEAD_BYTES else max(AHEAD_BYTES, size))
-    except PositionUnknown:  # it was carried forward, or expired; or its segment ends in between
+        return store.log.read_ahead(position, size, until)
+    except PositionUnknown:  # it was carried forward, or expired
         return store.read_intact(position, size)
 
 

@@ -12,13 +12,15 @@ from typing import Any
 
 from pop import pop_pb2 as pb
 from pop.handle import DELIVERY_DIGITS
-from store.record import CHECKPOINT_ENTRY, HEADER, HEADER_BYTES, decode_properties
+from store.record import CHECKPOINT_ENTRY, CRC_FROM, HEADER, HEADER_BYTES, decode_properties
 
 _SMALL = 1 << 14
 _POSITION_BYTES = 8
 
 _HANDLE = b"\x0a" + bytes([DELIVERY_DIGITS])
 _MESSAGE_ID = b"\x12\x10"
+_NO_SIZES = (0, 0, 0)
+_NAMED_BYTES = len(_HANDLE) + DELIVERY_DIGITS + len(_MESSAGE_ID) + 16
 _TOPIC = b"\x1a"
 _BODY = b"\x22"
 _PROPERTY = b"\x2a"
@@ -62,7 +64,8 @@ def text(tag: bytes, value: bytes) -> bytes:
 
 
 def popped_messages(body: bytes, records: list[bytes | None], handles: bytes, deadline_ms: int, dead: dict[int, Any]) -> bytes:
-    """Return the field `messages` of a PopResponse. The hot path: about 1.2 us a message.
+    """Return the field `messages` of a PopResponse. The hot path: 0.6 us a message that is as long as the one before it
+    and of its millisecond, 1.5 us others.
 
     Args:
         body: entries of the checkpoint.
@@ -78,16 +81,16 @@ def popped_messages(body: bytes, records: list[bytes | None], handles: bytes, de
     unpack, varints, continued = HEADER.unpack_from, _VARINTS, _CONTINUED
     tail = _VISIBLE_AT_MS + varint(deadline_ms)
     parts: list[bytes] = []
-    stored_ms, stored = -1, b""
     high, high_bytes = -1, b""
+    last, begin = _NO_SIZES, b""
+    """What makes a message like the one before it: its sizes, and what its record has in front of the topic. Then no more than
+    handle, id, topic, body and offset are its own."""
+    front = topic_head = body_head = stored = end = b""
+    topic_stop = body_from = 0
     for index, (data, entry) in enumerate(zip(records, CHECKPOINT_ENTRY.iter_unpack(body), strict=True)):
         if data is None:
             continue
         _, offset, _, attempt, _, _ = entry
-        _, _, _, _, topic_len, props_len, store_ms = unpack(data)
-        topic_stop = HEADER_BYTES + topic_len
-        if store_ms != stored_ms:
-            stored_ms, stored = store_ms, _STORED_MS + varint(store_ms) + _QUEUE_OFFSET
         if offset < _SMALL:
             offset_bytes = varints[offset]
         else:
@@ -95,34 +98,36 @@ def popped_messages(body: bytes, records: list[bytes | None], handles: bytes, de
                 high = offset >> 14
                 high_bytes = varint(high)
             offset_bytes = continued[offset & _SMALL - 1] + high_bytes
-        content = data[topic_stop + props_len :]
-        length = len(content)
-        message = b"".join(
-            (
-                _HANDLE,
-                handles[DELIVERY_DIGITS * index : DELIVERY_DIGITS * index + DELIVERY_DIGITS],
-                _MESSAGE_ID,
-                ids[16 * index : 16 * index + 16],
-                _TOPIC,
-                varints[topic_len] if topic_len < _SMALL else varint(topic_len),
-                data[HEADER_BYTES:topic_stop],
-                _BODY if length else b"",
-                (varints[length] if length < _SMALL else varint(length)) if length else b"",
-                content,
-                _properties(data[topic_stop : topic_stop + props_len]) if props_len else b"",
-                stored,
-                offset_bytes,
-                _ATTEMPT,
-                varints[attempt] if attempt < _SMALL else varint(attempt),
-                tail,
-            )
+        sizes = (len(data), attempt, len(offset_bytes))
+        if sizes != last or data[CRC_FROM:HEADER_BYTES] != begin or index in dead:
+            _, _, _, _, topic_len, props_len, stored_ms = unpack(data)
+            letter = text(_DEAD_LETTER, dead[index].SerializeToString()) if index in dead else b""
+            last = _NO_SIZES if letter or props_len else sizes
+            begin = data[CRC_FROM:HEADER_BYTES]
+            topic_stop = HEADER_BYTES + topic_len
+            body_from = topic_stop + props_len
+            length = len(data) - body_from
+            topic_head = _TOPIC + varint(topic_len)
+            body_head = _BODY + varint(length) if length else b""
+            stored = _STORED_MS + varint(stored_ms) + _QUEUE_OFFSET
+            if props_len:
+                stored = _properties(data[topic_stop:body_from]) + stored
+            end = _ATTEMPT + varint(attempt) + tail + letter
+            length += topic_len + len(topic_head) + len(body_head) + len(stored) + len(offset_bytes) + len(end)
+            front = _MESSAGES + varint(_NAMED_BYTES + length) + _HANDLE
+        parts += (
+            front,
+            handles[DELIVERY_DIGITS * index : DELIVERY_DIGITS * index + DELIVERY_DIGITS],
+            _MESSAGE_ID,
+            ids[16 * index : 16 * index + 16],
+            topic_head,
+            data[HEADER_BYTES:topic_stop],
+            body_head,
+            data[body_from:],
+            stored,
+            offset_bytes,
+            end,
         )
-        if index in dead:
-            message += text(_DEAD_LETTER, dead[index].SerializeToString())
-        length = len(message)
-        parts.append(_MESSAGES)
-        parts.append(varints[length] if length < _SMALL else varint(length))
-        parts.append(message)
     return b"".join(parts)
 
 

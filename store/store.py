@@ -347,6 +347,12 @@ class Store:
             return self.copies.read(position, size)
         return self.log.read(position, size)
 
+    def read_ahead(self, position: int, size: int, until: int) -> bytes:
+        """As `read`, with what stands behind the record as `CommitLog.read_ahead` returns it."""
+        if position < self.log.start:
+            return self.copies.read(position, size)
+        return self.log.read_ahead(position, size, until)
+
     def is_expired(self, position: int) -> bool:
         """Return whether retention has given up the record that stood at `position`."""
         expires_before = self.retention.expires_before
