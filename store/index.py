@@ -54,9 +54,9 @@ FORMAT = 9
 """Version of the key and value formats. Another one is not read: a start rebuilds the index."""
 
 MEMTABLE_BYTES = 64 * 1024 * 1024
-BLOCK_CACHE_BYTES = 192 * 1024 * 1024
-"""Most of the rows of a million queues of ten entries: with 128 MiB a lookup of one of them takes 5.5 us, with this 4.1.
-RocksDB's "hyper clock" cache: a lookup takes no lock and moves nothing in a list."""
+BLOCK_CACHE_BYTES = 256 * 1024 * 1024
+"""Nearly all rows of a million queues of ten entries: reads of them at random, 84,000 a second with 192 MiB, are 101,000 with
+this. RocksDB's "hyper clock" cache: a lookup takes no lock and moves nothing in a list."""
 
 BLOCK_BYTES = 4 * 1024
 """What one cold read has to fetch, check and unpack."""
