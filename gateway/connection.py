@@ -244,7 +244,7 @@ class Connection(asyncio.Protocol):
         elif self._rest:
             data = self._rest + data
         packet_bytes_max = self.gateway.options.packet_bytes_max
-        packets, used = codec.decode(data, packet_bytes_max, self._side, True)
+        packets, used = codec.decode(data, packet_bytes_max, self._side, self.connected)
         if packets and not self.connected:
             if not self._begin(packets[0], data):
                 return

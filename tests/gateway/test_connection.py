@@ -77,6 +77,7 @@ async def others(broker: Broker) -> AsyncIterator[None]:
         BYE,
         packet(0x30, field(b"a") + b"x"),
         packet(0x32, field(b"a") + b"\0\1x"),
+        packet(0x32, field(b"a") + b"\0\1x") * 3,
         subscribe(1, (b"#", 0)),
         unsubscribe(1, b"#"),
         encode_acks(PUBACK, [1]),
