@@ -307,6 +307,14 @@ def _cut_alike(
     return len(bodies) - before
 
 
+def count(packets: Iterable[Packet]) -> int:
+    """Return how many packets there are, each PUBLISH of a run by itself."""
+    found = 0
+    for packet in packets:
+        found += len(packet[4]) if packet[0] == PUBLISH_RUN else 1
+    return found
+
+
 def apart(packets: Iterable[Packet]) -> list[Packet]:
     """Return packets with each PUBLISH of a run by itself."""
     single: list[Packet] = []

@@ -254,7 +254,7 @@ class Connection(asyncio.Protocol):
                 used += more
             else:
                 packets = packets[1:]
-        self.gateway.counters.packets_in += len(packets)
+        self.gateway.counters.packets_in += codec.count(packets)
         if used == len(data):
             self._rest = b""
         else:
@@ -329,7 +329,7 @@ class Connection(asyncio.Protocol):
         left: codec.Packet | None = None
         undecided: Undecided | None = None
         try:
-            for packet in packets:
+            for at, packet in enumerate(packets):
                 kind = packet[0]
                 if kind == PUBLISH:
                     _, flags, topic, packet_id, body = packet
@@ -361,9 +361,8 @@ class Connection(asyncio.Protocol):
                 elif kind == PUBLISH_RUN:
                     if publishing.run(packet, packets):
                         publishes += len(packet[4])
-                    else:  # one by one, as this loop goes on
-                        at = next(number for number, each in enumerate(packets) if each is packet)
-                        packets[at + 1 : at + 1] = codec.apart([packet])
+                    else:  # one by one, as this loop goes on; those behind it too, or many short runs would cost a copy each
+                        packets[at + 1 :] = codec.apart(packets[at:])
                 elif kind == PUBLISH_WITH:
                     publishes += publishing.with_properties(packet, packets)
                 elif kind in _ACKS:
@@ -391,7 +390,6 @@ class Connection(asyncio.Protocol):
             if self.lagging or self._resend:
                 self._pump()
         if undecided is not None:
-            at = next(number for number, each in enumerate(packets) if each is packet)
             self._defer(packets[at:], undecided)
         if left is not None:
             self.gateway.traffic.packets_in[DISCONNECT] += 1
@@ -401,11 +399,7 @@ class Connection(asyncio.Protocol):
         """Return the packets up to the PUBLISH that is more than this server's receive maximum, and an error in its place."""
         received = self.session.received
         room = self.gateway.options.inflight_max - self._unacked - len(received)
-        count = len(packets)
-        for packet in packets:
-            if packet[0] == PUBLISH_RUN:
-                count += len(packet[3])
-        if count <= room:  # almost always: nothing else is looked at
+        if codec.count(packets) <= room:  # almost always: nothing else is looked at
             return packets
         packets = codec.apart(packets)
         known = set(received)

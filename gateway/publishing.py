@@ -106,9 +106,7 @@ class Publishing:
         """
         _, flags, topic, packet_ids, bodies = run
         guard = self._connection.guard
-        is_allowed = guard is None or guard.may_publish(topic, packets)
-        self._gateway.counters.packets_in += len(bodies) - 1
-        if not is_allowed or self.held:
+        if self.held or (guard is not None and not guard.may_publish(topic, packets)):
             return False
         try:
             is_stored = self._store.append_run(self._store.queues.route(topic), bodies, RECORD_FLAGS[flags])

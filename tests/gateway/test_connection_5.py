@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from gateway.codec import encode_acks
+from gateway import codec
+from gateway.codec import Packet, encode_acks
 from gateway.packets import CONNACK, PINGRESP, PUBACK, PUBCOMP, PUBREC, PUBREL, SUBACK, UNSUBACK
 from gateway.properties import Property, write_properties
 from gateway.reasons import ReasonCode
@@ -290,6 +291,28 @@ async def test_publishes_that_are_refused_leave_the_connection_open(broker: Brok
     assert len(broker.stored()) == 3
     assert broker.connection("pump").session.received == set()
     assert broker.node.gateway.counters.publishes_refused == 5
+
+
+async def test_short_runs_that_are_refused_cost_no_more_than_single_packets(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are taken apart together: a client could hold up the node else."""
+    taken_apart: list[int] = []
+    apart = codec.apart
+
+    def counted(packets: list[Packet]) -> list[Packet]:
+        taken_apart.append(len(packets))
+        return apart(packets)
+
+    monkeypatch.setattr(codec, "apart", counted)
+    client = await broker.connect_5("pump")
+    topics = [b"$a", b"$a", b"$b", b"$b"] * 20
+    before = broker.node.gateway.counters.packets_in
+    await client.send(*(publish_5(0x32, topic, n, NONE) for n, topic in enumerate(topics, 1)))
+    for n in range(1, len(topics) + 1):
+        assert await client.receive() == (PUBACK, n, ReasonCode.TOPIC_NAME_INVALID)
+    assert 0 < len(taken_apart) < 10, "once a read, not once a run"
+    assert broker.node.gateway.counters.packets_in - before == len(topics)
 
 
 async def test_a_quota_is_told_in_the_ack(start_broker: StartBroker) -> None:
