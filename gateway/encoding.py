@@ -20,14 +20,14 @@ from gateway.packets import PUBLISH
 from store.commitlog import dense_until
 from store.errors import PositionUnknown
 from store.lightqueue import ENTRY, ENTRY_BYTES
-from store.record import HEADER, HEADER_BYTES, Flag, decode_properties, is_intact
+from store.record import HEADER, HEADER_BYTES, KIND_AT, STORE_MS_AT, Flag, decode_properties, is_intact
 from store.store import Store
 
 _SHORT_HEAD = Struct(">BBH")
 """Fixed header with a length of one byte, and the topic's length."""
 SLOT = Struct(">H")
-_FLAGS_AT = 9
-_TIME_BYTES = 8
+_FLAGS_AT = KIND_AT + 1
+_TIME_BYTES = HEADER_BYTES - STORE_MS_AT
 """In the header of a record: flags, the topic's length and that of the properties stand between the kind and the time."""
 _QOS_MASK = int(Flag.QOS_MASK)
 _RETAIN = int(Flag.RETAIN)
@@ -47,6 +47,7 @@ class Slot(NamedTuple):
 
 
 NOBODY: Final = frozenset[str]()
+"""The publishers of a run that may go to everybody: nearly always."""
 
 
 class Run(NamedTuple):
