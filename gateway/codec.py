@@ -126,6 +126,11 @@ FROM_SERVER_5: Final = _side((*_TO_CLIENT, AUTH, DISCONNECT), (PINGRESP,), _ACKS
 
 
 _NO_RUNS: Final = bytes(256)
+_ONE_BYTE_MAX: Final = 2 + 127
+_TWO_BYTES_MAX: Final = 3 + 16_383
+"""The largest packets whose remaining length is in one and in two bytes (1.5.5)."""
+_GAP_WITH_ID: Final = 3
+"""From here on one of `Side.gaps` has room for a packet id."""
 _ALIKE_MIN: Final = 8
 """PUBLISHes of one length that must have room in a read for it to pay to cut them out at once."""
 
@@ -305,6 +310,34 @@ def _cut_alike(
         add_id(packet_id)  # of no meaning at QoS 0
         add(body)
     return len(bodies) - before
+
+
+def single(data: bytes, side: Side, packet_bytes_max: int) -> tuple[int, bytes, bytes, bytes] | None:
+    """Return QoS, topic, packet id and body where `data` is one whole PUBLISH of the kind that runs consist of, else None.
+
+    The packet id is as it stands there, empty at QoS 0: its ack repeats it. About 0.5 us, half of what `decode` costs for it.
+    None may also mean that `decode` has to say what is wrong with it, or that its length is in more than two bytes.
+    """
+    size = len(data)
+    if 4 < size <= _ONE_BYTE_MAX:
+        if data[1] != size - 2:
+            return None
+        start = 4
+    elif _ONE_BYTE_MAX + 1 < size <= _TWO_BYTES_MAX:
+        if data[1] != (size - 3 & 127 | 128) or data[2] != size - 3 >> 7 or size > packet_bytes_max:
+            return None
+        start = 5
+    else:
+        return None
+    gap = side.gaps[data[0]]
+    topic_stop = start + (data[start - 2] << 8 | data[start - 1])
+    body_from = topic_stop + gap - 1
+    if not gap or body_from > size or (side.is_v5 and (data[body_from - 1] or topic_stop == start)):
+        return None  # in MQTT 5.0 also where there are properties, or no topic but an alias
+    if gap < _GAP_WITH_ID:
+        return 0, data[start:topic_stop], b"", data[body_from:]
+    packet_id = data[topic_stop : topic_stop + 2]
+    return None if packet_id == b"\0\0" else (1, data[start:topic_stop], packet_id, data[body_from:])
 
 
 def count(packets: Iterable[Packet]) -> int:

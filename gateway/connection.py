@@ -64,6 +64,7 @@ from gateway.publishing import (
 from gateway.reasons import SUBACK_FAILURE, ConnectCode, ReasonCode
 from gateway.session import Session
 from gateway.shared import SharedUnavailable
+from gateway.sockets import SocketTransport
 from gateway.subscription import Subscription, SubscriptionForbidden, find_overlaps, together
 from gateway.throttle import ANSWERS, DISK_FULL, UNDECIDED, Meter
 from store.errors import DiskFull, LimitExceeded, StoreError, TopicInvalid
@@ -126,7 +127,11 @@ class Connection(asyncio.Protocol):
         """The largest packet that the client takes, where it has said so."""
         self.aliases: Aliases | None = None
         """The topic aliases that the server has given, where the client wants them."""
-        self._side = codec.FROM_CLIENT
+        self.side = codec.FROM_CLIENT
+        self._has_turns = False
+        """It is read at most once in a turn of the loop."""
+        self._is_plain = False
+        """Nothing is under way that a PUBLISH would have to wait for, or be looked at for: `Singles` may take it."""
         self._says_why = True
         """The client wants reason strings."""
         self.publishing = Publishing(self)
@@ -138,7 +143,7 @@ class Connection(asyncio.Protocol):
         """PUBLISHes that go out when their packet ids are durable."""
         self._is_full = False
         """The transport's buffer is."""
-        self._unacked = 0
+        self.unacked = 0
         """PUBLISHes at QoS 1 whose ack waits until they are durable. Those at QoS 2 are in `Session.received`."""
         self._resend: list[int] = []
         """Packet ids of deliveries of an earlier connection, which go out again before anything else; the first comes last."""
@@ -163,6 +168,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._has_turns = isinstance(transport, SocketTransport)
         self._transport.set_write_buffer_limits(high=self.gateway.options.send_buffer_bytes)
         self.received_s = self.gateway.loop.time()
         self.peer.made(transport)
@@ -170,6 +176,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closed = True
+        self._is_plain = False
         self._transport = None
         self._end()
         self.gateway.closed(self)
@@ -222,6 +229,8 @@ class Connection(asyncio.Protocol):
         received = len(data)
         self.listener.bytes_in += received
         self.received_s = self.gateway.loop.time()
+        if self._is_plain and self.gateway.singles.take(self, data):
+            return
         if self.meter is not None:
             self._unpaid_bytes += received
         if self._deferred is not None:
@@ -244,13 +253,13 @@ class Connection(asyncio.Protocol):
         elif self._rest:
             data = self._rest + data
         packet_bytes_max = self.gateway.options.packet_bytes_max
-        packets, used = codec.decode(data, packet_bytes_max, self._side, self.connected)
+        packets, used = codec.decode(data, packet_bytes_max, self.side, self.connected)
         if packets and not self.connected:
             if not self._begin(packets[0], data):
                 return
             if self.is_v5:  # what follows the CONNECT is of another version than was thought
                 used = codec.packet_bytes(data)
-                packets, more = codec.decode(data[used:], packet_bytes_max, self._side, True)
+                packets, more = codec.decode(data[used:], packet_bytes_max, self.side, True)
                 used += more
             else:
                 packets = packets[1:]
@@ -260,6 +269,23 @@ class Connection(asyncio.Protocol):
         else:
             self._keep(data[used:], is_malformed=bool(packets) and packets[-1][0] == MALFORMED)
         self._handle_or_close(packets)
+        self._is_plain = self._may_be_plain()
+
+    def _may_be_plain(self) -> bool:
+        """Return whether a PUBLISH that comes next needs nothing but to be stored."""
+        return (
+            self._has_turns
+            and self.connected
+            and self.meter is None
+            and self._deferred is None
+            and not (self._rest or self._missing or self.publishing.held or self.session.no_local)
+        )
+
+    def handle_late(self, packet: codec.Packet) -> None:
+        """Handle a PUBLISH that was taken for a plain one, and can't be stored like that."""
+        if not self._closed:
+            self._handle_or_close([packet])
+            self._is_plain = self._may_be_plain()
 
     def _keep(self, rest: bytes, *, is_malformed: bool) -> None:
         """Keep the beginning of a packet. One that comes in many reads is collected, and joined once."""
@@ -398,7 +424,7 @@ class Connection(asyncio.Protocol):
     def _within_receive_maximum(self, packets: list[codec.Packet]) -> list[codec.Packet]:
         """Return the packets up to the PUBLISH that is more than this server's receive maximum, and an error in its place."""
         received = self.session.received
-        room = self.gateway.options.inflight_max - self._unacked - len(received)
+        room = self.gateway.options.inflight_max - self.unacked - len(received)
         if codec.count(packets) <= room:  # almost always: nothing else is looked at
             return packets
         packets = codec.apart(packets)
@@ -419,7 +445,7 @@ class Connection(asyncio.Protocol):
         publishing, when_durable = self.publishing, self.store.when_durable
         denied = publishing.take_denied()
         if puback_ids:
-            self._unacked += len(puback_ids)
+            self.unacked += len(puback_ids)
             publishing.puback_ids = []
             when_durable(partial(self._acknowledge, PUBACK, puback_ids, denied))
         if pubrec_ids:
@@ -428,7 +454,7 @@ class Connection(asyncio.Protocol):
 
     def _acknowledge(self, kind: int, packet_ids: list[int], denied: Mapping[int, Denial]) -> None:
         if kind == PUBACK:
-            self._unacked -= len(packet_ids)
+            self.unacked -= len(packet_ids)
         if not denied:
             self._write(codec.encode_acks(kind, packet_ids), len(packet_ids))
             return
@@ -601,7 +627,7 @@ class Connection(asyncio.Protocol):
         client_id = wish.client_id or gateway.assign_client_id()
         if wish.level == V5_0:
             self.is_v5 = True
-            self._side = codec.FROM_CLIENT_5
+            self.side = codec.FROM_CLIENT_5
             self._says_why = wish.wants_problem_information
             self.packet_bytes_max = wish.packet_bytes_max
             alias_max = min(wish.topic_alias_max, gateway.options.topic_alias_max)
@@ -910,6 +936,11 @@ class Connection(asyncio.Protocol):
         data = encode(why if self._says_why else "")
         return data if len(data) <= (self.packet_bytes_max or len(data)) else encode("")
 
+    def puback(self, data: bytes) -> None:
+        """Send the PUBACK of a PUBLISH that `Singles` has stored."""
+        self.unacked -= 1
+        self._write(data)
+
     def _write(self, data: bytes, packets: int = 1) -> None:
         """Send answers, `packets` of one type. Who doesn't take them must not make the server write more."""
         if self._transport is None:
@@ -933,7 +964,9 @@ class Connection(asyncio.Protocol):
         """
         if self._closed:
             return
+        self.gateway.singles.flush()  # what was taken of it comes before its end
         self._closed = True
+        self._is_plain = False
         if why:
             self.gateway.refused(self, why, reason)
         if self._transport is not None:

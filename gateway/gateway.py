@@ -25,6 +25,8 @@ from gateway.reasons import ConnectCode, ReasonCode
 from gateway.retained import RetainedMessages
 from gateway.sessions import Sessions
 from gateway.shared import SharedSubscriptions
+from gateway.singles import Singles
+from gateway.sockets import HAS_TURNS, Sockets
 from gateway.sources import Sources
 from gateway.subscription import Subscription
 from gateway.system import SystemTopics
@@ -167,6 +169,9 @@ class Gateway:
         self._wheel_second = 0
         self._wheel_timer: asyncio.TimerHandle | None = None
         self._emptied: asyncio.Future[None] | None = None
+        self.singles = Singles(self)
+        self.sockets: Sockets | None = None
+        """Where the system has such, once it has started."""
         self.listeners = Listeners(self)
 
     # --- the listeners ----------------------------------------------------------------------------------------------
@@ -182,6 +187,7 @@ class Gateway:
         self.pressure.start(self.loop)
         self.shared.start(self.loop)
         await self.access.start(lambda: self.loop.time())
+        self.sockets = Sockets(self.loop, self._end_turn) if HAS_TURNS else None
         await self.listeners.start()
         self.throttle.ticker.start(self.loop)
         self._wheel_second = int(self.loop.time())
@@ -206,6 +212,13 @@ class Gateway:
                 async with asyncio.timeout(CLOSE_FLUSH_S + 1):
                     await self._emptied
         await self.access.stop()
+        if self.sockets is not None:
+            self.sockets.close()
+            self.sockets = None
+
+    def _end_turn(self) -> None:
+        self.singles.flush()
+        self.store.end_turn()
 
     def now_ms(self) -> int:
         """Return a time in ms that only goes forward: for limits, which no clock that is set may disturb."""

@@ -25,6 +25,7 @@ from gateway.connection import Connection
 from gateway.options import PLAIN_NAME, ListenerOptions
 from gateway.peer import Peer
 from gateway.proxy import ProxyHeaderInvalid, client_of, read_header
+from gateway.sockets import Sockets
 from gateway.sources import source_of
 from gateway.throttle import Bucket
 from gateway.tls import Certificates
@@ -240,10 +241,22 @@ class Listener:
         self.open += 1
         if not self._trusted:
             gateway.sources.opened(peer.source)
+        if gateway.sockets is not None and not has_handshake:
+            self._begin(gateway.sockets, end, peer)
+            return
         gateway.handshakes += has_handshake
         task = gateway.loop.create_task(self._connect(end, peer))
         self._handshakes.add(task)
         task.add_done_callback(self._handshakes.discard)
+
+    def _begin(self, sockets: Sockets, end: socket.socket, peer: Peer) -> None:
+        """Let MQTT begin on a bare socket, which may be gone."""
+        try:
+            sockets.add(end, self._protocol(peer))
+        except OSError as error:
+            end.close()
+            self.closed(peer)
+            self._note_refusal(peer.host, "handshake_lost", str(error))
 
     async def _connect(self, end: socket.socket, peer: Peer) -> None:
         """Bring a socket to where MQTT begins."""
@@ -253,7 +266,11 @@ class Listener:
         try:
             if self._trusted:
                 why = await self._find_client(end, peer, limit_s)
-            if not why:
+            if why:
+                pass
+            elif context is None and gateway.sockets is not None:
+                self._begin(gateway.sockets, end, peer)
+            else:
                 await gateway.loop.connect_accepted_socket(
                     lambda: self._protocol(peer), end, ssl=context, ssl_handshake_timeout=limit_s if context else None
                 )

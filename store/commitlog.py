@@ -214,16 +214,17 @@ class CommitLog:
         self.end = end
         return position
 
-    def add_run(self, size: int) -> list[bytes] | None:
-        """Make place for records of `size` bytes together; return the list to which the caller appends their pieces, in order.
+    def begin_run(self, size_max: int) -> list[bytes] | None:
+        """Return the list to which the caller appends the pieces of records, in order, before it calls `end_run`.
 
-        None, and nothing is done, where they may need more room than the disk has set aside: each is to be added by itself.
+        None, and nothing is done, where `size_max` bytes may need more room than the disk has set aside: each record is to be
+        added by itself then.
         """
-        end = self.end + size
-        if end > self._limit or size > self._record_bytes_max:
-            return None
+        return None if self.end + size_max > self._limit or size_max > self._record_bytes_max else self._parts
+
+    def end_run(self, end: int) -> None:
+        """Note where the records of a run end."""
         self.end = end
-        return self._parts
 
     def write(self) -> int:
         """Write what was collected; return how many bytes. An OSError is final: each later call raises it again."""

@@ -107,7 +107,8 @@ class Queues:
         self._transient_by_id: dict[int, LightQueue] = {}
         self._roots: dict[str, Root] = {}
         self._fillings: dict[int, Filling] = {}
-        self._routes: dict[bytes, Route] = {}
+        self.routes: dict[bytes, Route] = {}
+        """The cache of `route`, by topic. A route in it may be outdated; its topic is one that `route` takes."""
         self._next_transient_id = TRANSIENT
         self._transient_removed: list[int] = []
         self.dirty: list[LightQueue] = []
@@ -133,7 +134,7 @@ class Queues:
             TopicInvalid: that isn't a topic one can publish to.
             LimitExceeded: its first level is new, and `store.queues_max` queues exist.
         """
-        route = self._routes.get(topic)
+        route = self.routes.get(topic)
         if route is not None and route.version == route.root.version:
             return route
         options = self._options
@@ -144,7 +145,7 @@ class Queues:
 
     def route_stored(self, topic: bytes) -> Route:
         """Return the route of a topic that stands in the log: bounds that were lowered since don't hold for it."""
-        route = self._routes.get(topic)
+        route = self.routes.get(topic)
         if route is not None and route.version == route.root.version:
             return route
         name = topic.decode()
@@ -158,10 +159,10 @@ class Queues:
         root = self._roots.get(level) or self._declare_root(level)
         queues = tuple(self._matching(name))
         self._forget(topic)
-        if len(self._routes) >= self._options.route_cache_max:
-            for oldest in list(islice(self._routes, max(self._options.route_cache_max // EVICTED_SHARE, 1))):
+        if len(self.routes) >= self._options.route_cache_max:
+            for oldest in list(islice(self.routes, max(self._options.route_cache_max // EVICTED_SHARE, 1))):
                 self._forget(oldest)
-        route = self._routes[topic] = Route(topic, name, root, queues)
+        route = self.routes[topic] = Route(topic, name, root, queues)
         return route
 
     def _matching(self, name: str) -> Iterator[LightQueue]:
@@ -174,7 +175,7 @@ class Queues:
 
     def _forget(self, topic: bytes) -> None:
         """Take a route out of the cache, and tell those who keep it that it is no longer kept up to date."""
-        route = self._routes.pop(topic, None)
+        route = self.routes.pop(topic, None)
         if route is not None:
             route.version = OUTDATED
 

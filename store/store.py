@@ -280,10 +280,10 @@ class Store:
             self._begin_route(route, flags)
         beginning = route.beginning
         crc, rest = crc32(beginning), 8 + len(beginning)
-        position = self.log.end
-        parts = self.log.add_run(rest * len(bodies) + sum(map(len, bodies)))
+        parts = self.log.begin_run(rest * len(bodies) + sum(map(len, bodies)))
         if parts is None:
             return False
+        position = self.log.end
         add, pack_head, pack_entry = parts.append, _HEAD.pack, ENTRY.pack
         entries: list[bytes] = []
         add_entry = entries.append
@@ -294,8 +294,43 @@ class Store:
             add(body)
             add_entry(pack_entry(position, size, 0))
             position += size
+        self.log.end_run(position)
         self.messages_stored += len(bodies)
         self.queues.dispatch_run(route, b"".join(entries))
+        return True
+
+    def append_each(self, messages: list[tuple[Route, bytes, int]], size_max: int) -> bool:
+        """Append messages without properties, given by route, body and flags, and route them; as `append_message` does each.
+
+        Return False, and append nothing, where that can't be done for all of them alike: then each is to be appended by itself.
+        Flags may be a QoS and nothing else; `size_max` is the most that the records can take.
+        """
+        if self.space.level:
+            return False
+        if not self._commit_scheduled:
+            self._begin_turn()
+        parts = self.log.begin_run(size_max)
+        if parts is None:
+            return False
+        position, turn_ms, dirty = self.log.end, self._turn_ms, self.queues.dirty
+        add, pack_head, pack_entry = parts.append, _HEAD.pack, ENTRY.pack
+        for route, body, flags in messages:
+            if route.version != route.root.version:
+                route = self.queues.route_stored(route.topic)
+            if route.turn_ms != turn_ms or route.flags != flags:
+                self._begin_route(route, flags)
+            tail = route.beginning + body
+            size = 8 + len(tail)
+            add(pack_head(size, crc32(tail)))
+            add(tail)
+            for queue in route.queues:
+                pending = queue.pending
+                if not pending:
+                    dirty.append(queue)
+                pending += pack_entry(position, size, 0)
+            position += size
+        self.log.end_run(position)
+        self.messages_stored += len(messages)
         return True
 
     def _begin_route(self, route: Route, flags: int) -> None:
@@ -382,12 +417,17 @@ class Store:
         self._turn_ms = self._last_ms = max(self.clock.now_ms(), self._last_ms)
         self._commit_scheduled = True
         if self._loop is not None:
-            self._loop.call_soon(self.commit)
+            self._loop.call_soon(self.end_turn)
 
     # --- committing -------------------------------------------------------------------------------------------------
 
+    def end_turn(self) -> None:
+        """Commit what this turn has appended. Scheduled by the first append; who knows that no more comes calls it before."""
+        if self._commit_scheduled:
+            self.commit()
+
     def commit(self) -> None:
-        """Write what this turn has appended, then its index changes, then tell who watches. Scheduled by the first append.
+        """Write what this turn has appended, then its index changes, then tell who watches: for who reads it in this turn.
 
         Raises:
             OSError: log or index can't be written, and the store isn't started; if it is, `on_failure` is called. Nothing is
@@ -478,7 +518,7 @@ class Store:
         self.queues.on_fill = self._fill_soon
         self._fill_soon()
         if self._commit_scheduled:
-            loop.call_soon(self.commit)
+            loop.call_soon(self.end_turn)
         self._keep_house()
 
     def _keep_house(self) -> None:

@@ -26,6 +26,7 @@ from gateway.codec import (
     encode_suback,
     encode_unsuback,
     packet_bytes,
+    single,
 )
 from gateway.errors import ConnectRefused, ProtocolError, UnsupportedVersion
 from gateway.fields import REMAINING_BYTES_MAX, write_varint
@@ -47,7 +48,9 @@ from gateway.packets import (
 )
 from gateway.parsers import parse_connect, parse_subscribe, parse_unsubscribe
 from gateway.reasons import SUBACK_FAILURE, ConnectCode, ReasonCode
+from tests.gateway import packet_cases_5
 from tests.gateway.packet_cases import INVALID, SERVER_ITEMS, VALID, Invalid, Valid, connect, packet, subscribe
+from tests.gateway.packet_cases import field as topic_field
 
 LIMIT = 1 << 20
 PUBLISHES = [case for case in VALID if case.item[0] == PUBLISH and "more bytes than it needs" not in case.name]
@@ -401,6 +404,60 @@ def test_one_that_differs_in_any_byte_is_told_from_those_around_it(side: Side, q
 
             assert comparable(apart(in_runs)) == comparable(singly), (at, byte)
             assert consumed_in_runs == consumed
+
+
+# --- one by itself ----------------------------------------------------------------------------------------------------
+
+
+def expected_single(data: bytes, side: Side) -> tuple[int, bytes, bytes, bytes] | None:
+    """Return what `single` has to say of a read, by what `decode` makes of it."""
+    packets, used = decode(data, LIMIT, side)
+    if used != len(data) or len(packets) != 1 or packets[0][0] != PUBLISH or packets[0][1] not in (0, 2):
+        return None
+    _, flags, topic, packet_id, body = packets[0]
+    return flags >> 1, topic, packet_id.to_bytes(2, "big") if flags else b"", body
+
+
+@pytest.mark.parametrize(
+    ("side", "data"),
+    [
+        *((FROM_CLIENT, case.data) for case in VALID),
+        *((FROM_CLIENT, case.data) for case in INVALID),
+        *((FROM_CLIENT_5, case.data) for case in packet_cases_5.VALID),
+        *((FROM_CLIENT_5, case.data) for case in packet_cases_5.INVALID),
+    ],
+)
+def test_a_packet_by_itself_is_told_from_all_others(side: Side, data: bytes) -> None:
+    has_long_length = (
+        len(data) > 4 and data[1] > 127 and data[2] > 127
+    )  # or one in more bytes than it needs: `decode` sees to it
+    assert single(data, side, LIMIT) == (None if has_long_length or data[1:3] == b"\x80\0" else expected_single(data, side))
+
+
+@given(
+    st.sampled_from([FROM_CLIENT, FROM_CLIENT_5]),
+    st.binary(max_size=40).map(lambda topic: topic or b"t"),
+    st.integers(0, 1),
+    st.integers(0, 2),
+    st.integers(0, 400) | st.sampled_from([16_300, 16_330, 16_340, 16_350, 16_383, 20_000]),
+    st.binary(max_size=3),
+    st.binary(max_size=3),
+)
+def test_any_publish_by_itself_is_what_decode_makes_of_it(
+    side: Side, topic: bytes, qos: int, packet_id: int, length: int, about: bytes, more: bytes
+) -> None:
+    body = topic_field(topic) + packet_id.to_bytes(2, "big") * qos + about + bytes(length)
+    for data in (packet(0x30 | qos << 1, body), packet(0x30 | qos << 1, body) + more):
+        expected = expected_single(data, side) if len(body) < 16_384 else None
+        assert single(data, side, LIMIT) == expected
+        for limit in (len(data) - 1, len(data)):
+            if limit >= PACKET_BYTES_MAX_MIN:
+                assert single(data, side, limit) == (expected if limit == len(data) else None)
+
+
+@given(st.binary(max_size=200), st.sampled_from([FROM_CLIENT, FROM_CLIENT_5]))
+def test_bytes_that_are_no_publish_are_never_taken_for_one(data: bytes, side: Side) -> None:
+    assert single(data, side, LIMIT) in (None, expected_single(data, side))
 
 
 @given(st.binary(max_size=60), st.sampled_from([parse_connect, parse_subscribe, parse_unsubscribe]), st.booleans())

@@ -165,7 +165,7 @@ def test_the_route_cache_is_bounded(tmp_path: Path) -> None:
     for turn in range(3):
         for number in range(50):
             publish(store, f"plant/{number}", str(turn))
-            assert len(store.queues._routes) <= 10
+            assert len(store.queues.routes) <= 10
         store.queues.declare(f"plant/{turn}/#", "group:a")
     store.commit()
     root = durable_queue(store, "plant/#")

@@ -1,0 +1,275 @@
+"""Stream sockets without TLS: all that can be read in a turn of the loop is read in one loop, and what follows is shared.
+
+The sockets are in one epoll, whose descriptor is a reader of the event loop like any other. A message that comes alone in its
+read costs little more than its system calls then: a loop that calls each connection from outside takes as long again. Where
+there is no epoll (not Linux) the loop's own transports serve, and with TLS always.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import socket
+from collections.abc import Callable
+from typing import Any, Final
+
+from store.options import KIB
+
+READ_BYTES: Final = 256 * KIB
+"""Bytes read of one socket in a turn, at most."""
+
+READY_MAX: Final = 1024
+"""Sockets handled in a turn, at most. The others come in the next one."""
+
+SENT_AT_ONCE_MAX: Final = 64
+"""Pieces given to the kernel with one call. No system takes fewer than 16; Linux takes 1,024."""
+
+HAS_TURNS: Final = hasattr(select, "epoll")
+"""Whether this system has what `Sockets` needs."""
+
+_READ: Final = getattr(select, "EPOLLIN", 0)
+_WRITE: Final = getattr(select, "EPOLLOUT", 0)
+
+
+class Sockets:
+    """The sockets of a node that are read in turns.
+
+    Parameters:
+        loop: what turns.
+        end_turn: called when all that came in a turn was given to the protocols.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, end_turn: Callable[[], None]) -> None:
+        self._loop = loop
+        self._end_turn = end_turn
+        self._epoll = select.epoll()
+        self._transports: dict[int, SocketTransport] = {}
+        self._buffer = memoryview(bytearray(READ_BYTES))
+        loop.add_reader(self._epoll.fileno(), self._turn)
+
+    def add(self, end: socket.socket, protocol: asyncio.Protocol) -> None:
+        """Begin with a socket that is connected and doesn't block. Calls `connection_made` at once.
+
+        The protocol gets what any protocol of asyncio gets, and `data_received` at most once in a turn.
+
+        Raises:
+            OSError: the other end has gone, or the system can't watch so many. The caller closes the socket.
+        """
+        transport = SocketTransport(self._loop, self, end, protocol)
+        transport.watch()
+        self._transports[end.fileno()] = transport
+        protocol.connection_made(transport)
+
+    def close(self) -> None:
+        """End. The connections have to be closed before."""
+        self._loop.remove_reader(self._epoll.fileno())
+        self._epoll.close()
+
+    def watch(self, number: int, events: int, before: int) -> None:
+        """Let a socket, by its descriptor, be watched for `events` in place of those before; for none it isn't in the epoll."""
+        if not before:
+            self._epoll.register(number, events)
+        elif events:
+            self._epoll.modify(number, events)
+        else:
+            self._epoll.unregister(number)
+
+    def forget(self, number: int) -> None:
+        """Forget a socket that is to be closed and isn't watched any more."""
+        del self._transports[number]
+
+    def _turn(self) -> None:
+        buffer, transports = self._buffer, self._transports
+        for number, events in self._epoll.poll(0, READY_MAX):
+            transport = transports.get(number)
+            if transport is None:  # one handled before it in this turn has ended it
+                continue
+            try:
+                if events != _READ:
+                    transport.send_unsent()
+                if transport.reads:
+                    received = transport.receive_into(buffer)
+                    if received:
+                        transport.data_received(buffer[:received].tobytes())
+                    else:
+                        transport.end_of_stream()
+            except (BlockingIOError, InterruptedError):
+                pass
+            except Exception as error:
+                transport.break_off(error)
+        self._end_turn()
+
+
+class SocketTransport(asyncio.Transport):
+    """The transport of one socket in `Sockets`. What is written goes out at once, or waits in memory for room in the kernel."""
+
+    __slots__ = (
+        "_end",
+        "_high",
+        "_is_closing",
+        "_is_full",
+        "_is_lost",
+        "_loop",
+        "_low",
+        "_number",
+        "_protocol",
+        "_send",
+        "_sockets",
+        "_unsent",
+        "_unsent_bytes",
+        "_watched",
+        "data_received",
+        "reads",
+        "receive_into",
+    )
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, sockets: Sockets, end: socket.socket, protocol: asyncio.Protocol
+    ) -> None:
+        super().__init__()
+        self._loop = loop
+        self._sockets = sockets
+        self._end = end
+        self._number = end.fileno()
+        self._protocol = protocol
+        self.data_received = protocol.data_received
+        self.receive_into = end.recv_into
+        self._send = end.send
+        self._unsent: list[memoryview] = []
+        self._unsent_bytes = 0
+        self.reads = True
+        self._is_closing = False
+        self._is_lost = False
+        self._is_full = False
+        self._watched = 0
+        self._high, self._low = 64 * KIB, 16 * KIB
+        if end.family != socket.AF_UNIX:
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._end if name == "socket" else default
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    def is_reading(self) -> bool:
+        return self.reads
+
+    def pause_reading(self) -> None:
+        self.reads = False
+        self.watch()
+
+    def resume_reading(self) -> None:
+        self.reads = not self._is_closing
+        self.watch()
+
+    def watch(self) -> None:
+        """Have the epoll look at what there is to wait for."""
+        events = 0 if self._is_lost else _READ * self.reads | _WRITE * bool(self._unsent)
+        if events != self._watched:
+            self._sockets.watch(self._number, events, self._watched)
+            self._watched = events
+
+    def end_of_stream(self) -> None:
+        """The other end has sent all that it will."""
+        self.pause_reading()
+        if not self._protocol.eof_received():
+            self.close()
+
+    # --- writing ----------------------------------------------------------------------------------------------------
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if self._unsent or self._is_lost:
+            if not self._is_lost:
+                self._keep(memoryview(data))
+            return
+        try:
+            sent = self._send(data)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError as error:
+            self._lose(error)
+            return
+        if sent < len(data):
+            self._keep(memoryview(data)[sent:])
+
+    def _keep(self, data: memoryview) -> None:
+        self._unsent.append(data)
+        self._unsent_bytes += len(data)
+        if len(self._unsent) == 1:
+            self.watch()
+        if self._unsent_bytes > self._high and not self._is_full:
+            self._is_full = True
+            self._protocol.pause_writing()
+
+    def send_unsent(self) -> None:
+        """Send what waits for room in the kernel, as far as that has any."""
+        unsent = self._unsent
+        if not unsent:
+            return
+        try:
+            sent = self._end.sendmsg(unsent[:SENT_AT_ONCE_MAX])
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._lose(error)
+            return
+        self._unsent_bytes -= sent
+        whole = 0
+        while whole < len(unsent) and sent >= len(unsent[whole]):
+            sent -= len(unsent[whole])
+            whole += 1
+        del unsent[:whole]
+        if sent:
+            unsent[0] = unsent[0][sent:]
+        if not unsent:
+            self.watch()
+            if self._is_closing:
+                self._lose(None)
+                return
+        if self._is_full and self._unsent_bytes <= self._low:
+            self._is_full = False
+            self._protocol.resume_writing()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self._high = 64 * KIB if high is None else high
+        self._low = self._high // 4 if low is None else low
+
+    def get_write_buffer_size(self) -> int:
+        return self._unsent_bytes
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    def is_closing(self) -> bool:
+        return self._is_closing
+
+    def close(self) -> None:
+        """Read nothing more, send what was written, and close."""
+        if self._is_closing:
+            return
+        self._is_closing = True
+        self.pause_reading()
+        if not self._unsent:
+            self._lose(None)
+
+    def abort(self) -> None:
+        self._lose(None)
+
+    def break_off(self, error: Exception) -> None:
+        """End since the socket has failed, or since the protocol has: that is a defect, and must not end the others' turn."""
+        if not isinstance(error, OSError):
+            context = {"message": "a protocol has failed", "exception": error, "transport": self, "protocol": self._protocol}
+            self._loop.call_exception_handler(context)
+        self._lose(error)
+
+    def _lose(self, error: Exception | None) -> None:
+        """Close the socket, and tell the protocol in the next turn."""
+        if self._is_lost:
+            return
+        self._is_lost = self._is_closing = True
+        self.reads = False
+        self._unsent.clear()
+        self._unsent_bytes = 0
+        self.watch()
+        self._sockets.forget(self._number)
+        self._end.close()
+        self._loop.call_soon(self._protocol.connection_lost, error)

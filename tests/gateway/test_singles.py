@@ -1,0 +1,222 @@
+"""PUBLISHes that come alone in a read, many in a turn: they are stored together, and each is what it would be by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from gateway.codec import encode_acks, encode_publish
+from gateway.packets import CONNACK, PUBACK, PUBREC
+from gateway.reasons import ReasonCode
+from store.options import GIB, KIB
+from tests.gateway.conftest import StartBroker
+from tests.gateway.packet_cases import connect, subscribe
+from tests.gateway.test_full_disk import TOTAL, free
+from tests.gateway.wire import CLEAN, Broker, Client, HeldSync, Message, until
+
+
+class Bare:
+    """A client's socket, written to at once: what several send is there before the node's next turn."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.send = end.send
+        self.end = end
+        self.client: Client
+
+    @classmethod
+    async def connect(cls, broker: Broker, client_id: str) -> Bare:
+        bare = await cls.dial(broker)
+        bare.send(connect(CLEAN, client_id.encode()))
+        assert (await bare.client.receive())[0] == CONNACK
+        return bare
+
+    @classmethod
+    async def dial(cls, broker: Broker) -> Bare:
+        address = broker.listener("mqtt").address
+        bare = cls(socket.create_connection((address.host, address.port)))
+        bare.end.setblocking(False)
+        bare.client = Client(*await asyncio.open_connection(sock=bare.end))
+        broker.clients.append(bare.client)
+        return bare
+
+
+@pytest.fixture
+async def five(broker: Broker) -> list[Bare]:
+    """Five clients of a node that knows the topics that each of them publishes to."""
+    clients = [await Bare.connect(broker, f"c{number}") for number in range(5)]
+    for number, each in enumerate(clients):
+        each.send(encode_publish(b"plant/%d" % number, b"known"))
+        await each.client.drained()
+    return clients
+
+
+async def test_those_of_one_turn_are_stored_with_one_sync_and_each_is_acknowledged_by_its_packet_id(
+    broker: Broker, five: list[Bare]
+) -> None:
+    store, counters, traffic = broker.node.store, broker.node.gateway.counters, broker.node.gateway.traffic
+    syncs, before = store.syncs, (counters.publishes_in, counters.packets_in, traffic.packets_out[PUBACK])
+    for number, each in enumerate(five):
+        each.send(encode_publish(b"plant/%d" % number, b"%d" % number * 60 * number, 1, packet_id=1000 + number))
+    assert [await each.client.receive() for each in five] == [(PUBACK, 1000 + number) for number in range(5)]
+    expected = [Message(f"plant/{number}", b"%d" % number * 60 * number, 1) for number in range(5)]
+    assert sorted(broker.stored()[5:]) == expected
+    assert store.syncs == syncs + 1
+    assert (counters.publishes_in, counters.packets_in, traffic.packets_out[PUBACK]) == tuple(count + 5 for count in before)
+
+
+async def test_none_is_acknowledged_before_it_is_durable(broker: Broker, five: list[Bare]) -> None:
+    with HeldSync(broker) as held:
+        for number, each in enumerate(five):
+            each.send(encode_publish(b"plant/%d" % number, b"", 1, packet_id=1))
+        assert [await each.client.drained() for each in five] == [[]] * 5
+        assert broker.node.store.durable_position < broker.node.store.log.written
+        held.release()
+        assert [await each.client.receive() for each in five] == [(PUBACK, 1)] * 5
+
+
+async def test_a_subscriber_gets_those_of_a_turn_in_the_order_in_which_they_came(broker: Broker, five: list[Bare]) -> None:
+    subscriber = await broker.connect("subscriber")
+    await subscriber.subscribe(("plant/#", 1))
+    for count in range(3):
+        for number in (3, 1, 4, 0, 2):
+            five[number].send(encode_publish(b"plant/%d" % number, b"%d" % count, count % 2, packet_id=count % 2))
+        for number in (3, 1, 4, 0, 2):
+            assert await subscriber.message() == Message(f"plant/{number}", b"%d" % count, count % 2)
+
+
+async def test_a_filter_that_comes_in_the_same_turn_gets_what_is_stored_behind_it(broker: Broker, five: list[Bare]) -> None:
+    five[0].send(encode_publish(b"plant/0", b"x", 1, packet_id=1))
+    five[1].send(subscribe(9, (b"plant/+", 1), (b"plant/0", 0)))
+    five[2].send(encode_publish(b"plant/2", b"y", 1, packet_id=2))
+    assert await five[0].client.receive() == (PUBACK, 1)
+    assert await five[2].client.receive() == (PUBACK, 2)
+    found = [each for each in await five[1].client.messages() if each.body == b"y"]
+    assert found == [Message("plant/2", b"y", 1)]
+
+
+async def test_one_that_is_taken_over_in_the_same_turn_still_gets_its_ack(broker: Broker, five: list[Bare]) -> None:
+    successor = await Bare.dial(broker)
+    await asyncio.sleep(0.05)  # it is accepted
+    five[0].send(encode_publish(b"plant/0", b"last", 1, packet_id=7))
+    successor.send(connect(CLEAN, b"c0"))
+    assert await five[0].client.ended() == [(PUBACK, 7)]
+    assert (await successor.client.receive())[0] == CONNACK
+    assert broker.stored()[-1] == Message("plant/0", b"last", 1)
+
+
+async def test_one_that_is_gone_before_its_ack_disturbs_nobody(broker: Broker, five: list[Bare]) -> None:
+    with HeldSync(broker) as held:
+        for number, each in enumerate(five):
+            each.send(encode_publish(b"plant/%d" % number, b"", 1, packet_id=1))
+        await five[4].client.drained()
+        five[2].client.reset()
+        await five[4].client.drained()
+        held.release()
+        assert [await each.client.receive() for each in (*five[:2], *five[3:])] == [(PUBACK, 1)] * 4
+
+
+async def test_what_finds_no_room_on_the_disk_waits_or_is_dropped_by_its_qos(start_broker: StartBroker) -> None:
+    broker = await start_broker(reserve_bytes=GIB)
+    clients = [await Bare.connect(broker, f"c{number}") for number in range(3)]
+    clients[0].send(encode_publish(b"plant/0", b"known"))
+    await clients[0].client.drained()
+    free(broker, GIB // 2)
+    for number, each in enumerate(clients):
+        each.send(encode_publish(b"plant/0", b"%d" % number, number > 0, packet_id=number))
+    assert [await each.client.drained() for each in clients] == [[]] * 3
+    clients[1].send(encode_publish(b"plant/0", b"behind", 1, packet_id=9))
+    assert await clients[1].client.drained() == []
+    free(broker, TOTAL)
+    assert [await clients[1].client.receive() for _ in range(2)] == [(PUBACK, 1), (PUBACK, 9)]
+    assert await clients[2].client.receive() == (PUBACK, 2)
+    assert sorted(message.body for message in broker.stored()) == [b"1", b"2", b"behind", b"known"]
+    assert broker.node.gateway.counters.publishes_dropped == 1
+    clients[1].send(encode_publish(b"plant/0", b"after", 1, packet_id=10))
+    assert await clients[1].client.receive() == (PUBACK, 10)
+
+
+async def test_one_that_comes_before_what_waits_for_room_has_gone_on_waits_behind_it(start_broker: StartBroker) -> None:
+    broker = await start_broker(reserve_bytes=GIB)
+    client = await broker.connect("c")
+    await client.publish("plant/0", b"known", 1)
+    free(broker, GIB // 2)
+    await client.send(encode_publish(b"plant/0", b"1", 1, packet_id=1))
+    await until(lambda: bool(broker.connection("c").publishing.held))
+    broker.node.store.space.on_relief.clear()  # the node is about to hear of the room
+    free(broker, TOTAL)
+    await client.send(encode_publish(b"plant/0", b"2", 1, packet_id=2))
+    await until(lambda: len(broker.connection("c").publishing.held) == 2)
+    broker.node.gateway._relieved()
+    assert [await client.receive() for _ in range(2)] == [(PUBACK, 1), (PUBACK, 2)]
+    assert [message.body for message in broker.stored()] == [b"known", b"1", b"2"]
+
+
+@pytest.mark.parametrize("cut", [2, 9, 12, 20])
+async def test_what_looks_like_one_within_another_is_part_of_its_body(broker: Broker, five: list[Bare], cut: int) -> None:
+    inner = encode_publish(b"plant/1", b"inner", 1, packet_id=5)
+    outer = encode_publish(b"plant/0", b"12345678" + inner, 1, packet_id=6)
+    for start in {cut, len(outer) - len(inner)}:
+        five[0].send(outer[:start])
+        assert not await five[1].client.drained()  # a turn of the loop
+        five[0].send(outer[start:])
+        assert await five[0].client.receive() == (PUBACK, 6)
+    assert broker.stored()[5:] == [Message("plant/0", b"12345678" + inner, 1)] * 2
+
+
+async def test_they_go_on_where_a_segment_ends(start_broker: StartBroker) -> None:
+    broker = await start_broker(segment_bytes=64 * KIB)
+    clients = [await Bare.connect(broker, f"c{number}") for number in range(5)]
+    for packet_id in range(1, 60):
+        for number, each in enumerate(clients):
+            each.send(encode_publish(b"plant/%d" % number, b"%d" % packet_id * 500, 1, packet_id=packet_id))
+        assert [await each.client.receive() for each in clients] == [(PUBACK, packet_id)] * 5
+    assert len(broker.node.store.log.segments()) > 2
+    for number in range(5):
+        bodies = [message.body for message in broker.stored() if message.topic == f"plant/{number}"]
+        assert bodies == [b"%d" % packet_id * 500 for packet_id in range(1, 60)]
+
+
+async def test_more_than_the_receive_maximum_ends_a_client_of_5_though_each_came_alone(start_broker: StartBroker) -> None:
+    broker = await start_broker(inflight_max=3)
+    client = await broker.connect_5("c")
+    await client.publish("a", b"known")
+    with HeldSync(broker) as held:
+        for packet_id in range(1, 4):
+            await client.send(encode_publish(b"a", b"", 1, packet_id=packet_id, properties=b"\0"))
+            assert await client.drained() == []
+        await client.send(encode_publish(b"a", b"", 1, packet_id=4, properties=b"\0"))
+        await asyncio.sleep(0.05)
+        held.release()
+        assert await client.disconnected() == (
+            ReasonCode.RECEIVE_MAXIMUM_EXCEEDED,
+            [(PUBACK, packet_id) for packet_id in range(1, 4)],
+        )
+
+
+async def test_what_was_acknowledged_is_there_after_a_kill(broker: Broker, five: list[Bare]) -> None:
+    for number, each in enumerate(five):
+        each.send(encode_publish(b"plant/%d" % number, b"kept", 1, packet_id=1))
+    assert [await each.client.receive() for each in five] == [(PUBACK, 1)] * 5
+    await broker.kill()
+    assert sorted(broker.stored())[1::2] == [Message(f"plant/{number}", b"known") for number in range(5)]
+    assert sorted(broker.stored())[::2] == [Message(f"plant/{number}", b"kept", 1) for number in range(5)]
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+async def test_they_keep_their_place_between_what_else_a_client_sends(broker: Broker, five: list[Bare], first: int) -> None:
+    expected = []
+    for step in range(first, first + 12):
+        qos = step % 3
+        data = encode_publish(b"plant/0", b"%d" % step, qos, packet_id=step + 1 if qos else 0)
+        five[0].send(data if step % 4 else data + encode_publish(b"plant/0", b"with %d" % step))
+        expected += [b"%d" % step] if step % 4 else [b"%d" % step, b"with %d" % step]
+        if qos:
+            assert await five[0].client.receive() == ((PUBACK, PUBREC)[qos - 1], step + 1)
+        else:
+            await five[0].client.drained()
+        if qos == 2:
+            five[0].send(encode_acks(6, [step + 1]))
+            await five[0].client.receive()
+    assert [message.body for message in broker.stored()[5:]] == expected
