@@ -89,16 +89,29 @@ class Memory:
 
 
 def memory_of(pid: int) -> Memory:
-    """Return how much memory a process has now."""
-    fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-    return Memory(*(int(fields[name].split()[0]) for name in ("VmRSS", "RssAnon")))
+    """Return how much memory a process and its children have now."""
+    resident = anonymous = 0
+    for each in _with_children(pid):
+        fields = dict(line.split(":", 1) for line in Path(f"/proc/{each}/status").read_text().splitlines())
+        resident += int(fields["VmRSS"].split()[0])
+        anonymous += int(fields["RssAnon"].split()[0])
+    return Memory(resident, anonymous)
 
 
 def processor_s(pid: int) -> float:
-    """Return the seconds for which all threads of a process had a processor, its calls of the kernel included."""
-    # The name, which may hold anything, is in brackets; behind it fields 14 and 15 of proc(5) are the 12th and 13th.
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """Return the seconds for which a process and its children had a processor, their calls of the kernel included."""
+    ticks = 0
+    for each in _with_children(pid):
+        # The name, which may hold anything, is in brackets; behind it fields 14 and 15 of proc(5) are the 12th and 13th.
+        fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _with_children(pid: int) -> list[int]:
+    """Return a process and those that it has started: a node syncs its log in one."""
+    children = (path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children"))
+    return [pid, *(int(child) for found in children for child in found)]
 
 
 def path_of(program: str) -> str:

@@ -85,6 +85,10 @@ CLOSE_FLUSH_S = 1.0
 ANSWERS_BYTES_MAX = 64 * KIB
 """Bytes of answers (acks, PINGRESP) that may pile up behind a full send buffer before the client is no longer read."""
 
+TURN_MESSAGES = 512
+"""Of a client that waits for acks, about so many messages are handled in a turn, where it sends more at once. Then some are on
+their way to the disk, and some are acknowledged, while others are handled: a window of 1,000 gets a sixth more through."""
+
 REFUSED = 0x80
 """From here on a reason code says no."""
 
@@ -263,13 +267,16 @@ class Connection(asyncio.Protocol):
                 used += more
             else:
                 packets = packets[1:]
-        self.gateway.counters.packets_in += codec.count(packets)
+        count = codec.count(packets)
+        self.gateway.counters.packets_in += count
         if used == len(data):
             self._rest = b""
         else:
             self._keep(data[used:], is_malformed=bool(packets) and packets[-1][0] == MALFORMED)
         self._handle_or_close(packets)
         self._is_plain = self._may_be_plain()
+        if count > TURN_MESSAGES and self.unacked and isinstance(self._transport, SocketTransport):
+            self._transport.limit_reads(len(data) // count * TURN_MESSAGES)
 
     def _may_be_plain(self) -> bool:
         """Return whether a PUBLISH that comes next needs nothing but to be stored."""

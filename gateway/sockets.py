@@ -18,6 +18,9 @@ from store.options import KIB
 READ_BYTES: Final = 256 * KIB
 """Bytes read of one socket in a turn, at most."""
 
+READ_BYTES_MIN: Final = 16 * KIB
+"""The least that `SocketTransport.limit_reads` leaves of it."""
+
 READY_MAX: Final = 1024
 """Sockets handled in a turn, at most. The others come in the next one."""
 
@@ -88,7 +91,7 @@ class Sockets:
                 if events != _READ:
                     transport.send_unsent()
                 if transport.reads:
-                    received = transport.receive_into(buffer)
+                    received = transport.receive_into(buffer, transport.read_bytes)
                     if received:
                         transport.data_received(buffer[:received].tobytes())
                     else:
@@ -119,6 +122,7 @@ class SocketTransport(asyncio.Transport):
         "_unsent_bytes",
         "_watched",
         "data_received",
+        "read_bytes",
         "reads",
         "receive_into",
     )
@@ -134,6 +138,8 @@ class SocketTransport(asyncio.Transport):
         self._protocol = protocol
         self.data_received = protocol.data_received
         self.receive_into = end.recv_into
+        self.read_bytes = READ_BYTES
+        """Bytes that are read in a turn, at most."""
         self._send = end.send
         self._unsent: list[memoryview] = []
         self._unsent_bytes = 0
@@ -153,6 +159,10 @@ class SocketTransport(asyncio.Transport):
 
     def is_reading(self) -> bool:
         return self.reads
+
+    def limit_reads(self, size: int) -> None:
+        """Read about `size` bytes in a turn at most, from the next one on; within `READ_BYTES_MIN` and `READ_BYTES`."""
+        self.read_bytes = min(max(size, READ_BYTES_MIN), READ_BYTES)
 
     def pause_reading(self) -> None:
         self.reads = False

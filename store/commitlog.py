@@ -316,6 +316,15 @@ class CommitLog:
         """
         self._fdatasync(self._open)
 
+    def fail(self, error: OSError) -> None:
+        """Note that somebody else has failed to sync what was written: nothing is written or synced any more."""
+        self._failure = error
+
+    @property
+    def open_segment(self) -> Segment:
+        """The segment that is written to. Those before it are durable."""
+        return self._open
+
     def _fdatasync(self, segment: Segment) -> None:
         # The argument keeps the segment, and its descriptor, while another thread may roll.
         if self._failure is not None:

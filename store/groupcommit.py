@@ -1,4 +1,4 @@
-"""Group commit: one fdatasync at a time on a thread of its own, for all that was written before it began.
+"""Group commit: one fdatasync at a time, beside the event loop, for all that was written before it began.
 
 Who must not answer before its records are durable leaves a callback. Those who wait for one write of the log are a group, and
 have one position: to wait costs an append to a list. While a sync is under way the next groups form. Callbacks run on the event
@@ -10,11 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from queue import SimpleQueue
-from threading import Thread
 
 from store.commitlog import CommitLog
+from store.syncing import Ended, Sync
 
 
 class GroupCommit:
@@ -25,9 +23,19 @@ class GroupCommit:
         loop: where callbacks run.
         on_failure: called on the loop with the error of a failed sync. The node must end then: the kernel may have dropped
             what was written, and a second sync would report success for data that is gone.
+        sync: makes the one who syncs.
+
+    Raises:
+        OSError: there is no process to sync in.
     """
 
-    def __init__(self, log: CommitLog, loop: asyncio.AbstractEventLoop, on_failure: Callable[[OSError], None]) -> None:
+    def __init__(
+        self,
+        log: CommitLog,
+        loop: asyncio.AbstractEventLoop,
+        on_failure: Callable[[OSError], None],
+        sync: Callable[[CommitLog, asyncio.AbstractEventLoop, Ended], Sync],
+    ) -> None:
         self._log = log
         self._loop = loop
         self._on_failure = on_failure
@@ -36,11 +44,10 @@ class GroupCommit:
         self._groups: deque[tuple[int, Iterator[Callable[[], None]]]] = deque()
         """Who waits for what is written, with the position up to which that goes."""
         self._releasing = False
-        self._failure: OSError | None = None
+        self._target = 0
+        """Up to where the sync goes that is under way."""
         self._syncing = False
-        self._requests: SimpleQueue[int | None] = SimpleQueue()
-        self._thread = Thread(target=self._run, name="millrace-sync", daemon=True)
-        self._thread.start()
+        self._sync = sync(log, loop, self._ended)
         self.durable = log.written
         """Everything before this position is on disk."""
         self.syncs = 0
@@ -63,26 +70,16 @@ class GroupCommit:
 
     def _begin(self) -> None:
         self._syncing = True
-        self._requests.put(self._log.written)
+        self._target = self._log.written
+        self._sync.begin()
 
-    def _run(self) -> None:
-        while (target := self._requests.get()) is not None:
-            try:
-                self._log.sync()
-            except OSError as error:
-                self._failure = error
-                self._tell(self._on_failure, error)
-                return
-            self._tell(self._done, target)
-
-    def _tell(self, callback: Callable[..., None], argument: object) -> None:
-        with suppress(RuntimeError):  # the loop was closed in between: nobody waits any more
-            self._loop.call_soon_threadsafe(callback, argument)
-
-    def _done(self, target: int) -> None:
+    def _ended(self, error: OSError | None) -> None:
+        if error is not None:
+            self._on_failure(error)
+            return
         self._syncing = False
         self.syncs += 1
-        self.durable = max(self.durable, target)
+        self.durable = max(self.durable, self._target)
         try:
             self._release()
         finally:
@@ -110,13 +107,12 @@ class GroupCommit:
             OSError: this sync has failed, or one before it: nobody is released then.
         """
         self.stop()
-        if self._failure is not None:
-            raise self._failure
+        if self._sync.failure is not None:
+            raise self._sync.failure
         self._log.sync()
         self.durable = self._log.written
         self._release()
 
     def stop(self) -> None:
-        """End the thread, after the sync that is under way. Nobody is released."""
-        self._requests.put(None)
-        self._thread.join()
+        """End, after the sync that is under way. Nobody is released."""
+        self._sync.stop()

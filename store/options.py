@@ -212,6 +212,11 @@ class StoreOptions:
         'When a publisher gets its acknowledgement: "sync" after fdatasync of the group that its message belongs to, "async" '
         "after the write, so that a crash of the machine (not of the process) can lose what was acknowledged.",
     )
+    sync_in: Literal["process", "thread"] = option(
+        "process",
+        'Who calls fdatasync: a "process" of its own, which takes 9 MiB, or a "thread" of the node, which has to wait for the '
+        "interpreter behind each sync: with many publishers at QoS 1 that is a fifth of what the node can take.",
+    )
     reserve_bytes: int = option(
         GIB,
         "Bytes of the disk that are kept free. With less, the node is read-only: messages, queues and groups are refused, "

@@ -38,6 +38,7 @@ from store.retention import FULL_RETRY_S, PAUSE_S, Retention
 from store.snapshot import DIRECTORY as SNAPSHOTS
 from store.snapshot import restore, snapshots
 from store.space import Level, Space
+from store.syncing import SYNCS
 
 logger = structlog.get_logger("store")
 
@@ -510,10 +511,13 @@ class Store:
         """Begin group commit and housekeeping on `loop`.
 
         `on_failure` is called once, with the error of a failed sync or write: end then. Who waits is not answered any more.
+
+        Raises:
+            OSError: there can be no process that syncs, where `sync_in` asks for one.
         """
         self._loop = loop
         self._on_failure = on_failure
-        self._group = GroupCommit(self.log, loop, self._fail)
+        self._group = GroupCommit(self.log, loop, self._fail, SYNCS[self.options.sync_in])
         self._next_flush_s = loop.time() + self.options.index_flush_ms / 1000
         self.queues.on_fill = self._fill_soon
         self._fill_soon()

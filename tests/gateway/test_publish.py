@@ -5,6 +5,7 @@ import pytest
 from gateway.codec import encode_acks, encode_publish
 from gateway.packets import PUBACK, PUBCOMP, PUBREC, PUBREL
 from gateway.reasons import ReasonCode
+from gateway.sockets import READ_BYTES, SocketTransport
 from store.options import KIB
 from store.record import COPY_BYTES, HEADER_BYTES
 from tests.gateway.conftest import StartBroker
@@ -69,6 +70,19 @@ async def test_acks_come_in_the_order_of_the_messages(broker: Broker) -> None:
             assert await client.drained() == []
         held.release()
         assert [await client.receive() for _ in ids] == [(PUBACK, packet_id) for packet_id in ids]  # [MQTT-4.6.0-2]
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+async def test_one_who_sends_much_at_once_and_waits_for_acks_is_read_in_portions(broker: Broker, qos: int) -> None:
+    client = await broker.connect("pump")
+    count = 20_000
+    await client.send(*(encode_publish(b"a", b"%d" % number, qos, packet_id=number * qos) for number in range(1, count + 1)))
+    assert [await client.receive() for _ in range(count * qos)] == [(PUBACK, number) for number in range(1, count * qos + 1)]
+    assert await client.drained() == []
+    assert [int(message.body) for message in broker.stored()] == list(range(1, count + 1))
+    transport = broker.connection("pump")._transport
+    assert isinstance(transport, SocketTransport)
+    assert (transport.read_bytes < READ_BYTES) == (qos == 1)
 
 
 # --- QoS 2 --------------------------------------------------------------------------------------------------------------

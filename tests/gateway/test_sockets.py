@@ -131,6 +131,17 @@ async def test_more_than_a_turn_reads_comes_whole_in_order_and_holds_up_nobody(
     assert order.index("small") <= 1
 
 
+@pytest.mark.parametrize(("size", "read"), [(40_000, 40_000), (1, 16_384), (1 << 30, 262_144)])
+async def test_what_a_turn_reads_of_one_can_be_limited(stage: Stage, size: int, read: int) -> None:
+    protocol = Recorder()
+    far = stage.add(protocol)
+    protocol.transport.limit_reads(size)
+    writing = asyncio.get_running_loop().sock_sendall(far, bytes(600_000))
+    await asyncio.gather(writing, until(lambda: sum(map(len, protocol.received)) == 600_000))
+    assert max(map(len, protocol.received)) <= read
+    assert len(protocol.received) >= 600_000 / read
+
+
 async def test_what_the_kernel_has_no_room_for_waits_in_order_and_the_protocol_is_told(stage: Stage) -> None:
     protocol = Recorder()
     far = stage.add(protocol)

@@ -286,7 +286,7 @@ class Broker:
             Config(),
             data_dir=data_dir,
             mqtt=GatewayOptions(listen=FREE, **options),
-            store=StoreOptions(**({"segment_bytes": 16 * MIB} | store)),
+            store=replace(StoreOptions(segment_bytes=16 * MIB, sync_in="thread"), **store),
             pop=PopOptions(listen=FREE, access_file=access_file),
             admin=AdminOptions(listen=FREE),
         )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -176,17 +178,25 @@ from millrace.cli import main
 from tests.store.faults import Faults
 
 listeners = [word for name in ("mqtt", "pop", "admin") for word in (f"--{name}", "127.0.0.1:0")]
-with Faults({("fdatasync", 1): errno.EIO}).installed():
-    main(["serve", "--data-dir", sys.argv[1], *listeners])
+with Faults({("fdatasync", 1): errno.EIO} if sys.argv[3] == "thread" else {}).installed():
+    main(["serve", "--data-dir", sys.argv[1], "--config", sys.argv[2], *listeners])
 """
 
 
-def test_a_failed_sync_ends_a_node_with_70_and_a_line_and_it_starts_again(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", FAILING_NODE, str(tmp_path / "data")]
+@pytest.mark.parametrize(
+    ("sync_in", "says"), [("thread", "Input/output error"), ("process", "the process that syncs the log has ended")]
+)
+def test_a_failed_sync_ends_a_node_with_70_and_a_line_and_it_starts_again(tmp_path: Path, sync_in: str, says: str) -> None:
+    config = tmp_path / "millrace.toml"
+    config.write_text(f'[store]\nsync_in = "{sync_in}"\n')
+    command = [sys.executable, "-c", FAILING_NODE, str(tmp_path / "data"), str(config), sync_in]
     with subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as node:
         try:
             assert node.stdout is not None
             mqtt = node.stdout.readline().split("mqtt=")[1].split()[0]
+            if sync_in == "process":
+                (child,) = (Path(f"/proc/{node.pid}/task/{node.pid}/children")).read_text().split()
+                os.kill(int(child), signal.SIGKILL)
             publish = [sys.executable, "-m", "millrace", "pub", "plant/1", "lost", "--mqtt", mqtt]
             assert subprocess.run(publish, cwd=ROOT, capture_output=True, timeout=60, check=False).returncode != 0
             _, log = node.communicate(timeout=60)
@@ -194,5 +204,5 @@ def test_a_failed_sync_ends_a_node_with_70_and_a_line_and_it_starts_again(tmp_pa
             node.kill()
     assert node.returncode == 70
     assert "store.failed" in log
-    assert "Input/output error" in log
+    assert says in log
     assert len(found_in(tmp_path / "data")) <= 1

@@ -22,7 +22,9 @@ SEGMENT_BYTES = 16 * KIB
 def open_store(data_dir: Path, *, clock: Clock | None = None, parts: Sequence[Part] = (), **options: Any) -> Store:
     """Return a store that has recovered. `options` are those of `StoreOptions`; segments are small by default."""
     data_dir.mkdir(exist_ok=True)
-    store = Store(data_dir, StoreOptions(**{"segment_bytes": SEGMENT_BYTES, **options}), clock or ManualClock())
+    store = Store(
+        data_dir, StoreOptions(**{"segment_bytes": SEGMENT_BYTES, "sync_in": "thread", **options}), clock or ManualClock()
+    )
     for part in parts:
         store.add_part(part)
     store.recover()

@@ -1,0 +1,158 @@
+"""Who calls fdatasync for group commit: a process of its own, or a thread.
+
+A thread needs the interpreter when its call returns, and the event loop has it. The loop gives it up for each system call, and
+takes it again before the thread has woken. So a sync took twice as long as the disk did, and to wake it in vain a fifth of the
+loop's time where many clients publish (measured). A process has an interpreter of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from typing import Final, Protocol
+
+from store import syncchild
+from store.commitlog import CommitLog
+from store.segment import Segment
+
+CHILD: Final = str(Path(syncchild.__file__))
+
+
+Ended = Callable[[OSError | None], None]
+
+
+class Sync(Protocol):
+    """Syncs a log, one sync at a time.
+
+    It is made with the log, the loop, and what is called there when a sync has ended: with its error, or None. An error is
+    final: the kernel may have dropped what was written, and a second sync would report success for data that is gone.
+    """
+
+    failure: OSError | None
+    """Why the last sync has failed: also where the loop has not been told yet."""
+
+    def begin(self) -> None:
+        """Sync what is written now. Not while another sync is under way."""
+
+    def stop(self) -> None:
+        """End, when the sync that is under way has. The loop is told nothing any more."""
+
+
+class SyncThread:
+    """Syncs on a thread of this process."""
+
+    def __init__(self, log: CommitLog, loop: asyncio.AbstractEventLoop, ended: Ended) -> None:
+        self.failure: OSError | None = None
+        self._log = log
+        self._loop = loop
+        self._ended = ended
+        self._requests: SimpleQueue[bool] = SimpleQueue()
+        self._thread = Thread(target=self._run, name="millrace-sync", daemon=True)
+        self._thread.start()
+
+    def begin(self) -> None:
+        self._requests.put(True)
+
+    def _run(self) -> None:
+        while self._requests.get():
+            try:
+                self._log.sync()
+            except OSError as error:
+                self.failure = error
+            with suppress(RuntimeError):  # the loop was closed in between: nobody waits any more
+                self._loop.call_soon_threadsafe(self._ended, self.failure)
+            if self.failure is not None:
+                return
+
+    def stop(self) -> None:
+        self._requests.put(False)
+        self._thread.join()
+
+
+class SyncProcess:
+    """Syncs in a process of its own, `store.syncchild`, which ends with this one.
+
+    Raises:
+        OSError: it can't be started.
+    """
+
+    def __init__(self, log: CommitLog, loop: asyncio.AbstractEventLoop, ended: Ended) -> None:
+        self.failure: OSError | None = None
+        self._log = log
+        self._loop = loop
+        self._ended = ended
+        self._segment: Segment | None = None
+        """The one whose descriptor the process has. It is the same open file as here: of an error only one of us hears."""
+        self._is_busy = False
+        null = subprocess.DEVNULL
+        self._end, other = socket.socketpair()
+        with other:
+            command = [sys.executable, "-I", "-S", CHILD, str(other.fileno())]
+            try:
+                self._process = subprocess.Popen(command, stdin=null, stdout=null, pass_fds=[other.fileno()])
+            except OSError as error:
+                self._end.close()
+                raise OSError(
+                    error.errno, f'the process that syncs the log can\'t be started: {error}; set store.sync_in = "thread"'
+                ) from error
+        loop.add_reader(self._end.fileno(), self._answered)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def begin(self) -> None:
+        self._is_busy = True
+        segment = self._log.open_segment
+        request = (self._log.written - segment.base).to_bytes(syncchild.REQUEST_BYTES, "big")
+        with suppress(OSError):  # it has ended: the answer says so
+            if segment is self._segment:
+                self._end.send(request)
+            else:
+                socket.send_fds(self._end, [request], [segment.fd])
+                self._segment = segment
+
+    def _answered(self) -> None:
+        self._receive()
+        self._ended(self.failure)
+
+    def _receive(self) -> None:
+        answer = b""
+        with suppress(ConnectionResetError):
+            answer = self._end.recv(syncchild.ANSWER_BYTES)
+        self._is_busy = False
+        number = int.from_bytes(answer, "big")
+        if not answer:
+            self.failure = OSError(errno.EPIPE, "the process that syncs the log has ended; see what has killed it")
+        elif number:
+            self.failure = OSError(number, os.strerror(number))
+        if self.failure is not None:
+            self._log.fail(self.failure)
+            self._loop.remove_reader(self._end.fileno())
+
+    def stop(self) -> None:
+        if self._end.fileno() < 0:
+            return
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.remove_reader(self._end.fileno())
+        if self._is_busy:
+            self._end.setblocking(True)  # the loop has set it otherwise
+            self._receive()
+        self._end.close()
+        self._process.wait()
+
+
+SYNCS: Final[dict[str, Callable[[CommitLog, asyncio.AbstractEventLoop, Ended], Sync]]] = {
+    "process": SyncProcess,
+    "thread": SyncThread,
+}
+"""By the option `store.sync_in`."""

@@ -1,0 +1,215 @@
+"""Who syncs, in a process or on a thread: nobody is told before the disk has it, and a failure is final."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from store.options import KIB
+from store.store import Store
+from store.syncing import SyncProcess
+from tests.store.wiring import bodies, close, durable_queue, open_store, publish
+
+SCRIPT = """
+import asyncio, sys
+from pathlib import Path
+from store.clock import SystemClock
+from store.options import StoreOptions
+from store.store import Store
+
+async def main():
+    store = Store(Path(sys.argv[1]), StoreOptions(segment_bytes=65536), SystemClock())
+    store.recover()
+    store.start(asyncio.get_running_loop(), lambda error: None)
+    store.append_message(store.queues.route(b"plant/1"), b"x")
+    await store.durable()
+    print(store._group._sync.pid, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+both = pytest.mark.parametrize("sync_in", ["process", "thread"])
+
+
+@asynccontextmanager
+async def started(data_dir: Path, sync_in: str = "process") -> AsyncIterator[tuple[Store, list[OSError]]]:
+    """A store on the loop, and the failures that it tells of."""
+    store, failures = open_store(data_dir, sync_in=sync_in, segment_bytes=64 * KIB), list[OSError]()
+    store.start(asyncio.get_running_loop(), failures.append)
+    try:
+        yield store, failures
+    finally:
+        if not store._closed:
+            await store.close()
+
+
+def process_of(store: Store) -> SyncProcess:
+    assert store._group is not None
+    assert isinstance(store._group._sync, SyncProcess)
+    return store._group._sync
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - of another process's state no event tells
+            await asyncio.sleep(0.001)
+
+
+def state_of(pid: int) -> str:
+    """Return the state of a process as in `ps`; "gone" where there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "gone"
+
+
+@both
+async def test_who_waits_is_told_in_order_when_the_disk_has_it_over_many_segments(tmp_path: Path, sync_in: str) -> None:
+    async with started(tmp_path, sync_in) as (store, failures):
+        told: list[int] = []
+        for number in range(400):
+            publish(store, "plant/1", f"{number}" + "." * 1000)
+            store.when_durable(lambda number=number: told.append(number))  # type: ignore[misc]
+            if number % 7 == 0:
+                await asyncio.sleep(0)
+        await until(lambda: len(told) == 400)
+        assert told == list(range(400))
+        assert len(store.log.segments()) > 3
+        assert store.durable_position == store.log.written
+        assert store.syncs > 1
+        assert failures == []
+    store = open_store(tmp_path, segment_bytes=64 * KIB)
+    assert [int(body.rstrip(".")) for body in bodies(store, durable_queue(store, "plant/#"))] == list(range(400))
+    close(store)
+
+
+async def test_nobody_is_told_while_the_process_does_nothing(tmp_path: Path) -> None:
+    async with started(tmp_path) as (store, failures):
+        publish(store, "plant/1", "first")
+        await store.durable()
+        pid = process_of(store).pid
+        os.kill(pid, signal.SIGSTOP)
+        told: list[str] = []
+        publish(store, "plant/1", "second")
+        store.when_durable(lambda: told.append("second"))
+        await asyncio.sleep(0.1)
+        assert told == []
+        assert store.durable_position < store.log.written
+        os.kill(pid, signal.SIGCONT)
+        await until(lambda: told == ["second"])
+        assert failures == []
+
+
+async def test_a_process_that_is_killed_ends_the_store_and_nobody_is_told_any_more(tmp_path: Path) -> None:
+    async with started(tmp_path) as (store, failures):
+        publish(store, "plant/1", "first")
+        await store.durable()
+        told: list[str] = []
+        os.kill(process_of(store).pid, signal.SIGKILL)
+        publish(store, "plant/1", "second")
+        store.when_durable(lambda: told.append("second"))
+        await until(lambda: failures)
+        assert "the process that syncs the log has ended" in str(failures[0])
+        with pytest.raises(OSError, match="has ended"):
+            store.log.sync()
+        publish(store, "plant/1", "third")
+        store.when_durable(lambda: told.append("third"))
+        await asyncio.sleep(0.05)
+        assert told == []
+        assert len(failures) == 1
+
+
+async def test_an_error_of_the_disk_in_the_process_is_told_with_its_number_and_is_final(tmp_path: Path) -> None:
+    async with started(tmp_path) as (store, failures):
+        told: list[str] = []
+        publish(store, "plant/1", "first")
+        store.commit()
+        reading, writing = os.pipe()  # which can't be synced: EINVAL
+        kept = os.dup(store.log.open_segment.fd)
+        os.dup2(writing, store.log.open_segment.fd)
+        store.when_durable(lambda: told.append("first"))
+        await until(lambda: failures)
+        os.dup2(kept, store.log.open_segment.fd)
+        assert [failure.errno for failure in failures] == [errno.EINVAL]
+        for descriptor in (reading, writing, kept):
+            os.close(descriptor)
+        publish(store, "plant/1", "after")
+        store.when_durable(lambda: told.append("after"))
+        await asyncio.sleep(0.05)
+        assert told == []
+        assert len(failures) == 1
+
+
+async def test_an_error_of_a_sync_that_was_under_way_at_the_end_is_raised_there(tmp_path: Path) -> None:
+    async with started(tmp_path) as (store, failures):
+        publish(store, "plant/1", "first")
+        await store.durable()
+        sync = process_of(store)
+        os.kill(sync.pid, signal.SIGSTOP)
+        publish(store, "plant/1", "second")
+        store.when_durable(lambda: None)
+        store.commit()
+        os.kill(sync.pid, signal.SIGKILL)
+        with pytest.raises(OSError, match="has ended"):
+            await store.close()
+        assert failures == []
+        assert state_of(sync.pid) == "gone"
+
+
+@pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+async def test_the_process_stays_for_as_long_as_the_node_whoever_asks_it_to_end(tmp_path: Path, asked: signal.Signals) -> None:
+    async with started(tmp_path) as (store, failures):
+        publish(store, "plant/1", "first")
+        await store.durable()  # it has started
+        os.kill(process_of(store).pid, asked)
+        publish(store, "plant/1", "second")
+        await store.durable()
+        assert failures == []
+        pid = process_of(store).pid
+    assert state_of(pid) == "gone"
+
+
+async def test_the_process_has_nothing_of_the_node_but_the_segment(tmp_path: Path) -> None:
+    with (tmp_path / "lock").open("w"):
+        async with started(tmp_path / "data") as (store, _):
+            publish(store, "plant/1", "first")
+            await store.durable()
+            of_process = f"/proc/{process_of(store).pid}/fd"
+            opened = [os.readlink(f"{of_process}/{number}") for number in os.listdir(of_process) if int(number) > 2]
+            assert sorted(name.partition(":")[0] for name in opened if not name.startswith("/")) == ["socket"]
+            assert [name for name in opened if name.startswith("/")] == [str(store.log.open_segment.path)]
+
+
+def test_the_process_ends_when_the_node_is_killed(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    node = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path)], stdout=subprocess.PIPE, env=environment)
+    assert node.stdout is not None
+    pid = int(node.stdout.readline())
+    assert state_of(pid) in "SR"
+    node.kill()
+    node.wait()
+    node.stdout.close()
+    asyncio.run(until(lambda: state_of(pid) in ("gone", "Z")))
+    store = open_store(tmp_path, segment_bytes=64 * KIB)
+    assert bodies(store, durable_queue(store, "plant/#")) == ["x"]
+    close(store)
+
+
+async def test_where_no_process_can_be_started_the_error_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
+    store = open_store(tmp_path / "data", sync_in="process")
+    with pytest.raises(OSError, match=r'set store\.sync_in = "thread"'):
+        store.start(asyncio.get_running_loop(), lambda error: None)
+    close(store)
