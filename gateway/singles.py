@@ -65,11 +65,11 @@ class Singles:
             return
         gateway, senders, messages = self._gateway, self._senders, self._messages
         self._senders, self._messages, size, self._bytes = [], [], self._bytes, 0
+        gateway.counters.packets_in += len(senders)
         if not self._store.append_each(messages, size):
             for (connection, packet_id), (route, body, qos) in zip(senders, messages, strict=True):
                 connection.handle_late((PUBLISH, qos << 1, route.topic, int.from_bytes(packet_id), body))
             return
-        gateway.counters.packets_in += len(senders)
         gateway.counters.publishes_in += len(senders)
         is_pressed = self._store.log.end > gateway.pressure.check_at
         waiting = []
