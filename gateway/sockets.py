@@ -21,7 +21,7 @@ READ_BYTES: Final = 256 * KIB
 READ_BYTES_MIN: Final = 16 * KIB
 """The least that `SocketTransport.limit_reads` leaves of it."""
 
-READY_MAX: Final = 1024
+READY_MAX: Final = 256
 """Sockets handled in a turn, at most. The others come in the next one."""
 
 SENT_AT_ONCE_MAX: Final = 64

@@ -68,6 +68,11 @@ class GroupCommit:
             else:
                 self._begin()
 
+    def look(self) -> None:
+        """Release who waits for a sync that has ended by now, and begin the next one."""
+        if self._syncing:
+            self._sync.look()
+
     def _begin(self) -> None:
         self._syncing = True
         self._target = self._log.written

@@ -423,9 +423,14 @@ class Store:
     # --- committing -------------------------------------------------------------------------------------------------
 
     def end_turn(self) -> None:
-        """Commit what this turn has appended. Scheduled by the first append; who knows that no more comes calls it before."""
+        """Commit what this turn has appended, and release who waits for what is durable by now.
+
+        Scheduled by the first append. Whoever knows that no more comes in this turn calls it before.
+        """
         if self._commit_scheduled:
             self.commit()
+        if self._group is not None:
+            self._group.look()
 
     def commit(self) -> None:
         """Write what this turn has appended, then its index changes, then tell who watches: for who reads it in this turn.

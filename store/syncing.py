@@ -13,6 +13,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -43,6 +44,9 @@ class Sync(Protocol):
     def begin(self) -> None:
         """Sync what is written now. Not while another sync is under way."""
 
+    def look(self) -> None:
+        """Tell of a sync that has ended, where the loop has not come to that yet: it may have others to serve first."""
+
     def stop(self) -> None:
         """End, when the sync that is under way has. The loop is told nothing any more."""
 
@@ -56,6 +60,8 @@ class SyncThread:
         self._loop = loop
         self._ended = ended
         self._requests: SimpleQueue[bool] = SimpleQueue()
+        self._done: deque[OSError | None] = deque()
+        """How the sync has ended that nobody has been told of."""
         self._thread = Thread(target=self._run, name="millrace-sync", daemon=True)
         self._thread.start()
 
@@ -68,14 +74,20 @@ class SyncThread:
                 self._log.sync()
             except OSError as error:
                 self.failure = error
+            self._done.append(self.failure)
             with suppress(RuntimeError):  # the loop was closed in between: nobody waits any more
-                self._loop.call_soon_threadsafe(self._ended, self.failure)
+                self._loop.call_soon_threadsafe(self.look)
             if self.failure is not None:
                 return
+
+    def look(self) -> None:
+        if self._done:
+            self._ended(self._done.popleft())
 
     def stop(self) -> None:
         self._requests.put(False)
         self._thread.join()
+        self._done.clear()
 
 
 class SyncProcess:
@@ -104,7 +116,7 @@ class SyncProcess:
                 raise OSError(
                     error.errno, f'the process that syncs the log can\'t be started: {error}; set store.sync_in = "thread"'
                 ) from error
-        loop.add_reader(self._end.fileno(), self._answered)
+        loop.add_reader(self._end.fileno(), self._readable)
 
     @property
     def pid(self) -> int:
@@ -121,14 +133,22 @@ class SyncProcess:
                 socket.send_fds(self._end, [request], [segment.fd])
                 self._segment = segment
 
-    def _answered(self) -> None:
-        self._receive()
-        self._ended(self.failure)
+    def look(self) -> None:
+        if self._is_busy:
+            self._readable()
 
-    def _receive(self) -> None:
-        answer = b""
-        with suppress(ConnectionResetError):
+    def _readable(self) -> None:
+        if self._receive():
+            self._ended(self.failure)
+
+    def _receive(self) -> bool:
+        """Take an answer, or the end of the process; return False where there is neither."""
+        try:
             answer = self._end.recv(syncchild.ANSWER_BYTES)
+        except BlockingIOError:
+            return False
+        except ConnectionResetError:
+            answer = b""
         self._is_busy = False
         number = int.from_bytes(answer, "big")
         if not answer:
@@ -138,6 +158,7 @@ class SyncProcess:
         if self.failure is not None:
             self._log.fail(self.failure)
             self._loop.remove_reader(self._end.fileno())
+        return True
 
     def stop(self) -> None:
         if self._end.fileno() < 0:

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -108,6 +109,36 @@ async def test_nobody_is_told_while_the_process_does_nothing(tmp_path: Path) -> 
         os.kill(pid, signal.SIGCONT)
         await until(lambda: told == ["second"])
         assert failures == []
+
+
+@both
+async def test_who_ends_a_turn_finds_the_sync_that_has_ended_meanwhile_and_it_is_told_once(
+    tmp_path: Path, sync_in: str
+) -> None:
+    async with started(tmp_path, sync_in) as (store, failures):
+        told: list[int] = []
+        for number in range(20):
+            publish(store, "plant/1", f"{number}")
+            store.when_durable(lambda number=number: told.append(number))  # type: ignore[misc]
+            store.end_turn()
+            until_s = time.monotonic() + 20
+            while len(told) <= number and time.monotonic() < until_s:  # the loop does nothing meanwhile
+                time.sleep(0.0005)  # noqa: ASYNC251 - that it does nothing is what this is about
+                store.end_turn()
+            assert told == list(range(number + 1))
+            if number % 3 == 0:
+                await asyncio.sleep(0.001)  # now the loop comes to it
+        assert store.syncs == 20
+        assert failures == []
+
+
+async def test_a_process_that_is_killed_while_nobody_waits_ends_the_store_too(tmp_path: Path) -> None:
+    async with started(tmp_path) as (store, failures):
+        publish(store, "plant/1", "first")
+        await store.durable()
+        os.kill(process_of(store).pid, signal.SIGKILL)
+        await until(lambda: failures)
+        assert "has ended" in str(failures[0])
 
 
 async def test_a_process_that_is_killed_ends_the_store_and_nobody_is_told_any_more(tmp_path: Path) -> None:
