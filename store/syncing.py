@@ -48,7 +48,7 @@ class Sync(Protocol):
         """Tell of a sync that has ended, where the loop has not come to that yet: it may have others to serve first."""
 
     def stop(self) -> None:
-        """End, when the sync that is under way has. The loop is told nothing any more."""
+        """End, when the sync that is under way has. If that has failed, the loop is still told."""
 
 
 class SyncThread:
@@ -87,7 +87,6 @@ class SyncThread:
     def stop(self) -> None:
         self._requests.put(False)
         self._thread.join()
-        self._done.clear()
 
 
 class SyncProcess:
@@ -168,6 +167,8 @@ class SyncProcess:
         if self._is_busy:
             self._end.setblocking(True)  # the loop has set it otherwise
             self._receive()
+            if self.failure is not None:
+                self._loop.call_soon(self._ended, self.failure)
         self._end.close()
         self._process.wait()
 

@@ -193,7 +193,7 @@ async def test_an_error_of_a_sync_that_was_under_way_at_the_end_is_raised_there(
         os.kill(sync.pid, signal.SIGKILL)
         with pytest.raises(OSError, match="has ended"):
             await store.close()
-        assert failures == []
+        await until(lambda: failures)
         assert state_of(sync.pid) == "gone"
 
 
