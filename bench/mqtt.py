@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 
 from bench.load import Load, LoadFailed, LoadUnavailable, Result, compile_load, run_load, start_load
-from bench.peers import OURS, Memory, Peer, PeerFailed, memory_of, mosquitto, nats_server, path_of, processor_s
+from bench.peers import OURS, Memory, Peer, PeerFailed, floor, memory_of, mosquitto, nats_server, path_of, processor_s
 from bench.rows import Figures, Goal, Measure, Row, RowFailed, Setting, add_beside, beside, find_rivals, parser_of, run
 
 RIVAL = "mosquitto"
@@ -51,7 +51,7 @@ Start = Callable[[], AbstractContextManager[Peer]]
 def _prepare(setting: Setting) -> None:
     """Compile the load generator, and leave out brokers that aren't there, with a line that says so."""
     compile_load()
-    find_rivals(setting, {name: partial(path_of, name) for name in RIVALS})
+    find_rivals(setting, {name: partial(path_of, name) for name in RIVALS} | {"floor": lambda: None})
 
 
 @contextmanager
@@ -60,6 +60,7 @@ def _brokers(setting: Setting, *, bounded: bool = False) -> Iterator[list[Peer]]
     starts: dict[str, Start] = {
         RIVAL: lambda: mosquitto(bounded=bounded),
         "nats-server": lambda: nats_server(setting.fresh()),
+        "floor": floor,
     }
     with ExitStack() as stack:
         brokers = [stack.enter_context(setting.node())]

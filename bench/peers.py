@@ -142,6 +142,20 @@ def mosquitto(*, bounded: bool = False) -> Iterator[Peer]:
 
 
 @contextmanager
+def floor() -> Iterator[Peer]:
+    """Run the server of `bench.floor`, which stores nothing.
+
+    Raises:
+        PeerFailed
+    """
+    port = _free_port()
+    with tempfile.TemporaryDirectory(prefix="millrace-bench-") as name:
+        command = [sys.executable, "-m", "bench.floor", str(port)]
+        with _server("floor", command, port, Path(name), ends=(-signal.SIGTERM,)) as peer:
+            yield peer
+
+
+@contextmanager
 def nats_server(data_dir: Path) -> Iterator[Peer]:
     """Run nats-server with JetStream on `data_dir`; the port is that of its MQTT listener.
 

@@ -13,14 +13,20 @@ from pathlib import Path
 
 import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
-from bench import curve, mqtt, pop, store
+from bench import curve, floor, mqtt, pop, store
 from bench.load import Load, LoadFailed, run_load, start_load
 from bench.peers import memory_of, millrace
 from bench.profile import shares_of
 from bench.rows import Figures, Found, Goal, Row, RowFailed, Setting, beside, measure_all, run, table_of
 from bench.rows import parser_of as parser_of_rows
+from gateway.codec import encode_connack, encode_publish
+from gateway.reasons import ConnectCode
+from tests.gateway.packet_cases import connect
+from tests.gateway.wire import CLEAN
 
 ROOT = Path(__file__).parents[1]
 TABLES = {"mqtt": mqtt.ROWS, "pop": pop.ROWS, "store": store.ROWS}
@@ -229,3 +235,27 @@ def test_the_plot_is_svg_with_a_line_for_each_figure() -> None:
     lines = [each.attrib["points"].split() for each in plot.iter() if each.tag.endswith("polyline")]
     assert [len(line) for line in lines] == [2, 2]
     assert float(lines[0][0].split(",")[1]) < float(lines[1][0].split(",")[1]), "what costs more stands higher"
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 65_535), st.sampled_from([0, 10, 100, 118, 119, 200, 16_000])), max_size=20),
+    st.integers(0, 400),
+)
+def test_the_floor_answers_each_whole_publish_and_keeps_the_rest(publishes: list[tuple[int, int]], cut: int) -> None:
+    packets = [encode_publish(b"bench/1", bytes(size), 1, packet_id=packet_id) for packet_id, size in publishes]
+    stream = connect(CLEAN, b"c") + b"".join(packets)
+    answers, used = floor.answers_to(stream)
+    assert (answers, used) == (
+        encode_connack(False, ConnectCode.ACCEPTED) + b"".join(b"\x40\2%b" % n.to_bytes(2, "big") for n, _ in publishes),
+        len(stream),
+    )
+    first, used = floor.answers_to(stream[:-cut] if cut else stream)
+    assert first + floor.answers_to(stream[used:])[0] == answers
+
+
+@needs_compiler
+def test_the_floor_is_measured_beside_millrace_where_it_is_named(tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    assert mqtt.main(["--only", "window,hundred-single", "--beside", "floor", "--quick", "--json", str(figures)]) == 0
+    found = orjson.loads(figures.read_bytes())["figures"]
+    assert all(found[f"{row}@{name}"][0] > 0 for row in ("window", "hundred-single") for name in ("floor", "Millrace"))
