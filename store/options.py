@@ -214,7 +214,7 @@ class StoreOptions:
     )
     sync_in: Literal["process", "thread"] = option(
         "process",
-        'Who calls fdatasync: a "process" of its own, which takes 9 MiB, or a "thread" of the node, which has to wait for the '
+        'Who calls fdatasync: a "process" of its own, which takes 10 MiB, or a "thread" of the node, which has to wait for the '
         "interpreter behind each sync: with many publishers at QoS 1 that is a fifth of what the node can take.",
     )
     reserve_bytes: int = option(

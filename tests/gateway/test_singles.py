@@ -7,9 +7,11 @@ import socket
 
 import pytest
 
+from gateway import gateway as gateway_module
 from gateway.codec import encode_acks, encode_publish
 from gateway.packets import CONNACK, PUBACK, PUBREC
 from gateway.reasons import ReasonCode
+from gateway.sockets import SocketTransport
 from store.options import GIB, KIB
 from tests.gateway.conftest import StartBroker
 from tests.gateway.packet_cases import connect, subscribe
@@ -193,6 +195,20 @@ async def test_more_than_the_receive_maximum_ends_a_client_of_5_though_each_came
             ReasonCode.RECEIVE_MAXIMUM_EXCEEDED,
             [(PUBACK, packet_id) for packet_id in range(1, 4)],
         )
+
+
+async def test_a_system_without_epoll_has_the_loops_own_transports(
+    start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_module, "HAS_TURNS", False)
+    broker = await start_broker()
+    client = await broker.connect("c")
+    assert not isinstance(broker.connection("c")._transport, SocketTransport)
+    await client.subscribe(("plant/#", 1))
+    for number in range(1, 4):
+        await client.send(encode_publish(b"plant/0", b"%d" % number, 1, packet_id=number))
+        assert await client.expect(PUBACK) == (PUBACK, number)
+    assert [await client.message() for _ in range(3)] == [Message("plant/0", b"%d" % number, 1) for number in range(1, 4)]
 
 
 async def test_what_was_acknowledged_is_there_after_a_kill(broker: Broker, five: list[Bare]) -> None:
