@@ -15,6 +15,7 @@ from gateway.codec import (
     decode,
     encode_publish,
     packet_bytes,
+    single,
 )
 from gateway.errors import ProtocolError
 from gateway.packets import (
@@ -53,6 +54,11 @@ def check_codec(data: bytes) -> None:
         assert comparable(in_pieces(data, side)) == comparable(packets), "it doesn't matter how a stream is cut"
         in_runs, used_in_runs = decode(data, PACKET_BYTES_MAX, side, runs=True)
         assert (comparable(apart(in_runs)), used_in_runs) == (comparable(packets), used), "runs are the same packets"
+        alone = single(data, side, PACKET_BYTES_MAX)
+        if alone is not None:
+            qos, topic, packet_id, body = alone
+            whole = [(PUBLISH, qos << 1, topic, int.from_bytes(packet_id), body)]
+            assert (packets, used) == (whole, len(data)), "what is taken for a PUBLISH by itself is one"
         if side in (FROM_CLIENT, FROM_CLIENT_5):
             for item in packets:
                 _check_parser(item, side.is_v5)
