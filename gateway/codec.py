@@ -350,17 +350,17 @@ def count(packets: Iterable[Packet]) -> int:
 
 def apart(packets: Iterable[Packet]) -> list[Packet]:
     """Return packets with each PUBLISH of a run by itself."""
-    single: list[Packet] = []
+    each_by_itself: list[Packet] = []
     for packet in packets:
         if packet[0] == PUBLISH_RUN:
             _, flags, topic, packet_ids, bodies = packet
-            single += [
+            each_by_itself += [
                 (PUBLISH, flags, topic, packet_id, body)
                 for packet_id, body in zip(packet_ids or [0] * len(bodies), bodies, strict=True)
             ]
         else:
-            single.append(packet)
-    return single
+            each_by_itself.append(packet)
+    return each_by_itself
 
 
 def _publish_with(buffer: bytes, header: int, topic: bytes, packet_id: int, at: int, stop: int) -> Packet:

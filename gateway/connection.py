@@ -64,7 +64,7 @@ from gateway.publishing import (
 from gateway.reasons import SUBACK_FAILURE, ConnectCode, ReasonCode
 from gateway.session import Session
 from gateway.shared import SharedUnavailable
-from gateway.sockets import SocketTransport
+from gateway.sockets import READ_BYTES, SocketTransport
 from gateway.subscription import Subscription, SubscriptionForbidden, find_overlaps, together
 from gateway.throttle import ANSWERS, DISK_FULL, UNDECIDED, Meter
 from store.errors import DiskFull, LimitExceeded, StoreError, TopicInvalid
@@ -132,8 +132,8 @@ class Connection(asyncio.Protocol):
         self.aliases: Aliases | None = None
         """The topic aliases that the server has given, where the client wants them."""
         self.side = codec.FROM_CLIENT
-        self._has_turns = False
-        """It is read at most once in a turn of the loop."""
+        self._in_turns: SocketTransport | None = None
+        """Its transport, where that is read at most once in a turn of the loop."""
         self._is_plain = False
         """Nothing is under way that a PUBLISH would have to wait for, or be looked at for: `Singles` may take it."""
         self._says_why = True
@@ -172,7 +172,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._has_turns = isinstance(transport, SocketTransport)
+        self._in_turns = transport if isinstance(transport, SocketTransport) else None
         self._transport.set_write_buffer_limits(high=self.gateway.options.send_buffer_bytes)
         self.received_s = self.gateway.loop.time()
         self.peer.made(transport)
@@ -275,13 +275,14 @@ class Connection(asyncio.Protocol):
             self._keep(data[used:], is_malformed=bool(packets) and packets[-1][0] == MALFORMED)
         self._handle_or_close(packets)
         self._is_plain = self._may_be_plain()
-        if count > TURN_MESSAGES and self.unacked and isinstance(self._transport, SocketTransport):
-            self._transport.limit_reads(len(data) // count * TURN_MESSAGES)
+        turns = self._in_turns
+        if turns is not None and (count > TURN_MESSAGES or len(data) >= turns.read_bytes):
+            turns.limit_reads(len(data) // count * TURN_MESSAGES if count and self.unacked else READ_BYTES)
 
     def _may_be_plain(self) -> bool:
         """Return whether a PUBLISH that comes next needs nothing but to be stored."""
         return (
-            self._has_turns
+            self._in_turns is not None
             and self.connected
             and self.meter is None
             and self._deferred is None

@@ -266,11 +266,9 @@ class Listener:
         try:
             if self._trusted:
                 why = await self._find_client(end, peer, limit_s)
-            if why:
-                pass
-            elif context is None and gateway.sockets is not None:
+            if not why and context is None and gateway.sockets is not None:
                 self._begin(gateway.sockets, end, peer)
-            else:
+            elif not why:
                 await gateway.loop.connect_accepted_socket(
                     lambda: self._protocol(peer), end, ssl=context, ssl_handshake_timeout=limit_s if context else None
                 )

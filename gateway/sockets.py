@@ -90,14 +90,19 @@ class Sockets:
             try:
                 if events != _READ:
                     transport.send_unsent()
-                if transport.reads:
+                if not transport.reads:
+                    continue
+                try:
                     received = transport.receive_into(buffer, transport.read_bytes)
-                    if received:
-                        transport.data_received(buffer[:received].tobytes())
-                    else:
-                        transport.end_of_stream()
-            except (BlockingIOError, InterruptedError):
-                pass
+                except (BlockingIOError, InterruptedError):
+                    continue
+                except OSError as error:
+                    transport.lose(error)
+                    continue
+                if received:
+                    transport.data_received(buffer[:received].tobytes())
+                else:
+                    transport.end_of_stream()
             except Exception as error:
                 transport.break_off(error)
         self._end_turn()
@@ -197,7 +202,7 @@ class SocketTransport(asyncio.Transport):
         except (BlockingIOError, InterruptedError):
             sent = 0
         except OSError as error:
-            self._lose(error)
+            self.lose(error)
             return
         if sent < len(data):
             self._keep(memoryview(data)[sent:])
@@ -221,7 +226,7 @@ class SocketTransport(asyncio.Transport):
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
-            self._lose(error)
+            self.lose(error)
             return
         self._unsent_bytes -= sent
         whole = 0
@@ -234,7 +239,7 @@ class SocketTransport(asyncio.Transport):
         if not unsent:
             self.watch()
             if self._is_closing:
-                self._lose(None)
+                self.lose(None)
                 return
         if self._is_full and self._unsent_bytes <= self._low:
             self._is_full = False
@@ -259,19 +264,18 @@ class SocketTransport(asyncio.Transport):
         self._is_closing = True
         self.pause_reading()
         if not self._unsent:
-            self._lose(None)
+            self.lose(None)
 
     def abort(self) -> None:
-        self._lose(None)
+        self.lose(None)
 
     def break_off(self, error: Exception) -> None:
-        """End since the socket has failed, or since the protocol has: that is a defect, and must not end the others' turn."""
-        if not isinstance(error, OSError):
-            context = {"message": "a protocol has failed", "exception": error, "transport": self, "protocol": self._protocol}
-            self._loop.call_exception_handler(context)
-        self._lose(error)
+        """End since the protocol has failed. That is a defect, and must not end the others' turn."""
+        context = {"message": "a protocol has failed", "exception": error, "transport": self, "protocol": self._protocol}
+        self._loop.call_exception_handler(context)
+        self.lose(error)
 
-    def _lose(self, error: Exception | None) -> None:
+    def lose(self, error: Exception | None) -> None:
         """Close the socket, and tell the protocol in the next turn."""
         if self._is_lost:
             return

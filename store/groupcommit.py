@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from store.commitlog import CommitLog
-from store.syncing import Ended, Sync
+from store.syncing import MakeSync
 
 
 class GroupCommit:
@@ -34,7 +34,7 @@ class GroupCommit:
         log: CommitLog,
         loop: asyncio.AbstractEventLoop,
         on_failure: Callable[[OSError], None],
-        sync: Callable[[CommitLog, asyncio.AbstractEventLoop, Ended], Sync],
+        sync: MakeSync,
     ) -> None:
         self._log = log
         self._loop = loop

@@ -313,7 +313,7 @@ class Store:
         parts = self.log.begin_run(size_max)
         if parts is None:
             return False
-        position, turn_ms, dirty = self.log.end, self._turn_ms, self.queues.dirty
+        position, turn_ms, dispatch = self.log.end, self._turn_ms, self.queues.dispatch_run
         add, pack_head, pack_entry = parts.append, _HEAD.pack, ENTRY.pack
         for route, body, flags in messages:
             if route.version != route.root.version:
@@ -324,11 +324,7 @@ class Store:
             size = 8 + len(tail)
             add(pack_head(size, crc32(tail)))
             add(tail)
-            for queue in route.queues:
-                pending = queue.pending
-                if not pending:
-                    dirty.append(queue)
-                pending += pack_entry(position, size, 0)
+            dispatch(route, pack_entry(position, size, 0))
             position += size
         self.log.end_run(position)
         self.messages_stored += len(messages)

@@ -1,7 +1,7 @@
 """Who calls fdatasync for group commit: a process of its own, or a thread.
 
 A thread needs the interpreter when its call returns, and the event loop has it. The loop gives it up for each system call, and
-takes it again before the thread has woken. So a sync took twice as long as the disk did, and to wake it in vain a fifth of the
+takes it again before the thread has woken. So a sync took twice as long as the disk did, and to wake it in vain a tenth of the
 loop's time where many clients publish (measured). A process has an interpreter of its own.
 """
 
@@ -26,7 +26,6 @@ from store.commitlog import CommitLog
 from store.segment import Segment
 
 CHILD: Final = str(Path(syncchild.__file__))
-
 
 Ended = Callable[[OSError | None], None]
 
@@ -119,6 +118,7 @@ class SyncProcess:
 
     @property
     def pid(self) -> int:
+        """The number of the process, by which the system knows it."""
         return self._process.pid
 
     def begin(self) -> None:
@@ -173,7 +173,9 @@ class SyncProcess:
         self._process.wait()
 
 
-SYNCS: Final[dict[str, Callable[[CommitLog, asyncio.AbstractEventLoop, Ended], Sync]]] = {
+MakeSync = Callable[[CommitLog, asyncio.AbstractEventLoop, Ended], Sync]
+
+SYNCS: Final[dict[str, MakeSync]] = {
     "process": SyncProcess,
     "thread": SyncThread,
 }

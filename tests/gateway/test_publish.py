@@ -83,6 +83,11 @@ async def test_one_who_sends_much_at_once_and_waits_for_acks_is_read_in_portions
     transport = broker.connection("pump")._transport
     assert isinstance(transport, SocketTransport)
     assert (transport.read_bytes < READ_BYTES) == (qos == 1)
+    for size in (10_000, 10_001, 10_002):  # larger ones are read by the portion that as many of them make
+        await client.send(*(encode_publish(b"a", bytes(size), qos, packet_id=number * qos) for number in range(1, 41)))
+        assert [await client.receive() for _ in range(40 * qos)] == [(PUBACK, number) for number in range(1, 40 * qos + 1)]
+        assert await client.drained() == []
+    assert transport.read_bytes == READ_BYTES
 
 
 # --- QoS 2 --------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import pytest
 from store.options import KIB
 from store.store import Store
 from store.syncing import SyncProcess
+from tests.store.test_store import until
 from tests.store.wiring import bodies, close, durable_queue, open_store, publish
 
 SCRIPT = """
@@ -58,12 +59,6 @@ def process_of(store: Store) -> SyncProcess:
     assert store._group is not None
     assert isinstance(store._group._sync, SyncProcess)
     return store._group._sync
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - of another process's state no event tells
-            await asyncio.sleep(0.001)
 
 
 def state_of(pid: int) -> str:
