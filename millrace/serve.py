@@ -14,10 +14,6 @@ from millrace.node import Node
 GC_THRESHOLD = 50_000
 """New containers before the collector looks at the youngest. The hot path makes no cycles, so looking often finds nothing."""
 
-SWITCH_S = 0.0005
-"""How long a thread waits for the interpreter before it insists: a tenth of the default. The thread that syncs wants it back
-behind each sync. Until it insists, each system call of the loop wakes it in vain: with 5 ms, a tenth of the loop's time."""
-
 
 async def serve(config: Config) -> None:
     """Run a node until SIGTERM or SIGINT, then end it in order. SIGHUP has it read its certificates again.
@@ -27,7 +23,6 @@ async def serve(config: Config) -> None:
     """
     configure_logging(config.log)
     node = Node(config)
-    sys.setswitchinterval(SWITCH_S)
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD, 20, 50)
     loop = asyncio.get_running_loop()
