@@ -17,7 +17,6 @@ from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
 from typing import NamedTuple
-from zlib import crc32
 
 import orjson
 import structlog
@@ -50,6 +49,7 @@ from store.record import (
     STORE_MS_AT,
     Flag,
     Kind,
+    checksum,
     decode_properties,
 )
 from store.space import Level
@@ -300,7 +300,7 @@ class PopCore:
                     continue
             data = block[at : at + size]
             stated, crc = unpack(data)
-            is_message = stated == size and data[KIND_AT] == _MESSAGE and crc32(data[CRC_FROM:]) == crc
+            is_message = stated == size and data[KIND_AT] == _MESSAGE and checksum(data[CRC_FROM:]) == crc
             records.append(data if is_message else None)
         return records
 

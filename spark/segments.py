@@ -12,7 +12,6 @@ from itertools import pairwise
 from pathlib import Path
 from struct import Struct
 from typing import Any, NamedTuple
-from zlib import crc32
 
 import numpy as np
 
@@ -259,7 +258,7 @@ def _sealed(directory: Path, bases: list[int]) -> list[Segment]:
 
 def _intact(buffer: bytes, offset: int) -> bool:
     size, crc = _SIZE_CRC.unpack_from(buffer, offset)
-    return bool(crc32(memoryview(buffer)[offset + record.CRC_FROM : offset + size]) == crc)
+    return bool(record.checksum(memoryview(buffer)[offset + record.CRC_FROM : offset + size]) == crc)
 
 
 def _intact_in_file(path: str, base: int, position: int) -> bool:

@@ -12,14 +12,25 @@ a transaction by when it was committed.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from zlib import crc32
 
 import orjson
 
 from store import topics
 from store.commitlog import CommitLog
 from store.lightqueue import LightQueue
-from store.record import CRC_FROM, HEADER, HEADER_BYTES, TIMER_ENTRY, Flag, Kind, Record, decode, decode_properties, tag_hash
+from store.record import (
+    CRC_FROM,
+    HEADER,
+    HEADER_BYTES,
+    TIMER_ENTRY,
+    Flag,
+    Kind,
+    Record,
+    checksum,
+    decode,
+    decode_properties,
+    tag_hash,
+)
 
 FILL_BYTES = 512 * 1024
 """Bytes of log by which one slice gets on, besides those that came since the last one: about 3 ms of the loop."""
@@ -89,7 +100,7 @@ class Filling:
             unpack = HEADER.unpack_from
             for at in offsets:
                 size, crc, kind, flags, topic_len, props_len, store_ms = unpack(view, at)
-                if crc32(view[at + CRC_FROM : at + size]) != crc:
+                if checksum(view[at + CRC_FROM : at + size]) != crc:
                     end = log.behind_damage(base + at)
                     break
                 if store_ms < since_ms:

@@ -28,10 +28,10 @@ import struct
 from base64 import b64decode, b64encode
 from enum import IntEnum, IntFlag
 from typing import Any, NamedTuple
-from zlib import crc32
 
 import numpy as np
 import orjson
+from fastcrc.crc32 import iso_hdlc
 
 from store.errors import RecordCorrupt
 
@@ -41,6 +41,10 @@ RECORD_BYTES_MAX = 64 * 1024 * 1024
 TOPIC_BYTES_MAX = 65_535
 """MQTT 5.0, 1.5.4: a UTF-8 string is at most 65,535 bytes."""
 
+
+checksum = iso_hdlc
+"""The checksum of bytes, from that of what stands before them: CRC-32 as in ISO/IEC 3309, the same as `zlib.crc32`. That takes
+twice as long for 64 bytes and ten times for 64 KiB."""
 
 SEARCH_BYTES = 1024 * 1024
 """Bytes that `find_valid` looks at in one step: bounds its memory."""
@@ -337,7 +341,7 @@ def encode(
             body,
         )
     )
-    return SIZE_AND_CRC.pack(size, crc32(tail)) + tail
+    return SIZE_AND_CRC.pack(size, checksum(tail)) + tail
 
 
 def decode(buffer: bytes | memoryview, offset: int = 0, *, position: int = 0, verify: bool = True) -> Record:
@@ -357,7 +361,7 @@ def decode(buffer: bytes | memoryview, offset: int = 0, *, position: int = 0, ve
     stop = offset + size
     if size > RECORD_BYTES_MAX or body_from > stop or stop > end:
         raise RecordCorrupt(position, f"its size field says {size} bytes, which can't be")
-    if verify and crc32(buffer[offset + CRC_FROM : stop]) != crc:
+    if verify and checksum(buffer[offset + CRC_FROM : stop]) != crc:
         raise RecordCorrupt(position, "its checksum does not hold")
     return Record(
         position,
@@ -382,7 +386,7 @@ def is_intact(data: bytes, at: int = 0, size: int | None = None) -> bool:
     if size < HEADER_BYTES:
         return False
     stated, crc = SIZE_AND_CRC.unpack_from(data, at)
-    return bool(stated == size and crc32(data[at + CRC_FROM : at + size]) == crc)
+    return bool(stated == size and checksum(data[at + CRC_FROM : at + size]) == crc)
 
 
 def walk(buffer: bytes | memoryview, offset: int = 0, end: int | None = None) -> tuple[list[int], int]:
@@ -417,7 +421,7 @@ def valid_until(buffer: bytes | memoryview, offset: int = 0, end: int | None = N
         size, crc, kind, _, topic_len, props_len, _ = unpack(buffer, offset)
         stop = offset + size
         fields = HEADER_BYTES + FIXED_BYTES[kind] + topic_len + props_len
-        if not fields <= size <= RECORD_BYTES_MAX or stop > end or crc32(buffer[offset + CRC_FROM : stop]) != crc:
+        if not fields <= size <= RECORD_BYTES_MAX or stop > end or checksum(buffer[offset + CRC_FROM : stop]) != crc:
             break
         offset = stop
     return offset
@@ -452,7 +456,7 @@ def next_valid(buffer: bytes | memoryview, damaged: int, last: int, end: int) ->
     found = find_valid(buffer, damaged + HEADER_BYTES, last, end)
     if damaged + HEADER_BYTES <= end:
         size, crc = SIZE_AND_CRC.unpack_from(buffer, damaged)
-        if found is not None and crc32(buffer[damaged + CRC_FROM : found]) == crc:
+        if found is not None and checksum(buffer[damaged + CRC_FROM : found]) == crc:
             return found
         following = damaged + size
         plausible = HEADER_BYTES <= following - damaged <= RECORD_BYTES_MAX
@@ -513,4 +517,4 @@ def decode_properties(data: bytes) -> Properties:
 
 def tag_hash(tag: str) -> int:
     """Return the 32-bit hash of a tag that stands in a light-queue entry; 0 is "no tag"."""
-    return crc32(tag.encode()) if tag else 0
+    return checksum(tag.encode()) if tag else 0

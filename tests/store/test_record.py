@@ -17,6 +17,7 @@ from store.record import (
     RECORD_BYTES_MAX,
     Kind,
     Properties,
+    checksum,
     decode,
     decode_properties,
     encode,
@@ -42,6 +43,16 @@ LAYOUTS = [
 ]
 
 kinds = st.sampled_from(list(Kind))
+
+
+@given(st.lists(st.binary(max_size=300), max_size=4), st.integers(0, 3))
+def test_the_checksum_is_that_of_zlib_in_whatever_pieces_and_from_any_buffer(pieces: list[bytes], kind: int) -> None:
+    whole, found = b"".join(pieces), 0
+    for piece in pieces:
+        found = checksum(
+            (bytes, bytearray, memoryview, lambda each: memoryview(bytearray(b"." + each))[1:])[kind](piece), found
+        )
+    assert found == checksum(whole) == crc32(whole)
 
 
 @given(st.integers(1, 2**40))
