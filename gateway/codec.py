@@ -13,7 +13,8 @@ out unparsed.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from gateway.errors import ConnectRefused, MalformedPacket, PacketTooLarge, ProtocolError, UnsupportedVersion
@@ -131,6 +132,11 @@ _TWO_BYTES_MAX: Final = 3 + 16_383
 """The largest packets whose remaining length is in one and in two bytes (1.5.5)."""
 _GAP_WITH_ID: Final = 3
 """From here on one of `Side.gaps` has room for a packet id."""
+_BETWEEN: Final = ("", "c", "2s", "2sc")
+"""What stands between topic and body, by the number of bytes: neither packet id nor property length, the latter, the former, or
+both."""
+_RUN_PACKET_MIN: Final = 4
+"""No PUBLISH has fewer bytes."""
 _ALIKE_MIN: Final = 8
 """PUBLISHes of one length that must have room in a read for it to pay to cut them out at once."""
 
@@ -312,11 +318,16 @@ def _cut_alike(
     return len(bodies) - before
 
 
-def single(data: bytes, side: Side, packet_bytes_max: int) -> tuple[int, bytes, bytes, bytes] | None:
-    """Return QoS, topic, packet id and body where `data` is one whole PUBLISH of the kind that runs consist of, else None.
+Alike: TypeAlias = tuple[int, bytes, Sequence[bytes], Sequence[bytes], int]
+"""PUBLISHes of the kind that runs consist of: QoS, topic, packet ids, bodies, and how many bytes they take. The packet ids are
+as they stand there, since acks repeat them; at QoS 0 there are none."""
 
-    The packet id is as it stands there, empty at QoS 0: its ack repeats it. About 0.5 us, half of what `decode` costs for it.
-    None may also mean that `decode` has to say what is wrong with it, or that its length is in more than two bytes.
+
+def single(data: bytes, side: Side, packet_bytes_max: int) -> Alike | None:
+    """Return what `data` is where it is one whole PUBLISH of the kind that runs consist of, else None.
+
+    About 0.5 us, half of what `decode` costs for it. None may also mean that `decode` has to say what is wrong with it, or that
+    its length is in more than two bytes.
     """
     size = len(data)
     if 4 < size <= _ONE_BYTE_MAX:
@@ -335,9 +346,51 @@ def single(data: bytes, side: Side, packet_bytes_max: int) -> tuple[int, bytes, 
     if not gap or body_from > size or (side.is_v5 and (data[body_from - 1] or topic_stop == start)):
         return None  # in MQTT 5.0 also where there are properties, or no topic but an alias
     if gap < _GAP_WITH_ID:
-        return 0, data[start:topic_stop], b"", data[body_from:]
+        return 0, data[start:topic_stop], (), (data[body_from:],), size
     packet_id = data[topic_stop : topic_stop + 2]
-    return None if packet_id == b"\0\0" else (1, data[start:topic_stop], packet_id, data[body_from:])
+    return None if packet_id == b"\0\0" else (1, data[start:topic_stop], (packet_id,), (data[body_from:],), size)
+
+
+def alike(data: bytes, side: Side, packet_bytes_max: int) -> Alike | None:
+    """Return what `data` is where it is two or more PUBLISHes of one length that could be a run, else None.
+
+    Behind them may be the beginning of another one that is like them. About 1 us and 0.1 us for each, half of what `decode`
+    costs for them where they are few. None may also mean what it does with `single`.
+    """
+    size = len(data)
+    if size < 2 * _RUN_PACKET_MIN:
+        return None
+    length, start = data[1], 2
+    if length > 127:
+        length, start = length - 128 | data[2] << 7, 3
+        if not 0 < data[2] < 128 or start + length > packet_bytes_max:
+            return None
+    stride = start + length
+    count = size // stride
+    gap = side.gaps[data[0]]
+    topic_stop = start + 2 + (data[start] << 8 | data[start + 1])
+    if count < 2 or not gap or topic_stop + gap - 1 > stride:
+        return None
+    begin, topic = data[:topic_stop], data[start + 2 : topic_stop]
+    used = count * stride
+    if not begin.startswith(data[used : used + topic_stop]) or (side.is_v5 and not topic):
+        return None
+    packets = data if used == size else memoryview(data)[:used]
+    begins, *between, bodies = zip(*_shape(topic_stop, gap, stride).iter_unpack(packets), strict=True)
+    if begins.count(begin) != count or (side.is_v5 and between[-1].count(b"\0") != count):
+        return None
+    if gap < _GAP_WITH_ID:
+        return 0, topic, (), bodies, used
+    return None if b"\0\0" in between[0] else (1, topic, between[0], bodies, used)
+
+
+@lru_cache(maxsize=1024)
+def _shape(topic_stop: int, gap: int, stride: int) -> struct.Struct:
+    """Return what cuts a PUBLISH of `stride` bytes into what is before its packet id, that, its property length, and its body.
+
+    `gap` is as in `Side.gaps`: it says which of those it has.
+    """
+    return struct.Struct(f"{topic_stop}s{_BETWEEN[gap - 1]}{stride - topic_stop - gap + 1}s")
 
 
 def count(packets: Iterable[Packet]) -> int:

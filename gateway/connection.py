@@ -135,7 +135,7 @@ class Connection(asyncio.Protocol):
         self._in_turns: SocketTransport | None = None
         """Its transport, where that is read at most once in a turn of the loop."""
         self._is_plain = False
-        """Nothing is under way that a PUBLISH would have to wait for, or be looked at for: `Singles` may take it."""
+        """Nothing is under way that a PUBLISH would have to wait for, or be looked at for: `PlainReads` may take it."""
         self._says_why = True
         """The client wants reason strings."""
         self.publishing = Publishing(self)
@@ -233,7 +233,7 @@ class Connection(asyncio.Protocol):
         received = len(data)
         self.listener.bytes_in += received
         self.received_s = self.gateway.loop.time()
-        if self._is_plain and self.gateway.singles.take(self, data):
+        if self._is_plain and self.gateway.plain.take(self, data):
             return
         if self.meter is not None:
             self._unpaid_bytes += received
@@ -254,6 +254,9 @@ class Connection(asyncio.Protocol):
             data = b"".join(self._collected)
             self._collected.clear()
             self._missing = 0
+            self._is_plain = self._may_be_plain()
+            if self._is_plain and self.gateway.plain.take(self, data):
+                return
         elif self._rest:
             data = self._rest + data
         packet_bytes_max = self.gateway.options.packet_bytes_max
@@ -275,9 +278,20 @@ class Connection(asyncio.Protocol):
             self._keep(data[used:], is_malformed=bool(packets) and packets[-1][0] == MALFORMED)
         self._handle_or_close(packets)
         self._is_plain = self._may_be_plain()
+        self._fit_reads(len(data), count, bool(self.unacked))
+
+    def go_on(self, data: bytes, used: int, count: int, is_acked: bool) -> None:
+        """Go on behind a read of which `PlainReads` has taken `used` bytes, which were `count` PUBLISHes."""
+        if used < len(data):
+            self._keep(data[used:], is_malformed=False)
+            self._is_plain = False
+        self._fit_reads(len(data), count, is_acked)
+
+    def _fit_reads(self, size: int, count: int, is_acked: bool) -> None:
+        """Have about `TURN_MESSAGES` read in a turn where acks are due, going by a read of `size` bytes and `count` packets."""
         turns = self._in_turns
-        if turns is not None and (count > TURN_MESSAGES or len(data) >= turns.read_bytes):
-            turns.limit_reads(len(data) // count * TURN_MESSAGES if count and self.unacked else READ_BYTES)
+        if turns is not None and (count > TURN_MESSAGES or size >= turns.read_bytes):
+            turns.limit_reads(size // count * TURN_MESSAGES if count and is_acked else READ_BYTES)
 
     def _may_be_plain(self) -> bool:
         """Return whether a PUBLISH that comes next needs nothing but to be stored."""
@@ -339,6 +353,7 @@ class Connection(asyncio.Protocol):
         if not self._is_waiting() and self._late:
             late, self._late = self._late, b""
             self._join(late)
+            self.gateway.plain.flush()  # no turn of the sockets is under way
         if not self._is_waiting():
             self.release_reading(UNDECIDED)
 
@@ -944,10 +959,10 @@ class Connection(asyncio.Protocol):
         data = encode(why if self._says_why else "")
         return data if len(data) <= (self.packet_bytes_max or len(data)) else encode("")
 
-    def puback(self, data: bytes) -> None:
-        """Send the PUBACK of a PUBLISH that `Singles` has stored."""
-        self.unacked -= 1
-        self._write(data)
+    def puback(self, data: bytes, count: int) -> None:
+        """Send the PUBACKs of PUBLISHes that `PlainReads` has stored."""
+        self.unacked -= count
+        self._write(data, count)
 
     def _write(self, data: bytes, packets: int = 1) -> None:
         """Send answers, `packets` of one type. Who doesn't take them must not make the server write more."""
@@ -972,7 +987,7 @@ class Connection(asyncio.Protocol):
         """
         if self._closed:
             return
-        self.gateway.singles.flush()  # what was taken of it comes before its end
+        self.gateway.plain.flush()  # what was taken of it comes before its end
         self._closed = True
         self._is_plain = False
         if why:

@@ -20,12 +20,12 @@ from gateway.logbook import Logbook
 from gateway.options import PLAIN_NAME, GatewayOptions
 from gateway.packets import Connect
 from gateway.peer import Peer
+from gateway.plain import PlainReads
 from gateway.pressure import Pressure
 from gateway.reasons import ConnectCode, ReasonCode
 from gateway.retained import RetainedMessages
 from gateway.sessions import Sessions
 from gateway.shared import SharedSubscriptions
-from gateway.singles import Singles
 from gateway.sockets import HAS_TURNS, Sockets
 from gateway.sources import Sources
 from gateway.subscription import Subscription
@@ -169,7 +169,7 @@ class Gateway:
         self._wheel_second = 0
         self._wheel_timer: asyncio.TimerHandle | None = None
         self._emptied: asyncio.Future[None] | None = None
-        self.singles = Singles(self)
+        self.plain = PlainReads(self)
         self.sockets: Sockets | None = None
         """Where the system has such, once it has started."""
         self.listeners = Listeners(self)
@@ -187,7 +187,7 @@ class Gateway:
         self.pressure.start(self.loop)
         self.shared.start(self.loop)
         await self.access.start(lambda: self.loop.time())
-        self.sockets = Sockets(self.loop, self._end_turn) if HAS_TURNS else None
+        self.sockets = Sockets(self.loop, self.store.look, self._end_turn) if HAS_TURNS else None
         await self.listeners.start()
         self.throttle.ticker.start(self.loop)
         self._wheel_second = int(self.loop.time())
@@ -217,7 +217,7 @@ class Gateway:
             self.sockets = None
 
     def _end_turn(self) -> None:
-        self.singles.flush()
+        self.plain.flush()
         self.store.end_turn()
 
     def now_ms(self) -> int:

@@ -24,7 +24,7 @@ from gateway.reasons import ReasonCode
 from gateway.throttle import DISK_FULL
 from store.errors import DiskFull, StoreError, TopicInvalid
 from store.options import KIB
-from store.record import TOPIC_BYTES_MAX, Flag, encode_properties
+from store.record import HEADER_BYTES, TOPIC_BYTES_MAX, Flag, encode_properties
 from store.topics import check_topic
 
 if TYPE_CHECKING:
@@ -109,7 +109,8 @@ class Publishing:
         if self.held or (guard is not None and not guard.may_publish(topic, packets)):
             return False
         try:
-            is_stored = self._store.append_run(self._store.queues.route(topic), bodies, RECORD_FLAGS[flags])
+            size = sum(map(len, bodies)) + len(bodies) * (HEADER_BYTES + len(topic))
+            is_stored = self._store.append_runs([(self._store.queues.route(topic), bodies, RECORD_FLAGS[flags])], size)
         except StoreError:
             return False
         if is_stored:

@@ -15,7 +15,6 @@ from itertools import pairwise
 from pathlib import Path
 from struct import Struct
 from typing import NamedTuple
-from zlib import crc32
 
 import structlog
 
@@ -26,6 +25,7 @@ from store.record import (
     HEADER_BYTES,
     RECORD_BYTES_MAX,
     Record,
+    checksum,
     decode,
     find_valid,
     next_valid,
@@ -173,7 +173,7 @@ class CommitLog:
 
     def _set_aside(self, segment: Segment, start: int, end: int) -> None:
         position, found = segment.base + start, segment.view[start:end]
-        name = f"{position}-{end - start}-{crc32(found):08x}.bin"
+        name = f"{position}-{end - start}-{checksum(found):08x}.bin"
         logger.warning("log.torn_out_of_order", position=position, bytes=end - start, copy=f"{SET_ASIDE}/{name}")
         set_aside(segment.path, position, end - start, name)
 
@@ -217,10 +217,24 @@ class CommitLog:
     def begin_run(self, size_max: int) -> list[bytes] | None:
         """Return the list to which the caller appends the pieces of records, in order, before it calls `end_run`.
 
-        None, and nothing is done, where `size_max` bytes may need more room than the disk has set aside: each record is to be
-        added by itself then.
+        None, and nothing is done, where `size_max` bytes may need more room than the segment or the disk has: each record is to
+        be added by itself then.
+
+        Raises:
+            OSError: the disk failed.
         """
-        return None if self.end + size_max > self._limit or size_max > self._record_bytes_max else self._parts
+        if size_max > self._record_bytes_max or (self.end + size_max > self._limit and not self._has_room_for(size_max)):
+            return None
+        return self._parts
+
+    def _has_room_for(self, size: int) -> bool:
+        if self.end + size > self._open.base + self._open.capacity:
+            return False
+        try:
+            self._make_room(size)
+        except DiskFull:
+            return False
+        return True
 
     def end_run(self, end: int) -> None:
         """Note where the records of a run end."""

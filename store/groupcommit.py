@@ -85,6 +85,8 @@ class GroupCommit:
         self._syncing = False
         self.syncs += 1
         self.durable = max(self.durable, self._target)
+        if self._groups and self._groups[-1][0] > self.durable:
+            self._begin()  # the disk works while those who are released do
         try:
             self._release()
         finally:

@@ -181,11 +181,11 @@ class Queues:
 
     def dispatch(self, route: Route, position: int, size: int, aux: int) -> None:
         """Add an entry for a message to each queue of its route. The entries are readable after the commit."""
-        self.dispatch_run(route, ENTRY.pack(position, size, aux))
+        self.dispatch_run(route.queues, ENTRY.pack(position, size, aux))
 
-    def dispatch_run(self, route: Route, entries: bytes) -> None:
-        """Add entries to each queue of a route, one behind the other, as `dispatch` does one."""
-        for queue in route.queues:
+    def dispatch_run(self, queues: tuple[LightQueue, ...], entries: bytes) -> None:
+        """Add entries to each of the queues of a route, one behind the other, as `dispatch` does one."""
+        for queue in queues:
             pending = queue.pending
             if not pending:
                 self.dirty.append(queue)

@@ -13,12 +13,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from struct import Struct
 from typing import NamedTuple
-from zlib import crc32
 
 import structlog
 
@@ -29,11 +29,11 @@ from store.copies import Copies
 from store.errors import DataDirIncompatible, DiskFull, IndexDamaged, LogCorrupt, PositionUnknown, SnapshotInvalid
 from store.groupcommit import GroupCommit
 from store.index import Batch, Covered, Index
-from store.lightqueue import ENTRY, LightQueue
+from store.lightqueue import ENTRY, ENTRY_BYTES, LightQueue, consecutive_entries
 from store.options import StoreOptions
 from store.part import Apply, Part
 from store.queues import Queues, Route
-from store.record import COPY_BYTES, FIXED_BYTES, Flag, Kind, Record, is_intact
+from store.record import COPY_BYTES, FIXED_BYTES, Flag, Kind, Record, checksum, is_intact
 from store.retention import FULL_RETRY_S, PAUSE_S, Retention
 from store.snapshot import DIRECTORY as SNAPSHOTS
 from store.snapshot import restore, snapshots
@@ -221,7 +221,7 @@ class Store:
                 size, crc, kind, flags, topic_len, props_len, store_ms = unpack(view, at)
                 topic_stop = at + record.HEADER_BYTES + topic_len
                 is_plain = kind == _MESSAGE and not props_len and not flags & _OBSERVED and topic_stop <= at + size
-                if is_plain and crc32(view[at + record.CRC_FROM : at + size]) == crc:
+                if is_plain and checksum(view[at + record.CRC_FROM : at + size]) == crc:
                     self._last_ms = store_ms
                     dispatch(route_of(bytes(view[at + record.HEADER_BYTES : topic_stop])), base + at, size, 0)
                     continue
@@ -259,52 +259,22 @@ class Store:
                 self._begin_route(route, flags)
             tail = route.beginning + body  # as that of the message before it: saves 0.2 us
         size = 8 + len(tail)
-        position = self.log.add(_HEAD.pack(size, crc32(tail)), tail, size)
+        position = self.log.add(_HEAD.pack(size, checksum(tail)), tail, size)
         self.messages_stored += 1
         if not flags & _UNROUTED:
-            self.queues.dispatch_run(route, ENTRY.pack(position, size, aux))
+            self.queues.dispatch_run(route.queues, ENTRY.pack(position, size, aux))
         if flags & _OBSERVED:
             self._apply(Record(position, size, _MESSAGE, flags, self._turn_ms, b"", route.topic, properties, body))
         return position
 
-    def append_run(self, route: Route, bodies: list[bytes], flags: int) -> bool:
-        """Append messages of one topic without properties, and route them; as `append_message` does, in half the time.
+    def append_runs(self, runs: Sequence[tuple[Route, Sequence[bytes], int]], size_max: int) -> bool:
+        """Append messages without properties, and route them; as `append_message` does each, in a third of the time.
 
         Return False, and append nothing, where that can't be done for all of them alike: then each is to be appended by itself.
-        `flags` may be a QoS and nothing else.
-        """
-        if self.space.level:
-            return False
-        if not self._commit_scheduled:
-            self._begin_turn()
-        if route.turn_ms != self._turn_ms or route.flags != flags:
-            self._begin_route(route, flags)
-        beginning = route.beginning
-        crc, rest = crc32(beginning), 8 + len(beginning)
-        parts = self.log.begin_run(rest * len(bodies) + sum(map(len, bodies)))
-        if parts is None:
-            return False
-        position = self.log.end
-        add, pack_head, pack_entry = parts.append, _HEAD.pack, ENTRY.pack
-        entries: list[bytes] = []
-        add_entry = entries.append
-        for body in bodies:
-            size = rest + len(body)
-            add(pack_head(size, crc32(body, crc)))
-            add(beginning)
-            add(body)
-            add_entry(pack_entry(position, size, 0))
-            position += size
-        self.log.end_run(position)
-        self.messages_stored += len(bodies)
-        self.queues.dispatch_run(route, b"".join(entries))
-        return True
 
-    def append_each(self, messages: list[tuple[Route, bytes, int]], size_max: int) -> bool:
-        """Append messages without properties, given by route, body and flags, and route them; as `append_message` does each.
-
-        Return False, and append nothing, where that can't be done for all of them alike: then each is to be appended by itself.
-        Flags may be a QoS and nothing else; `size_max` is the most that the records can take.
+        Args:
+            runs: messages of one topic each, given by route, bodies and flags; those may be a QoS and nothing else.
+            size_max: the most that the records can take, in bytes.
         """
         if self.space.level:
             return False
@@ -313,21 +283,41 @@ class Store:
         parts = self.log.begin_run(size_max)
         if parts is None:
             return False
-        position, turn_ms, dispatch = self.log.end, self._turn_ms, self.queues.dispatch_run
-        add, pack_head, pack_entry = parts.append, _HEAD.pack, ENTRY.pack
-        for route, body, flags in messages:
+        add, pack_head, turn_ms = parts.append, _HEAD.pack, self._turn_ms
+        sizes: list[int] = []
+        add_size = sizes.append
+        queues: tuple[LightQueue, ...] = ()
+        starts = []
+        for route, bodies, flags in runs:
             if route.version != route.root.version:
                 route = self.queues.route_stored(route.topic)
             if route.turn_ms != turn_ms or route.flags != flags:
                 self._begin_route(route, flags)
-            tail = route.beginning + body
-            size = 8 + len(tail)
-            add(pack_head(size, crc32(tail)))
-            add(tail)
-            dispatch(route, pack_entry(position, size, 0))
-            position += size
-        self.log.end_run(position)
-        self.messages_stored += len(messages)
+            if route.queues != queues:
+                queues = route.queues
+                starts.append((len(sizes), queues))
+            beginning = route.beginning
+            if len(bodies) == 1:  # one piece less saves 0.1 us
+                tail = beginning + bodies[0]
+                size = 8 + len(tail)
+                add(pack_head(size, checksum(tail)))
+                add(tail)
+                add_size(size)
+                continue
+            crc, rest = checksum(beginning), 8 + len(beginning)
+            for body in bodies:
+                size = rest + len(body)
+                add(pack_head(size, checksum(body, crc)))
+                add(beginning)
+                add(body)
+                add_size(size)
+        position = self.log.end
+        self.log.end_run(position + sum(sizes))
+        self.messages_stored += len(sizes)
+        entries = consecutive_entries(position, sizes)
+        starts.append((len(sizes), ()))
+        for (start, queues), (stop, _) in pairwise(starts):
+            self.queues.dispatch_run(queues, entries[start * ENTRY_BYTES : stop * ENTRY_BYTES])
         return True
 
     def _begin_route(self, route: Route, flags: int) -> None:
@@ -359,7 +349,7 @@ class Store:
         )
         size = 8 + len(tail)
         spare = COPY_BYTES if kind is Kind.COPIED else 0
-        position = self.log.add(_HEAD.pack(size, crc32(tail)), tail, size, spare)
+        position = self.log.add(_HEAD.pack(size, checksum(tail)), tail, size, spare)
         self._apply(Record(position, size, kind, flags, self._turn_ms, fixed, topic, properties, body))
         return position
 
@@ -425,6 +415,10 @@ class Store:
         """
         if self._commit_scheduled:
             self.commit()
+        self.look()
+
+    def look(self) -> None:
+        """Release who waits for what is durable by now. The loop calls it by itself; so that is where a turn lasts long."""
         if self._group is not None:
             self._group.look()
 

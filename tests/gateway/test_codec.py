@@ -14,8 +14,10 @@ from gateway.codec import (
     FROM_SERVER,
     PACKET_BYTES_MAX_MIN,
     PINGRESP_BYTES,
+    Alike,
     Packet,
     Side,
+    alike,
     apart,
     decode,
     encode_acks,
@@ -409,13 +411,13 @@ def test_one_that_differs_in_any_byte_is_told_from_those_around_it(side: Side, q
 # --- one by itself ----------------------------------------------------------------------------------------------------
 
 
-def expected_single(data: bytes, side: Side) -> tuple[int, bytes, bytes, bytes] | None:
+def expected_single(data: bytes, side: Side) -> Alike | None:
     """Return what `single` has to say of a read, by what `decode` makes of it."""
     packets, used = decode(data, LIMIT, side)
     if used != len(data) or len(packets) != 1 or packets[0][0] != PUBLISH or packets[0][1] not in (0, 2):
         return None
     _, flags, topic, packet_id, body = packets[0]
-    return flags >> 1, topic, packet_id.to_bytes(2, "big") if flags else b"", body
+    return flags >> 1, topic, (packet_id.to_bytes(2, "big"),) if flags else (), (body,), len(data)
 
 
 @pytest.mark.parametrize(
@@ -458,6 +460,77 @@ def test_any_publish_by_itself_is_what_decode_makes_of_it(
 @given(st.binary(max_size=200), st.sampled_from([FROM_CLIENT, FROM_CLIENT_5]))
 def test_bytes_that_are_no_publish_are_never_taken_for_one(data: bytes, side: Side) -> None:
     assert single(data, side, LIMIT) in (None, expected_single(data, side))
+
+
+# --- reads of those that are alike ------------------------------------------------------------------------------------
+
+
+def expected_alike(data: bytes, side: Side) -> Alike | None:
+    """Return what `alike` has to say of a read without lengths of needless bytes, by what `decode` makes of it."""
+    packets, used = decode(data, LIMIT, side)
+    if len(packets) < 2 or {packet[0] for packet in packets} != {PUBLISH}:
+        return None
+    _, flags, topic, _, body = packets[0]
+    stride = used // len(packets)
+    begin = data[: stride - len(body) - (2 if flags else 0) - side.is_v5]
+    if (
+        flags not in (0, 2)
+        or stride > 2 + 127 + 16_384
+        or {(*packet[:3], len(packet[4])) for packet in packets} != {(PUBLISH, flags, topic, len(body))}
+    ):
+        return None
+    if not begin.startswith(data[used : used + len(begin)]):
+        return None
+    packet_ids = tuple(packet[3].to_bytes(2, "big") for packet in packets) if flags else ()
+    return flags >> 1, topic, packet_ids, tuple(packet[4] for packet in packets), used
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+@pytest.mark.parametrize("side", [FROM_CLIENT, FROM_CLIENT_5], ids=["3.1.1", "5.0"])
+@pytest.mark.parametrize("size", [0, 1, 100, 200, 16_000])
+@pytest.mark.parametrize("count", [2, 3, 20])
+def test_a_read_of_publishes_of_one_length_is_seen_with_any_beginning_of_another_one(
+    side: Side, qos: int, size: int, count: int
+) -> None:
+    bodies = tuple(bytes((number,)) * size for number in range(1, count + 2))
+    properties = b"\0" if side.is_v5 else b""
+    packets = [
+        encode_publish(b"a/b", body, qos, packet_id=number * qos, properties=properties)
+        for number, body in enumerate(bodies, 1)
+    ]
+    whole = b"".join(packets[:count])
+    packet_ids = tuple(number.to_bytes(2, "big") for number in range(1, count + 1)) if qos else ()
+    for more in {*range(min(20, len(packets[-1]))), len(packets[-1]) - 1}:
+        data = whole + packets[-1][:more]
+        assert alike(data, side, LIMIT) == (qos, b"a/b", packet_ids, bodies[:count], len(whole)) == expected_alike(data, side)
+    assert alike(whole + b"\xc0\0", side, LIMIT) is None
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+@pytest.mark.parametrize("side", [FROM_CLIENT, FROM_CLIENT_5], ids=["3.1.1", "5.0"])
+def test_a_read_in_which_any_byte_is_of_another_packet_is_not_taken_for_one_of_those(side: Side, qos: int) -> None:
+    properties = b"\0" if side.is_v5 else b""
+    one = encode_publish(b"a/b", b"12345", qos, packet_id=qos, properties=properties)
+    for at in range(len(one)):
+        for byte in (0, 1, 2, 5, 0x30, 0x32, 127, 128, 255):
+            other = one[:at] + bytes((byte,)) + one[at + 1 :]
+            for data in (other + one * 3, one * 3 + other, one + other + one):
+                assert alike(data, side, LIMIT) in (None, expected_alike(data, side)), (at, byte)
+                if other == one:
+                    assert alike(data, side, LIMIT) is not None
+
+
+@given(st.sampled_from([FROM_CLIENT, FROM_CLIENT_5]).flatmap(lambda side: st.tuples(st.just(side), _stream(side.is_v5))))
+def test_what_is_taken_for_a_read_of_those_is_what_decode_makes_of_it(case: tuple[Side, bytes]) -> None:
+    side, data = case
+    for cut in (len(data), len(data) - 3):
+        assert alike(data[:cut], side, LIMIT) in (None, expected_alike(data[:cut], side))
+
+
+def test_a_read_of_larger_packets_than_are_taken_is_left_to_decode() -> None:
+    data = encode_publish(b"a", b"x" * 200) * 2
+    assert alike(data, FROM_CLIENT, len(data) // 2) is not None
+    assert alike(data, FROM_CLIENT, len(data) // 2 - 1) is None
 
 
 @given(st.binary(max_size=60), st.sampled_from([parse_connect, parse_subscribe, parse_unsubscribe]), st.booleans())

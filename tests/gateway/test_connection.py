@@ -396,7 +396,7 @@ async def test_a_stream_may_be_cut_at_any_byte(broker: Broker, first_connect: bo
 async def test_a_stream_may_come_byte_by_byte(broker: Broker) -> None:
     client = await broker.connect("slow")
     for byte in b"".join(STREAM) * 3:
-        broker.connection("slow").data_received(bytes((byte,)))
+        broker.feed("slow", bytes((byte,)))
     assert {await client.receive() for _ in range(3 * len(ANSWERS))} == ANSWERS
     assert len(broker.stored()) == 6
 
@@ -409,9 +409,9 @@ async def test_a_packet_of_a_mebibyte_may_come_in_many_reads(broker: Broker, pie
     client = await broker.connect("pump")
     stream = PING + large + PING + large[:-1]
     for at in range(0, len(stream), piece_bytes):
-        broker.connection("pump").data_received(stream[at : at + piece_bytes])
+        broker.feed("pump", stream[at : at + piece_bytes])
     assert {await client.receive() for _ in range(3)} == {PONG, (PUBACK, 1)}
-    broker.connection("pump").data_received(large[-1:] + PING)
+    broker.feed("pump", large[-1:] + PING)
     assert {await client.receive() for _ in range(2)} == {PONG, (PUBACK, 1)}
     assert broker.stored() == [Message("a", body[:-9], 1)] * 2
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gateway import sockets
-from gateway.sockets import HAS_TURNS, Sockets, SocketTransport
+from gateway.sockets import HAS_TURNS, LOOK_EACH, Sockets, SocketTransport
 from tests.gateway.wire import until
 
 pytestmark = pytest.mark.skipif(not HAS_TURNS, reason="this system has no epoll: the loop's own transports serve")
@@ -59,7 +59,8 @@ class Stage:
 
     def __init__(self) -> None:
         self.turns = 0
-        self.sockets = Sockets(asyncio.get_running_loop(), self._turned)
+        self.look: Callable[[], None] = lambda: None
+        self.sockets = Sockets(asyncio.get_running_loop(), lambda: self.look(), self._turned)
         self.far: list[socket.socket] = []
 
     def _turned(self) -> None:
@@ -110,6 +111,34 @@ async def test_what_many_send_at_once_is_given_to_all_in_one_turn(stage: Stage) 
     await until(lambda: all(protocol.received for protocol in protocols))
     assert [protocol.received for protocol in protocols] == [[b"%d" % number] for number in range(20)]
     assert stage.turns == 1
+
+
+async def test_in_the_course_of_a_long_turn_others_are_looked_at(stage: Stage) -> None:
+    protocols = [Recorder() for _ in range(2 * LOOK_EACH + 1)]
+    far = [stage.add(protocol) for protocol in protocols]
+    seen: list[int] = []
+    stage.look = lambda: seen.append(sum(bool(protocol.received) for protocol in protocols))
+    for end in far:
+        end.send(b"x")
+    await until(lambda: stage.turns > 0)
+    assert seen == [LOOK_EACH - 1, 2 * LOOK_EACH - 1]
+
+
+async def test_a_turn_comes_to_its_end_though_a_look_fails(stage: Stage) -> None:
+    def fail() -> None:
+        stage.look = lambda: None
+        raise RuntimeError("what was looked at is broken")
+
+    errors: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context["exception"]))
+    protocols = [Recorder() for _ in range(LOOK_EACH)]
+    far = [stage.add(protocol) for protocol in protocols]
+    stage.look = fail
+    for end in far:
+        end.send(b"x")
+    await until(lambda: all(protocol.received for protocol in protocols))
+    assert stage.turns == 2
+    assert [str(error) for error in errors] == ["what was looked at is broken"]
 
 
 async def test_more_than_a_turn_reads_comes_whole_in_order_and_holds_up_nobody(

@@ -387,6 +387,11 @@ class Broker:
         """Return the server's end of a client's connection."""
         return self.node.gateway.clients[client_id]
 
+    def feed(self, client_id: str, data: bytes) -> None:
+        """Give a client's connection a read, which is a turn by itself."""
+        self.connection(client_id).data_received(data)
+        self.node.gateway.plain.flush()
+
     def away(self) -> list[str]:
         """Return the clients whose sessions are stored, and which are not connected, in the order of their ids."""
         self.node.store.commit()

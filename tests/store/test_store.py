@@ -18,12 +18,14 @@ from hypothesis import strategies as st
 from store import filling as filling_module
 from store import store as store_module
 from store.clock import ManualClock
+from store.commitlog import ALLOCATE_BYTES
 from store.errors import LogCorrupt, RecordTooLarge
 from store.index import Batch, Covered, Index, Space
-from store.lightqueue import ROW_ENTRIES
-from store.options import GIB, MIB
+from store.lightqueue import ENTRY, ROW_ENTRIES, consecutive_entries
+from store.options import GIB, KIB, MIB
 from store.part import Apply
 from store.record import Flag, Kind, Record, encode
+from store.segment import Segment
 from store.space import Usage
 from store.store import Store
 from tests.store.wiring import (
@@ -146,6 +148,10 @@ class Gate:
     async def begun(self) -> None:
         """Return when the next sync has begun."""
         assert await asyncio.to_thread(self._begun.acquire, timeout=30)
+
+    def has_begun(self, within_s: float) -> bool:
+        """Return whether the next sync has begun or does so within a time in which the loop does nothing."""
+        return self._begun.acquire(timeout=within_s)
 
     def open(self, count: int = 1) -> None:
         self._permits.release(count)
@@ -310,23 +316,29 @@ def test_a_start_that_was_killed_while_it_deleted_the_index_is_made_good(tmp_pat
 # --- runs -----------------------------------------------------------------------------------------------------------
 
 
-@given(
-    st.lists(
-        st.tuples(st.sampled_from(["plant/1", "plant/2", "site/x"]), st.integers(0, 2), st.lists(st.binary(max_size=40))),
-        max_size=6,
-    )
+RUN = st.tuples(
+    st.sampled_from(["plant/1", "plant/2", "site/x"]),
+    st.integers(0, 2),
+    st.lists(st.binary(max_size=40)) | st.builds(lambda body, count: [body] * count, st.binary(max_size=9), st.integers(1, 70)),
 )
-def test_a_run_is_stored_as_each_of_its_messages_would_be(runs: list[tuple[str, int, list[bytes]]]) -> None:
+
+
+@given(st.lists(st.lists(RUN, max_size=6), max_size=3))
+def test_runs_are_stored_as_each_of_their_messages_would_be(calls: list[list[tuple[str, int, list[bytes]]]]) -> None:
     logs = []
     for in_runs in (True, False):
         with tempfile.TemporaryDirectory() as data_dir:
             store = open_store(Path(data_dir), segment_bytes=MIB)
             store.queues.declare("plant/+", "group:g")
-            for topic, qos, messages in runs:
-                route = store.queues.route(topic.encode())
-                if not in_runs or not store.append_run(route, messages, qos):
-                    for body in messages:
-                        store.append_message(route, body, b"", qos)
+            routes = {topic: store.queues.route(topic.encode()) for topic in ("plant/1", "plant/2", "site/x")}
+            for number, runs in enumerate(calls):
+                if in_runs:
+                    assert store.append_runs([(routes[topic], bodies, qos) for topic, qos, bodies in runs], MIB // 4)
+                else:
+                    for topic, qos, bodies in runs:
+                        for body in bodies:
+                            store.append_message(store.queues.route(topic.encode()), body, b"", qos)
+                store.queues.declare("plant/1", f"group:{number}")  # the routes are outdated with the first
             store.commit()
             logs.append((list(store.log.scan(0)), contents(store), store.messages_stored))
             close(store)
@@ -336,17 +348,48 @@ def test_a_run_is_stored_as_each_of_its_messages_would_be(runs: list[tuple[str, 
 def test_a_run_for_which_there_may_be_no_room_is_left_to_be_appended_one_by_one(tmp_path: Path) -> None:
     store = open_store(tmp_path / "data", segment_bytes=MIB, reserve_bytes=GIB)
     route = store.queues.route(b"plant/1")
-    publish(store, "plant/1", "first: room is set aside")
-    assert store.append_run(route, [b"x" * 1000] * 3, 0)
+    run = [(route, [b"x" * 1000] * 3, 0)]
+    assert store.append_runs(run, 4 * KIB)
     end = store.log.end
-    assert not store.append_run(route, [b"x" * 1000] * 2000, 0), "more than the segment has left"
+    assert not store.append_runs(run, MIB), "more than the segment has left"
+    assert not store.append_runs(run, 2 * MIB), "more than any record may have"
     store.space.probe = lambda: Usage(GIB // 2, 100 * GIB)
     store.space.look()
-    assert not store.append_run(route, [b"x"], 0), "the disk is full"
+    assert not store.append_runs(run, 4 * KIB), "the disk is full"
     assert store.log.end == end
     store.commit()
-    assert len(positions(durable_queue(store, "plant/#"))) == 4
+    assert len(positions(durable_queue(store, "plant/#"))) == 3
     close(store)
+
+
+def test_runs_take_room_from_the_disk_as_they_need_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(tmp_path / "data", segment_bytes=64 * MIB)
+    run = [(store.queues.route(b"plant/1"), [b"x" * 1000] * 1000, 0)]
+    for _ in range(3 * ALLOCATE_BYTES // MIB):
+        assert store.append_runs(run, 2 * MIB)
+        store.commit()
+    stored = store.messages_stored
+
+    def allocate(segment: Segment, offset: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Segment, "allocate", allocate)
+        while store.append_runs(run, 2 * MIB):
+            stored += 1000
+            assert store.log.end < 5 * ALLOCATE_BYTES
+    store.commit()
+    store.look_at_disk()
+    assert store.append_runs(run, 2 * MIB), "the disk has room again, and nothing is broken"
+    store.commit()
+    assert len(list(store.log.scan(0))) - 1 == store.messages_stored == stored + 1000
+    close(store)
+
+
+@given(st.integers(0, 1 << 60), st.lists(st.integers(1, 1 << 26), max_size=120))
+def test_entries_of_consecutive_records_name_each_where_the_one_before_it_ends(position: int, sizes: list[int]) -> None:
+    entries = list(ENTRY.iter_unpack(consecutive_entries(position, sizes)))
+    assert entries == [(position + sum(sizes[:number]), size, 0) for number, size in enumerate(sizes)]
 
 
 # --- covered and durable --------------------------------------------------------------------------------------------
@@ -419,6 +462,24 @@ async def test_callbacks_fire_in_order_and_only_after_the_sync_of_their_group(
         assert fired[3:] == [("c1", 2), ("d1", 2)], "what came during a sync is the next group, whole"
         assert store.syncs == 2
         gate.open(9)
+
+
+async def test_the_next_sync_is_under_way_while_those_of_the_last_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(tmp_path / "data")
+    gate = Gate(store, monkeypatch)
+    begun: list[bool] = []
+    async with started(store):
+        publish(store, "plant/1", "a")
+        store.when_durable(lambda: begun.append(gate.has_begun(within_s=20)))
+        await gate.begun()
+        publish(store, "plant/1", "b")
+        store.when_durable(lambda: begun.append(gate.has_begun(within_s=0)))
+        await until(lambda: store.log.written == store.log.end)
+        gate.open(9)
+        await until(lambda: len(begun) == 2)
+    assert begun == [True, False]
 
 
 async def test_who_waits_for_what_is_durable_already_is_answered(tmp_path: Path) -> None:

@@ -1,15 +1,20 @@
-"""PUBLISHes that come alone in a read, many in a turn: they are stored together, and each is what it would be by itself."""
+"""Reads of nothing but plain PUBLISHes, many in a turn: they are stored together, and each is what it would be by itself."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
+from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 
 from gateway import gateway as gateway_module
+from gateway import plain as plain_module
 from gateway.codec import encode_acks, encode_publish
+from gateway.connection import Connection
 from gateway.packets import CONNACK, PUBACK, PUBREC
+from gateway.plain import PlainReads
 from gateway.reasons import ReasonCode
 from gateway.sockets import SocketTransport
 from store.options import GIB, KIB
@@ -236,3 +241,154 @@ async def test_they_keep_their_place_between_what_else_a_client_sends(broker: Br
             five[0].send(encode_acks(6, [step + 1]))
             await five[0].client.receive()
     assert [message.body for message in broker.stored()[5:]] == expected
+
+
+# --- several in a read ------------------------------------------------------------------------------------------------
+
+
+def several(topic: bytes, bodies: Sequence[bytes], qos: int, first: int = 1, properties: bytes = b"") -> bytes:
+    """Return PUBLISHes to one topic, with packet ids from `first` on."""
+    return b"".join(
+        encode_publish(topic, body, qos, packet_id=number if qos else 0, properties=properties)
+        for number, body in enumerate(bodies, first)
+    )
+
+
+def numbered(count: int, mark: str = "") -> list[bytes]:
+    """Return bodies of one length."""
+    return [f"{mark}{number:06}".encode() for number in range(count)]
+
+
+def stored_of(broker: Broker, topic: str) -> list[bytes]:
+    return [message.body for message in broker.stored() if message.topic == topic and message.body != b"known"]
+
+
+async def until_stored(broker: Broker, count: int) -> None:
+    await until(lambda: broker.node.store.messages_stored == count)
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[bool]:
+    """How many reads were taken for plain ones, and how many were not."""
+    seen: Counter[bool] = Counter()
+    take = PlainReads.take
+
+    def counting(self: PlainReads, connection: Connection, data: bytes) -> bool:
+        is_taken = take(self, connection, data)
+        seen[is_taken] += 1
+        return is_taken
+
+    monkeypatch.setattr(PlainReads, "take", counting)
+    return seen
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+async def test_what_several_clients_send_in_one_turn_is_stored_in_the_order_of_each_and_acknowledged(
+    broker: Broker, five: list[Bare], qos: int, seen: Counter[bool]
+) -> None:
+    store, counters, count = broker.node.store, broker.node.gateway.counters, sum(range(20, 25))
+    syncs, before = store.syncs, (counters.publishes_in, counters.packets_in)
+    seen.clear()
+    for number, each in enumerate(five):
+        each.send(several(b"plant/%d" % number, numbered(20 + number, str(number)), qos, 100 * number + 1))
+    await until_stored(broker, 5 + count)
+    assert (counters.publishes_in, counters.packets_in) == (before[0] + count, before[1] + count)
+    assert seen == {True: 5}
+    for number, each in enumerate(five):
+        expected = [(PUBACK, 100 * number + 1 + at) for at in range(20 + number)] if qos else []
+        assert [await each.client.receive() for _ in expected] == expected
+        assert await each.client.drained() == []
+        assert stored_of(broker, f"plant/{number}") == numbered(20 + number, str(number))
+    if qos:
+        assert store.syncs == syncs + 1
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+@pytest.mark.parametrize("version", [4, 5])
+async def test_wherever_their_stream_is_cut_all_are_stored_in_order(
+    broker: Broker, qos: int, version: int, seen: Counter[bool]
+) -> None:
+    client = await (broker.connect("c") if version == 4 else broker.connect_5("c"))
+    await client.publish("plant/0", b"known", 1)
+    bodies = numbered(40)
+    data = several(b"plant/0", bodies, qos, properties=b"\0" if version == 5 else b"")
+    stride = len(data) // len(bodies)
+    expected = [b"known"]
+    for cut in (*range(4 * stride, 5 * stride + 1), len(data) - 1):
+        seen.clear()
+        await client.send(data[:cut])
+        await until(lambda: sum(seen.values()) == 1)
+        await client.send(data[cut:])
+        if qos:
+            assert [await client.receive() for _ in bodies] == [(PUBACK, number) for number in range(1, 41)]
+        expected += bodies
+        await until_stored(broker, len(expected))
+        assert [message.body for message in broker.stored()] == expected, cut
+        assert seen[False] == 0, cut
+
+
+@pytest.mark.parametrize("is_at_once", [True, False])
+async def test_what_else_a_client_sends_comes_behind_them(broker: Broker, five: list[Bare], is_at_once: bool) -> None:
+    watcher = await broker.connect("watcher")
+    await watcher.subscribe(("plant/#", 1))
+    others = encode_publish(b"plant/0", b"longer", 1, packet_id=6) + encode_publish(b"plant/1", b"other")
+    pieces = [several(b"plant/0", numbered(5), 1), others, several(b"plant/0", numbered(5), 1, 7)]
+    for data in [b"".join(pieces)] if is_at_once else pieces:
+        five[0].send(data)
+    got = [(await watcher.message()).body for _ in range(12)]
+    assert got == [*numbered(5), b"longer", b"other", *numbered(5)]
+    assert [await five[0].client.receive() for _ in range(11)] == [(PUBACK, number) for number in range(1, 12)]
+
+
+async def test_runs_that_find_no_room_on_the_disk_wait_whole_and_in_order(start_broker: StartBroker) -> None:
+    broker = await start_broker(reserve_bytes=GIB)
+    clients = [await Bare.connect(broker, f"c{number}") for number in range(3)]
+    clients[0].send(encode_publish(b"plant/0", b"known") + encode_publish(b"plant/1", b"known"))
+    await clients[0].client.drained()
+    free(broker, GIB // 2)
+    clients[0].send(several(b"plant/0", numbered(30), 0))
+    clients[1].send(several(b"plant/0", numbered(30), 1))
+    clients[2].send(several(b"plant/1", numbered(30), 1))
+    assert [await each.client.drained() for each in clients] == [[]] * 3
+    free(broker, TOTAL)
+    for each in clients[1:]:
+        assert [await each.client.receive() for _ in range(30)] == [(PUBACK, number) for number in range(1, 31)]
+    assert stored_of(broker, "plant/0") == stored_of(broker, "plant/1") == numbered(30)
+    assert broker.node.gateway.counters.publishes_dropped == 30
+
+
+async def test_a_run_past_the_receive_maximum_ends_a_client_of_5_and_not_one_of_3(start_broker: StartBroker) -> None:
+    broker = await start_broker(inflight_max=10)
+    old, new = await broker.connect("old"), await broker.connect_5("new")
+    for client in (old, new):
+        await client.publish("a", b"known")
+    for count in (10, 11):
+        await old.send(several(b"a", numbered(count), 1))
+        assert [await old.receive() for _ in range(count)] == [(PUBACK, number) for number in range(1, count + 1)]
+    await new.send(several(b"a", numbered(10), 1, properties=b"\0"))
+    assert [await new.receive() for _ in range(10)] == [(PUBACK, number) for number in range(1, 11)]
+    await new.send(several(b"a", numbered(11), 1, properties=b"\0"))
+    assert await new.disconnected() == (ReasonCode.RECEIVE_MAXIMUM_EXCEEDED, [(PUBACK, number) for number in range(1, 11)])
+
+
+async def test_more_than_is_collected_is_stored_before_the_turn_ends(
+    broker: Broker, five: list[Bare], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plain_module, "_COLLECTED_BYTES", 1000)
+    for number, each in enumerate(five):
+        each.send(several(b"plant/%d" % number, numbered(50), 1))
+    for number, each in enumerate(five):
+        assert [await each.client.receive() for _ in range(50)] == [(PUBACK, at) for at in range(1, 51)]
+        assert stored_of(broker, f"plant/{number}") == numbered(50)
+
+
+async def test_runs_go_on_where_a_segment_ends(start_broker: StartBroker) -> None:
+    broker = await start_broker(segment_bytes=64 * KIB)
+    client = await broker.connect("c")
+    await client.publish("a", b"known", 1)
+    bodies = [b"%06d" % number * 20 for number in range(1200)]
+    for start in range(0, 1200, 40):
+        await client.send(several(b"a", bodies[start : start + 40], 1))
+        assert [await client.receive() for _ in range(40)] == [(PUBACK, number) for number in range(1, 41)]
+    assert len(broker.node.store.log.segments()) > 2
+    assert stored_of(broker, "a") == bodies
