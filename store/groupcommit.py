@@ -56,27 +56,27 @@ class GroupCommit:
         """Call `callback` once all that was appended so far is durable. To be followed by a `poke` when that is written."""
         self._unwritten.append(callback)
 
-    def poke(self) -> None:
-        """Begin a sync if somebody waits and none is under way. Called after each write of the log."""
+    def begin(self) -> None:
+        """Begin a sync if somebody waits for one and none is under way. Called after each write of the log. Releases nobody."""
         written = self._log.written
         if self._unwritten and self._log.end == written:
             self._groups.append((written, iter(self._unwritten)))
             self._unwritten = []
+        if self._groups and not self._syncing and self._groups[-1][0] > self.durable:
+            self._syncing = True
+            self._target = written
+            self._sync.begin()
+
+    def poke(self) -> None:
+        """Begin a sync if somebody waits for one and none is under way; release who waits for none."""
+        self.begin()
         if self._groups and not self._syncing:
-            if self._groups[-1][0] <= self.durable:
-                self._release()
-            else:
-                self._begin()
+            self._release()
 
     def look(self) -> None:
         """Release who waits for a sync that has ended by now, and begin the next one."""
         if self._syncing:
             self._sync.look()
-
-    def _begin(self) -> None:
-        self._syncing = True
-        self._target = self._log.written
-        self._sync.begin()
 
     def _ended(self, error: OSError | None) -> None:
         if error is not None:
@@ -85,8 +85,7 @@ class GroupCommit:
         self._syncing = False
         self.syncs += 1
         self.durable = max(self.durable, self._target)
-        if self._groups and self._groups[-1][0] > self.durable:
-            self._begin()  # the disk works while those who are released do
+        self.begin()  # the disk works while those who are released do
         try:
             self._release()
         finally:

@@ -434,6 +434,8 @@ class Store:
             return
         try:
             self.log.write()
+            if self._group is not None:
+                self._group.begin()  # the disk works while the index is written
             fresh = self._unannounced + self._save(self.log.written)
             self._unannounced = []
         except (OSError, IndexDamaged) as error:

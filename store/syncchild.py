@@ -20,10 +20,11 @@ REQUEST_BYTES = 8
 ANSWER_BYTES = 4
 
 WARM_BYTES = 1024 * 1024
-WARM_STEP_BYTES = 64 * 1024
+WARM_STEP_BYTES = 8 * 1024
 """While it has nothing else to do, the process reads so many bytes behind the end of the log, in such steps. Nothing is there,
 so no disk is read. But the pages are in memory then, and the node that writes there needn't wait until the system has found
-some: that was two thirds of what its writes took, on a virtual machine (measured)."""
+some: that was two thirds of what its writes took, on a virtual machine (measured). A sync that is asked for waits for one step:
+with 64 KiB it was 140 us."""
 
 
 def main(end: socket.socket) -> None:

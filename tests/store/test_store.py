@@ -482,6 +482,30 @@ async def test_the_next_sync_is_under_way_while_those_of_the_last_are_told(
     assert begun == [True, False]
 
 
+async def test_a_sync_is_under_way_while_the_index_is_written_and_nobody_is_told_before_that_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(tmp_path / "data")
+    gate = Gate(store, monkeypatch)
+    seen: list[bool | str] = []
+    write = store.index.write
+
+    def written(batch: Batch) -> None:
+        if not seen:
+            seen.append(gate.has_begun(within_s=20))
+            gate.open(9)
+        write(batch)
+        seen.append("written")
+
+    async with started(store):
+        with monkeypatch.context() as patch:
+            patch.setattr(store.index, "write", written)
+            publish(store, "plant/1", "a")
+            store.when_durable(lambda: seen.append("told"))
+            await until(lambda: "told" in seen)
+    assert seen[:2] == [True, "written"]
+
+
 async def test_who_waits_for_what_is_durable_already_is_answered(tmp_path: Path) -> None:
     async with started(open_store(tmp_path / "data")) as store:
         await store.durable()
