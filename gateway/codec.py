@@ -127,15 +127,12 @@ FROM_SERVER_5: Final = _side((*_TO_CLIENT, AUTH, DISCONNECT), (PINGRESP,), _ACKS
 
 
 _NO_RUNS: Final = bytes(256)
-_ONE_BYTE_MAX: Final = 2 + 127
-_TWO_BYTES_MAX: Final = 3 + 16_383
-"""The largest packets whose remaining length is in one and in two bytes (1.5.5)."""
 _GAP_WITH_ID: Final = 3
 """From here on one of `Side.gaps` has room for a packet id."""
 _BETWEEN: Final = ("", "c", "2s", "2sc")
 """What stands between topic and body, by the number of bytes: neither packet id nor property length, the latter, the former, or
 both."""
-_RUN_PACKET_MIN: Final = 4
+_PUBLISH_BYTES_MIN: Final = 4
 """No PUBLISH has fewer bytes."""
 _ALIKE_MIN: Final = 8
 """PUBLISHes of one length that must have room in a read for it to pay to cut them out at once."""
@@ -318,62 +315,47 @@ def _cut_alike(
     return len(bodies) - before
 
 
-Alike: TypeAlias = tuple[int, bytes, Sequence[bytes], Sequence[bytes], int]
+Plain: TypeAlias = tuple[int, bytes, Sequence[bytes], Sequence[bytes], int]
 """PUBLISHes of the kind that runs consist of: QoS, topic, packet ids, bodies, and how many bytes they take. The packet ids are
 as they stand there, since acks repeat them; at QoS 0 there are none."""
 
 
-def single(data: bytes, side: Side, packet_bytes_max: int) -> Alike | None:
-    """Return what `data` is where it is one whole PUBLISH of the kind that runs consist of, else None.
+def plain(data: bytes, side: Side, packet_bytes_max: int) -> Plain | None:
+    """Return what `data` is where it is PUBLISHes of one length that could be a run, or one of that kind; else None.
 
-    About 0.5 us, half of what `decode` costs for it. None may also mean that `decode` has to say what is wrong with it, or that
-    its length is in more than two bytes.
+    Behind them may be the beginning of another one that is like them. About 0.5 us for one, and 1 us and 0.1 us for each of
+    several: half of what `decode` costs for it. None may also mean that `decode` has to say what is wrong with it, or that its
+    length is in more than two bytes.
     """
     size = len(data)
-    if 4 < size <= _ONE_BYTE_MAX:
-        if data[1] != size - 2:
-            return None
-        start = 4
-    elif _ONE_BYTE_MAX + 1 < size <= _TWO_BYTES_MAX:
-        if data[1] != (size - 3 & 127 | 128) or data[2] != size - 3 >> 7 or size > packet_bytes_max:
-            return None
-        start = 5
-    else:
-        return None
-    gap = side.gaps[data[0]]
-    topic_stop = start + (data[start - 2] << 8 | data[start - 1])
-    body_from = topic_stop + gap - 1
-    if not gap or body_from > size or (side.is_v5 and (data[body_from - 1] or topic_stop == start)):
-        return None  # in MQTT 5.0 also where there are properties, or no topic but an alias
-    if gap < _GAP_WITH_ID:
-        return 0, data[start:topic_stop], (), (data[body_from:],), size
-    packet_id = data[topic_stop : topic_stop + 2]
-    return None if packet_id == b"\0\0" else (1, data[start:topic_stop], (packet_id,), (data[body_from:],), size)
-
-
-def alike(data: bytes, side: Side, packet_bytes_max: int) -> Alike | None:
-    """Return what `data` is where it is two or more PUBLISHes of one length that could be a run, else None.
-
-    Behind them may be the beginning of another one that is like them. About 1 us and 0.1 us for each, half of what `decode`
-    costs for them where they are few. None may also mean what it does with `single`.
-    """
-    size = len(data)
-    if size < 2 * _RUN_PACKET_MIN:
+    if size <= _PUBLISH_BYTES_MIN:
         return None
     length, start = data[1], 2
     if length > 127:
+        if not 0 < data[2] < 128:
+            return None
         length, start = length - 128 | data[2] << 7, 3
-        if not 0 < data[2] < 128 or start + length > packet_bytes_max:
+        if start + length > packet_bytes_max:
             return None
     stride = start + length
-    count = size // stride
     gap = side.gaps[data[0]]
     topic_stop = start + 2 + (data[start] << 8 | data[start + 1])
-    if count < 2 or not gap or topic_stop + gap - 1 > stride:
+    if stride > size or not gap or topic_stop + gap - 1 > stride:
         return None
-    begin, topic = data[:topic_stop], data[start + 2 : topic_stop]
+    topic = data[start + 2 : topic_stop]
+    if side.is_v5 and not topic:  # but an alias
+        return None
+    if stride == size:
+        body_from = topic_stop + gap - 1
+        if side.is_v5 and data[body_from - 1]:  # properties
+            return None
+        if gap < _GAP_WITH_ID:
+            return 0, topic, (), (data[body_from:],), size
+        packet_id = data[topic_stop : topic_stop + 2]
+        return None if packet_id == b"\0\0" else (1, topic, (packet_id,), (data[body_from:],), size)
+    begin, count = data[:topic_stop], size // stride
     used = count * stride
-    if not begin.startswith(data[used : used + topic_stop]) or (side.is_v5 and not topic):
+    if not begin.startswith(data[used : used + topic_stop]):
         return None
     packets = data if used == size else memoryview(data)[:used]
     begins, *between, bodies = zip(*_shape(topic_stop, gap, stride).iter_unpack(packets), strict=True)

@@ -11,12 +11,11 @@ from gateway.codec import (
     FROM_SERVER_5,
     Packet,
     Side,
-    alike,
     apart,
     decode,
     encode_publish,
     packet_bytes,
-    single,
+    plain,
 )
 from gateway.errors import ProtocolError
 from gateway.packets import (
@@ -55,12 +54,12 @@ def check_codec(data: bytes) -> None:
         assert comparable(in_pieces(data, side)) == comparable(packets), "it doesn't matter how a stream is cut"
         in_runs, used_in_runs = decode(data, PACKET_BYTES_MAX, side, runs=True)
         assert (comparable(apart(in_runs)), used_in_runs) == (comparable(packets), used), "runs are the same packets"
-        for seen in (single(data, side, PACKET_BYTES_MAX), alike(data, side, PACKET_BYTES_MAX)):
-            if seen is not None:
-                qos, topic, packet_ids, bodies, size = seen
-                ids = [int.from_bytes(each) for each in packet_ids] or [0] * len(bodies)
-                plain = [(PUBLISH, qos << 1, topic, *each) for each in zip(ids, bodies, strict=True)]
-                assert (packets, used) == (plain, size), "what is taken for plain PUBLISHes is nothing else"
+        seen = plain(data, side, PACKET_BYTES_MAX)
+        if seen is not None:
+            qos, topic, packet_ids, bodies, size = seen
+            ids = [int.from_bytes(each) for each in packet_ids] or [0] * len(bodies)
+            whole = [(PUBLISH, qos << 1, topic, *each) for each in zip(ids, bodies, strict=True)]
+            assert (packets, used) == (whole, size), "what is taken for plain PUBLISHes is nothing else"
         if side in (FROM_CLIENT, FROM_CLIENT_5):
             for item in packets:
                 _check_parser(item, side.is_v5)
