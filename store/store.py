@@ -418,7 +418,7 @@ class Store:
         self.look()
 
     def look(self) -> None:
-        """Release who waits for what is durable by now. The loop calls it by itself; so that is where a turn lasts long."""
+        """Release who waits for what is durable by now. For the course of a long turn: else the loop sees to it."""
         if self._group is not None:
             self._group.look()
 
@@ -435,7 +435,9 @@ class Store:
         try:
             self.log.write()
             if self._group is not None:
-                self._group.begin()  # the disk works while the index is written
+                # The disk works while the index is written. Where that fails, the node ends, and who waits may still be told:
+                # what they wait for is in the log, from which the index is made again.
+                self._group.begin()
             fresh = self._unannounced + self._save(self.log.written)
             self._unannounced = []
         except (OSError, IndexDamaged) as error:
