@@ -15,6 +15,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import chain
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from gateway.errors import ConnectRefused, MalformedPacket, PacketTooLarge, ProtocolError, UnsupportedVersion
@@ -129,9 +130,11 @@ FROM_SERVER_5: Final = _side((*_TO_CLIENT, AUTH, DISCONNECT), (PINGRESP,), _ACKS
 _NO_RUNS: Final = bytes(256)
 _GAP_WITH_ID: Final = 3
 """From here on one of `Side.gaps` has room for a packet id."""
-_BETWEEN: Final = ("", "c", "2s", "2sc")
-"""What stands between topic and body, by the number of bytes: neither packet id nor property length, the latter, the former, or
-both."""
+_PUBACK: Final = bytes((PUBACK << 4, 2))
+_PUBACK_WITHOUT_ID: Final = _PUBACK + b"\0\0"
+"""What no PUBACK is. Those that stand one behind the other have these bytes nowhere else, either."""
+_BLOCK: Final = 64
+"""So many packets are cut with one call, at most."""
 _PUBLISH_BYTES_MIN: Final = 4
 """No PUBLISH has fewer bytes."""
 _ALIKE_MIN: Final = 8
@@ -315,17 +318,16 @@ def _cut_alike(
     return len(bodies) - before
 
 
-Plain: TypeAlias = tuple[int, bytes, Sequence[bytes], Sequence[bytes], int]
-"""PUBLISHes of the kind that runs consist of: QoS, topic, packet ids, bodies, and how many bytes they take. The packet ids are
-as they stand there, since acks repeat them; at QoS 0 there are none."""
+Plain: TypeAlias = tuple[int, bytes, bytes, Sequence[bytes], int]
+"""PUBLISHes of the kind that runs consist of: QoS, topic, PUBACKs (none at QoS 0), bodies, and how many bytes they take."""
 
 
 def plain(data: bytes, side: Side, packet_bytes_max: int) -> Plain | None:
     """Return what `data` is where it is PUBLISHes of one length that could be a run, or one of that kind; else None.
 
-    Behind them may be the beginning of another one that is like them. About 0.5 us for one, and 1 us and 0.1 us for each of
-    several: half of what `decode` costs for it. None may also mean that `decode` has to say what is wrong with it, or that its
-    length is in more than two bytes.
+    Behind them may be the beginning of another one that is like them. About 0.5 us for one, and 1 us and 0.06 us for each of
+    several: a third of what `decode` costs for it. None may also mean that `decode` has to say what is wrong with it, or that
+    its length is in more than two bytes.
     """
     size = len(data)
     if size <= _PUBLISH_BYTES_MIN:
@@ -340,39 +342,51 @@ def plain(data: bytes, side: Side, packet_bytes_max: int) -> Plain | None:
     stride = start + length
     gap = side.gaps[data[0]]
     topic_stop = start + 2 + (data[start] << 8 | data[start + 1])
-    if stride > size or not gap or topic_stop + gap - 1 > stride:
+    body_from = topic_stop + gap - 1
+    if stride > size or not gap or body_from > stride:
         return None
     topic = data[start + 2 : topic_stop]
     if side.is_v5 and not topic:  # but an alias
         return None
     if stride == size:
-        body_from = topic_stop + gap - 1
         if side.is_v5 and data[body_from - 1]:  # properties
             return None
         if gap < _GAP_WITH_ID:
-            return 0, topic, (), (data[body_from:],), size
+            return 0, topic, b"", (data[body_from:],), size
         packet_id = data[topic_stop : topic_stop + 2]
-        return None if packet_id == b"\0\0" else (1, topic, (packet_id,), (data[body_from:],), size)
+        return None if packet_id == b"\0\0" else (1, topic, _PUBACK + packet_id, (data[body_from:],), size)
     begin, count = data[:topic_stop], size // stride
     used = count * stride
     if not begin.startswith(data[used : used + topic_stop]):
         return None
-    packets = data if used == size else memoryview(data)[:used]
-    begins, *between, bodies = zip(*_shape(topic_stop, gap, stride).iter_unpack(packets), strict=True)
-    if begins.count(begin) != count or (side.is_v5 and between[-1].count(b"\0") != count):
+    fields = _begins_and_bodies(data, count, (topic_stop, body_from, stride))
+    # What each has at one place is a slice with a stride: no object for each.
+    if fields[::2].count(begin) != count or (side.is_v5 and data[body_from - 1 : used : stride].count(0) != count):
         return None
     if gap < _GAP_WITH_ID:
-        return 0, topic, (), bodies, used
-    return None if b"\0\0" in between[0] else (1, topic, between[0], bodies, used)
+        return 0, topic, b"", fields[1::2], used
+    acks = _acks(_PUBACK[0], data[topic_stop:used:stride], data[topic_stop + 1 : used : stride])
+    return None if _PUBACK_WITHOUT_ID in acks else (1, topic, acks, fields[1::2], used)
+
+
+def _begins_and_bodies(data: bytes, count: int, shape: tuple[int, int, int]) -> Sequence[bytes]:
+    """Return of each of `count` packets at the beginning of `data` what goes before its packet id, and its body, in turn.
+
+    `shape` is where the former ends in a packet, where the latter begins, and where that ends.
+    """
+    if count <= _BLOCK:
+        return _cutter(count, shape).unpack_from(data)
+    blocks, rest = divmod(count, _BLOCK)
+    edge = blocks * _BLOCK * shape[2]
+    fields = chain.from_iterable(_cutter(_BLOCK, shape).iter_unpack(memoryview(data)[:edge]))
+    return *fields, *_cutter(rest, shape).unpack_from(data, edge)
 
 
 @lru_cache(maxsize=1024)
-def _shape(topic_stop: int, gap: int, stride: int) -> struct.Struct:
-    """Return what cuts a PUBLISH of `stride` bytes into what is before its packet id, that, its property length, and its body.
-
-    `gap` is as in `Side.gaps`: it says which of those it has.
-    """
-    return struct.Struct(f"{topic_stop}s{_BETWEEN[gap - 1]}{stride - topic_stop - gap + 1}s")
+def _cutter(count: int, shape: tuple[int, int, int]) -> struct.Struct:
+    """Return what cuts `count` packets as `_begins_and_bodies` does: one call for all of them."""
+    begin_stop, body_from, stop = shape
+    return struct.Struct(f"{begin_stop}s{body_from - begin_stop}x{stop - body_from}s" * count)
 
 
 def count(packets: Iterable[Packet]) -> int:
@@ -527,7 +541,7 @@ def _packet(header: int, body: bytes) -> bytes:
     return bytes((header,)) + write_varint(len(body)) + body
 
 
-def encode_acks(kind: int, packet_ids: list[int]) -> bytes:
+def encode_acks(kind: int, packet_ids: Sequence[int]) -> bytes:
     """Return one ack of type `kind` (PUBACK, PUBREC, PUBREL, PUBCOMP, UNSUBACK) for each packet id, in their order.
 
     Costs 0.02 us per ack in a batch of hundreds, 0.2 us for one alone.
@@ -540,9 +554,14 @@ def encode_acks(kind: int, packet_ids: list[int]) -> bytes:
         pack = _HEAD.pack
         return b"".join([pack(header, 2, packet_id) for packet_id in packet_ids])
     ids = struct.pack(f">{count}H", *packet_ids)
-    acks = bytearray(bytes((header, 2, 0, 0)) * count)
-    acks[2::4] = ids[0::2]
-    acks[3::4] = ids[1::2]
+    return _acks(header, ids[0::2], ids[1::2])
+
+
+def _acks(header: int, high: bytes, low: bytes) -> bytes:
+    """Return acks by the high and the low bytes of their packet ids: no object is made for each."""
+    acks = bytearray(bytes((header, 2, 0, 0)) * len(high))
+    acks[2::4] = high
+    acks[3::4] = low
     return bytes(acks)
 
 

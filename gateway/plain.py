@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from gateway import codec
-from gateway.packets import PUBACK, PUBLISH, PUBLISH_RUN
+from gateway.packets import PUBLISH, PUBLISH_RUN
 from store.options import MIB
 from store.record import HEADER_BYTES
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from gateway.gateway import Gateway
     from store.queues import Route
 
-_PUBACK: Final = bytes((PUBACK << 4, 2))
 _ACK_BYTES: Final = 4
 
 _COLLECTED_BYTES: Final = MIB
@@ -51,12 +50,12 @@ class PlainReads:
         """Take the PUBLISHes of a plain read, to be stored by `flush`; return False, and do nothing, where it isn't plain.
 
         At most once for a connection between two flushes, or they would come behind what else it sends: so a read that is no
-        part of a turn of `Sockets` is followed by a flush. About 0.8 us for one PUBLISH, and 4 us for 20.
+        part of a turn of `Sockets` is followed by a flush. About 0.8 us for one PUBLISH, and 3 us for 20.
         """
         found = codec.plain(data, connection.side, self._packet_bytes_max)
         if found is None:
             return False
-        qos, topic, packet_ids, bodies, size = found
+        qos, topic, acks, bodies, size = found
         count = len(bodies)
         route = self._routes.get(topic)
         guard = connection.guard
@@ -65,7 +64,7 @@ class PlainReads:
         if qos and connection.is_v5 and connection.unacked + len(connection.session.received) + count > self._inflight_max:
             return False
         self._runs.append((route, bodies, qos))
-        self._senders.append((connection, _PUBACK + _PUBACK.join(packet_ids) if qos else b"", count))
+        self._senders.append((connection, acks, count))
         self._bytes += size + count * HEADER_BYTES
         if count > 1 or size < len(data):
             connection.go_on(data, size, count, qos > 0)

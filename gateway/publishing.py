@@ -8,6 +8,7 @@ Clauses in brackets are those of MQTT 5.0; where MQTT 3.1.1 has one of another n
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import groupby
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -110,7 +111,9 @@ class Publishing:
             return False
         try:
             size = sum(map(len, bodies)) + len(bodies) * (HEADER_BYTES + len(topic))
-            is_stored = self._store.append_runs([(self._store.queues.route(topic), bodies, RECORD_FLAGS[flags])], size)
+            route = self._store.queues.route(topic)
+            runs = [(route, [*alike], RECORD_FLAGS[flags]) for _, alike in groupby(bodies, len)]
+            is_stored = self._store.append_runs(runs, size)
         except StoreError:
             return False
         if is_stored:

@@ -273,7 +273,7 @@ class Store:
         Return False, and append nothing, where that can't be done for all of them alike: then each is to be appended by itself.
 
         Args:
-            runs: messages of one topic each, given by route, bodies and flags; those may be a QoS and nothing else.
+            runs: messages of one topic and length each, given by route, bodies and flags; those may be a QoS and nothing else.
             size_max: the most that the records can take, in bytes.
         """
         if self.space.level:
@@ -283,11 +283,12 @@ class Store:
         parts = self.log.begin_run(size_max)
         if parts is None:
             return False
-        add, pack_head, turn_ms = parts.append, _HEAD.pack, self._turn_ms
+        pack_head, turn_ms = _HEAD.pack, self._turn_ms
         sizes: list[int] = []
-        add_size = sizes.append
+        counts: list[int] = []
         queues: tuple[LightQueue, ...] = ()
-        starts = []
+        starts: list[tuple[int, tuple[LightQueue, ...]]] = []
+        total = 0
         for route, bodies, flags in runs:
             if route.version != route.root.version:
                 route = self.queues.route_stored(route.topic)
@@ -295,27 +296,26 @@ class Store:
                 self._begin_route(route, flags)
             if route.queues != queues:
                 queues = route.queues
-                starts.append((len(sizes), queues))
-            beginning = route.beginning
-            if len(bodies) == 1:  # one piece less saves 0.1 us
+                starts.append((total, queues))
+            beginning, count = route.beginning, len(bodies)
+            size = 8 + len(beginning) + len(bodies[0])
+            if count == 1:  # one piece less saves 0.1 us
                 tail = beginning + bodies[0]
-                size = 8 + len(tail)
-                add(pack_head(size, checksum(tail)))
-                add(tail)
-                add_size(size)
-                continue
-            crc, rest = checksum(beginning), 8 + len(beginning)
-            for body in bodies:
-                size = rest + len(body)
-                add(pack_head(size, checksum(body, crc)))
-                add(beginning)
-                add(body)
-                add_size(size)
+                parts += (pack_head(size, checksum(tail)), tail)
+            else:
+                crc = checksum(beginning)
+                pieces = [beginning] * (3 * count)
+                pieces[::3] = [pack_head(size, checksum(body, crc)) for body in bodies]
+                pieces[2::3] = bodies
+                parts += pieces
+            sizes.append(size)
+            counts.append(count)
+            total += count
         position = self.log.end
-        self.log.end_run(position + sum(sizes))
-        self.messages_stored += len(sizes)
-        entries = consecutive_entries(position, sizes)
-        starts.append((len(sizes), ()))
+        entries, end = consecutive_entries(position, sizes, counts)
+        self.log.end_run(end)
+        self.messages_stored += total
+        starts.append((total, ()))
         for (start, queues), (stop, _) in pairwise(starts):
             self.queues.dispatch_run(queues, entries[start * ENTRY_BYTES : stop * ENTRY_BYTES])
         return True

@@ -13,6 +13,7 @@ from gateway.codec import (
     Side,
     apart,
     decode,
+    encode_acks,
     encode_publish,
     packet_bytes,
     plain,
@@ -23,6 +24,7 @@ from gateway.packets import (
     CONNECT,
     DISCONNECT,
     MALFORMED,
+    PUBACK,
     PUBLISH,
     PUBLISH_WITH,
     SUBACK,
@@ -56,10 +58,11 @@ def check_codec(data: bytes) -> None:
         assert (comparable(apart(in_runs)), used_in_runs) == (comparable(packets), used), "runs are the same packets"
         seen = plain(data, side, PACKET_BYTES_MAX)
         if seen is not None:
-            qos, topic, packet_ids, bodies, size = seen
-            ids = [int.from_bytes(each) for each in packet_ids] or [0] * len(bodies)
+            qos, topic, acks, bodies, size = seen
+            ids = [item[3] for item in packets]
             whole = [(PUBLISH, qos << 1, topic, *each) for each in zip(ids, bodies, strict=True)]
             assert (packets, used) == (whole, size), "what is taken for plain PUBLISHes is nothing else"
+            assert acks == (encode_acks(PUBACK, ids) if qos else b""), "each is acknowledged by its packet id"
         if side in (FROM_CLIENT, FROM_CLIENT_5):
             for item in packets:
                 _check_parser(item, side.is_v5)

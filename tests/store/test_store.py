@@ -12,7 +12,7 @@ from pathlib import Path
 from struct import Struct
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from store import filling as filling_module
@@ -319,7 +319,8 @@ def test_a_start_that_was_killed_while_it_deleted_the_index_is_made_good(tmp_pat
 RUN = st.tuples(
     st.sampled_from(["plant/1", "plant/2", "site/x"]),
     st.integers(0, 2),
-    st.lists(st.binary(max_size=40)) | st.builds(lambda body, count: [body] * count, st.binary(max_size=9), st.integers(1, 70)),
+    st.integers(0, 40).flatmap(lambda size: st.lists(st.binary(min_size=size, max_size=size), min_size=1))
+    | st.builds(lambda body, count: [body] * count, st.binary(max_size=9), st.integers(1, 70)),
 )
 
 
@@ -386,10 +387,17 @@ def test_runs_take_room_from_the_disk_as_they_need_it(tmp_path: Path, monkeypatc
     close(store)
 
 
-@given(st.integers(0, 1 << 60), st.lists(st.integers(1, 1 << 26), max_size=120))
-def test_entries_of_consecutive_records_name_each_where_the_one_before_it_ends(position: int, sizes: list[int]) -> None:
-    entries = list(ENTRY.iter_unpack(consecutive_entries(position, sizes)))
-    assert entries == [(position + sum(sizes[:number]), size, 0) for number, size in enumerate(sizes)]
+@given(st.integers(0, 1 << 60), st.lists(st.tuples(st.integers(1, 1 << 26), st.integers(1, 40)), max_size=5))
+@example(1 << 60, [(1 << 26, 500)])
+@example(7, [(60 + number, 1) for number in range(100)])
+def test_entries_of_consecutive_records_name_each_where_the_one_before_it_ends(
+    position: int, runs: list[tuple[int, int]]
+) -> None:
+    entries, end = consecutive_entries(position, [size for size, _ in runs], [count for _, count in runs])
+    sizes = [size for size, count in runs for _ in range(count)]
+    expected = [(position + sum(sizes[:number]), size, 0) for number, size in enumerate(sizes)]
+    assert list(ENTRY.iter_unpack(entries)) == expected
+    assert end == position + sum(sizes)
 
 
 # --- covered and durable --------------------------------------------------------------------------------------------
