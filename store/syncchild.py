@@ -1,8 +1,9 @@
 """The process that syncs a log: `python -I -S syncchild.py SOCKET`. `store.syncing` starts it, and says why.
 
 A request is where in its segment the log ends now; the segment's descriptor comes with the first one that is about it. The
-answer is an errno, 0 for none. One request is under way at a time. The process ends when the other end of the socket does, and
-for no signal that asks: whoever stops the node may signal all of its processes, and the node still has something to sync.
+answer is an errno, 0 for none, and how many requests it answers: those that came while a sync was under way are served by one.
+The process ends when the other end of the socket does, and after a failure; and for no signal that asks: whoever stops the node
+may signal all of its processes, and the node still has something to sync.
 
 It imports nothing of Millrace, so that it starts in a moment and takes little memory.
 """
@@ -15,9 +16,13 @@ import signal
 import socket
 import sys
 from contextlib import suppress
+from struct import Struct
 
 REQUEST_BYTES = 8
-ANSWER_BYTES = 4
+REQUESTS_MAX = 64
+"""So many are answered at once, at most."""
+
+ANSWER = Struct(">HH")
 
 WARM_BYTES = 1024 * 1024
 WARM_STEP_BYTES = 8 * 1024
@@ -32,10 +37,10 @@ def main(end: socket.socket) -> None:
     segment = -1
     warm, scratch = 0, bytearray(WARM_STEP_BYTES)
     while True:
-        request, descriptors, _, _ = socket.recv_fds(end, REQUEST_BYTES, 1)
-        if not request:
+        requests, descriptors, _, _ = socket.recv_fds(end, REQUEST_BYTES * REQUESTS_MAX, 1)
+        if not requests:
             return
-        if descriptors:
+        if descriptors:  # it came with the last of them; the node has synced the segment before
             if segment >= 0:
                 os.close(segment)
             segment, warm = descriptors[0], 0
@@ -44,8 +49,10 @@ def main(end: socket.socket) -> None:
             os.fdatasync(segment)
         except OSError as error:
             failure = error.errno or 1
-        end.sendall(failure.to_bytes(ANSWER_BYTES, "big"))
-        written = int.from_bytes(request, "big")
+        end.sendall(ANSWER.pack(failure, len(requests) // REQUEST_BYTES))
+        if failure:
+            return  # the kernel may have dropped what was written, and the next sync would report success
+        written = int.from_bytes(requests[-REQUEST_BYTES:], "big")
         warm = max(warm, written)
         while warm < written + WARM_BYTES and not select.select([end], [], [], 0)[0]:
             warm += _read(segment, scratch, warm) or WARM_BYTES

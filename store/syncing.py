@@ -27,27 +27,28 @@ from store.segment import Segment
 
 CHILD: Final = str(Path(syncchild.__file__))
 
-Ended = Callable[[OSError | None], None]
+Ended = Callable[[OSError | None, int], None]
+"""Told of the end of a sync: its error, or None, and how many of those that were begun it was, which is one or more."""
 
 
 class Sync(Protocol):
-    """Syncs a log, one sync at a time.
+    """Syncs a log, one sync at a time. Those that are begun while one is under way are one together, which follows it.
 
-    It is made with the log, the loop, and what is called there when a sync has ended: with its error, or None. An error is
-    final: the kernel may have dropped what was written, and a second sync would report success for data that is gone.
+    It is made with the log, the loop, and what is called there when a sync has ended. An error is final: the kernel may have
+    dropped what was written, and a second sync would report success for data that is gone.
     """
 
     failure: OSError | None
     """Why the last sync has failed: also where the loop has not been told yet."""
 
     def begin(self) -> None:
-        """Sync what is written now. Not while another sync is under way."""
+        """Sync what is written now."""
 
     def look(self) -> None:
         """Tell of a sync that has ended, where the loop has not come to that yet: it may have others to serve first."""
 
     def stop(self) -> None:
-        """End, when the sync that is under way has. If that has failed, the loop is still told."""
+        """End, when the syncs that were begun have. If one has failed, the loop is still told."""
 
 
 class SyncThread:
@@ -59,8 +60,8 @@ class SyncThread:
         self._loop = loop
         self._ended = ended
         self._requests: SimpleQueue[bool] = SimpleQueue()
-        self._done: deque[OSError | None] = deque()
-        """How the sync has ended that nobody has been told of."""
+        self._done: deque[tuple[OSError | None, int]] = deque()
+        """How the syncs have ended that nobody has been told of."""
         self._thread = Thread(target=self._run, name="millrace-sync", daemon=True)
         self._thread.start()
 
@@ -68,20 +69,27 @@ class SyncThread:
         self._requests.put(True)
 
     def _run(self) -> None:
-        while self._requests.get():
+        requests = self._requests
+        is_asked = requests.get()
+        while is_asked:
+            served = 1
+            while is_asked and not requests.empty():
+                is_asked = requests.get()
+                served += is_asked
             try:
                 self._log.sync()
             except OSError as error:
                 self.failure = error
-            self._done.append(self.failure)
+            self._done.append((self.failure, served))
             with suppress(RuntimeError):  # the loop was closed in between: nobody waits any more
                 self._loop.call_soon_threadsafe(self.look)
             if self.failure is not None:
                 return
+            is_asked = is_asked and requests.get()
 
     def look(self) -> None:
         if self._done:
-            self._ended(self._done.popleft())
+            self._ended(*self._done.popleft())
 
     def stop(self) -> None:
         self._requests.put(False)
@@ -102,7 +110,8 @@ class SyncProcess:
         self._ended = ended
         self._segment: Segment | None = None
         """The one whose descriptor the process has. It is the same open file as here: of an error only one of us hears."""
-        self._is_busy = False
+        self._asked = 0
+        """Syncs that it has not answered; none after a failure."""
         null = subprocess.DEVNULL
         self._end, other = socket.socketpair()
         with other:
@@ -122,7 +131,9 @@ class SyncProcess:
         return self._process.pid
 
     def begin(self) -> None:
-        self._is_busy = True
+        if self.failure is not None:
+            return
+        self._asked += 1
         segment = self._log.open_segment
         request = (self._log.written - segment.base).to_bytes(syncchild.REQUEST_BYTES, "big")
         with suppress(OSError):  # it has ended: the answer says so
@@ -133,42 +144,44 @@ class SyncProcess:
                 self._segment = segment
 
     def look(self) -> None:
-        if self._is_busy:
+        if self._asked:
             self._readable()
 
     def _readable(self) -> None:
-        if self._receive():
-            self._ended(self.failure)
+        served = self._receive()
+        if served:
+            self._ended(self.failure, served)
 
-    def _receive(self) -> bool:
-        """Take an answer, or the end of the process; return False where there is neither."""
+    def _receive(self) -> int:
+        """Take an answer, or the end of the process; return how many syncs that was, and 0 where there is neither."""
         try:
-            answer = self._end.recv(syncchild.ANSWER_BYTES)
+            answer = self._end.recv(syncchild.ANSWER.size)
         except BlockingIOError:
-            return False
+            return 0
         except ConnectionResetError:
             answer = b""
-        self._is_busy = False
-        number = int.from_bytes(answer, "big")
+        number, served = syncchild.ANSWER.unpack(answer) if answer else (0, max(self._asked, 1))
+        self._asked -= served
         if not answer:
             self.failure = OSError(errno.EPIPE, "the process that syncs the log has ended; see what has killed it")
         elif number:
             self.failure = OSError(number, os.strerror(number))
         if self.failure is not None:
+            self._asked = 0
             self._log.fail(self.failure)
             self._loop.remove_reader(self._end.fileno())
-        return True
+        return int(served)
 
     def stop(self) -> None:
         if self._end.fileno() < 0:
             return
         with suppress(RuntimeError):  # the loop is closed
             self._loop.remove_reader(self._end.fileno())
-        if self._is_busy:
-            self._end.setblocking(True)  # the loop has set it otherwise
-            self._receive()
+        self._end.setblocking(True)  # the loop has set it otherwise
+        while self._asked:
+            served = self._receive()
             if self.failure is not None:
-                self._loop.call_soon(self._ended, self.failure)
+                self._loop.call_soon(self._ended, self.failure, served)
         self._end.close()
         self._process.wait()
 

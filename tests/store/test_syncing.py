@@ -8,13 +8,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
 
+from store.groupcommit import ASKED_MAX
 from store.options import KIB
 from store.store import Store
 from store.syncing import SyncProcess
@@ -59,6 +61,26 @@ def process_of(store: Store) -> SyncProcess:
     assert store._group is not None
     assert isinstance(store._group._sync, SyncProcess)
     return store._group._sync
+
+
+@contextmanager
+def held_back(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """Let no sync end until what it gives is called."""
+    assert store._group is not None
+    if isinstance(store._group._sync, SyncProcess):
+        pid = store._group._sync.pid
+        os.kill(pid, signal.SIGSTOP)
+        yield lambda: os.kill(pid, signal.SIGCONT)
+        return
+    allowed, sync = threading.Event(), store.log.sync
+
+    def held() -> None:
+        assert allowed.wait(30)
+        sync()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.log, "sync", held)
+        yield allowed.set
 
 
 def state_of(pid: int) -> str:
@@ -239,3 +261,55 @@ async def test_where_no_process_can_be_started_the_error_says_what_to_do(
     with pytest.raises(OSError, match=r'set store\.sync_in = "thread"'):
         store.start(asyncio.get_running_loop(), lambda error: None)
     close(store)
+
+
+@both
+async def test_what_is_written_while_a_sync_is_under_way_is_durable_with_the_next_one_however_many_ask(
+    tmp_path: Path, sync_in: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with started(tmp_path, sync_in) as (store, failures):
+        publish(store, "plant/1", "first")
+        await store.durable()
+        before = store.syncs
+        told: list[int] = []
+        with held_back(store, monkeypatch) as go_on:
+            for number in range(ASKED_MAX + 20):
+                publish(store, "plant/1", f"{number}")
+                store.when_durable(lambda number=number: told.append(number))  # type: ignore[misc]
+                store.end_turn()
+            await asyncio.sleep(0.05)
+            assert told == []
+            go_on()
+            await until(lambda: len(told) == ASKED_MAX + 20)
+        assert told == list(range(ASKED_MAX + 20))
+        assert store.syncs <= before + 3, "the first one, those that were asked for meanwhile, and what was too much for that"
+        assert store.durable_position == store.log.written
+        assert failures == []
+
+
+async def test_behind_a_sync_that_fails_none_succeeds(tmp_path: Path) -> None:
+    async with started(tmp_path) as (store, failures):
+        publish(store, "plant/1", "first")
+        await store.durable()
+        sync, told = process_of(store), list[int]()
+        os.kill(sync.pid, signal.SIGSTOP)
+        reading, writing = os.pipe()  # which can't be synced: EINVAL
+        kept = os.dup(store.log.open_segment.fd)
+        for number in range(3):
+            publish(store, "plant/1", f"{number}")
+            store.when_durable(lambda number=number: told.append(number))  # type: ignore[misc]
+            store.end_turn()
+        os.dup2(writing, store.log.open_segment.fd)
+        sync._segment = None  # so that its descriptor, which is the pipe now, goes to the process with the next request
+        sync.begin()
+        os.dup2(kept, store.log.open_segment.fd)
+        sync.begin()  # and this one would go well
+        os.kill(sync.pid, signal.SIGCONT)
+        await until(lambda: failures)
+        assert [failure.errno for failure in failures] == [errno.EINVAL]
+        await asyncio.sleep(0.05)
+        store.end_turn()
+        assert told == []
+        await until(lambda: state_of(sync.pid) in ("Z", "gone"))
+        for descriptor in (reading, writing, kept):
+            os.close(descriptor)
