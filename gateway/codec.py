@@ -382,7 +382,7 @@ def _begins_and_bodies(data: bytes, count: int, shape: tuple[int, int, int]) -> 
     return *fields, *_cutter(rest, shape).unpack_from(data, edge)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def _cutter(count: int, shape: tuple[int, int, int]) -> struct.Struct:
     """Return what cuts `count` packets as `_begins_and_bodies` does: one call for all of them."""
     begin_stop, body_from, stop = shape

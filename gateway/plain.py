@@ -12,7 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from gateway import codec
+from gateway.connection import TURN_MESSAGES
 from gateway.packets import PUBLISH, PUBLISH_RUN
+from gateway.sockets import READ_BYTES_MIN
 from store.options import MIB
 from store.record import HEADER_BYTES
 
@@ -66,7 +68,7 @@ class PlainReads:
         self._runs.append((route, bodies, qos))
         self._senders.append((connection, acks, count))
         self._bytes += size + count * HEADER_BYTES
-        if count > 1 or size < len(data):
+        if size < len(data) or size >= READ_BYTES_MIN or count > TURN_MESSAGES:
             connection.go_on(data, size, count, qos > 0)
         if self._bytes > _COLLECTED_BYTES:
             self.flush()

@@ -333,20 +333,20 @@ def consecutive_entries(position: int, sizes: list[int], counts: list[int]) -> t
     """
     total = sum(counts)
     if total < _ARRAY_MIN:
-        each = [*chain.from_iterable(map(repeat, sizes, counts))]
-        *positions, end = accumulate(each, initial=position)
-        return b"".join(map(ENTRY.pack, positions, each, repeat(0))), end
-    entries = np.zeros(total, ENTRY_DTYPE)
+        singly = [*chain.from_iterable(map(repeat, sizes, counts))]
+        *positions, end = accumulate(singly, initial=position)
+        return b"".join(map(ENTRY.pack, positions, singly, repeat(0))), end
+    entries = np.empty((total, 2), "<u8")  # size and aux, which is 0, are one number
     if len(sizes) == 1:
         size, end = sizes[0], position + sizes[0] * total
-        entries["size"] = size
-        entries["position"] = np.arange(position, end, size, dtype="<u8")
+        entries[:, 0] = np.arange(position, end, size, dtype="<u8")
+        entries[:, 1] = size
     else:
-        entries["size"] = np.repeat(sizes, counts)
-        ends = np.cumsum(entries["size"], dtype="<u8")
-        entries["position"] = position
-        entries["position"][1:] += ends[:-1]
-        end = position + int(ends[-1])
+        each = np.repeat(np.array(sizes, "<u8"), counts)
+        ends = position + np.cumsum(each)
+        end = int(ends[-1])
+        entries[:, 0] = ends - each
+        entries[:, 1] = each
     return entries.tobytes(), end
 
 

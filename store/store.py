@@ -15,7 +15,8 @@ import errno
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import pairwise
+from functools import lru_cache
+from itertools import pairwise, repeat
 from pathlib import Path
 from struct import Struct
 from typing import NamedTuple
@@ -45,6 +46,9 @@ logger = structlog.get_logger("store")
 _TAIL = Struct("<BBHIq")
 """The header behind the checksum: kind, flags, topic_len, props_len, store_ms."""
 _HEAD = Struct("<II")
+
+_BLOCK = 64
+"""So many records of a run are put together with one call, at most."""
 
 _MESSAGE = int(Kind.MESSAGE)
 _UNROUTED = int(Flag.DELAYED | Flag.HALF)
@@ -303,11 +307,7 @@ class Store:
                 tail = beginning + bodies[0]
                 parts += (pack_head(size, checksum(tail)), tail)
             else:
-                crc = checksum(beginning)
-                pieces = [beginning] * (3 * count)
-                pieces[::3] = [pack_head(size, checksum(body, crc)) for body in bodies]
-                pieces[2::3] = bodies
-                parts += pieces
+                parts += _alike_records(size, beginning, bodies)
             sizes.append(size)
             counts.append(count)
             total += count
@@ -689,6 +689,28 @@ def _open_index(data_dir: Path) -> tuple[Index | None, Covered | None, str]:
     except (DataDirIncompatible, IndexDamaged) as error:
         index.close()
         return None, None, str(error)
+
+
+def _alike_records(size: int, beginning: bytes, bodies: Sequence[bytes]) -> list[bytes]:
+    """Return records of `size` bytes, which differ in their bodies only: one behind the other, in a few pieces.
+
+    About 0.12 us for one of 64 bytes.
+    """
+    crc, shape = checksum(beginning), (len(beginning), len(bodies[0]))
+    pieces = []
+    for at in range(0, len(bodies), _BLOCK):
+        some = bodies[at : at + _BLOCK]
+        fields = [size, 0, beginning, b""] * len(some)
+        fields[1::4] = map(checksum, some, repeat(crc))
+        fields[3::4] = some
+        pieces.append(_packer(len(some), shape).pack(*fields))
+    return pieces
+
+
+@lru_cache(maxsize=256)
+def _packer(count: int, shape: tuple[int, int]) -> Struct:
+    """Return what packs `count` records, each given by its size, its checksum, and two pieces of these lengths."""
+    return Struct("<" + "II{}s{}s".format(*shape) * count)
 
 
 def _nothing() -> None:
