@@ -966,16 +966,17 @@ class Connection(asyncio.Protocol):
 
     def _write(self, data: bytes, packets: int = 1) -> None:
         """Send answers, `packets` of one type. Who doesn't take them must not make the server write more."""
-        if self._transport is None:
+        transport, size = self._transport, len(data)
+        if transport is None:
             return
-        if packets == 1 and self.packet_bytes_max is not None and len(data) > self.packet_bytes_max:  # [MQTT-3.1.2-24]
-            self.close(f"an answer of {len(data)} bytes is more than the client takes", ReasonCode.PACKET_TOO_LARGE)
+        if self.packet_bytes_max is not None and packets == 1 and size > self.packet_bytes_max:  # [MQTT-3.1.2-24]
+            self.close(f"an answer of {size} bytes is more than the client takes", ReasonCode.PACKET_TOO_LARGE)
             return
-        self.listener.bytes_out += len(data)
+        self.listener.bytes_out += size
         self.gateway.traffic.packets_out[data[0] >> 4] += packets
-        self._transport.write(data)
+        transport.write(data)
         if self._is_full:
-            self._answers_bytes += len(data)
+            self._answers_bytes += size
             if self._answers_bytes > ANSWERS_BYTES_MAX:
                 self.hold_reading(ANSWERS)
 

@@ -413,7 +413,7 @@ class Store:
 
         Scheduled by the first append. Whoever knows that no more comes in this turn calls it before.
         """
-        self.look()  # before the commit as well: a client that is told now sends the next while that is written
+        self.look()  # who is told now sends the next message while those of this turn are committed
         if self._commit_scheduled:
             self.commit()
         self.look()
@@ -439,7 +439,7 @@ class Store:
                 # The disk works while the index is written. Where that fails, the node ends, and who waits may still be told:
                 # what they wait for is in the log, from which the index is made again.
                 self._group.begin()
-                self._group.look()
+            assert self.log.written == self.log.end, "the index must not be ahead of what it says it covers"
             fresh = self._unannounced + self._save(self.log.written)
             self._unannounced = []
         except (OSError, IndexDamaged) as error:

@@ -453,15 +453,21 @@ class HeldSync:
     def __init__(self, broker: Broker) -> None:
         self._log = broker.node.store.log
         self._sync = self._log.sync
+        self._begun = threading.Event()
         self._allowed = threading.Event()
 
     def __enter__(self) -> Self:
         def sync() -> None:
+            self._begun.set()
             assert self._allowed.wait(ANSWER_S_MAX), "the test never let the sync go on"
             self._sync()
 
         self._log.sync = sync  # type: ignore[method-assign]
         return self
+
+    async def begun(self) -> None:
+        """Return when a sync is under way: what is written from now on is not of it."""
+        await until(self._begun.is_set)
 
     def release(self) -> None:
         self._allowed.set()

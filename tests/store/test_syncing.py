@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from store.groupcommit import ASKED_MAX
+from store.lightqueue import ENTRY
 from store.options import KIB
 from store.store import Store
 from store.syncing import SyncProcess
@@ -313,3 +314,26 @@ async def test_behind_a_sync_that_fails_none_succeeds(tmp_path: Path) -> None:
         await until(lambda: state_of(sync.pid) in ("Z", "gone"))
         for descriptor in (reading, writing, kept):
             os.close(descriptor)
+
+
+@both
+async def test_what_is_appended_by_those_who_are_told_in_a_turn_is_committed_with_it(tmp_path: Path, sync_in: str) -> None:
+    async with started(tmp_path, sync_in) as (store, failures):
+        answers: list[int] = []
+
+        def answer() -> None:
+            answers.append(publish(store, "plant/1", "answer"))
+
+        until_s = time.monotonic() + 20
+        while len(answers) < 20 and time.monotonic() < until_s:  # the loop does nothing meanwhile
+            publish(store, "plant/1", "asked")
+            store.when_durable(answer)
+            store.end_turn()
+            covered = store.index.covered()
+            assert covered is not None
+            assert covered.position == store.log.written, "the index has nothing that it doesn't say it covers"
+            found = durable_queue(store, "plant/#").read(0, 10_000)
+            assert [position for position, _, _ in ENTRY.iter_unpack(found) if position >= covered.position] == []
+            time.sleep(0.0005)  # noqa: ASYNC251
+        assert len(answers) >= 20
+        assert failures == []
