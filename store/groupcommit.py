@@ -67,9 +67,9 @@ class GroupCommit:
             self._groups.append((written, iter(self._unwritten)))
             self._unwritten = []
         targets = self._targets
-        if self._groups and len(targets) < ASKED_MAX and self._groups[-1][0] > (targets[-1] if targets else self.durable):
+        is_due = self._groups and len(targets) < ASKED_MAX and self._groups[-1][0] > (targets[-1] if targets else self.durable)
+        if is_due and self._sync.begin():
             targets.append(written)
-            self._sync.begin()
 
     def poke(self) -> None:
         """As `begin`; and release who waits for none."""

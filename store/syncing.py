@@ -41,8 +41,8 @@ class Sync(Protocol):
     failure: OSError | None
     """Why the last sync has failed: also where the loop has not been told yet."""
 
-    def begin(self) -> None:
-        """Sync what is written now."""
+    def begin(self) -> bool:
+        """Sync what is written now. Return False where that can't be asked for before a sync that is under way has ended."""
 
     def look(self) -> None:
         """Tell of a sync that has ended, where the loop has not come to that yet: it may have others to serve first."""
@@ -65,8 +65,9 @@ class SyncThread:
         self._thread = Thread(target=self._run, name="millrace-sync", daemon=True)
         self._thread.start()
 
-    def begin(self) -> None:
+    def begin(self) -> bool:
         self._requests.put(True)
+        return True
 
     def _run(self) -> None:
         requests = self._requests
@@ -130,18 +131,23 @@ class SyncProcess:
         """The number of the process, by which the system knows it."""
         return self._process.pid
 
-    def begin(self) -> None:
+    def begin(self) -> bool:
         if self.failure is not None:
-            return
-        self._asked += 1
+            return False
         segment = self._log.open_segment
         request = (self._log.written - segment.base).to_bytes(syncchild.REQUEST_BYTES, "big")
-        with suppress(OSError):  # it has ended: the answer says so
+        try:
             if segment is self._segment:
                 self._end.send(request)
             else:
                 socket.send_fds(self._end, [request], [segment.fd])
                 self._segment = segment
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass  # it has ended: the answer says so
+        self._asked += 1
+        return True
 
     def look(self) -> None:
         if self._asked:

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -285,6 +286,27 @@ async def test_what_is_written_while_a_sync_is_under_way_is_durable_with_the_nex
         assert told == list(range(ASKED_MAX + 20))
         assert store.syncs <= before + 3, "the first one, those that were asked for meanwhile, and what was too much for that"
         assert store.durable_position == store.log.written
+        assert failures == []
+
+
+async def test_where_the_process_takes_no_more_requests_what_is_written_waits_for_its_next_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with started(tmp_path) as (store, failures):
+        publish(store, "plant/1", "first")
+        await store.durable()
+        sync, told = process_of(store), list[int]()
+        with held_back(store, monkeypatch) as go_on:
+            sync._end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the system makes it a few KiB
+            for number in range(ASKED_MAX):
+                publish(store, "plant/1", f"{number}")
+                store.when_durable(lambda number=number: told.append(number))  # type: ignore[misc]
+                store.end_turn()
+            assert 0 < sync._asked < ASKED_MAX
+            go_on()
+            await until(lambda: len(told) == ASKED_MAX)
+        assert told == list(range(ASKED_MAX))
+        assert sync._asked == 0
         assert failures == []
 
 
