@@ -87,7 +87,7 @@ ANSWERS_BYTES_MAX = 64 * KIB
 
 TURN_MESSAGES = 512
 """Of a client that waits for acks, about so many messages are handled in a turn, where it sends more at once. Then some are on
-their way to the disk, and some are acknowledged, while others are handled: a window of 1,000 gets a sixth more through."""
+their way to the disk, and some are acknowledged, while others are handled: a window of 1,000 gets a fifth more through."""
 
 REFUSED = 0x80
 """From here on a reason code says no."""
