@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 
 from bench.load import Load, LoadFailed, LoadUnavailable, Result, compile_load, run_load, start_load
-from bench.peers import OURS, Memory, Peer, PeerFailed, floor, memory_of, mosquitto, nats_server, path_of, processor_s
+from bench.peers import OURS, Peer, PeerFailed, floor, memory_of, mosquitto, nats_server, path_of, processor_s
 from bench.rows import Figures, Goal, Measure, Row, RowFailed, Setting, add_beside, beside, find_rivals, parser_of, run
 
 RIVAL = "mosquitto"
@@ -193,17 +193,9 @@ def _slow(setting: Setting) -> Generator[Figures]:
         pubs=10, subs=readers, qos=1, topics=readers, own=1, rate=SLOW_PER_S, msgs=SLOW_PER_S * seconds, timeout=seconds + 60
     )
     load = replace(load, skip=load.msgs // SETTLED_SHARE)
-    with setting.node() as node:
-        alone = run_load(node.host, node.port, load)
-    with setting.node() as node:
-        samples: list[Memory] = []
-        crowded = replace(load, subs=SLOW_SUBSCRIBERS, stalled=SLOW_STALLED)
-        with start_load(node.host, node.port, crowded) as running:
-            while running.is_running:
-                samples.append(memory_of(node.pid))
-                time.sleep(0.25)
-            result = running.result()
-    anonymous = [sample.anonymous / 1024 for sample in samples]
+    crowded = replace(load, subs=SLOW_SUBSCRIBERS, stalled=SLOW_STALLED)
+    alone, _ = _watched(setting, load)
+    result, anonymous = _watched(setting, crowded)
     settled = len(anonymous) // SETTLED_SHARE
     yield {
         "slow_rate": result.deliver_per_s,
@@ -214,6 +206,19 @@ def _slow(setting: Setting) -> Generator[Figures]:
         "slow_p99_alone": alone.latency_us_p99 / 1000,
         "slow_disturbed": result.latency_us_p99 / alone.latency_us_p99,
     }
+
+
+def _watched(setting: Setting, load: Load) -> tuple[Result, list[float]]:
+    """Put a load on a node of its own; return the result, and memory in MiB that no file is behind, every half second.
+
+    To look takes a processor for some milliseconds, so two loads are comparable where both are watched.
+    """
+    anonymous: list[float] = []
+    with setting.node() as node, start_load(node.host, node.port, load) as running:
+        while running.is_running:
+            anonymous.append(memory_of(node.pid).anonymous / 1024)
+            time.sleep(0.5)
+        return running.result(), anonymous
 
 
 ONE_TO_ONE = Load(subs=1, msgs=1_000_000)
