@@ -167,8 +167,6 @@ class SocketTransport(asyncio.Transport):
         self._is_full = False
         self._watched = 0
         self._high, self._low = 64 * KIB, 16 * KIB
-        if end.family != socket.AF_UNIX:
-            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return self._end if name == "socket" else default

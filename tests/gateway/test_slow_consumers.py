@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import socket
+import sys
+import termios
 
 import pytest
 
 from gateway.codec import encode_publish
+from gateway.listener import NOT_SENT_BYTES
 from gateway.packets import PUBACK
 from store.options import KIB, MIB
 from tests.gateway.conftest import StartBroker
-from tests.gateway.wire import Client, until
+from tests.gateway.wire import RECEIVE_BUFFER_BYTES, Broker, Client, until
 
 BUFFER = 16 * KIB
 BODY = 4 * KIB
@@ -57,3 +62,29 @@ async def test_a_few_hundred_subscribers_of_which_some_do_not_read(start_broker:
 
     await asyncio.gather(*(catch_up(client) for client in slow.values()))
     await until(lambda: all(one.live for name in slow for one in broker.connection(name).session.subscriptions.values()))
+
+
+def bytes_in_kernel(broker: Broker, client_id: str) -> int:
+    """Return how many bytes for a client the kernel of the node's end holds, sent or not."""
+    transport = broker.connection(client_id)._transport
+    assert transport is not None
+    found = fcntl.ioctl(transport.get_extra_info("socket"), termios.TIOCOUTQ, bytes(4))
+    return int.from_bytes(found, sys.byteorder)
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_NOTSENT_LOWAT"), reason="this system has no bound for what isn't sent")
+async def test_the_kernel_holds_little_for_one_that_does_not_read(start_broker: StartBroker) -> None:
+    broker = await start_broker()
+    client = await broker.connect("slow")
+    await client.subscribe(("a", 0))
+    client.stop_reading()
+    publisher = await broker.connect("publisher")
+    peak = 0
+    for first in range(0, 2_000, 100):  # 8 MB, of which the kernel would take four
+        await publisher.send(*(encode_publish(b"a", b"%08d" % n + b"x" * BODY) for n in range(first, first + 100)))
+        await publisher.send(encode_publish(b"b", b"", 1, packet_id=1))
+        assert (await publisher.receive())[0] == PUBACK
+        peak = max(peak, bytes_in_kernel(broker, "slow"))
+    assert NOT_SENT_BYTES <= peak <= 2 * NOT_SENT_BYTES + 2 * RECEIVE_BUFFER_BYTES
+    client.go_on_reading()
+    assert [int((await client.message()).body[:8]) for _ in range(2_000)] == list(range(2_000))
