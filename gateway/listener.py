@@ -44,9 +44,9 @@ EXHAUSTED_S = 0.5
 """How long a listener rests when the system has no more descriptors or memory for a connection."""
 
 NOT_SENT_BYTES = 128 * KIB
-"""Bytes that the kernel takes of a socket ahead of what is on its way, roughly. Without this bound it takes 4 MB for each client
-that doesn't read, which no count of the node's memory shows: with a hundred of them p99 of the others' latency was worse by a
-third (measured). What is on its way is not bounded by it, so a line that is long and fast is used to the full."""
+"""Bytes that the kernel takes of a socket ahead of what is on its way, roughly. Without this bound it takes 4 MB for each
+client that doesn't read, which no count of the node's memory shows: with a hundred of them p99 of the others' latency was worse
+by a third (measured). What is on its way is not bounded by it, so a line that is long and fast is used to the full."""
 
 WATCH_S = 2.0
 """How often the files of certificates are looked at."""
