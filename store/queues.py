@@ -294,9 +294,9 @@ class Queues:
         """Return a queue for a connection: the root queue if the filter is a root's, else the filter's transient queue.
 
         Raises:
-            TopicInvalid, LimitExceeded: as `declare` does.
+            TopicInvalid, LimitExceeded: as `declare` does; TopicInvalid also for an internal name, which no topic reaches.
         """
-        self._check_filter(topic_filter)
+        self._check_reached(topic_filter)
         root = self._roots.get(topics.first_level(topic_filter))
         if root is not None and root.queue.filter == topic_filter:
             return root.queue
@@ -318,6 +318,11 @@ class Queues:
     def _check_filter(self, topic_filter: str) -> None:
         options = self._options
         topics.check_filter(topic_filter, levels_max=options.topic_levels_max, bytes_max=options.topic_bytes_max)
+
+    def _check_reached(self, topic_filter: str) -> None:
+        self._check_filter(topic_filter)
+        if topic_filter.startswith(INTERNAL):
+            raise TopicInvalid(f"the filter {topic_filter[:64]!r} names a queue of the node's own; no topic reaches it")
 
     def _check_room(self) -> None:
         if len(self) >= self._options.queues_max:
@@ -341,9 +346,7 @@ class Queues:
         Raises:
             TopicInvalid, LimitExceeded: as `declare` does; TopicInvalid also for an internal name, which no topic reaches.
         """
-        self._check_filter(topic_filter)
-        if topic_filter.startswith(INTERNAL):
-            raise TopicInvalid(f"the filter {topic_filter[:64]!r} names a queue of the node's own; no topic reaches it")
+        self._check_reached(topic_filter)
         level = topics.first_level(topic_filter)
         if _is_root(topic_filter) and level not in self._roots:
             self._declare_root(level)

@@ -105,6 +105,15 @@ async def test_filters_that_are_refused_are_told_so_each_on_its_own(start_broker
     assert await client.message() == Message("b/c", b"x")
 
 
+@pytest.mark.parametrize("flags", [CLEAN, 0])
+@pytest.mark.parametrize("name", ["$dlq/billing", "$dlq/#", "$retry/1"])
+async def test_queues_of_the_node_that_no_topic_reaches_are_refused(broker: Broker, name: str, flags: int) -> None:
+    client = await broker.connect("pump", flags=flags)
+    assert await client.subscribe((name, 1), ("a", 1)) == [SUBACK_FAILURE, 1]
+    newer = await broker.connect_5("five", flags=flags)
+    assert await newer.subscribe((name, 1), ("a", 1)) == [ReasonCode.TOPIC_FILTER_INVALID, 1]
+
+
 async def test_one_subscription_more_than_the_limit_is_refused_until_another_ends(start_broker: StartBroker) -> None:
     broker = await start_broker(subscriptions_max=2)
     client = await broker.connect("pump")
