@@ -13,18 +13,16 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from gateway import codec
+from gateway import codec, subscribing
 from gateway.access import Guard, Undecided
 from gateway.encoding import Aliases, Slot, Terms, encode_again, topic_of
 from gateway.errors import ConnectRefused, ProtocolError
-from gateway.leaving import leave
 from gateway.packets import (
     AUTH,
     CONNECT,
     DISCONNECT,
     MALFORMED,
     NAMES,
-    NO_LOCAL,
     PINGREQ,
     PUBACK,
     PUBCOMP,
@@ -33,19 +31,14 @@ from gateway.packets import (
     PUBLISH_WITH,
     PUBREC,
     PUBREL,
-    QOS,
-    RETAIN_HANDLING,
     SUBSCRIBE,
     UNSUBSCRIBE,
     V5_0,
     Connect,
 )
 from gateway.parsers import (
-    SHARE,
     parse_connect,
     parse_disconnect,
-    parse_subscribe,
-    parse_unsubscribe,
     protocol_level,
     stated_packet_bytes_max,
 )
@@ -61,13 +54,12 @@ from gateway.publishing import (
     Publishing,
     received_properties,
 )
-from gateway.reasons import SUBACK_FAILURE, ConnectCode, ReasonCode
+from gateway.reasons import ConnectCode, ReasonCode
 from gateway.session import Session
-from gateway.shared import SharedUnavailable
 from gateway.sockets import READ_BYTES, SocketTransport
-from gateway.subscription import Subscription, SubscriptionForbidden, find_overlaps, together
+from gateway.subscription import Subscription, together
 from gateway.throttle import ANSWERS, DISK_FULL, UNDECIDED, Meter
-from store.errors import DiskFull, LimitExceeded, StoreError, TopicInvalid
+from store.errors import DiskFull, StoreError, TopicInvalid
 from store.lightqueue import ENTRY
 from store.options import KIB
 from store.record import Kind
@@ -535,9 +527,10 @@ class Connection(asyncio.Protocol):
         if kind == PUBREL:
             self._released(packet[1])
         elif kind == SUBSCRIBE:
-            self._subscribe(packet[2])
+            self._write_recorded(subscribing.subscribe(self, packet[2]))
+            self._pump()
         elif kind == UNSUBSCRIBE:
-            self._unsubscribe(packet[2])
+            self._write_recorded(subscribing.unsubscribe(self, packet[2]))
         elif kind == PINGREQ:
             self._write(codec.PINGRESP_BYTES)  # [MQTT-3.12.4-1]
         elif kind == CONNECT:
@@ -703,162 +696,7 @@ class Connection(asyncio.Protocol):
             leaving.begin(self)
         self.pump_soon()
 
-    # --- subscriptions ----------------------------------------------------------------------------------------------
-
-    def _subscribe(self, body: bytes) -> None:
-        wish = parse_subscribe(body, is_v5=self.is_v5)
-        # What this turn has stored is no part of the subscription: committed now, it is read as retained or not at all.
-        self.store.commit()
-        # A packet can hold a quarter of a million filters, all the same one. More than a session may have are not looked at.
-        asked_max = self.gateway.options.subscriptions_max
-        asked = wish.filters[:asked_max]
-        allowed = self.guard.may_subscribe([topic_filter for topic_filter, _ in asked]) if self.guard is not None else None
-        granted = [
-            self._add(topic_filter, options, wish.identifier)
-            if allowed is None or allowed[topic_filter]
-            else self._refusal(topic_filter, SubscriptionForbidden("the plugins don't allow it"))
-            for topic_filter, options in asked
-        ]
-        more = ReasonCode.QUOTA_EXCEEDED if self.is_v5 else SUBACK_FAILURE
-        granted += [more] * (len(wish.filters) - len(granted))
-        self._write_recorded(codec.encode_suback(wish.packet_id, granted, self.is_v5))
-        self._pump()
-
-    def _add(self, topic_filter: str, options: int, identifier: int) -> int:
-        """Add a subscription, in place of one to the same filter [MQTT-3.8.4-3]; return what the SUBACK says of it."""
-        gateway, session = self.gateway, self.session
-        subscriptions = session.subscriptions
-        old = subscriptions.get(topic_filter)
-        handling = (options & RETAIN_HANDLING) >> 4
-        wants_retained = handling == 0 or (handling == 1 and old is None)  # [MQTT-3.3.1-9] to [MQTT-3.3.1-11]
-        before = self.store.log.end
-        try:
-            if old is None:
-                self._check_subscriptions()
-            if topic_filter.startswith(SHARE):  # no retained messages are sent (4.8.2)
-                gateway.shared.subscribe(session, topic_filter, options, identifier).begin(self)
-                return options & QOS
-            # A replaced one keeps its queue, and its place there: by now another queue may serve this filter.
-            if session.lasts:
-                queue = gateway.lifetimes.subscribe(
-                    session, topic_filter, options, identifier, before if wants_retained else None
-                )
-            else:
-                queue = self.store.queues.attach(topic_filter, session.owner) if old is None else old.queue
-        except StoreError as error:
-            return self._refusal(topic_filter, error)
-        subscription = Subscription(session, topic_filter, queue, options, identifier)
-        if session.lasts and session.stored is not None:
-            subscription.stored = session.stored.subscriptions[topic_filter]
-            subscription.cursor = subscription.stored.cursor
-        if wants_retained:
-            subscription.retained = gateway.retained.matching(topic_filter, before=before)
-        if old is not None:
-            old.rest()
-            gateway.sys.unsubscribed(old)
-            subscription.cursor = old.cursor  # nothing is missed while it is replaced
-            subscription.number = old.number
-            subscription.overlaps = old.overlaps
-        else:
-            session.subscribed += 1
-            gateway.counters.subscriptions += 1
-        subscriptions[topic_filter] = subscription
-        session.no_local += bool(options & NO_LOCAL) - (old is not None and old.no_local)
-        self._compare(subscription)
-        subscription.begin(self)
-        gateway.sys.subscribed(subscription, says_all=subscription.retained is not None)
-        return options & QOS
-
-    def _refusal(self, topic_filter: str, error: StoreError) -> int:
-        """Count and log a filter that is refused; return what the SUBACK says of it."""
-        self.gateway.counters.subscriptions_refused += 1
-        self.gateway.logbook.note(
-            "subscription.refused", client=self.session.client_id, filter=topic_filter[:80], why=str(error)
-        )
-        if not self.is_v5:
-            return SUBACK_FAILURE
-        if isinstance(error, SubscriptionForbidden):
-            is_told = self.gateway.options.access.denied_subscription == "not-authorized"
-            return ReasonCode.NOT_AUTHORIZED if is_told else SUBACK_FAILURE
-        if isinstance(error, SharedUnavailable):
-            return ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
-        return ReasonCode.TOPIC_FILTER_INVALID if isinstance(error, TopicInvalid) else ReasonCode.QUOTA_EXCEEDED
-
-    def _compare(self, changed: Subscription) -> None:
-        """See which subscriptions match the same topics, now that one was added or removed."""
-        self.session.subscriptions_changed()
-        for subscription in find_overlaps(self.session, changed):
-            if subscription is not changed:
-                subscription.settle()
-
-    def _check_subscriptions(self) -> None:
-        """Raise LimitExceeded where the session may have no more subscriptions."""
-        count = len(self.session.subscriptions) + len(self.session.leaving)
-        if count >= self.gateway.options.subscriptions_max:
-            raise LimitExceeded(f"{count} subscriptions in one session: see mqtt.subscriptions_max")
-
-    def _unsubscribe(self, body: bytes) -> None:
-        wish = parse_unsubscribe(body, is_v5=self.is_v5)
-        codes: list[ReasonCode] = []
-        for topic_filter in wish.filters:
-            subscription = self.session.subscriptions.get(topic_filter)
-            codes.append(ReasonCode.NO_SUBSCRIPTION_EXISTED if subscription is None else ReasonCode.SUCCESS)
-            if subscription is not None:
-                self._remove(subscription)
-        if self.is_v5:
-            self._write_recorded(codec.encode_unsuback_5(wish.packet_id, codes))
-        else:
-            self._write_recorded(codec.encode_unsuback(wish.packet_id))  # also where there was none 3.1.1:[MQTT-3.10.4-5]
-
-    def _remove(self, subscription: Subscription) -> None:
-        """End a subscription, but for what others rely on it for."""
-        session = self.session
-        if subscription.overlaps:
-            self.store.commit()  # what this turn has stored came before
-        leaving = leave(subscription)
-        if subscription.stored is not None:
-            self.gateway.lifetimes.unsubscribe(session, subscription.filter, leaving)
-        del session.subscriptions[subscription.filter]
-        subscription.rest()
-        session.no_local -= subscription.no_local
-        if leaving is not None:
-            session.leaving.append(leaving)
-        self.gateway.drop(subscription)
-        self._compare(subscription)
-        if leaving is not None:
-            leaving.begin(self)
-            self._settle_all()
-            for one in session.subscriptions.values():
-                if one.live and leaving.holds_back(one):
-                    one.lag()
-
-    def _let_go(self) -> None:
-        """Forget the subscriptions that have left."""
-        session = self.session
-        for one in sorted(session.leaving, key=lambda one: one.number, reverse=True):  # older ones may wait for younger ones
-            if not one.has_left:
-                continue
-            try:
-                if one.stored is not None:
-                    self.gateway.lifetimes.let_go(session, one)
-            except DiskFull:  # the next time
-                return
-            session.leaving.remove(one)
-            one.rest()
-            one.release()
-        if not session.leaving:
-            self._settle_all()
-
-    def _settle_all(self) -> None:
-        for subscription in self.session.subscriptions.values():
-            subscription.settle()
-
-    def _write_recorded(self, data: bytes) -> None:
-        """Send an answer; in a session that lasts when what it says is durable."""
-        if self.session.lasts:
-            self.store.when_durable(partial(self._write, data))
-        else:
-            self._write(data)
+    # --- deliveries -------------------------------------------------------------------------------------------------
 
     def pump_soon(self) -> None:
         """Go on with the subscriptions that lag, in the next turn of the loop."""
@@ -881,7 +719,7 @@ class Connection(asyncio.Protocol):
             self.lagging[subscription] = self.lagging.pop(subscription)  # to the end: they take turns
             subscription.pump()
         if self.session.leaving:
-            self._let_go()
+            subscribing.let_go(self)
 
     def _send_again(self) -> None:
         """Send what an earlier connection left unacknowledged, in its order, as far as there is room."""
@@ -950,6 +788,13 @@ class Connection(asyncio.Protocol):
         self._waiting_bytes -= len(data)
         if not self.writable:
             self._write_on()
+
+    def _write_recorded(self, data: bytes) -> None:
+        """Send an answer; in a session that lasts when what it says is durable."""
+        if self.session.lasts:
+            self.store.when_durable(partial(self._write, data))
+        else:
+            self._write(data)
 
     def _explained(self, encode: Callable[[str], bytes], why: str) -> bytes:
         """Return a packet with its reason string, where the client wants such [MQTT-3.1.2-29] and takes a packet as large.
