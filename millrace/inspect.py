@@ -246,6 +246,10 @@ def _session(index: Index, stored: StoredSession) -> dict[str, Any]:
         "will_due": _time(will.due_ms) if will is not None else None,
         "last_packet_id": stored.last_packet_id,
         "subscriptions": subscriptions,
+        "leaving": [
+            {"filter": one.filter, "queue": one.queue_id, "cursor": one.cursor, "stop": one.stop}
+            for one in stored.leaving.values()
+        ],
     }
 
 

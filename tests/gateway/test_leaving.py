@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import random
 from collections import Counter
 
+import orjson
 import pytest
 
 from gateway.codec import encode_acks, encode_publish
 from gateway.packets import CONNACK, PUBACK, PUBLISH, PUBLISH_WITH, UNSUBACK
 from gateway.properties import Property, parse_properties
 from gateway.sessions import OWNER
+from millrace.inspect import inspect_sessions
 from store import topics
 from store.options import KIB
 from tests.gateway.conftest import StartBroker
@@ -141,6 +144,19 @@ async def test_what_is_left_ends_with_the_session(start_broker: StartBroker) -> 
     broker.node.store.commit()
     assert not [queue.filter for queue in broker.node.store.queues if OWNER in queue.owners]
     assert not list(broker.node.store.index.rows(b"Sl"))
+
+
+async def test_an_operator_sees_what_is_left(start_broker: StartBroker) -> None:
+    broker, client = await lagging(start_broker, "a/#", "a/+", about=LASTS)
+    await end(broker, client, "a/#")
+    await broker.restart()  # which flushes the index
+    out = io.StringIO()
+    inspect_sessions(broker.config.data_dir, client_id="client", limit=0, as_json=True, out=out)
+    (row,) = map(orjson.loads, out.getvalue().splitlines())
+    assert [one["filter"] for one in row["subscriptions"]] == ["a/+"]
+    (left,) = row["leaving"]
+    assert left["filter"] == "a/#"
+    assert 10 < left["cursor"] < left["stop"] == 620
 
 
 async def test_a_client_of_3_1_1_that_comes_back_gets_what_is_left(start_broker: StartBroker) -> None:
