@@ -28,7 +28,7 @@ from gateway.proxy import ProxyHeaderInvalid, client_of, read_header
 from gateway.sockets import Sockets
 from gateway.sources import source_of
 from gateway.throttle import Bucket
-from gateway.tls import Certificates
+from gateway.tls import Certificates, Tls
 from gateway.websocket import WebSocket
 from store.options import KIB, HostPort
 
@@ -257,10 +257,10 @@ class Listener:
         self._handshakes.add(task)
         task.add_done_callback(self._handshakes.discard)
 
-    def _begin(self, sockets: Sockets, end: socket.socket, peer: Peer) -> None:
-        """Let MQTT begin on a bare socket, which may be gone."""
+    def _begin(self, sockets: Sockets, end: socket.socket, peer: Peer, tls: Tls | None = None) -> None:
+        """Let MQTT begin on a socket, which may be gone."""
         try:
-            sockets.add(end, self._protocol(peer))
+            sockets.add(end, self._protocol(peer), tls)
         except OSError as error:
             end.close()
             self.closed(peer)
@@ -274,8 +274,12 @@ class Listener:
         try:
             if self._trusted:
                 why = await self._find_client(end, peer, limit_s)
-            if not why and context is None and gateway.sockets is not None:
-                self._begin(gateway.sockets, end, peer)
+            if not why and gateway.sockets is not None:
+                tls = Tls(context) if context is not None else None
+                if tls is not None:
+                    async with asyncio.timeout(limit_s):
+                        await tls.shake_hands(gateway.loop, end)
+                self._begin(gateway.sockets, end, peer, tls)
             elif not why:
                 await gateway.loop.connect_accepted_socket(
                     lambda: self._protocol(peer), end, ssl=context, ssl_handshake_timeout=limit_s if context else None

@@ -1,8 +1,8 @@
-"""Stream sockets without TLS: all that can be read in a turn of the loop is read in one loop, and what follows is shared.
+"""Stream sockets: all that can be read in a turn of the loop is read in one loop, and what follows is shared.
 
 The sockets are in one epoll, whose descriptor is a reader of the event loop like any other. A message that comes alone in its
 read costs little more than its system calls then: a loop that calls each connection from outside takes as long again. Where
-there is no epoll (not Linux) the loop's own transports serve, and with TLS always.
+there is no epoll (not Linux) the loop's own transports serve.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import select
 import socket
+import ssl
 from collections.abc import Callable
 from typing import Any, Final
 
+from gateway.tls import Tls
 from store.options import KIB
 
 READ_BYTES: Final = 256 * KIB
@@ -23,6 +25,9 @@ READ_BYTES_MIN: Final = 16 * KIB
 
 READY_MAX: Final = 256
 """Sockets handled in a turn, at most. The others come in the next one."""
+
+TLS_READ_BYTES: Final = READ_BYTES - 32 * KIB
+"""Bytes of TLS read of one socket in a turn, at most: the buffer has to hold what was left of a record besides."""
 
 LOOK_EACH: Final = 16
 """Sockets after which the course of a turn is interrupted for what else has come. A hundred clients with twenty messages each
@@ -56,18 +61,24 @@ class Sockets:
         self._buffer = memoryview(bytearray(READ_BYTES))
         loop.add_reader(self._epoll.fileno(), self._turn)
 
-    def add(self, end: socket.socket, protocol: asyncio.Protocol) -> None:
+    def add(self, end: socket.socket, protocol: asyncio.Protocol, tls: Tls | None = None) -> None:
         """Begin with a socket that is connected and doesn't block. Calls `connection_made` at once.
 
-        The protocol gets what any protocol of asyncio gets, and `data_received` at most once in a turn.
+        The protocol gets what any protocol of asyncio gets, and `data_received` at most once in a turn. With `tls`, whose
+        handshake is done, it gets what that decrypts.
 
         Raises:
             OSError: the other end has gone, or the system can't watch so many. The caller closes the socket.
         """
-        transport = SocketTransport(self._loop, self, end, protocol)
+        transport = (
+            SocketTransport(self._loop, self, end, protocol)
+            if tls is None
+            else TlsTransport(self._loop, self, end, protocol, tls)
+        )
         transport.watch()
         self._transports[end.fileno()] = transport
         protocol.connection_made(transport)
+        transport.begin(self._buffer)
 
     def close(self) -> None:
         """End. The connections have to be closed before."""
@@ -155,7 +166,7 @@ class SocketTransport(asyncio.Transport):
         self._number = end.fileno()
         self._protocol = protocol
         self.data_received = protocol.data_received
-        self.receive_into = end.recv_into
+        self.receive_into: Callable[[memoryview, int], int] = end.recv_into
         self.read_bytes = READ_BYTES
         """Bytes that are read in a turn, at most."""
         self._send = end.send
@@ -170,6 +181,9 @@ class SocketTransport(asyncio.Transport):
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return self._end if name == "socket" else default
+
+    def begin(self, buffer: memoryview) -> None:
+        """Give the protocol what came before it was there."""
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
@@ -298,3 +312,73 @@ class SocketTransport(asyncio.Transport):
         self._sockets.forget(self._number)
         self._end.close()
         self._loop.call_soon(self._protocol.connection_lost, error)
+
+
+class TlsTransport(SocketTransport):
+    """The transport of one socket that speaks TLS. What waits in memory is encrypted already."""
+
+    __slots__ = ("_tls",)
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, sockets: Sockets, end: socket.socket, protocol: asyncio.Protocol, tls: Tls
+    ) -> None:
+        super().__init__(loop, sockets, end, protocol)
+        self._tls = tls
+        self.receive_into = self._receive_into
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._tls.ssl_object if name == "ssl_object" else super().get_extra_info(name, default)
+
+    def begin(self, buffer: memoryview) -> None:
+        if not self._tls.waiting:  # what came with the end of the handshake
+            return
+        try:
+            if received := self._decrypt(b"", buffer):
+                self.data_received(buffer[:received].tobytes())
+            elif self._tls.has_ended:
+                self.end_of_stream()
+        except ssl.SSLError as error:
+            self.lose(error)
+        except Exception as error:
+            self.break_off(error)
+
+    def _receive_into(self, buffer: memoryview, size: int) -> int:
+        received = self._end.recv_into(buffer, min(size, TLS_READ_BYTES))
+        if not received:
+            return 0
+        found = self._decrypt(buffer[:received], buffer)
+        if not found and not self._tls.has_ended:
+            raise BlockingIOError  # a part of a record
+        return found
+
+    def _decrypt(self, data: memoryview | bytes, buffer: memoryview) -> int:
+        tls = self._tls
+        found = tls.decrypt(data, buffer)
+        if due := tls.due():
+            super().write(due)
+        if tls.has_ended and found:
+            self._loop.call_soon(self._end_late)
+        return found
+
+    def _end_late(self) -> None:
+        if not self._is_closing:
+            self.end_of_stream()
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if self._is_closing:  # it has said that nothing more comes
+            return
+        try:
+            encrypted = self._tls.encrypt(data)
+        except ssl.SSLError as error:
+            self.lose(error)
+            return
+        super().write(encrypted)
+
+    def close(self) -> None:
+        if not self._is_closing:
+            super().write(self._tls.end())
+        super().close()
+
+    def lose(self, error: Exception | None) -> None:
+        super().lose(error)
+        self.receive_into = self._end.recv_into  # no circle: what TLS holds, tens of KB, goes with the connection

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.gateway.stage import Stage
 from tests.gateway.wire import Broker
 
 StartBroker = Callable[..., Awaitable[Broker]]
@@ -32,3 +33,12 @@ async def start_broker(tmp_path: Path) -> AsyncIterator[StartBroker]:
 async def broker(start_broker: StartBroker) -> Broker:
     """A node with the default options."""
     return await start_broker()
+
+
+@pytest.fixture
+async def stage() -> AsyncIterator[Stage]:
+    stage = Stage()
+    yield stage
+    for far in stage.far:
+        far.close()
+    stage.sockets.close()

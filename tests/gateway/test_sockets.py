@@ -5,88 +5,16 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
 from gateway import sockets
-from gateway.sockets import HAS_TURNS, LOOK_EACH, Sockets, SocketTransport
+from gateway.sockets import HAS_TURNS, LOOK_EACH
+from tests.gateway.stage import Recorder, Stage
 from tests.gateway.wire import until
 
 pytestmark = pytest.mark.skipif(not HAS_TURNS, reason="this system has no epoll: the loop's own transports serve")
-
-BUFFER_BYTES = 8192
-
-
-class Recorder(asyncio.Protocol):
-    """Notes what happens to it."""
-
-    def __init__(self, react: Callable[[Recorder, bytes], None] | None = None, *, stays: bool = False) -> None:
-        self.react = react
-        self.stays = stays
-        self.received: list[bytes] = []
-        self.said: list[str] = []
-        self.error: Exception | None = None
-        self.transport: SocketTransport
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, SocketTransport)
-        self.transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        self.received.append(data)
-        if self.react is not None:
-            self.react(self, data)
-
-    def eof_received(self) -> bool:
-        self.said.append("eof")
-        return self.stays
-
-    def pause_writing(self) -> None:
-        self.said.append("pause")
-
-    def resume_writing(self) -> None:
-        self.said.append("resume")
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.said.append("lost")
-        self.error = exc
-
-
-class Stage:
-    """Sockets, and the far ends of what is in them."""
-
-    def __init__(self) -> None:
-        self.turns = 0
-        self.look: Callable[[], None] = lambda: None
-        self.sockets = Sockets(asyncio.get_running_loop(), lambda: self.look(), self._turned)
-        self.far: list[socket.socket] = []
-
-    def _turned(self) -> None:
-        self.turns += 1
-
-    def add(self, protocol: Recorder) -> socket.socket:
-        """Begin with one end of a connection; return the other."""
-        listening = socket.create_server(("127.0.0.1", 0))
-        far = socket.create_connection(listening.getsockname())
-        near, _ = listening.accept()
-        listening.close()
-        near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
-        near.setblocking(False)
-        far.setblocking(False)
-        self.far.append(far)
-        self.sockets.add(near, protocol)
-        return far
-
-
-@pytest.fixture
-async def stage() -> AsyncIterator[Stage]:
-    stage = Stage()
-    yield stage
-    for far in stage.far:
-        far.close()
-    stage.sockets.close()
 
 
 async def read_all(far: socket.socket, size: int) -> bytes:
