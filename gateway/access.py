@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
+from weakref import ref
 
 import structlog
 
@@ -294,11 +295,11 @@ class Guard:
         session: the client as plugins see it.
     """
 
-    __slots__ = ("_access", "_asking", "_connection", "_subscribe", "is_fresh", "kept", "publish", "receive", "session")
+    __slots__ = ("_access", "_asking", "_of", "_subscribe", "is_fresh", "kept", "publish", "receive", "session")
 
     def __init__(self, access: Access, connection: Connection, session: ClientSession) -> None:
         self._access = access
-        self._connection = connection
+        self._of = ref(connection)  # no circle: a connection goes when it ends, not when the collector has a look
         self.session: ClientSession | None = session
         self.publish: dict[bytes, bool] = {}
         """Topics of which it is known whether the client may publish to them."""
@@ -419,7 +420,9 @@ class Guard:
             self._asking = False
             self._keep(self.receive, topics, allowed)
 
-        self._access.ask_topics(self, RECEIVE, topics, answered, self._connection.pump_soon)
+        connection = self._of()
+        assert connection is not None, "who asks is there"
+        self._access.ask_topics(self, RECEIVE, topics, answered, connection.pump_soon)
 
 
 def topics_of(store: Store, entries: bytes) -> list[bytes]:

@@ -173,7 +173,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._closed = True
         self._is_plain = False
-        self._transport = None
+        self._transport = self._in_turns = None
         self._end()
         self.gateway.closed(self)
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from itertools import groupby
 from types import MappingProxyType
 from typing import TYPE_CHECKING
+from weakref import ref
 
 import orjson
 
@@ -74,10 +75,10 @@ class Publishing:
         connection: whose they are.
     """
 
-    __slots__ = ("_connection", "_gateway", "_held_bytes", "_store", "denied", "held", "puback_ids", "pubrec_ids", "topics")
+    __slots__ = ("_gateway", "_held_bytes", "_of", "_store", "denied", "held", "puback_ids", "pubrec_ids", "topics")
 
     def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+        self._of = ref(connection)  # no circle: what a connection held goes with it, not when the collector has a look
         self._gateway = connection.gateway
         self._store = connection.store
         self.topics: dict[int, bytes] = {}
@@ -90,6 +91,12 @@ class Publishing:
         self.held: list[codec.Packet] = []
         """PUBLISHes that wait for a disk with room, in order."""
         self._held_bytes = 0
+
+    @property
+    def _connection(self) -> Connection:
+        connection = self._of()
+        assert connection is not None, "it has this part of it to itself"
+        return connection
 
     def take_denied(self) -> Mapping[int, Denial]:
         """Return what was refused of this read, and forget it."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 import shutil
 import ssl
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -236,3 +238,23 @@ async def test_the_node_ends_while_handshakes_are_under_way(start_broker: StartB
     assert broker.node.gateway.handshakes == 0
     for client in clients:
         assert await client.ended() == []
+
+
+@pytest.mark.parametrize("listener", ["mqtt", "tls"])
+async def test_what_a_connection_held_goes_with_it(start_broker: StartBroker, authority: Authority, listener: str) -> None:
+    """A fleet that comes and goes must not fill the memory until the collector of cycles has a look, which is seldom."""
+    broker = await start_broker(listeners=(authority.listener("tls"),))
+    context = authority.context() if listener == "tls" else None
+    client = await broker.connect("client", listener=listener, context=context)
+    await client.subscribe(("a", 1))
+    await client.publish("a", b"x", 1)
+    await client.message()
+    held: list[weakref.ref[Any]] = [weakref.ref(broker.connection("client"))]
+    if listener == "tls":
+        held.append(weakref.ref(broker.connection("client").peer.ssl_object))
+    gc.disable()
+    try:
+        client.reset()
+        await until(lambda: not any(each() for each in held))
+    finally:
+        gc.enable()
