@@ -414,7 +414,7 @@ class Connection(asyncio.Protocol):
                 else:
                     self._control(packet)
         except Undecided as question:
-            undecided = question
+            undecided = question.with_traceback(None)  # which holds this frame
         finally:
             # Also where a packet was malformed: what came before it is stored, and is acknowledged.
             self.gateway.counters.publishes_in += publishes
@@ -875,6 +875,7 @@ class Connection(asyncio.Protocol):
         self.gateway.shared.away(self.session)
         self.gateway.lifetimes.left(self.session)
         self.session.subscriptions.clear()
+        self.session.subscriptions_changed()
         while self.session.leaving:
             leaving = self.session.leaving.pop()
             leaving.rest()

@@ -29,6 +29,9 @@ READY_MAX: Final = 256
 TLS_READ_BYTES: Final = READ_BYTES - 32 * KIB
 """Bytes of TLS read of one socket in a turn, at most: the buffer has to hold what was left of a record besides."""
 
+TLS_DUE_BYTES_MAX: Final = 16 * KIB
+"""Bytes of answers that TLS itself gives (to a change of keys) which may wait for a client that doesn't read."""
+
 LOOK_EACH: Final = 16
 """Sockets after which the course of a turn is interrupted for what else has come. A hundred clients with twenty messages each
 get a tenth more through than if their acks waited for the turn's end (measured)."""
@@ -317,13 +320,15 @@ class SocketTransport(asyncio.Transport):
 class TlsTransport(SocketTransport):
     """The transport of one socket that speaks TLS. What waits in memory is encrypted already."""
 
-    __slots__ = ("_tls",)
+    __slots__ = ("_due_bytes", "_tls")
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, sockets: Sockets, end: socket.socket, protocol: asyncio.Protocol, tls: Tls
     ) -> None:
         super().__init__(loop, sockets, end, protocol)
         self._tls = tls
+        self._due_bytes = 0
+        """Answers of TLS itself that wait for room in the kernel."""
         self.receive_into = self._receive_into
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
@@ -356,6 +361,9 @@ class TlsTransport(SocketTransport):
         found = tls.decrypt(data, buffer)
         if due := tls.due():
             super().write(due)
+            self._due_bytes = self._due_bytes + len(due) if self._unsent else 0
+            if self._due_bytes > TLS_DUE_BYTES_MAX:
+                raise ssl.SSLError("the client has TLS answer, and takes no answers")
         if tls.has_ended and found:
             self._loop.call_soon(self._end_late)
         return found

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from gateway.listener import WATCH_S
+from gateway.options import AccessOptions
 from gateway.peer import username_of
 from gateway.tls import Certificates
 from tests.gateway.certificates import Authority
@@ -240,15 +241,25 @@ async def test_the_node_ends_while_handshakes_are_under_way(start_broker: StartB
         assert await client.ended() == []
 
 
+PLUGINS = {
+    "amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True},
+    "amqtt.plugins.topic_checking.TopicTabooPlugin": {},
+}
+
+
+@pytest.mark.parametrize("plugins", [{}, PLUGINS], ids=["open", "plugins"])
 @pytest.mark.parametrize("listener", ["mqtt", "tls"])
-async def test_what_a_connection_held_goes_with_it(start_broker: StartBroker, authority: Authority, listener: str) -> None:
+async def test_what_a_connection_held_goes_with_it(
+    start_broker: StartBroker, authority: Authority, listener: str, plugins: dict[str, Any]
+) -> None:
     """A fleet that comes and goes must not fill the memory until the collector of cycles has a look, which is seldom."""
-    broker = await start_broker(listeners=(authority.listener("tls"),))
+    broker = await start_broker(listeners=(authority.listener("tls"),), access=AccessOptions(plugins=plugins))
     context = authority.context() if listener == "tls" else None
-    client = await broker.connect("client", listener=listener, context=context)
-    await client.subscribe(("a", 1))
-    await client.publish("a", b"x", 1)
-    await client.message()
+    client = await broker.connect_5("client", listener=listener, context=context)
+    await client.subscribe(("a", 1), ("+", 1), ("$share/g/b", 1))
+    for topic in ("a", "b"):
+        await client.publish(topic, b"x", 1)
+    await client.messages()
     held: list[weakref.ref[Any]] = [weakref.ref(broker.connection("client"))]
     if listener == "tls":
         held.append(weakref.ref(broker.connection("client").peer.ssl_object))

@@ -218,6 +218,31 @@ async def test_a_damaged_record_ends_its_connection_only(stage: Stage, authority
     await until(lambda: beside.received == [b"x"])
 
 
+@pytest.mark.parametrize("reads", [False, True])
+async def test_who_has_tls_answer_must_take_the_answers(
+    stage: Stage, authority: Authority, monkeypatch: pytest.MonkeyPatch, reads: bool
+) -> None:
+    """Python can't ask for a change of keys, so here each read is one that TLS answers."""
+    protocol = Recorder()
+    far = await begin(stage, protocol, authority)
+    monkeypatch.setattr(Tls, "due", lambda self: self.encrypt(bytes(1_000)))
+    if not reads:
+        protocol.transport.write(bytes(20_000_000))
+
+    def is_heard() -> bool:
+        return len(protocol.received) == sent or protocol.said[-1:] == ["lost"]
+
+    for sent in range(1, 101):
+        await far.send(far.record(b"x"))
+        await until(is_heard)
+        if protocol.said[-1:] == ["lost"]:
+            break
+        if reads:
+            assert len(await far.receive(1_000)) == 1_000
+    assert (protocol.said[-1:] == ["lost"]) is not reads
+    assert (len(protocol.received) < 20) is not reads
+
+
 @VERSIONS
 async def test_a_connect_may_come_with_the_end_of_the_handshake(
     start_broker: StartBroker, authority: Authority, version: ssl.TLSVersion
