@@ -9,7 +9,7 @@ READY := .venv/.ready
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-deep test-crash fuzz lint types format bench bench-mqtt bench-pop bench-store proto clean
+.PHONY: help setup demo test test-deep test-crash fuzz lint types layout format bench bench-mqtt bench-pop bench-store proto clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)$$/make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name doc; do printf '%-16s %s\n' "$$name" "$$doc"; done
@@ -17,16 +17,16 @@ help:  ## Show this list
 setup: $(READY)  ## Make .venv with everything that the other targets need
 
 demo: $(READY)  ## Run a fleet of devices, failing consumers and the Spark reconciliation (needs Java 17+)
-	$(BIN)/millrace demo
+	$(BIN)/penstock demo
 
 test: $(READY)  ## Run the tests, WORKERS at a time
 	$(BIN)/python -m pytest --numprocesses=$(WORKERS) $(ARGS)
 
 test-deep: $(READY)  ## Run the tests with twenty times the examples in each search (an hour or two)
-	MILLRACE_TEST_DEPTH=20 $(BIN)/python -m pytest --numprocesses=$(WORKERS) --timeout=3600 $(ARGS)
+	PENSTOCK_TEST_DEPTH=20 $(BIN)/python -m pytest --numprocesses=$(WORKERS) --timeout=3600 $(ARGS)
 
 test-crash: $(READY)  ## Kill nodes and writers with -9 again and again, under load and under a fleet, and compare with what was acknowledged
-	MILLRACE_KILL_ROUNDS=100 MILLRACE_FLEET_DEVICES=1000 MILLRACE_FLEET_KILLS=30 $(BIN)/python -m pytest tests/system/test_kill.py tests/system/test_fleet_kill.py tests/store/test_kill.py $(ARGS)
+	PENSTOCK_KILL_ROUNDS=100 PENSTOCK_FLEET_DEVICES=1000 PENSTOCK_FLEET_KILLS=30 $(BIN)/python -m pytest tests/system/test_kill.py tests/system/test_fleet_kill.py tests/store/test_kill.py $(ARGS)
 
 fuzz: $(READY)  ## Fuzz the codec and a live node: make fuzz SECONDS=600
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
@@ -37,6 +37,9 @@ lint: $(READY)  ## Check style and formatting
 
 types: $(READY)  ## Check types
 	$(BIN)/mypy
+
+layout: $(READY)  ## Print the folders of the code, the arrows between them, and the circles
+	@$(BIN)/python -m tests.layout
 
 format: $(READY)  ## Format the code, and fix what ruff can fix
 	$(BIN)/ruff format
@@ -54,17 +57,17 @@ bench-pop: $(READY)  ## Measure POP beside Redis streams and beanstalkd, where t
 bench-store: $(READY)  ## Measure the store by itself, against its goals (half an hour)
 	$(BIN)/python -m bench store $(ARGS)
 
-# Run from the root: only so do the modules made import each other as `from pop import pop_pb2`.
-proto: $(READY)  ## Make pop/pop_pb2* again from pop/pop.proto
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I. --python_out=. --grpc_python_out=. --mypy_out=. --mypy_grpc_out=. pop/pop.proto
+# Run from the root, with the path below penstock/: only so do the generated modules import each other by their full names.
+proto: $(READY)  ## Make pop/proto/pop_pb2* again from pop/proto/pop.proto
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -I. --python_out=. --grpc_python_out=. --mypy_out=. --mypy_grpc_out=. penstock/pop/proto/pop.proto
 
 clean:  ## Delete .venv, caches and builds; data stays
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml
-	@command -v $(PYTHON) >/dev/null || { echo "Millrace needs Python 3.11 or newer, and there is no $(PYTHON). Name one: make PYTHON=/path/to/python" >&2; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Millrace needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + ". Name another: make PYTHON=/path/to/python")'
+	@command -v $(PYTHON) >/dev/null || { echo "Penstock needs Python 3.11 or newer, and there is no $(PYTHON). Name one: make PYTHON=/path/to/python" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Penstock needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + ". Name another: make PYTHON=/path/to/python")'
 	$(BIN)/python -c 'import sys, pip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || $(PYTHON) -m venv --clear .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@

@@ -1,1 +1,1 @@
-"""Benchmarks: Millrace beside other brokers, on the same machine, under the same load, in one run."""
+"""Benchmarks: Penstock beside other brokers, on the same machine, under the same load, in one run."""

@@ -1,4 +1,4 @@
-"""The clients of `bench.pop`: jobs that run in processes of their own, for Millrace, Redis and beanstalkd.
+"""The clients of `bench.pop`: jobs that run in processes of their own, for Penstock, Redis and beanstalkd.
 
 Each job takes its number among the processes, the instant at which all begin (`time.monotonic`, the same clock in all of
 them) and the broker's address; by that instant it is connected and has made what it will send. It returns what it did, and
@@ -6,7 +6,7 @@ when. Whoever takes messages off ends with the last of them, not when it finds t
 
 The native stubs are used bare for large batches, where the rates with `pop.client.Client` are lower by what its conveniences
 cost; for small ones it is that client. The others are driven as fast as a client of theirs in Python goes: redis-py with
-hiredis, a batch a round trip; beanstalkd with its commands written a batch at a time. Millrace and Redis get the
+hiredis, a batch a round trip; beanstalkd with its commands written a batch at a time. Penstock and Redis get the
 acknowledgements of a batch with the request for the next one.
 """
 
@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeV
 import grpc.aio
 import uvloop
 
-from pop import pop_pb2 as pb
-from pop.client import Client
-from pop.pop_pb2_grpc import GroupServiceStub, PopServiceStub
+from penstock.pop.client.client import Client
+from penstock.pop.proto import pop_pb2 as pb
+from penstock.pop.proto.pop_pb2_grpc import GroupServiceStub, PopServiceStub
 
 if TYPE_CHECKING:
-    from pop.pop_pb2_grpc import GroupServiceAsyncStub, PopServiceAsyncStub
+    from penstock.pop.proto.pop_pb2_grpc import GroupServiceAsyncStub, PopServiceAsyncStub
 
 PROCESSES = 2
 BEGIN_AFTER_S = 0.5
@@ -107,7 +107,7 @@ def check(statuses: Sequence[pb.Status]) -> None:
             raise RuntimeError(f"the node refused one of a batch: {pb.Code.Name(status.code)}, {status.detail}")
 
 
-# --- Millrace ---------------------------------------------------------------------------------------------------------
+# --- Penstock ---------------------------------------------------------------------------------------------------------
 
 
 class Stubs:

@@ -21,9 +21,9 @@ from typing import NamedTuple
 import uvloop
 from rich.console import Console
 
-from store.clock import SystemClock
-from store.options import GIB, MIB, StoreOptions
-from store.store import Store
+from penstock.store.clock import SystemClock
+from penstock.store.options import GIB, MIB, StoreOptions
+from penstock.store.store import Store
 
 BODY = b"x" * 1024
 BATCH = 256
@@ -135,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{point.log_gib:.1f} GiB: {point.clock_us:.2f} us, of the processor {point.processor_us:.2f}", highlight=False
         )
 
-    with tempfile.TemporaryDirectory(prefix="millrace-bench-", dir=options.dir) as directory:
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-", dir=options.dir) as directory:
         points = uvloop.run(append(Path(directory), int(options.gib * GIB), options.part_mib * MIB, tell))
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "append-curve.svg").write_text(svg_of(points))

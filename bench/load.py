@@ -80,13 +80,13 @@ class Result:
 def compile_load() -> Path:
     """Compile mqload if this version of it isn't in the cache yet, and return its path.
 
-    The cache is `$XDG_CACHE_HOME/millrace`, or `~/.cache/millrace`.
+    The cache is `$XDG_CACHE_HOME/penstock`, or `~/.cache/penstock`.
 
     Raises:
         LoadUnavailable: there is no C compiler, or it failed.
     """
     source = SOURCE.read_bytes()
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "millrace")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "penstock")
     binary = cache / f"mqload-{hashlib.sha256(source).hexdigest()[:16]}"
     if binary.exists():
         return binary

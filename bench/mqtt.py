@@ -1,4 +1,4 @@
-"""`python -m bench mqtt`: MQTT in and out, the same load on Millrace, mosquitto and nats-server, in turn, on one machine.
+"""`python -m bench mqtt`: MQTT in and out, the same load on Penstock, mosquitto and nats-server, in turn, on one machine.
 
 For each row the brokers are started anew and get a tenth of the load to warm up. Then they take turns (A B C A B C ...), so
 that whatever else the machine does falls on all; those that are not measured are idle. What stands in a broker's column is the
@@ -57,7 +57,7 @@ def _prepare(setting: Setting) -> None:
 
 @contextmanager
 def _brokers(setting: Setting, *, bounded: bool = False) -> Iterator[list[Peer]]:
-    """Run Millrace, and the others that are to be measured. `bounded`: mosquitto drops what its default bounds say."""
+    """Run Penstock, and the others that are to be measured. `bounded`: mosquitto drops what its default bounds say."""
     starts: dict[str, Start] = {
         RIVAL: lambda: mosquitto(bounded=bounded),
         "nats-server": lambda: nats_server(setting.fresh()),
@@ -308,6 +308,6 @@ ROWS: dict[str, Row] = {
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark and return the exit status."""
-    parser = parser_of("mqtt", "MQTT of Millrace beside other brokers.", ROWS)
+    parser = parser_of("mqtt", "MQTT of Penstock beside other brokers.", ROWS)
     add_beside(parser, RIVALS)
     return run(parser, ROWS, arguments, failures=(PeerFailed, LoadFailed, LoadUnavailable), prepare=_prepare)

@@ -1,8 +1,8 @@
 """The brokers that are measured: started as processes on free ports, stopped at the end.
 
-They don't promise the same. Millrace acknowledges after fdatasync. mosquitto keeps messages in memory. nats-server writes MQTT
+They don't promise the same. Penstock acknowledges after fdatasync. mosquitto keeps messages in memory. nats-server writes MQTT
 messages of QoS 1 to JetStream's files and syncs those every two minutes. Redis syncs every second (`appendfsync everysec`).
-beanstalkd with `-f 0` syncs each job before it says INSERTED, and so promises what Millrace does.
+beanstalkd with `-f 0` syncs each job before it says INSERTED, and so promises what Penstock does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 
-OURS = "Millrace"
+OURS = "Penstock"
 
 READY_S_MAX = 30.0
 """Seconds until a broker that doesn't say that it is ready counts as failed."""
@@ -74,9 +74,9 @@ class Peer:
     pid: int
     host: str
     port: int
-    """Of its listener; Millrace's is that for MQTT."""
+    """Of its listener; Penstock's is that for MQTT."""
     addresses: dict[str, str]
-    """What Millrace's `ready` line names, by listener: `{"mqtt": "127.0.0.1:1883", ...}`."""
+    """What Penstock's `ready` line names, by listener: `{"mqtt": "127.0.0.1:1883", ...}`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ def mosquitto(*, bounded: bool = False) -> Iterator[Peer]:
         NotInstalled, PeerFailed
     """
     path, port = path_of("mosquitto"), _free_port()
-    with tempfile.TemporaryDirectory(prefix="millrace-bench-") as name:
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
         config = Path(name, "mosquitto.conf")
         config.write_text(MOSQUITTO_CONFIG.format(port=port) + ("" if bounded else MOSQUITTO_UNBOUNDED))
         with _server("mosquitto", [path, "-c", str(config)], port, Path(name)) as peer:
@@ -149,7 +149,7 @@ def floor() -> Iterator[Peer]:
         PeerFailed
     """
     port = _free_port()
-    with tempfile.TemporaryDirectory(prefix="millrace-bench-") as name:
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
         command = [sys.executable, "-m", "bench.floor", str(port)]
         with _server("floor", command, port, Path(name), ends=(-signal.SIGTERM,)) as peer:
             yield peer
@@ -205,16 +205,16 @@ def _server(name: str, command: Sequence[str], port: int, directory: Path, ends:
 
 
 @contextmanager
-def millrace(data_dir: Path, *options: str) -> Iterator[Peer]:
-    """Run a node on `data_dir` with listeners on free ports, and further `options` of `millrace serve`. It may be killed.
+def penstock(data_dir: Path, *options: str) -> Iterator[Peer]:
+    """Run a node on `data_dir` with listeners on free ports, and further `options` of `penstock serve`. It may be killed.
 
     Raises:
         PeerFailed
     """
     listeners = [word for name in ("mqtt", "pop", "admin") for word in (f"--{name}", "127.0.0.1:0")]
-    command = [sys.executable, "-m", "millrace", "serve", "--data-dir", str(data_dir.resolve()), *listeners, *options]
+    command = [sys.executable, "-m", "penstock", "serve", "--data-dir", str(data_dir.resolve()), *listeners, *options]
     with (
-        tempfile.TemporaryDirectory(prefix="millrace-bench-") as directory,
+        tempfile.TemporaryDirectory(prefix="penstock-bench-") as directory,
         _process(command, Path(directory), (0, -signal.SIGKILL)) as process,
     ):
         addresses = _read_ready_line(process, Path(directory))

@@ -1,6 +1,6 @@
 """`python -m bench pop`: POP over gRPC, beside Redis streams and beanstalkd.
 
-Two client processes and the node share the machine. Everything of Millrace is durable: Send, Pop and Ack are answered after
+Two client processes and the node share the machine. Everything of Penstock is durable: Send, Pop and Ack are answered after
 fdatasync. What the others promise is in `bench.peers`. They take turns like the brokers of `bench.mqtt`; beanstalkd, which
 syncs each job by itself, gets fewer messages.
 """
@@ -25,7 +25,7 @@ from bench import clients
 from bench.clients import Clients, Publisher, Span, Stubs, Tick, check, connected, rate_of
 from bench.peers import OURS, NotInstalled, Peer, PeerFailed, beanstalkd, memory_of, path_of, redis_server
 from bench.rows import Figures, Goal, Measure, Row, RowFailed, Setting, add_beside, beside, find_rivals, parser_of, run
-from pop import pop_pb2 as pb
+from penstock.pop.proto import pop_pb2 as pb
 
 RIVAL = "Redis"
 BEANSTALKD_SHARE = 20
@@ -64,7 +64,7 @@ class Broker:
     """Takes all from it and acknowledges, that many a batch, with that many consumers."""
 
 
-def _millrace(peer: Peer) -> Broker:
+def _penstock(peer: Peer) -> Broker:
     address = peer.addresses["pop"]
 
     def drain(processes: Clients, name: str, batch: int, consumers: int) -> list[Span]:
@@ -120,12 +120,12 @@ def _find_redis() -> None:
 @contextmanager
 def _node(setting: Setting) -> Iterator[Broker]:
     with setting.node() as node:
-        yield _millrace(node)
+        yield _penstock(node)
 
 
 @contextmanager
 def _brokers(setting: Setting) -> Iterator[list[Broker]]:
-    """Run Millrace, and the others that are there."""
+    """Run Penstock, and the others that are there."""
     starts: dict[str, tuple[Callable[[], AbstractContextManager[Peer]], Callable[[Peer], Broker]]] = {
         "Redis": (lambda: redis_server(setting.fresh()), _redis),
         "beanstalkd": (lambda: beanstalkd(setting.fresh()), _beanstalkd),
@@ -369,7 +369,7 @@ def _in_flight(setting: Setting) -> Generator[Figures]:
     with setting.node(data_dir) as node:
         address = node.addresses["pop"]
         connected(address, create)
-        _millrace(node).send(setting.options.clients, name, BATCH, count)
+        _penstock(node).send(setting.options.clients, name, BATCH, count)
         before = memory_of(node.pid).anonymous
         spans = setting.options.clients.run(clients.pop_and_ack, address, name, f"{name}/#", 1024, 4, is_acked=False)
         _whole(spans, count)

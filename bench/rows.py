@@ -25,7 +25,7 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
-from bench.peers import OURS, NotInstalled, Peer, millrace
+from bench.peers import OURS, NotInstalled, Peer, penstock
 from bench.profile import profiled, told
 
 RUNS = 5
@@ -83,7 +83,7 @@ class Setting:
         Raises:
             PeerFailed
         """
-        with millrace(data_dir or self.fresh()) as node:
+        with penstock(data_dir or self.fresh()) as node:
             if not self.options.profile:
                 yield node
                 return
@@ -189,7 +189,7 @@ def parser_of(name: str, description: str, rows: Mapping[str, Row], *, runs: int
 
 
 def add_beside(parser: argparse.ArgumentParser, brokers: Iterable[str]) -> None:
-    """Let the command line name what is measured besides Millrace."""
+    """Let the command line name what is measured besides Penstock."""
     all_of_them = ",".join(brokers)
     parser.add_argument(
         "--beside",
@@ -243,7 +243,7 @@ def run(
         options.runs = 1
     chosen_rows = {name: row for name, row in rows.items() if name in chosen}
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
-    with tempfile.TemporaryDirectory(prefix="millrace-bench-", dir=options.dir) as directory:
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-", dir=options.dir) as directory:
         about = machine(Path(directory))
         console.print("  ".join(f"{name} {value}" for name, value in about.items()))
         if about["filesystem"] == "tmpfs":

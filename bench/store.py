@@ -23,11 +23,11 @@ from statistics import median
 import uvloop
 
 from bench.rows import Figures, Goal, Row, Setting, parser_of, run
-from store.clock import SystemClock
-from store.index import Index
-from store.lightqueue import ENTRY
-from store.options import StoreOptions
-from store.store import Store
+from penstock.store.clock import SystemClock
+from penstock.store.index import Index
+from penstock.store.lightqueue import ENTRY
+from penstock.store.options import StoreOptions
+from penstock.store.store import Store
 
 BATCH = 256
 TOPICS = 64

@@ -10,7 +10,7 @@ import random
 import sys
 from collections import defaultdict
 
-from pop.client import Client, Consumer, settings_of
+from penstock.pop.client.client import Client, Consumer, settings_of
 
 ACCOUNTS = 5
 BOOKINGS = 8

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from pop.client import Client
+from penstock.pop.client.client import Client
 
 
 async def main(address: str) -> None:

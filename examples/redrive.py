@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from pop import pop_pb2 as pb
-from pop.client import Client, settings_of
+from penstock.pop.client.client import Client, settings_of
+from penstock.pop.proto import pop_pb2 as pb
 
 GROUP = "example-parser"
 

@@ -11,8 +11,8 @@ import asyncio
 import sqlite3
 import sys
 
-from pop import pop_pb2 as pb
-from pop.client import Client
+from penstock.pop.client.client import Client
+from penstock.pop.proto import pop_pb2 as pb
 
 PRODUCER = "example-orders"
 

@@ -10,35 +10,35 @@ from time import monotonic_ns
 
 import structlog
 
-from gateway.access import Access
-from gateway.connection import CLOSE_FLUSH_S, Connection
-from gateway.errors import ConnectRefused
-from gateway.fanout import Fanout
-from gateway.lifetimes import Lifetimes
-from gateway.listener import Listeners
-from gateway.logbook import Logbook
-from gateway.options import PLAIN_NAME, GatewayOptions
-from gateway.packets import Connect
-from gateway.peer import Peer
-from gateway.plain import PlainReads
-from gateway.pressure import Pressure
-from gateway.reasons import ConnectCode, ReasonCode
-from gateway.retained import RetainedMessages
-from gateway.sessions import Sessions
-from gateway.shared import SharedSubscriptions
-from gateway.sockets import HAS_TURNS, Sockets
-from gateway.sources import Sources
-from gateway.subscription import Subscription
-from gateway.system import SystemTopics
-from gateway.throttle import DISK_FULL, Bucket, Meter, Throttle
-from gateway.traffic import Traffic
-from pop.admin import GroupAdmin
-from store.errors import DiskFull, StoreError
-from store.lightqueue import LightQueue
-from store.options import MIB
-from store.record import Flag
-from store.store import Store
-from timer.delayed import DelayedMessages
+from penstock.gateway.auth.access import Access
+from penstock.gateway.connection.connection import CLOSE_FLUSH_S, Connection
+from penstock.gateway.connection.plain import PlainReads
+from penstock.gateway.connection.pressure import Pressure
+from penstock.gateway.connection.throttle import DISK_FULL, Bucket, Meter, Throttle
+from penstock.gateway.delivery.fanout import Fanout
+from penstock.gateway.delivery.retained import RetainedMessages
+from penstock.gateway.delivery.shared import SharedSubscriptions
+from penstock.gateway.delivery.subscription import Subscription
+from penstock.gateway.delivery.system import SystemTopics
+from penstock.gateway.logbook import Logbook
+from penstock.gateway.options import PLAIN_NAME, GatewayOptions
+from penstock.gateway.protocol.errors import ConnectRefused
+from penstock.gateway.protocol.packets import Connect
+from penstock.gateway.protocol.reasons import ConnectCode, ReasonCode
+from penstock.gateway.sessions.lifetimes import Lifetimes
+from penstock.gateway.sessions.sessions import Sessions
+from penstock.gateway.traffic import Traffic
+from penstock.gateway.transport.listener import Listeners
+from penstock.gateway.transport.peer import Peer
+from penstock.gateway.transport.sockets import HAS_TURNS, Sockets
+from penstock.gateway.transport.sources import Sources
+from penstock.pop.core.admin import GroupAdmin
+from penstock.store.errors import DiskFull, StoreError
+from penstock.store.lightqueue import LightQueue
+from penstock.store.options import MIB
+from penstock.store.record import Flag
+from penstock.store.store import Store
+from penstock.timer.delayed import DelayedMessages
 
 logger = structlog.get_logger("gateway")
 
@@ -66,7 +66,7 @@ HELD_BYTES_MAX = 64 * MIB
 
 
 class Counters:
-    """What the gateway has done since the start. Plain integers: `millrace.metrics` reads them."""
+    """What the gateway has done since the start. Plain integers: `penstock.node.metrics` reads them."""
 
     __slots__ = (
         "closed_by_reason",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ipaddress import ip_network
 from typing import Any, Literal
 
-from store.options import (
+from penstock.store.options import (
     DAY_MS,
     GIB,
     HOUR_MS,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gateway.connection import Connection
-    from gateway.reasons import ReasonCode
+    from penstock.gateway.connection.connection import Connection
+    from penstock.gateway.protocol.reasons import ReasonCode
 
 TYPES = 16
 """Types of packets that four bits can name."""
@@ -16,7 +16,7 @@ VERSIONS = {3: "3.1", 4: "3.1.1", 5: "5.0"}
 
 
 class Traffic:
-    """Plain integers: `millrace.metrics` reads them."""
+    """Plain integers: `penstock.node.metrics` reads them."""
 
     def __init__(self) -> None:
         self.packets_in = [0] * TYPES

@@ -27,11 +27,11 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from spark import segments
-from spark.errors import OptionInvalid
-from spark.explode import Array, Records
-from spark.segments import Segment
-from spark.tables import KIND_NAMES, TABLES, Table
+from penstock.spark import segments
+from penstock.spark.errors import OptionInvalid
+from penstock.spark.explode import Array, Records
+from penstock.spark.segments import Segment
+from penstock.spark.tables import KIND_NAMES, TABLES, Table
 
 PART_BYTES = 64 * 1024 * 1024
 """Bytes of the log that one task reads: enough to outweigh a task's start, about a second of work."""

@@ -8,7 +8,7 @@ class ReconcileError(Exception):
 
 
 class JavaMissing(ReconcileError):
-    """Raised when no Java that Spark can run on is found. Only Spark's part of Millrace needs Java."""
+    """Raised when no Java that Spark can run on is found. Only Spark's part of Penstock needs Java."""
 
 
 class LogMissing(ReconcileError):

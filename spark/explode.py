@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.lib.stride_tricks import sliding_window_view
 
-from spark.segments import REMEDY, Block
-from store import record
-from store.errors import RecordCorrupt
-from store.record import Kind
+from penstock.spark.segments import REMEDY, Block
+from penstock.store import record
+from penstock.store.errors import RecordCorrupt
+from penstock.store.record import Kind
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

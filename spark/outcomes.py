@@ -5,9 +5,9 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from spark.explode import HANDED_OUT
-from spark.summary import QUANTILES, CountRow, MessagesRow, Outcome, SpreadRow
-from store.record import Kind
+from penstock.spark.explode import HANDED_OUT
+from penstock.spark.summary import QUANTILES, CountRow, MessagesRow, Outcome, SpreadRow
+from penstock.store.record import Kind
 
 ACKED = (Outcome.ACKED_IN_TIME.value, Outcome.ACKED_LATE.value)
 

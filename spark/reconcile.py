@@ -17,12 +17,12 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from spark import outcomes, report, segments
-from spark.datasource import PART_BYTES
-from spark.errors import LogMissing, OptionInvalid, ReconcileError, ReportDirInUse
-from spark.segments import Log
-from spark.session import open_session
-from spark.summary import (
+from penstock.spark import outcomes, report, segments
+from penstock.spark.datasource import PART_BYTES
+from penstock.spark.errors import LogMissing, OptionInvalid, ReconcileError, ReportDirInUse
+from penstock.spark.segments import Log
+from penstock.spark.session import open_session
+from penstock.spark.summary import (
     REPORT,
     SCHEMA_VERSION,
     Example,
@@ -35,7 +35,7 @@ from spark.summary import (
     is_ok,
     totals,
 )
-from store.errors import LogCorrupt, StoreError
+from penstock.store.errors import LogCorrupt, StoreError
 
 GRACE_MS = 60_000
 """How long after deadline and back-off a delivery may stay unsettled: covers the tick and a burst of revivals."""
@@ -295,7 +295,7 @@ def run(
     as_of_ms: int | None = None,
     grace_ms: int = GRACE_MS,
 ) -> int:
-    """Reconcile a log, write the report to `out` if that is given, and print it: what `millrace reconcile` does.
+    """Reconcile a log, write the report to `out` if that is given, and print it: what `penstock reconcile` does.
 
     With `json` stdout gets the summary and nothing else. Errors go to stderr.
 
@@ -308,7 +308,7 @@ def run(
             check_out(Path(out))
         segments.find(data_dir)
         already_open = SparkSession.getActiveSession() is not None
-        spark = open_session(master, "millrace reconcile")
+        spark = open_session(master, "penstock reconcile")
         try:
             found = reconcile(spark, data_dir, as_of_ms=as_of_ms, grace_ms=grace_ms)
             if out is not None:
@@ -317,7 +317,7 @@ def run(
             if not already_open:
                 spark.stop()
     except (ReconcileError, StoreError) as error:
-        print(f"millrace reconcile: {error}", file=sys.stderr)
+        print(f"penstock reconcile: {error}", file=sys.stderr)
         return 2
     if json:
         sys.stdout.write(orjson.dumps(found.summary, option=orjson.OPT_INDENT_2).decode() + "\n")

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from spark.summary import Example, Group, Outcome, Summary
+from penstock.spark.summary import Example, Group, Outcome, Summary
 
 OUTCOME_TITLES = {
     Outcome.ACKED_IN_TIME: "acked",

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from spark.errors import LogMissing
-from store import record
-from store.errors import LogCorrupt, RecordCorrupt
+from penstock.spark.errors import LogMissing
+from penstock.store import record
+from penstock.store.errors import LogCorrupt, RecordCorrupt
 
 DIRECTORY = "commitlog"
 """Folder of the segments inside a data directory."""
@@ -30,7 +30,7 @@ BLOCK_BYTES = 8 * 1024 * 1024
 
 _SIZE_CRC = Struct("<II")
 
-REMEDY = "restore the file, or run `millrace repair`"
+REMEDY = "restore the file, or run `penstock repair`"
 
 
 class Segment(NamedTuple):

@@ -1,4 +1,4 @@
-"""A Spark session for Millrace's jobs: the right interpreter, quiet, and our packages importable on every worker."""
+"""A Spark session for Penstock's jobs: the right interpreter, quiet, and our packages importable on every worker."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from spark import datasource
-from spark.errors import JavaMissing
+from penstock.spark import datasource
+from penstock.spark.errors import JavaMissing
 
 JAVA_VERSION_MIN = 17
 """Spark 4 runs on Java 17 and later (spark.apache.org/docs/4.0.0, Overview)."""
@@ -29,12 +29,12 @@ DRIVER_MEMORY = "2g"
 a few million deliveries spill."""
 
 PACKAGES = ("spark", "store")
-"""What a worker imports to read the log."""
+"""What a worker imports of `penstock` to read the log."""
 
-_ROOT = Path(__file__).resolve().parent.parent
+_PENSTOCK = Path(__file__).parents[1]
 
 
-def open_session(master: str = "local[*]", app_name: str = "millrace") -> SparkSession:
+def open_session(master: str = "local[*]", app_name: str = "penstock") -> SparkSession:
     """Start a session, or return the one that runs in this process, with the format `commitlog` known to it.
 
     On a local master workers are this interpreter with this source tree, and all ports are on 127.0.0.1. On any other
@@ -61,7 +61,7 @@ def open_session(master: str = "local[*]", app_name: str = "millrace") -> SparkS
         session = builder.getOrCreate()
     session.conf.set("spark.sql.shuffle.partitions", max(2, session.sparkContext.defaultParallelism))
     if not local:
-        session.sparkContext.addPyFile(str(_zip_packages(Path(tempfile.mkdtemp(prefix="millrace-spark-")))))
+        session.sparkContext.addPyFile(str(_zip_packages(Path(tempfile.mkdtemp(prefix="penstock-spark-")))))
     datasource.register(session)
     return session
 
@@ -75,7 +75,7 @@ def java_version() -> int:
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     remedy = (
-        f"Only Spark's part of Millrace needs Java: install a JRE of version {JAVA_VERSION_MIN} or later "
+        f"Only Spark's part of Penstock needs Java: install a JRE of version {JAVA_VERSION_MIN} or later "
         f"(Debian, Ubuntu: apt install openjdk-17-jre-headless), or point JAVA_HOME to one"
     )
     if java is None:
@@ -110,7 +110,7 @@ def _settings(local: bool) -> dict[str, str]:
 def _importable() -> Iterator[None]:
     """Put our packages on the PYTHONPATH that the JVM inherits, and hands on to the workers that it starts."""
     before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(_ROOT), *([before] if before else [])])
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(_PENSTOCK.parent), *([before] if before else [])])
     try:
         yield
     finally:
@@ -121,9 +121,10 @@ def _importable() -> Iterator[None]:
 
 
 def _zip_packages(directory: Path) -> Path:
-    target = directory / "millrace_spark.zip"
+    target = directory / "penstock_spark.zip"
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.write(_PENSTOCK / "__init__.py", "penstock/__init__.py")
         for package in PACKAGES:
-            for source in sorted((_ROOT / package).glob("*.py")):
-                archive.write(source, f"{package}/{source.name}")
+            for source in sorted((_PENSTOCK / package).glob("*.py")):
+                archive.write(source, f"penstock/{package}/{source.name}")
     return target

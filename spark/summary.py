@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypedDict
 SCHEMA_VERSION = 1
 """Raised when a name in the summary changes its meaning or goes away; new names may come without."""
 
-REPORT = "millrace reconcile"
+REPORT = "penstock reconcile"
 """What `report` of a summary says: by this a directory is known to be an earlier report."""
 
 QUANTILES = (0.5, 0.9, 0.99, 1.0)

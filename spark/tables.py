@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from spark.explode import FIXED_BYTES, HANDED_OUT, HANDING, SETTLING, Array, Records, handed_out, settled
-from store import record
-from store.record import Flag, Kind
+from penstock.spark.explode import FIXED_BYTES, HANDED_OUT, HANDING, SETTLING, Array, Records, handed_out, settled
+from penstock.store import record
+from penstock.store.record import Flag, Kind
 
 ARROW_TYPES = {
     "bigint": pa.int64(),

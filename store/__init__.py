@@ -1,1 +1,1 @@
-"""The durable heart of Millrace: one CommitLog, light queues over it, and the state that is derived from both."""
+"""The durable heart of Penstock: one CommitLog, light queues over it, and the state that is derived from both."""

@@ -24,9 +24,9 @@ from itertools import chain, islice, takewhile
 from struct import Struct
 from weakref import ref
 
-from store import topics
-from store.index import Batch, Index, Space
-from store.lightqueue import ENTRY_BYTES, RESTORED, LightQueue, Start, delete_entries, name_key, name_of, name_row
+from penstock.store import topics
+from penstock.store.index import Batch, Index, Space
+from penstock.store.lightqueue import ENTRY_BYTES, RESTORED, LightQueue, Start, delete_entries, name_key, name_of, name_row
 
 _ID = Struct(">I")
 _POSITION = Struct(">Q")

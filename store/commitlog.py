@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import structlog
 
-from store.errors import DiskFull, LogCorrupt, PositionUnknown, RecordCorrupt, RecordTooLarge
-from store.record import (
+from penstock.store.errors import DiskFull, LogCorrupt, PositionUnknown, RecordCorrupt, RecordTooLarge
+from penstock.store.record import (
     COPY_BYTES,
     HEADER,
     HEADER_BYTES,
@@ -32,10 +32,10 @@ from store.record import (
     valid_until,
     walk,
 )
-from store.segment import SUFFIX, Segment, segment_base, segment_name, sync_directory
-from store.setaside import SET_ASIDE, set_aside
-from store.space import Space
-from store.syncmark import FILE, SyncMark
+from penstock.store.segment import SUFFIX, Segment, segment_base, segment_name, sync_directory
+from penstock.store.setaside import SET_ASIDE, set_aside
+from penstock.store.space import Space
+from penstock.store.syncmark import FILE, SyncMark
 
 logger = structlog.get_logger("store")
 
@@ -129,7 +129,7 @@ class CommitLog:
             if size < following - base:
                 raise LogCorrupt(
                     f"segment {segment_name(base)} has {size} bytes, but the next one starts {following - base} bytes "
-                    f"after it: {following - base - size} bytes are missing; restore the file, or run `millrace repair`"
+                    f"after it: {following - base - size} bytes are missing; restore the file, or run `penstock repair`"
                 )
 
     # --- recovery ---------------------------------------------------------------------------------------------------
@@ -459,7 +459,7 @@ class CommitLog:
         stop = min(self.written - segment.base, segment.capacity)
         found = next_valid(segment.view, position - segment.base, stop, stop)
         behind = segment.base + (stop if found is None else found)
-        logger.error("log.damaged", segment=segment.path.name, position=position, bytes=behind - position, do="millrace repair")
+        logger.error("log.damaged", segment=segment.path.name, position=position, bytes=behind - position, do="penstock repair")
         return behind
 
     def position_at(self, store_ms: int) -> int:
@@ -536,13 +536,13 @@ def dense_until(first: tuple[int, int], last: tuple[int, int], count: int) -> in
 def _damaged(segment: Segment, offset: int) -> LogCorrupt:
     return LogCorrupt(
         f"the record at position {segment.base + offset} (byte {offset} of segment {segment.path.name}) is damaged, and "
-        f"it is not the tail of the log: the node does not start on it; restore the file, or run `millrace repair`"
+        f"it is not the tail of the log: the node does not start on it; restore the file, or run `penstock repair`"
     )
 
 
 def _lost(segment: Segment, offset: int, durable: int) -> LogCorrupt:
     return LogCorrupt(
         f"the log was durable up to position {durable}, and no valid record is at position {segment.base + offset} (byte "
-        f"{offset} of segment {segment.path.name}): the node does not start on it; restore the file, or run `millrace repair`; "
+        f"{offset} of segment {segment.path.name}): the node does not start on it; restore the file, or run `penstock repair`; "
         f"to do without what was there, delete the file {segment.path.parent.parent / FILE}"
     )

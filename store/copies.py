@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from struct import Struct
 
-from store.commitlog import CommitLog
-from store.errors import PositionUnknown
-from store.index import Batch, Index, Space
-from store.part import Apply
-from store.record import COPY_BYTES, COPY_FIXED, Kind, Record
+from penstock.store.commitlog import CommitLog
+from penstock.store.errors import PositionUnknown
+from penstock.store.index import Batch, Index, Space
+from penstock.store.part import Apply
+from penstock.store.record import COPY_BYTES, COPY_FIXED, Kind, Record
 
 _KEY = Struct(">cQ")
 _ROW = Struct("<QI")

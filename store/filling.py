@@ -15,10 +15,10 @@ from collections.abc import Iterator
 
 import orjson
 
-from store import topics
-from store.commitlog import CommitLog
-from store.lightqueue import LightQueue
-from store.record import (
+from penstock.store import topics
+from penstock.store.commitlog import CommitLog
+from penstock.store.lightqueue import LightQueue
+from penstock.store.record import (
     CRC_FROM,
     HEADER,
     HEADER_BYTES,

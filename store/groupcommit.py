@@ -11,8 +11,8 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from store.commitlog import CommitLog
-from store.syncing import MakeSync
+from penstock.store.commitlog import CommitLog
+from penstock.store.syncing import MakeSync
 
 ASKED_MAX = 64
 """Syncs that are asked for and have not ended, at most. The next one is asked for while one is under way, so that it begins

@@ -33,8 +33,8 @@ from rocksdict import (
     WriteOptions,
 )
 
-from store.errors import DataDirIncompatible, IndexDamaged
-from store.segment import sync_directory
+from penstock.store.errors import DataDirIncompatible, IndexDamaged
+from penstock.store.segment import sync_directory
 
 DIRECTORY = "index"
 DISCARDED = "index.discarded"

@@ -27,10 +27,10 @@ from typing import Any, Literal
 import numpy as np
 import orjson
 
-from store.commitlog import CommitLog
-from store.errors import PositionUnknown, RecordCorrupt
-from store.index import Batch, Index, Space, after
-from store.record import Flag, Record, decode_properties
+from penstock.store.commitlog import CommitLog
+from penstock.store.errors import PositionUnknown, RecordCorrupt
+from penstock.store.index import Batch, Index, Space, after
+from penstock.store.record import Flag, Record, decode_properties
 
 ENTRY = Struct("<QII")
 ENTRY_DTYPE = np.dtype([("position", "<u8"), ("size", "<u4"), ("aux", "<u4")])

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from store import record
-from store.commitlog import DIRECTORY
-from store.errors import LogCorrupt, PositionUnknown, RecordCorrupt
-from store.segment import SUFFIX, segment_base
+from penstock.store import record
+from penstock.store.commitlog import DIRECTORY
+from penstock.store.errors import LogCorrupt, PositionUnknown, RecordCorrupt
+from penstock.store.segment import SUFFIX, segment_base
 
 BLOCK_BYTES = 4 * 1024 * 1024
 """Bytes read at a time. A larger record is read whole."""
@@ -67,6 +67,6 @@ def _read_segment(path: Path, offset: int, base: int, following: int | None) -> 
                     raise RecordCorrupt(error.position, error.reason, path.name) from None
             if not offsets:
                 if stop is not None:
-                    raise LogCorrupt(f"no record is at position {base + offset} of segment {path.name}; run `millrace repair`")
+                    raise LogCorrupt(f"no record is at position {base + offset} of segment {path.name}; run `penstock repair`")
                 return
             offset += end

@@ -1,6 +1,6 @@
 """What an option is, and the options of the store.
 
-Each package keeps its options in a frozen dataclass beside the code that uses them; `millrace.config` reads all of them
+Each package keeps its options in a frozen dataclass beside the code that uses them; `penstock.node.config` reads all of them
 from one TOML file. An option's default, unit and bounds stand once, at its field:
 
     segment_bytes: int = option(256 * MIB, "Bytes of ...", minimum=MIB, maximum=4 * GIB)
@@ -15,7 +15,7 @@ from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from store.errors import StoreError
+from penstock.store.errors import StoreError
 
 KIB = 1024
 MIB = 1024 * KIB

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
-from store.index import Batch, Index
-from store.record import Kind, Record
+from penstock.store.index import Batch, Index
+from penstock.store.record import Kind, Record
 
 Apply = Callable[[Record], None]
 

@@ -17,13 +17,13 @@ from zlib import crc32
 import orjson
 import structlog
 
-from store import topics
-from store.catalogue import Catalogue
-from store.commitlog import CommitLog
-from store.errors import LimitExceeded, QueueUnknown, TopicInvalid
-from store.filling import Filling
-from store.index import Batch, Index, Space
-from store.lightqueue import (
+from penstock.store import topics
+from penstock.store.catalogue import Catalogue
+from penstock.store.commitlog import CommitLog
+from penstock.store.errors import LimitExceeded, QueueUnknown, TopicInvalid
+from penstock.store.filling import Filling
+from penstock.store.index import Batch, Index, Space
+from penstock.store.lightqueue import (
     ENTRY,
     RESTORED,
     TRANSIENT,
@@ -33,8 +33,8 @@ from store.lightqueue import (
     delete_transient_entries,
     entries_key,
 )
-from store.options import StoreOptions
-from store.record import QUEUE_FIXED, Kind, Record
+from penstock.store.options import StoreOptions
+from penstock.store.record import QUEUE_FIXED, Kind, Record
 
 logger = structlog.get_logger("store")
 
@@ -253,7 +253,7 @@ class Queues:
         return self._roots[level]
 
     def _restore_root(self, level: str) -> None:
-        """Bring back the root of a message whose declaration `millrace repair` has set aside; no record is appended."""
+        """Bring back the root of a message whose declaration `penstock repair` has set aside; no record is appended."""
         topic_filter = f"{level}/#"
         queue_id = RESTORED + crc32(topic_filter.encode()) % RESTORED
         while self._catalogue.get(queue_id) is not None:

@@ -33,7 +33,7 @@ import numpy as np
 import orjson
 from fastcrc.crc32 import iso_hdlc
 
-from store.errors import RecordCorrupt
+from penstock.store.errors import RecordCorrupt
 
 RECORD_BYTES_MAX = 64 * 1024 * 1024
 """No record is larger. A size field above this is corruption, so a reader never allocates what a damaged field asks for."""
@@ -73,7 +73,7 @@ class Kind(IntEnum):
     """How far a client has got: cursors, and packet ids under way."""
     RETAINED_CLEARED = 16
     DAMAGED = 17
-    """A range that `millrace repair` set aside. Nothing is applied; positions behind it are what they were."""
+    """A range that `penstock repair` set aside. Nothing is applied; positions behind it are what they were."""
     COPIED = 18
     """A whole older record, copied before its segment was dropped. Whoever names the old position is given this body."""
     QUEUE_FILLED = 19
@@ -190,7 +190,7 @@ the message comes back up to 2**backoff ms after the deadline: see `backoff_code
 
 The properties, JSON, are there where there is something to say beyond the entries: `attempt_id` of the call; and of a group
 that doesn't take every message, `cursor` (offset up to which its queue was looked at), `keys` of the entries and `parked` (see
-`pop.order`). Without entries the record only says that."""
+`pop.core.order`). Without entries the record only says that."""
 
 
 def backoff_code(wait_ms: int) -> int:
@@ -232,7 +232,7 @@ and its body are the record's body. SESSION_CLOSED says `ends_ms` and `will_due_
 SESSION_SUBSCRIBED says `filter`, `number` (of the subscription in its session), `queue` (id), `options` (MQTT 5.0, 3.8.3.1),
 `identifier`, `cursor` (offset in the queue), and where retained messages are to come `retained` (those that stand before this
 position). SESSION_UNSUBSCRIBED says `filter`, and where others rely on that subscription `stop` (the offset up to which it
-still sends) and `cuts` (pairs of number and offset; see `gateway.leaving`); or `number`, of one that has left.
+still sends) and `cuts` (pairs of number and offset; see `gateway.delivery.leaving`); or `number`, of one that has left.
 
 The body of SESSION_OFFSETS is what has changed since the record before: SESSION_COUNTS (the packet id that was given last, and
 the lengths of five lists), then the lists. Cursors: SESSION_CURSOR (number of the subscription, offset). Packet ids, a

@@ -13,14 +13,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from store import record
-from store.commitlog import DIRECTORY
-from store.errors import LogCorrupt, PositionUnknown
-from store.index import Index
-from store.record import HEADER, HEADER_BYTES, RECORD_BYTES_MAX, Kind, next_valid, valid_until, walk
-from store.segment import SUFFIX, Segment, segment_base, segment_name
-from store.setaside import SET_ASIDE, set_aside
-from store.syncmark import SyncMark
+from penstock.store import record
+from penstock.store.commitlog import DIRECTORY
+from penstock.store.errors import LogCorrupt, PositionUnknown
+from penstock.store.index import Index
+from penstock.store.record import HEADER, HEADER_BYTES, RECORD_BYTES_MAX, Kind, next_valid, valid_until, walk
+from penstock.store.segment import SUFFIX, Segment, segment_base, segment_name
+from penstock.store.setaside import SET_ASIDE, set_aside
+from penstock.store.syncmark import SyncMark
 
 __all__ = ["SET_ASIDE", "Damage", "Findings", "repair", "survey"]
 

@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from store.errors import DiskFull, PositionUnknown
-from store.index import Batch, Space
-from store.lightqueue import ENTRY_BYTES, entries_array, entries_key, queue_prefix
-from store.options import MIB
-from store.record import COPY_FIXED, Kind, is_intact
-from store.snapshot import SnapshotWriter, remove_other_snapshots, snapshot_path, snapshots
+from penstock.store.errors import DiskFull, PositionUnknown
+from penstock.store.index import Batch, Space
+from penstock.store.lightqueue import ENTRY_BYTES, entries_array, entries_key, queue_prefix
+from penstock.store.options import MIB
+from penstock.store.record import COPY_FIXED, Kind, is_intact
+from penstock.store.snapshot import SnapshotWriter, remove_other_snapshots, snapshot_path, snapshots
 
 if TYPE_CHECKING:
-    from store.store import Store
+    from penstock.store.store import Store
 
 logger = structlog.get_logger("store")
 
@@ -70,7 +70,7 @@ class Retention:
         self._store = store
         self._jobs: deque[Job] = deque()
         self._writer: SnapshotWriter | None = None
-        self._thread = ThreadPoolExecutor(1, "millrace-snapshot")
+        self._thread = ThreadPoolExecutor(1, "penstock-snapshot")
         remove_other_snapshots(store.data_dir, {base for base, _ in store.log.segments()})
         self._snapshots = snapshots(store.data_dir)
         """Position of each, and when the last record before it was stored."""

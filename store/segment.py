@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from store.errors import LogCorrupt
+from penstock.store.errors import LogCorrupt
 
 NAME_DIGITS = 20
 SUFFIX = ".log"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from store.segment import segment_base, sync_directory
+from penstock.store.segment import segment_base, sync_directory
 
 SET_ASIDE = "damaged"
 """Folder of a data directory with what was damaged: `<position>-<length>.bin`."""

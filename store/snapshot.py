@@ -19,13 +19,13 @@ from struct import Struct
 
 import orjson
 
-from store.catalogue import without_entries
-from store.errors import RecordCorrupt, SnapshotInvalid
-from store.index import FORMAT, META_KEY, Batch, Covered, Index, IndexView, Space, after
-from store.lightqueue import name_of, queue_prefix
-from store.options import KIB
-from store.record import HEADER, HEADER_BYTES, RECORD_BYTES_MAX, Kind, decode, encode
-from store.segment import NAME_DIGITS, sync_directory
+from penstock.store.catalogue import without_entries
+from penstock.store.errors import RecordCorrupt, SnapshotInvalid
+from penstock.store.index import FORMAT, META_KEY, Batch, Covered, Index, IndexView, Space, after
+from penstock.store.lightqueue import name_of, queue_prefix
+from penstock.store.options import KIB
+from penstock.store.record import HEADER, HEADER_BYTES, RECORD_BYTES_MAX, Kind, decode, encode
+from penstock.store.segment import NAME_DIGITS, sync_directory
 
 DIRECTORY = "snapshots"
 """Folder of the snapshots inside a data directory."""

@@ -28,9 +28,9 @@ from typing import NamedTuple
 
 import structlog
 
-from store.errors import DiskFull
-from store.options import MIB
-from store.record import Kind
+from penstock.store.errors import DiskFull
+from penstock.store.options import MIB
+from penstock.store.record import Kind
 
 logger = structlog.get_logger("store")
 

@@ -23,23 +23,23 @@ from typing import NamedTuple
 
 import structlog
 
-from store import record
-from store.clock import Clock
-from store.commitlog import Block, CommitLog
-from store.copies import Copies
-from store.errors import DataDirIncompatible, DiskFull, IndexDamaged, LogCorrupt, PositionUnknown, SnapshotInvalid
-from store.groupcommit import GroupCommit
-from store.index import Batch, Covered, Index
-from store.lightqueue import ENTRY, ENTRY_BYTES, LightQueue, consecutive_entries
-from store.options import StoreOptions
-from store.part import Apply, Part
-from store.queues import Queues, Route
-from store.record import COPY_BYTES, FIXED_BYTES, Flag, Kind, Record, checksum, is_intact
-from store.retention import FULL_RETRY_S, PAUSE_S, Retention
-from store.snapshot import DIRECTORY as SNAPSHOTS
-from store.snapshot import restore, snapshots
-from store.space import Level, Space
-from store.syncing import SYNCS
+from penstock.store import record
+from penstock.store.clock import Clock
+from penstock.store.commitlog import Block, CommitLog
+from penstock.store.copies import Copies
+from penstock.store.errors import DataDirIncompatible, DiskFull, IndexDamaged, LogCorrupt, PositionUnknown, SnapshotInvalid
+from penstock.store.groupcommit import GroupCommit
+from penstock.store.index import Batch, Covered, Index
+from penstock.store.lightqueue import ENTRY, ENTRY_BYTES, LightQueue, consecutive_entries
+from penstock.store.options import StoreOptions
+from penstock.store.part import Apply, Part
+from penstock.store.queues import Queues, Route
+from penstock.store.record import COPY_BYTES, FIXED_BYTES, Flag, Kind, Record, checksum, is_intact
+from penstock.store.retention import FULL_RETRY_S, PAUSE_S, Retention
+from penstock.store.snapshot import DIRECTORY as SNAPSHOTS
+from penstock.store.snapshot import restore, snapshots
+from penstock.store.space import Level, Space
+from penstock.store.syncing import SYNCS
 
 logger = structlog.get_logger("store")
 
@@ -393,7 +393,7 @@ class Store:
             return None
         if is_intact(data):
             return data
-        logger.error("message.unreadable", position=position, why="its checksum does not hold; run `millrace repair`")
+        logger.error("message.unreadable", position=position, why="its checksum does not hold; run `penstock repair`")
         return None
 
     def _apply(self, found: Record) -> None:

@@ -5,7 +5,7 @@ answer is an errno, 0 for none, and how many requests it answers: those that cam
 The process ends when the other end of the socket does, and after a failure; and for no signal that asks: whoever stops the node
 may signal all of its processes, and the node still has something to sync.
 
-It imports nothing of Millrace, so that it starts in a moment and takes little memory.
+It imports nothing of Penstock, so that it starts in a moment and takes little memory.
 """
 
 from __future__ import annotations

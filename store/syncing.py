@@ -21,9 +21,9 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Final, Protocol
 
-from store import syncchild
-from store.commitlog import CommitLog
-from store.segment import Segment
+from penstock.store import syncchild
+from penstock.store.commitlog import CommitLog
+from penstock.store.segment import Segment
 
 CHILD: Final = str(Path(syncchild.__file__))
 
@@ -62,7 +62,7 @@ class SyncThread:
         self._requests: SimpleQueue[bool] = SimpleQueue()
         self._done: deque[tuple[OSError | None, int]] = deque()
         """How the syncs have ended that nobody has been told of."""
-        self._thread = Thread(target=self._run, name="millrace-sync", daemon=True)
+        self._thread = Thread(target=self._run, name="penstock-sync", daemon=True)
         self._thread.start()
 
     def begin(self) -> bool:

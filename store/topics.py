@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import Final, Generic, TypeVar
 
-from store.errors import TopicInvalid
-from store.record import TOPIC_BYTES_MAX
+from penstock.store.errors import TopicInvalid
+from penstock.store.record import TOPIC_BYTES_MAX
 
 LEVELS_MAX = 128
 """Default bound of the levels of a topic or filter. It bounds the work of one match; devices use fewer than ten."""

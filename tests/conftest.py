@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
 
 # A slow machine is no failure: pytest-timeout bounds a test as a whole.
-settings.register_profile("millrace", deadline=None, max_examples=50 * DEPTH)
-settings.load_profile("millrace")
+settings.register_profile("penstock", deadline=None, max_examples=50 * DEPTH)
+settings.load_profile("penstock")
 
 
 ONE_AFTER_ANOTHER = ("tests/spark/", "tests/system/test_demo.py")

@@ -4,5 +4,5 @@ from __future__ import annotations
 
 import os
 
-DEPTH = int(os.environ.get("MILLRACE_TEST_DEPTH", "1"))
+DEPTH = int(os.environ.get("PENSTOCK_TEST_DEPTH", "1"))
 """By how much more examples each search has."""

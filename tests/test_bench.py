@@ -19,12 +19,12 @@ from rich.console import Console
 
 from bench import curve, floor, mqtt, pop, store
 from bench.load import Load, LoadFailed, run_load, start_load
-from bench.peers import memory_of, millrace
+from bench.peers import memory_of, penstock
 from bench.profile import shares_of
 from bench.rows import Figures, Found, Goal, Row, RowFailed, Setting, beside, measure_all, run, table_of
 from bench.rows import parser_of as parser_of_rows
-from gateway.codec import encode_connack, encode_publish
-from gateway.reasons import ConnectCode
+from penstock.gateway.protocol.codec import encode_connack, encode_publish
+from penstock.gateway.protocol.reasons import ConnectCode
 from tests.gateway.packet_cases import connect
 from tests.gateway.wire import CLEAN
 
@@ -84,7 +84,7 @@ def test_the_table_judges_the_median_and_shows_the_extremes() -> None:
 
 
 def test_a_ratio_is_told_beside_what_each_broker_did() -> None:
-    figures = beside("x", {"Millrace": 300.0, "other": 900.0, "rival": 100.0}, "rival")
+    figures = beside("x", {"Penstock": 300.0, "other": 900.0, "rival": 100.0}, "rival")
     shown = _shown({name: [value] for name, value in figures.items()}, Goal("x", "the title", "x", 2))
     line = next(line for line in shown.splitlines() if "the title" in line)
     assert [cell.strip() for cell in line.strip("│").split("│")] == [
@@ -100,7 +100,7 @@ def test_a_ratio_is_told_beside_what_each_broker_did() -> None:
 
 
 def test_without_the_rival_a_ratio_is_neither_met_nor_missed() -> None:
-    figures = beside("x", {"Millrace": 300.0}, "rival")
+    figures = beside("x", {"Penstock": 300.0}, "rival")
     shown = _shown({name: [value] for name, value in figures.items()}, Goal("x", "the title", "x", 2))
     assert "300" in shown
     assert "yes" not in shown
@@ -169,7 +169,7 @@ def test_shares_are_of_the_loop_alone_and_of_what_each_function_does_itself() ->
 
 @needs_compiler
 def test_a_load_is_delivered_to_whom_it_is_for(tmp_path: Path) -> None:
-    with millrace(tmp_path) as node:
+    with penstock(tmp_path) as node:
         to_all = run_load(node.host, node.port, Load(pubs=2, subs=3, msgs=100, qos=1, subqos=1, window=5))
         assert (to_all.acked, to_all.delivered, to_all.expected) == (100, 300, 300)
         one_each = run_load(node.host, node.port, Load(subs=3, stalled=1, own=1, topics=2, msgs=100, others=120))
@@ -180,7 +180,7 @@ def test_a_load_is_delivered_to_whom_it_is_for(tmp_path: Path) -> None:
 
 @needs_compiler
 def test_a_rate_is_kept(tmp_path: Path) -> None:
-    with millrace(tmp_path) as node:
+    with penstock(tmp_path) as node:
         result = run_load(node.host, node.port, Load(pubs=3, subs=1, qos=1, rate=1_000, msgs=600))
     assert result.delivered == 600
     assert result.publish_per_s <= 1_001
@@ -188,7 +188,7 @@ def test_a_rate_is_kept(tmp_path: Path) -> None:
 
 @needs_compiler
 def test_connections_are_held_until_the_end(tmp_path: Path) -> None:
-    with millrace(tmp_path) as node, start_load(node.host, node.port, Load(pubs=50, msgs=50, window=1, hold=1)) as running:
+    with penstock(tmp_path) as node, start_load(node.host, node.port, Load(pubs=50, msgs=50, window=1, hold=1)) as running:
         result = running.result()
         assert result.connect_s > 0
         assert result.sent == 0
@@ -254,8 +254,8 @@ def test_the_floor_answers_each_whole_publish_and_keeps_the_rest(publishes: list
 
 
 @needs_compiler
-def test_the_floor_is_measured_beside_millrace_where_it_is_named(tmp_path: Path) -> None:
+def test_the_floor_is_measured_beside_penstock_where_it_is_named(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     assert mqtt.main(["--only", "window,hundred-single", "--beside", "floor", "--quick", "--json", str(figures)]) == 0
     found = orjson.loads(figures.read_bytes())["figures"]
-    assert all(found[f"{row}@{name}"][0] > 0 for row in ("window", "hundred-single") for name in ("floor", "Millrace"))
+    assert all(found[f"{row}@{name}"][0] > 0 for row in ("window", "hundred-single") for name in ("floor", "Penstock"))

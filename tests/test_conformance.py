@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gateway.reasons import ReasonCode
+from penstock.gateway.protocol.reasons import ReasonCode
 from tests.gateway import packet_cases, packet_cases_5
 
 ROOT = Path(__file__).parents[1]
@@ -119,7 +119,7 @@ def test_clauses_that_code_and_tests_name_exist() -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("columns", ["| | Millrace |", "| | tested by |"])
+@pytest.mark.parametrize("columns", ["| | Penstock |", "| | tested by |"])
 def test_every_feature_in_the_readme_names_its_test(columns: str) -> None:
     features = list(rows(ROOT / "README.md", columns))
     assert len(features) > 5

@@ -18,13 +18,13 @@ from struct import Struct
 import orjson
 import structlog
 
-from store.errors import LimitExceeded, PositionUnknown, RecordCorrupt
-from store.index import Batch, Index, Space
-from store.part import Apply
-from store.record import TIMER_ENTRY, Flag, Kind, Record, decode, decode_properties, tag_hash
-from store.store import Store
-from timer.options import TimerOptions
-from timer.ticker import Ticker
+from penstock.store.errors import LimitExceeded, PositionUnknown, RecordCorrupt
+from penstock.store.index import Batch, Index, Space
+from penstock.store.part import Apply
+from penstock.store.record import TIMER_ENTRY, Flag, Kind, Record, decode, decode_properties, tag_hash
+from penstock.store.store import Store
+from penstock.timer.options import TimerOptions
+from penstock.timer.ticker import Ticker
 
 logger = structlog.get_logger("timer")
 

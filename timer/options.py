@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from store.options import SECOND_MS, option
+from penstock.store.options import SECOND_MS, option
 
 YEAR_MS = 31_557_600 * SECOND_MS
 """A Julian year of 365.25 days."""

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from store.errors import DiskFull
-from timer.wheel import TICK_MS, TimerWheel
+from penstock.store.errors import DiskFull
+from penstock.timer.wheel import TICK_MS, TimerWheel
 
 T = TypeVar("T")
 

@@ -12,8 +12,8 @@ import asyncio
 from collections import deque
 from typing import Any
 
-from pop.checkpoint import ATTEMPT_ID_BYTES_MAX
-from pop.rocketmq.status import Code, Refused
+from penstock.pop.core.checkpoint import ATTEMPT_ID_BYTES_MAX
+from penstock.pop.rocketmq.status import Code, Refused
 
 CLIENTS_MAX = 100_000
 

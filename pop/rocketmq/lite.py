@@ -13,14 +13,14 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 
-from pop.admin import GroupAdmin, ResetTo
-from pop.group import Group
-from pop.rocketmq.clients import Client, Clients
-from pop.rocketmq.settings import LITE_SUBSCRIPTIONS_MAX
-from pop.rocketmq.status import Code, Refused
-from pop.settings import LITE_CLIENTS_MAX, GroupSettings
-from store.errors import DiskFull
-from store.lightqueue import Start
+from penstock.pop.core.admin import GroupAdmin, ResetTo
+from penstock.pop.core.group import Group
+from penstock.pop.core.settings import LITE_CLIENTS_MAX, GroupSettings
+from penstock.pop.rocketmq.clients import Client, Clients
+from penstock.pop.rocketmq.settings import LITE_SUBSCRIPTIONS_MAX
+from penstock.pop.rocketmq.status import Code, Refused
+from penstock.store.errors import DiskFull
+from penstock.store.lightqueue import Start
 
 ENDED_AT_A_TIME = 200
 """Subscriptions of clients that are gone, and groups that nobody has subscribed to, that are ended in one turn of the loop."""

@@ -14,11 +14,11 @@ import zlib
 from hashlib import md5, sha1
 from typing import Any
 
-from pop.checkpoint import Entry
-from pop.rocketmq.names import encode, lite_topic_of, topic_of_message
-from pop.rocketmq.status import Code, Refused
-from pop.rocketmq.stubs import pb
-from store.record import Flag, Properties, Record, decode_properties
+from penstock.pop.core.checkpoint import Entry
+from penstock.pop.rocketmq.names import encode, lite_topic_of, topic_of_message
+from penstock.pop.rocketmq.status import Code, Refused
+from penstock.pop.rocketmq.stubs import pb
+from penstock.store.record import Flag, Properties, Record, decode_properties
 
 PRODUCER = "rocketmq:"
 """What stands before the topic as the producer of a half message: who publishes to that topic there may tell its outcome."""

@@ -13,11 +13,11 @@ import re
 from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
-from pop.group import DEAD_LETTERS, check_group_name
-from pop.rocketmq.status import Code, Refused
-from store import topics
-from store.errors import TopicInvalid
-from store.record import TOPIC_BYTES_MAX
+from penstock.pop.core.group import DEAD_LETTERS, check_group_name
+from penstock.pop.rocketmq.status import Code, Refused
+from penstock.store import topics
+from penstock.store.errors import TopicInvalid
+from penstock.store.record import TOPIC_BYTES_MAX
 
 DEAD_LETTERS_THERE = "%DLQ%"
 """What RocketMQ puts before a group's name for the topic of its dead letters. No percent-encoding begins like that."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from ipaddress import ip_address
 from typing import Any
 
-from pop.rocketmq.names import encode
-from pop.rocketmq.status import Code, Refused
-from pop.rocketmq.stubs import pb
-from store import topics
-from store.options import HostPort
+from penstock.pop.rocketmq.names import encode
+from penstock.pop.rocketmq.status import Code, Refused
+from penstock.pop.rocketmq.stubs import pb
+from penstock.store import topics
+from penstock.store.options import HostPort
 
-BROKER = "millrace"
+BROKER = "penstock"
 
 ADDRESSES_MAX = 64
 """Of an access point that a client names."""

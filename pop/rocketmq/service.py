@@ -16,22 +16,25 @@ from typing import Any, TypeAlias
 import grpc.aio
 import structlog
 
-from pop.access import CALLER
-from pop.admin import GroupAdmin
-from pop.checkpoint import FROM_QUEUE, Checkpoint
-from pop.core import Change, Outcome, check_attempt_id
-from pop.deadletters import DeadLetter
-from pop.errors import GroupUnknown
-from pop.expression import ExpressionType
-from pop.group import Group
-from pop.poll import Taken
-from pop.rocketmq import names
-from pop.rocketmq.clients import Client, Clients, Stream, holder_of, lease_id
-from pop.rocketmq.lite import LiteSubscriptions, too_many
-from pop.rocketmq.messages import PRODUCER, message_of, properties_of, topic_and_body_of
-from pop.rocketmq.routes import SHARED_QUEUE, endpoints_for, queue_of
-from pop.rocketmq.settings import LITE_SUBSCRIPTIONS_MAX, expression_of, merged
-from pop.rocketmq.status import (
+from penstock.pop.core.access import CALLER
+from penstock.pop.core.admin import GroupAdmin
+from penstock.pop.core.checkpoint import FROM_QUEUE, Checkpoint
+from penstock.pop.core.core import Change, Outcome, check_attempt_id
+from penstock.pop.core.deadletters import DeadLetter
+from penstock.pop.core.errors import GroupUnknown
+from penstock.pop.core.expression import ExpressionType
+from penstock.pop.core.group import Group
+from penstock.pop.core.poll import Taken
+from penstock.pop.core.sending import Sending
+from penstock.pop.core.settings import GroupSettings
+from penstock.pop.core.transactions import Half, Transactions
+from penstock.pop.rocketmq import names
+from penstock.pop.rocketmq.clients import Client, Clients, Stream, holder_of, lease_id
+from penstock.pop.rocketmq.lite import LiteSubscriptions, too_many
+from penstock.pop.rocketmq.messages import PRODUCER, message_of, properties_of, topic_and_body_of
+from penstock.pop.rocketmq.routes import SHARED_QUEUE, endpoints_for, queue_of
+from penstock.pop.rocketmq.settings import LITE_SUBSCRIPTIONS_MAX, expression_of, merged
+from penstock.pop.rocketmq.status import (
     OF_OUTCOME,
     OF_RECALLED,
     Code,
@@ -41,15 +44,12 @@ from pop.rocketmq.status import (
     of_ended,
     overall,
 )
-from pop.rocketmq.stubs import pb, service_pb
-from pop.sending import Sending
-from pop.settings import GroupSettings
-from pop.transactions import Half, Transactions
-from store.errors import DiskFull
-from store.lightqueue import Start
-from store.options import HOUR_MS, HostPort, OptionInvalid
-from store.record import decode
-from timer.delayed import DelayedMessages
+from penstock.pop.rocketmq.stubs import pb, service_pb
+from penstock.store.errors import DiskFull
+from penstock.store.lightqueue import Start
+from penstock.store.options import HOUR_MS, HostPort, OptionInvalid
+from penstock.store.record import decode
+from penstock.timer.delayed import DelayedMessages
 
 logger = structlog.get_logger("pop.rocketmq")
 

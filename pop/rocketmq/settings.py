@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pop.expression import ExpressionType, compile_expression
-from pop.group import Group
-from pop.options import PopOptions
-from pop.rocketmq.names import LITE_TOPIC_CHARS_MAX
-from pop.rocketmq.status import Code, Refused
-from pop.rocketmq.stubs import pb
-from pop.settings import BACKOFF_STEPS_MAX, Backoff, Exponential
+from penstock.pop.core.expression import ExpressionType, compile_expression
+from penstock.pop.core.group import Group
+from penstock.pop.core.options import PopOptions
+from penstock.pop.core.settings import BACKOFF_STEPS_MAX, Backoff, Exponential
+from penstock.pop.rocketmq.names import LITE_TOPIC_CHARS_MAX
+from penstock.pop.rocketmq.status import Code, Refused
+from penstock.pop.rocketmq.stubs import pb
 
 RECEIVE_BATCH = 32
 LONG_POLLING_MS = 20_000

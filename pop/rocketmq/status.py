@@ -10,13 +10,21 @@ from enum import IntEnum
 
 import structlog
 
-from pop.core import Outcome
-from pop.errors import ExpressionInvalid, GroupBusy, GroupInvalid, GroupUnknown, Overloaded, PopError, RequestInvalid
-from pop.sending import Refusal, SendRefused
-from pop.transactions import Ended
-from pop.wire import text, varint
-from store.errors import DiskFull, LimitExceeded, RecordTooLarge, TopicInvalid
-from timer.delayed import Recalled
+from penstock.pop.core.core import Outcome
+from penstock.pop.core.errors import (
+    ExpressionInvalid,
+    GroupBusy,
+    GroupInvalid,
+    GroupUnknown,
+    Overloaded,
+    PopError,
+    RequestInvalid,
+)
+from penstock.pop.core.sending import Refusal, SendRefused
+from penstock.pop.core.transactions import Ended
+from penstock.pop.grpc.wire import text, varint
+from penstock.store.errors import DiskFull, LimitExceeded, RecordTooLarge, TopicInvalid
+from penstock.timer.delayed import Recalled
 
 logger = structlog.get_logger("pop.rocketmq")
 

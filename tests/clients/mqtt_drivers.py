@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import pytest
 
-from gateway.properties import Property
+from penstock.gateway.protocol.properties import Property
 from tests.gateway.wire import ANSWER_S_MAX
 
 MQTTJS = Path(__file__).parent / "mqttjs"

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from gateway.options import AccessOptions, ListenerOptions
-from gateway.packets import NO_LOCAL, RETAIN_AS_PUBLISHED
-from gateway.properties import Property
-from gateway.reasons import ConnectCode, ReasonCode
+from penstock.gateway.options import AccessOptions, ListenerOptions
+from penstock.gateway.protocol.packets import NO_LOCAL, RETAIN_AS_PUBLISHED
+from penstock.gateway.protocol.properties import Property
+from penstock.gateway.protocol.reasons import ConnectCode, ReasonCode
 from tests.clients.mqtt_drivers import DRIVERS, VERSIONS, Driver, Got, Will
 from tests.gateway.certificates import Authority
 from tests.gateway.scripted_plugins import new_script

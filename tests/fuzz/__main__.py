@@ -25,7 +25,7 @@ CODEC_SLICE_S = 6.0
 def guided(seconds: int, directory: Path) -> subprocess.Popen[bytes] | None:
     """Start the search that follows branches; None where atheris is not installed."""
     if importlib.util.find_spec("atheris") is None:
-        print("atheris is not installed (pip install 'millrace[fuzz]'): the codec is fuzzed by Hypothesis alone")
+        print("atheris is not installed (pip install 'penstock[fuzz]'): the codec is fuzzed by Hypothesis alone")
         return None
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / "guided.log").open("wb") as log:

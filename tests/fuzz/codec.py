@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.codec import (
+from penstock.gateway.protocol.codec import (
     FROM_CLIENT,
     FROM_CLIENT_5,
     FROM_SERVER,
@@ -18,8 +18,8 @@ from gateway.codec import (
     packet_bytes,
     plain,
 )
-from gateway.errors import ProtocolError
-from gateway.packets import (
+from penstock.gateway.protocol.errors import ProtocolError
+from penstock.gateway.protocol.packets import (
     CONNACK,
     CONNECT,
     DISCONNECT,
@@ -32,10 +32,10 @@ from gateway.packets import (
     UNSUBACK,
     UNSUBSCRIBE,
 )
-from gateway.parsers import check_reason, parse_connect, parse_disconnect, parse_subscribe, parse_unsubscribe
-from gateway.properties import Property, parse_properties, read_properties, write_properties
-from gateway.proxy import ProxyHeaderInvalid, client_of, header_bytes
-from store.options import KIB
+from penstock.gateway.protocol.parsers import check_reason, parse_connect, parse_disconnect, parse_subscribe, parse_unsubscribe
+from penstock.gateway.protocol.properties import Property, parse_properties, read_properties, write_properties
+from penstock.gateway.transport.proxy import ProxyHeaderInvalid, client_of, header_bytes
+from penstock.store.options import KIB
 
 PACKET_BYTES_MAX = 64 * KIB
 

@@ -17,8 +17,8 @@ RSS_MIB_MAX = 1024
 def fuzz(seconds: int, directory: Path) -> None:
     """Fuzz for so many seconds; end the process with another status than 0 where an input fails."""
     atheris = importlib.import_module("atheris")
-    with atheris.instrument_imports(include=["gateway", "store.topics"]):
-        importlib.import_module("gateway.codec")
+    with atheris.instrument_imports(include=["gateway", "penstock.store.topics"]):
+        importlib.import_module("penstock.gateway.protocol.codec")
     from tests.fuzz.codec import check_codec
     from tests.fuzz.inputs import HEADERS, SEEDS
 

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-from gateway import fields, packets
-from gateway.properties import RULES, WILL, Property, write_properties
-from gateway.proxy import V2
-from gateway.reasons import REASONS
+from penstock.gateway.protocol import fields, packets
+from penstock.gateway.protocol.properties import RULES, WILL, Property, write_properties
+from penstock.gateway.protocol.reasons import REASONS
+from penstock.gateway.transport.proxy import V2
 from tests.gateway import packet_cases, packet_cases_5, test_proxy
 from tests.gateway.packet_cases import connect, field, packet, subscribe, unsubscribe
 from tests.gateway.wire import BYE, CLEAN, PING

@@ -16,7 +16,7 @@ from typing import Any
 import structlog
 import uvloop
 
-from gateway.options import ListenerOptions
+from penstock.gateway.options import ListenerOptions
 from tests.gateway.test_proxy import LOOPBACK
 from tests.gateway.wire import FREE, Broker
 

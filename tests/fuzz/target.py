@@ -16,9 +16,9 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from gateway.codec import FROM_SERVER_5, Packet, decode, encode_acks, encode_publish
-from gateway.packets import CONNACK, PUBACK, PUBLISH, PUBLISH_WITH, SUBACK
-from store.options import KIB, MIB
+from penstock.gateway.protocol.codec import FROM_SERVER_5, Packet, decode, encode_acks, encode_publish
+from penstock.gateway.protocol.packets import CONNACK, PUBACK, PUBLISH, PUBLISH_WITH, SUBACK
+from penstock.store.options import KIB, MIB
 from tests.fuzz.codec import check_answers
 from tests.fuzz.inputs import Attack
 from tests.gateway.packet_cases_5 import connect_5, subscribe_5
@@ -108,7 +108,7 @@ class Target:
     """The node's process, what was done to it, and what it has taken since."""
 
     def __init__(self) -> None:
-        self._directory = tempfile.TemporaryDirectory(prefix="millrace-fuzz-")
+        self._directory = tempfile.TemporaryDirectory(prefix="penstock-fuzz-")
         self._log = Path(self._directory.name, "log")
         command = [sys.executable, "-m", "tests.fuzz.node", str(Path(self._directory.name, "data"))]
         with self._log.open("w") as log:

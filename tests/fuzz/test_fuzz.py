@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.codec import encode_connack, encode_publish
-from gateway.reasons import ConnectCode
+from penstock.gateway.protocol.codec import encode_connack, encode_publish
+from penstock.gateway.protocol.reasons import ConnectCode
 from tests.depth import DEPTH
 from tests.fuzz.codec import check_answers, check_codec
 from tests.fuzz.inputs import CUTS, Attack, variants_of
@@ -36,7 +36,7 @@ def test_whatever_comes_over_any_listener_a_node_lives_keeps_nothing_and_serves_
 
 def test_the_search_that_follows_branches_runs(tmp_path: Path) -> None:
     if importlib.util.find_spec("atheris") is None:
-        pytest.skip("atheris is not installed (pip install 'millrace[fuzz]'); there are wheels for Linux on x86-64")
+        pytest.skip("atheris is not installed (pip install 'penstock[fuzz]'); there are wheels for Linux on x86-64")
     command = [sys.executable, "-m", "tests.fuzz.guided", "2", str(tmp_path)]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert found.returncode == 0, found.stderr[-2000:]
@@ -59,7 +59,7 @@ def test_packets_of_a_server_are_let_pass_and_so_is_one_that_was_cut(data: bytes
 
 
 def test_a_parser_that_raises_anything_else_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.parsers.protocol_level", lambda body: body[1000])
+    monkeypatch.setattr("penstock.gateway.protocol.parsers.protocol_level", lambda body: body[1000])
     with pytest.raises(IndexError):
         check_codec(b"\x10\2\0\0")
 

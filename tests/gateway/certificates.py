@@ -12,7 +12,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from gateway.options import ListenerOptions
+from penstock.gateway.options import ListenerOptions
 
 
 class Authority:

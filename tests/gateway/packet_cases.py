@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gateway.errors import ConnectRefused, InvalidTopic, MalformedPacket, ProtocolError, UnsupportedVersion
-from gateway.packets import (
+from penstock.gateway.protocol.errors import ConnectRefused, InvalidTopic, MalformedPacket, ProtocolError, UnsupportedVersion
+from penstock.gateway.protocol.packets import (
     CONNACK,
     CONNECT,
     DISCONNECT,
@@ -29,7 +29,7 @@ from gateway.packets import (
     Unsubscribe,
     Will,
 )
-from gateway.reasons import ReasonCode
+from penstock.gateway.protocol.reasons import ReasonCode
 
 # --- what clients send, built field by field -------------------------------------------------------------------------
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from gateway.errors import ConnectRefused, InvalidTopic, MalformedPacket, ProtocolError
-from gateway.packets import (
+from penstock.gateway.protocol.errors import ConnectRefused, InvalidTopic, MalformedPacket, ProtocolError
+from penstock.gateway.protocol.packets import (
     AUTH,
     CONNECT,
     DISCONNECT,
@@ -24,8 +24,8 @@ from gateway.packets import (
     Unsubscribe,
     Will,
 )
-from gateway.properties import Found, Property
-from gateway.reasons import ReasonCode
+from penstock.gateway.protocol.properties import Found, Property
+from penstock.gateway.protocol.reasons import ReasonCode
 from tests.gateway.packet_cases import field, packet
 
 # --- what clients send, built field by field -------------------------------------------------------------------------

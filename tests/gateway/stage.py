@@ -6,7 +6,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 
-from gateway.sockets import Sockets, SocketTransport
+from penstock.gateway.transport.sockets import Sockets, SocketTransport
 
 BUFFER_BYTES = 8192
 

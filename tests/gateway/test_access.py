@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from gateway.access import TOPICS_ASKED_MAX, Access
-from gateway.codec import encode_publish
-from gateway.options import AccessOptions, ListenerOptions
-from gateway.packets import CONNACK, PINGRESP, PUBACK, PUBLISH, PUBREC
-from gateway.plugins import PluginsUnavailable
-from gateway.reasons import ConnectCode, ReasonCode
-from store.options import HostPort
+from penstock.gateway.auth.access import TOPICS_ASKED_MAX, Access
+from penstock.gateway.auth.plugins import PluginsUnavailable
+from penstock.gateway.options import AccessOptions, ListenerOptions
+from penstock.gateway.protocol.codec import encode_publish
+from penstock.gateway.protocol.packets import CONNACK, PINGRESP, PUBACK, PUBLISH, PUBREC
+from penstock.gateway.protocol.reasons import ConnectCode, ReasonCode
+from penstock.store.options import HostPort
 from tests.gateway import scripted_plugins
 from tests.gateway.certificates import Authority
 from tests.gateway.conftest import StartBroker

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.codec import encode_publish
-from gateway.options import ListenerOptions
-from gateway.packets import PUBACK, PUBLISH
-from gateway.properties import Property, write_properties
-from gateway.reasons import ReasonCode
+from penstock.gateway.options import ListenerOptions
+from penstock.gateway.protocol.codec import encode_publish
+from penstock.gateway.protocol.packets import PUBACK, PUBLISH
+from penstock.gateway.protocol.properties import Property, write_properties
+from penstock.gateway.protocol.reasons import ReasonCode
 from tests.gateway import scripted_plugins
 from tests.gateway.certificates import Authority
 from tests.gateway.conftest import StartBroker

@@ -9,10 +9,21 @@ from typing import Any
 
 import pytest
 
-from gateway.codec import encode_acks, encode_publish
-from gateway.packets import CONNACK, PINGRESP, PUBACK, PUBCOMP, PUBLISH, PUBLISH_WITH, PUBREC, PUBREL, SUBACK, UNSUBACK
-from gateway.properties import Property, write_properties
-from gateway.reasons import ConnectCode, ReasonCode
+from penstock.gateway.protocol.codec import encode_acks, encode_publish
+from penstock.gateway.protocol.packets import (
+    CONNACK,
+    PINGRESP,
+    PUBACK,
+    PUBCOMP,
+    PUBLISH,
+    PUBLISH_WITH,
+    PUBREC,
+    PUBREL,
+    SUBACK,
+    UNSUBACK,
+)
+from penstock.gateway.protocol.properties import Property, write_properties
+from penstock.gateway.protocol.reasons import ConnectCode, ReasonCode
 from tests.gateway.conftest import StartBroker
 from tests.gateway.packet_cases import connect, packet, subscribe, unsubscribe
 from tests.gateway.packet_cases_5 import NONE, connect_5, publish_5, subscribe_5, unsubscribe_5

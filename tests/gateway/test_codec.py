@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.codec import (
+from penstock.gateway.protocol.codec import (
     FROM_CLIENT,
     FROM_CLIENT_5,
     FROM_SERVER,
@@ -29,9 +29,9 @@ from gateway.codec import (
     packet_bytes,
     plain,
 )
-from gateway.errors import ConnectRefused, ProtocolError, UnsupportedVersion
-from gateway.fields import REMAINING_BYTES_MAX, write_varint
-from gateway.packets import (
+from penstock.gateway.protocol.errors import ConnectRefused, ProtocolError, UnsupportedVersion
+from penstock.gateway.protocol.fields import REMAINING_BYTES_MAX, write_varint
+from penstock.gateway.protocol.packets import (
     CONNECT,
     MALFORMED,
     PUBACK,
@@ -47,8 +47,8 @@ from gateway.packets import (
     Subscribe,
     Unsubscribe,
 )
-from gateway.parsers import parse_connect, parse_subscribe, parse_unsubscribe
-from gateway.reasons import SUBACK_FAILURE, ConnectCode, ReasonCode
+from penstock.gateway.protocol.parsers import parse_connect, parse_subscribe, parse_unsubscribe
+from penstock.gateway.protocol.reasons import SUBACK_FAILURE, ConnectCode, ReasonCode
 from tests.gateway import packet_cases_5
 from tests.gateway.packet_cases import INVALID, SERVER_ITEMS, VALID, Invalid, Valid, connect, packet, subscribe
 from tests.gateway.packet_cases import field as topic_field

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.codec import (
+from penstock.gateway.protocol.codec import (
     FROM_CLIENT_5,
     FROM_SERVER_5,
     Packet,
@@ -20,8 +20,8 @@ from gateway.codec import (
     encode_suback,
     encode_unsuback_5,
 )
-from gateway.errors import ProtocolError
-from gateway.packets import (
+from penstock.gateway.protocol.errors import ProtocolError
+from penstock.gateway.protocol.packets import (
     AUTH,
     CONNACK,
     CONNECT,
@@ -37,9 +37,9 @@ from gateway.packets import (
     UNSUBACK,
     UNSUBSCRIBE,
 )
-from gateway.parsers import parse_connect, parse_disconnect, parse_subscribe, parse_unsubscribe
-from gateway.properties import RULES, WILL, Property, parse_properties, read_properties, write_properties
-from gateway.reasons import REASONS, ReasonCode
+from penstock.gateway.protocol.parsers import parse_connect, parse_disconnect, parse_subscribe, parse_unsubscribe
+from penstock.gateway.protocol.properties import RULES, WILL, Property, parse_properties, read_properties, write_properties
+from penstock.gateway.protocol.reasons import REASONS, ReasonCode
 from tests.gateway.packet_cases import packet
 from tests.gateway.packet_cases_5 import INVALID, SAMPLES, VALID, Invalid, Valid, connect_5
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from gateway.codec import encode_acks, encode_publish
-from gateway.connection import ANSWERS_BYTES_MAX
-from gateway.errors import ConnectRefused, UnsupportedVersion
-from gateway.gateway import SOCKETS_PER_CLIENT_MAX, Gateway
-from gateway.packets import CONNACK, PINGRESP, PUBACK, PUBCOMP, PUBREC, PUBREL, SUBACK, UNSUBACK
-from gateway.reasons import ConnectCode, ReasonCode
-from store.clock import Clock
-from store.options import KIB, MIB
+from penstock.gateway.connection.connection import ANSWERS_BYTES_MAX
+from penstock.gateway.gateway import SOCKETS_PER_CLIENT_MAX, Gateway
+from penstock.gateway.protocol.codec import encode_acks, encode_publish
+from penstock.gateway.protocol.errors import ConnectRefused, UnsupportedVersion
+from penstock.gateway.protocol.packets import CONNACK, PINGRESP, PUBACK, PUBCOMP, PUBREC, PUBREL, SUBACK, UNSUBACK
+from penstock.gateway.protocol.reasons import ConnectCode, ReasonCode
+from penstock.store.clock import Clock
+from penstock.store.options import KIB, MIB
 from tests.gateway.conftest import StartBroker
 from tests.gateway.packet_cases import INVALID, connect, field, packet, subscribe, unsubscribe
 from tests.gateway.wire import BYE, CLEAN, PING, WILL, WILL_RETAIN, Broker, Message, until

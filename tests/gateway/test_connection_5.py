@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from gateway import codec
-from gateway.codec import Packet, encode_acks
-from gateway.packets import CONNACK, PINGRESP, PUBACK, PUBCOMP, PUBREC, PUBREL, SUBACK, UNSUBACK
-from gateway.properties import Property, write_properties
-from gateway.reasons import ReasonCode
-from store.options import KIB
+from penstock.gateway.protocol import codec
+from penstock.gateway.protocol.codec import Packet, encode_acks
+from penstock.gateway.protocol.packets import CONNACK, PINGRESP, PUBACK, PUBCOMP, PUBREC, PUBREL, SUBACK, UNSUBACK
+from penstock.gateway.protocol.properties import Property, write_properties
+from penstock.gateway.protocol.reasons import ReasonCode
+from penstock.store.options import KIB
 from tests.gateway.conftest import StartBroker
 from tests.gateway.packet_cases import connect, packet
 from tests.gateway.packet_cases_5 import INVALID, NONE, connect_5, publish_5, subscribe_5, unsubscribe_5

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from gateway import subscription
-from gateway.codec import encode_acks, encode_publish
-from gateway.packets import PINGRESP, PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL
-from store.options import KIB, MIB
+from penstock.gateway.delivery import subscription
+from penstock.gateway.protocol.codec import encode_acks, encode_publish
+from penstock.gateway.protocol.packets import PINGRESP, PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL
+from penstock.store.options import KIB, MIB
 from tests.gateway.conftest import StartBroker
 from tests.gateway.wire import PING, Broker, Client, Message, message_of, until
 

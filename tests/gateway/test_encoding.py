@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.codec import FROM_SERVER_5, decode
-from gateway.encoding import SLOT, Run, Terms, encode_run
-from gateway.packets import PUBLISH
-from store.clock import ManualClock
-from store.lightqueue import ENTRY
-from store.options import KIB, MIB, StoreOptions
-from store.record import Flag, Properties, encode_properties
-from store.store import Store
+from penstock.gateway.delivery.encoding import SLOT, Run, Terms, encode_run
+from penstock.gateway.protocol.codec import FROM_SERVER_5, decode
+from penstock.gateway.protocol.packets import PUBLISH
+from penstock.store.clock import ManualClock
+from penstock.store.lightqueue import ENTRY
+from penstock.store.options import KIB, MIB, StoreOptions
+from penstock.store.record import Flag, Properties, encode_properties
+from penstock.store.store import Store
 
 
 class Stored(NamedTuple):

@@ -6,15 +6,15 @@ import aiohttp
 import pytest
 from prometheus_client import generate_latest
 
-from gateway import gateway as gateway_module
-from gateway import publishing
-from gateway.codec import encode_acks, encode_publish
-from gateway.packets import CONNACK, PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL, SUBACK
-from gateway.properties import Found, Property
-from gateway.reasons import ReasonCode
-from millrace.metrics import registry_of
-from store.options import GIB
-from store.space import Usage
+from penstock.gateway import gateway as gateway_module
+from penstock.gateway.connection import publishing
+from penstock.gateway.protocol.codec import encode_acks, encode_publish
+from penstock.gateway.protocol.packets import CONNACK, PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL, SUBACK
+from penstock.gateway.protocol.properties import Found, Property
+from penstock.gateway.protocol.reasons import ReasonCode
+from penstock.node.metrics import registry_of
+from penstock.store.options import GIB
+from penstock.store.space import Usage
 from tests.gateway import scripted_plugins
 from tests.gateway.conftest import StartBroker
 from tests.gateway.packet_cases import subscribe
@@ -264,10 +264,10 @@ async def test_metrics_readiness_and_state_tell_of_it(full: Broker) -> None:
     await client.send(encode_publish(b"plant/1", b"held", 1, packet_id=1))
     await client.drained()
     metrics = generate_latest(registry_of(full.node)).decode()
-    assert f"millrace_disk_free_bytes {GIB // 2:.8e}" in metrics
-    assert "millrace_store_read_only 1.0" in metrics
-    assert "millrace_store_exhausted 0.0" in metrics
-    assert 'millrace_store_refused_total{kind="message",level="read_only"} 1.0' in metrics
+    assert f"penstock_disk_free_bytes {GIB // 2:.8e}" in metrics
+    assert "penstock_store_read_only 1.0" in metrics
+    assert "penstock_store_exhausted 0.0" in metrics
+    assert 'penstock_store_refused_total{kind="message",level="read_only"} 1.0' in metrics
     disk = full.node.state()["disk"]
     assert (disk["store"], disk["free"], disk["reserve"]) == ("read_only", GIB // 2, GIB)
     assert disk["held_bytes"] > 0

@@ -12,7 +12,7 @@ from websockets.client import ClientProtocol
 from websockets.typing import Subprotocol
 from websockets.uri import parse_uri
 
-from gateway.options import AccessOptions, ListenerOptions
+from penstock.gateway.options import AccessOptions, ListenerOptions
 from tests.depth import DEPTH
 from tests.fuzz.inputs import cut
 from tests.gateway.certificates import Authority

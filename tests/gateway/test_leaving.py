@@ -9,13 +9,13 @@ from collections import Counter
 import orjson
 import pytest
 
-from gateway.codec import encode_acks, encode_publish
-from gateway.packets import CONNACK, PUBACK, PUBLISH, PUBLISH_WITH, UNSUBACK
-from gateway.properties import Property, parse_properties
-from gateway.sessions import OWNER
-from millrace.inspect import inspect_sessions
-from store import topics
-from store.options import KIB
+from penstock.cli.inspect import inspect_sessions
+from penstock.gateway.protocol.codec import encode_acks, encode_publish
+from penstock.gateway.protocol.packets import CONNACK, PUBACK, PUBLISH, PUBLISH_WITH, UNSUBACK
+from penstock.gateway.protocol.properties import Property, parse_properties
+from penstock.gateway.sessions.sessions import OWNER
+from penstock.store import topics
+from penstock.store.options import KIB
 from tests.gateway.conftest import StartBroker
 from tests.gateway.packet_cases_5 import subscribe_5, unsubscribe_5
 from tests.gateway.wire import Broker, Client5, Message, message_of, until

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from gateway.options import LimitOptions, ListenerOptions
-from gateway.packets import CONNACK
-from gateway.properties import Property
-from gateway.reasons import ConnectCode, ReasonCode
-from gateway.sources import EXEMPT, Sources, source_of
-from store.options import HostPort
+from penstock.gateway.options import LimitOptions, ListenerOptions
+from penstock.gateway.protocol.packets import CONNACK
+from penstock.gateway.protocol.properties import Property
+from penstock.gateway.protocol.reasons import ConnectCode, ReasonCode
+from penstock.gateway.transport.sources import EXEMPT, Sources, source_of
+from penstock.store.options import HostPort
 from tests.gateway.certificates import Authority
 from tests.gateway.conftest import StartBroker
 from tests.gateway.packet_cases import connect

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.codec import encode_acks, encode_publish
-from gateway.packets import PUBACK, PUBLISH_WITH
-from gateway.properties import Found, Property, write_properties
-from gateway.reasons import ReasonCode
-from store.clock import ManualClock
-from store.options import KIB
+from penstock.gateway.protocol.codec import encode_acks, encode_publish
+from penstock.gateway.protocol.packets import PUBACK, PUBLISH_WITH
+from penstock.gateway.protocol.properties import Found, Property, write_properties
+from penstock.gateway.protocol.reasons import ReasonCode
+from penstock.store.clock import ManualClock
+from penstock.store.options import KIB
 from tests.gateway.conftest import StartBroker
 from tests.gateway.packet_cases_5 import NONE, publish_5
 from tests.gateway.wire import CLEAN, WILL, Broker, Message, message_of
@@ -278,7 +278,7 @@ async def test_subscribing_again_replaces_the_identifier(broker: Broker) -> None
 
 
 async def test_subscribers_on_the_same_terms_share_one_encoding(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gateway import encoding, fanout
+    from penstock.gateway.delivery import encoding, fanout
 
     calls: list[object] = []
 

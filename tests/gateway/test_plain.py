@@ -9,15 +9,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from gateway import gateway as gateway_module
-from gateway import plain as plain_module
-from gateway.codec import encode_acks, encode_publish
-from gateway.connection import Connection
-from gateway.packets import CONNACK, PUBACK, PUBREC
-from gateway.plain import PlainReads
-from gateway.reasons import ReasonCode
-from gateway.sockets import SocketTransport
-from store.options import GIB, KIB
+from penstock.gateway import gateway as gateway_module
+from penstock.gateway.connection import plain as plain_module
+from penstock.gateway.connection.connection import Connection
+from penstock.gateway.connection.plain import PlainReads
+from penstock.gateway.protocol.codec import encode_acks, encode_publish
+from penstock.gateway.protocol.packets import CONNACK, PUBACK, PUBREC
+from penstock.gateway.protocol.reasons import ReasonCode
+from penstock.gateway.transport.sockets import SocketTransport
+from penstock.store.options import GIB, KIB
 from tests.gateway.conftest import StartBroker
 from tests.gateway.packet_cases import connect, subscribe
 from tests.gateway.test_full_disk import TOTAL, free

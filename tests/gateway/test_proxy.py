@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.options import ListenerOptions
-from gateway.proxy import V2, V2_BYTES_MAX, ProxyHeaderInvalid, client_of, header_bytes, read_header
-from store.options import HostPort
+from penstock.gateway.options import ListenerOptions
+from penstock.gateway.transport.proxy import V2, V2_BYTES_MAX, ProxyHeaderInvalid, client_of, header_bytes, read_header
+from penstock.store.options import HostPort
 from tests.gateway.certificates import Authority
 from tests.gateway.conftest import StartBroker
 from tests.gateway.packet_cases import connect

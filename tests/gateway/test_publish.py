@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.codec import encode_acks, encode_publish
-from gateway.packets import PUBACK, PUBCOMP, PUBREC, PUBREL
-from gateway.reasons import ReasonCode
-from gateway.sockets import READ_BYTES, SocketTransport
-from store.options import KIB
-from store.record import COPY_BYTES, HEADER_BYTES
+from penstock.gateway.protocol.codec import encode_acks, encode_publish
+from penstock.gateway.protocol.packets import PUBACK, PUBCOMP, PUBREC, PUBREL
+from penstock.gateway.protocol.reasons import ReasonCode
+from penstock.gateway.transport.sockets import READ_BYTES, SocketTransport
+from penstock.store.options import KIB
+from penstock.store.record import COPY_BYTES, HEADER_BYTES
 from tests.gateway.conftest import StartBroker
 from tests.gateway.packet_cases import connect, subscribe
 from tests.gateway.wire import BYE, CLEAN, PING, Broker, HeldSync, Message

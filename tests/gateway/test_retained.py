@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway import retained
-from gateway.retained import LEVELS_INDEXED, RetainedMessages
-from store import topics
-from store.clock import ManualClock
-from store.lightqueue import ENTRY
-from store.options import HOUR_MS, KIB, MIB, StoreOptions
-from store.record import TIMER_ENTRY, Flag, Kind, Properties, decode, encode_properties
-from store.store import Store
+from penstock.gateway.delivery import retained
+from penstock.gateway.delivery.retained import LEVELS_INDEXED, RetainedMessages
+from penstock.store import topics
+from penstock.store.clock import ManualClock
+from penstock.store.lightqueue import ENTRY
+from penstock.store.options import HOUR_MS, KIB, MIB, StoreOptions
+from penstock.store.record import TIMER_ENTRY, Flag, Kind, Properties, decode, encode_properties
+from penstock.store.store import Store
 from tests.depth import DEPTH
 from tests.store.wiring import close, open_store, publish, retain
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.encoding import Slot
-from gateway.packets import PUBACK, PUBCOMP, PUBREC
-from gateway.session import PACKET_ID_MAX, Session
+from penstock.gateway.delivery.encoding import Slot
+from penstock.gateway.protocol.packets import PUBACK, PUBCOMP, PUBREC
+from penstock.gateway.sessions.session import PACKET_ID_MAX, Session
 
 
 def session(inflight_max: int = 10) -> Session:

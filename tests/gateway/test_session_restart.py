@@ -6,16 +6,27 @@ import gc
 
 import pytest
 
-from gateway.codec import encode_acks, encode_publish
-from gateway.lifetimes import _cut
-from gateway.packets import CONNACK, PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL, SUBACK, UNSUBACK, UNSUBSCRIBE, Connect
-from gateway.properties import Found, Property
-from gateway.sessions import stored_sessions
-from gateway.stored import StoredSession
-from millrace.node import Node
-from store.options import KIB, MIB
-from store.record import HEADER, KIND_AT, Kind, walk
-from store.repair import repair, survey
+from penstock.gateway.protocol.codec import encode_acks, encode_publish
+from penstock.gateway.protocol.packets import (
+    CONNACK,
+    PUBACK,
+    PUBCOMP,
+    PUBLISH,
+    PUBREC,
+    PUBREL,
+    SUBACK,
+    UNSUBACK,
+    UNSUBSCRIBE,
+    Connect,
+)
+from penstock.gateway.protocol.properties import Found, Property
+from penstock.gateway.sessions.lifetimes import _cut
+from penstock.gateway.sessions.sessions import stored_sessions
+from penstock.gateway.sessions.stored import StoredSession
+from penstock.node.node import Node
+from penstock.store.options import KIB, MIB
+from penstock.store.record import HEADER, KIND_AT, Kind, walk
+from penstock.store.repair import repair, survey
 from tests.gateway.conftest import StartBroker
 from tests.gateway.packet_cases import connect, field, packet, subscribe
 from tests.gateway.test_connection import pass_time

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.codec import encode_acks, encode_publish
-from gateway.packets import CONNACK, PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL
-from gateway.properties import Found, Property
-from gateway.reasons import ReasonCode
-from store.options import KIB
+from penstock.gateway.protocol.codec import encode_acks, encode_publish
+from penstock.gateway.protocol.packets import CONNACK, PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL
+from penstock.gateway.protocol.properties import Found, Property
+from penstock.gateway.protocol.reasons import ReasonCode
+from penstock.store.options import KIB
 from tests.gateway.conftest import StartBroker
 from tests.gateway.packet_cases import connect
 from tests.gateway.test_connection import pass_time

@@ -15,14 +15,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from gateway.encoding import Slot
-from gateway.sessions import OWNER, Sessions, stored_sessions
-from gateway.stored import Changes, StoredSession
-from store import retention as retention_module
-from store.clock import ManualClock
-from store.options import StoreOptions
-from store.record import Flag, Kind, Properties, encode_properties
-from store.store import Store
+from penstock.gateway.delivery.encoding import Slot
+from penstock.gateway.sessions.sessions import OWNER, Sessions, stored_sessions
+from penstock.gateway.sessions.stored import Changes, StoredSession
+from penstock.store import retention as retention_module
+from penstock.store.clock import ManualClock
+from penstock.store.options import StoreOptions
+from penstock.store.record import Flag, Kind, Properties, encode_properties
+from penstock.store.store import Store
 from tests.store.test_store_machine import cut_log
 from tests.store.wiring import close, crash, retain
 
@@ -91,7 +91,7 @@ class SessionsMachine(RuleBasedStateMachine):
         super().__init__()
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(retention_module, "SLICE_S", 10.0)
-        self.directory = Path(mkdtemp(prefix="millrace-sessions-"))
+        self.directory = Path(mkdtemp(prefix="penstock-sessions-"))
         self.clock = ManualClock(1_000)
         self.lives = 0
         self.events: list[tuple[int, Callable[[Model], None]]] = []

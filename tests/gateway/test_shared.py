@@ -14,16 +14,25 @@ import pytest
 from amqtt.contexts import Action
 from amqtt.plugins.base import BaseTopicPlugin
 
-from gateway.codec import encode_ack, encode_acks, encode_publish
-from gateway.packets import NO_LOCAL, PUBACK, PUBCOMP, PUBLISH, PUBLISH_WITH, PUBREC, PUBREL, RETAIN_AS_PUBLISHED
-from gateway.properties import Property
-from gateway.reasons import SUBACK_FAILURE, ReasonCode
-from gateway.shared import ASKED_MAX, MADE, REFUSERS_MAX, SharedSubscription, split_share
-from pop.client import Client as PopClient
-from pop.deadletters import Reason
-from pop.group import Group
-from pop.settings import DEFAULTS, GroupSettings
-from store.errors import TopicInvalid
+from penstock.gateway.delivery.shared import ASKED_MAX, MADE, REFUSERS_MAX, SharedSubscription, split_share
+from penstock.gateway.protocol.codec import encode_ack, encode_acks, encode_publish
+from penstock.gateway.protocol.packets import (
+    NO_LOCAL,
+    PUBACK,
+    PUBCOMP,
+    PUBLISH,
+    PUBLISH_WITH,
+    PUBREC,
+    PUBREL,
+    RETAIN_AS_PUBLISHED,
+)
+from penstock.gateway.protocol.properties import Property
+from penstock.gateway.protocol.reasons import SUBACK_FAILURE, ReasonCode
+from penstock.pop.client.client import Client as PopClient
+from penstock.pop.core.deadletters import Reason
+from penstock.pop.core.group import Group
+from penstock.pop.core.settings import DEFAULTS, GroupSettings
+from penstock.store.errors import TopicInvalid
 from tests.gateway import scripted_plugins
 from tests.gateway.conftest import StartBroker
 from tests.gateway.scripted_plugins import Script
@@ -473,7 +482,7 @@ async def test_a_group_that_devices_made_is_told_apart_and_ends_with_the_last_of
         (told,) = await client.describe_groups()
         assert (told.group, told.filter, told.settings.shared) == ("g", "a/#", True)
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "millrace", "group", "list", "--pop", str(broker.node.grpc)), stdout=asyncio.subprocess.PIPE
+        *(sys.executable, "-m", "penstock", "group", "list", "--pop", str(broker.node.grpc)), stdout=asyncio.subprocess.PIPE
     )
     listed = (await process.communicate())[0].decode().splitlines()
     assert listed[1].split()[:3] == ["g", "a/#", "shared"]

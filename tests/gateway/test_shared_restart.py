@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from gateway.codec import encode_acks
-from gateway.packets import PUBACK, PUBCOMP, PUBREC, PUBREL
-from gateway.properties import Property
-from gateway.shared import MADE
-from pop.settings import DEFAULTS
+from penstock.gateway.delivery.shared import MADE
+from penstock.gateway.protocol.codec import encode_acks
+from penstock.gateway.protocol.packets import PUBACK, PUBCOMP, PUBREC, PUBREL
+from penstock.gateway.protocol.properties import Property
+from penstock.pop.core.settings import DEFAULTS
 from tests.gateway.test_session_restart import each_end, end_node, recorded
 from tests.gateway.test_shared import LASTS, SHARED, bodies, group_of, member, packet_ids, publish
 from tests.gateway.wire import Broker, Client5, until

@@ -13,10 +13,10 @@ import pytest
 from aiohttp import web
 from pwdlib.hashers.argon2 import Argon2Hasher
 
-from gateway.options import AccessOptions
-from gateway.packets import CONNACK
-from gateway.reasons import ConnectCode
-from millrace.config import load_config
+from penstock.gateway.options import AccessOptions
+from penstock.gateway.protocol.packets import CONNACK
+from penstock.gateway.protocol.reasons import ConnectCode
+from penstock.node.config import load_config
 from tests.gateway.certificates import Authority
 from tests.gateway.conftest import StartBroker
 from tests.gateway.test_access import BAD_PASSWORD, REFUSED, login
@@ -37,8 +37,8 @@ def passwords(tmp_path: Path) -> Path:
 
 
 def access_of(tmp_path: Path, toml: str) -> AccessOptions:
-    """Return the section `[mqtt.access]` of a configuration, read as `millrace serve` reads it."""
-    path = tmp_path / "millrace.toml"
+    """Return the section `[mqtt.access]` of a configuration, read as `penstock serve` reads it."""
+    path = tmp_path / "penstock.toml"
     path.write_text(toml)
     return load_config(path).mqtt.access
 

@@ -9,10 +9,10 @@ import termios
 
 import pytest
 
-from gateway.codec import encode_publish
-from gateway.listener import NOT_SENT_BYTES
-from gateway.packets import PUBACK
-from store.options import KIB, MIB
+from penstock.gateway.protocol.codec import encode_publish
+from penstock.gateway.protocol.packets import PUBACK
+from penstock.gateway.transport.listener import NOT_SENT_BYTES
+from penstock.store.options import KIB, MIB
 from tests.gateway.conftest import StartBroker
 from tests.gateway.wire import RECEIVE_BUFFER_BYTES, Broker, Client, until
 

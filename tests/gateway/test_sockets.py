@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gateway import sockets
-from gateway.sockets import HAS_TURNS, LOOK_EACH
+from penstock.gateway.transport import sockets
+from penstock.gateway.transport.sockets import HAS_TURNS, LOOK_EACH
 from tests.gateway.stage import Recorder, Stage
 from tests.gateway.wire import until
 

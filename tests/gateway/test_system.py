@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.codec import encode_publish
-from gateway.delayed import parse_delayed
-from gateway.properties import Property
-from gateway.reasons import ReasonCode
-from store.clock import ManualClock
-from store.errors import LimitExceeded, TopicInvalid
+from penstock.gateway.connection.delayed import parse_delayed
+from penstock.gateway.protocol.codec import encode_publish
+from penstock.gateway.protocol.properties import Property
+from penstock.gateway.protocol.reasons import ReasonCode
+from penstock.store.clock import ManualClock
+from penstock.store.errors import LimitExceeded, TopicInvalid
 from tests.gateway.conftest import StartBroker
 from tests.gateway.test_connection import pass_time
 from tests.gateway.wire import Broker, Message
@@ -39,7 +39,7 @@ async def test_a_subscription_begins_with_all_values_it_matches(broker: Broker) 
     assert values["retained messages/count"] == b"1"
     assert values["publish/messages/received"] == b"1"
     assert values["subscriptions/count"] == b"4"
-    assert values["version"].startswith(b"Millrace")
+    assert values["version"].startswith(b"Penstock")
     assert int(values["bytes/received"]) > 0
 
 

@@ -11,12 +11,12 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.codec import encode_publish
-from gateway.logbook import Logbook
-from gateway.options import LimitOptions, ListenerOptions
-from gateway.packets import PUBACK
-from gateway.throttle import TICK_MS, Bucket
-from store.options import KIB
+from penstock.gateway.connection.throttle import TICK_MS, Bucket
+from penstock.gateway.logbook import Logbook
+from penstock.gateway.options import LimitOptions, ListenerOptions
+from penstock.gateway.protocol.codec import encode_publish
+from penstock.gateway.protocol.packets import PUBACK
+from penstock.store.options import KIB
 from tests.gateway import scripted_plugins
 from tests.gateway.conftest import StartBroker
 from tests.gateway.test_access import plugins

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from gateway.listener import WATCH_S
-from gateway.options import AccessOptions
-from gateway.peer import username_of
-from gateway.tls import Certificates
+from penstock.gateway.options import AccessOptions
+from penstock.gateway.transport.listener import WATCH_S
+from penstock.gateway.transport.peer import username_of
+from penstock.gateway.transport.tls import Certificates
 from tests.gateway.certificates import Authority
 from tests.gateway.conftest import StartBroker
 from tests.gateway.packet_cases import connect

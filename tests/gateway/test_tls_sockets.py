@@ -11,8 +11,8 @@ import weakref
 
 import pytest
 
-from gateway.sockets import HAS_TURNS, TlsTransport
-from gateway.tls import Certificates, Tls
+from penstock.gateway.transport.sockets import HAS_TURNS, TlsTransport
+from penstock.gateway.transport.tls import Certificates, Tls
 from tests.gateway.certificates import Authority
 from tests.gateway.conftest import StartBroker
 from tests.gateway.packet_cases import connect

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.options import ListenerOptions
+from penstock.gateway.options import ListenerOptions
 from tests.gateway.certificates import Authority
 from tests.gateway.conftest import StartBroker
 from tests.gateway.wire import ANSWER_S_MAX, FREE, Broker, Message

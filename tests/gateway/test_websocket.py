@@ -14,10 +14,10 @@ from websockets.http11 import Response
 from websockets.typing import Origin, Subprotocol
 from websockets.uri import parse_uri
 
-from gateway.codec import encode_publish
-from gateway.options import ListenerOptions
-from gateway.reasons import ReasonCode
-from store.options import KIB
+from penstock.gateway.options import ListenerOptions
+from penstock.gateway.protocol.codec import encode_publish
+from penstock.gateway.protocol.reasons import ReasonCode
+from penstock.store.options import KIB
 from tests.gateway.conftest import StartBroker
 from tests.gateway.packet_cases import connect, subscribe
 from tests.gateway.wire import ANSWER_S_MAX, BYE, CLEAN, FREE, PING, WILL, Broker, Message, until
@@ -300,7 +300,7 @@ async def test_a_client_that_never_answers_a_close_is_cut_off(broker: Broker, op
 async def test_a_client_that_has_said_all_is_not_waited_for(
     broker: Broker, opened: list[WebSocketClient], monkeypatch: pytest.MonkeyPatch, is_wrong: bool
 ) -> None:
-    monkeypatch.setattr("gateway.connection.CLOSE_FLUSH_S", 2 * ANSWER_S_MAX)
+    monkeypatch.setattr("penstock.gateway.connection.connection.CLOSE_FLUSH_S", 2 * ANSWER_S_MAX)
     client = await connected(broker, b"c", opened)
     if is_wrong:
         client.frames.send_binary(b"\0\0")

@@ -13,20 +13,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
-from gateway.codec import FROM_SERVER, FROM_SERVER_5, Packet, decode, encode_acks, encode_publish
-from gateway.connection import Connection
-from gateway.listener import Listener
-from gateway.options import GatewayOptions
-from gateway.packets import CONNACK, DISCONNECT, PINGREQ, PINGRESP, PUBLISH, PUBLISH_WITH, SUBACK, UNSUBACK
-from gateway.properties import Found, Property, parse_properties, read_properties, write_properties
-from gateway.reasons import ReasonCode
-from gateway.sessions import stored_sessions
-from millrace.config import AdminOptions, Config
-from millrace.node import Node
-from pop.options import PopOptions
-from store.options import KIB, MIB, HostPort, StoreOptions
-from store.queues import ROOT
-from store.record import Kind
+from penstock.gateway.connection.connection import Connection
+from penstock.gateway.options import GatewayOptions
+from penstock.gateway.protocol.codec import FROM_SERVER, FROM_SERVER_5, Packet, decode, encode_acks, encode_publish
+from penstock.gateway.protocol.packets import CONNACK, DISCONNECT, PINGREQ, PINGRESP, PUBLISH, PUBLISH_WITH, SUBACK, UNSUBACK
+from penstock.gateway.protocol.properties import Found, Property, parse_properties, read_properties, write_properties
+from penstock.gateway.protocol.reasons import ReasonCode
+from penstock.gateway.sessions.sessions import stored_sessions
+from penstock.gateway.transport.listener import Listener
+from penstock.node.config import AdminOptions, Config
+from penstock.node.node import Node
+from penstock.pop.core.options import PopOptions
+from penstock.store.options import KIB, MIB, HostPort, StoreOptions
+from penstock.store.queues import ROOT
+from penstock.store.record import Kind
 from tests.gateway.packet_cases import connect, packet, subscribe, unsubscribe
 from tests.gateway.packet_cases_5 import connect_5, subscribe_5, unsubscribe_5
 from tests.store.wiring import copy_left

@@ -12,7 +12,7 @@ import pytest
 from tests.pop.wiring import Node, Parts, stub_of
 
 if TYPE_CHECKING:
-    from pop.pop_pb2_grpc import PopServiceAsyncStub
+    from penstock.pop.proto.pop_pb2_grpc import PopServiceAsyncStub
 
 
 @pytest.fixture

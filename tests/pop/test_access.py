@@ -14,13 +14,13 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from pop import pop_pb2 as pb
-from pop.access import NEEDS, Access, AccessInvalid, Principal, load_access
-from pop.client import Client, Security, settings_of
-from pop.errors import NodeUnavailable, NotAuthenticated, NotPermitted
-from pop.options import PopOptions
-from pop.rocketmq.stubs import SERVICE
-from pop.sync import SyncClient
+from penstock.pop.client.client import Client, Security, settings_of
+from penstock.pop.client.sync import SyncClient
+from penstock.pop.core.access import NEEDS, Access, AccessInvalid, Principal, load_access
+from penstock.pop.core.errors import NodeUnavailable, NotAuthenticated, NotPermitted
+from penstock.pop.core.options import PopOptions
+from penstock.pop.proto import pop_pb2 as pb
+from penstock.pop.rocketmq.stubs import SERVICE
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node
 
 TOKENS = {"billing": "s3cret", "operator": "r00t"}
@@ -112,7 +112,7 @@ async def test_a_principal_may_do_what_the_file_says_and_nothing_else(node: Node
 
 
 async def test_a_batch_with_one_topic_that_is_not_permitted_stores_nothing(node: Node) -> None:
-    from pop.client import OutgoingMessage
+    from penstock.pop.client.client import OutgoingMessage
 
     async with client_of(node, "billing") as client:
         with pytest.raises(NotPermitted, match="secret"):

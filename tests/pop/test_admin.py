@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from pop.admin import ResetTo
-from pop.core import Outcome
-from pop.errors import ExpressionInvalid, GroupBusy, GroupExists, GroupUnknown, RequestInvalid
-from pop.options import PopOptions
-from pop.settings import Exponential, GroupSettings
-from store.record import REFERENCE, Flag, Kind, Properties, backoff_code, encode_properties
+from penstock.pop.core.admin import ResetTo
+from penstock.pop.core.core import Outcome
+from penstock.pop.core.errors import ExpressionInvalid, GroupBusy, GroupExists, GroupUnknown, RequestInvalid
+from penstock.pop.core.options import PopOptions
+from penstock.pop.core.settings import Exponential, GroupSettings
+from penstock.store.record import REFERENCE, Flag, Kind, Properties, backoff_code, encode_properties
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Parts
 
 RESTARTS = [None, True, False]

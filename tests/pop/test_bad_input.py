@@ -11,9 +11,9 @@ import grpc
 import grpc.aio
 import pytest
 
-from pop import pop_pb2 as pb
-from pop.options import PopOptions
-from pop.pop_pb2_grpc import GroupServiceStub, PopServiceStub
+from penstock.pop.core.options import PopOptions
+from penstock.pop.proto import pop_pb2 as pb
+from penstock.pop.proto.pop_pb2_grpc import GroupServiceStub, PopServiceStub
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node
 
 HUGE = 2**63 - 1

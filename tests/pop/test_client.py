@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from pop import pop_pb2 as pb
-from pop.calls import BACKOFF_MS_MAX, BACKOFF_MS_MIN, Backoff, Batched, error_of_status
-from pop.client import Client, OutgoingMessage
-from pop.consumer import Message
-from pop.errors import (
+from penstock.pop.client.calls import BACKOFF_MS_MAX, BACKOFF_MS_MIN, Backoff, Batched, error_of_status
+from penstock.pop.client.client import Client, OutgoingMessage
+from penstock.pop.client.consumer import Message
+from penstock.pop.core.errors import (
     AlreadyAcked,
     AlreadyFired,
     AlreadyRecalled,
@@ -32,8 +31,9 @@ from pop.errors import (
     RequestInvalid,
     StatusError,
 )
-from pop.options import PopOptions
-from store.record import Kind
+from penstock.pop.core.options import PopOptions
+from penstock.pop.proto import pop_pb2 as pb
+from penstock.store.record import Kind
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node
 
 LONG_MS = 50_000

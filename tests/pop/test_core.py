@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pop.choice import READ_AHEAD, RESPONSE_BYTES
-from pop.core import Change, Outcome
-from pop.errors import GroupInvalid, Overloaded, PopError
-from pop.options import PopOptions
-from store.errors import TopicInvalid
-from store.options import MIB, StoreOptions
+from penstock.pop.core.choice import READ_AHEAD, RESPONSE_BYTES
+from penstock.pop.core.core import Change, Outcome
+from penstock.pop.core.errors import GroupInvalid, Overloaded, PopError
+from penstock.pop.core.options import PopOptions
+from penstock.store.errors import TopicInvalid
+from penstock.store.options import MIB, StoreOptions
+from penstock.timer.options import TimerOptions
 from tests.depth import DEPTH
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Parts
-from timer.options import TimerOptions
 
 
 def bodies_of(parts: Parts, messages_max: int = 100, invisible_ms: int = 10_000, **names: str) -> list[bytes]:

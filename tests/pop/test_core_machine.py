@@ -10,14 +10,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pop.admin import ResetTo
-from pop.core import Outcome
-from pop.options import PopOptions
-from store.clock import ManualClock
-from store.options import MIB, StoreOptions
+from penstock.pop.core.admin import ResetTo
+from penstock.pop.core.core import Outcome
+from penstock.pop.core.options import PopOptions
+from penstock.store.clock import ManualClock
+from penstock.store.options import MIB, StoreOptions
+from penstock.timer.options import TimerOptions
 from tests.depth import DEPTH
 from tests.pop.wiring import Parts
-from timer.options import TimerOptions
 
 ATTEMPTS_MAX = 3
 BACKOFF_MS = 500

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pop.core import Outcome
-from pop.deadletters import Reason
+from penstock.pop.core.core import Outcome
+from penstock.pop.core.deadletters import Reason
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Parts
 
 DLQ = f"$dlq/{GROUP}"

@@ -11,15 +11,15 @@ import grpc
 import grpc.aio
 import pytest
 
-from pop import pop_pb2 as pb
-from pop.client import Client
-from pop.core import Outcome
-from pop.options import PopOptions
-from pop.pop_pb2_grpc import PopServiceStub
-from store.options import MIB, StoreOptions
-from store.record import Properties
+from penstock.pop.client.client import Client
+from penstock.pop.core.core import Outcome
+from penstock.pop.core.options import PopOptions
+from penstock.pop.proto import pop_pb2 as pb
+from penstock.pop.proto.pop_pb2_grpc import PopServiceStub
+from penstock.store.options import MIB, StoreOptions
+from penstock.store.record import Properties
+from penstock.timer.options import TimerOptions
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node, Parts
-from timer.options import TimerOptions
 
 LATE_MS_MAX = 200
 """A revival comes at most this long after its deadline."""

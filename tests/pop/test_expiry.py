@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from pop.core import TAKE_STEPS_MAX
-from pop.poll import Taken
-from pop.stream import Consumption
-from store.record import Properties
+from penstock.pop.core.core import TAKE_STEPS_MAX
+from penstock.pop.core.poll import Taken
+from penstock.pop.grpc.stream import Consumption
+from penstock.store.record import Properties
 from tests.pop.wiring import GROUP, Parts
 
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pop.choice import LOOK_READS_MAX, PASSED_MAX
-from pop.errors import ExpressionInvalid
-from pop.expression import compile_expression
-from store.record import Kind, Properties, encode, encode_properties
+from penstock.pop.core.choice import LOOK_READS_MAX, PASSED_MAX
+from penstock.pop.core.errors import ExpressionInvalid
+from penstock.pop.core.expression import compile_expression
+from penstock.store.record import Kind, Properties, encode, encode_properties
 from tests.pop.wiring import FILTER, GROUP, Node, Parts
 
 RESTARTS = [None, True, False]
@@ -235,7 +235,7 @@ def test_a_group_gets_what_it_wants_and_moves_over_the_rest(
 
 
 def test_a_hash_that_two_tags_share_gives_no_wrong_message(parts: Parts) -> None:
-    from store.record import tag_hash
+    from penstock.store.record import tag_hash
 
     first, second = "plumless", "buckeroo"
     assert tag_hash(first) == tag_hash(second)

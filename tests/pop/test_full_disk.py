@@ -10,18 +10,18 @@ import grpc
 import grpc.aio
 import pytest
 
-from pop import pop_pb2 as pb
-from pop.admin import ResetTo
-from pop.core import Outcome
-from pop.options import PopOptions
-from pop.transactions import Ended
-from store.errors import DiskFull
-from store.options import GIB, MIB, StoreOptions
-from store.record import Flag, Properties, encode_properties
-from store.space import Usage
-from store.store import Store
+from penstock.pop.core.admin import ResetTo
+from penstock.pop.core.core import Outcome
+from penstock.pop.core.options import PopOptions
+from penstock.pop.core.transactions import Ended
+from penstock.pop.proto import pop_pb2 as pb
+from penstock.store.errors import DiskFull
+from penstock.store.options import GIB, MIB, StoreOptions
+from penstock.store.record import Flag, Properties, encode_properties
+from penstock.store.space import Usage
+from penstock.store.store import Store
+from penstock.timer.delayed import Recalled
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Delivered, Node, Parts, stub_of
-from timer.delayed import Recalled
 
 TOTAL = 100 * GIB
 READ_ONLY, EXHAUSTED = GIB // 2, 0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pop.handle import BLOCK, DELIVERY_DIGITS, RECALL_DIGITS, SECRET_BYTES, Delivery, Handles, load_secret
+from penstock.pop.core.handle import BLOCK, DELIVERY_DIGITS, RECALL_DIGITS, SECRET_BYTES, Delivery, Handles, load_secret
 
 HANDLES = Handles(b"s" * SECRET_BYTES)
 OTHERS = Handles(b"t" * SECRET_BYTES)

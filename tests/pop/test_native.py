@@ -14,9 +14,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from pop import pop_pb2 as pb
-from pop.client import Client, settings_of
-from pop.errors import (
+from penstock.pop.client.client import Client, settings_of
+from penstock.pop.client.sync import SyncClient
+from penstock.pop.core.errors import (
     AlreadyAcked,
     AlreadyCommitted,
     AlreadyRolledBack,
@@ -27,11 +27,11 @@ from pop.errors import (
     NodeUnavailable,
     RequestInvalid,
 )
-from pop.options import PopOptions
-from pop.pop_pb2_grpc import PopServiceStub
-from pop.settings import Exponential
-from pop.stream import TAKEN_PER_TURN, Consumption
-from pop.sync import SyncClient
+from penstock.pop.core.options import PopOptions
+from penstock.pop.core.settings import Exponential
+from penstock.pop.grpc.stream import TAKEN_PER_TURN, Consumption
+from penstock.pop.proto import pop_pb2 as pb
+from penstock.pop.proto.pop_pb2_grpc import PopServiceStub
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node, Parts
 
 OPTIONS = PopOptions(transaction_check_ms=100, transaction_checks_max=1_000)
@@ -432,11 +432,11 @@ async def test_a_thread_uses_the_synchronous_client(node: Node) -> None:
 async def test_the_listener_tells_its_health_and_its_services(node: Node) -> None:
     async with grpc.aio.insecure_channel(node.target) as channel:
         checks = health_pb2_grpc.HealthStub(channel)
-        for name in ("", "millrace.pop.v1.PopService", "millrace.pop.v1.GroupService"):
+        for name in ("", "penstock.pop.v1.PopService", "penstock.pop.v1.GroupService"):
             answer = await checks.Check(health_pb2.HealthCheckRequest(service=name))
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
         asked = reflection_pb2.ServerReflectionRequest(list_services="")
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
         async for answer in stub.ServerReflectionInfo(iter([asked])):
             names = {service.name for service in answer.list_services_response.service}
-    assert {"millrace.pop.v1.PopService", "millrace.pop.v1.GroupService"} <= names
+    assert {"penstock.pop.v1.PopService", "penstock.pop.v1.GroupService"} <= names

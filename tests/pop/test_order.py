@@ -10,13 +10,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pop import choice
-from pop.admin import ResetTo
-from pop.choice import RESPONSE_BYTES
-from pop.core import Outcome
-from pop.errors import GroupBusy
-from store.options import MIB, StoreOptions
-from store.record import Properties
+from penstock.pop.core import choice
+from penstock.pop.core.admin import ResetTo
+from penstock.pop.core.choice import RESPONSE_BYTES
+from penstock.pop.core.core import Outcome
+from penstock.pop.core.errors import GroupBusy
+from penstock.store.options import MIB, StoreOptions
+from penstock.store.record import Properties
 from tests.depth import DEPTH
 from tests.pop.wiring import GROUP, Delivered, Parts
 

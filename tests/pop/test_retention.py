@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from pop.core import Outcome
-from pop.options import PopOptions
-from store.lightqueue import LightQueue
-from store.options import HOUR_MS, KIB, StoreOptions
-from store.record import Flag, Properties, encode_properties
+from penstock.pop.core.core import Outcome
+from penstock.pop.core.options import PopOptions
+from penstock.store.lightqueue import LightQueue
+from penstock.store.options import HOUR_MS, KIB, StoreOptions
+from penstock.store.record import Flag, Properties, encode_properties
 from tests.pop.wiring import FILTER, TOPIC, Parts
 from tests.store.wiring import retain
 

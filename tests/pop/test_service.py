@@ -12,16 +12,16 @@ import grpc
 import grpc.aio
 import pytest
 
-from pop import pop_pb2 as pb
-from pop.options import PopOptions
-from pop.sending import PROPERTIES_MAX, PROPERTY_BYTES_MAX
-from pop.service import HANDLES_MAX, MESSAGES_PER_SEND_MAX
-from store.options import MIB, StoreOptions
+from penstock.pop.core.options import PopOptions
+from penstock.pop.core.sending import PROPERTIES_MAX, PROPERTY_BYTES_MAX
+from penstock.pop.grpc.service import HANDLES_MAX, MESSAGES_PER_SEND_MAX
+from penstock.pop.proto import pop_pb2 as pb
+from penstock.store.options import MIB, StoreOptions
+from penstock.timer.options import TimerOptions
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node, stub_of
-from timer.options import TimerOptions
 
 if TYPE_CHECKING:
-    from pop.pop_pb2_grpc import PopServiceAsyncStub
+    from penstock.pop.proto.pop_pb2_grpc import PopServiceAsyncStub
 
 LONG_MS = 50_000
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pop.checkpoint import delivery_id, delivery_of
-from pop.deadletters import Reason
-from pop.settings import DEFAULTS, GroupSettings
-from store.record import Kind
+from penstock.pop.core.checkpoint import delivery_id, delivery_of
+from penstock.pop.core.deadletters import Reason
+from penstock.pop.core.settings import DEFAULTS, GroupSettings
+from penstock.store.record import Kind
 from tests.pop.wiring import FILTER, GROUP, Parts
 
 INVISIBLE_MS = 10_000

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from store.record import Flag, Properties, encode_properties
+from penstock.store.record import Flag, Properties, encode_properties
 from tests.pop.wiring import GROUP, Parts
 
 

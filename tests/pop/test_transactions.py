@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pop.options import PopOptions
-from pop.transactions import Ended, Half
-from store.record import Flag, Properties, encode_properties
+from penstock.pop.core.options import PopOptions
+from penstock.pop.core.transactions import Ended, Half
+from penstock.store.record import Flag, Properties, encode_properties
 from tests.pop.wiring import TOPIC, Node, Parts
 
 RESTARTS = [None, True, False]
@@ -157,7 +157,7 @@ async def test_a_poll_that_is_cancelled_leaves_the_question_to_the_next(parts: P
 
 
 def test_pending_transactions_are_listed_and_bounded(parts: Parts) -> None:
-    from store.errors import LimitExceeded
+    from penstock.store.errors import LimitExceeded
 
     positions = [store_half(parts, b"x") for _ in range(5)]
     assert [half.position for half in parts.transactions] == positions

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pop import pop_pb2 as pb
-from pop.handle import Handles
-from pop.wire import SENT_PLAIN, popped_messages, sent, statuses, varint
-from store.record import CHECKPOINT_ENTRY, Kind, Properties, encode, encode_properties
+from penstock.pop.core.handle import Handles
+from penstock.pop.grpc.wire import SENT_PLAIN, popped_messages, sent, statuses, varint
+from penstock.pop.proto import pop_pb2 as pb
+from penstock.store.record import CHECKPOINT_ENTRY, Kind, Properties, encode, encode_properties
 
 SECRET = bytes(range(32))
 

@@ -12,31 +12,31 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc.aio
 
-from pop.access import load_access
-from pop.admin import GroupAdmin
-from pop.core import Change, Outcome, PopCore
-from pop.group import Group
-from pop.groupservice import GroupService
-from pop.handle import Handles, load_secret
-from pop.options import PopOptions
-from pop.poll import Taken
-from pop.pop_pb2_grpc import PopServiceStub
-from pop.sending import Sending
-from pop.server import PopServer, rocketmq_service
-from pop.service import PopService
-from pop.settings import GroupSettings
-from pop.transactions import Transactions
-from store.clock import Clock, ManualClock, SystemClock
-from store.lightqueue import Start
-from store.options import MIB, HostPort, StoreOptions
-from store.record import Properties, decode, encode_properties, tag_hash
-from store.store import Recovery, Store
-from timer.delayed import DelayedMessages
-from timer.options import TimerOptions
+from penstock.pop.core.access import load_access
+from penstock.pop.core.admin import GroupAdmin
+from penstock.pop.core.core import Change, Outcome, PopCore
+from penstock.pop.core.group import Group
+from penstock.pop.core.handle import Handles, load_secret
+from penstock.pop.core.options import PopOptions
+from penstock.pop.core.poll import Taken
+from penstock.pop.core.sending import Sending
+from penstock.pop.core.settings import GroupSettings
+from penstock.pop.core.transactions import Transactions
+from penstock.pop.grpc.groupservice import GroupService
+from penstock.pop.grpc.server import PopServer, rocketmq_service
+from penstock.pop.grpc.service import PopService
+from penstock.pop.proto.pop_pb2_grpc import PopServiceStub
+from penstock.store.clock import Clock, ManualClock, SystemClock
+from penstock.store.lightqueue import Start
+from penstock.store.options import MIB, HostPort, StoreOptions
+from penstock.store.record import Properties, decode, encode_properties, tag_hash
+from penstock.store.store import Recovery, Store
+from penstock.timer.delayed import DelayedMessages
+from penstock.timer.options import TimerOptions
 
 if TYPE_CHECKING:
-    from pop.pop_pb2_grpc import PopServiceAsyncStub
-    from pop.rocketmq.service import MessagingService
+    from penstock.pop.proto.pop_pb2_grpc import PopServiceAsyncStub
+    from penstock.pop.rocketmq.service import MessagingService
 
 GROUP = "billing"
 FILTER = "plant/#"

@@ -24,13 +24,13 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     pytest.importorskip("pyspark", reason="Spark's part needs the extra `spark`")
-    from spark.errors import JavaMissing
-    from spark.session import open_session
+    from penstock.spark.errors import JavaMissing
+    from penstock.spark.session import open_session
 
     if "PYTEST_XDIST_WORKER" in os.environ:  # tests/conftest.py sees to it that one process has all of these tests
         (tmp_path_factory.getbasetemp().parent / "spark").touch(exist_ok=False)
     try:
-        session = open_session("local[2]", "millrace tests")
+        session = open_session("local[2]", "penstock tests")
     except JavaMissing as error:
         pytest.skip(str(error))
     yield session

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from store import record
-from store.record import CHANGE_ENTRY, CHECKPOINT_ENTRY, POP_FIXED, REFERENCE, Kind, Record, backoff_code
+from penstock.store import record
+from penstock.store.record import CHANGE_ENTRY, CHECKPOINT_ENTRY, POP_FIXED, REFERENCE, Kind, Record, backoff_code
 
 Reference = tuple[int, int]
 """Position of the checkpoint, index in it."""

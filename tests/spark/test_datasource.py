@@ -24,10 +24,10 @@ from pyspark.sql.datasource import (
     Not,
 )
 
-from spark.datasource import CommitlogReader, Options, Part
-from spark.errors import OptionInvalid
-from store import record
-from store.record import Flag, Kind
+from penstock.spark.datasource import CommitlogReader, Options, Part
+from penstock.spark.errors import OptionInvalid
+from penstock.store import record
+from penstock.store.record import Flag, Kind
 from tests.spark.log_writer import LogWriter
 
 

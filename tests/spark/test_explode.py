@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 pytest.importorskip("pyarrow", reason="Spark's part needs the extra `spark`")
 
-from spark import explode
-from spark.explode import Records
-from spark.segments import Block
-from spark.tables import TABLES
-from store import record
-from store.errors import RecordCorrupt
-from store.record import CHANGE_ENTRY, CHECKPOINT_ENTRY, FIXED_BYTES, POP_FIXED, REFERENCE, Kind, Record
+from penstock.spark import explode
+from penstock.spark.explode import Records
+from penstock.spark.segments import Block
+from penstock.spark.tables import TABLES
+from penstock.store import record
+from penstock.store.errors import RecordCorrupt
+from penstock.store.record import CHANGE_ENTRY, CHECKPOINT_ENTRY, FIXED_BYTES, POP_FIXED, REFERENCE, Kind, Record
 from tests.depth import DEPTH
 
 BASE = 7_000_000_000

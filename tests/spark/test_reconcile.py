@@ -15,12 +15,12 @@ pytest.importorskip("pyspark", reason="Spark's part needs the extra `spark`")
 
 from pyspark.sql import SparkSession
 
-from spark.errors import OptionInvalid, ReportDirInUse
-from spark.reconcile import Reconciliation, reconcile, run
-from spark.summary import Outcome
-from store import record
-from store.errors import LogCorrupt
-from store.record import CHANGE_ENTRY, CHECKPOINT_ENTRY, POP_FIXED, REFERENCE, Kind, Record
+from penstock.spark.errors import OptionInvalid, ReportDirInUse
+from penstock.spark.reconcile import Reconciliation, reconcile, run
+from penstock.spark.summary import Outcome
+from penstock.store import record
+from penstock.store.errors import LogCorrupt
+from penstock.store.record import CHANGE_ENTRY, CHECKPOINT_ENTRY, POP_FIXED, REFERENCE, Kind, Record
 from tests.spark.log_writer import LogWriter
 
 GRACE_MS = 60_000

@@ -10,8 +10,8 @@ pytest.importorskip("rich")
 
 from rich.console import Console
 
-from spark import report
-from spark.summary import (
+from penstock.spark import report
+from penstock.spark.summary import (
     CountRow,
     Example,
     GroupName,
@@ -56,7 +56,7 @@ def a_summary(lost: int) -> Summary:
         settled_ms=None,
     )
     return Summary(
-        report="millrace reconcile",
+        report="penstock reconcile",
         schema_version=1,
         complete=True,
         ok=is_ok(found),

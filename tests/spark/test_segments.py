@@ -10,11 +10,11 @@ import pytest
 
 pytest.importorskip("pyarrow", reason="Spark's part needs the extra `spark`")
 
-from spark import segments
-from spark.errors import LogMissing
-from store import record
-from store.errors import LogCorrupt, RecordCorrupt
-from store.record import Kind
+from penstock.spark import segments
+from penstock.spark.errors import LogMissing
+from penstock.store import record
+from penstock.store.errors import LogCorrupt, RecordCorrupt
+from penstock.store.record import Kind
 from tests.spark.log_writer import LogWriter
 
 

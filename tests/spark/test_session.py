@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("pyspark", reason="Spark's part needs the extra `spark`")
 
-from spark import session
-from spark.errors import JavaMissing
+from penstock.spark import session
+from penstock.spark.errors import JavaMissing
 
 
 def a_java(home: Path, script: str) -> None:
@@ -60,4 +60,11 @@ def test_another_java_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 def test_the_zip_for_executors_holds_what_a_worker_imports(tmp_path: Path) -> None:
     names = zipfile.ZipFile(session._zip_packages(tmp_path)).namelist()
-    assert {"spark/datasource.py", "spark/explode.py", "spark/segments.py", "store/record.py", "store/errors.py"} <= set(names)
+    assert {
+        "penstock/__init__.py",
+        "penstock/spark/datasource.py",
+        "penstock/spark/explode.py",
+        "penstock/spark/segments.py",
+        "penstock/store/record.py",
+        "penstock/store/errors.py",
+    } <= set(names)

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from store.repair import repair, survey
+from penstock.store.repair import repair, survey
 
 if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike

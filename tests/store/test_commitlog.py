@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from store import commitlog, record
-from store.commitlog import CommitLog, Tail
-from store.errors import LogCorrupt, PositionUnknown, RecordCorrupt, RecordTooLarge
-from store.record import COPY_BYTES, HEADER_BYTES, Kind, encode
-from store.segment import Segment, segment_base, segment_name
+from penstock.store import commitlog, record
+from penstock.store.commitlog import CommitLog, Tail
+from penstock.store.errors import LogCorrupt, PositionUnknown, RecordCorrupt, RecordTooLarge
+from penstock.store.record import COPY_BYTES, HEADER_BYTES, Kind, encode
+from penstock.store.segment import Segment, segment_base, segment_name
 from tests.depth import DEPTH
 
 NOW_MS = 1_700_000_000_000

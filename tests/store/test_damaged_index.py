@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from store import index as index_module
-from store.errors import IndexDamaged
-from store.index import DAMAGED, Index
-from store.lightqueue import LightQueue, Start
-from store.store import Store
+from penstock.store import index as index_module
+from penstock.store.errors import IndexDamaged
+from penstock.store.index import DAMAGED, Index
+from penstock.store.lightqueue import LightQueue, Start
+from penstock.store.store import Store
 from tests.gateway.wire import Broker
 from tests.store.wiring import close, contents, fill, open_store, publish
 
@@ -229,7 +229,7 @@ def test_what_is_no_damage_deletes_nothing(
         raise Exception(f"IO error: {error}: While open a file for appending: /x/index/000012.sst")
 
     with monkeypatch.context() as patch:
-        patch.setattr("store.index.Rdict", refuse)
+        patch.setattr("penstock.store.index.Rdict", refuse)
         with pytest.raises(OSError, match=f"can't be opened: .*{error}"):
             open_store(data_dir)
     assert Index.damage_of(data_dir) == ""

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from store import commitlog
-from store.errors import DiskFull
-from store.options import KIB
-from store.space import Level
+from penstock.store import commitlog
+from penstock.store.errors import DiskFull
+from penstock.store.options import KIB
+from penstock.store.space import Level
 from tests.depth import DEPTH
 from tests.store.faults import CALLS, Faults
 from tests.store.wiring import bodies, close, durable_queue, open_store, publish
@@ -89,7 +89,7 @@ def found_in(data_dir: Path) -> list[str]:
 def test_whatever_fails_when_what_was_acknowledged_is_there_in_order_and_once(
     plan: dict[tuple[str, int], int | str], batches: list[list[int]], short_at_most: int, full_at: int | None
 ) -> None:
-    data_dir = Path(mkdtemp(prefix="millrace-faults-"))
+    data_dir = Path(mkdtemp(prefix="penstock-faults-"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(commitlog, "ALLOCATE_BYTES", 512)
         life = Life(data_dir)
@@ -174,7 +174,7 @@ def test_an_interrupted_call_is_made_again(tmp_path: Path) -> None:
 
 FAILING_NODE = """
 import errno, sys
-from millrace.cli import main
+from penstock.cli.main import main
 from tests.store.faults import Faults
 
 listeners = [word for name in ("mqtt", "pop", "admin") for word in (f"--{name}", "127.0.0.1:0")]
@@ -187,7 +187,7 @@ with Faults({("fdatasync", 1): errno.EIO} if sys.argv[3] == "thread" else {}).in
     ("sync_in", "says"), [("thread", "Input/output error"), ("process", "the process that syncs the log has ended")]
 )
 def test_a_failed_sync_ends_a_node_with_70_and_a_line_and_it_starts_again(tmp_path: Path, sync_in: str, says: str) -> None:
-    config = tmp_path / "millrace.toml"
+    config = tmp_path / "penstock.toml"
     config.write_text(f'[store]\nsync_in = "{sync_in}"\n')
     command = [sys.executable, "-c", FAILING_NODE, str(tmp_path / "data"), str(config), sync_in]
     with subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as node:
@@ -197,7 +197,7 @@ def test_a_failed_sync_ends_a_node_with_70_and_a_line_and_it_starts_again(tmp_pa
             if sync_in == "process":
                 (child,) = (Path(f"/proc/{node.pid}/task/{node.pid}/children")).read_text().split()
                 os.kill(int(child), signal.SIGKILL)
-            publish = [sys.executable, "-m", "millrace", "pub", "plant/1", "lost", "--mqtt", mqtt]
+            publish = [sys.executable, "-m", "penstock", "pub", "plant/1", "lost", "--mqtt", mqtt]
             assert subprocess.run(publish, cwd=ROOT, capture_output=True, timeout=60, check=False).returncode != 0
             _, log = node.communicate(timeout=60)
         finally:

@@ -9,28 +9,28 @@ from pathlib import Path
 
 import pytest
 
-from gateway.codec import FROM_SERVER, decode
-from gateway.encoding import Terms, encode_run
-from gateway.retained import RetainedMessages
-from pop.admin import GroupAdmin, ResetTo
-from pop.core import Change, PopCore
-from pop.handle import Handles, load_secret
-from pop.options import PopOptions
-from pop.poll import Taken
-from pop.transactions import Transactions
-from store.clock import ManualClock
-from store.commitlog import DIRECTORY, CommitLog, Tail
-from store.errors import LogCorrupt
-from store.filling import Filling
-from store.lightqueue import ENTRY, LightQueue
-from store.options import KIB, StoreOptions
-from store.record import TIMER_ENTRY, Flag, Kind, Properties, Record, encode_properties
-from store.repair import survey
-from store.store import Store
-from store.syncmark import FILE
+from penstock.gateway.delivery.encoding import Terms, encode_run
+from penstock.gateway.delivery.retained import RetainedMessages
+from penstock.gateway.protocol.codec import FROM_SERVER, decode
+from penstock.pop.core.admin import GroupAdmin, ResetTo
+from penstock.pop.core.core import Change, PopCore
+from penstock.pop.core.handle import Handles, load_secret
+from penstock.pop.core.options import PopOptions
+from penstock.pop.core.poll import Taken
+from penstock.pop.core.transactions import Transactions
+from penstock.store.clock import ManualClock
+from penstock.store.commitlog import DIRECTORY, CommitLog, Tail
+from penstock.store.errors import LogCorrupt
+from penstock.store.filling import Filling
+from penstock.store.lightqueue import ENTRY, LightQueue
+from penstock.store.options import KIB, StoreOptions
+from penstock.store.record import TIMER_ENTRY, Flag, Kind, Properties, Record, encode_properties
+from penstock.store.repair import survey
+from penstock.store.store import Store
+from penstock.store.syncmark import FILE
+from penstock.timer.delayed import DelayedMessages
+from penstock.timer.options import TimerOptions
 from tests.store.wiring import fill
-from timer.delayed import DelayedMessages
-from timer.options import TimerOptions
 
 MASKS = (0x01, 0xFF)
 START_MS = 1_700_000_000_000
@@ -312,8 +312,8 @@ def test_what_is_damaged_under_a_running_node_is_not_delivered_and_all_else_is(
     log_of: tuple[Path, int, list[Record]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A kept index knows records that no start reads again: each reader must find out by itself."""
-    monkeypatch.setattr("store.store.logger.error", lambda *_, **__: None)
-    monkeypatch.setattr("store.commitlog.logger.error", lambda *_, **__: None)
+    monkeypatch.setattr("penstock.store.store.logger.error", lambda *_, **__: None)
+    monkeypatch.setattr("penstock.store.commitlog.logger.error", lambda *_, **__: None)
     data_dir, segment_bytes, records = log_of
     kept = copy_of(data_dir, "kept", keep_mark=True, keep_index=True)
     whole = Whole(kept, segment_bytes, ManualClock(START_MS + 1_000_000))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from store.index import BLOCK_CACHE_BYTES, Batch, Index
+from penstock.store.index import BLOCK_CACHE_BYTES, Batch, Index
 
 
 @pytest.mark.parametrize("times_opened", [1, 2, 3])

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from store.clock import SystemClock
-from store.lightqueue import ENTRY, LightQueue
-from store.options import KIB
-from store.record import decode
-from store.store import Store
+from penstock.store.clock import SystemClock
+from penstock.store.lightqueue import ENTRY, LightQueue
+from penstock.store.options import KIB
+from penstock.store.record import decode
+from penstock.store.store import Store
 from tests.store.wiring import close, crash, durable_queue, fill, numbered_bodies
 from tests.store.writer_child import EVERYTHING, SOME, options, topic
 
-ROUNDS = int(os.environ.get("MILLRACE_KILL_ROUNDS", "8"))
-"""How often the writer is killed. A long run: MILLRACE_KILL_ROUNDS=500 pytest tests/store/test_kill.py --timeout 3600"""
+ROUNDS = int(os.environ.get("PENSTOCK_KILL_ROUNDS", "8"))
+"""How often the writer is killed. A long run: PENSTOCK_KILL_ROUNDS=500 pytest tests/store/test_kill.py --timeout 3600"""
 
 PRINTED_MAX = 3000
 """The writer is killed at a random number of answers up to this: some milliseconds to a second into its life."""

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from store.clock import ManualClock
-from store.index import Batch, Index
-from store.lightqueue import (
+from penstock.store.clock import ManualClock
+from penstock.store.index import Batch, Index
+from penstock.store.lightqueue import (
     ENTRY,
     ENTRY_BYTES,
     ROW_ENTRIES,
@@ -21,8 +21,8 @@ from store.lightqueue import (
     entries_key,
     queue_prefix,
 )
-from store.record import Flag, Kind, Properties, encode_properties, tag_hash
-from store.store import Store
+from penstock.store.record import Flag, Kind, Properties, encode_properties, tag_hash
+from penstock.store.store import Store
 from tests.depth import DEPTH
 from tests.store.wiring import bodies, close, crash, durable_queue, open_store, positions, publish
 

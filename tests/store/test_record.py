@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store import lightqueue, record
-from store.errors import RecordCorrupt
-from store.record import (
+from penstock.store import lightqueue, record
+from penstock.store.errors import RecordCorrupt
+from penstock.store.record import (
     FIXED_BYTES,
     HEADER_BYTES,
     RECORD_BYTES_MAX,

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from store.commitlog import DIRECTORY, CommitLog
-from store.errors import LogCorrupt, PositionUnknown
-from store.index import DISCARDED
-from store.options import KIB, StoreOptions
-from store.record import HEADER_BYTES, Kind, Record, encode
-from store.repair import SET_ASIDE, _filler_sizes, repair, survey
+from penstock.store.commitlog import DIRECTORY, CommitLog
+from penstock.store.errors import LogCorrupt, PositionUnknown
+from penstock.store.index import DISCARDED
+from penstock.store.options import KIB, StoreOptions
+from penstock.store.record import HEADER_BYTES, Kind, Record, encode
+from penstock.store.repair import SET_ASIDE, _filler_sizes, repair, survey
 from tests.pop.wiring import Parts
 from tests.store.repair_child import KILLED
 

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from millrace.inspect import describe
-from store import retention as retention_module
-from store.clock import ManualClock
-from store.errors import LogCorrupt, PositionUnknown
-from store.index import Batch, Index
-from store.lightqueue import ENTRY_BYTES, ROW_ENTRIES
-from store.logreader import read_log
-from store.options import HOUR_MS, KIB
-from store.part import Apply
-from store.record import Kind, Record, decode
-from store.snapshot import snapshot_path, snapshots
-from store.store import Store
+from penstock.cli.inspect import describe
+from penstock.store import retention as retention_module
+from penstock.store.clock import ManualClock
+from penstock.store.errors import LogCorrupt, PositionUnknown
+from penstock.store.index import Batch, Index
+from penstock.store.lightqueue import ENTRY_BYTES, ROW_ENTRIES
+from penstock.store.logreader import read_log
+from penstock.store.options import HOUR_MS, KIB
+from penstock.store.part import Apply
+from penstock.store.record import Kind, Record, decode
+from penstock.store.snapshot import snapshot_path, snapshots
+from penstock.store.store import Store
 from tests.store.wiring import (
     bodies,
     close,

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from store import commitlog
-from store.errors import DiskFull
-from store.options import GIB, KIB, MIB
-from store.record import QUEUE_FIXED, TIMER_ENTRY, Kind
-from store.space import ADDS, FREES, Level, Space, Usage
-from store.store import Store
+from penstock.store import commitlog
+from penstock.store.errors import DiskFull
+from penstock.store.options import GIB, KIB, MIB
+from penstock.store.record import QUEUE_FIXED, TIMER_ENTRY, Kind
+from penstock.store.space import ADDS, FREES, Level, Space, Usage
+from penstock.store.store import Store
 from tests.store.wiring import bodies, close, durable_queue, open_store, publish
 
 TOTAL = 100 * GIB

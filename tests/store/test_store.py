@@ -15,19 +15,19 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from store import filling as filling_module
-from store import store as store_module
-from store.clock import ManualClock
-from store.commitlog import ALLOCATE_BYTES
-from store.errors import LogCorrupt, RecordTooLarge
-from store.index import Batch, Covered, Index, Space
-from store.lightqueue import ENTRY, ROW_ENTRIES, consecutive_entries
-from store.options import GIB, KIB, MIB
-from store.part import Apply
-from store.record import Flag, Kind, Record, encode
-from store.segment import Segment
-from store.space import Usage
-from store.store import Store
+from penstock.store import filling as filling_module
+from penstock.store import store as store_module
+from penstock.store.clock import ManualClock
+from penstock.store.commitlog import ALLOCATE_BYTES
+from penstock.store.errors import LogCorrupt, RecordTooLarge
+from penstock.store.index import Batch, Covered, Index, Space
+from penstock.store.lightqueue import ENTRY, ROW_ENTRIES, consecutive_entries
+from penstock.store.options import GIB, KIB, MIB
+from penstock.store.part import Apply
+from penstock.store.record import Flag, Kind, Record, encode
+from penstock.store.segment import Segment
+from penstock.store.space import Usage
+from penstock.store.store import Store
 from tests.store.wiring import (
     SEGMENT_BYTES,
     bodies,

@@ -12,15 +12,15 @@ from hypothesis import note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from store import filling as filling_module
-from store import lightqueue as lightqueue_module
-from store import retention as retention_module
-from store import store as store_module
-from store.catalogue import Catalogue
-from store.clock import ManualClock
-from store.lightqueue import ENTRY_BYTES, LightQueue, Start
-from store.store import Store
-from store.topics import matches
+from penstock.store import filling as filling_module
+from penstock.store import lightqueue as lightqueue_module
+from penstock.store import retention as retention_module
+from penstock.store import store as store_module
+from penstock.store.catalogue import Catalogue
+from penstock.store.clock import ManualClock
+from penstock.store.lightqueue import ENTRY_BYTES, LightQueue, Start
+from penstock.store.store import Store
+from penstock.store.topics import matches
 from tests.depth import DEPTH
 from tests.store.wiring import bodies, close, crash, fill, numbered_bodies, open_store, publish, retain
 
@@ -102,7 +102,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.patch.setattr(lightqueue_module, "ROW_ENTRIES", 4)
         self.clock = ManualClock(BEGAN_MS)
         self.patch.setattr(retention_module, "SLICE_S", 10.0)
-        self.directory = Path(mkdtemp(prefix="millrace-store-"))
+        self.directory = Path(mkdtemp(prefix="penstock-store-"))
         self.lives = 0
         self.numbers = 0
         self.events: list[Event] = []

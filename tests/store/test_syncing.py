@@ -17,20 +17,20 @@ from pathlib import Path
 
 import pytest
 
-from store.groupcommit import ASKED_MAX
-from store.lightqueue import ENTRY
-from store.options import KIB
-from store.store import Store
-from store.syncing import SyncProcess
+from penstock.store.groupcommit import ASKED_MAX
+from penstock.store.lightqueue import ENTRY
+from penstock.store.options import KIB
+from penstock.store.store import Store
+from penstock.store.syncing import SyncProcess
 from tests.store.test_store import until
 from tests.store.wiring import bodies, close, durable_queue, open_store, publish
 
 SCRIPT = """
 import asyncio, sys
 from pathlib import Path
-from store.clock import SystemClock
-from store.options import StoreOptions
-from store.store import Store
+from penstock.store.clock import SystemClock
+from penstock.store.options import StoreOptions
+from penstock.store.store import Store
 
 async def main():
     store = Store(Path(sys.argv[1]), StoreOptions(segment_bytes=65536), SystemClock())

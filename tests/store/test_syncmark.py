@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from store import syncmark
-from store.commitlog import CommitLog
-from store.errors import LogCorrupt
-from store.options import KIB
-from store.record import Kind, encode
-from store.repair import repair, survey
-from store.setaside import SET_ASIDE
-from store.syncmark import FILE, Mark, SyncMark
+from penstock.store import syncmark
+from penstock.store.commitlog import CommitLog
+from penstock.store.errors import LogCorrupt
+from penstock.store.options import KIB
+from penstock.store.record import Kind, encode
+from penstock.store.repair import repair, survey
+from penstock.store.setaside import SET_ASIDE
+from penstock.store.syncmark import FILE, Mark, SyncMark
 from tests.depth import DEPTH
 
 PAGE = 4 * KIB
@@ -88,7 +88,7 @@ def test_a_power_cut_is_only_where_the_machine_has_booted_since(mark: Mark, sinc
 def test_whatever_pages_of_the_unsynced_range_are_lost_a_start_has_all_that_was_synced(
     synced: list[int], unsynced: list[int], lost: int, old_mark: bool
 ) -> None:
-    data_dir = Path(mkdtemp(prefix="millrace-power-"))
+    data_dir = Path(mkdtemp(prefix="penstock-power-"))
     try:
         log = opened(data_dir)
         for number, size in enumerate(synced):
@@ -162,7 +162,7 @@ def test_what_is_cut_out_of_order_is_set_aside(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("reboots")
 def test_what_was_durable_is_never_cut(tmp_path: Path) -> None:
     position, _ = torn_in_the_middle(tmp_path, 5)
-    with pytest.raises(LogCorrupt, match=rf"no valid record is at position {position} .*millrace repair"):
+    with pytest.raises(LogCorrupt, match=rf"no valid record is at position {position} .*penstock repair"):
         opened(tmp_path)
     repair(tmp_path, survey(tmp_path).damages)
     log = opened(tmp_path)
@@ -180,5 +180,5 @@ def test_without_a_boot_in_between_a_hole_is_damage(tmp_path: Path) -> None:
 def test_without_a_mark_a_hole_is_damage(tmp_path: Path) -> None:
     torn_in_the_middle(tmp_path, 4)
     (tmp_path / FILE).unlink()
-    with pytest.raises(LogCorrupt, match="millrace repair"):
+    with pytest.raises(LogCorrupt, match="penstock repair"):
         opened(tmp_path)

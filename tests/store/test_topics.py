@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from store.errors import TopicInvalid
-from store.topics import FilterTrie, check_filter, check_topic, first_level, is_wildcard, matches, overlap
+from penstock.store.errors import TopicInvalid
+from penstock.store.topics import FilterTrie, check_filter, check_topic, first_level, is_wildcard, matches, overlap
 from tests.depth import DEPTH
 
 # --- the specification's own examples -------------------------------------------------------------------------------

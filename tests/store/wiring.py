@@ -9,12 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from store.clock import Clock, ManualClock
-from store.lightqueue import ENTRY, LightQueue, Start
-from store.options import KIB, StoreOptions
-from store.part import Part
-from store.record import Properties, decode, encode_properties, tag_hash
-from store.store import Store
+from penstock.store.clock import Clock, ManualClock
+from penstock.store.lightqueue import ENTRY, LightQueue, Start
+from penstock.store.options import KIB, StoreOptions
+from penstock.store.part import Part
+from penstock.store.record import Properties, decode, encode_properties, tag_hash
+from penstock.store.store import Store
 
 SEGMENT_BYTES = 16 * KIB
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import structlog
 import uvloop
 
-from store import store as store_module
-from store.clock import SystemClock
-from store.options import KIB, StoreOptions
-from store.store import Store
+from penstock.store import store as store_module
+from penstock.store.clock import SystemClock
+from penstock.store.options import KIB, StoreOptions
+from penstock.store.store import Store
 
 
 def options(retention_bytes: int) -> StoreOptions:

@@ -16,7 +16,7 @@ STOP_S = 30
 
 
 class NodeProcess:
-    """`millrace serve` on a data directory, on free ports. Started by `start`, as often as a test likes."""
+    """`penstock serve` on a data directory, on free ports. Started by `start`, as often as a test likes."""
 
     def __init__(self, data_dir: Path) -> None:
         self.data_dir = data_dir
@@ -27,7 +27,7 @@ class NodeProcess:
     def start(self, *options: str, directory: Path = ROOT) -> NodeProcess:
         """Start it in a directory; return when it is ready."""
         listeners = [word for name in ("mqtt", "pop", "admin") for word in (f"--{name}", "127.0.0.1:0")]
-        command = [sys.executable, "-m", "millrace", "serve", "--data-dir", str(self.data_dir), *listeners, *options]
+        command = [sys.executable, "-m", "penstock", "serve", "--data-dir", str(self.data_dir), *listeners, *options]
         with self.log.open("ab") as log:
             path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
             self._process = subprocess.Popen(
@@ -74,7 +74,7 @@ def node(tmp_path: Path) -> Iterator[NodeProcess]:
     process.close()
 
 
-def run_millrace(*arguments: str, timeout_s: float = 100) -> subprocess.CompletedProcess[str]:
+def run_penstock(*arguments: str, timeout_s: float = 100) -> subprocess.CompletedProcess[str]:
     """Run a command of the command line to its end."""
-    command = [sys.executable, "-m", "millrace", *arguments]
+    command = [sys.executable, "-m", "penstock", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, check=False)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.gateway.packet_cases import connect, subscribe
-from tests.system.conftest import ROOT, NodeProcess, run_millrace
+from tests.system.conftest import ROOT, NodeProcess, run_penstock
 
 
 @pytest.fixture
@@ -20,17 +20,17 @@ def running(node: NodeProcess) -> NodeProcess:
 
 
 def _pop(node: NodeProcess, *options: str) -> list[dict[str, object]]:
-    ended = run_millrace("pop", "a/#", "--group", "g", "--pop", node.addresses["pop"], "--json", *options)
+    ended = run_penstock("pop", "a/#", "--group", "g", "--pop", node.addresses["pop"], "--json", *options)
     assert ended.returncode == 0, ended.stderr
     return [json.loads(line) for line in ended.stdout.splitlines()]
 
 
 def test_pub_reaches_sub(running: NodeProcess) -> None:
     mqtt = running.addresses["mqtt"]
-    command = [sys.executable, "-m", "millrace", "sub", "a/+", "--mqtt", mqtt, "--count", "2", "--json"]
+    command = [sys.executable, "-m", "penstock", "sub", "a/+", "--mqtt", mqtt, "--count", "2", "--json"]
     # Retained, so that it doesn't matter whether the subscription or the message is first.
     for topic in ("a/1", "a/2"):
-        assert run_millrace("pub", topic, f"body of {topic}", "--retain", "--mqtt", mqtt).returncode == 0
+        assert run_penstock("pub", topic, f"body of {topic}", "--retain", "--mqtt", mqtt).returncode == 0
     seen = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     assert [json.loads(line) for line in seen.stdout.splitlines()] == [
         {"topic": "a/1", "body": "body of a/1"},
@@ -39,7 +39,7 @@ def test_pub_reaches_sub(running: NodeProcess) -> None:
 
 
 def test_pop_without_ack_comes_back_and_with_ack_does_not(running: NodeProcess) -> None:
-    assert run_millrace("pub", "a/b", "job", "--mqtt", running.addresses["mqtt"]).returncode == 0
+    assert run_penstock("pub", "a/b", "job", "--mqtt", running.addresses["mqtt"]).returncode == 0
     (first,) = _pop(running, "--no-ack", "--invisible-ms", "100")
     (second,) = _pop(running, "--wait-ms", "5000")
     assert (first["attempt"], second["attempt"]) == (1, 2)
@@ -48,10 +48,10 @@ def test_pop_without_ack_comes_back_and_with_ack_does_not(running: NodeProcess) 
 
 def test_a_delayed_message_can_be_recalled_once(running: NodeProcess) -> None:
     pop = running.addresses["pop"]
-    sent = run_millrace("send", "a/later", "body", "--delay-ms", "600000", "--pop", pop, "--json")
+    sent = run_penstock("send", "a/later", "body", "--delay-ms", "600000", "--pop", pop, "--json")
     handle = json.loads(sent.stdout)["recall_handle"]
-    assert run_millrace("recall", handle, "--pop", pop).returncode == 0
-    again = run_millrace("recall", handle, "--pop", pop)
+    assert run_penstock("recall", handle, "--pop", pop).returncode == 0
+    again = run_penstock("recall", handle, "--pop", pop)
     assert again.returncode == 1
     assert "recalled before" in again.stderr
     assert _pop(running) == []
@@ -60,24 +60,24 @@ def test_a_delayed_message_can_be_recalled_once(running: NodeProcess) -> None:
 def test_inspect_log_selects_on_a_live_directory(running: NodeProcess) -> None:
     mqtt = running.addresses["mqtt"]
     for topic in ("a/1", "b/1", "a/2"):
-        assert run_millrace("pub", topic, topic, "--mqtt", mqtt).returncode == 0
+        assert run_penstock("pub", topic, topic, "--mqtt", mqtt).returncode == 0
     _pop(running, "--count", "10")
     data = ["--data-dir", str(running.data_dir)]
-    rows = [json.loads(line) for line in run_millrace("inspect", "log", *data, "--json").stdout.splitlines()]
+    rows = [json.loads(line) for line in run_penstock("inspect", "log", *data, "--json").stdout.splitlines()]
     kinds = [row["kind"] for row in rows]
     assert kinds.count("message") == 3
     assert {"queue_declared", "group_created", "pop_checkpoint", "pop_ack"} <= set(kinds)
     checkpoint = next(row for row in rows if row["kind"] == "pop_checkpoint")
     assert [entry["attempt"] for entry in checkpoint["entries"]] == [1, 1]
-    messages = run_millrace("inspect", "log", *data, "--kind", "message", "--topic", "a/+", "--json").stdout.splitlines()
+    messages = run_penstock("inspect", "log", *data, "--kind", "message", "--topic", "a/+", "--json").stdout.splitlines()
     assert [json.loads(line)["body"] for line in messages] == ["a/1", "a/2"]
-    later = run_millrace("inspect", "log", *data, "--from", str(rows[2]["position"]), "--limit", "1", "--json").stdout
+    later = run_penstock("inspect", "log", *data, "--from", str(rows[2]["position"]), "--limit", "1", "--json").stdout
     assert json.loads(later)["position"] == rows[2]["position"]
-    assert "pop_checkpoint" in run_millrace("inspect", "log", *data).stdout
+    assert "pop_checkpoint" in run_penstock("inspect", "log", *data).stdout
 
 
 def test_inspect_log_names_a_damaged_record(running: NodeProcess) -> None:
-    assert run_millrace("pub", "a/1", "x" * 100, "--mqtt", running.addresses["mqtt"]).returncode == 0
+    assert run_penstock("pub", "a/1", "x" * 100, "--mqtt", running.addresses["mqtt"]).returncode == 0
     assert running.stop() == 0
     (segment,) = (running.data_dir / "commitlog").iterdir()
     damaged = bytearray(segment.read_bytes())
@@ -87,7 +87,7 @@ def test_inspect_log_names_a_damaged_record(running: NodeProcess) -> None:
     with segment.open("r+b") as file:
         file.write(bytes(damaged))
         file.truncate(10**6)
-    ended = run_millrace("inspect", "log", "--data-dir", str(running.data_dir))
+    ended = run_penstock("inspect", "log", "--data-dir", str(running.data_dir))
     assert ended.returncode == 1
     assert segment.name in ended.stderr
 
@@ -95,8 +95,8 @@ def test_inspect_log_names_a_damaged_record(running: NodeProcess) -> None:
 def test_repair_makes_a_damaged_log_start_again(running: NodeProcess) -> None:
     mqtt, data = running.addresses["mqtt"], ["--data-dir", str(running.data_dir)]
     for body in ("first", "x" * 100, "third"):
-        assert run_millrace("pub", "a/1", body, "--mqtt", mqtt).returncode == 0
-    refused = run_millrace("repair", *data)
+        assert run_penstock("pub", "a/1", body, "--mqtt", mqtt).returncode == 0
+    refused = run_penstock("repair", *data)
     assert (refused.returncode, "in use" in refused.stderr) == (1, True)
     assert running.stop() == 0
     (segment,) = (running.data_dir / "commitlog").iterdir()
@@ -104,17 +104,17 @@ def test_repair_makes_a_damaged_log_start_again(running: NodeProcess) -> None:
     with segment.open("r+b") as file:
         file.seek(at)
         file.write(b"y")
-    looked = run_millrace("repair", *data, "--dry-run", "--json")
+    looked = run_penstock("repair", *data, "--dry-run", "--json")
     assert looked.returncode == 1
     (damage,) = json.loads(looked.stdout)["damages"]
     assert (damage["segment"], damage["records_behind"]) == (segment.name, 1)
     assert not (running.data_dir / "damaged").exists()
-    repaired = run_millrace("repair", *data)
+    repaired = run_penstock("repair", *data)
     assert repaired.returncode == 0, repaired.stderr
     assert damage["copy"] in repaired.stdout
     assert (running.data_dir / damage["copy"]).stat().st_size == damage["length"]
-    assert "no damage" in run_millrace("repair", *data).stdout
-    rows = run_millrace("inspect", "log", *data, "--kind", "damaged", "--json").stdout.splitlines()
+    assert "no damage" in run_penstock("repair", *data).stdout
+    rows = run_penstock("inspect", "log", *data, "--kind", "damaged", "--json").stdout.splitlines()
     assert [json.loads(row)["position"] for row in rows] == [damage["position"]]
     assert [message["body"] for message in _pop(running.start(), "--count", "10")] == ["first", "third"]
 
@@ -122,19 +122,19 @@ def test_repair_makes_a_damaged_log_start_again(running: NodeProcess) -> None:
 def test_inspect_queues_on_a_live_and_a_stopped_directory(running: NodeProcess) -> None:
     data = ["--data-dir", str(running.data_dir)]
     for topic in ("a/1", "a/2"):
-        assert run_millrace("pub", topic, topic, "--mqtt", running.addresses["mqtt"]).returncode == 0
-    live = run_millrace("inspect", "queues", *data)
+        assert run_penstock("pub", topic, topic, "--mqtt", running.addresses["mqtt"]).returncode == 0
+    live = run_penstock("inspect", "queues", *data)
     assert live.returncode == 0 or "not flushed yet" in live.stderr, live.stderr
     _pop(running, "--count", "10")
     assert running.stop() == 0
-    found = run_millrace("inspect", "queues", *data, "--filter", "a/#", "--json").stdout.splitlines()
+    found = run_penstock("inspect", "queues", *data, "--filter", "a/#", "--json").stdout.splitlines()
     (row,) = map(json.loads, found)
     assert (row["start"], row["first_offset"], row["next_offset"], row["entries"], row["filling"]) == ("latest", 0, 2, 2, None)
     assert {"root", "group:1"} <= set(row["owners"])
-    assert len(run_millrace("inspect", "queues", *data, "--json", "--limit", "1").stdout.splitlines()) == 1
-    assert "$retry/1" in run_millrace("inspect", "queues", *data).stdout
+    assert len(run_penstock("inspect", "queues", *data, "--json", "--limit", "1").stdout.splitlines()) == 1
+    assert "$retry/1" in run_penstock("inspect", "queues", *data).stdout
     running.start()
-    assert "a/#" in run_millrace("inspect", "queues", *data).stdout
+    assert "a/#" in run_penstock("inspect", "queues", *data).stdout
 
 
 def test_inspect_sessions_on_a_live_and_a_stopped_directory(running: NodeProcess) -> None:
@@ -145,22 +145,22 @@ def test_inspect_sessions_on_a_live_and_a_stopped_directory(running: NodeProcess
             assert client.recv(4) == b"\x20\2\0\0"
             assert client.recv(5) == b"\x90\3\0\1\1"
     for topic in ("a/1", "a/2"):
-        assert run_millrace("pub", topic, topic, "--mqtt", running.addresses["mqtt"]).returncode == 0
-    live = run_millrace("inspect", "sessions", *data)
+        assert run_penstock("pub", topic, topic, "--mqtt", running.addresses["mqtt"]).returncode == 0
+    live = run_penstock("inspect", "sessions", *data)
     assert live.returncode == 0 or "not flushed yet" in live.stderr, live.stderr
     assert running.stop() == 0
-    (row,) = map(json.loads, run_millrace("inspect", "sessions", *data, "--client", "pump-2", "--json").stdout.splitlines())
+    (row,) = map(json.loads, run_penstock("inspect", "sessions", *data, "--client", "pump-2", "--json").stdout.splitlines())
     assert (row["client"], row["connected"], row["queued"], row["in_flight"], row["has_will"]) == ("pump-2", False, 2, 0, False)
     assert [(one["filter"], one["qos"], one["queued"]) for one in row["subscriptions"]] == [("a/+", 1, 2)]
-    assert len(run_millrace("inspect", "sessions", *data, "--json", "--limit", "1").stdout.splitlines()) == 1
-    table = run_millrace("inspect", "sessions", *data).stdout
+    assert len(run_penstock("inspect", "sessions", *data, "--json", "--limit", "1").stdout.splitlines()) == 1
+    table = run_penstock("inspect", "sessions", *data).stdout
     assert "pump-1" in table
     assert "a/+ (1)" in table
-    offsets = run_millrace("inspect", "log", *data, "--kind", "session_subscribed", "--json").stdout.splitlines()
+    offsets = run_penstock("inspect", "log", *data, "--kind", "session_subscribed", "--json").stdout.splitlines()
     assert [json.loads(line)["topic"] for line in offsets] == ["pump-1", "pump-2"]
 
 
 def test_inspect_queues_without_an_index_is_an_error(tmp_path: Path) -> None:
-    ended = run_millrace("inspect", "queues", "--data-dir", str(tmp_path))
+    ended = run_penstock("inspect", "queues", "--data-dir", str(tmp_path))
     assert ended.returncode == 1
     assert "holds no index" in ended.stderr

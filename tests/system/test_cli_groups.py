@@ -22,7 +22,7 @@ def node(tmp_path: Path) -> Iterator[NodeProcess]:
 
 
 def run(node: NodeProcess, *arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "millrace", *arguments]
+    command = [sys.executable, "-m", "penstock", *arguments]
     if arguments[0] != "inspect":
         command += ["--pop", node.addresses["pop"]]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT, input=text)
@@ -62,8 +62,8 @@ def test_groups_and_dead_letters_by_hand(node: NodeProcess) -> None:
     run(node, "group", "update", "g", "--sql", "n > 3")
     assert rows(run(node, "group", "list", "g", "--json"))[0]["settings"]["expression"] == "n > 3"
     metrics = urlopen(f"http://{node.addresses['admin']}/metrics").read().decode()
-    assert 'millrace_pop_group_visible{filter="a/#",group="g"}' in metrics
-    assert 'millrace_pop_group_ack_latency_ms_count{filter="a/#",group="g"} 1.0' in metrics
+    assert 'penstock_pop_group_visible{filter="a/#",group="g"}' in metrics
+    assert 'penstock_pop_group_ack_latency_ms_count{filter="a/#",group="g"} 1.0' in metrics
     assert node.stop() == 0
     inspected = rows(run(node, "inspect", "groups", "--data-dir", str(node.data_dir), "--json"))
     assert next((row["group"], row["filter"], row["new"], row["dead"]) for row in inspected) == ("g", "a/#", 4, 0)

@@ -1,4 +1,4 @@
-"""The main job, small: `millrace demo` and `millrace reconcile` as a user runs them."""
+"""The main job, small: `penstock demo` and `penstock reconcile` as a user runs them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from spark.errors import JavaMissing
-from spark.session import java_version
-from tests.system.conftest import NodeProcess, run_millrace
+from penstock.spark.errors import JavaMissing
+from penstock.spark.session import java_version
+from tests.system.conftest import NodeProcess, run_penstock
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,7 @@ def _java() -> None:
 
 @pytest.mark.timeout(300)
 def test_the_demo_accounts_for_every_reading(tmp_path: Path) -> None:
-    ended = run_millrace("demo", "--dir", str(tmp_path / "demo"), "--devices", "40", "--readings", "8000", timeout_s=280)
+    ended = run_penstock("demo", "--dir", str(tmp_path / "demo"), "--devices", "40", "--readings", "8000", timeout_s=280)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     summary = json.loads((tmp_path / "demo/report/summary.json").read_bytes())
     (group,) = summary["groups"]
@@ -36,12 +36,12 @@ def test_the_demo_accounts_for_every_reading(tmp_path: Path) -> None:
 @pytest.mark.timeout(180)
 def test_reconcile_reads_the_directory_of_a_live_node(node: NodeProcess, tmp_path: Path) -> None:
     node.start()
-    assert run_millrace("pub", "a/b", "job", "--count", "5", "--mqtt", node.addresses["mqtt"]).returncode == 0
+    assert run_penstock("pub", "a/b", "job", "--count", "5", "--mqtt", node.addresses["mqtt"]).returncode == 0
     pop = ["pop", "a/#", "--group", "g", "--pop", node.addresses["pop"]]
-    assert run_millrace(*pop, "--count", "3").returncode == 0
-    assert run_millrace(*pop, "--count", "1", "--no-ack").returncode == 0
+    assert run_penstock(*pop, "--count", "3").returncode == 0
+    assert run_penstock(*pop, "--count", "1", "--no-ack").returncode == 0
     out = tmp_path / "report"
-    ended = run_millrace("reconcile", "--data-dir", str(node.data_dir), "--out", str(out), "--json", timeout_s=150)
+    ended = run_penstock("reconcile", "--data-dir", str(node.data_dir), "--out", str(out), "--json", timeout_s=150)
     assert ended.returncode == 0, ended.stderr
     summary = json.loads(ended.stdout)
     outcomes = summary["totals"]["outcomes"]

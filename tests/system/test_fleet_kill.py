@@ -10,15 +10,15 @@ from random import Random
 
 import pytest
 
-from gateway import codec
-from gateway.packets import CONNACK, PUBACK, PUBCOMP, PUBLISH, PUBLISH_WITH, PUBREC, PUBREL, SUBACK
-from gateway.properties import Property, write_properties
+from penstock.gateway.protocol import codec
+from penstock.gateway.protocol.packets import CONNACK, PUBACK, PUBCOMP, PUBLISH, PUBLISH_WITH, PUBREC, PUBREL, SUBACK
+from penstock.gateway.protocol.properties import Property, write_properties
 from tests.gateway.packet_cases import connect, subscribe
 from tests.gateway.packet_cases_5 import connect_5, subscribe_5
 from tests.system.conftest import NodeProcess
 
-DEVICES = int(os.environ.get("MILLRACE_FLEET_DEVICES", "60"))
-KILLS = int(os.environ.get("MILLRACE_FLEET_KILLS", "3"))
+DEVICES = int(os.environ.get("PENSTOCK_FLEET_DEVICES", "60"))
+KILLS = int(os.environ.get("PENSTOCK_FLEET_KILLS", "3"))
 """`make test-crash` has a thousand devices and kills the node thirty times."""
 
 DEVICES_PER_GROUP = 4

@@ -10,13 +10,13 @@ from random import Random
 import grpc.aio
 import pytest
 
-from gateway import codec
-from gateway.packets import CONNACK, PUBACK
-from pop import pop_pb2 as pb
-from pop import pop_pb2_grpc
+from penstock.gateway.protocol import codec
+from penstock.gateway.protocol.packets import CONNACK, PUBACK
+from penstock.pop.proto import pop_pb2 as pb
+from penstock.pop.proto import pop_pb2_grpc
 from tests.system.conftest import NodeProcess
 
-ROUNDS = int(os.environ.get("MILLRACE_KILL_ROUNDS", "3"))
+ROUNDS = int(os.environ.get("PENSTOCK_KILL_ROUNDS", "3"))
 """Kills of each test. `make test-crash` does a hundred."""
 
 WINDOW = 200

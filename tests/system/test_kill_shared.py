@@ -7,14 +7,14 @@ import os
 from contextlib import suppress
 from random import Random
 
-from gateway.codec import encode_acks, encode_publish
-from gateway.packets import PUBACK, PUBLISH
-from pop.client import Client as PopClient
+from penstock.gateway.protocol.codec import encode_acks, encode_publish
+from penstock.gateway.protocol.packets import PUBACK, PUBLISH
+from penstock.pop.client.client import Client as PopClient
 from tests.gateway.packet_cases import connect
 from tests.gateway.wire import ANSWER_S_MAX, Client
 from tests.system.conftest import NodeProcess
 
-ROUNDS = int(os.environ.get("MILLRACE_KILL_ROUNDS", "3"))
+ROUNDS = int(os.environ.get("PENSTOCK_KILL_ROUNDS", "3"))
 MEMBERS = 3
 WINDOW = 100
 ACK_TIMEOUT_MS = 300

@@ -13,10 +13,10 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from pop import pop_pb2 as pb
-from pop.rocketmq.names import encode
-from pop.rocketmq.status import Code
-from pop.sync import OutgoingMessage, SyncClient, settings_of
+from penstock.pop.client.sync import OutgoingMessage, SyncClient, settings_of
+from penstock.pop.proto import pop_pb2 as pb
+from penstock.pop.rocketmq.names import encode
+from penstock.pop.rocketmq.status import Code
 from tests.clients.rocketmq_processes import ClientFailed, ClientProcess, Kind, skip_unless_there
 from tests.system.conftest import NodeProcess
 

@@ -1,4 +1,4 @@
-"""`millrace serve` as a process: its ready line, its end, and what it says when it can't start."""
+"""`penstock serve` as a process: its ready line, its end, and what it says when it can't start."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.conftest import NodeProcess, run_millrace
+from tests.system.conftest import NodeProcess, run_penstock
 
 
 def _get(node: NodeProcess, path: str) -> tuple[int, bytes]:
@@ -24,24 +24,24 @@ def test_the_ready_line_names_the_addresses_really_listened_on(node: NodeProcess
     assert all(node.port(name) > 0 for name in ("mqtt", "pop", "admin"))
     assert node.addresses["data"] == str(node.data_dir)
     assert _get(node, "/readyz")[0] == 200
-    assert b"millrace_messages_stored_total 0.0" in _get(node, "/metrics")[1]
+    assert b"penstock_messages_stored_total 0.0" in _get(node, "/metrics")[1]
 
 
 def test_sigterm_ends_a_node_in_order_and_it_starts_again_where_it_was(node: NodeProcess) -> None:
     node.start()
     address = node.addresses["mqtt"]
-    assert run_millrace("pub", "a/b", "kept", "--mqtt", address).returncode == 0
+    assert run_penstock("pub", "a/b", "kept", "--mqtt", address).returncode == 0
     assert node.stop() == 0
     node.start()
     state = json.loads(_get(node, "/api/v1/state")[1])
     assert state["log"]["replayed_at_start"] == 0, "an orderly end leaves nothing to replay"
-    popped = run_millrace("pop", "a/#", "--group", "g", "--pop", node.addresses["pop"], "--json")
+    popped = run_penstock("pop", "a/#", "--group", "g", "--pop", node.addresses["pop"], "--json")
     assert json.loads(popped.stdout)["body"] == "kept"
 
 
 def test_a_second_node_on_one_data_directory_is_refused(node: NodeProcess) -> None:
     node.start()
-    second = run_millrace("serve", "--data-dir", str(node.data_dir), "--mqtt", "127.0.0.1:0")
+    second = run_penstock("serve", "--data-dir", str(node.data_dir), "--mqtt", "127.0.0.1:0")
     assert second.returncode == 1
     assert str(node.data_dir) in second.stderr
     assert "ready" not in second.stdout
@@ -53,16 +53,16 @@ def test_a_port_in_use_is_named(node: NodeProcess, tmp_path: Path, listener: str
     node.start()
     listeners = {"mqtt": "127.0.0.1:0", "pop": "127.0.0.1:0", "admin": "127.0.0.1:0", listener: node.addresses["mqtt"]}
     flags = [word for name, address in listeners.items() for word in (f"--{name}", address)]
-    second = run_millrace("serve", "--data-dir", str(tmp_path / "other"), *flags)
+    second = run_penstock("serve", "--data-dir", str(tmp_path / "other"), *flags)
     assert second.returncode == 1
     assert node.addresses["mqtt"] in second.stderr
     assert second.stderr.count("Traceback") == 0
 
 
 def test_an_unknown_option_names_the_nearest_known_one(tmp_path: Path) -> None:
-    config = tmp_path / "millrace.toml"
+    config = tmp_path / "penstock.toml"
     config.write_text("[mqtt]\nlisten_backlok = 10\n")
-    ended = run_millrace("serve", "--config", str(config), "--data-dir", str(tmp_path / "data"))
+    ended = run_penstock("serve", "--config", str(config), "--data-dir", str(tmp_path / "data"))
     assert ended.returncode == 2
     assert "listen_backlok" in ended.stderr
     assert "listen_backlog" in ended.stderr
@@ -80,15 +80,15 @@ def test_an_unknown_option_names_the_nearest_known_one(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_calls_are_one_clear_line(arguments: list[str], expected: str) -> None:
-    ended = run_millrace(*arguments)
+    ended = run_penstock(*arguments)
     assert ended.returncode in (1, 2)
     assert expected in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
 def test_print_config_is_a_file_that_serve_reads(node: NodeProcess, tmp_path: Path) -> None:
-    config = tmp_path / "millrace.toml"
-    config.write_text(run_millrace("serve", "--print-config").stdout)
+    config = tmp_path / "penstock.toml"
+    config.write_text(run_penstock("serve", "--print-config").stdout)
     node.start("--config", str(config))
 
 

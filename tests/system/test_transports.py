@@ -13,13 +13,13 @@ from pwdlib import PasswordHash
 from websockets.sync.client import connect as connect_websocket
 from websockets.typing import Origin, Subprotocol
 
-from gateway.codec import encode_publish
+from penstock.gateway.protocol.codec import encode_publish
 from tests.gateway.certificates import Authority
 from tests.gateway.packet_cases import connect, subscribe
 from tests.gateway.wire import CLEAN
 from tests.system.conftest import ROOT, NodeProcess
 
-EXAMPLE = ROOT / "docs" / "millrace.toml"
+EXAMPLE = ROOT / "docs" / "penstock.toml"
 CONNACK, REFUSED, DENIED = b"\x20\2\0\0", b"\x20\2\0\4", b"\x20\2\0\5"
 LOGIN = CLEAN | 0xC0
 WAIT_S = 20
@@ -37,13 +37,13 @@ def files(tmp_path: Path) -> Authority:
     for port in (8883, 8884, 8443):
         assert f"0.0.0.0:{port}" in text
         text = text.replace(f"0.0.0.0:{port}", "127.0.0.1:0")
-    (tmp_path / "millrace.toml").write_text(text)
+    (tmp_path / "penstock.toml").write_text(text)
     return authority
 
 
 @pytest.fixture
 def example(files: Authority, tmp_path: Path, node: NodeProcess) -> NodeProcess:
-    node.start("--config", "millrace.toml", directory=tmp_path)
+    node.start("--config", "penstock.toml", directory=tmp_path)
     return node
 
 
@@ -88,10 +88,10 @@ def test_the_example_of_the_documentation_does_what_it_says(example: NodeProcess
         page.send(connect(LOGIN, b"w", b"dashboard", b"open sesame"))
         assert page.recv(WAIT_S) == CONNACK
     with socket.socket(socket.AF_UNIX) as end:
-        end.connect(str(tmp_path / "millrace.sock"))
+        end.connect(str(tmp_path / "penstock.sock"))
         assert ask(end, connect(LOGIN, b"l", b"dashboard", b"open sesame"), 4) == CONNACK
     assert example.stop() == 0
-    assert not (tmp_path / "millrace.sock").exists()
+    assert not (tmp_path / "penstock.sock").exists()
 
 
 def test_sighup_reads_certificates_again_and_keeps_connections(example: NodeProcess, files: Authority) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from store.clock import ManualClock
-from timer.ticker import SLEEP_MS_MAX, Ticker
+from penstock.store.clock import ManualClock
+from penstock.timer.ticker import SLEEP_MS_MAX, Ticker
 
 
 class FakeTimers:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.timer.wheel import MemoryBuckets, TimerWheel
 from tests.depth import DEPTH
-from timer.wheel import MemoryBuckets, TimerWheel
 
 START_MS = 1_700_000_000_000
 YEAR_MS = 365 * 24 * 3600 * 1000

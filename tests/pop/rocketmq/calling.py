@@ -8,8 +8,8 @@ from typing import Any
 
 import grpc.aio
 
-from pop.rocketmq.names import encode
-from pop.rocketmq.stubs import SERVICE, pb, service_pb
+from penstock.pop.rocketmq.names import encode
+from penstock.pop.rocketmq.stubs import SERVICE, pb, service_pb
 from tests.pop.wiring import GROUP, TOPIC
 
 TYPE = pb.MessageType

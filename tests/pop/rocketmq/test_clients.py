@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pop.rocketmq.clients import COMMANDS_MAX, HUNG_UP_MS_MAX, SILENT_MS_MAX, Clients, Stream, holder_of, lease_id
-from pop.rocketmq.status import Code, Refused
+from penstock.pop.rocketmq.clients import COMMANDS_MAX, HUNG_UP_MS_MAX, SILENT_MS_MAX, Clients, Stream, holder_of, lease_id
+from penstock.pop.rocketmq.status import Code, Refused
 
 
 def test_a_client_is_there_while_it_is_heard_of() -> None:

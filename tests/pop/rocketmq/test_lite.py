@@ -11,16 +11,16 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from pop.client import Client as PopClient
-from pop.client import settings_of
-from pop.group import Group
-from pop.options import PopOptions
-from pop.rocketmq import lite as lite_module
-from pop.rocketmq import service as service_module
-from pop.rocketmq.status import Code
-from pop.rocketmq.stubs import pb, service_pb
-from store.options import GIB, MIB, StoreOptions
-from store.space import Usage
+from penstock.pop.client.client import Client as PopClient
+from penstock.pop.client.client import settings_of
+from penstock.pop.core.group import Group
+from penstock.pop.core.options import PopOptions
+from penstock.pop.rocketmq import lite as lite_module
+from penstock.pop.rocketmq import service as service_module
+from penstock.pop.rocketmq.status import Code
+from penstock.pop.rocketmq.stubs import pb, service_pb
+from penstock.store.options import GIB, MIB, StoreOptions
+from penstock.store.space import Usage
 from tests.pop.rocketmq.calling import TYPE, Caller, named, outgoing
 from tests.pop.wiring import GROUP, Node
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pop.checkpoint import Entry
-from pop.rocketmq.messages import PRODUCER, message_of, properties_of, topic_and_body_of
-from pop.rocketmq.names import encode
-from pop.rocketmq.status import Code, Refused
-from pop.rocketmq.stubs import pb
-from store.record import Flag, Kind, Properties, Record, encode_properties
+from penstock.pop.core.checkpoint import Entry
+from penstock.pop.rocketmq.messages import PRODUCER, message_of, properties_of, topic_and_body_of
+from penstock.pop.rocketmq.names import encode
+from penstock.pop.rocketmq.status import Code, Refused
+from penstock.pop.rocketmq.stubs import pb
+from penstock.store.record import Flag, Kind, Properties, Record, encode_properties
 
 TYPE = pb.MessageType
 BODY = b"21.5"

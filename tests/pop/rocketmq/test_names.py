@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pop.errors import GroupInvalid
-from pop.rocketmq.names import (
+from penstock.pop.core.errors import GroupInvalid
+from penstock.pop.rocketmq.names import (
     LITE_TOPIC_CHARS_MAX,
     encode,
     filter_of,
@@ -18,8 +18,8 @@ from pop.rocketmq.names import (
     lite_topic_of,
     topic_of_message,
 )
-from pop.rocketmq.status import Code, Refused
-from pop.rocketmq.stubs import pb
+from penstock.pop.rocketmq.status import Code, Refused
+from penstock.pop.rocketmq.stubs import pb
 
 CLIENTS_PATTERN = re.compile(r"[%a-zA-Z0-9_-]+")
 """What the official clients let through."""

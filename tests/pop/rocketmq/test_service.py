@@ -13,15 +13,15 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from pop.client import Client, Security, settings_of
-from pop.errors import PopError
-from pop.options import PopOptions
-from pop.rocketmq.service import MESSAGES_PER_SEND_MAX
-from pop.rocketmq.settings import LITE_SUBSCRIPTIONS_MAX
-from pop.rocketmq.status import Code
-from pop.rocketmq.stubs import SERVICE, pb, service_pb
-from store.options import GIB, MIB, OptionInvalid, StoreOptions
-from store.space import Usage
+from penstock.pop.client.client import Client, Security, settings_of
+from penstock.pop.core.errors import PopError
+from penstock.pop.core.options import PopOptions
+from penstock.pop.rocketmq.service import MESSAGES_PER_SEND_MAX
+from penstock.pop.rocketmq.settings import LITE_SUBSCRIPTIONS_MAX
+from penstock.pop.rocketmq.status import Code
+from penstock.pop.rocketmq.stubs import SERVICE, pb, service_pb
+from penstock.store.options import GIB, MIB, OptionInvalid, StoreOptions
+from penstock.store.space import Usage
 from tests.clients.rocketmq_processes import ClientFailed, ClientProcess, Kind
 from tests.pop.rocketmq.calling import EOF, TYPE, Caller, commands, named, outgoing, receive_request, settings
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node
@@ -584,19 +584,19 @@ async def test_an_access_key_works_for_nobody_else_s_token(guarded: Node) -> Non
 WITHOUT = """
 import sys
 sys.modules["rocketmq"] = None
-from pop.server import rocketmq_service
+from penstock.pop.grpc.server import rocketmq_service
 assert rocketmq_service(None, None, None, None) is None
 """
 
 
 def test_without_the_extra_a_node_says_how_to_get_it_and_goes_on() -> None:
     ended = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True, timeout=60)
-    assert "millrace[rocketmq]" in ended.stdout + ended.stderr
+    assert "penstock[rocketmq]" in ended.stdout + ended.stderr
 
 
 WITHOUT_CLIENT = """
 import sys
-from pop.rocketmq.stubs import pb
+from penstock.pop.rocketmq.stubs import pb
 loaded = [name for name in sys.modules if name.startswith(("rocketmq.v5", "opentelemetry"))]
 assert not loaded and "rocketmq" not in sys.modules, loaded
 import rocketmq

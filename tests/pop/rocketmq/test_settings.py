@@ -6,14 +6,21 @@ from typing import Any
 
 import pytest
 
-from pop.errors import ExpressionInvalid
-from pop.options import PopOptions
-from pop.rocketmq.routes import endpoints_for, endpoints_of, queue_of
-from pop.rocketmq.settings import LITE_SUBSCRIPTIONS_MAX, RETRY_BACKOFF, consumer_policy, expression_of, merged, policy_of
-from pop.rocketmq.status import Code, Refused
-from pop.rocketmq.stubs import pb
-from pop.settings import Backoff, Exponential
-from store.options import HostPort
+from penstock.pop.core.errors import ExpressionInvalid
+from penstock.pop.core.options import PopOptions
+from penstock.pop.core.settings import Backoff, Exponential
+from penstock.pop.rocketmq.routes import endpoints_for, endpoints_of, queue_of
+from penstock.pop.rocketmq.settings import (
+    LITE_SUBSCRIPTIONS_MAX,
+    RETRY_BACKOFF,
+    consumer_policy,
+    expression_of,
+    merged,
+    policy_of,
+)
+from penstock.pop.rocketmq.status import Code, Refused
+from penstock.pop.rocketmq.stubs import pb
+from penstock.store.options import HostPort
 from tests.pop.wiring import Parts
 
 OPTIONS = PopOptions()

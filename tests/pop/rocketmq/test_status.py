@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from pop.core import Outcome
-from pop.errors import ExpressionInvalid, GroupBusy, GroupInvalid, GroupUnknown, Overloaded, RequestInvalid
-from pop.rocketmq.status import OF_OUTCOME, OF_RECALLED, Code, Refused, code_of, detail_of, of_ended, overall, refusal
-from pop.rocketmq.stubs import SERVICE, pb, service_pb
-from pop.sending import Refusal, SendRefused
-from pop.transactions import Ended
-from store.errors import DiskFull, LimitExceeded, RecordTooLarge, TopicInvalid
-from timer.delayed import Recalled
+from penstock.pop.core.core import Outcome
+from penstock.pop.core.errors import ExpressionInvalid, GroupBusy, GroupInvalid, GroupUnknown, Overloaded, RequestInvalid
+from penstock.pop.core.sending import Refusal, SendRefused
+from penstock.pop.core.transactions import Ended
+from penstock.pop.rocketmq.status import OF_OUTCOME, OF_RECALLED, Code, Refused, code_of, detail_of, of_ended, overall, refusal
+from penstock.pop.rocketmq.stubs import SERVICE, pb, service_pb
+from penstock.store.errors import DiskFull, LimitExceeded, RecordTooLarge, TopicInvalid
+from penstock.timer.delayed import Recalled
 
 
 def test_the_codes_are_the_protocol_s() -> None:

@@ -1,0 +1,1 @@
+"""Who may connect, publish, subscribe and receive."""

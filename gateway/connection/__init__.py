@@ -1,0 +1,1 @@
+"""One client's connection: its packets in, its packets out."""

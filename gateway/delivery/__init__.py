@@ -1,0 +1,1 @@
+"""From light queues to clients: subscriptions, fan-out, retained messages, shared subscriptions."""

@@ -1,0 +1,1 @@
+"""Sessions: what the server knows of a client beyond its connection."""

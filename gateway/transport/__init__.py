@@ -1,0 +1,1 @@
+"""How bytes reach the gateway: sockets, TLS, WebSocket, PROXY protocol, listeners."""

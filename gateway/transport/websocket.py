@@ -1,0 +1,162 @@
+"""MQTT over WebSocket (MQTT 5.0 and 3.1.1, chapter 6): a transport in which the packets are the contents of binary frames.
+
+The frames are those of the library `websockets`, used without its sockets: it is kept well, has what RFC 6455 asks for
+(masking, fragments, ping, pong and close, bounds), and amqtt needs it anyway. To the loop a `WebSocket` is a protocol; to
+the `Connection` behind it it is a transport, so there is one connection for all transports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, Final, cast
+
+from websockets.frames import OP_BINARY, OP_CONT, OP_TEXT, CloseCode, Frame
+from websockets.http11 import Request
+from websockets.protocol import SEND_EOF, State
+from websockets.server import ServerProtocol
+from websockets.typing import Origin, Subprotocol
+
+from penstock.gateway.options import ListenerOptions
+
+SUBPROTOCOL: Final = Subprotocol("mqtt")
+"""What a client must offer [MQTT-6.0.0-3], and gets [MQTT-6.0.0-4]."""
+
+SILENT = logging.getLogger("penstock.websocket")
+"""Whom the library may tell that a connection was opened or refused. The gateway does that itself."""
+SILENT.setLevel(logging.CRITICAL)
+
+
+class WebSocket(asyncio.Transport, asyncio.Protocol):
+    """One WebSocket connection.
+
+    Parameters:
+        connection: gets the contents of the binary frames, however they are cut.
+        options: which path and which origins are served.
+        message_bytes_max: bytes of one WebSocket message, all its frames together; more close the connection (1009).
+    """
+
+    def __init__(self, connection: asyncio.Protocol, options: ListenerOptions, message_bytes_max: int) -> None:
+        super().__init__()
+        self._connection = connection
+        self._path = options.websocket_path
+        self._frames = ServerProtocol(
+            origins=[*map(Origin, options.origins), None] if options.origins else None,
+            subprotocols=[SUBPROTOCOL],
+            max_size=message_bytes_max,
+            logger=SILENT,
+        )
+        self._transport: asyncio.Transport
+        self._closing = False
+        self._has_heard_all = False
+        """The client has sent all that it will, so no close frame is to come."""
+
+    # --- a protocol, to the loop ------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._connection.connection_made(self)  # from here on the time for the CONNECT runs, the handshake's included
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connection.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._connection.resume_writing()
+
+    def eof_received(self) -> bool | None:
+        self._has_heard_all = True
+        if self._closing:
+            return False  # it won't say so: it is over
+        return self._connection.eof_received()
+
+    def data_received(self, data: bytes) -> None:
+        self._frames.receive_data(data)
+        payloads: list[bytes] = []
+        for event in self._frames.events_received():
+            if isinstance(event, Request):
+                if not self._answer(event):
+                    self._transport.abort()
+                    return
+            elif isinstance(event, Frame):
+                if event.opcode is OP_BINARY or event.opcode is OP_CONT:
+                    payloads.append(bytes(event.data))
+                elif event.opcode is OP_TEXT:  # [MQTT-6.0.0-1]
+                    self._frames.fail(CloseCode.UNSUPPORTED_DATA, "MQTT is sent in binary frames")
+                    break
+        is_closing = self._closing
+        has_ended = self._send()
+        # Also what came before a close frame in the same read: often the client's DISCONNECT.
+        if payloads and not is_closing:
+            self._connection.data_received(payloads[0] if len(payloads) == 1 else b"".join(payloads))
+        if has_ended:
+            self._closing = True
+            self._transport.close()
+
+    def _answer(self, request: Request) -> bool:
+        """Answer the handshake; return False where it can't be answered."""
+        if self._frames.eof_sent:
+            return False  # frames came with it, before there was an answer, and were wrong: the library can't go on from there
+        try:
+            if self._path and request.path.partition("?")[0] != self._path:
+                response = self._frames.reject(404, f"MQTT is at {self._path}.\n")
+            else:
+                response = self._frames.accept(request)
+        except ValueError:
+            return False  # it puts what came into its answer, and not all bytes are text
+        self._frames.send_response(response)
+        return True
+
+    def _send(self) -> bool:
+        """Write what the frames' state machine has to send; return whether it says that nothing follows."""
+        chunks = self._frames.data_to_send()
+        has_ended = bool(chunks) and chunks[-1] == SEND_EOF
+        data = b"".join(chunks)
+        if data:
+            self._transport.write(data)
+        return has_ended
+
+    # --- a transport, to the connection -----------------------------------------------------------------------------
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if self._frames.state is State.OPEN:
+            self._frames.send_binary(bytes(data))
+            self._send()
+
+    def close(self) -> None:
+        """Say that it is over, and wait for the client to say so, where it still may. Whoever calls this aborts when that takes
+        too long."""
+        if self._closing or self._frames.state is not State.OPEN:
+            self._closing = True
+            self._transport.close()
+            return
+        self._closing = True
+        self._frames.send_close(CloseCode.NORMAL_CLOSURE)
+        self._send()
+        if self._has_heard_all:
+            self._transport.close()
+        else:
+            self._transport.resume_reading()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def is_closing(self) -> bool:
+        return self._closing or self._transport.is_closing()
+
+    def pause_reading(self) -> None:
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._transport.resume_reading()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self._transport.set_write_buffer_limits(high, low)
+
+    def get_write_buffer_size(self) -> int:
+        return self._transport.get_write_buffer_size()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._transport.get_extra_info(name, default)

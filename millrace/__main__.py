@@ -1,7 +1,0 @@
-"""`python -m millrace` is `millrace`."""
-
-import sys
-
-from millrace.cli import main
-
-sys.exit(main())

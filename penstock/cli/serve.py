@@ -1,0 +1,37 @@
+"""`penstock serve`: a node as a process."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import sys
+
+from penstock.node.config import Config
+from penstock.node.logs import configure_logging
+from penstock.node.node import Node
+
+GC_THRESHOLD = 50_000
+"""New containers before the collector looks at the youngest. The hot path makes no cycles, so looking often finds nothing."""
+
+
+async def serve(config: Config) -> None:
+    """Run a node until SIGTERM or SIGINT, then end it in order. SIGHUP has it read its certificates again.
+
+    Raises:
+        Whatever `Node` and `Node.start` raise.
+    """
+    configure_logging(config.log)
+    node = Node(config)
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD, 20, 50)
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    loop.add_signal_handler(signal.SIGHUP, node.reload)
+    await node.start()
+    sys.stdout.write(node.ready_line() + "\n")
+    sys.stdout.flush()
+    await ended.wait()
+    await node.stop()

@@ -1,0 +1,1 @@
+"""`penstock demo`: devices, consumers and a reconciliation on one machine."""

@@ -1,0 +1,131 @@
+"""The demo's consumers: processes that pop readings of one group. One works, one is slow, one dies.
+
+`python -m penstock.worker --pop 127.0.0.1:8081 --group billing --filter 'plant/#' --habit steady` prints JSON lines with how
+many deliveries it popped, acknowledged, and acknowledged too late.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from time import monotonic
+
+import orjson
+import uvloop
+
+from penstock.pop.client.client import Client, Message
+from penstock.pop.core.errors import HandleExpired
+
+HABITS = ("steady", "slow", "dies")
+
+BATCH = 64
+INVISIBLE_MS = 3_000
+"""Invisible time of all three: short, so that the demo shows revived messages soon."""
+
+NAP_S = INVISIBLE_MS / 1000 + 0.3
+"""How long the slow one thinks about a batch: its acknowledgements come too late."""
+
+NAPS_AFTER = 200
+"""Deliveries that the slow one handles first: by then batches have a size worth sleeping over."""
+
+NAPS_MAX = 2
+"""Batches after which the slow one has learnt to hurry."""
+
+DIES_AFTER = 1_500
+"""Deliveries that the one that dies has acknowledged before it is killed with a batch in its hands."""
+
+PROGRESS_S = 0.2
+
+
+@dataclass(slots=True)
+class Work:
+    """What a worker has done."""
+
+    popped: int = 0
+    acked: int = 0
+    late: int = 0
+    naps: int = 0
+
+
+class Worker:
+    """One consumer of a group.
+
+    Parameters:
+        client: connected to the node.
+        habit: one of `HABITS`.
+    """
+
+    def __init__(self, client: Client, group: str, topic_filter: str, habit: str) -> None:
+        self._client = client
+        self._group = group
+        self._filter = topic_filter
+        self._habit = habit
+        self._printed_s = 0.0
+        self._stopping = False
+        self.work = Work()
+
+    def stop(self) -> None:
+        """Let the round that is under way be the last."""
+        self._stopping = True
+
+    async def run(self) -> None:
+        """Pop and acknowledge until stopped, or until the habit ends it."""
+        while not self._stopping:
+            messages = await self._client.pop(
+                self._filter, group=self._group, messages_max=BATCH, invisible_ms=INVISIBLE_MS, wait_ms=1_000
+            )
+            self.work.popped += len(messages)
+            if self._habit == "dies" and self.work.acked >= DIES_AFTER and messages:
+                self.report(always=True)
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self._habit == "slow" and messages and self.work.popped > NAPS_AFTER and self.work.naps < NAPS_MAX:
+                self.work.naps += 1
+                await asyncio.sleep(NAP_S)
+            await self._acknowledge(messages)
+            self.report()
+
+    async def _acknowledge(self, messages: Sequence[Message]) -> None:
+        outcomes = await asyncio.gather(*(message.ack() for message in messages), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, HandleExpired):
+                self.work.late += 1
+            elif isinstance(outcome, BaseException):
+                raise outcome
+            else:
+                self.work.acked += 1
+
+    def report(self, *, always: bool = False) -> None:
+        """Print what was done, not more often than every `PROGRESS_S`."""
+        if always or monotonic() >= self._printed_s + PROGRESS_S:
+            self._printed_s = monotonic()
+            sys.stdout.write(orjson.dumps(asdict(self.work)).decode() + "\n")
+            sys.stdout.flush()
+
+
+async def _work(options: argparse.Namespace) -> None:
+    loop = asyncio.get_running_loop()
+    async with Client(options.pop) as client:
+        worker = Worker(client, options.group, options.filter, options.habit)
+        loop.add_signal_handler(signal.SIGTERM, worker.stop)
+        await worker.run()
+        worker.report(always=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a worker from the command line until SIGTERM; return the exit status."""
+    parser = argparse.ArgumentParser(prog="penstock.worker", description="A consumer of the demo.")
+    parser.add_argument("--pop", required=True, metavar="HOST:PORT")
+    parser.add_argument("--group", required=True)
+    parser.add_argument("--filter", required=True)
+    parser.add_argument("--habit", choices=HABITS, default="steady")
+    uvloop.run(_work(parser.parse_args(arguments)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""A node: configuration, composition, metrics, admin listener."""

@@ -1,0 +1,61 @@
+"""One node at a time on a data directory."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from types import TracebackType
+
+from penstock.store.errors import DataDirLocked
+
+LOCK_NAME = "lock"
+PID_BYTES_MAX = 20
+
+
+class DataDirLock:
+    """An exclusive lock of a data directory, held until `release` or the end of the process.
+
+    The kernel holds it (flock(2)), so a node that was killed leaves no stale lock. The file `lock` names the pid of the
+    holder. It is never deleted: another process may have just opened it, and would lock a file that nobody sees.
+    """
+
+    __slots__ = ("_fd", "data_dir")
+
+    def __init__(self, data_dir: Path) -> None:
+        """Lock `data_dir`, and make it if it is missing.
+
+        Raises:
+            DataDirLocked: another process, or another lock of this one, has it.
+            OSError: the directory can't be made or written to.
+        """
+        self.data_dir = data_dir
+        data_dir.mkdir(parents=True, exist_ok=True)
+        fd = os.open(data_dir / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+        except BlockingIOError as error:
+            # Empty for the moment between the holder's lock and its pid.
+            pid = os.pread(fd, PID_BYTES_MAX, 0).decode("ascii", "replace").strip() or "unknown"
+            os.close(fd)
+            raise DataDirLocked(
+                f"the data directory {data_dir} is in use by the process with pid {pid}: stop that, or choose another"
+            ) from error
+        except BaseException:  # whatever it was, the descriptor must not stay open
+            os.close(fd)
+            raise
+        self._fd = fd
+
+    def release(self) -> None:
+        """Give the directory free. Does nothing the second time."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> DataDirLock:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.release()

@@ -1,0 +1,61 @@
+"""The node's own log, on stderr: one event a line.
+
+Modules take their logger from `structlog.get_logger`, name the event and hand in values:
+`log.info("segment sealed", position=position, bytes=size)`. Nothing is logged per message.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import MutableMapping
+from typing import Any, TextIO
+
+import orjson
+import structlog
+
+from penstock.node.config import LogOptions
+
+LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+def configure_logging(options: LogOptions, stream: TextIO | None = None) -> None:
+    """Send the events of this process, and those of libraries that use `logging`, to `stream` (stderr) in one format.
+
+    May be called again: the last call counts.
+    """
+    stream = stream or sys.stderr
+    level = LEVELS[options.level]
+    is_console = options.format == "console" or (options.format == "auto" and stream.isatty())
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    rendering: list[structlog.typing.Processor]
+    if is_console:
+        # A plain traceback: the pretty ones print local variables, message bodies and passwords among them.
+        exceptions = structlog.dev.plain_traceback
+        rendering = [structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=exceptions)]
+    else:
+        rendering = [structlog.processors.format_exc_info, _render_json]
+
+    structlog.configure(
+        processors=[*shared, *rendering],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.WriteLoggerFactory(file=stream),
+    )
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
+        )
+    )
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+
+
+def _render_json(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> str:
+    """Render an event; what JSON has no type for becomes its `repr`, since a log line must not raise."""
+    options = orjson.OPT_NON_STR_KEYS
+    return orjson.dumps(event, default=repr, option=options).decode()

@@ -1,0 +1,1 @@
+"""The clients of `penstock.pop.v1`. They import no store."""

@@ -1,0 +1,1 @@
+"""POP without a network: groups, checkpoints, acknowledgements, revival, dead letters."""

@@ -1,0 +1,208 @@
+"""Handles: what a consumer shows to acknowledge a delivery, and a sender to recall a message.
+
+A handle names what it is for and carries a keyed code over that, so that it can't be made up, altered, or used by another
+group. It is text, hexadecimal, opaque to clients.
+
+    delivery   position of the checkpoint u64, pop time ms u64, group id u32, index u16, code 8 bytes   (60 digits)
+    recall     position of the message u64, due ms u64, code 8 bytes                                    (48 digits)
+    half       position of the message u64, stored ms u64, code 8 bytes                                 (48 digits)
+
+The pop time tells a checkpoint from another one that came to the same position after a crash cut the log.
+
+The code is the output of SHAKE128 over secret and name (a sponge keyed by a prefix is a MAC: Bertoni et al., "Cryptographic
+sponge functions", 2011). Its output may be of any length, so one call makes the codes of a block of 64 deliveries of a
+checkpoint. Blocks keep a forged handle as cheap to refuse as a genuine one is to accept, whatever index it names.
+"""
+
+from __future__ import annotations
+
+import os
+from binascii import hexlify, unhexlify
+from hashlib import shake_128
+from hmac import compare_digest
+from pathlib import Path
+from struct import Struct
+from struct import error as StructError
+from typing import NamedTuple
+
+from penstock.pop.core.indexes import Indexes
+
+SECRET_BYTES = 32
+CODE_BYTES = 8
+BLOCK = 64
+
+_DELIVERY = Struct("<QQIH8s")
+_POPPED = Struct("<QQI")
+"""What the handles of a checkpoint begin with. Behind it come the index, in two bytes, and the code."""
+_INDEX_AT = _POPPED.size
+_CODE_AT = _INDEX_AT + 2
+_DELIVERY_BYTES = _DELIVERY.size
+assert _DELIVERY_BYTES == _CODE_AT + CODE_BYTES
+_DELIVERY_NAME = Struct("<cQQIH")
+_MESSAGE = Struct("<QQ8s")
+_MESSAGE_NAME = Struct("<cQQ")
+
+DELIVERY_DIGITS = _DELIVERY.size * 2
+RECALL_DIGITS = _MESSAGE.size * 2
+
+
+class Delivery(NamedTuple):
+    """What a delivery's handle names."""
+
+    checkpoint: int
+    pop_ms: int
+    group_id: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody looks for here
+
+
+class Run(NamedTuple):
+    """What handles of one checkpoint name that stand one behind the other."""
+
+    checkpoint: int
+    pop_ms: int
+    group_id: int
+    indexes: Indexes
+
+
+def load_secret(data_dir: Path) -> bytes:
+    """Return the secret of a data directory; make it on the first call. Whoever can read it can make handles."""
+    path = data_dir / "secret"
+    try:
+        secret = path.read_bytes()
+    except FileNotFoundError:
+        secret = os.urandom(SECRET_BYTES)
+        fresh = path.with_suffix(".new")
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            os.write(descriptor, secret)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        fresh.replace(path)
+    if len(secret) != SECRET_BYTES:
+        raise ValueError(f"{path} must have {SECRET_BYTES} bytes, not {len(secret)}: delete it, and all open handles are void")
+    return secret
+
+
+class Handles:
+    """Makes and reads handles.
+
+    Parameters:
+        secret: the key, `SECRET_BYTES` random bytes that stay on this node.
+    """
+
+    __slots__ = ("_key",)
+
+    def __init__(self, secret: bytes) -> None:
+        self._key = shake_128(secret)
+
+    def _codes(self, name: bytes, count: int) -> bytes:
+        code = self._key.copy()
+        code.update(name)
+        return code.digest(CODE_BYTES * count)
+
+    def _block(self, checkpoint: int, pop_ms: int, group_id: int, block: int) -> bytes:
+        return self._codes(_DELIVERY_NAME.pack(b"D", checkpoint, pop_ms, group_id, block), BLOCK)
+
+    def deliveries(self, checkpoint: int, pop_ms: int, group_id: int, count: int) -> list[str]:
+        """Return the handles of the `count` deliveries of a checkpoint, in order."""
+        joined = self.deliveries_joined(checkpoint, pop_ms, group_id, count).decode()
+        return [joined[at : at + DELIVERY_DIGITS] for at in range(0, len(joined), DELIVERY_DIGITS)]
+
+    def deliveries_joined(self, checkpoint: int, pop_ms: int, group_id: int, count: int) -> bytes:
+        """Return the same, one behind the other. About 5 us, and 3 us a block."""
+        return hexlify(self._packed(checkpoint, pop_ms, group_id, Indexes.below(count))) if count else b""
+
+    def _packed(self, checkpoint: int, pop_ms: int, group_id: int, indexes: Indexes) -> bytearray:
+        """Return the handles of deliveries of a checkpoint as bytes, one behind the other: filled in column by column."""
+        empty = _POPPED.pack(checkpoint, pop_ms, group_id) + bytes(_DELIVERY_BYTES - _INDEX_AT)
+        packed = bytearray(empty * indexes.number)
+        packed[_INDEX_AT::_DELIVERY_BYTES], packed[_INDEX_AT + 1 :: _DELIVERY_BYTES] = indexes
+        each = indexes.each()
+        if isinstance(each, range):
+            first = each.start // BLOCK
+            blocks = [self._block(checkpoint, pop_ms, group_id, block) for block in range(first, each[-1] // BLOCK + 1)]
+            begin = CODE_BYTES * (each.start - first * BLOCK)
+            codes = b"".join(blocks)[begin : begin + CODE_BYTES * len(each)]
+        else:
+            numbers = {index // BLOCK for index in each}
+            by_number = {number: self._block(checkpoint, pop_ms, group_id, number) for number in numbers}
+            places = ((by_number[index // BLOCK], CODE_BYTES * (index % BLOCK)) for index in each)
+            codes = b"".join([block[at : at + CODE_BYTES] for block, at in places])
+        for at in range(CODE_BYTES):
+            packed[_CODE_AT + at :: _DELIVERY_BYTES] = codes[at::CODE_BYTES]
+        return packed
+
+    def read_deliveries(self, handles: list[str]) -> list[Delivery | None]:
+        """Return what each handle names; None for what this node didn't make. About 1 us each if they come in order."""
+        named: list[Delivery | None] = []
+        last: tuple[int, int, int, int] | None = None
+        codes = b""
+        for handle in handles:
+            try:
+                checkpoint, pop_ms, group_id, index, code = _DELIVERY.unpack(bytes.fromhex(handle))
+            except (ValueError, TypeError, StructError):
+                named.append(None)
+                continue
+            block = (checkpoint, pop_ms, group_id, index // BLOCK)
+            if last != block:
+                last = block
+                codes = self._block(*block)
+            at = CODE_BYTES * (index % BLOCK)
+            genuine = len(handle) == DELIVERY_DIGITS and compare_digest(codes[at : at + CODE_BYTES], code)
+            named.append(Delivery(checkpoint, pop_ms, group_id, index) if genuine else None)
+        return named
+
+    def read_joined(self, joined: str) -> list[Run] | None:
+        """Return what delivery handles name that stand one behind the other, by checkpoint; None unless all are genuine.
+
+        About 10 us for each run of one checkpoint's handles, 3 us a block, and 0.1 us a handle.
+        """
+        try:
+            named = unhexlify(joined)
+        except ValueError:
+            return None
+        if len(named) % _DELIVERY_BYTES:
+            return None
+        runs = []
+        at, end = 0, len(named)
+        while at < end:
+            popped = named[at : at + _INDEX_AT]
+            stop = at + _DELIVERY_BYTES
+            while named.startswith(popped, stop):
+                stop += _DELIVERY_BYTES
+            low, high = named[at + _INDEX_AT : stop : _DELIVERY_BYTES], named[at + _INDEX_AT + 1 : stop : _DELIVERY_BYTES]
+            checkpoint, pop_ms, group_id = _POPPED.unpack(popped)
+            indexes = Indexes(low, high)
+            if not compare_digest(self._packed(checkpoint, pop_ms, group_id, indexes), named[at:stop]):
+                return None
+            runs.append(Run(checkpoint, pop_ms, group_id, indexes))
+            at = stop
+        return runs
+
+    def recall(self, position: int, due_ms: int) -> str:
+        """Return the handle that recalls the delayed message at `position`."""
+        return self._message_handle(b"R", position, due_ms)
+
+    def read_recall(self, handle: str) -> tuple[int, int] | None:
+        """Return (position, due ms) of a recall handle, or None if this node didn't make it."""
+        return self._read_message_handle(b"R", handle)
+
+    def half(self, position: int, stored_ms: int) -> str:
+        """Return the handle that commits or rolls back the half message at `position`."""
+        return self._message_handle(b"H", position, stored_ms)
+
+    def read_half(self, handle: str) -> tuple[int, int] | None:
+        """Return (position, stored ms) of the handle of a half message, or None if this node didn't make it."""
+        return self._read_message_handle(b"H", handle)
+
+    def _message_handle(self, use: bytes, position: int, stamp_ms: int) -> str:
+        return _MESSAGE.pack(position, stamp_ms, self._codes(_MESSAGE_NAME.pack(use, position, stamp_ms), 1)).hex()
+
+    def _read_message_handle(self, use: bytes, handle: str) -> tuple[int, int] | None:
+        try:
+            position, stamp_ms, code = _MESSAGE.unpack(bytes.fromhex(handle))
+        except (ValueError, TypeError, StructError):
+            return None
+        genuine = compare_digest(self._codes(_MESSAGE_NAME.pack(use, position, stamp_ms), 1), code)
+        return (position, stamp_ms) if genuine and len(handle) == RECALL_DIGITS else None

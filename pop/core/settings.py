@@ -1,0 +1,148 @@
+"""The settings of a group: what may be decided for one consumer service, and else is the node's.
+
+They stand in the group's records (GROUP_CREATED, GROUP_CHANGED), as the JSON of those that are not at their default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from penstock.pop.core.errors import RequestInvalid
+from penstock.pop.core.expression import EXPRESSION_BYTES_MAX, ExpressionType, compile_expression
+from penstock.pop.core.options import PopOptions
+from penstock.store.options import DAY_MS
+
+BACKOFF_STEPS_MAX = 64
+"""Waiting times of a list: more attempts than these wait as long as the last."""
+
+BACKOFF_MS_MAX = 30 * DAY_MS
+ATTEMPTS_MAX = 65_535
+IN_FLIGHT_MAX = 100_000_000
+
+LITE_CLIENTS_MAX = 1_000
+"""Clients that may subscribe to one lite topic: all of them stand in each record of its settings."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exponential:
+    """A back-off that grows: `min_ms` after the first failed attempt, times `factor` after each, up to `max_ms`."""
+
+    min_ms: int
+    max_ms: int
+    factor: float = 2.0
+
+    def wait_ms(self, attempt: int) -> int:
+        """Return how long a message waits whose attempt `attempt`, from 1, has failed."""
+        try:
+            grown = self.min_ms * self.factor ** (attempt - 1)
+        except OverflowError:
+            return self.max_ms
+        return int(min(grown, self.max_ms))
+
+
+Backoff = tuple[int, ...] | Exponential
+"""How long a failed attempt is away from the next: ms by attempt (the last holds for all that follow, none is at once), or a
+rule."""
+
+
+def backoff_ms(backoff: Backoff, attempt: int) -> int:
+    """Return how long after its deadline a message whose attempt `attempt`, from 1, failed becomes visible again."""
+    if isinstance(backoff, Exponential):
+        return backoff.wait_ms(attempt)
+    return backoff[min(attempt, len(backoff)) - 1] if backoff else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSettings:
+    """What may be set for one group. None leaves it to the node's option of that name.
+
+    Parameters:
+        attempts_max: times that a message is handed out before it is a dead letter, 1 to 65,535.
+        backoff: from a failed attempt to the next. None is the node's `retry_backoff_ms`.
+        invisible_ms: for pops that don't say.
+        in_flight_max: messages that may be out at a time.
+        fifo: never two messages of one message group (or, without one, of one topic) in flight; they come in order.
+        expression: which messages the group gets; see `pop.core.expression`. "*" is all of them.
+        expression_type: "tag" or "sql".
+        paused: pops get nothing. What is out may be settled.
+        shared: a shared subscription of MQTT has made the group, and it ends with the last session that has that. Nobody sets
+            this; it is withdrawn when the group is created by name, or a consumer of POP uses it.
+        lite: the clients that have subscribed to it as to a lite topic (`pop.rocketmq.lite`), each with the parent topic.
+        lite_ends_ms: a lite subscription has made the group, and it ends then, ms since 1970; 0: not while there are such.
+            Withdrawn as `shared` is.
+    """
+
+    attempts_max: int | None = None
+    backoff: Backoff | None = None
+    invisible_ms: int | None = None
+    in_flight_max: int | None = None
+    fifo: bool = False
+    expression: str = "*"
+    expression_type: ExpressionType = "tag"
+    paused: bool = False
+    shared: bool = False
+    lite: tuple[tuple[str, str], ...] = ()
+    lite_ends_ms: int | None = None
+
+    @property
+    def is_temporary(self) -> bool:
+        """Whether the group ends by itself, when nobody needs it any more."""
+        return self.shared or self.lite_ends_ms is not None
+
+    def row(self) -> dict[str, Any]:
+        """Return what is not at its default, as it stands in records."""
+        row: dict[str, Any] = {
+            field.name: getattr(self, field.name) for field in fields(self) if getattr(self, field.name) != field.default
+        }
+        if isinstance(self.backoff, Exponential):
+            row["backoff"] = {"min_ms": self.backoff.min_ms, "max_ms": self.backoff.max_ms, "factor": self.backoff.factor}
+        return row
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> GroupSettings:
+        """Return the settings that `row` made the row of. Names that this version doesn't know are dropped."""
+        known = {field.name for field in fields(cls)}
+        values = {name: value for name, value in row.items() if name in known}
+        backoff = values.get("backoff")
+        if isinstance(backoff, Mapping):
+            values["backoff"] = Exponential(**backoff)
+        elif backoff is not None:
+            values["backoff"] = tuple(backoff)
+        values["lite"] = tuple((client_id, parent) for client_id, parent in values.get("lite", ()))
+        return cls(**values)
+
+
+DEFAULTS = GroupSettings()
+
+
+def check_settings(settings: GroupSettings, options: PopOptions) -> GroupSettings:
+    """Return `settings` if a group may have them.
+
+    Raises:
+        RequestInvalid: a number is out of its bounds.
+        ExpressionInvalid: the expression can't be read; says where.
+    """
+    _check("attempts_max", settings.attempts_max, 1, ATTEMPTS_MAX)
+    _check("invisible_ms", settings.invisible_ms, 1, options.invisible_ms_max)
+    _check("in_flight_max", settings.in_flight_max, 1, IN_FLIGHT_MAX)
+    backoff = settings.backoff
+    if isinstance(backoff, Exponential):
+        _check("backoff.min_ms", backoff.min_ms, 0, BACKOFF_MS_MAX)
+        _check("backoff.max_ms", backoff.max_ms, backoff.min_ms, BACKOFF_MS_MAX)
+        if not 1.0 <= backoff.factor <= 100.0:
+            raise RequestInvalid(f"backoff.factor is {backoff.factor}: use 1 to 100")
+    elif backoff is not None:
+        _check("backoff's length", len(backoff), 0, BACKOFF_STEPS_MAX)
+        for step in backoff:
+            _check("a step of backoff", step, 0, BACKOFF_MS_MAX)
+    if len(settings.expression.encode()) > EXPRESSION_BYTES_MAX:
+        raise RequestInvalid(f"the expression has more than {EXPRESSION_BYTES_MAX} bytes")
+    compile_expression(settings.expression, settings.expression_type)
+    return settings
+
+
+def _check(name: str, value: int | None, minimum: int, maximum: int) -> None:
+    if value is not None and not minimum <= value <= maximum:
+        raise RequestInvalid(f"{name} is {value}: it must be from {minimum} to {maximum}")

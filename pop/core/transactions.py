@@ -1,0 +1,280 @@
+"""Transactional messages: half of one is stored now, and delivered when its producer commits; so a database and the log agree.
+
+The producer stores a half message (an ordinary record with the flag HALF, in no queue), does its own transaction, and commits
+or rolls back. One that says nothing is asked, again and again, up to `pop.transaction_checks_max` times; then the message is
+rolled back. Commit, roll back and each question are records, and applying TRANSACTION_COMMITTED puts the entries into the
+queues: in one commit, so it is delivered exactly once, whatever crashes.
+
+Rows of the index: key b"X", position u64 big-endian; value state u8, questions u16, next question ms i64, size u32, producer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+from struct import Struct
+from typing import NamedTuple
+
+from penstock.pop.core.errors import Overloaded
+from penstock.pop.core.options import PopOptions
+from penstock.store.errors import LimitExceeded
+from penstock.store.index import Batch, Index, Space
+from penstock.store.part import Apply
+from penstock.store.record import TIMER_ENTRY, Flag, Kind, Record, decode_properties
+from penstock.store.store import Store
+from penstock.timer.delayed import routed, routes_of
+from penstock.timer.options import TimerOptions
+from penstock.timer.ticker import Ticker
+
+ENDED_REMEMBERED = 100_000
+"""Transactions that were ended whose outcome a second call is told exactly. About older ones it hears "unknown"."""
+
+_KEY = Struct(">cQ")
+_ROW = Struct("<BHqI")
+
+OPEN, COMMITTED, ROLLED_BACK = range(3)
+
+
+class Ended(Enum):
+    """What came of a commit or a roll back. The names are those of the API's codes."""
+
+    OK = "done"
+    ALREADY_COMMITTED = "the transaction was committed before"
+    ALREADY_ROLLED_BACK = "the transaction was rolled back before, by its producer or because nobody told its outcome"
+    UNKNOWN_TRANSACTION = "no such transaction is open, and none that ended lately was this"
+
+
+class Half(NamedTuple):
+    """A half message that is pending."""
+
+    position: int
+    size: int
+    producer: str
+    checks: int
+    """How often its producer was asked."""
+    due_ms: int
+    """When it is asked next."""
+
+
+class Transactions:
+    """The transactions that are pending. A part of the store.
+
+    Parameters:
+        store: where half messages are, and where they go.
+        options: see `PopOptions`.
+        timer: see `TimerOptions`.
+    """
+
+    def __init__(self, store: Store, options: PopOptions, timer: TimerOptions) -> None:
+        self._store = store
+        self._options = options
+        self._pending: dict[int, Half] = {}
+        self._ended: OrderedDict[int, int] = OrderedDict()
+        self._changed: set[int] = set()
+        self._asked: dict[str, dict[int, None]] = {}
+        """Positions whose outcome is asked for, by producer: until somebody takes the question."""
+        self._polls: dict[str, list[asyncio.Future[None]]] = {}
+        self.on_check: list[Callable[[Half], bool]] = []
+        """Called with a half message whose outcome is asked for; True takes the question, for a face that has its own way."""
+        self._ticker: Ticker[int] = Ticker(
+            store.now_ms, self._check, fire_max=timer.fire_max, tick_ms=timer.tick_ms, start_ms=0
+        )
+        self.waiting = 0
+        self.committed = 0
+        self.rolled_back = 0
+
+    def __len__(self) -> int:
+        """Return how many are pending."""
+        return len(self._pending)
+
+    def __iter__(self) -> Iterator[Half]:
+        """Yield what is pending, oldest first."""
+        return iter(self._pending.values())
+
+    def get(self, position: int) -> Half | None:
+        """Return a half message that is pending, or None."""
+        return self._pending.get(position)
+
+    def check_room(self) -> None:
+        """Raise LimitExceeded where `pop.transactions_max` are pending. To be called before one is stored."""
+        if len(self._pending) >= self._options.transactions_max:
+            raise LimitExceeded(f"{len(self._pending)} transactions are pending, which is the limit: see pop.transactions_max")
+
+    def end(self, position: int, *, commit: bool) -> Ended:
+        """Commit or roll back. Nothing may be answered before `Store.when_durable`."""
+        half = self._pending.get(position)
+        if half is not None:
+            self._end([half], commit=commit)
+            return Ended.OK
+        state = self._ended.get(position)
+        if state is None:
+            return Ended.UNKNOWN_TRANSACTION
+        return Ended.ALREADY_COMMITTED if state == COMMITTED else Ended.ALREADY_ROLLED_BACK
+
+    def _end(self, halves: list[Half], *, commit: bool) -> None:
+        self._store.commit()  # what was stored in this very turn is read back, so it must be written
+        kind = Kind.TRANSACTION_COMMITTED if commit else Kind.TRANSACTION_ROLLED_BACK
+        routes = routes_of(self._store, [(half.position, half.size) for half in halves]) if commit else b""
+        body = b"".join(TIMER_ENTRY.pack(half.position, half.size) for half in halves)
+        self._store.append(kind, body=body, properties=routes)
+
+    # --- asking -----------------------------------------------------------------------------------------------------
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Ask by itself from now on."""
+        self._ticker.start(loop)
+
+    def stop(self) -> None:
+        """Ask nothing any more."""
+        self._ticker.stop()
+
+    def fire_due(self) -> bool:
+        """Ask what is due now, one portion; return whether more may be due. For a clock that is moved by hand."""
+        return self._ticker.fire_due()
+
+    def _check(self, positions: list[int]) -> None:
+        now_ms = self._store.now_ms()
+        # A replay schedules each of the times that a message was to be asked about: they come out together.
+        unique = dict.fromkeys(positions)
+        due = [half for position in unique if (half := self._pending.get(position)) and half.due_ms <= now_ms]
+        given_up = [half for half in due if half.checks >= self._options.transaction_checks_max]
+        asked = [half for half in due if half.checks < self._options.transaction_checks_max]
+        if given_up:
+            self._end(given_up, commit=False)
+        if asked:
+            body = b"".join(TIMER_ENTRY.pack(half.position, half.size) for half in asked)
+            self._store.append(Kind.TRANSACTION_CHECKED, body=body)
+        for half in asked:
+            if not any(take(half) for take in self.on_check):
+                self._asked.setdefault(half.producer, {})[half.position] = None
+                for poll in self._polls.pop(half.producer, ()):
+                    if not poll.done():
+                        poll.set_result(None)
+
+    async def poll(self, producer: str, halves_max: int, wait_ms: int) -> list[Half]:
+        """Return up to `halves_max` half messages of a producer whose outcome is asked for; wait up to `wait_ms` for the first.
+
+        Each question goes to one poll; unanswered, it comes again at the next check.
+
+        Raises:
+            Overloaded: `pop.waiters_max` calls wait already.
+        """
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + wait_ms / 1000
+        while not (found := self.take(producer, halves_max)):
+            left_s = deadline_s - loop.time()
+            if left_s <= 0:
+                return []
+            if self.waiting >= self._options.waiters_max:
+                raise Overloaded(f"{self.waiting} polls are waiting on this node, which is the limit: see pop.waiters_max")
+            arrived: asyncio.Future[None] = loop.create_future()
+            self._polls.setdefault(producer, []).append(arrived)
+            self.waiting += 1
+            try:
+                await asyncio.wait((arrived,), timeout=left_s)
+            finally:
+                self.waiting -= 1
+                if not arrived.done():
+                    self._polls[producer].remove(arrived)
+                    if not self._polls[producer]:
+                        del self._polls[producer]
+        return found
+
+    def take(self, producer: str, halves_max: int) -> list[Half]:
+        """Return up to `halves_max` half messages of a producer whose outcome is asked for, and that nobody has taken yet."""
+        asked = self._asked.get(producer)
+        found: list[Half] = []
+        while asked and len(found) < halves_max:
+            position = next(iter(asked))
+            del asked[position]
+            half = self._pending.get(position)
+            if half is not None:
+                found.append(half)
+        if asked is not None and not asked:
+            del self._asked[producer]
+        return found
+
+    # --- the part ---------------------------------------------------------------------------------------------------
+
+    def applies(self) -> Mapping[Kind, Apply]:
+        return {
+            Kind.MESSAGE: self._apply_message,
+            Kind.TRANSACTION_CHECKED: self._apply_checked,
+            Kind.TRANSACTION_COMMITTED: self._apply_committed,
+            Kind.TRANSACTION_ROLLED_BACK: self._apply_rolled_back,
+        }
+
+    def _apply_message(self, record: Record) -> None:
+        if record.flags & Flag.HALF:
+            producer = decode_properties(record.properties).producer
+            due_ms = record.store_ms + self._options.transaction_check_ms
+            self._put(Half(record.position, record.size, producer, 0, due_ms))
+
+    def _apply_checked(self, record: Record) -> None:
+        for position, _ in TIMER_ENTRY.iter_unpack(record.body):
+            half = self._pending.get(position)
+            if half is not None:
+                due_ms = record.store_ms + self._options.transaction_check_ms
+                self._put(half._replace(checks=half.checks + 1, due_ms=due_ms))
+
+    def _put(self, half: Half) -> None:
+        self._pending[half.position] = half
+        self._changed.add(half.position)
+        self._ticker.schedule(half.due_ms, half.position)
+
+    def _apply_committed(self, record: Record) -> None:
+        queues = self._store.queues
+        for position, size, topic, tag in routed(record):
+            if self._forget(position, COMMITTED) and topic:
+                queues.dispatch(queues.route_stored(topic.encode()), position, size, tag)
+                self.committed += 1
+
+    def _apply_rolled_back(self, record: Record) -> None:
+        for position, _ in TIMER_ENTRY.iter_unpack(record.body):
+            if self._forget(position, ROLLED_BACK):
+                self.rolled_back += 1
+
+    def _forget(self, position: int, state: int) -> bool:
+        half = self._pending.pop(position, None)
+        if half is None:
+            return False  # it was damaged, and repair has set it aside
+        asked = self._asked.get(half.producer)
+        if asked is not None:
+            asked.pop(position, None)
+            if not asked:
+                del self._asked[half.producer]
+        self._ended[position] = state
+        self._changed.add(position)
+        if len(self._ended) > ENDED_REMEMBERED:
+            self._changed.add(self._ended.popitem(last=False)[0])
+        return True
+
+    def live(self, before: int) -> Iterator[tuple[int, int]]:
+        for half in [half for half in self._pending.values() if half.position < before]:
+            if half.position in self._pending:
+                yield half.position, half.size
+
+    def load(self, index: Index) -> None:
+        for key, value in index.rows(bytes(Space.TRANSACTION)):
+            _, position = _KEY.unpack(key)
+            state, checks, due_ms, size = _ROW.unpack_from(value)
+            if state == OPEN:
+                self._pending[position] = Half(position, size, value[_ROW.size :].decode(), checks, due_ms)
+                self._ticker.schedule(due_ms, position)
+            else:
+                self._ended[position] = state
+
+    def save(self, batch: Batch) -> None:
+        for position in self._changed:
+            half = self._pending.get(position)
+            if half is not None:
+                row = _ROW.pack(OPEN, half.checks, half.due_ms, half.size) + half.producer.encode()
+            elif position in self._ended:
+                row = _ROW.pack(self._ended[position], 0, 0, 0)
+            else:
+                batch.delete(_KEY.pack(Space.TRANSACTION, position))
+                continue
+            batch.put(_KEY.pack(Space.TRANSACTION, position), row)
+        self._changed.clear()

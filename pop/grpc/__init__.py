@@ -1,0 +1,1 @@
+"""The gRPC services of `penstock.pop.v1`."""

@@ -1,0 +1,150 @@
+"""The gRPC listener of a node: the services, health and reflection, TLS and access."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+import structlog
+from google.protobuf.message_factory import GetMessageClass
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from penstock.pop.core.access import Access, AccessInterceptor
+from penstock.pop.core.admin import GroupAdmin
+from penstock.pop.core.options import PopOptions
+from penstock.pop.core.sending import Sending
+from penstock.pop.core.transactions import Transactions
+from penstock.pop.grpc.groupservice import GroupService
+from penstock.pop.grpc.service import PopService
+from penstock.pop.grpc.wire import serialize
+from penstock.pop.proto import pop_pb2 as pb
+from penstock.timer.delayed import DelayedMessages
+
+if TYPE_CHECKING:
+    from penstock.pop.rocketmq.service import MessagingService
+
+logger = structlog.get_logger("pop.server")
+
+RECEIVE_BYTES_MAX = 64 * 1024 * 1024
+"""Of one request: a batch of messages. A larger one is refused with RESOURCE_EXHAUSTED by gRPC itself."""
+
+STOP_GRACE_S = 1.0
+"""How long calls that are under way may take when the node stops. Waiting polls are ended."""
+
+
+class PopServer:
+    """Serves the API on an address.
+
+    Parameters:
+        service: messages.
+        groups: groups and dead letters.
+        options: where to listen.
+        access: who may do what; None where everybody may.
+        rocketmq: the RocketMQ-compatible API; see `rocketmq_service`.
+    """
+
+    def __init__(
+        self,
+        service: PopService,
+        groups: GroupService,
+        options: PopOptions,
+        access: Access | None = None,
+        rocketmq: MessagingService | None = None,
+    ) -> None:
+        self._options = options
+        self._rocketmq = rocketmq
+        self._server = grpc.aio.server(
+            interceptors=[AccessInterceptor(access)] if access is not None else [],
+            options=[
+                ("grpc.max_receive_message_length", RECEIVE_BYTES_MAX),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.so_reuseport", 0),
+                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+                ("grpc.keepalive_permit_without_calls", 1),
+            ],
+        )
+        served: list[tuple[Any, object]] = [
+            (pb.DESCRIPTOR.services_by_name["PopService"], service),
+            (pb.DESCRIPTOR.services_by_name["GroupService"], groups),
+        ]
+        if rocketmq is not None:
+            from penstock.pop.rocketmq.stubs import SERVICE
+
+            served.append((SERVICE, rocketmq))
+        names = []
+        for descriptor, servicer in served:
+            names.append(descriptor.full_name)
+            methods = {method.name: _handler(method, servicer) for method in descriptor.methods}
+            self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(descriptor.full_name, methods),))
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # it is there
+        self._names = ("", *names)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+
+    async def start(self) -> int:
+        """Open the listener; return its port.
+
+        Raises:
+            OSError: the address can't be listened on, because something else does or it isn't this machine's; or a file of
+                the TLS options can't be read.
+        """
+        options = self._options
+        address = str(options.listen)
+        try:
+            if options.tls_certificate_file:
+                port = self._server.add_secure_port(address, _credentials(options))
+            else:
+                port = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise OSError(f"gRPC can't listen on {address}: {error}; choose another with --pop HOST:PORT") from error
+        await self._server.start()
+        if self._rocketmq is not None:
+            self._rocketmq.start()
+        for name in self._names:
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        return port
+
+    async def stop(self) -> None:
+        """Accept nothing more, let calls end, close."""
+        await self._health.enter_graceful_shutdown()
+        if self._rocketmq is not None:
+            self._rocketmq.stop()
+        await self._server.stop(STOP_GRACE_S)
+
+
+def rocketmq_service(
+    admin: GroupAdmin, sending: Sending, delayed: DelayedMessages, transactions: Transactions
+) -> MessagingService | None:
+    """Return the RocketMQ-compatible API; None where the package that ships its messages is not installed, which is logged."""
+    try:
+        from penstock.pop.rocketmq.service import MessagingService
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("rocketmq"):  # another package of that name lacks its modules
+            raise
+        logger.info("rocketmq.off", why="rocketmq-python-client is not installed: pip install 'penstock[rocketmq]'")
+        return None
+    return MessagingService(admin, sending, delayed, transactions)
+
+
+def _handler(method: Any, servicer: object) -> Any:
+    """Return the handler of a method as its descriptor describes it; its servicer may answer in bytes."""
+    kinds = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }
+    make = kinds[method.client_streaming, method.server_streaming]
+    return make(
+        getattr(servicer, method.name),
+        request_deserializer=GetMessageClass(method.input_type).FromString,
+        response_serializer=serialize,
+    )
+
+
+def _credentials(options: PopOptions) -> grpc.ServerCredentials:
+    key, certificate = Path(options.tls_key_file).read_bytes(), Path(options.tls_certificate_file).read_bytes()
+    roots = Path(options.tls_client_ca_file).read_bytes() if options.tls_client_ca_file else None
+    return grpc.ssl_server_credentials([(key, certificate)], roots, require_client_auth=roots is not None)

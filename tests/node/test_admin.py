@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+
+from penstock.errors import AdminUnavailable
+from penstock.node.admin import PATHS, Admin
+from penstock.store.options import HostPort
+
+FREE = HostPort("127.0.0.1", 0)
+
+
+class Node:
+    """What the admin listener asks: a test changes the answers."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.is_ready = False
+        self.state: dict[str, Any] = {}
+        self.admin = Admin(FREE, registry=self.registry, ready=lambda: self.is_ready, state=lambda: self.state)
+
+
+@pytest.fixture
+def node() -> Node:
+    return Node()
+
+
+@pytest.fixture
+async def client(node: Node) -> AsyncIterator[aiohttp.ClientSession]:
+    port = await node.admin.start()
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
+        yield session
+    await node.admin.stop()
+
+
+async def test_a_node_is_alive_before_it_is_ready(node: Node, client: aiohttp.ClientSession) -> None:
+    async with client.get("/healthz") as response:
+        assert (response.status, await response.json()) == (200, {"alive": True})
+    async with client.get("/readyz") as response:
+        assert (response.status, await response.json()) == (503, {"ready": False, "store": "open"})
+
+    node.is_ready = True
+
+    async with client.get("/readyz") as response:
+        assert (response.status, await response.json()) == (200, {"ready": True, "store": "open"})
+
+
+@pytest.mark.parametrize(
+    ("accept", "content_type"),
+    [("*/*", "text/plain"), ("application/openmetrics-text; version=1.0.0", "application/openmetrics-text")],
+)
+async def test_metrics_come_in_the_format_that_is_asked_for(
+    node: Node, client: aiohttp.ClientSession, accept: str, content_type: str
+) -> None:
+    Counter("messages", "Messages stored.", registry=node.registry).inc(3)
+    async with client.get("/metrics", headers={"Accept": accept}) as response:
+        assert response.status == 200
+        assert response.content_type == content_type
+        assert "messages_total 3.0" in await response.text()
+
+
+async def test_state_is_what_the_node_says_at_that_moment(node: Node, client: aiohttp.ClientSession) -> None:
+    for committed in (1, 2):
+        node.state = {"store": {"committed": committed}}
+        async with client.get("/api/v1/state") as response:
+            assert response.content_type == "application/json"
+            assert response.headers["Cache-Control"] == "no-store"
+            assert await response.json() == {"store": {"committed": committed}}
+
+
+async def test_the_index_lists_paths_that_exist(client: aiohttp.ClientSession) -> None:
+    async with client.get("/") as response:
+        index = await response.json()
+    assert index == {"name": "penstock", "paths": PATHS}
+    for path in index["paths"]:
+        async with client.get(path) as response:
+            assert response.status in (200, 503), path
+
+
+async def test_nothing_can_be_changed_and_nothing_else_exists(client: aiohttp.ClientSession) -> None:
+    async with client.post("/api/v1/state", json={}) as response:
+        assert response.status == 405
+    async with client.get("/api/v1/secrets") as response:
+        assert response.status == 404
+
+
+async def test_an_address_in_use_is_named_and_its_holder_goes_on(node: Node, client: aiohttp.ClientSession) -> None:
+    assert client._base_url is not None
+    port = client._base_url.port or 0
+    second = Admin(HostPort("127.0.0.1", port), registry=node.registry, ready=lambda: True, state=dict)
+    with pytest.raises(AdminUnavailable, match=rf"127\.0\.0\.1:{port}: .*in use.*admin\.listen"):
+        await second.start()
+    await second.stop()
+    async with client.get("/healthz") as response:
+        assert response.status == 200
+
+
+async def test_after_stop_the_port_is_closed_and_can_be_opened_again(node: Node) -> None:
+    port = await node.admin.start()
+    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}/healthz"):
+        await node.admin.stop()
+        with pytest.raises(aiohttp.ClientConnectionError):
+            await session.get(f"http://127.0.0.1:{port}/healthz")
+    again = Admin(HostPort("127.0.0.1", port), registry=node.registry, ready=lambda: True, state=dict)
+    assert await again.start() == port
+    await again.stop()

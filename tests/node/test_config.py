@@ -1,0 +1,291 @@
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.gateway.options import AccessOptions, ListenerOptions
+from penstock.node.config import SECTIONS, Config, ConfigError, HostPort, document_options, load_config
+from penstock.store.options import OptionInvalid, StoreOptions, bounds_of, check_options
+
+
+def load(tmp_path: Path, text: str, **overrides: Any) -> Config:
+    path = tmp_path / "penstock.toml"
+    path.write_text(text, encoding="utf-8")
+    return load_config(path, overrides)
+
+
+# --- addresses ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("127.0.0.1:1883", HostPort("127.0.0.1", 1883)),
+        ("localhost:0", HostPort("localhost", 0)),
+        ("broker.example.org:65535", HostPort("broker.example.org", 65535)),
+        ("[::1]:0", HostPort("::1", 0)),
+        ("[fe80::1%eth0]:8081", HostPort("fe80::1%eth0", 8081)),
+    ],
+)
+def test_an_address_is_read_and_written_in_the_same_way(text: str, address: HostPort) -> None:
+    assert HostPort.parse(text) == address
+    assert str(address) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        ":",
+        "1883",
+        ":1883",
+        "localhost",
+        "localhost:",
+        "localhost:mqtt",
+        "localhost:-1",
+        "localhost:65536",
+        "localhost:000001",
+        "localhost:\N{FULLWIDTH DIGIT ONE}",
+        "::1:1883",
+        "[::1]",
+        "[::1]1883",
+        "[]:1883",
+        "[localhost]:1883",
+        "[[::1]]:1883",
+        "mqtt://localhost:1883",
+        "local host:1883",
+        "local\nhost:1883",
+    ],
+)
+def test_what_is_no_address_is_refused_by_its_text(text: str) -> None:
+    with pytest.raises(OptionInvalid, match="HOST:PORT") as caught:
+        HostPort.parse(text)
+    assert caught.value.value == text
+
+
+@given(st.text())
+def test_any_text_is_an_address_or_refused(text: str) -> None:
+    try:
+        address = HostPort.parse(text)
+    except OptionInvalid:
+        return
+    assert HostPort.parse(str(address)) == address
+
+
+# --- loading --------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_file_every_option_has_its_default() -> None:
+    assert load_config() == Config()
+
+
+def test_a_file_changes_what_it_names_and_nothing_else(tmp_path: Path) -> None:
+    config = load(
+        tmp_path,
+        """
+        data_dir = "/var/lib/penstock"
+        [store]
+        flush = "async"
+        [mqtt]
+        listen = "[::]:1884"
+        [pop]
+        retry_backoff_ms = [1_000, 5_000]
+        """,
+    )
+    defaults = Config()
+    assert config == replace(
+        defaults,
+        data_dir=Path("/var/lib/penstock"),
+        store=replace(defaults.store, flush="async"),
+        mqtt=replace(defaults.mqtt, listen=HostPort("::", 1884)),
+        pop=replace(defaults.pop, retry_backoff_ms=(1000, 5000)),
+    )
+
+
+def test_overrides_count_more_than_the_file_and_none_counts_nothing(tmp_path: Path) -> None:
+    text = 'data_dir = "a"\n[mqtt]\nlisten = "localhost:1"\n[admin]\nlisten = "localhost:2"\n'
+    overrides = {"data_dir": Path("b"), "mqtt.listen": "localhost:3", "admin.listen": None, "pop.listen": HostPort("::1", 0)}
+    config = load(tmp_path, text, **overrides)
+    assert config.data_dir == Path("b")
+    assert str(config.mqtt.listen) == "localhost:3"
+    assert str(config.admin.listen) == "localhost:2"
+    assert str(config.pop.listen) == "[::1]:0"
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("[store]\nsegment_byte = 1", r"unknown option store\.segment_byte; .* store\.segment_bytes"),
+        ("datadir = 'x'", r"unknown option datadir; .* data_dir"),
+        ("flush = 'sync'", r"unknown option flush; .* store\.flush"),
+        ("[stor]\nflush = 'sync'", r"unknown section \[stor\]; .* \[store\]"),
+        ("store = 5", r"store is 5, but must be a section, \[store\]"),
+        ("[store.flush]\nmode = 1", r"store\.flush is \{'mode': 1\}, but must be \"sync\" or \"async\""),
+        ("[store]\nflush = 'never'", r"store\.flush is 'never', but must be \"sync\" or \"async\""),
+        ("[store]\nflush = ['sync']", r"store\.flush is \['sync'\], but"),
+        ("[store]\nsegment_bytes = 1_048_575", r"store\.segment_bytes is 1048575, .* an integer from 1048576 to 4294967296"),
+        ("[store]\nsegment_bytes = 4_294_967_297", r"store\.segment_bytes is 4294967297, but"),
+        ("[store]\nsegment_bytes = '1 GiB'", r"store\.segment_bytes is '1 GiB', but must be an integer"),
+        ("[store]\nsegment_bytes = 2e6", r"store\.segment_bytes is 2000000\.0, but must be an integer"),
+        ("[timer]\ntick_ms = true", r"timer\.tick_ms is True, but must be an integer"),
+        ("[mqtt]\nlisten = 1883", r"mqtt\.listen is 1883, but must be an address"),
+        ("[mqtt]\nlisten = 'localhost:70000'", r"mqtt\.listen is 'localhost:70000', .* port from 0 to 65535"),
+        ("[pop]\nretry_backoff_ms = 5", r"pop\.retry_backoff_ms is 5, but must be a list of integers"),
+        ("[pop]\nretry_backoff_ms = [1, -1]", r"pop\.retry_backoff_ms is \(1, -1\), but"),
+        ("[pop]\nmessages_max = 8", r"pop\.messages_default is 32, but must be at most pop\.messages_max, which is 8"),
+        ("[pop]\ninvisible_ms_max = 'a day'", r"pop\.invisible_ms_max is 'a day', but must be an integer"),
+        ("data_dir = 7", r"data_dir is 7, but must be a path"),
+        ("[store", r"penstock\.toml is not TOML: "),
+    ],
+)
+def test_what_is_wrong_is_named_with_what_would_be_right(tmp_path: Path, text: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        load(tmp_path, text)
+
+
+def test_an_unknown_override_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"unknown option mqtt\.lisen; .* mqtt\.listen"):
+        load_config(None, {"mqtt.lisen": "localhost:0"})
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.toml can't be read: No such file"):
+        load_config(tmp_path / "none.toml")
+
+
+def test_a_file_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "latin.toml"
+    path.write_bytes(b'data_dir = "\xe9"')
+    with pytest.raises(ConfigError, match=r"latin\.toml is not TOML"):
+        load_config(path)
+
+
+# --- defaults and their documentation -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_the_defaults_are_within_their_own_bounds(section: str) -> None:
+    check_options(SECTIONS[section](), section)
+
+
+def test_bounds_do_not_bind_code_that_makes_the_options_itself() -> None:
+    assert StoreOptions(segment_bytes=4096).segment_bytes == 4096
+
+
+def test_the_documented_defaults_load_back_as_the_defaults(tmp_path: Path) -> None:
+    assert load(tmp_path, document_options()) == Config()
+
+
+def test_a_documented_configuration_loads_back_as_the_same(tmp_path: Path) -> None:
+    defaults = Config()
+    config = replace(
+        defaults,
+        data_dir=Path('a "quoted"\\ \x7f\N{SNOWMAN}\N{GRINNING FACE}\n directory'),
+        mqtt=replace(defaults.mqtt, listen=HostPort("::1", 0)),
+        pop=replace(defaults.pop, retry_backoff_ms=(0, 10, 20)),
+        log=replace(defaults.log, format="json"),
+    )
+    text = document_options(config)
+    assert load(tmp_path, text) == config
+    assert '# An address, HOST:PORT. Default: "127.0.0.1:1883"\nlisten = "[::1]:0"' in text
+
+
+@pytest.mark.parametrize("name", [*SECTIONS, "[mqtt.listeners]"])
+def test_every_option_is_documented(name: str) -> None:
+    text = document_options()
+    _, head, section = text.partition(f"[{name}]\n")
+    assert head
+    for declared in fields(SECTIONS.get(name, ListenerOptions)):
+        if f"{name}.{declared.name}" not in [*SECTIONS, "mqtt.listeners"]:
+            assert f"\n{declared.name} = " in section or f"\n# {declared.name} = " in section, declared.name
+            assert bounds_of(declared).doc.endswith(".")
+
+
+# --- sections in sections, lists of tables, tables of a library ---------------------------------------------------------
+
+LISTENERS = """
+[mqtt]
+inflight_max = 5
+[mqtt.limits]
+strikes_max = 7
+[[mqtt.listeners]]
+name = "tls"
+kind = "tls"
+listen = "[::1]:8883"
+certificate = "server.pem"
+key = "server.key"
+[[mqtt.listeners]]
+name = "local"
+kind = "unix"
+socket = "/run/penstock.sock"
+socket-mode = 0o600
+proxy_from = ["10.0.0.0/8", "::1"]
+[mqtt.access.plugins."amqtt.plugins.authentication.FileAuthPlugin"]
+password_file = "passwords"
+"""
+
+
+def test_sections_lie_in_sections_and_tables_in_lists(tmp_path: Path) -> None:
+    mqtt = load(tmp_path, LISTENERS).mqtt
+    tls, local = mqtt.listeners
+    assert (mqtt.inflight_max, mqtt.limits.strikes_max, mqtt.limits.hold_off_ms) == (5, 7, 60_000)
+    assert (tls.name, tls.kind, tls.listen, tls.certificate) == ("tls", "tls", HostPort("::1", 8883), "server.pem")
+    assert (local.socket, local.socket_mode, local.proxy_from) == ("/run/penstock.sock", 0o600, ("10.0.0.0/8", "::1"))
+    assert mqtt.access.plugins == {"amqtt.plugins.authentication.FileAuthPlugin": {"password_file": "passwords"}}
+
+
+def test_what_lies_in_sections_and_lists_is_documented_so_that_it_loads_back(tmp_path: Path) -> None:
+    config = load(tmp_path, LISTENERS)
+    assert load(tmp_path, document_options(config)) == config
+
+
+def test_tables_of_a_library_load_back_whatever_is_in_them(tmp_path: Path) -> None:
+    plugins = {"a.B": {"on": True, "rate": 0.5, "names": ["x", "y"], "acl": {'a "user"': ["#", "+/b"]}}, "c": {}}
+    config = replace(Config(), mqtt=replace(Config().mqtt, access=AccessOptions(plugins=plugins)))
+    assert load(tmp_path, document_options(config)).mqtt.access.plugins == plugins
+
+
+def test_amqtts_spelling_of_its_section_is_taken_and_what_is_in_it_is_left_alone(tmp_path: Path) -> None:
+    access = load(tmp_path, "[mqtt.access.topic-check]\nenabled = true\npublish-acl = {a = ['b']}").mqtt.access
+    assert access.topic_check == {"enabled": True, "publish-acl": {"a": ["b"]}}
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("[mqtt.limit]\nstrikes_max = 1", r"unknown option mqtt\.limit; .* mqtt\.lim"),
+        ("[mqtt.limits]\nstrike_max = 1", r"unknown option mqtt\.limits\.strike_max; .* mqtt\.limits\.strikes_max"),
+        ("[mqtt]\nlimits = 3", r"mqtt\.limits is 3, but must be a section"),
+        ("[mqtt]\nlisteners = 3", r"mqtt\.listeners is 3, but must be a list of tables"),
+        ("[mqtt]\nlisteners = ['tls']", r"mqtt\.listeners is \('tls',\), but must be a list of tables"),
+        ("[[mqtt.listeners]]\nnam = 'a'", r"unknown option mqtt\.listeners\[0\]\.nam; .* mqtt\.listeners\[0\]\.name"),
+        ("[[mqtt.listeners]]\nkind = 'ws'", r"mqtt\.listeners\[0\]\.name is '', but must be 1 to 32"),
+        ("[[mqtt.listeners]]\nname = 'mqtt'", r"mqtt\.listeners\[0\]\.name is 'mqtt'"),
+        (
+            "[[mqtt.listeners]]\nname = 'a'\n[[mqtt.listeners]]\nname = 'a'",
+            r"mqtt\.listeners\.name is 'a', but must be another",
+        ),
+        ("[[mqtt.listeners]]\nname = 'a'\nkind = 'udp'", r"mqtt\.listeners\[0\]\.kind is 'udp', but must be \"tcp\" or"),
+        ("[[mqtt.listeners]]\nname = 'a'\nkind = 'unix'", r"listeners\[0\]\.socket is '', but must be a path"),
+        ("[[mqtt.listeners]]\nname = 'a'\nkind = 'wss'", r"listeners\[0\]\.certificate is '', but must be a path"),
+        (
+            "[[mqtt.listeners]]\nname = 'a'\nclient_certificates = 'required'",
+            r"client_certificates is 'required', but .* without TLS",
+        ),
+        ("[[mqtt.listeners]]\nname = 'a'\nusername_from = 'cn'", r"username_from is 'cn', but must be \"none\" where"),
+        ("[[mqtt.listeners]]\nname = 'a'\nproxy_from = ['10.0.0.1/8']", r"proxy_from is '10\.0\.0\.1/8', but must be networks"),
+        ("[[mqtt.listeners]]\nname = 'a'\nproxy_from = [10]", r"proxy_from is \(10,\), but must be a list of strings"),
+        ("[[mqtt.listeners]]\nname = 'a'\nsocket_mode = 0o1000", r"socket_mode is 512, but must be an integer from 0 to 511"),
+        ("[mqtt]\nplain = 'off'", r"mqtt\.plain is 'off', but must be \"on\" where there is no other listener"),
+        ("[mqtt.access]\nplugins = 1", r"mqtt\.access\.plugins is 1, but must be a table"),
+        ("[mqtt.access]\nplugins = {}\nauth = {}", r"mqtt\.access\.plugins .* amqtt would ignore those"),
+    ],
+)
+def test_what_is_wrong_in_a_section_or_list_within_is_named(tmp_path: Path, text: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        load(tmp_path, text)

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from penstock.node.config import LogOptions
+from penstock.node.logs import configure_logging
+
+
+@pytest.fixture(autouse=True)
+def _restore_logging() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    root.handlers = []  # pytest's own: configure_logging closes those that it replaces
+    yield
+    structlog.reset_defaults()
+    root.handlers, root.level = handlers, level
+
+
+def test_an_event_is_one_json_object_with_its_values() -> None:
+    stream = io.StringIO()
+    configure_logging(LogOptions(format="json"), stream)
+    structlog.get_logger("store").info("segment sealed", position=7, body=b"\xff", kinds={1: "message"})
+    (line,) = stream.getvalue().splitlines()
+    event = json.loads(line)
+    assert event.pop("timestamp").endswith("Z")
+    assert event == {"event": "segment sealed", "level": "info", "position": 7, "body": r"b'\xff'", "kinds": {"1": "message"}}
+
+
+def test_events_of_libraries_come_in_the_same_format() -> None:
+    stream = io.StringIO()
+    configure_logging(LogOptions(format="json"), stream)
+    logging.getLogger("amqtt.plugins").warning("%d plugins", 2)
+    event = json.loads(stream.getvalue())
+    assert (event["event"], event["level"], event["logger"]) == ("2 plugins", "warning", "amqtt.plugins")
+
+
+def test_what_is_below_the_level_is_left_out() -> None:
+    stream = io.StringIO()
+    configure_logging(LogOptions(level="warning"), stream)
+    structlog.get_logger().info("quiet")
+    logging.getLogger("aiohttp").info("quiet")
+    assert stream.getvalue() == ""
+
+
+@pytest.mark.parametrize("log_format", ["console", "json"])
+def test_an_error_shows_its_traceback_and_no_local_variables(log_format: str) -> None:
+    stream = io.StringIO()
+    configure_logging(LogOptions(format=log_format), stream)  # type: ignore[arg-type]
+    password = "hunter" + "2"
+    try:
+        raise ValueError(f"{len(password)} characters")
+    except ValueError:
+        structlog.get_logger().exception("login failed")
+    assert "ValueError: 7 characters" in stream.getvalue()
+    assert "hunter2" not in stream.getvalue()
+
+
+def test_the_last_configuration_counts_for_loggers_that_were_made_before() -> None:
+    first, last = io.StringIO(), io.StringIO()
+    log = structlog.get_logger()
+    configure_logging(LogOptions(), first)
+    configure_logging(LogOptions(format="console"), last)
+    log.info("moved", to="last")
+    assert first.getvalue() == ""
+    assert "moved" in last.getvalue()
+
+
+def test_auto_is_json_where_nobody_watches() -> None:
+    stream = io.StringIO()
+    configure_logging(LogOptions(format="auto"), stream)
+    structlog.get_logger().error("full")
+    assert json.loads(stream.getvalue())["event"] == "full"

@@ -1,0 +1,127 @@
+"""What `/metrics` shows: names that Prometheus takes, and labels that don't grow with the clients."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from penstock.gateway.options import ListenerOptions
+from penstock.node.metrics import registry_of
+from tests.gateway.packet_cases import subscribe
+from tests.gateway.wire import CLEAN, FREE, PING, WILL, Broker, until
+
+
+@pytest.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
+    broker = await Broker(tmp_path, {"listeners": (ListenerOptions(name="second", listen=FREE),)}).start()
+    yield broker
+    await broker.stop()
+
+
+def samples(broker: Broker) -> dict[str, float]:
+    """Return all samples as a scrape gets them, by name and labels."""
+    families = text_string_to_metric_families(generate_latest(registry_of(broker.node)).decode())
+    found = {}
+    for family in families:
+        for sample in family.samples:
+            labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
+            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return found
+
+
+async def test_clients_are_counted_by_listener_and_version_and_counted_off(broker: Broker) -> None:
+    first, _ = await broker.connect("a"), await broker.connect("b", listener="second")
+    bad = await broker.dial("second")
+    await bad.send(PING)
+    await bad.ended()
+    first.reset()
+    await until(lambda: len(broker.node.gateway.connections) == 1)
+    found = samples(broker)
+    assert found["penstock_mqtt_connections"] == 1
+    assert found["penstock_mqtt_clients{listener=mqtt,version=3.1.1}"] == 0
+    assert found["penstock_mqtt_clients{listener=second,version=3.1.1}"] == 1
+    assert found["penstock_mqtt_connections_accepted_total{listener=mqtt,version=3.1.1}"] == 1
+    assert found["penstock_mqtt_connections_closed_total{listener=mqtt,reason=client}"] == 1
+    assert found["penstock_mqtt_connections_closed_total{listener=second,reason=protocol_error}"] == 1
+
+
+async def test_packets_are_counted_by_type_and_bytes_by_listener(broker: Broker) -> None:
+    client = await broker.connect("a", listener="second")
+    await client.send(subscribe(1, (b"a", 1)))
+    await client.expect(9)
+    for packet_id in range(1, 4):
+        await client.publish("a", b"x", 2, packet_id=packet_id)
+        await client.message()
+    await client.drained()
+    found = samples(broker)
+    expected = {"connect": 1, "subscribe": 1, "publish": 3, "pubrel": 3, "puback": 3, "pingreq": 2}
+    assert {name: found[f"penstock_mqtt_packets_in_total{{type={name}}}"] for name in expected} == expected
+    expected = {"connack": 1, "suback": 1, "publish": 3, "pubrec": 3, "pubcomp": 3, "pingresp": 2}
+    assert {name: found[f"penstock_mqtt_packets_out_total{{type={name}}}"] for name in expected} == expected
+    assert found["penstock_mqtt_bytes_in_total{listener=second}"] == 15 + 8 + 3 * (8 + 4 + 4) + 4
+    assert found["penstock_mqtt_bytes_out_total{listener=second}"] == 4 + 5 + 3 * (4 + 4 + 8) + 4
+    assert found["penstock_mqtt_bytes_in_total{listener=mqtt}"] == 0
+
+
+async def test_retained_messages_sessions_and_subscriptions_are_counted_across_a_restart(broker: Broker) -> None:
+    client = await broker.connect("a")
+    await client.subscribe(("a", 0), ("b/#", 0))
+    for topic in ("a", "b", "c", "a"):
+        await client.publish(topic, b"x", 1, retain=True)
+    await client.publish("b", b"", 1, retain=True)
+    await client.publish("never", b"", 1, retain=True)
+    found = samples(broker)
+    assert found["penstock_mqtt_retained"] == 2
+    assert (found["penstock_mqtt_sessions"], found["penstock_mqtt_subscriptions"]) == (1, 2)
+    lasting = await broker.connect("b", flags=0)
+    await lasting.subscribe(("a", 0))
+    found = samples(broker)
+    assert (found["penstock_mqtt_sessions_stored"], found["penstock_mqtt_sessions_away"]) == (1, 0)
+    await broker.restart()
+    found = samples(broker)
+    assert (found["penstock_mqtt_retained"], found["penstock_mqtt_subscriptions"]) == (2, 0)
+    assert (found["penstock_mqtt_sessions_stored"], found["penstock_mqtt_sessions_away"]) == (1, 1)
+
+
+async def test_labels_do_not_grow_with_clients_and_topics(broker: Broker) -> None:
+    async def visit(number: int) -> None:
+        client = await broker.connect(f"client-{number}", b"will", b"x", flags=CLEAN | WILL)
+        await client.subscribe((f"t/{number}/#", 1))
+        await client.publish(f"t/{number}/a", b"x", 1, retain=True)
+        await client.message()
+        client.reset()
+
+    await visit(0)
+    await until(lambda: not broker.node.gateway.connections)
+    before = set(samples(broker))
+    for number in range(1, 50):
+        await visit(number)
+    await until(lambda: not broker.node.gateway.connections)
+    assert set(samples(broker)) == before
+
+
+async def test_names_and_units_are_those_that_prometheus_wants(broker: Broker) -> None:
+    await broker.connect("a")
+    for family in registry_of(broker.node).collect():
+        assert re.fullmatch(r"(penstock|process)_[a-z0-9_]+", family.name), family.name
+        assert family.documentation.endswith("."), family.name
+        assert not family.name.endswith("_total"), "the client library adds it to counters"
+
+
+async def test_shared_subscriptions_are_counted_and_their_groups_are_told(broker: Broker) -> None:
+    one, two = [await broker.connect(name) for name in ("one", "two")]
+    await one.subscribe(("$share/g/a", 1), ("$share/h/a", 1), ("b", 1))
+    await two.subscribe(("$share/g/a", 1))
+    await one.publish("a", b"x", 1)
+    await until(lambda: samples(broker)["penstock_pop_group_in_flight{filter=a,group=g}"] == 1)
+    found = samples(broker)
+    assert (found["penstock_mqtt_subscriptions"], found["penstock_mqtt_subscriptions_shared"]) == (4, 3)
+    assert found["penstock_mqtt_shared"] == 2
+    one.reset()
+    await until(lambda: samples(broker)["penstock_mqtt_subscriptions_shared"] == 1)
+    assert samples(broker)["penstock_mqtt_deliveries_returned_total"] >= 1
