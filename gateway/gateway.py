@@ -15,6 +15,7 @@ from penstock.gateway.connection.connection import CLOSE_FLUSH_S, Connection
 from penstock.gateway.connection.plain import PlainReads
 from penstock.gateway.connection.pressure import Pressure
 from penstock.gateway.connection.throttle import DISK_FULL, Bucket, Meter, Throttle
+from penstock.gateway.counters import GatewayCounters
 from penstock.gateway.delivery.fanout import Fanout
 from penstock.gateway.delivery.retained import RetainedMessages
 from penstock.gateway.delivery.shared import SharedSubscriptions
@@ -65,55 +66,6 @@ HELD_BYTES_MAX = 64 * MIB
 """Bytes that all connections together keep while the disk is full. With more, nobody of whom anything is kept is read."""
 
 
-class Counters:
-    """What the gateway has done since the start. Plain integers: `penstock.node.metrics` reads them."""
-
-    __slots__ = (
-        "closed_by_reason",
-        "connections_accepted",
-        "deliveries_acked",
-        "deliveries_returned",
-        "deliveries_too_large",
-        "packets_in",
-        "publishes_dropped",
-        "publishes_in",
-        "publishes_out",
-        "publishes_refused",
-        "queued_dropped",
-        "sessions_expired",
-        "subscriptions",
-        "subscriptions_refused",
-        "subscriptions_shared",
-        "wills_dropped",
-    )
-
-    def __init__(self) -> None:
-        self.packets_in = 0
-        """Of all types, from accepted clients."""
-        self.connections_accepted = 0
-        self.publishes_dropped = 0
-        """Those of QoS 0 for which the disk had no room."""
-        self.publishes_in = 0
-        self.publishes_out = 0
-        self.publishes_refused = 0
-        """Those that an ack of MQTT 5.0 refused. At QoS 0 nobody is told, nor in MQTT 3.1.1 of what the plugins forbid."""
-        self.deliveries_acked = 0
-        self.deliveries_returned = 0
-        """Those of shared subscriptions that went back to the others, unacknowledged."""
-        self.deliveries_too_large = 0
-        """Those not sent because the client takes no packet as large."""
-        self.queued_dropped = 0
-        """Messages that waited for a client behind `mqtt.session_queued_max` others."""
-        self.sessions_expired = 0
-        self.subscriptions = 0
-        """Those of clients that are connected now."""
-        self.subscriptions_refused = 0
-        self.subscriptions_shared = 0
-        """Of those that exist now."""
-        self.wills_dropped = 0
-        self.closed_by_reason: dict[ReasonCode, int] = {}
-
-
 class Gateway:
     """MQTT over a store.
 
@@ -146,7 +98,7 @@ class Gateway:
         self.delayed = delayed
         self.options = options
         self.delay_ms_max = delay_ms_max
-        self.counters = Counters()
+        self.counters = GatewayCounters()
         self.traffic = Traffic()
         self.logbook = Logbook(options.limits.log_lines_per_s)
         self.access = Access(options.access, store, self.logbook, self._publish_for_plugin)

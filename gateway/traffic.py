@@ -20,9 +20,9 @@ class Traffic:
 
     def __init__(self) -> None:
         self.packets_in = [0] * TYPES
-        """Packets of accepted clients, by type. PUBLISH is counted by `Counters.publishes_in`."""
+        """Packets of accepted clients, by type. PUBLISH is counted by `GatewayCounters.publishes_in`."""
         self.packets_out = [0] * TYPES
-        """Answers sent, by type. PUBLISH is counted by `Counters.publishes_out`."""
+        """Answers sent, by type. PUBLISH is counted by `GatewayCounters.publishes_out`."""
         self.accepted: dict[tuple[str, str], int] = {}
         """Clients accepted since the start, by listener and version."""
         self.connected: dict[tuple[str, str], int] = {}
