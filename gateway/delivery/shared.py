@@ -32,10 +32,10 @@ from penstock.gateway.protocol.parsers import SHARE
 from penstock.gateway.sessions.sessions import OWNER
 from penstock.pop.core.admin import GroupAdmin
 from penstock.pop.core.checkpoint import delivery_id, delivery_of
-from penstock.pop.core.errors import GroupInvalid, Overloaded, PopError
 from penstock.pop.core.group import Group, check_group_name
 from penstock.pop.core.poll import Poll, Taken
 from penstock.pop.core.settings import GroupSettings
+from penstock.pop.errors import GroupInvalid, Overloaded, PopError
 from penstock.store.errors import DiskFull, LimitExceeded, StoreError, TopicInvalid
 from penstock.store.lightqueue import ENTRY_BYTES, ENTRY_DTYPE, entries_array
 from penstock.store.record import CHECKPOINT_ENTRY_DTYPE, Kind

@@ -10,8 +10,8 @@ from google.protobuf.json_format import MessageToDict
 
 from penstock.cli.rows import show_all
 from penstock.cli.tools import security
+from penstock.pop.backoff import Backoff, Exponential
 from penstock.pop.client.sync import SyncClient, settings_of
-from penstock.pop.core.settings import Backoff, Exponential
 from penstock.pop.proto import pop_pb2 as pb
 
 

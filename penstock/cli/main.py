@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import __version__
 from penstock.errors import AdminUnavailable, ConfigError
-from penstock.pop.core.errors import PopError
+from penstock.pop.errors import PopError
 from penstock.store.errors import StoreError
 from penstock.store.options import HostPort, OptionInvalid
 
 if TYPE_CHECKING:
-    from penstock.pop.core.settings import Backoff
+    from penstock.pop.backoff import Backoff
     from penstock.store.lightqueue import Start
 
 EXIT_FAILED = 1

@@ -19,7 +19,7 @@ import orjson
 import uvloop
 
 from penstock.pop.client.client import Client, Message
-from penstock.pop.core.errors import HandleExpired
+from penstock.pop.errors import HandleExpired
 
 HABITS = ("steady", "slow", "dies")
 

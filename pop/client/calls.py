@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import grpc
 import grpc.aio
 
-from penstock.pop.core.errors import (
+from penstock.pop.errors import (
     CallFailed,
     ClientClosed,
     GroupBusy,

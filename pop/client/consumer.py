@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 import grpc.aio
 
 from penstock.pop.client.calls import Backoff, Batched, call, error_of_call, error_of_status
-from penstock.pop.core.errors import AlreadyAcked, ClientClosed, NodeUnavailable, Overloaded, PopError
+from penstock.pop.errors import AlreadyAcked, ClientClosed, NodeUnavailable, Overloaded, PopError
 from penstock.pop.proto import pop_pb2 as pb
 
 if TYPE_CHECKING:

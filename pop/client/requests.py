@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from penstock.pop.backoff import Backoff, Exponential
 from penstock.pop.client.calls import error_of_status
-from penstock.pop.core.errors import BatchFailed, PopError, StatusError
-from penstock.pop.core.settings import Backoff, Exponential
+from penstock.pop.errors import BatchFailed, PopError, StatusError
 from penstock.pop.proto import pop_pb2 as pb
 
 if TYPE_CHECKING:

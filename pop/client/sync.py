@@ -32,7 +32,7 @@ from penstock.pop.client.requests import (
     settings_of,
     start_fields,
 )
-from penstock.pop.core.errors import (
+from penstock.pop.errors import (
     AlreadyAcked,
     AlreadyCommitted,
     AlreadyRolledBack,

@@ -41,7 +41,7 @@ from typing import Any, NoReturn, TypeAlias, TypeVar
 import grpc
 import grpc.aio
 
-from penstock.pop.core.errors import PopError
+from penstock.pop.errors import PopError
 from penstock.pop.rocketmq.names import filter_of, group_of, topic_of_message
 from penstock.pop.rocketmq.status import Code, code_of, refusal
 from penstock.store import topics

@@ -12,10 +12,10 @@ import orjson
 
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.deadletters import DeadLetter
-from penstock.pop.core.errors import GroupBusy, GroupExists, GroupUnknown, RequestInvalid
 from penstock.pop.core.group import DEAD_LETTERS, Group
 from penstock.pop.core.order import NO_KEY, order_key
 from penstock.pop.core.settings import GroupSettings, check_settings
+from penstock.pop.errors import GroupBusy, GroupExists, GroupUnknown, RequestInvalid
 from penstock.store.errors import PositionUnknown
 from penstock.store.lightqueue import ENTRY, End, LightQueue, Start
 from penstock.store.record import HEADER, HEADER_BYTES, REFERENCE, TIMER_ENTRY, Kind

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from penstock.pop.backoff import backoff_ms
 from penstock.pop.core.checkpoint import FROM_QUEUE, FROM_RETRY
 from penstock.pop.core.group import Group
 from penstock.pop.core.order import NO_KEY, PARKED_MAX, Order, Parked, order_key
-from penstock.pop.core.settings import backoff_ms
 from penstock.pop.core.state import PopState
 from penstock.store.lightqueue import ENTRY, ENTRY_BYTES, entries_array
 from penstock.store.record import CHECKPOINT_ENTRY, backoff_code

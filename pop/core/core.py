@@ -21,18 +21,19 @@ from typing import NamedTuple
 import orjson
 import structlog
 
+from penstock.pop.backoff import backoff_ms
 from penstock.pop.core.checkpoint import ATTEMPT_ID_BYTES_MAX, INDEX_BITS, INDEX_MASK, Checkpoint, delivery_id, delivery_of
 from penstock.pop.core.choice import Choice, choose
 from penstock.pop.core.deadletters import Reason
 from penstock.pop.core.deadlines import Deadlines
-from penstock.pop.core.errors import GroupUnknown, Overloaded, RequestInvalid
 from penstock.pop.core.group import DEAD_LETTERS, Group, Latencies, check_group_name
 from penstock.pop.core.handle import DELIVERY_DIGITS, Delivery, Handles
-from penstock.pop.core.options import PopOptions
 from penstock.pop.core.order import PARKED_MAX
 from penstock.pop.core.poll import Poll, Taken
-from penstock.pop.core.settings import DEFAULTS, GroupSettings, backoff_ms
+from penstock.pop.core.settings import DEFAULTS, GroupSettings
 from penstock.pop.core.state import PopState
+from penstock.pop.errors import GroupUnknown, Overloaded, RequestInvalid
+from penstock.pop.options import PopOptions
 from penstock.store.commitlog import dense_until
 from penstock.store.errors import DiskFull, PositionUnknown
 from penstock.store.lightqueue import Start

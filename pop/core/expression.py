@@ -24,7 +24,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
-from penstock.pop.core.errors import ExpressionInvalid
+from penstock.pop.errors import ExpressionInvalid
 from penstock.store.record import HEADER, HEADER_BYTES, decode_properties, tag_hash
 
 EXPRESSION_BYTES_MAX = 8 * 1024

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from penstock.pop.core.errors import GroupInvalid
+from penstock.pop.backoff import Backoff
 from penstock.pop.core.expression import Expression, compile_expression
-from penstock.pop.core.options import PopOptions
 from penstock.pop.core.order import Order
-from penstock.pop.core.settings import Backoff, GroupSettings
+from penstock.pop.core.settings import GroupSettings
+from penstock.pop.errors import GroupInvalid
+from penstock.pop.options import PopOptions
 from penstock.store.lightqueue import LightQueue, Watcher
 
 if TYPE_CHECKING:

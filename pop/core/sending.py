@@ -9,8 +9,8 @@ from enum import Enum
 from typing import NamedTuple
 
 from penstock.pop.core.core import PopCore
-from penstock.pop.core.errors import PopError
 from penstock.pop.core.transactions import Transactions
+from penstock.pop.errors import PopError
 from penstock.store.errors import LimitExceeded
 from penstock.store.record import Flag, Properties, encode_properties, tag_hash
 from penstock.timer.delayed import DelayedMessages

@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from penstock.pop.core.errors import RequestInvalid
+from penstock.pop.backoff import Backoff, Exponential
 from penstock.pop.core.expression import EXPRESSION_BYTES_MAX, ExpressionType, compile_expression
-from penstock.pop.core.options import PopOptions
+from penstock.pop.errors import RequestInvalid
+from penstock.pop.options import PopOptions
 from penstock.store.options import DAY_MS
 
 BACKOFF_STEPS_MAX = 64
@@ -23,35 +24,6 @@ IN_FLIGHT_MAX = 100_000_000
 
 LITE_CLIENTS_MAX = 1_000
 """Clients that may subscribe to one lite topic: all of them stand in each record of its settings."""
-
-
-@dataclass(frozen=True, slots=True)
-class Exponential:
-    """A back-off that grows: `min_ms` after the first failed attempt, times `factor` after each, up to `max_ms`."""
-
-    min_ms: int
-    max_ms: int
-    factor: float = 2.0
-
-    def wait_ms(self, attempt: int) -> int:
-        """Return how long a message waits whose attempt `attempt`, from 1, has failed."""
-        try:
-            grown = self.min_ms * self.factor ** (attempt - 1)
-        except OverflowError:
-            return self.max_ms
-        return int(min(grown, self.max_ms))
-
-
-Backoff = tuple[int, ...] | Exponential
-"""How long a failed attempt is away from the next: ms by attempt (the last holds for all that follow, none is at once), or a
-rule."""
-
-
-def backoff_ms(backoff: Backoff, attempt: int) -> int:
-    """Return how long after its deadline a message whose attempt `attempt`, from 1, failed becomes visible again."""
-    if isinstance(backoff, Exponential):
-        return backoff.wait_ms(attempt)
-    return backoff[min(attempt, len(backoff)) - 1] if backoff else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,9 +23,9 @@ from penstock.pop.core.deadletters import DeadLetter, DeadLetters, Reason
 from penstock.pop.core.deadlines import Deadlines
 from penstock.pop.core.group import Group
 from penstock.pop.core.indexes import runs_of
-from penstock.pop.core.options import PopOptions
 from penstock.pop.core.order import NO_KEY, Parked, delete_order
 from penstock.pop.core.settings import GroupSettings
+from penstock.pop.options import PopOptions
 from penstock.store.commitlog import CommitLog
 from penstock.store.errors import QueueUnknown
 from penstock.store.index import Batch, Index, Space

@@ -17,8 +17,8 @@ from enum import Enum
 from struct import Struct
 from typing import NamedTuple
 
-from penstock.pop.core.errors import Overloaded
-from penstock.pop.core.options import PopOptions
+from penstock.pop.errors import Overloaded
+from penstock.pop.options import PopOptions
 from penstock.store.errors import LimitExceeded
 from penstock.store.index import Batch, Index, Space
 from penstock.store.part import Apply

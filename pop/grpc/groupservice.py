@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from penstock.pop.backoff import Backoff, Exponential
 from penstock.pop.core.admin import DEAD_LETTERS_MAX, GroupAdmin, ResetTo
-from penstock.pop.core.errors import PopError, RequestInvalid
 from penstock.pop.core.expression import ExpressionType
 from penstock.pop.core.group import Group
-from penstock.pop.core.settings import DEFAULTS, Backoff, Exponential, GroupSettings
+from penstock.pop.core.settings import DEFAULTS, GroupSettings
+from penstock.pop.errors import PopError, RequestInvalid
 from penstock.pop.grpc.service import Context, bounded, dead_letter, end_of, position_of, refuse, start_of
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.store.errors import StoreError

@@ -14,12 +14,12 @@ from grpc_reflection.v1alpha import reflection
 
 from penstock.pop.core.access import Access, AccessInterceptor
 from penstock.pop.core.admin import GroupAdmin
-from penstock.pop.core.options import PopOptions
 from penstock.pop.core.sending import Sending
 from penstock.pop.core.transactions import Transactions
 from penstock.pop.grpc.groupservice import GroupService
 from penstock.pop.grpc.service import PopService
 from penstock.pop.grpc.wire import serialize
+from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.timer.delayed import DelayedMessages
 

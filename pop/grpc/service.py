@@ -22,11 +22,11 @@ from penstock.pop.core.checkpoint import FROM_QUEUE, Checkpoint
 from penstock.pop.core.choice import RESPONSE_BYTES
 from penstock.pop.core.core import Change, Outcome, PopCore, check_attempt_id
 from penstock.pop.core.deadletters import DeadLetter
-from penstock.pop.core.errors import GroupBusy, GroupExists, GroupUnknown, Overloaded, PopError, RequestInvalid
 from penstock.pop.core.group import Group
 from penstock.pop.core.poll import Taken
 from penstock.pop.core.sending import Sending, SendRefused
 from penstock.pop.core.transactions import Ended, Half, Transactions
+from penstock.pop.errors import GroupBusy, GroupExists, GroupUnknown, Overloaded, PopError, RequestInvalid
 from penstock.pop.grpc.stream import CREDITS_DEFAULT, CREDITS_MAX, Acked, Consumption
 from penstock.pop.grpc.wire import SENT_PLAIN, STATUS_OK, popped_messages, sent, serialize, statuses
 from penstock.pop.proto import pop_pb2 as pb

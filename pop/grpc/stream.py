@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from penstock.pop.core.checkpoint import Checkpoint
 from penstock.pop.core.core import Change, Outcome, PopCore
-from penstock.pop.core.errors import PopError
 from penstock.pop.core.group import Group
 from penstock.pop.core.poll import Poll, Taken
+from penstock.pop.errors import PopError
 
 CREDITS_DEFAULT = 1024
 CREDITS_MAX = 1_000_000

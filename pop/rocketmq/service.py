@@ -21,13 +21,13 @@ from penstock.pop.core.admin import GroupAdmin
 from penstock.pop.core.checkpoint import FROM_QUEUE, Checkpoint
 from penstock.pop.core.core import Change, Outcome, check_attempt_id
 from penstock.pop.core.deadletters import DeadLetter
-from penstock.pop.core.errors import GroupUnknown
 from penstock.pop.core.expression import ExpressionType
 from penstock.pop.core.group import Group
 from penstock.pop.core.poll import Taken
 from penstock.pop.core.sending import Sending
 from penstock.pop.core.settings import GroupSettings
 from penstock.pop.core.transactions import Half, Transactions
+from penstock.pop.errors import GroupUnknown
 from penstock.pop.rocketmq import names
 from penstock.pop.rocketmq.clients import Client, Clients, Stream, holder_of, lease_id
 from penstock.pop.rocketmq.lite import LiteSubscriptions, too_many

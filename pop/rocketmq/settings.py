@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from penstock.pop.backoff import Backoff, Exponential
 from penstock.pop.core.expression import ExpressionType, compile_expression
 from penstock.pop.core.group import Group
-from penstock.pop.core.options import PopOptions
-from penstock.pop.core.settings import BACKOFF_STEPS_MAX, Backoff, Exponential
+from penstock.pop.core.settings import BACKOFF_STEPS_MAX
+from penstock.pop.options import PopOptions
 from penstock.pop.rocketmq.names import LITE_TOPIC_CHARS_MAX
 from penstock.pop.rocketmq.status import Code, Refused
 from penstock.pop.rocketmq.stubs import pb

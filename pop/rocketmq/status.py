@@ -11,7 +11,9 @@ from enum import IntEnum
 import structlog
 
 from penstock.pop.core.core import Outcome
-from penstock.pop.core.errors import (
+from penstock.pop.core.sending import Refusal, SendRefused
+from penstock.pop.core.transactions import Ended
+from penstock.pop.errors import (
     ExpressionInvalid,
     GroupBusy,
     GroupInvalid,
@@ -20,8 +22,6 @@ from penstock.pop.core.errors import (
     PopError,
     RequestInvalid,
 )
-from penstock.pop.core.sending import Refusal, SendRefused
-from penstock.pop.core.transactions import Ended
 from penstock.pop.grpc.wire import text, varint
 from penstock.store.errors import DiskFull, LimitExceeded, RecordTooLarge, TopicInvalid
 from penstock.timer.delayed import Recalled

@@ -23,7 +23,7 @@ from penstock.gateway.sessions.sessions import stored_sessions
 from penstock.gateway.transport.listener import Listener
 from penstock.node.config import AdminOptions, Config
 from penstock.node.node import Node
-from penstock.pop.core.options import PopOptions
+from penstock.pop.options import PopOptions
 from penstock.store.options import KIB, MIB, HostPort, StoreOptions
 from penstock.store.queues import ROOT
 from penstock.store.record import Kind

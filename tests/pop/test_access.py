@@ -17,8 +17,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from penstock.pop.client.client import Client, Security, settings_of
 from penstock.pop.client.sync import SyncClient
 from penstock.pop.core.access import NEEDS, Access, AccessInvalid, Principal, load_access
-from penstock.pop.core.errors import NodeUnavailable, NotAuthenticated, NotPermitted
-from penstock.pop.core.options import PopOptions
+from penstock.pop.errors import NodeUnavailable, NotAuthenticated, NotPermitted
+from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.pop.rocketmq.stubs import SERVICE
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node

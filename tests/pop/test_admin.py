@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from penstock.pop.backoff import Exponential
 from penstock.pop.core.admin import ResetTo
 from penstock.pop.core.core import Outcome
-from penstock.pop.core.errors import ExpressionInvalid, GroupBusy, GroupExists, GroupUnknown, RequestInvalid
-from penstock.pop.core.options import PopOptions
-from penstock.pop.core.settings import Exponential, GroupSettings
+from penstock.pop.core.settings import GroupSettings
+from penstock.pop.errors import ExpressionInvalid, GroupBusy, GroupExists, GroupUnknown, RequestInvalid
+from penstock.pop.options import PopOptions
 from penstock.store.record import REFERENCE, Flag, Kind, Properties, backoff_code, encode_properties
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Parts
 

@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from penstock.pop.core.options import PopOptions
+from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.pop.proto.pop_pb2_grpc import GroupServiceStub, PopServiceStub
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node

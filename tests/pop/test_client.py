@@ -12,7 +12,7 @@ import pytest
 from penstock.pop.client.calls import BACKOFF_MS_MAX, BACKOFF_MS_MIN, Backoff, Batched, error_of_status
 from penstock.pop.client.client import Client, OutgoingMessage
 from penstock.pop.client.consumer import Message
-from penstock.pop.core.errors import (
+from penstock.pop.errors import (
     AlreadyAcked,
     AlreadyFired,
     AlreadyRecalled,
@@ -31,7 +31,7 @@ from penstock.pop.core.errors import (
     RequestInvalid,
     StatusError,
 )
-from penstock.pop.core.options import PopOptions
+from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.store.record import Kind
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node

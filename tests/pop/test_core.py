@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from penstock.pop.core.choice import READ_AHEAD, RESPONSE_BYTES
 from penstock.pop.core.core import Change, Outcome
-from penstock.pop.core.errors import GroupInvalid, Overloaded, PopError
-from penstock.pop.core.options import PopOptions
+from penstock.pop.errors import GroupInvalid, Overloaded, PopError
+from penstock.pop.options import PopOptions
 from penstock.store.errors import TopicInvalid
 from penstock.store.options import MIB, StoreOptions
 from penstock.timer.options import TimerOptions

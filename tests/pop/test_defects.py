@@ -13,7 +13,7 @@ import pytest
 
 from penstock.pop.client.client import Client
 from penstock.pop.core.core import Outcome
-from penstock.pop.core.options import PopOptions
+from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.pop.proto.pop_pb2_grpc import PopServiceStub
 from penstock.store.options import MIB, StoreOptions

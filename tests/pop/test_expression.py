@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.pop.core.choice import LOOK_READS_MAX, PASSED_MAX
-from penstock.pop.core.errors import ExpressionInvalid
 from penstock.pop.core.expression import compile_expression
+from penstock.pop.errors import ExpressionInvalid
 from penstock.store.record import Kind, Properties, encode, encode_properties
 from tests.pop.wiring import FILTER, GROUP, Node, Parts
 

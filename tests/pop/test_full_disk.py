@@ -12,8 +12,8 @@ import pytest
 
 from penstock.pop.core.admin import ResetTo
 from penstock.pop.core.core import Outcome
-from penstock.pop.core.options import PopOptions
 from penstock.pop.core.transactions import Ended
+from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.store.errors import DiskFull
 from penstock.store.options import GIB, MIB, StoreOptions

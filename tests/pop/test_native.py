@@ -14,9 +14,10 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from penstock.pop.backoff import Exponential
 from penstock.pop.client.client import Client, settings_of
 from penstock.pop.client.sync import SyncClient
-from penstock.pop.core.errors import (
+from penstock.pop.errors import (
     AlreadyAcked,
     AlreadyCommitted,
     AlreadyRolledBack,
@@ -27,9 +28,8 @@ from penstock.pop.core.errors import (
     NodeUnavailable,
     RequestInvalid,
 )
-from penstock.pop.core.options import PopOptions
-from penstock.pop.core.settings import Exponential
 from penstock.pop.grpc.stream import TAKEN_PER_TURN, Consumption
+from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.pop.proto.pop_pb2_grpc import PopServiceStub
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node, Parts

@@ -14,7 +14,7 @@ from penstock.pop.core import choice
 from penstock.pop.core.admin import ResetTo
 from penstock.pop.core.choice import RESPONSE_BYTES
 from penstock.pop.core.core import Outcome
-from penstock.pop.core.errors import GroupBusy
+from penstock.pop.errors import GroupBusy
 from penstock.store.options import MIB, StoreOptions
 from penstock.store.record import Properties
 from tests.depth import DEPTH

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.pop.core.errors import Overloaded
-from penstock.pop.core.options import PopOptions
 from penstock.pop.core.poll import Taken
+from penstock.pop.errors import Overloaded
+from penstock.pop.options import PopOptions
 from tests.pop.wiring import GROUP, Parts
 
 LONG_MS = 60_000

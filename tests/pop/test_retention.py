@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.pop.core.core import Outcome
-from penstock.pop.core.options import PopOptions
+from penstock.pop.options import PopOptions
 from penstock.store.lightqueue import LightQueue
 from penstock.store.options import HOUR_MS, KIB, StoreOptions
 from penstock.store.record import Flag, Properties, encode_properties

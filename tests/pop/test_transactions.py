@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.pop.core.options import PopOptions
 from penstock.pop.core.transactions import Ended, Half
+from penstock.pop.options import PopOptions
 from penstock.store.record import Flag, Properties, encode_properties
 from tests.pop.wiring import TOPIC, Node, Parts
 

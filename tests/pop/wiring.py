@@ -17,7 +17,6 @@ from penstock.pop.core.admin import GroupAdmin
 from penstock.pop.core.core import Change, Outcome, PopCore
 from penstock.pop.core.group import Group
 from penstock.pop.core.handle import Handles, load_secret
-from penstock.pop.core.options import PopOptions
 from penstock.pop.core.poll import Taken
 from penstock.pop.core.sending import Sending
 from penstock.pop.core.settings import GroupSettings
@@ -25,6 +24,7 @@ from penstock.pop.core.transactions import Transactions
 from penstock.pop.grpc.groupservice import GroupService
 from penstock.pop.grpc.server import PopServer, rocketmq_service
 from penstock.pop.grpc.service import PopService
+from penstock.pop.options import PopOptions
 from penstock.pop.proto.pop_pb2_grpc import PopServiceStub
 from penstock.store.clock import Clock, ManualClock, SystemClock
 from penstock.store.lightqueue import Start

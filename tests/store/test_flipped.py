@@ -15,9 +15,9 @@ from penstock.gateway.protocol.codec import FROM_SERVER, decode
 from penstock.pop.core.admin import GroupAdmin, ResetTo
 from penstock.pop.core.core import Change, PopCore
 from penstock.pop.core.handle import Handles, load_secret
-from penstock.pop.core.options import PopOptions
 from penstock.pop.core.poll import Taken
 from penstock.pop.core.transactions import Transactions
+from penstock.pop.options import PopOptions
 from penstock.store.clock import ManualClock
 from penstock.store.commitlog import DIRECTORY, CommitLog, Tail
 from penstock.store.errors import LogCorrupt

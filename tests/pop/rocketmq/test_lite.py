@@ -14,7 +14,7 @@ import pytest
 from penstock.pop.client.client import Client as PopClient
 from penstock.pop.client.client import settings_of
 from penstock.pop.core.group import Group
-from penstock.pop.core.options import PopOptions
+from penstock.pop.options import PopOptions
 from penstock.pop.rocketmq import lite as lite_module
 from penstock.pop.rocketmq import service as service_module
 from penstock.pop.rocketmq.status import Code

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.pop.core.errors import GroupInvalid
+from penstock.pop.errors import GroupInvalid
 from penstock.pop.rocketmq.names import (
     LITE_TOPIC_CHARS_MAX,
     encode,

@@ -14,8 +14,8 @@ import grpc.aio
 import pytest
 
 from penstock.pop.client.client import Client, Security, settings_of
-from penstock.pop.core.errors import PopError
-from penstock.pop.core.options import PopOptions
+from penstock.pop.errors import PopError
+from penstock.pop.options import PopOptions
 from penstock.pop.rocketmq.service import MESSAGES_PER_SEND_MAX
 from penstock.pop.rocketmq.settings import LITE_SUBSCRIPTIONS_MAX
 from penstock.pop.rocketmq.status import Code

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from penstock.pop.core.errors import ExpressionInvalid
-from penstock.pop.core.options import PopOptions
-from penstock.pop.core.settings import Backoff, Exponential
+from penstock.pop.backoff import Backoff, Exponential
+from penstock.pop.errors import ExpressionInvalid
+from penstock.pop.options import PopOptions
 from penstock.pop.rocketmq.routes import endpoints_for, endpoints_of, queue_of
 from penstock.pop.rocketmq.settings import (
     LITE_SUBSCRIPTIONS_MAX,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from penstock.pop.core.core import Outcome
-from penstock.pop.core.errors import ExpressionInvalid, GroupBusy, GroupInvalid, GroupUnknown, Overloaded, RequestInvalid
 from penstock.pop.core.sending import Refusal, SendRefused
 from penstock.pop.core.transactions import Ended
+from penstock.pop.errors import ExpressionInvalid, GroupBusy, GroupInvalid, GroupUnknown, Overloaded, RequestInvalid
 from penstock.pop.rocketmq.status import OF_OUTCOME, OF_RECALLED, Code, Refused, code_of, detail_of, of_ended, overall, refusal
 from penstock.pop.rocketmq.stubs import SERVICE, pb, service_pb
 from penstock.store.errors import DiskFull, LimitExceeded, RecordTooLarge, TopicInvalid
