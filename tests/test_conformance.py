@@ -103,7 +103,7 @@ def test_what_the_table_names_is_there(row: list[str]) -> None:
 
 
 def test_what_is_never_sent_is_nowhere_in_the_gateway() -> None:
-    source = "".join(path.read_text("utf-8") for path in sorted((ROOT / "gateway").glob("*.py")) if path.name != "reasons.py")
+    source = "".join(path.read_text("utf-8") for path in sorted((ROOT / "gateway").rglob("*.py")) if path.name != "reasons.py")
     never = {name for row in REASONS if row[-1].startswith("never sent") for name in re.findall(r"`(\w+)`", row[0])}
     assert len(never) > 10
     found = {name for name in never if re.search(rf"ReasonCode\.{name}\b", source)}
@@ -113,7 +113,7 @@ def test_what_is_never_sent_is_nowhere_in_the_gateway() -> None:
 def test_clauses_that_code_and_tests_name_exist() -> None:
     named = re.compile(r"\[MQTT-(\d[\d.]*-\d+)\]")
     wrong = []
-    for path in sorted([*(ROOT / "gateway").glob("*.py"), *GATEWAY.glob("*.py"), *(ROOT / "tests" / "store").glob("*.py")]):
+    for path in sorted([*(ROOT / "gateway").rglob("*.py"), *GATEWAY.glob("*.py"), *(ROOT / "tests" / "store").glob("*.py")]):
         known = statements(STATEMENTS_5) | statements(STATEMENTS_3)
         wrong += [f"{path.name}: {clause}" for clause in named.findall(path.read_text("utf-8")) if clause not in known]
     assert wrong == []

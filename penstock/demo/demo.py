@@ -125,7 +125,7 @@ class _Demo:
     async def _worker(self, pop: HostPort, habit: str) -> None:
         """Run a consumer and keep what it reports. One that dies is left dead: the others have its messages soon."""
         process = await self._spawn(
-            "penstock.worker", "--pop", str(pop), "--group", GROUP, "--filter", FILTER, "--habit", habit
+            "penstock.demo.worker", "--pop", str(pop), "--group", GROUP, "--filter", FILTER, "--habit", habit
         )
         assert process.stdout is not None
         async for line in process.stdout:
@@ -189,7 +189,7 @@ class _Demo:
 
     async def _run_fleet(self, mqtt: HostPort, task: TaskID) -> None:
         process = await self._spawn(
-            "penstock.fleet",
+            "penstock.demo.fleet",
             *("--host", mqtt.host, "--port", str(mqtt.port), "--seed", str(self.seed)),
             *("--devices", str(self.devices), "--readings", str(self.readings)),
         )

@@ -1,6 +1,6 @@
 """The demo's devices: a plant whose sensors can be simulated from a seed, and their MQTT connections, which are real.
 
-`python -m penstock.fleet --port 1883` runs a fleet as a process of its own, so that its load shares no event loop with the
+`python -m penstock.demo.fleet --port 1883` runs a fleet as a process of its own, so that its load shares no event loop with the
 node. Its standard output is JSON lines: `{"published": n}` while it runs, and at last one with `"done": true` and the counts of
 `FleetReport`. It ends with status 0 when every reading was acknowledged, and with 1 otherwise.
 """
@@ -334,7 +334,7 @@ def _progress_printer() -> Callable[[int], None]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a fleet from the command line and return the exit status."""
-    parser = argparse.ArgumentParser(prog="penstock.fleet", description="Publish the readings of simulated devices.")
+    parser = argparse.ArgumentParser(prog="penstock.demo.fleet", description="Publish the readings of simulated devices.")
     parser.add_argument("--host", default="127.0.0.1", help="address of the broker (%(default)s)")
     parser.add_argument("--port", type=int, default=1883, help="its MQTT port (%(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="same seed, same readings (%(default)s)")

@@ -1,6 +1,6 @@
 """The demo's consumers: processes that pop readings of one group. One works, one is slow, one dies.
 
-`python -m penstock.worker --pop 127.0.0.1:8081 --group billing --filter 'plant/#' --habit steady` prints JSON lines with how
+`python -m penstock.demo.worker --pop 127.0.0.1:8081 --group billing --filter 'plant/#' --habit steady` prints JSON lines with how
 many deliveries it popped, acknowledged, and acknowledged too late.
 """
 
@@ -118,7 +118,7 @@ async def _work(options: argparse.Namespace) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a worker from the command line until SIGTERM; return the exit status."""
-    parser = argparse.ArgumentParser(prog="penstock.worker", description="A consumer of the demo.")
+    parser = argparse.ArgumentParser(prog="penstock.demo.worker", description="A consumer of the demo.")
     parser.add_argument("--pop", required=True, metavar="HOST:PORT")
     parser.add_argument("--group", required=True)
     parser.add_argument("--filter", required=True)

@@ -38,7 +38,7 @@ def imported_by(source: str, *arguments: str) -> set[str]:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_and_the_reading_of_arguments_import_nothing_heavy(command: str) -> None:
-    found = imported_by("from penstock.cli import main; main(sys.argv[1:])", command, "--help")
+    found = imported_by("from penstock.cli.main import main; main(sys.argv[1:])", command, "--help")
     assert "argparse" in found
     assert not found & HEAVY
 
@@ -46,11 +46,11 @@ def test_help_and_the_reading_of_arguments_import_nothing_heavy(command: str) ->
 @pytest.mark.parametrize(
     ("module", "needs"),
     [
-        ("penstock.pubsub", {"amqtt"}),
-        ("penstock.tools", {"grpc", "google", "numpy"}),
-        ("penstock.groups", {"grpc", "google", "numpy", "rich"}),
-        ("penstock.inspect", {"numpy", "rocksdict", "rich", "structlog"}),
-        ("penstock.mend", {"numpy", "rocksdict", "rich", "structlog"}),
+        ("penstock.cli.pubsub", {"amqtt"}),
+        ("penstock.cli.tools", {"grpc", "google", "numpy"}),
+        ("penstock.cli.groups", {"grpc", "google", "numpy", "rich"}),
+        ("penstock.cli.inspect", {"numpy", "rocksdict", "rich", "structlog"}),
+        ("penstock.cli.mend", {"numpy", "rocksdict", "rich", "structlog"}),
     ],
 )
 def test_a_command_imports_what_it_needs(module: str, needs: set[str]) -> None:
