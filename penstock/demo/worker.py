@@ -1,7 +1,7 @@
 """The demo's consumers: processes that pop readings of one group. One works, one is slow, one dies.
 
-`python -m penstock.demo.worker --pop 127.0.0.1:8081 --group billing --filter 'plant/#' --habit steady` prints JSON lines with how
-many deliveries it popped, acknowledged, and acknowledged too late.
+`python -m penstock.demo.worker --pop 127.0.0.1:8081 --group billing --filter 'plant/#' --habit steady` prints
+JSON lines with how many deliveries it popped, acknowledged, and acknowledged too late.
 """
 
 from __future__ import annotations
