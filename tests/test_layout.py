@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.layout import circles, imported_modules, module_graph, sources
+from tests.layout import ROOT, circles, imported_modules, module_graph, sources
 
 ALLOWED: dict[str, set[str]] = {
     "store": set(),
@@ -97,3 +97,13 @@ def test_an_import_against_the_order_is_found(module: str, source: str) -> None:
 )
 def test_an_import_with_the_order_is_left_alone(module: str, source: str) -> None:
     assert violations(source, module) == []
+
+
+def test_no_test_imports_from_another_test() -> None:
+    found = []
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for name in imported_modules(path.read_text("utf-8"), module):
+            if name.startswith("tests.") and name.rpartition(".")[2].startswith(("test_", "conftest")):
+                found.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert found == [], "shared helpers live in modules of their own, see tests/README.md"

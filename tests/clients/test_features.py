@@ -16,7 +16,8 @@ from penstock.gateway.protocol.reasons import ConnectCode, ReasonCode
 from tests.clients.mqtt_drivers import DRIVERS, VERSIONS, Driver, Got, Will
 from tests.gateway.certificates import Authority
 from tests.gateway.scripted_plugins import new_script
-from tests.gateway.wire import ANSWER_S_MAX, FREE, Broker, until
+from tests.gateway.wire import ANSWER_S_MAX, FREE, Broker
+from tests.waiting import until
 
 PLUGINS: dict[str, Any] = {"tests.gateway.scripted_plugins.Users": {}, "tests.gateway.scripted_plugins.Topics": {}}
 

@@ -14,14 +14,14 @@ from penstock.gateway.protocol import fields, packets
 from penstock.gateway.protocol.properties import RULES, WILL, Property, write_properties
 from penstock.gateway.protocol.reasons import REASONS
 from penstock.gateway.transport.proxy import V2
-from tests.gateway import packet_cases, packet_cases_5, test_proxy
+from tests.gateway import packet_cases, packet_cases_5, proxy_headers
 from tests.gateway.packet_cases import connect, field, packet, subscribe, unsubscribe
 from tests.gateway.wire import BYE, CLEAN, PING
 
 SEEDS = [case.data for table in (packet_cases, packet_cases_5) for case in (*table.VALID, *table.INVALID)]
 """Every packet of the shared tables."""
 
-HEADERS = [header for header, _ in test_proxy.VALID.values()] + list(test_proxy.INVALID.values())
+HEADERS = [header for header, _ in proxy_headers.VALID.values()] + list(proxy_headers.INVALID.values())
 
 HANDSHAKE = (
     b"GET /mqtt HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"

@@ -17,7 +17,7 @@ import structlog
 import uvloop
 
 from penstock.gateway.options import ListenerOptions
-from tests.gateway.test_proxy import LOOPBACK
+from tests.gateway.proxy_headers import LOOPBACK
 from tests.gateway.wire import FREE, Broker
 
 LISTENERS = (

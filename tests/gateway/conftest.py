@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.gateway import scripted_plugins
+from tests.gateway.brokers import StartBroker
+from tests.gateway.scripted_plugins import Script
 from tests.gateway.stage import Stage
 from tests.gateway.wire import Broker
-
-StartBroker = Callable[..., Awaitable[Broker]]
 
 
 @pytest.fixture
@@ -42,3 +43,10 @@ async def stage() -> AsyncIterator[Stage]:
     for far in stage.far:
         far.close()
     stage.sockets.close()
+
+
+@pytest.fixture
+def script() -> Iterator[Script]:
+    script = scripted_plugins.new_script()
+    yield script
+    script.may_answer.set()

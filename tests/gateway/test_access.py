@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,43 +15,16 @@ from penstock.gateway.auth.plugins import PluginsUnavailable
 from penstock.gateway.options import AccessOptions, ListenerOptions
 from penstock.gateway.protocol.codec import encode_publish
 from penstock.gateway.protocol.packets import CONNACK, PINGRESP, PUBACK, PUBLISH, PUBREC
-from penstock.gateway.protocol.reasons import ConnectCode, ReasonCode
+from penstock.gateway.protocol.reasons import ReasonCode
 from penstock.store.options import HostPort
-from tests.gateway import scripted_plugins
+from tests.gateway.brokers import StartBroker
 from tests.gateway.certificates import Authority
-from tests.gateway.conftest import StartBroker
+from tests.gateway.logins import ANONYMOUS, BAD_PASSWORD, PASSWORD, REFUSED, SCRIPTED, USER, login, plugins
+from tests.gateway.moving_time import pass_time
 from tests.gateway.packet_cases import connect, subscribe
 from tests.gateway.scripted_plugins import BROKEN, Script
-from tests.gateway.test_connection import pass_time
-from tests.gateway.wire import CLEAN, PING, WILL, Broker, Client, Message, until
-
-USER, PASSWORD = 0x80, 0x40
-SCRIPTED = "tests.gateway.scripted_plugins"
-TABOO = "amqtt.plugins.topic_checking.TopicTabooPlugin"
-ACL = "amqtt.plugins.topic_checking.TopicAccessControlListPlugin"
-ANONYMOUS = "amqtt.plugins.authentication.AnonymousAuthPlugin"
-
-REFUSED = (CONNACK, 0, bytes((0, ConnectCode.NOT_AUTHORIZED)))
-BAD_PASSWORD = (CONNACK, 0, bytes((0, ConnectCode.BAD_USER_NAME_OR_PASSWORD)))
-
-
-@pytest.fixture
-def script() -> Iterator[Script]:
-    script = scripted_plugins.new_script()
-    yield script
-    script.may_answer.set()
-
-
-def plugins(*names: str, **options: Any) -> AccessOptions:
-    return AccessOptions(plugins={name if "." in name else f"{SCRIPTED}.{name}": {} for name in names}, **options)
-
-
-async def login(broker: Broker, client_id: str, username: str = "", password: str = "", **options: Any) -> Client:
-    """Connect with a user name and a password; the CONNACK is still to come."""
-    fields = [field.encode() for field in (username, password) if field]
-    flags = CLEAN | (USER if username else 0) | (PASSWORD if password else 0)
-    return await broker.connect(client_id, *fields, flags=flags, accepted=False, **options)
-
+from tests.gateway.wire import CLEAN, PING, WILL, Broker, Message
+from tests.waiting import until
 
 # --- anonymous clients --------------------------------------------------------------------------------------------------
 

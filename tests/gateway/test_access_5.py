@@ -13,12 +13,13 @@ from penstock.gateway.protocol.packets import PUBACK, PUBLISH
 from penstock.gateway.protocol.properties import Property, write_properties
 from penstock.gateway.protocol.reasons import ReasonCode
 from tests.gateway import scripted_plugins
+from tests.gateway.brokers import StartBroker
 from tests.gateway.certificates import Authority
-from tests.gateway.conftest import StartBroker
+from tests.gateway.logins import PASSWORD, USER, plugins
 from tests.gateway.packet_cases_5 import connect_5
 from tests.gateway.scripted_plugins import Script
-from tests.gateway.test_access import PASSWORD, USER, plugins
-from tests.gateway.wire import CLEAN, PING, Message, until
+from tests.gateway.wire import CLEAN, PING, Message
+from tests.waiting import until
 
 LASTS = {Property.SESSION_EXPIRY_S: 60}
 ABOUT = {Property.CONTENT_TYPE: "text"}

@@ -24,10 +24,11 @@ from penstock.gateway.protocol.packets import (
 )
 from penstock.gateway.protocol.properties import Property, write_properties
 from penstock.gateway.protocol.reasons import ConnectCode, ReasonCode
-from tests.gateway.conftest import StartBroker
+from tests.gateway.brokers import StartBroker
 from tests.gateway.packet_cases import connect, packet, subscribe, unsubscribe
 from tests.gateway.packet_cases_5 import NONE, connect_5, publish_5, subscribe_5, unsubscribe_5
-from tests.gateway.wire import BYE, CLEAN, PING, WILL, Broker, Client, Client5, Message, until
+from tests.gateway.wire import BYE, CLEAN, PING, WILL, Broker, Client, Client5, Message
+from tests.waiting import until
 
 both_versions = pytest.mark.parametrize("is_v5", [False, True], ids=["3.1.1", "5.0"])
 

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 
 import pytest
 
-from tests.gateway.wire import ANSWER_S_MAX, Broker, until
+from tests.gateway.other_clients import command, printed, subscribed
+from tests.gateway.wire import ANSWER_S_MAX, Broker
+from tests.waiting import until
 
 # --- mosquitto's commands -----------------------------------------------------------------------------------------------
-
-
-def command(name: str) -> str:
-    """Return the path of one of mosquitto's commands; skip the test where it isn't there."""
-    path = shutil.which(name)
-    if path is None:
-        pytest.skip(f"{name} is not installed (apt-get install mosquitto-clients)")
-    return path
 
 
 async def mosquitto_pub(broker: Broker, topic: str, body: str, qos: int, *options: str) -> None:
@@ -36,18 +29,6 @@ async def mosquitto_sub(broker: Broker, client_id: str, topic_filter: str, qos: 
         *("-t", topic_filter, "-q", str(qos), "-C", str(count), "-F", "%t %q %r %p"),
         stdout=asyncio.subprocess.PIPE,
     )
-
-
-async def subscribed(broker: Broker, client_id: str) -> None:
-    """Return when the node has a subscription of a client's, which must not end before that."""
-    clients = broker.node.gateway.clients
-    await until(lambda: client_id in clients and bool(clients[client_id].session.subscriptions))
-
-
-async def printed(process: asyncio.subprocess.Process) -> list[str]:
-    output, _ = await process.communicate()
-    assert process.returncode == 0
-    return output.decode().splitlines()
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])

@@ -3,68 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from tests.gateway.test_clients import command, printed, subscribed
-from tests.gateway.wire import ANSWER_S_MAX, Broker, Message, until
+from tests.gateway.other_clients import Paho, command, paho, printed, properties_of, subscribed
+from tests.gateway.wire import ANSWER_S_MAX, Broker, Message
+from tests.waiting import until
 
 # --- paho-mqtt ----------------------------------------------------------------------------------------------------------
-
-
-class Paho:
-    """paho-mqtt in MQTT 5.0, whose network loop runs on a thread of its own. What it calls back with is queued by name."""
-
-    def __init__(self, module: Any, broker: Broker, client_id: str) -> None:
-        self._loop = asyncio.get_running_loop()
-        self.answers: dict[str, asyncio.Queue[Any]] = {
-            name: asyncio.Queue() for name in ("connect", "subscribe", "unsubscribe", "publish", "message", "disconnect")
-        }
-        self._broker = broker
-        self.client = module.Client(module.CallbackAPIVersion.VERSION2, client_id, protocol=module.MQTTv5)
-        self.client.on_connect = lambda _, __, flags, reason, about: self._tell("connect", (flags, reason, about))
-        self.client.on_subscribe = lambda _, __, ___, reasons, ____: self._tell("subscribe", reasons)
-        self.client.on_unsubscribe = lambda _, __, ___, reasons, ____: self._tell("unsubscribe", reasons)
-        self.client.on_publish = lambda _, __, ___, reason, about: self._tell("publish", (reason, about))
-        self.client.on_message = lambda _, __, message: self._tell("message", message)
-        self.client.on_disconnect = lambda _, __, ___, reason, ____: self._tell("disconnect", reason)
-
-    def _tell(self, name: str, item: object) -> None:
-        self._loop.call_soon_threadsafe(self.answers[name].put_nowait, item)
-
-    async def of(self, name: str) -> Any:
-        """Return what the next callback of a name was given."""
-        return await self.answers[name].get()
-
-    async def connect(self, **options: Any) -> Any:
-        address = self._broker.node.mqtt
-        self.client.connect_async(address.host, address.port, **options)
-        self.client.loop_start()
-        return await self.of("connect")
-
-
-@asynccontextmanager
-async def paho(broker: Broker, client_id: str, **options: Any) -> AsyncIterator[Paho]:
-    module = pytest.importorskip("paho.mqtt.client", reason="paho-mqtt is not installed")
-    client = Paho(module, broker, client_id)
-    _, reason, _ = await client.connect(**options)
-    assert not reason.is_failure
-    yield client
-    client.client.disconnect()
-    await asyncio.to_thread(client.client.loop_stop)
-
-
-def properties_of(packet: str, **values: Any) -> Any:
-    """Return paho's Properties of a packet."""
-    module = pytest.importorskip("paho.mqtt.properties")
-    types = pytest.importorskip("paho.mqtt.packettypes")
-    found = module.Properties(getattr(types.PacketTypes, packet))
-    for name, value in values.items():
-        setattr(found, name, value)
-    return found
 
 
 async def test_paho_gets_all_properties_that_paho_sends(broker: Broker) -> None:

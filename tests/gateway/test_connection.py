@@ -7,56 +7,20 @@ from typing import Any
 import pytest
 
 from penstock.gateway.connection.connection import ANSWERS_BYTES_MAX
-from penstock.gateway.gateway import SOCKETS_PER_CLIENT_MAX, Gateway
+from penstock.gateway.gateway import SOCKETS_PER_CLIENT_MAX
 from penstock.gateway.protocol.codec import encode_acks, encode_publish
 from penstock.gateway.protocol.errors import ConnectRefused, UnsupportedVersion
 from penstock.gateway.protocol.packets import CONNACK, PINGRESP, PUBACK, PUBCOMP, PUBREC, PUBREL, SUBACK, UNSUBACK
 from penstock.gateway.protocol.reasons import ConnectCode, ReasonCode
-from penstock.store.clock import Clock
 from penstock.store.options import KIB, MIB
-from tests.gateway.conftest import StartBroker
+from tests.gateway.brokers import StartBroker
+from tests.gateway.moving_time import pass_time
 from tests.gateway.packet_cases import INVALID, connect, field, packet, subscribe, unsubscribe
-from tests.gateway.wire import BYE, CLEAN, PING, WILL, WILL_RETAIN, Broker, Message, until
+from tests.gateway.wire import BYE, CLEAN, PING, WILL, WILL_RETAIN, Broker, Message
+from tests.waiting import until
 
 ACCEPTED = (CONNACK, 0, b"\0\0")
 PONG = (PINGRESP, 0, b"")
-
-
-class LoopAhead:
-    """The event loop, with a clock that a test moves."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self.ahead_s = 0.0
-
-    def time(self) -> float:
-        return self._loop.time() + self.ahead_s
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loop, name)
-
-
-class ClockAhead:
-    """A clock that a test moves forward."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self.ahead_ms = 0
-
-    def now_ms(self) -> int:
-        return self._clock.now_ms() + self.ahead_ms
-
-
-def pass_time(gateway: Gateway, seconds: float) -> None:
-    """Let the gateway's wheel turn as if this much time had passed, and let it do all that is due."""
-    if not isinstance(gateway.loop, LoopAhead):
-        gateway.loop = LoopAhead(gateway.loop)  # type: ignore[assignment]
-        gateway.store.clock = ClockAhead(gateway.store.clock)
-    gateway.loop.ahead_s += seconds  # type: ignore[attr-defined]
-    gateway.store.clock.ahead_ms += round(seconds * 1000)  # type: ignore[attr-defined]
-    assert gateway._wheel_timer is not None
-    gateway._wheel_timer.cancel()
-    gateway._turn_wheel()
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from penstock.gateway.protocol.packets import CONNACK, PINGRESP, PUBACK, PUBCOMP
 from penstock.gateway.protocol.properties import Property, write_properties
 from penstock.gateway.protocol.reasons import ReasonCode
 from penstock.store.options import KIB
-from tests.gateway.conftest import StartBroker
+from tests.gateway.brokers import StartBroker
+from tests.gateway.moving_time import pass_time
 from tests.gateway.packet_cases import connect, packet
 from tests.gateway.packet_cases_5 import INVALID, NONE, connect_5, publish_5, subscribe_5, unsubscribe_5
-from tests.gateway.test_connection import pass_time
 from tests.gateway.wire import CLEAN, PING, WILL, Broker, HeldSync, Message
 
 # --- CONNACK ------------------------------------------------------------------------------------------------------------

@@ -8,8 +8,9 @@ from penstock.gateway.delivery import subscription
 from penstock.gateway.protocol.codec import encode_acks, encode_publish
 from penstock.gateway.protocol.packets import PINGRESP, PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL
 from penstock.store.options import KIB, MIB
-from tests.gateway.conftest import StartBroker
-from tests.gateway.wire import PING, Broker, Client, Message, message_of, until
+from tests.gateway.brokers import StartBroker
+from tests.gateway.wire import PING, Broker, Client, Message, message_of
+from tests.waiting import until
 
 
 async def flood(publisher: Client, count: int, body_bytes: int, *, topic: bytes = b"a", first: int = 0) -> None:

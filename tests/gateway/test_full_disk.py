@@ -16,19 +16,14 @@ from penstock.node.metrics import registry_of
 from penstock.store.options import GIB
 from penstock.store.space import Usage
 from tests.gateway import scripted_plugins
-from tests.gateway.conftest import StartBroker
+from tests.gateway.brokers import StartBroker
+from tests.gateway.disk_space import TOTAL, free
+from tests.gateway.lasting_sessions import LASTS, leave
+from tests.gateway.logins import plugins
+from tests.gateway.moving_time import pass_time
 from tests.gateway.packet_cases import subscribe
-from tests.gateway.test_access import plugins
-from tests.gateway.test_connection import pass_time
-from tests.gateway.test_sessions import LASTS, leave
-from tests.gateway.wire import BYE, CLEAN, PING, WILL, Broker, Message, until
-
-TOTAL = 100 * GIB
-
-
-def free(broker: Broker, amount: int) -> None:
-    broker.node.store.space.probe = lambda: Usage(amount, TOTAL)
-    broker.node.store.look_at_disk()
+from tests.gateway.wire import BYE, CLEAN, PING, WILL, Broker, Message
+from tests.waiting import until
 
 
 @pytest.fixture

@@ -15,14 +15,15 @@ from websockets.uri import parse_uri
 from penstock.gateway.options import AccessOptions, ListenerOptions
 from tests.depth import DEPTH
 from tests.fuzz.inputs import cut
+from tests.gateway.brokers import StartBroker
 from tests.gateway.certificates import Authority
-from tests.gateway.conftest import StartBroker
 from tests.gateway.packet_cases import INVALID, VALID, connect, subscribe
+from tests.gateway.proxy_headers import INVALID as INVALID_HEADERS
+from tests.gateway.proxy_headers import LOOPBACK
+from tests.gateway.proxy_headers import VALID as VALID_HEADERS
 from tests.gateway.scripted_plugins import new_script
-from tests.gateway.test_proxy import INVALID as INVALID_HEADERS
-from tests.gateway.test_proxy import LOOPBACK
-from tests.gateway.test_proxy import VALID as VALID_HEADERS
-from tests.gateway.wire import CLEAN, FREE, Message, until
+from tests.gateway.wire import CLEAN, FREE, Message
+from tests.waiting import until
 
 ROUNDS = 4 * DEPTH
 """Rounds of attacks on each kind of listener."""

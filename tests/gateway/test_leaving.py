@@ -16,9 +16,10 @@ from penstock.gateway.protocol.properties import Property, parse_properties
 from penstock.gateway.sessions.sessions import OWNER
 from penstock.store import topics
 from penstock.store.options import KIB
-from tests.gateway.conftest import StartBroker
+from tests.gateway.brokers import StartBroker
 from tests.gateway.packet_cases_5 import subscribe_5, unsubscribe_5
-from tests.gateway.wire import Broker, Client5, Message, message_of, until
+from tests.gateway.wire import Broker, Client5, Message, message_of
+from tests.waiting import until
 
 LASTS = {Property.SESSION_EXPIRY_S: 600}
 FEW = {Property.RECEIVE_MAXIMUM: 3}

@@ -19,10 +19,11 @@ from penstock.gateway.protocol.properties import Property
 from penstock.gateway.protocol.reasons import ConnectCode, ReasonCode
 from penstock.gateway.transport.sources import EXEMPT, Sources, source_of
 from penstock.store.options import HostPort
+from tests.gateway.brokers import StartBroker
 from tests.gateway.certificates import Authority
-from tests.gateway.conftest import StartBroker
 from tests.gateway.packet_cases import connect
-from tests.gateway.wire import CLEAN, FREE, PING, Broker, Message, until
+from tests.gateway.wire import CLEAN, FREE, PING, Broker, Message
+from tests.waiting import until
 
 
 def unix(path: Path, mode: int = 0o660) -> ListenerOptions:

@@ -10,7 +10,7 @@ from penstock.gateway.protocol.properties import Found, Property, write_properti
 from penstock.gateway.protocol.reasons import ReasonCode
 from penstock.store.clock import ManualClock
 from penstock.store.options import KIB
-from tests.gateway.conftest import StartBroker
+from tests.gateway.brokers import StartBroker
 from tests.gateway.packet_cases_5 import NONE, publish_5
 from tests.gateway.wire import CLEAN, WILL, Broker, Message, message_of
 

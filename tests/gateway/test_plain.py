@@ -18,10 +18,11 @@ from penstock.gateway.protocol.packets import CONNACK, PUBACK, PUBREC
 from penstock.gateway.protocol.reasons import ReasonCode
 from penstock.gateway.transport.sockets import SocketTransport
 from penstock.store.options import GIB, KIB
-from tests.gateway.conftest import StartBroker
+from tests.gateway.brokers import StartBroker
+from tests.gateway.disk_space import TOTAL, free
 from tests.gateway.packet_cases import connect, subscribe
-from tests.gateway.test_full_disk import TOTAL, free
-from tests.gateway.wire import CLEAN, Broker, Client, HeldSync, Message, until
+from tests.gateway.wire import CLEAN, Broker, Client, HeldSync, Message
+from tests.waiting import until
 
 
 class Bare:

@@ -8,7 +8,7 @@ from penstock.gateway.protocol.reasons import ReasonCode
 from penstock.gateway.transport.sockets import READ_BYTES, SocketTransport
 from penstock.store.options import KIB
 from penstock.store.record import COPY_BYTES, HEADER_BYTES
-from tests.gateway.conftest import StartBroker
+from tests.gateway.brokers import StartBroker
 from tests.gateway.packet_cases import connect, subscribe
 from tests.gateway.wire import BYE, CLEAN, PING, Broker, HeldSync, Message
 

@@ -22,36 +22,28 @@ from penstock.gateway.protocol.packets import (
 from penstock.gateway.protocol.properties import Found, Property
 from penstock.gateway.sessions.lifetimes import _cut
 from penstock.gateway.sessions.sessions import stored_sessions
-from penstock.gateway.sessions.stored import StoredSession
 from penstock.node.node import Node
 from penstock.store.options import KIB, MIB
 from penstock.store.record import HEADER, KIND_AT, Kind, walk
 from penstock.store.repair import repair, survey
-from tests.gateway.conftest import StartBroker
+from tests.gateway.brokers import StartBroker
+from tests.gateway.lasting_sessions import (
+    DUP,
+    ENDS,
+    LASTS,
+    begin,
+    both_versions,
+    each_end,
+    end_node,
+    leave,
+    recorded,
+    resume,
+    stored,
+)
+from tests.gateway.moving_time import pass_time
 from tests.gateway.packet_cases import connect, field, packet, subscribe
-from tests.gateway.test_connection import pass_time
-from tests.gateway.test_sessions import DUP, LASTS, begin, both_versions, leave, resume
-from tests.gateway.wire import CLEAN, WILL, Broker, Client, HeldSync, Message, message_of, until
-
-ENDS = ("stop", "kill")
-each_end = pytest.mark.parametrize("end", ENDS)
-
-
-async def end_node(broker: Broker, end: str) -> None:
-    """Have another node on the data directory, after an orderly stop or a kill."""
-    await (broker.restart() if end == "stop" else broker.kill())
-
-
-async def recorded(broker: Broker) -> None:
-    """Return when all that sessions have got on by is recorded."""
-    await until(lambda: not broker.node.gateway.lifetimes._unsaved)
-    broker.node.store.commit()
-
-
-def stored(broker: Broker, client_id: str) -> StoredSession:
-    broker.node.store.commit()
-    return {one.client_id: one for one in stored_sessions(broker.node.store.index)}[client_id]
-
+from tests.gateway.wire import CLEAN, WILL, Broker, Client, HeldSync, Message, message_of
+from tests.waiting import until
 
 # --- what waits, and what is under way ----------------------------------------------------------------------------------
 

@@ -5,43 +5,15 @@ from __future__ import annotations
 import pytest
 
 from penstock.gateway.protocol.codec import encode_acks, encode_publish
-from penstock.gateway.protocol.packets import CONNACK, PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL
-from penstock.gateway.protocol.properties import Found, Property
+from penstock.gateway.protocol.packets import PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL
+from penstock.gateway.protocol.properties import Property
 from penstock.gateway.protocol.reasons import ReasonCode
 from penstock.store.options import KIB
-from tests.gateway.conftest import StartBroker
-from tests.gateway.packet_cases import connect
-from tests.gateway.test_connection import pass_time
-from tests.gateway.wire import BYE, CLEAN, WILL, Broker, Client, Client5, Message, message_of, until
-
-LASTS: Found = {Property.SESSION_EXPIRY_S: 60}
-DUP = 8
-
-
-async def resume(broker: Broker, client_id: str, version: int) -> Client:
-    """Connect without a clean start, for a session that lasts; it must be there."""
-    if version == 5:
-        client = await broker.connect_5(client_id, flags=0, about=LASTS)
-        assert client.session_present
-        return client
-    old = await broker.dial()
-    await old.send(connect(0, client_id.encode(), keep_alive_s=0))
-    assert await old.receive() == (CONNACK, 0, b"\1\0")  # [MQTT-3.2.2-3] 3.1.1:[MQTT-3.2.2-2]
-    return old
-
-
-async def begin(broker: Broker, client_id: str, version: int) -> Client:
-    if version == 5:
-        return await broker.connect_5(client_id, about=LASTS)
-    return await broker.connect(client_id, flags=0)
-
-
-async def leave(client: Client) -> None:
-    await client.send(BYE)
-    await client.ended()
-
-
-both_versions = pytest.mark.parametrize("version", [4, 5])
+from tests.gateway.brokers import StartBroker
+from tests.gateway.lasting_sessions import DUP, LASTS, begin, both_versions, leave, resume
+from tests.gateway.moving_time import pass_time
+from tests.gateway.wire import BYE, CLEAN, WILL, Broker, Client5, Message, message_of
+from tests.waiting import until
 
 
 @both_versions

@@ -23,7 +23,7 @@ from penstock.store.clock import ManualClock
 from penstock.store.options import StoreOptions
 from penstock.store.record import Flag, Kind, Properties, encode_properties
 from penstock.store.store import Store
-from tests.store.test_store_machine import cut_log
+from tests.store.cutting import cut_log
 from tests.store.wiring import close, crash, retain
 
 SEGMENT_BYTES = 600
@@ -345,7 +345,7 @@ class SessionsMachine(RuleBasedStateMachine):
         self.lives += 1
         crash(self.store, self.data_dir)
         shutil.rmtree(old)
-        cut_log(self.data_dir, cut, b"")
+        cut_log(self.data_dir, cut, b"", SEGMENT_BYTES)
         if not keep_index:
             shutil.rmtree(self.data_dir / "index")
         self.events = [event for event in self.events if event[0] <= cut]

@@ -6,7 +6,7 @@ import asyncio
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -20,8 +20,6 @@ from penstock.gateway.protocol.packets import (
     NO_LOCAL,
     PUBACK,
     PUBCOMP,
-    PUBLISH,
-    PUBLISH_WITH,
     PUBREC,
     PUBREL,
     RETAIN_AS_PUBLISHED,
@@ -30,48 +28,15 @@ from penstock.gateway.protocol.properties import Property
 from penstock.gateway.protocol.reasons import SUBACK_FAILURE, ReasonCode
 from penstock.pop.client.client import Client as PopClient
 from penstock.pop.core.deadletters import Reason
-from penstock.pop.core.group import Group
 from penstock.pop.core.settings import DEFAULTS, GroupSettings
 from penstock.store.errors import TopicInvalid
-from tests.gateway import scripted_plugins
-from tests.gateway.conftest import StartBroker
+from tests.gateway.brokers import StartBroker
+from tests.gateway.logins import plugins
+from tests.gateway.other_clients import paho, properties_of, run_mosquitto
 from tests.gateway.scripted_plugins import Script
-from tests.gateway.test_access import plugins
-from tests.gateway.test_clients_5 import paho, properties_of
-from tests.gateway.test_transport_clients import run_mosquitto
-from tests.gateway.wire import ANSWER_S_MAX, Broker, Client, Client5, Message, until
-
-SHARED = "$share/g/a/#"
-LASTS = {Property.SESSION_EXPIRY_S: 600}
-
-
-async def member(broker: Broker, client_id: str, qos: int = 1, name: str = SHARED, **options: Any) -> Client5:
-    """Connect a client that shares a subscription."""
-    client = await broker.connect_5(client_id, **options)
-    assert await client.subscribe((name, qos)) == [qos]
-    return client
-
-
-def group_of(broker: Broker, name: str = "g", topic_filter: str = "a/#") -> Group:
-    return broker.node.pop.state.groups[name, topic_filter]
-
-
-async def publish(broker: Broker, *bodies: bytes, topic: str = "a/b", qos: int = 1) -> None:
-    """Publish messages one after the other, each acknowledged before the next."""
-    publisher = await broker.connect_5("publisher")
-    for body in bodies:
-        await publisher.publish(topic, body, qos)
-    publisher.reset()
-
-
-async def bodies(client: Client) -> list[bytes]:
-    """Return what a client was sent so far, unacknowledged."""
-    return [message.body for message in await client.messages()]
-
-
-def packet_ids(packets: list[Any]) -> list[int]:
-    return [packet[3] for packet in packets if packet[0] in (PUBLISH, PUBLISH_WITH)]
-
+from tests.gateway.share_members import LASTS, SHARED, bodies, group_of, member, packet_ids, publish
+from tests.gateway.wire import ANSWER_S_MAX, Broker, Client, Client5, Message
+from tests.waiting import until
 
 # --- each message to one ------------------------------------------------------------------------------------------------
 
@@ -647,13 +612,6 @@ def test_a_filter_that_is_shared_has_two_parts() -> None:
 
 
 # --- who may have what --------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def script() -> Iterator[Script]:
-    script = scripted_plugins.new_script()
-    yield script
-    script.may_answer.set()
 
 
 class Jail(BaseTopicPlugin):  # type: ignore[misc]

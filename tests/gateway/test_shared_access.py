@@ -15,10 +15,10 @@ from penstock.gateway.protocol.reasons import SUBACK_FAILURE, ReasonCode
 from penstock.pop.client.client import Client as PopClient
 from penstock.pop.client.client import Security
 from tests.gateway import scripted_plugins
+from tests.gateway.brokers import StartBroker
 from tests.gateway.certificates import Authority
-from tests.gateway.conftest import StartBroker
+from tests.gateway.logins import PASSWORD, USER, plugins
 from tests.gateway.scripted_plugins import Script
-from tests.gateway.test_access import PASSWORD, USER, plugins
 from tests.gateway.wire import CLEAN, Broker, Client5
 
 TOKEN = "s3cret"

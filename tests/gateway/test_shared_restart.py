@@ -7,9 +7,10 @@ from penstock.gateway.protocol.codec import encode_acks
 from penstock.gateway.protocol.packets import PUBACK, PUBCOMP, PUBREC, PUBREL
 from penstock.gateway.protocol.properties import Property
 from penstock.pop.core.settings import DEFAULTS
-from tests.gateway.test_session_restart import each_end, end_node, recorded
-from tests.gateway.test_shared import LASTS, SHARED, bodies, group_of, member, packet_ids, publish
-from tests.gateway.wire import Broker, Client5, until
+from tests.gateway.lasting_sessions import each_end, end_node, recorded
+from tests.gateway.share_members import LASTS, SHARED, bodies, group_of, member, packet_ids, publish
+from tests.gateway.wire import Broker, Client5
+from tests.waiting import until
 
 
 async def back(broker: Broker, client_id: str) -> Client5:

@@ -17,9 +17,9 @@ from penstock.gateway.options import AccessOptions
 from penstock.gateway.protocol.packets import CONNACK
 from penstock.gateway.protocol.reasons import ConnectCode
 from penstock.node.config import load_config
+from tests.gateway.brokers import StartBroker
 from tests.gateway.certificates import Authority
-from tests.gateway.conftest import StartBroker
-from tests.gateway.test_access import BAD_PASSWORD, REFUSED, login
+from tests.gateway.logins import BAD_PASSWORD, REFUSED, login
 from tests.gateway.wire import Broker, Client, Message
 
 ACCEPTED = (CONNACK, 0, b"\0\0")

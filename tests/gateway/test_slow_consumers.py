@@ -13,8 +13,9 @@ from penstock.gateway.protocol.codec import encode_publish
 from penstock.gateway.protocol.packets import PUBACK
 from penstock.gateway.transport.listener import NOT_SENT_BYTES
 from penstock.store.options import KIB, MIB
-from tests.gateway.conftest import StartBroker
-from tests.gateway.wire import RECEIVE_BUFFER_BYTES, Broker, Client, until
+from tests.gateway.brokers import StartBroker
+from tests.gateway.wire import RECEIVE_BUFFER_BYTES, Broker, Client
+from tests.waiting import until
 
 BUFFER = 16 * KIB
 BODY = 4 * KIB

@@ -12,7 +12,7 @@ import pytest
 from penstock.gateway.transport import sockets
 from penstock.gateway.transport.sockets import HAS_TURNS, LOOK_EACH
 from tests.gateway.stage import Recorder, Stage
-from tests.gateway.wire import until
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(not HAS_TURNS, reason="this system has no epoll: the loop's own transports serve")
 

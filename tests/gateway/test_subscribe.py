@@ -6,9 +6,10 @@ from penstock.gateway.delivery import retained
 from penstock.gateway.protocol.codec import encode_publish
 from penstock.gateway.protocol.packets import PUBLISH, SUBACK, UNSUBACK
 from penstock.gateway.protocol.reasons import SUBACK_FAILURE, ReasonCode
-from tests.gateway.conftest import StartBroker
+from tests.gateway.brokers import StartBroker
 from tests.gateway.packet_cases import subscribe, unsubscribe
-from tests.gateway.wire import BYE, CLEAN, PING, WILL, WILL_RETAIN, Broker, Client, Message, message_of, until
+from tests.gateway.wire import BYE, CLEAN, PING, WILL, WILL_RETAIN, Broker, Client, Message, message_of
+from tests.waiting import until
 
 # --- which messages -----------------------------------------------------------------------------------------------------
 

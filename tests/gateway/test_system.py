@@ -12,8 +12,8 @@ from penstock.gateway.protocol.properties import Property
 from penstock.gateway.protocol.reasons import ReasonCode
 from penstock.store.clock import ManualClock
 from penstock.store.errors import LimitExceeded, TopicInvalid
-from tests.gateway.conftest import StartBroker
-from tests.gateway.test_connection import pass_time
+from tests.gateway.brokers import StartBroker
+from tests.gateway.moving_time import pass_time
 from tests.gateway.wire import Broker, Message
 
 # --- $SYS -----------------------------------------------------------------------------------------------------------------

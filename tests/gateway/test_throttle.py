@@ -18,10 +18,11 @@ from penstock.gateway.protocol.codec import encode_publish
 from penstock.gateway.protocol.packets import PUBACK
 from penstock.store.options import KIB
 from tests.gateway import scripted_plugins
-from tests.gateway.conftest import StartBroker
-from tests.gateway.test_access import plugins
-from tests.gateway.test_connection import pass_time
-from tests.gateway.wire import FREE, PING, Broker, Client, HeldSync, Message, until
+from tests.gateway.brokers import StartBroker
+from tests.gateway.logins import plugins
+from tests.gateway.moving_time import pass_time
+from tests.gateway.wire import FREE, PING, Broker, Client, HeldSync, Message
+from tests.waiting import until
 
 # --- the bucket ---------------------------------------------------------------------------------------------------------
 

@@ -17,10 +17,11 @@ from penstock.gateway.options import AccessOptions
 from penstock.gateway.transport.listener import WATCH_S
 from penstock.gateway.transport.peer import username_of
 from penstock.gateway.transport.tls import Certificates
+from tests.gateway.brokers import StartBroker
 from tests.gateway.certificates import Authority
-from tests.gateway.conftest import StartBroker
 from tests.gateway.packet_cases import connect
-from tests.gateway.wire import ANSWER_S_MAX, CLEAN, Broker, Client, Message, until
+from tests.gateway.wire import ANSWER_S_MAX, CLEAN, Broker, Client, Message
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module")

@@ -13,11 +13,12 @@ import pytest
 
 from penstock.gateway.transport.sockets import HAS_TURNS, TlsTransport
 from penstock.gateway.transport.tls import Certificates, Tls
+from tests.gateway.brokers import StartBroker
 from tests.gateway.certificates import Authority
-from tests.gateway.conftest import StartBroker
 from tests.gateway.packet_cases import connect
 from tests.gateway.stage import Recorder, Stage
-from tests.gateway.wire import CLEAN, until
+from tests.gateway.wire import CLEAN
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(not HAS_TURNS, reason="this system has no epoll: the loop's own transports serve")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,9 @@ from typing import Any
 import pytest
 
 from penstock.gateway.options import ListenerOptions
+from tests.gateway.brokers import StartBroker
 from tests.gateway.certificates import Authority
-from tests.gateway.conftest import StartBroker
+from tests.gateway.other_clients import run_mosquitto
 from tests.gateway.wire import ANSWER_S_MAX, FREE, Broker, Message
 
 BODY = bytes(range(256)) * 100
@@ -72,16 +72,6 @@ async def test_paho_publishes_and_receives(start_broker: StartBroker, authority:
 
 
 # --- mosquitto's clients ------------------------------------------------------------------------------------------------
-
-
-async def run_mosquitto(tool: str, *arguments: str) -> bytes:
-    """Run one of mosquitto's clients to its end; return what it printed."""
-    if not shutil.which(tool):
-        pytest.skip("mosquitto's tools are not installed (apt-get install mosquitto-clients)")
-    process = await asyncio.create_subprocess_exec(tool, *arguments, stdout=asyncio.subprocess.PIPE)
-    output, _ = await asyncio.wait_for(process.communicate(), ANSWER_S_MAX)
-    assert process.returncode == 0
-    return output
 
 
 def tls_flags(broker: Broker, authority: Authority) -> list[str]:

@@ -18,9 +18,10 @@ from penstock.gateway.options import ListenerOptions
 from penstock.gateway.protocol.codec import encode_publish
 from penstock.gateway.protocol.reasons import ReasonCode
 from penstock.store.options import KIB
-from tests.gateway.conftest import StartBroker
+from tests.gateway.brokers import StartBroker
 from tests.gateway.packet_cases import connect, subscribe
-from tests.gateway.wire import ANSWER_S_MAX, BYE, CLEAN, FREE, PING, WILL, Broker, Message, until
+from tests.gateway.wire import ANSWER_S_MAX, BYE, CLEAN, FREE, PING, WILL, Broker, Message
+from tests.waiting import until
 
 CONNACK = b"\x20\2\0\0"
 PONG = b"\xd0\0"

@@ -7,7 +7,6 @@ import socket
 import ssl
 import threading
 from collections import deque
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -30,6 +29,7 @@ from penstock.store.record import Kind
 from tests.gateway.packet_cases import connect, packet, subscribe, unsubscribe
 from tests.gateway.packet_cases_5 import connect_5, subscribe_5, unsubscribe_5
 from tests.store.wiring import copy_left
+from tests.waiting import until
 
 ANSWER_S_MAX = 20.0
 """How long a test waits for what must come. Only a failure takes this long."""
@@ -474,10 +474,3 @@ class HeldSync:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.release()
-
-
-async def until(is_true: Callable[[], bool]) -> None:
-    """Let the loop go on until something is true."""
-    async with asyncio.timeout(ANSWER_S_MAX):
-        while not is_true():  # noqa: ASYNC110 - a state of the node's, of which no event tells
-            await asyncio.sleep(0.001)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.system.conftest import ROOT
+from tests.system.processes import ROOT
 
 HEAVY = {
     "aiohttp",

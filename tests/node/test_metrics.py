@@ -13,7 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from penstock.gateway.options import ListenerOptions
 from penstock.node.metrics import registry_of
 from tests.gateway.packet_cases import subscribe
-from tests.gateway.wire import CLEAN, FREE, PING, WILL, Broker, until
+from tests.gateway.wire import CLEAN, FREE, PING, WILL, Broker
+from tests.waiting import until
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from struct import Struct
@@ -40,6 +40,7 @@ from tests.store.wiring import (
     positions,
     publish,
 )
+from tests.waiting import until
 
 
 class Sessions:
@@ -120,13 +121,6 @@ async def started(store: Store, failures: list[OSError] | None = None) -> AsyncI
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert unseen == []
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Return when `condition()` holds; the loop runs on meanwhile."""
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - the store has no event for each thing that a test may wait for
-            await asyncio.sleep(0.001)
 
 
 class Gate:

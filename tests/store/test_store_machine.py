@@ -22,6 +22,7 @@ from penstock.store.lightqueue import ENTRY_BYTES, LightQueue, Start
 from penstock.store.store import Store
 from penstock.store.topics import matches
 from tests.depth import DEPTH
+from tests.store.cutting import cut_log
 from tests.store.wiring import bodies, close, crash, fill, numbered_bodies, open_store, publish, retain
 
 SEGMENT_BYTES = 600
@@ -242,7 +243,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.lives += 1
         crash(self.store, self.data_dir)
         shutil.rmtree(old)
-        cut_log(self.data_dir, cut, garbage)
+        cut_log(self.data_dir, cut, garbage, SEGMENT_BYTES)
         if not keep_index:
             shutil.rmtree(self.data_dir / "index")
         self.events = [event for event in self.events if event.end <= cut]
@@ -288,19 +289,6 @@ class StoreMachine(RuleBasedStateMachine):
                 assert found.read_from(0, 1_000) == queue.read_from(0, 1_000)
                 assert found.first_offset() == queue.first_offset() == found.read_from(0, 1_000)[0]
         assert not saved
-
-
-def cut_log(data_dir: Path, cut: int, garbage: bytes) -> None:
-    """Leave of a log what lies before `cut`, with garbage behind it as far as the last segment goes."""
-    oldest, *younger = sorted((data_dir / "commitlog").iterdir())
-    for path in (*reversed(younger), oldest):
-        base = int(path.stem)
-        if base > cut or (base == cut and path != oldest):
-            path.unlink()
-            continue
-        data = path.read_bytes()[: cut - base] + garbage
-        path.write_bytes(data[:SEGMENT_BYTES])
-        return
 
 
 TestStoreMachine = StoreMachine.TestCase

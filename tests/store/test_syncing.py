@@ -22,8 +22,8 @@ from penstock.store.lightqueue import ENTRY
 from penstock.store.options import KIB
 from penstock.store.store import Store
 from penstock.store.syncing import SyncProcess
-from tests.store.test_store import until
 from tests.store.wiring import bodies, close, durable_queue, open_store, publish
+from tests.waiting import until
 
 SCRIPT = """
 import asyncio, sys

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.gateway.packet_cases import connect, subscribe
-from tests.system.conftest import ROOT, NodeProcess, run_penstock
+from tests.system.processes import ROOT, NodeProcess, run_penstock
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from tests.system.conftest import ROOT, NodeProcess
+from tests.system.processes import ROOT, NodeProcess
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.spark.errors import JavaMissing
 from penstock.spark.session import java_version
-from tests.system.conftest import NodeProcess, run_penstock
+from tests.system.processes import NodeProcess, run_penstock
 
 
 @pytest.fixture(autouse=True)

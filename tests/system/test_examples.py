@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.conftest import ROOT, NodeProcess
+from tests.system.processes import ROOT, NodeProcess
 
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 RUN_S = 60

@@ -15,7 +15,7 @@ from penstock.gateway.protocol.packets import CONNACK, PUBACK, PUBCOMP, PUBLISH,
 from penstock.gateway.protocol.properties import Property, write_properties
 from tests.gateway.packet_cases import connect, subscribe
 from tests.gateway.packet_cases_5 import connect_5, subscribe_5
-from tests.system.conftest import NodeProcess
+from tests.system.processes import NodeProcess
 
 DEVICES = int(os.environ.get("PENSTOCK_FLEET_DEVICES", "60"))
 KILLS = int(os.environ.get("PENSTOCK_FLEET_KILLS", "3"))

@@ -14,7 +14,7 @@ from penstock.gateway.protocol import codec
 from penstock.gateway.protocol.packets import CONNACK, PUBACK
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.pop.proto import pop_pb2_grpc
-from tests.system.conftest import NodeProcess
+from tests.system.processes import NodeProcess
 
 ROUNDS = int(os.environ.get("PENSTOCK_KILL_ROUNDS", "3"))
 """Kills of each test. `make test-crash` does a hundred."""

@@ -12,7 +12,7 @@ from penstock.gateway.protocol.packets import PUBACK, PUBLISH
 from penstock.pop.client.client import Client as PopClient
 from tests.gateway.packet_cases import connect
 from tests.gateway.wire import ANSWER_S_MAX, Client
-from tests.system.conftest import NodeProcess
+from tests.system.processes import NodeProcess
 
 ROUNDS = int(os.environ.get("PENSTOCK_KILL_ROUNDS", "3"))
 MEMBERS = 3

@@ -18,7 +18,7 @@ from penstock.pop.proto import pop_pb2 as pb
 from penstock.pop.rocketmq.names import encode
 from penstock.pop.rocketmq.status import Code
 from tests.clients.rocketmq_processes import ClientFailed, ClientProcess, Kind, skip_unless_there
-from tests.system.conftest import NodeProcess
+from tests.system.processes import NodeProcess
 
 Start = Callable[..., ClientProcess]
 

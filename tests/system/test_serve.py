@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.conftest import NodeProcess, run_penstock
+from tests.system.processes import NodeProcess, run_penstock
 
 
 def _get(node: NodeProcess, path: str) -> tuple[int, bytes]:

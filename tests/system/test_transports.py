@@ -17,7 +17,7 @@ from penstock.gateway.protocol.codec import encode_publish
 from tests.gateway.certificates import Authority
 from tests.gateway.packet_cases import connect, subscribe
 from tests.gateway.wire import CLEAN
-from tests.system.conftest import ROOT, NodeProcess
+from tests.system.processes import ROOT, NodeProcess
 
 EXAMPLE = ROOT / "docs" / "penstock.toml"
 CONNACK, REFUSED, DENIED = b"\x20\2\0\0", b"\x20\2\0\4", b"\x20\2\0\5"

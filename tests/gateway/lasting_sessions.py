@@ -1,0 +1,66 @@
+"""Clients whose sessions last, and nodes that end under them."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.gateway.protocol.packets import (
+    CONNACK,
+)
+from penstock.gateway.protocol.properties import Found, Property
+from penstock.gateway.sessions.sessions import stored_sessions
+from penstock.gateway.sessions.stored import StoredSession
+from tests.gateway.packet_cases import connect
+from tests.gateway.wire import BYE, Broker, Client
+from tests.waiting import until
+
+LASTS: Found = {Property.SESSION_EXPIRY_S: 60}
+DUP = 8
+
+
+async def resume(broker: Broker, client_id: str, version: int) -> Client:
+    """Connect without a clean start, for a session that lasts; it must be there."""
+    if version == 5:
+        client = await broker.connect_5(client_id, flags=0, about=LASTS)
+        assert client.session_present
+        return client
+    old = await broker.dial()
+    await old.send(connect(0, client_id.encode(), keep_alive_s=0))
+    assert await old.receive() == (CONNACK, 0, b"\1\0")  # [MQTT-3.2.2-3] 3.1.1:[MQTT-3.2.2-2]
+    return old
+
+
+async def begin(broker: Broker, client_id: str, version: int) -> Client:
+    if version == 5:
+        return await broker.connect_5(client_id, about=LASTS)
+    return await broker.connect(client_id, flags=0)
+
+
+async def leave(client: Client) -> None:
+    await client.send(BYE)
+    await client.ended()
+
+
+both_versions = pytest.mark.parametrize("version", [4, 5])
+
+
+ENDS = ("stop", "kill")
+
+
+each_end = pytest.mark.parametrize("end", ENDS)
+
+
+async def end_node(broker: Broker, end: str) -> None:
+    """Have another node on the data directory, after an orderly stop or a kill."""
+    await (broker.restart() if end == "stop" else broker.kill())
+
+
+async def recorded(broker: Broker) -> None:
+    """Return when all that sessions have got on by is recorded."""
+    await until(lambda: not broker.node.gateway.lifetimes._unsaved)
+    broker.node.store.commit()
+
+
+def stored(broker: Broker, client_id: str) -> StoredSession:
+    broker.node.store.commit()
+    return {one.client_id: one for one in stored_sessions(broker.node.store.index)}[client_id]

@@ -1,0 +1,44 @@
+"""Members of one shared subscription, and what they share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.gateway.protocol.packets import (
+    PUBLISH,
+    PUBLISH_WITH,
+)
+from penstock.gateway.protocol.properties import Property
+from penstock.pop.core.group import Group
+from tests.gateway.wire import Broker, Client, Client5
+
+SHARED = "$share/g/a/#"
+LASTS = {Property.SESSION_EXPIRY_S: 600}
+
+
+async def member(broker: Broker, client_id: str, qos: int = 1, name: str = SHARED, **options: Any) -> Client5:
+    """Connect a client that shares a subscription."""
+    client = await broker.connect_5(client_id, **options)
+    assert await client.subscribe((name, qos)) == [qos]
+    return client
+
+
+def group_of(broker: Broker, name: str = "g", topic_filter: str = "a/#") -> Group:
+    return broker.node.pop.state.groups[name, topic_filter]
+
+
+async def publish(broker: Broker, *bodies: bytes, topic: str = "a/b", qos: int = 1) -> None:
+    """Publish messages one after the other, each acknowledged before the next."""
+    publisher = await broker.connect_5("publisher")
+    for body in bodies:
+        await publisher.publish(topic, body, qos)
+    publisher.reset()
+
+
+async def bodies(client: Client) -> list[bytes]:
+    """Return what a client was sent so far, unacknowledged."""
+    return [message.body for message in await client.messages()]
+
+
+def packet_ids(packets: list[Any]) -> list[int]:
+    return [packet[3] for packet in packets if packet[0] in (PUBLISH, PUBLISH_WITH)]

@@ -1,0 +1,72 @@
+"""A node as a process, for tests that end it in ways that no test in the same process could survive."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+STOP_S = 30
+
+
+class NodeProcess:
+    """`penstock serve` on a data directory, on free ports. Started by `start`, as often as a test likes."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.data_dir = data_dir
+        self.log = data_dir.with_suffix(".log")
+        self.addresses: dict[str, str] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *options: str, directory: Path = ROOT) -> NodeProcess:
+        """Start it in a directory; return when it is ready."""
+        listeners = [word for name in ("mqtt", "pop", "admin") for word in (f"--{name}", "127.0.0.1:0")]
+        command = [sys.executable, "-m", "penstock", "serve", "--data-dir", str(self.data_dir), *listeners, *options]
+        with self.log.open("ab") as log:
+            path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+            self._process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=log, cwd=directory, env={**os.environ, "PYTHONPATH": path}
+            )
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline().decode()
+        assert line.startswith("ready "), f"{line!r}\n{self.log.read_text()}"
+        self.addresses = dict(word.split("=", 1) for word in line.split()[1:])
+        return self
+
+    def port(self, listener: str) -> int:
+        return int(self.addresses[listener].rpartition(":")[2])
+
+    def kill(self) -> None:
+        """End it as a power cut would, as far as the process is concerned."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait(STOP_S)
+
+    def signal(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def stop(self) -> int:
+        """End it in order; return its exit status."""
+        assert self._process is not None
+        self._process.terminate()
+        return self._process.wait(STOP_S)
+
+    def close(self) -> None:
+        if self._process is not None:
+            if self._process.poll() is None:
+                self._process.kill()
+            self._process.wait(STOP_S)
+            assert self._process.stdout is not None
+            self._process.stdout.close()
+
+
+def run_penstock(*arguments: str, timeout_s: float = 100) -> subprocess.CompletedProcess[str]:
+    """Run a command of the command line to its end."""
+    command = [sys.executable, "-m", "penstock", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, check=False)
