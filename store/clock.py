@@ -1,4 +1,4 @@
-"""Time, as a thing that is handed in: tests move it."""
+"""The clock of the node: store, timers and gateway get the same one, and tests pass one that they move themselves."""
 
 from __future__ import annotations
 
@@ -7,15 +7,22 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Tells the time of day."""
+    """Tells the time of day, and measures how long something takes."""
 
     def now_ms(self) -> int:
-        """Return ms since 1970 UTC."""
+        """Return the time of day in milliseconds since 1970-01-01 UTC. It never goes backwards."""
+        ...
+
+    def monotonic_s(self) -> float:
+        """Return seconds since an arbitrary moment. Only differences mean something: use it for timeouts and pauses."""
         ...
 
 
 class SystemClock:
-    """The machine's clock, held still where it is set back: no time that it tells is before one that it told."""
+    """The machine's clock.
+
+    When the machine's time of day is set back, `now_ms` returns the last value until the machine has caught up with it.
+    """
 
     __slots__ = ("_last_ms",)
 
@@ -29,18 +36,5 @@ class SystemClock:
         self._last_ms = now
         return now
 
-
-class ManualClock:
-    """A clock that a test moves."""
-
-    __slots__ = ("_now_ms",)
-
-    def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
-        self._now_ms = now_ms
-
-    def now_ms(self) -> int:
-        return self._now_ms
-
-    def advance(self, ms: int) -> None:
-        """Move the clock forward (or, with a negative `ms`, back)."""
-        self._now_ms += ms
+    def monotonic_s(self) -> float:
+        return time.monotonic()

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from penstock.gateway.gateway import Gateway
-from penstock.store.clock import Clock
+from tests.clock import AheadClock
 
 
 class LoopAhead:
@@ -23,24 +23,13 @@ class LoopAhead:
         return getattr(self._loop, name)
 
 
-class ClockAhead:
-    """A clock that a test moves forward."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self.ahead_ms = 0
-
-    def now_ms(self) -> int:
-        return self._clock.now_ms() + self.ahead_ms
-
-
 def pass_time(gateway: Gateway, seconds: float) -> None:
     """Let the gateway's wheel turn as if this much time had passed, and let it do all that is due."""
     if not isinstance(gateway.loop, LoopAhead):
         gateway.loop = LoopAhead(gateway.loop)  # type: ignore[assignment]
-        gateway.store.clock = ClockAhead(gateway.store.clock)
+        gateway.store.clock = AheadClock()
     gateway.loop.ahead_s += seconds  # type: ignore[attr-defined]
-    gateway.store.clock.ahead_ms += round(seconds * 1000)  # type: ignore[attr-defined]
+    gateway.store.clock.advance(round(seconds * 1000))  # type: ignore[attr-defined]
     assert gateway._wheel_timer is not None
     gateway._wheel_timer.cancel()
     gateway._turn_wheel()

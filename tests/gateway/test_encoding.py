@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from penstock.gateway.delivery.encoding import SLOT, Run, Terms, encode_run
 from penstock.gateway.protocol.codec import FROM_SERVER_5, decode
 from penstock.gateway.protocol.packets import PUBLISH
-from penstock.store.clock import ManualClock
 from penstock.store.lightqueue import ENTRY
 from penstock.store.options import KIB, MIB, StoreOptions
 from penstock.store.record import Flag, Properties, encode_properties
 from penstock.store.store import Store
+from tests.clock import ManualClock
 
 
 class Stored(NamedTuple):

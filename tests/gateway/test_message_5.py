@@ -8,8 +8,8 @@ from penstock.gateway.protocol.codec import encode_acks, encode_publish
 from penstock.gateway.protocol.packets import PUBACK, PUBLISH_WITH
 from penstock.gateway.protocol.properties import Found, Property, write_properties
 from penstock.gateway.protocol.reasons import ReasonCode
-from penstock.store.clock import ManualClock
 from penstock.store.options import KIB
+from tests.clock import ManualClock
 from tests.gateway.brokers import StartBroker
 from tests.gateway.packet_cases_5 import NONE, publish_5
 from tests.gateway.wire import CLEAN, WILL, Broker, Message, message_of

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from penstock.gateway.delivery import retained
 from penstock.gateway.delivery.retained import LEVELS_INDEXED, RetainedMessages
 from penstock.store import topics
-from penstock.store.clock import ManualClock
 from penstock.store.lightqueue import ENTRY
 from penstock.store.options import HOUR_MS, KIB, MIB, StoreOptions
 from penstock.store.record import TIMER_ENTRY, Flag, Kind, Properties, decode, encode_properties
 from penstock.store.store import Store
+from tests.clock import ManualClock
 from tests.depth import DEPTH
 from tests.store.wiring import close, open_store, publish, retain
 

@@ -19,10 +19,10 @@ from penstock.gateway.delivery.encoding import Slot
 from penstock.gateway.sessions.sessions import OWNER, Sessions, stored_sessions
 from penstock.gateway.sessions.stored import Changes, StoredSession
 from penstock.store import retention as retention_module
-from penstock.store.clock import ManualClock
 from penstock.store.options import StoreOptions
 from penstock.store.record import Flag, Kind, Properties, encode_properties
 from penstock.store.store import Store
+from tests.clock import ManualClock
 from tests.store.cutting import cut_log
 from tests.store.wiring import close, crash, retain
 

@@ -10,8 +10,8 @@ from penstock.gateway.connection.delayed import parse_delayed
 from penstock.gateway.protocol.codec import encode_publish
 from penstock.gateway.protocol.properties import Property
 from penstock.gateway.protocol.reasons import ReasonCode
-from penstock.store.clock import ManualClock
 from penstock.store.errors import LimitExceeded, TopicInvalid
+from tests.clock import ManualClock
 from tests.gateway.brokers import StartBroker
 from tests.gateway.moving_time import pass_time
 from tests.gateway.wire import Broker, Message

@@ -13,9 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from penstock.pop.core.admin import ResetTo
 from penstock.pop.core.core import Outcome
 from penstock.pop.options import PopOptions
-from penstock.store.clock import ManualClock
 from penstock.store.options import MIB, StoreOptions
 from penstock.timer.options import TimerOptions
+from tests.clock import ManualClock
 from tests.depth import DEPTH
 from tests.pop.wiring import Parts
 

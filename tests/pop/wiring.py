@@ -26,13 +26,14 @@ from penstock.pop.grpc.server import PopServer, rocketmq_service
 from penstock.pop.grpc.service import PopService
 from penstock.pop.options import PopOptions
 from penstock.pop.proto.pop_pb2_grpc import PopServiceStub
-from penstock.store.clock import Clock, ManualClock, SystemClock
+from penstock.store.clock import Clock, SystemClock
 from penstock.store.lightqueue import Start
 from penstock.store.options import MIB, HostPort, StoreOptions
 from penstock.store.record import Properties, decode, encode_properties, tag_hash
 from penstock.store.store import Recovery, Store
 from penstock.timer.delayed import DelayedMessages
 from penstock.timer.options import TimerOptions
+from tests.clock import ManualClock
 
 if TYPE_CHECKING:
     from penstock.pop.proto.pop_pb2_grpc import PopServiceAsyncStub

@@ -18,7 +18,6 @@ from penstock.pop.core.handle import Handles, load_secret
 from penstock.pop.core.poll import Taken
 from penstock.pop.core.transactions import Transactions
 from penstock.pop.options import PopOptions
-from penstock.store.clock import ManualClock
 from penstock.store.commitlog import DIRECTORY, CommitLog, Tail
 from penstock.store.errors import LogCorrupt
 from penstock.store.filling import Filling
@@ -30,6 +29,7 @@ from penstock.store.store import Store
 from penstock.store.syncmark import FILE
 from penstock.timer.delayed import DelayedMessages
 from penstock.timer.options import TimerOptions
+from tests.clock import ManualClock
 from tests.store.wiring import fill
 
 MASKS = (0x01, 0xFF)

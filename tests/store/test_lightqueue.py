@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.store.clock import ManualClock
 from penstock.store.index import Batch, Index
 from penstock.store.lightqueue import (
     ENTRY,
@@ -23,6 +22,7 @@ from penstock.store.lightqueue import (
 )
 from penstock.store.record import Flag, Kind, Properties, encode_properties, tag_hash
 from penstock.store.store import Store
+from tests.clock import ManualClock
 from tests.depth import DEPTH
 from tests.store.wiring import bodies, close, crash, durable_queue, open_store, positions, publish
 

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from penstock.store import catalogue as catalogue_module
 from penstock.store import filling as filling_module
 from penstock.store.catalogue import load_next_offset
-from penstock.store.clock import ManualClock
 from penstock.store.errors import LimitExceeded, QueueUnknown, TopicInvalid
 from penstock.store.index import Space
 from penstock.store.lightqueue import ENTRY_BYTES, ROW_ENTRIES, Start, entries_array, queue_prefix
 from penstock.store.record import RECORD_BYTES_MAX, TIMER_ENTRY, Flag, Kind, tag_hash
 from penstock.store.store import Store
 from penstock.store.topics import matches
+from tests.clock import ManualClock
 from tests.depth import DEPTH
 from tests.store.wiring import bodies, close, contents, crash, durable_queue, fill, open_store, positions, publish
 

@@ -10,7 +10,6 @@ import pytest
 
 from penstock.cli.inspect import describe
 from penstock.store import retention as retention_module
-from penstock.store.clock import ManualClock
 from penstock.store.errors import LogCorrupt, PositionUnknown
 from penstock.store.index import Batch, Index
 from penstock.store.lightqueue import ENTRY_BYTES, ROW_ENTRIES
@@ -20,6 +19,7 @@ from penstock.store.part import Apply
 from penstock.store.record import Kind, Record, decode
 from penstock.store.snapshot import snapshot_path, snapshots
 from penstock.store.store import Store
+from tests.clock import ManualClock
 from tests.store.wiring import (
     bodies,
     close,

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from penstock.store import filling as filling_module
 from penstock.store import store as store_module
-from penstock.store.clock import ManualClock
 from penstock.store.commitlog import ALLOCATE_BYTES
 from penstock.store.errors import LogCorrupt, RecordTooLarge
 from penstock.store.index import Batch, Covered, Index, Space
@@ -28,6 +27,7 @@ from penstock.store.record import Flag, Kind, Record, encode
 from penstock.store.segment import Segment
 from penstock.store.space import Usage
 from penstock.store.store import Store
+from tests.clock import ManualClock
 from tests.store.wiring import (
     SEGMENT_BYTES,
     bodies,

@@ -17,10 +17,10 @@ from penstock.store import lightqueue as lightqueue_module
 from penstock.store import retention as retention_module
 from penstock.store import store as store_module
 from penstock.store.catalogue import Catalogue
-from penstock.store.clock import ManualClock
 from penstock.store.lightqueue import ENTRY_BYTES, LightQueue, Start
 from penstock.store.store import Store
 from penstock.store.topics import matches
+from tests.clock import ManualClock
 from tests.depth import DEPTH
 from tests.store.cutting import cut_log
 from tests.store.wiring import bodies, close, crash, fill, numbered_bodies, open_store, publish, retain

@@ -9,12 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from penstock.store.clock import Clock, ManualClock
+from penstock.store.clock import Clock
 from penstock.store.lightqueue import ENTRY, LightQueue, Start
 from penstock.store.options import KIB, StoreOptions
 from penstock.store.part import Part
 from penstock.store.record import Properties, decode, encode_properties, tag_hash
 from penstock.store.store import Store
+from tests.clock import ManualClock
 
 SEGMENT_BYTES = 16 * KIB
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.store.clock import ManualClock
 from penstock.timer.ticker import SLEEP_MS_MAX, Ticker
+from tests.clock import ManualClock
 
 
 class FakeTimers:
