@@ -30,7 +30,7 @@ class PopOptions:
     access_file: str = option(
         "",
         "TOML file that says who may publish, consume and administrate what, and which MQTT users may share the groups that it "
-        "names: see pop/core/access.py. Empty: everybody may.",
+        "names: see pop/access/file.py. Empty: everybody may.",
     )
     rocketmq_advertise: str = option(
         "",

@@ -17,15 +17,15 @@ from penstock.node.admin import Admin
 from penstock.node.config import Config
 from penstock.node.lock import DataDirLock
 from penstock.node.metrics import registry_of
-from penstock.pop.core.access import load_access
+from penstock.pop.access.file import load_access_policy
 from penstock.pop.core.admin import GroupAdmin
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.handle import Handles, load_secret
 from penstock.pop.core.sending import Sending
 from penstock.pop.core.transactions import Transactions
 from penstock.pop.grpc.groupservice import GroupService
-from penstock.pop.grpc.server import PopServer, rocketmq_service
 from penstock.pop.grpc.service import PopService
+from penstock.pop.server import PopServer, rocketmq_service
 from penstock.store.clock import Clock, SystemClock
 from penstock.store.errors import IndexDamaged
 from penstock.store.options import HostPort
@@ -56,7 +56,7 @@ class Node:
 
     def __init__(self, config: Config, clock: Clock | None = None) -> None:
         self.config = config
-        access = load_access(Path(config.pop.access_file)) if config.pop.access_file else None
+        access = load_access_policy(Path(config.pop.access_file)) if config.pop.access_file else None
         config.data_dir.mkdir(parents=True, exist_ok=True)
         self._lock = DataDirLock(config.data_dir)
         try:

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import grpc.aio
 import structlog
 
-from penstock.pop.core.access import CALLER
+from penstock.pop.access.interceptor import CALLER
 from penstock.pop.core.admin import GroupAdmin
 from penstock.pop.core.checkpoint import FROM_QUEUE, Checkpoint
 from penstock.pop.core.core import Change, Outcome, check_attempt_id

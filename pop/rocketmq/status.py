@@ -22,7 +22,7 @@ from penstock.pop.errors import (
     PopError,
     RequestInvalid,
 )
-from penstock.pop.grpc.wire import text, varint
+from penstock.pop.proto.encoding import text, varint
 from penstock.store.errors import DiskFull, LimitExceeded, RecordTooLarge, TopicInvalid
 from penstock.timer.delayed import Recalled
 

@@ -14,12 +14,15 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from penstock.pop.access.file import AccessInvalid, load_access_policy
+from penstock.pop.access.policy import AccessPolicy, Principal
 from penstock.pop.client.client import Client, Security, settings_of
 from penstock.pop.client.sync import SyncClient
-from penstock.pop.core.access import NEEDS, Access, AccessInvalid, Principal, load_access
 from penstock.pop.errors import NodeUnavailable, NotAuthenticated, NotPermitted
+from penstock.pop.grpc.access import GROUP_RULES, POP_RULES
 from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
+from penstock.pop.rocketmq.access import RULES as ROCKETMQ_RULES
 from penstock.pop.rocketmq.stubs import SERVICE
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node
 
@@ -133,7 +136,10 @@ async def test_the_synchronous_client_shows_its_token_too(node: Node) -> None:
 
 def test_every_method_of_the_api_says_what_it_needs() -> None:
     services = [*pb.DESCRIPTOR.services_by_name.values(), SERVICE]
-    assert set(NEEDS) == {f"/{each.full_name}/{method.name}" for each in services for method in each.methods}
+    tables = (POP_RULES, GROUP_RULES, ROCKETMQ_RULES)
+    assert {rules.prefix + method for rules in tables for method in rules.needs} == {
+        f"/{each.full_name}/{method.name}" for each in services for method in each.methods
+    }
 
 
 @pytest.mark.parametrize(
@@ -156,7 +162,7 @@ def test_permissions_are_filters_and_patterns(name: str, need: tuple[str, str], 
         "a": Principal("a", token_sha256="00", publish=("plant/#",), consume=("audit-*", "billing")),
         "b": Principal("b", token_sha256="01", admin=("*",)),
     }
-    assert Access(principals.values()).permits(principals[name], need) is permitted
+    assert AccessPolicy(principals.values()).permits(principals[name], need) is permitted
 
 
 @pytest.mark.parametrize(
@@ -165,16 +171,16 @@ def test_permissions_are_filters_and_patterns(name: str, need: tuple[str, str], 
         ("[[principal", "not TOML"),
         ("principal = 1", "should be"),
         ("[other]", "other"),
-        ("[[principal]]\ntoken_sha256 = '00'", "not empty"),
-        ("[[principal]]\nname = 'a'", "by which it is known"),
+        ("[[principal]]\ntoken_sha256 = '00'", "not be empty"),
+        ("[[principal]]\nname = 'a'", "can recognize it"),
         ("[[principal]]\nname = 'a'\ntoken_sha256 = '00'", "64"),
         ("[[principal]]\nname = 'a'\ncertificate = 'c'\npublish = 'x'", "lists"),
         ("[[principal]]\nname = 'a'\ncertificate = 'c'\npublish = ['a#']", "'#'"),
         ("[[principal]]\nname = 'a'\ncertificate = 'c'\nconsum = ['a']", "consum"),
         ("[[principal]]\nname = 'a'\ncertificate = 'c'\n" * 2, "two principals"),
         ("[[principal]]\nname = 'a'\naccess_key = 'k'", "go together"),
-        ("[[principal]]\nname = 'a'\nmqtt_user = 'u'\npublish = ['a/#']", "only consume"),
-        ("[[principal]]\nname = 'a'\nmqtt_user = 'u'\nadmin = ['a']", "only consume"),
+        ("[[principal]]\nname = 'a'\nmqtt_user = 'u'\npublish = ['a/#']", "consume only"),
+        ("[[principal]]\nname = 'a'\nmqtt_user = 'u'\nadmin = ['a']", "consume only"),
         (
             "".join(f"[[principal]]\nname = '{name}'\naccess_key = 'k'\naccess_secret = 's'\n" for name in "ab"),
             "two principals of one access key",
@@ -185,7 +191,7 @@ def test_an_access_file_that_is_wrong_says_why(tmp_path: Path, text: str, reason
     path = tmp_path / "access.toml"
     path.write_text(text)
     with pytest.raises(Exception, match=reason):
-        load_access(path)
+        load_access_policy(path)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +211,7 @@ def test_an_access_file_that_is_wrong_says_why(tmp_path: Path, text: str, reason
 def test_a_group_that_somebody_consumes_is_shared_only_with_the_users_that_consume_it(
     user: str, group: str, may_share: bool
 ) -> None:
-    access = Access(
+    access = AccessPolicy(
         [
             Principal("billing", token_sha256="00", consume=("billing", "audit-*")),
             Principal("edges", mqtt_user="edge-*", consume=("billing",)),
@@ -216,12 +222,12 @@ def test_a_group_that_somebody_consumes_is_shared_only_with_the_users_that_consu
 
 
 def test_a_principal_that_may_consume_every_group_leaves_none_to_devices() -> None:
-    assert not Access([Principal("a", token_sha256="00", consume=("*",))]).may_share("", "devices")
+    assert not AccessPolicy([Principal("a", token_sha256="00", consume=("*",))]).may_share("", "devices")
 
 
 def test_an_access_file_that_is_missing_says_so(tmp_path: Path) -> None:
     with pytest.raises(AccessInvalid, match="can't be read"):
-        load_access(tmp_path / "none.toml")
+        load_access_policy(tmp_path / "none.toml")
 
 
 # --- TLS ------------------------------------------------------------------------------------------------------------

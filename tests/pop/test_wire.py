@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.pop.core.handle import Handles
-from penstock.pop.grpc.wire import SENT_PLAIN, popped_messages, sent, statuses, varint
+from penstock.pop.grpc.wire import SENT_PLAIN, popped_messages, sent, statuses
 from penstock.pop.proto import pop_pb2 as pb
+from penstock.pop.proto.encoding import varint
 from penstock.store.record import CHECKPOINT_ENTRY, Kind, Properties, encode, encode_properties
 
 SECRET = bytes(range(32))

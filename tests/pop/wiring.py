@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc.aio
 
-from penstock.pop.core.access import load_access
+from penstock.pop.access.file import load_access_policy
 from penstock.pop.core.admin import GroupAdmin
 from penstock.pop.core.core import Change, Outcome, PopCore
 from penstock.pop.core.group import Group
@@ -22,10 +22,10 @@ from penstock.pop.core.sending import Sending
 from penstock.pop.core.settings import GroupSettings
 from penstock.pop.core.transactions import Transactions
 from penstock.pop.grpc.groupservice import GroupService
-from penstock.pop.grpc.server import PopServer, rocketmq_service
 from penstock.pop.grpc.service import PopService
 from penstock.pop.options import PopOptions
 from penstock.pop.proto.pop_pb2_grpc import PopServiceStub
+from penstock.pop.server import PopServer, rocketmq_service
 from penstock.store.clock import Clock, SystemClock
 from penstock.store.lightqueue import Start
 from penstock.store.options import MIB, HostPort, StoreOptions
@@ -226,7 +226,7 @@ class Node(Parts):
         sending = Sending(self.core, self.delayed, self.transactions, self.options[1])
         service = PopService(self.core, self.delayed, self.transactions, sending)
         self.rocketmq = rocketmq_service(self.admin, sending, self.delayed, self.transactions)
-        access = load_access(Path(options.access_file)) if options.access_file else None
+        access = load_access_policy(Path(options.access_file)) if options.access_file else None
         self._server = PopServer(service, GroupService(self.admin), options, access, self.rocketmq)
         self.port = await self._server.start()
 

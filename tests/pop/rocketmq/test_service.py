@@ -584,7 +584,7 @@ async def test_an_access_key_works_for_nobody_else_s_token(guarded: Node) -> Non
 WITHOUT = """
 import sys
 sys.modules["rocketmq"] = None
-from penstock.pop.grpc.server import rocketmq_service
+from penstock.pop.server import rocketmq_service
 assert rocketmq_service(None, None, None, None) is None
 """
 

@@ -1,4 +1,4 @@
-"""The gRPC listener of a node: the services, health and reflection, TLS and access."""
+"""The gRPC listener of a node: the native services, the RocketMQ-compatible service, health and reflection, TLS and access."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from penstock.pop.core.access import Access, AccessInterceptor
+from penstock.pop.access.interceptor import AccessInterceptor
+from penstock.pop.access.policy import AccessPolicy
 from penstock.pop.core.admin import GroupAdmin
 from penstock.pop.core.sending import Sending
 from penstock.pop.core.transactions import Transactions
+from penstock.pop.grpc.access import GROUP_RULES, POP_RULES
 from penstock.pop.grpc.groupservice import GroupService
 from penstock.pop.grpc.service import PopService
 from penstock.pop.grpc.wire import serialize
 from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
+from penstock.pop.rocketmq.access import RULES as ROCKETMQ_RULES
 from penstock.timer.delayed import DelayedMessages
 
 if TYPE_CHECKING:
@@ -29,20 +32,20 @@ if TYPE_CHECKING:
 logger = structlog.get_logger("pop.server")
 
 RECEIVE_BYTES_MAX = 64 * 1024 * 1024
-"""Of one request: a batch of messages. A larger one is refused with RESOURCE_EXHAUSTED by gRPC itself."""
+"""Maximum size of one request, which may be a batch of messages. gRPC refuses a larger one with RESOURCE_EXHAUSTED."""
 
 STOP_GRACE_S = 1.0
-"""How long calls that are under way may take when the node stops. Waiting polls are ended."""
+"""How long calls that are under way may still take when the node stops. Calls that wait for messages end at once."""
 
 
 class PopServer:
-    """Serves the API on an address.
+    """Serves the APIs of POP on one address.
 
     Parameters:
-        service: messages.
-        groups: groups and dead letters.
-        options: where to listen.
-        access: who may do what; None where everybody may.
+        service: serves messages.
+        groups: serves groups and dead letters.
+        options: address and TLS files.
+        policy: who may do what; None if everybody may do everything.
         rocketmq: the RocketMQ-compatible API; see `rocketmq_service`.
     """
 
@@ -51,13 +54,13 @@ class PopServer:
         service: PopService,
         groups: GroupService,
         options: PopOptions,
-        access: Access | None = None,
+        policy: AccessPolicy | None = None,
         rocketmq: MessagingService | None = None,
     ) -> None:
         self._options = options
         self._rocketmq = rocketmq
         self._server = grpc.aio.server(
-            interceptors=[AccessInterceptor(access)] if access is not None else [],
+            interceptors=[AccessInterceptor(policy, (POP_RULES, GROUP_RULES, ROCKETMQ_RULES))] if policy is not None else [],
             options=[
                 ("grpc.max_receive_message_length", RECEIVE_BYTES_MAX),
                 ("grpc.max_send_message_length", -1),
@@ -85,11 +88,11 @@ class PopServer:
         reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
 
     async def start(self) -> int:
-        """Open the listener; return its port.
+        """Open the listener, and return its port.
 
         Raises:
-            OSError: the address can't be listened on, because something else does or it isn't this machine's; or a file of
-                the TLS options can't be read.
+            OSError: another process listens on the address, or the address isn't one of this machine; or a file of the TLS
+                options can't be read.
         """
         options = self._options
         address = str(options.listen)
@@ -108,7 +111,7 @@ class PopServer:
         return port
 
     async def stop(self) -> None:
-        """Accept nothing more, let calls end, close."""
+        """Accept no more calls, let those under way end, and close the listener."""
         await self._health.enter_graceful_shutdown()
         if self._rocketmq is not None:
             self._rocketmq.stop()
@@ -118,11 +121,14 @@ class PopServer:
 def rocketmq_service(
     admin: GroupAdmin, sending: Sending, delayed: DelayedMessages, transactions: Transactions
 ) -> MessagingService | None:
-    """Return the RocketMQ-compatible API; None where the package that ships its messages is not installed, which is logged."""
+    """Return the RocketMQ-compatible API.
+
+    Return None, and log why, if the package that ships the protocol's messages is not installed.
+    """
     try:
         from penstock.pop.rocketmq.service import MessagingService
     except ModuleNotFoundError as error:
-        if not (error.name or "").startswith("rocketmq"):  # another package of that name lacks its modules
+        if not (error.name or "").startswith("rocketmq"):  # a module that the RocketMQ package itself needs is missing
             raise
         logger.info("rocketmq.off", why="rocketmq-python-client is not installed: pip install 'penstock[rocketmq]'")
         return None
@@ -130,7 +136,7 @@ def rocketmq_service(
 
 
 def _handler(method: Any, servicer: object) -> Any:
-    """Return the handler of a method as its descriptor describes it; its servicer may answer in bytes."""
+    """Return the gRPC handler of a method. The servicer may return messages, or their bytes."""
     kinds = {
         (False, False): grpc.unary_unary_rpc_method_handler,
         (False, True): grpc.unary_stream_rpc_method_handler,

@@ -1,0 +1,67 @@
+"""What the methods of the native services need of their caller."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from penstock.pop.access.interceptor import ServiceRules, abort_denied, no_needs
+from penstock.pop.access.policy import Need
+
+
+def _publish(request: Any) -> Iterator[Need]:
+    for topic in {message.topic for message in request.messages}:
+        yield "publish", topic
+
+
+def _consume(request: Any) -> Iterator[Need]:
+    yield "consume", request.group
+
+
+def _consume_stream(request: Any) -> Iterator[Need]:
+    # Only the first request of a stream names a group; the others are about the deliveries of the stream.
+    if request.HasField("open"):
+        yield "consume", request.open.group
+
+
+def _admin(request: Any) -> Iterator[Need]:
+    yield "admin", request.group
+
+
+def _admin_all(_request: Any) -> Iterator[Need]:
+    yield "admin", ""
+
+
+POP_RULES = ServiceRules(
+    "/penstock.pop.v1.PopService/",
+    {
+        "Send": _publish,
+        "Pop": _consume,
+        "Ack": _consume,
+        "ChangeInvisible": _consume,
+        "GiveUp": _consume,
+        "Consume": _consume_stream,
+        # A handle is known only to the caller that got it.
+        "Recall": no_needs,
+        "EndTransactions": no_needs,
+        "PollTransactions": _admin_all,
+        "ListTransactions": _admin_all,
+    },
+    abort_denied,
+)
+"""Each method of PopService is in here; a test holds the table to the service's descriptor."""
+
+GROUP_RULES = ServiceRules(
+    "/penstock.pop.v1.GroupService/",
+    {
+        "CreateGroup": _admin,
+        "UpdateGroup": _admin,
+        "DescribeGroups": _admin,
+        "DeleteGroup": _admin,
+        "ResetGroup": _admin,
+        "ListDeadLetters": _admin,
+        "Redrive": _admin,
+    },
+    abort_denied,
+)
+"""Each method of GroupService is in here; a test holds the table to the service's descriptor."""

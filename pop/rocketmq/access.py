@@ -1,0 +1,61 @@
+"""What the methods of `apache.rocketmq.v2.MessagingService` need of their caller, and how it is told that it may not call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+
+from penstock.pop.access.interceptor import AccessDenied, Context, ServiceRules, no_needs
+from penstock.pop.access.policy import Need
+from penstock.pop.rocketmq.names import filter_of, group_of, topic_of_message
+from penstock.pop.rocketmq.status import Code, code_of, refusal
+
+
+def _send(request: Any) -> Iterator[Need]:
+    # A name that can't be read as a topic is refused for everybody, and then nothing of the call is served.
+    for topic in {topic_of_message(message) for message in request.messages}:
+        yield "publish", topic
+
+
+def _consume(request: Any) -> Iterator[Need]:
+    yield "consume", group_of(request.group)
+
+
+def _telemetry(request: Any) -> Iterator[Need]:
+    # The node asks a publisher about the half messages of its topics, and shows it these messages.
+    for topic in request.settings.publishing.topics:
+        yield "publish", filter_of(topic)
+
+
+async def _refuse(_context: Context, error: Exception) -> bytes:
+    """Return the response that says what is wrong: the protocol keeps the gRPC status OK."""
+    codes = {grpc.StatusCode.UNAUTHENTICATED: Code.UNAUTHORIZED, grpc.StatusCode.PERMISSION_DENIED: Code.FORBIDDEN}
+    return refusal(codes[error.status] if isinstance(error, AccessDenied) else code_of(error), str(error))
+
+
+RULES = ServiceRules(
+    "/apache.rocketmq.v2.MessagingService/",
+    {
+        "QueryRoute": no_needs,
+        "Heartbeat": no_needs,
+        "SendMessage": _send,
+        "QueryAssignment": _consume,
+        "ReceiveMessage": _consume,
+        "AckMessage": _consume,
+        "ForwardMessageToDeadLetterQueue": _consume,
+        "PullMessage": _consume,
+        "UpdateOffset": _consume,
+        "GetOffset": _consume,
+        "QueryOffset": no_needs,
+        "EndTransaction": no_needs,
+        "Telemetry": _telemetry,
+        "NotifyClientTermination": no_needs,
+        "ChangeInvisibleDuration": _consume,
+        "RecallMessage": no_needs,
+        "SyncLiteSubscription": _consume,
+    },
+    _refuse,
+)
+"""Each method of the service is in here; a test holds the table to the service's descriptor."""
