@@ -3,49 +3,47 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Callable
-from contextlib import suppress
-from time import monotonic_ns
 
 import structlog
 
 from penstock.gateway.auth.access import Access
+from penstock.gateway.connection.backpressure import Backpressure
+from penstock.gateway.connection.clients import ClientRegistry
 from penstock.gateway.connection.connection import CLOSE_FLUSH_S, Connection
+from penstock.gateway.connection.disk_full import DiskFullBacklog
+from penstock.gateway.connection.keep_alive import KeepAliveWheel
+from penstock.gateway.connection.open_connections import OpenConnections
 from penstock.gateway.connection.plain import PlainReads
-from penstock.gateway.connection.pressure import Pressure
-from penstock.gateway.connection.throttle import DISK_FULL, Bucket, Meter, Throttle
+from penstock.gateway.connection.throttle import Meter, Throttle
 from penstock.gateway.counters import GatewayCounters
 from penstock.gateway.delivery.fanout import Fanout
 from penstock.gateway.delivery.retained import RetainedMessages
 from penstock.gateway.delivery.shared import SharedSubscriptions
 from penstock.gateway.delivery.subscription import Subscription
 from penstock.gateway.delivery.system import SystemTopics
+from penstock.gateway.heartbeat import Heartbeat
 from penstock.gateway.logbook import Logbook
 from penstock.gateway.options import PLAIN_NAME, GatewayOptions
-from penstock.gateway.protocol.errors import ConnectRefused
 from penstock.gateway.protocol.packets import Connect
-from penstock.gateway.protocol.reasons import ConnectCode, ReasonCode
+from penstock.gateway.protocol.reasons import ReasonCode
 from penstock.gateway.sessions.lifetimes import Lifetimes
 from penstock.gateway.sessions.sessions import Sessions
+from penstock.gateway.token_bucket import TokenBucket
 from penstock.gateway.traffic import Traffic
 from penstock.gateway.transport.listener import Listeners
 from penstock.gateway.transport.peer import Peer
 from penstock.gateway.transport.sockets import HAS_TURNS, Sockets
 from penstock.gateway.transport.sources import Sources
 from penstock.pop.core.admin import GroupAdmin
+from penstock.store.clock import Clock
 from penstock.store.errors import DiskFull, StoreError
 from penstock.store.lightqueue import LightQueue
-from penstock.store.options import MIB
 from penstock.store.record import Flag
 from penstock.store.store import Store
 from penstock.timer.delayed import DelayedMessages
 
 logger = structlog.get_logger("gateway")
-
-WHEEL_S = 1
-"""Step of the wheel. A connection is closed at most this long after 1.5 times its keep alive; as a rule a will is published at
-most this long after its delay, and a session ends at most this long after its expiry interval."""
 
 STRUCK = frozenset(
     (
@@ -59,12 +57,6 @@ STRUCK = frozenset(
 )
 """Reasons for closing a connection that count as a strike of its source."""
 
-SOCKETS_PER_CLIENT_MAX = 2
-"""Sockets open per `mqtt.connections_max`. Between the two a socket is told in its CONNACK that the node is full."""
-
-HELD_BYTES_MAX = 64 * MIB
-"""Bytes that all connections together keep while the disk is full. With more, nobody of whom anything is kept is read."""
-
 
 class Gateway:
     """MQTT over a store.
@@ -76,6 +68,7 @@ class Gateway:
         groups: POP's groups, which are what shared subscriptions are.
         sessions: what outlives connections, another part of it.
         options: see `GatewayOptions`.
+        clock: its monotonic time is that of all timeouts, limits and keep alives.
         delay_ms_max: how long a message may be delayed.
         may_share: whether a user may take from a group, where that is restricted. A user name is empty where nobody vouches
             for one.
@@ -89,6 +82,7 @@ class Gateway:
         groups: GroupAdmin,
         sessions: Sessions,
         options: GatewayOptions,
+        clock: Clock,
         *,
         delay_ms_max: int,
         may_share: Callable[[str, str], bool] | None = None,
@@ -103,24 +97,30 @@ class Gateway:
         self.logbook = Logbook(options.limits.log_lines_per_s)
         self.access = Access(options.access, store, self.logbook, self._publish_for_plugin)
         self.sources = Sources(options.limits)
-        self.pressure = Pressure(store, options.limits.undurable_bytes_max)
+        self.clock = clock
+        self.backpressure = Backpressure(store, options.limits.undurable_bytes_max)
         self.throttle = Throttle(self.now_ms)
         self.handshakes = 0
         """Connections that are not yet where MQTT begins."""
-        self.clients: dict[str, Connection] = {}
-        self.connections: set[Connection] = set()
+        self.clients: ClientRegistry[Connection] = ClientRegistry(options.connections_max)
+        self.connections: OpenConnections[Connection] = OpenConnections(options.connections_max)
+        self.keep_alives = KeepAliveWheel()
+        self.backlog = DiskFullBacklog()
         self.lifetimes = Lifetimes(self, sessions)
         self.shared = SharedSubscriptions(self, groups, may_share)
         self.sys = SystemTopics(self)
         self.loop: asyncio.AbstractEventLoop
         self._fanouts: dict[int, Fanout] = {}
-        self._holding: dict[Connection, None] = {}
-        self.held_bytes = 0
-        """Of packets that wait for a disk with room."""
-        self._wheel: dict[int, set[Connection]] = {}
-        self._wheel_second = 0
-        self._wheel_timer: asyncio.TimerHandle | None = None
-        self._emptied: asyncio.Future[None] | None = None
+        self.heartbeat = Heartbeat(
+            clock.monotonic_s,
+            (
+                lambda _: self.access.expire(),
+                lambda _: self.logbook.turn_page(),
+                self.keep_alives.turn,
+                lambda _: self.lifetimes.turn(),
+                self.sys.turn,
+            ),
+        )
         self.plain = PlainReads(self)
         self.sockets: Sockets | None = None
         """Where the system has such, once it has started."""
@@ -136,33 +136,27 @@ class Gateway:
         """
         self.loop = asyncio.get_running_loop()
         self.store.space.on_relief.append(self._relieved)
-        self.pressure.start(self.loop)
+        self.backpressure.start(self.loop)
         self.shared.start(self.loop)
-        await self.access.start(lambda: self.loop.time())
+        await self.access.start(self.clock.monotonic_s)
         self.sockets = Sockets(self.loop, self.store.look, self._end_turn) if HAS_TURNS else None
         await self.listeners.start()
-        self.throttle.ticker.start(self.loop)
-        self._wheel_second = int(self.loop.time())
-        self._turn_wheel()
+        self.throttle.start(self.loop)
+        self.keep_alives.start(self.clock.monotonic_s())
+        self.heartbeat.start(self.loop)
         self.lifetimes.start()
         return self.listeners[PLAIN_NAME].address.port if self.options.plain == "on" else 0
 
     async def stop(self) -> None:
         """Accept nothing more; close all connections."""
-        if self._wheel_timer is not None:
-            self._wheel_timer.cancel()
+        self.heartbeat.stop()
         self.listeners.close()
         await self.listeners.end_handshakes()
-        self.throttle.ticker.stop()
-        for connection in tuple(self.connections):
-            connection.close("", ReasonCode.SERVER_SHUTTING_DOWN)
+        self.throttle.stop()
+        self.connections.close_all()
         self.lifetimes.stop()
         self.shared.flush()
-        if self.connections:
-            self._emptied = self.loop.create_future()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(CLOSE_FLUSH_S + 1):
-                    await self._emptied
+        await self.connections.wait_closed(CLOSE_FLUSH_S + 1)
         await self.access.stop()
         if self.sockets is not None:
             self.sockets.close()
@@ -173,40 +167,30 @@ class Gateway:
         self.store.end_turn()
 
     def now_ms(self) -> int:
-        """Return a time in ms that only goes forward: for limits, which no clock that is set may disturb."""
-        return monotonic_ns() // 1_000_000
+        """Return the monotonic time in ms: for limits, which no change of the time of day may disturb."""
+        return int(self.clock.monotonic_s() * 1000)
 
     # --- connections ------------------------------------------------------------------------------------------------
 
     def opened(self, connection: Connection) -> None:
         """Note a new socket. It has `connect_timeout_ms` for its CONNECT."""
-        self.connections.add(connection)
         connection.meter = self._meter(connection.peer)
-        self._watch_until(connection, self.loop.time() + self.options.connect_timeout_ms / 1000)
-        if len(self.connections) > self.options.connections_max * SOCKETS_PER_CLIENT_MAX:
-            connection.close(f"{len(self.connections)} sockets are open: see mqtt.connections_max", ReasonCode.QUOTA_EXCEEDED)
+        self.keep_alives.watch_until(connection, connection.received_s + self.options.connect_timeout_ms / 1000)
+        self.connections.add(connection)
 
     def closed(self, connection: Connection) -> None:
         """Forget a socket."""
-        self.connections.discard(connection)
-        connection.peer.listener.closed(connection.peer)
-        self.pressure.forget(connection)
+        listener, client_id = connection.peer.listener, connection.session.client_id
+        listener.closed(connection.peer)
+        self.backpressure.forget(connection)
         self.access.left(connection)
-        self.traffic.left(connection)
-        if self._emptied is not None and not self.connections and not self._emptied.done():
-            self._emptied.set_result(None)
-        self._unwatch(connection)
-        if self.clients.get(connection.session.client_id) is connection:
-            del self.clients[connection.session.client_id]
-
-    def check_room(self, client_id: str) -> None:
-        """Raise ConnectRefused where `mqtt.connections_max` clients are connected. Who takes over needs no room."""
-        if len(self.clients) >= self.options.connections_max and client_id not in self.clients:
-            raise ConnectRefused(
-                f"{len(self.clients)} clients are connected, which is the limit: see mqtt.connections_max",
-                ConnectCode.SERVER_UNAVAILABLE,
-                ReasonCode.QUOTA_EXCEEDED,
-            )
+        if client_id:
+            self.traffic.client_disconnected(listener.name, connection.level)
+        if not connection.is_refused:
+            self.traffic.connection_closed(listener.name, None)
+        self.connections.remove(connection)
+        self.keep_alives.forget(connection)
+        self.clients.leave(client_id, connection)
 
     def register(self, connection: Connection, client_id: str, wish: Connect) -> bool:
         """Make a connection the one of its client id; an older one with that id is closed [MQTT-3.1.4-3] 3.1.1:[MQTT-3.1.4-2].
@@ -215,14 +199,12 @@ class Gateway:
         """
         expiry_s = min(wish.session_expiry_s, self.options.session_expiry_s_max)
         self.lifetimes.check(client_id, wish, expiry_s)
-        older = self.clients.get(client_id)
-        if older is not None:
-            older.close("another connection came with its client id", ReasonCode.SESSION_TAKEN_OVER)
+        self.clients.close_older(client_id)
         connection.session, is_present = self.lifetimes.open(client_id, wish, expiry_s, self.access.user_of(connection))
-        self.clients[client_id] = connection
+        self.clients.enter(client_id, connection)
         self.counters.connections_accepted += 1
         self.access.entered(connection)
-        self.traffic.entered(connection)
+        self.traffic.client_connected(connection.peer.listener.name, connection.level)
         return is_present
 
     def drop(self, subscription: Subscription) -> None:
@@ -232,14 +214,11 @@ class Gateway:
         self.sys.unsubscribed(subscription)
         subscription.release()
 
-    def assign_client_id(self) -> str:
-        """Return a client id for a client that gave none [MQTT-3.1.3-6]."""
-        return f"auto-{secrets.token_hex(8)}"
-
     def refused(self, connection: Connection, why: str, reason: ReasonCode) -> None:
         """Count and log a connection that the server closes."""
         self.counters.closed_by_reason[reason] = self.counters.closed_by_reason.get(reason, 0) + 1
-        self.traffic.refused(connection, reason)
+        connection.is_refused = True
+        self.traffic.connection_closed(connection.peer.listener.name, reason)
         if reason in STRUCK:
             self.strike(connection.peer)
         self.logbook.note(
@@ -261,7 +240,8 @@ class Gateway:
         limits, listener = self.options.limits, peer.listener
         if not (limits.client_messages_per_s or limits.client_bytes_per_s or listener.messages.per_s or listener.bytes.per_s):
             return None
-        return Meter(Bucket(limits.client_messages_per_s), Bucket(limits.client_bytes_per_s), peer)
+        own = TokenBucket(limits.client_messages_per_s), TokenBucket(limits.client_bytes_per_s)
+        return Meter(*own, listener.messages, listener.bytes)
 
     def _publish_for_plugin(self, topic: str, body: bytes, qos: int, retain: bool) -> None:
         """Publish what a plugin sends. Called on the plugins' thread."""
@@ -276,75 +256,12 @@ class Gateway:
 
     # --- a full disk ------------------------------------------------------------------------------------------------
 
-    @property
-    def is_holding_all(self) -> bool:
-        """True where `HELD_BYTES_MAX` are kept for a disk with more room."""
-        return self.held_bytes > HELD_BYTES_MAX
-
-    def hold(self, connection: Connection, size: int) -> None:
-        """Note that a connection keeps `size` bytes that can't be stored now."""
-        had_room = not self.is_holding_all
-        self._holding[connection] = None
-        self.held_bytes += size
-        if had_room and self.is_holding_all:
-            for each in self._holding:
-                each.hold_reading(DISK_FULL)
-
-    def release(self, connection: Connection, size: int) -> None:
-        """Note that a connection keeps nothing any more; it was `size` bytes."""
-        self._holding.pop(connection, None)
-        self.held_bytes -= size
-
     def _relieved(self) -> None:
-        for connection in tuple(self._holding):
-            self.loop.call_soon(connection.release_held)
+        self.backlog.retry(self.loop)
         for connection in self.clients.values():
             if connection.lagging:  # what is sent at QoS 2 is recorded first
                 connection.pump_soon()
         self.lifetimes.turn()
-
-    # --- the wheel: one timer for all keep alives, sessions and wills -------------------------------------------------
-
-    def watch(self, connection: Connection) -> None:
-        """Close a connection that is silent for longer than its keep alive allows."""
-        if connection.keep_alive_s:
-            self._watch_until(connection, connection.received_s + connection.keep_alive_s)
-
-    def _watch_until(self, watched: Connection, deadline_s: float) -> None:
-        self._unwatch(watched)
-        watched.wheel_slot = int(deadline_s) + 1
-        self._wheel.setdefault(watched.wheel_slot, set()).add(watched)
-
-    def _unwatch(self, watched: Connection) -> None:
-        """Take a connection from the wheel: its slot may be a day away, and what is in it stays in memory."""
-        slot = self._wheel.get(watched.wheel_slot)
-        if slot is not None:
-            slot.discard(watched)
-            if not slot:
-                del self._wheel[watched.wheel_slot]
-
-    def _turn_wheel(self) -> None:
-        now_s = self.loop.time()
-        self._wheel_timer = self.loop.call_at(int(now_s) + WHEEL_S, self._turn_wheel)
-        self.access.expire()
-        self.logbook.turn_page()
-        while self._wheel_second <= now_s:
-            for watched in self._wheel.pop(self._wheel_second, ()):
-                self._check_alive(watched, now_s)
-            self._wheel_second += 1
-        self.lifetimes.turn()
-        self.sys.turn(now_s)
-
-    def _check_alive(self, connection: Connection, now_s: float) -> None:
-        if connection.is_unheard:  # what it may have sent is not read: not its fault
-            self._watch_until(connection, now_s + WHEEL_S)
-        elif not connection.connected:
-            connection.close("no CONNECT came in mqtt.connect_timeout_ms", ReasonCode.KEEP_ALIVE_TIMEOUT)
-        elif connection.keep_alive_s:
-            if now_s >= connection.received_s + connection.keep_alive_s:
-                connection.close("nothing came in 1.5 times its keep alive", ReasonCode.KEEP_ALIVE_TIMEOUT)
-            else:
-                self.watch(connection)
 
     # --- fanouts ----------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from weakref import ref
 
 import structlog
 
+from penstock.gateway.client_id import assign_client_id
 from penstock.gateway.options import AccessOptions
 from penstock.gateway.protocol.errors import ConnectRefused
 from penstock.gateway.protocol.packets import PUBLISH as PUBLISH_PACKET
@@ -130,7 +131,7 @@ class Access:
         from penstock.gateway.auth.plugins import ClientSession  # loaded by now
 
         if connection.verdict is None:
-            session = ClientSession(wish, wish.client_id or connection.gateway.assign_client_id(), peer)
+            session = ClientSession(wish, wish.client_id or assign_client_id(), peer)
             if not is_known or (wish.will is not None and plugins.filters_topics):
                 raise self._ask_who(connection, plugins, session, is_known=is_known)
             connection.plugin_session = session

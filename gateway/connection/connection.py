@@ -14,9 +14,11 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from penstock.gateway.auth.access import Guard, Undecided
+from penstock.gateway.client_id import assign_client_id
 from penstock.gateway.connection import subscribing
+from penstock.gateway.connection.pausing import PauseReason
 from penstock.gateway.connection.publishing import (
-    HELD_OVERHEAD_BYTES,
+    KEPT_OVERHEAD_BYTES,
     QOS_1,
     QOS_2,
     RECORD_FLAGS,
@@ -26,7 +28,7 @@ from penstock.gateway.connection.publishing import (
     Publishing,
     received_properties,
 )
-from penstock.gateway.connection.throttle import ANSWERS, DISK_FULL, UNDECIDED, Meter
+from penstock.gateway.connection.throttle import Meter
 from penstock.gateway.delivery.encoding import Aliases, Slot, Terms, encode_again, topic_of
 from penstock.gateway.delivery.subscription import Subscription, together
 from penstock.gateway.protocol import codec
@@ -112,6 +114,7 @@ class Connection(asyncio.Protocol):
         self.keep_alive_s = 0.0
         self.received_s = 0.0
         self.wheel_slot = 0
+        self.is_refused = False
         """Where the gateway's wheel holds this connection."""
         self.session: Session = Session("", 0)
         self.connected = False
@@ -154,8 +157,7 @@ class Connection(asyncio.Protocol):
         self._pump_scheduled = False
         self._unpaid_bytes = 0
         """What was received and is not in the account of `meter` yet."""
-        self._holds = 0
-        """Why the connection isn't read: see `gateway.connection.throttle`."""
+        self._paused_for = PauseReason(0)
         self._deferred: list[codec.Packet] | None = None
         """The packets that wait for an answer of the plugins, in order. Empty for a CONNECT: that lies in `_late`."""
         self._late = b""
@@ -167,7 +169,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._in_turns = transport if isinstance(transport, SocketTransport) else None
         self._transport.set_write_buffer_limits(high=self.gateway.options.send_buffer_bytes)
-        self.received_s = self.gateway.loop.time()
+        self.received_s = self.gateway.clock.monotonic_s()
         self.peer.made(transport)
         self.gateway.opened(self)
 
@@ -192,7 +194,7 @@ class Connection(asyncio.Protocol):
         self._is_full = False
         self._answers_bytes = 0
         if self._transport is not None and not self._closed:
-            self.release_reading(ANSWERS)
+            self.resume_reading(PauseReason.ANSWERS_UNREAD)
         self._write_on()
 
     def _write_on(self) -> None:
@@ -201,31 +203,31 @@ class Connection(asyncio.Protocol):
         if self.writable and self._transport is not None and not self._closed:
             self._pump()
 
-    def hold_reading(self, why: int) -> None:
+    def pause_reading(self, reason: PauseReason) -> None:
         """Stop reading, for one of the reasons of `gateway.connection.throttle`."""
-        self._holds |= why
+        self._paused_for |= reason
         if self._transport is not None:
             self._transport.pause_reading()
 
-    def release_reading(self, why: int) -> None:
+    def resume_reading(self, reason: PauseReason) -> None:
         """Read on, unless there is another reason not to."""
-        if self._holds & why:
-            self._holds &= ~why
-            self.received_s = self.gateway.loop.time()  # it wasn't silent: it wasn't heard
-            if not self._holds and self._transport is not None and not self._closed:
+        if self._paused_for & reason:
+            self._paused_for &= ~reason
+            self.received_s = self.gateway.clock.monotonic_s()  # it wasn't silent: it wasn't heard
+            if not self._paused_for and self._transport is not None and not self._closed:
                 self._transport.resume_reading()
 
     @property
-    def is_unheard(self) -> bool:
+    def is_unread(self) -> bool:
         """True while the server doesn't read, for reasons of its own."""
-        return bool(self._holds & ~ANSWERS)
+        return bool(self._paused_for & ~PauseReason.ANSWERS_UNREAD)
 
     def data_received(self, data: bytes) -> None:
         if self._closed:
             return
         received = len(data)
         self.listener.bytes_in += received
-        self.received_s = self.gateway.loop.time()
+        self.received_s = self.gateway.clock.monotonic_s()
         if self._is_plain and self.gateway.plain.take(self, data):
             return
         if self.meter is not None:
@@ -293,7 +295,7 @@ class Connection(asyncio.Protocol):
             and self.connected
             and self.meter is None
             and self._deferred is None
-            and not (self._rest or self._missing or self.publishing.held or self.session.no_local)
+            and not (self._rest or self._missing or self.publishing.kept or self.session.no_local)
         )
 
     def handle_late(self, packet: codec.Packet) -> None:
@@ -324,16 +326,17 @@ class Connection(asyncio.Protocol):
             self.close(str(error), ReasonCode.QUOTA_EXCEEDED)
 
     def _pay(self, publishes: int) -> None:
-        """Pay for what was received, and for the PUBLISHes in it that were stored."""
+        """Charge what was received, and the PUBLISHes in it that were stored."""
+        assert self.meter is not None
         size, self._unpaid_bytes = self._unpaid_bytes, 0
-        self.gateway.throttle.settle(self, publishes, size)
+        self.gateway.throttle.charge(self, self.meter, publishes, size)
 
     # --- what waits for the plugins ---------------------------------------------------------------------------------
 
     def _defer(self, packets: list[codec.Packet], question: Undecided) -> None:
         """Keep packets until a question is answered. Nothing more is read, so they are one read at most."""
         self._deferred = packets
-        self.hold_reading(UNDECIDED)
+        self.pause_reading(PauseReason.AUTHORIZATION_PENDING)
         question.ask(self._decided)
 
     def _decided(self) -> None:
@@ -348,7 +351,7 @@ class Connection(asyncio.Protocol):
             self._join(late)
             self.gateway.plain.flush()  # no turn of the sockets is under way
         if not self._is_waiting():
-            self.release_reading(UNDECIDED)
+            self.resume_reading(PauseReason.AUTHORIZATION_PENDING)
 
     def _is_waiting(self) -> bool:
         """Return whether packets wait for the plugins, or nothing is waited for any more."""
@@ -379,8 +382,8 @@ class Connection(asyncio.Protocol):
                     if qos == QOS_2 and packet_id in session.received:
                         pubrec_ids.append(packet_id)  # a repetition [MQTT-4.3.3-10] 3.1.1:[MQTT-4.3.3-2]
                         continue
-                    if publishing.held and not self.is_v5:
-                        publishing.hold(packet)  # those before it come first [MQTT-4.6.0-2]
+                    if publishing.kept and not self.is_v5:
+                        publishing.keep(packet)  # those before it come first [MQTT-4.6.0-2]
                         continue
                     try:
                         if guard is not None and not guard.publish.get(topic) and not guard.may_publish(topic, packets):
@@ -419,8 +422,8 @@ class Connection(asyncio.Protocol):
         finally:
             # Also where a packet was malformed: what came before it is stored, and is acknowledged.
             self.gateway.counters.publishes_in += publishes
-            if publishes and store.log.end > self.gateway.pressure.check_at:
-                self.gateway.pressure.apply(self)
+            if publishes and store.log.end > self.gateway.backpressure.check_at:
+                self.gateway.backpressure.apply(self)
             if self.meter is not None:
                 self._pay(publishes)
             if puback_ids or pubrec_ids:
@@ -483,18 +486,18 @@ class Connection(asyncio.Protocol):
 
     # --- a full disk ------------------------------------------------------------------------------------------------
 
-    def release_held(self) -> None:
+    def retry_kept(self) -> None:
         """Go on with what was kept. What still can't be stored is kept again."""
-        held = self.publishing.held
-        self.publishing.drop_held()
+        kept = self.publishing.kept
+        self.publishing.drop_kept()
         if self._closed:
             return
         if self._deferred:  # what waits for the plugins came behind it
-            self._deferred = held + self._deferred
+            self._deferred = kept + self._deferred
         else:
-            self._handle_or_close(held)
-        if not self.publishing.holds_too_much:
-            self.release_reading(DISK_FULL)
+            self._handle_or_close(kept)
+        if not self.publishing.keeps_too_much:
+            self.resume_reading(PauseReason.DISK_FULL)
 
     def _acked(self, kind: int, packet: codec.Packet) -> None:
         self.gateway.traffic.packets_in[kind] += 1
@@ -568,7 +571,7 @@ class Connection(asyncio.Protocol):
             self.gateway.lifetimes.record(self.session, released)
         except DiskFull:  # they are handled once more when there is room
             self.session.received.update(packet_id for kind, packet_id, expected in unrecorded if kind == PUBREL and expected)
-            self.publishing.hold_all([each[:2] for each in unrecorded], HELD_OVERHEAD_BYTES * len(unrecorded))
+            self.publishing.keep_all([each[:2] for each in unrecorded], KEPT_OVERHEAD_BYTES * len(unrecorded))
             return
         self.store.when_durable(partial(self._answer_recorded, unrecorded))
 
@@ -640,8 +643,8 @@ class Connection(asyncio.Protocol):
 
     def _accept(self, wish: Connect) -> None:
         gateway = self.gateway
-        gateway.check_room(wish.client_id)
-        client_id = wish.client_id or gateway.assign_client_id()
+        gateway.clients.check_room(wish.client_id)
+        client_id = wish.client_id or assign_client_id()
         if wish.level == V5_0:
             self.is_v5 = True
             self.side = codec.FROM_CLIENT_5
@@ -654,7 +657,7 @@ class Connection(asyncio.Protocol):
         self.connected = True
         keep_alive_s = self._keep_alive_s(wish)
         self.keep_alive_s = keep_alive_s * 1.5  # [MQTT-3.1.2-22] 3.1.1:[MQTT-3.1.2-24]
-        gateway.watch(self)
+        gateway.keep_alives.watch(self)
         if is_present:
             self._resume()
         self._write(self._connack(wish, is_present, keep_alive_s))  # before what is sent again: that takes a turn of the loop
@@ -824,7 +827,7 @@ class Connection(asyncio.Protocol):
         if self._is_full:
             self._answers_bytes += size
             if self._answers_bytes > ANSWERS_BYTES_MAX:
-                self.hold_reading(ANSWERS)
+                self.pause_reading(PauseReason.ANSWERS_UNREAD)
 
     def close(self, why: str, reason: ReasonCode) -> None:
         """End the connection: what was written goes out, then the acks that are due, and nothing more is read.
@@ -869,7 +872,7 @@ class Connection(asyncio.Protocol):
         if not self.connected:
             return
         self.connected = False
-        self.publishing.drop_held()  # none of it was acknowledged
+        self.publishing.drop_kept()  # none of it was acknowledged
         for subscription in self.session.subscriptions.values():
             subscription.rest()
             self.gateway.drop(subscription)

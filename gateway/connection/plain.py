@@ -87,7 +87,7 @@ class PlainReads:
                 connection.handle_late(_packet(route.topic, bodies, qos, acks))
             return
         gateway.counters.publishes_in += count
-        is_pressed = self._store.log.end > gateway.pressure.check_at
+        is_pressed = self._store.log.end > gateway.backpressure.check_at
         waiting = []
         for sender in senders:
             connection, acks, count = sender
@@ -97,7 +97,7 @@ class PlainReads:
             if connection.session.lasts:
                 gateway.lifetimes.touch(connection.session)
             if is_pressed:
-                gateway.pressure.apply(connection)
+                gateway.backpressure.apply(connection)
         if waiting:
             self._store.when_durable(partial(self._acknowledge, waiting))
 

@@ -16,7 +16,7 @@ from weakref import ref
 import orjson
 
 from penstock.gateway.connection.delayed import parse_delayed
-from penstock.gateway.connection.throttle import DISK_FULL
+from penstock.gateway.connection.pausing import PauseReason
 from penstock.gateway.protocol import codec
 from penstock.gateway.protocol.errors import ProtocolError
 from penstock.gateway.protocol.message import to_stored
@@ -45,10 +45,10 @@ RECORD_FLAGS = [(flags >> 1 & 3) | (int(Flag.RETAIN) if flags & _RETAIN else 0) 
 SESSION = int(Flag.SESSION)
 """The flag of a record by which a message at QoS 2 is known again."""
 
-HELD_BYTES_MAX = 64 * KIB
+KEPT_BYTES_MAX = 64 * KIB
 """Bytes of PUBLISH packets that a connection keeps while the disk has no room for them. With more it is no longer read."""
 
-HELD_OVERHEAD_BYTES = 256
+KEPT_OVERHEAD_BYTES = 256
 """What a packet that is kept costs besides its topic and its body."""
 
 Denial = tuple[ReasonCode, str]
@@ -75,7 +75,7 @@ class Publishing:
         connection: whose they are.
     """
 
-    __slots__ = ("_gateway", "_held_bytes", "_of", "_store", "denied", "held", "puback_ids", "pubrec_ids", "topics")
+    __slots__ = ("_gateway", "_kept_bytes", "_of", "_store", "denied", "kept", "puback_ids", "pubrec_ids", "topics")
 
     def __init__(self, connection: Connection) -> None:
         self._of = ref(connection)  # no circle: what a connection held goes with it, not when the collector has a look
@@ -88,9 +88,9 @@ class Publishing:
         """Of the PUBLISHes of the read that is handled now: what is to be answered once they are durable."""
         self.denied: dict[int, Denial] = {}
         """Those of them that were refused, by packet id."""
-        self.held: list[codec.Packet] = []
+        self.kept: list[codec.Packet] = []
         """PUBLISHes that wait for a disk with room, in order."""
-        self._held_bytes = 0
+        self._kept_bytes = 0
 
     @property
     def _connection(self) -> Connection:
@@ -114,7 +114,7 @@ class Publishing:
         """
         _, flags, topic, packet_ids, bodies = run
         guard = self._connection.guard
-        if self.held or (guard is not None and not guard.may_publish(topic, packets)):
+        if self.kept or (guard is not None and not guard.may_publish(topic, packets)):
             return False
         try:
             size = sum(map(len, bodies)) + len(bodies) * (HEADER_BYTES + len(topic))
@@ -168,7 +168,7 @@ class Publishing:
                 error = refused
         if not is_stored:
             if isinstance(error, DiskFull) and not self._connection.is_v5:
-                self.hold(packet)
+                self.keep(packet)
                 return False
             self._deny(topic, packet_id, error)
         self._answer(flags, packet_id)
@@ -256,7 +256,7 @@ class Publishing:
 
     # --- a full disk ------------------------------------------------------------------------------------------------
 
-    def hold(self, packet: codec.Packet) -> None:
+    def keep(self, packet: codec.Packet) -> None:
         """Keep a PUBLISH of MQTT 3.1.1 that can't be stored now. It is neither lost nor acknowledged; one of QoS 0 is dropped.
 
         Everything else that the client sends is served, its pings and acks among it, until it has sent more than is kept. Then
@@ -266,25 +266,25 @@ class Publishing:
         if not flags & 6:
             self._gateway.counters.publishes_dropped += 1
             return
-        self.hold_all([packet], len(topic) + len(body) + HELD_OVERHEAD_BYTES)
+        self.keep_all([packet], len(topic) + len(body) + KEPT_OVERHEAD_BYTES)
 
-    def hold_all(self, packets: list[codec.Packet], size: int) -> None:
+    def keep_all(self, packets: list[codec.Packet], size: int) -> None:
         """Keep packets, whatever they are, that take `size` bytes together."""
-        self.held += packets
-        self._held_bytes += size
-        self._gateway.hold(self._connection, size)
-        if self.holds_too_much:
-            self._connection.hold_reading(DISK_FULL)
+        self.kept += packets
+        self._kept_bytes += size
+        self._gateway.backlog.add(self._connection, size)
+        if self.keeps_too_much:
+            self._connection.pause_reading(PauseReason.DISK_FULL)
 
     @property
-    def holds_too_much(self) -> bool:
+    def keeps_too_much(self) -> bool:
         """True where so much is kept that nothing more is to be read."""
-        return self._held_bytes > HELD_BYTES_MAX or (self._held_bytes > 0 and self._gateway.is_holding_all)
+        return self._kept_bytes > KEPT_BYTES_MAX or (self._kept_bytes > 0 and self._gateway.backlog.is_full)
 
-    def drop_held(self) -> None:
+    def drop_kept(self) -> None:
         """Forget what is kept: it is handled anew, or its client is gone. None of it was acknowledged."""
-        self._gateway.release(self._connection, self._held_bytes)
-        self.held, self._held_bytes = [], 0
+        self._gateway.backlog.remove(self._connection, self._kept_bytes)
+        self.kept, self._kept_bytes = [], 0
 
 
 def received_properties(session: Session, packet_id: int) -> bytes:

@@ -1,130 +1,104 @@
-"""Rates: who sends more than it may is read later. Token buckets in integers, and one ticker for all who wait.
+"""Rate limits for what clients send: a client that exceeds its rate is read later.
 
-A read is handled whole, however much it holds, and paid for afterwards: the bucket may be in debt, and the connection isn't
-read until that is paid. So nothing is cut into pieces, nothing is dropped, and a client exceeds its rate by one read at most.
+The server handles a read whole, however much it holds, and charges it afterwards. The bucket may then be in debt, and the
+connection is not read until the debt is paid. So no read is cut into pieces, no message is dropped, and a client exceeds its
+rate by one read at most.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from penstock.gateway.connection.pausing import Pausable, PauseReason
+from penstock.gateway.token_bucket import TokenBucket
 from penstock.timer.ticker import Ticker
 
-if TYPE_CHECKING:
-    from penstock.gateway.connection.connection import Connection
-    from penstock.gateway.transport.peer import Peer
-
 TICK_MS: Final = 10
-"""Grain of the waits. A shorter one isn't worth the two calls that stop and start a socket's reading: it is a debt."""
+"""Resolution of the waits. A shorter wait is not worth the two calls that pause and resume a socket: it stays a debt."""
 
 WAIT_MS_MAX: Final = 60_000
-"""The longest wait at a time: so long may a connection that has ended stay in memory. What is still owed then is waited for
-behind the next read."""
+"""The longest wait at a time, which bounds how long a connection that has ended stays in memory. If debt remains after it, the
+connection waits again after its next read."""
 
 RESUMED_MAX: Final = 1000
-"""Connections read again in one turn of the loop."""
-
-
-class Bucket:
-    """A token bucket that holds the tokens of one second. Its level is in thousandths of a token, so that it stays an integer.
-
-    Parameters:
-        per_s: tokens a second; 0 for no limit.
-    """
-
-    __slots__ = ("_at_ms", "_level", "_most", "per_s")
-
-    def __init__(self, per_s: int) -> None:
-        self.per_s = per_s
-        self._most = per_s * 1000
-        self._level = self._most
-        self._at_ms = 0
-
-    def wait_ms(self, tokens: int, now_ms: int) -> int:
-        """Return in how many ms the bucket has so many tokens; 0 where it has them now."""
-        if not self.per_s:
-            return 0
-        if now_ms > self._at_ms:
-            self._level = min(self._most, self._level + (now_ms - self._at_ms) * self.per_s)
-            self._at_ms = now_ms
-        missing = tokens * 1000 - self._level
-        return -(-missing // self.per_s) if missing > 0 else 0
-
-    def spend(self, tokens: int) -> None:
-        """Take tokens, on credit if need be."""
-        if self.per_s:
-            self._level -= tokens * 1000
+"""Connections that are read again in one turn of the loop."""
 
 
 class Meter:
-    """What one client may send.
+    """The rate limits that apply to one client.
 
     Parameters:
-        messages, size: the client's own buckets of messages and of bytes.
-        peer: its listener has buckets for all its clients.
+        messages, size: the client's own buckets of messages and bytes.
+        listener_messages, listener_size: the buckets that all clients of its listener share.
     """
 
-    __slots__ = ("_listeners", "_own")
+    __slots__ = ("_listener", "_own")
 
-    def __init__(self, messages: Bucket, size: Bucket, peer: Peer) -> None:
+    def __init__(
+        self, messages: TokenBucket, size: TokenBucket, listener_messages: TokenBucket, listener_size: TokenBucket
+    ) -> None:
         self._own = (messages, size)
-        self._listeners = (peer.listener.messages, peer.listener.bytes)
+        self._listener = (listener_messages, listener_size)
 
-    def settle(self, messages: int, size: int, now_ms: int) -> tuple[int, str]:
-        """Pay for a read; return how many ms the next one has to wait, and whose limit that is: "client" or "listener"."""
+    def charge(self, messages: int, size: int, now_ms: int) -> tuple[int, str]:
+        """Charge a read of `messages` messages and `size` bytes.
+
+        Returns:
+            How many ms the next read has to wait, and whose limit demands it: "client" or "listener".
+        """
         waits = []
-        for buckets in (self._own, self._listeners):
+        for buckets in (self._own, self._listener):
             wait_ms = 0
             for bucket, tokens in zip(buckets, (messages, size), strict=True):
                 bucket.wait_ms(0, now_ms)
                 bucket.spend(tokens)
                 wait_ms = max(wait_ms, bucket.wait_ms(0, now_ms))
             waits.append(wait_ms)
-        own, listeners = waits
-        return (own, "client") if own >= listeners else (listeners, "listener")
+        own, listener = waits
+        return (own, "client") if own >= listener else (listener, "listener")
 
 
 class Throttle:
-    """The connections that wait until they may be read again.
+    """Pauses connections that have exceeded their rate, and resumes them.
 
     Parameters:
-        now_ms: a clock that only goes forward.
+        now_ms: returns a monotonic time in ms.
     """
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms
-        self.ticker: Ticker[Connection] = Ticker(now_ms, self._resume, fire_max=RESUMED_MAX, tick_ms=TICK_MS)
+        self._ticker: Ticker[Pausable] = Ticker(now_ms, self._resume, fire_max=RESUMED_MAX, tick_ms=TICK_MS)
         self.throttled = {"client": 0, "listener": 0}
-        """How often somebody had to wait, by whose limit."""
+        """How often a connection had to wait, by whose limit it was."""
 
     def __len__(self) -> int:
-        """How many wait."""
-        return len(self.ticker)
+        """Return how many connections wait."""
+        return len(self._ticker)
 
-    def settle(self, connection: Connection, messages: int, size: int) -> None:
-        """Pay for a read of a connection with a meter; stop reading it where it has to wait."""
-        assert connection.meter is not None
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Resume connections by itself from now on. Until then `resume_due` does."""
+        self._ticker.start(loop)
+
+    def stop(self) -> None:
+        """Resume connections no longer."""
+        self._ticker.stop()
+
+    def charge(self, connection: Pausable, meter: Meter, messages: int, size: int) -> None:
+        """Charge a read of a connection to its meter; pause the connection if it has to wait."""
         now_ms = self._now_ms()
-        wait_ms, whose = connection.meter.settle(messages, size, now_ms)
+        wait_ms, whose = meter.charge(messages, size, now_ms)
         if wait_ms >= TICK_MS:
             self.throttled[whose] += 1
-            connection.hold_reading(THROTTLED)
-            self.ticker.schedule(now_ms + min(wait_ms, WAIT_MS_MAX), connection)
+            connection.pause_reading(PauseReason.THROTTLED)
+            self._ticker.schedule(now_ms + min(wait_ms, WAIT_MS_MAX), connection)
 
-    def _resume(self, connections: list[Connection]) -> None:
+    def resume_due(self) -> None:
+        """Resume the connections whose wait is over."""
+        while self._ticker.fire_due():
+            pass
+
+    def _resume(self, connections: list[Pausable]) -> None:
         for connection in connections:
-            connection.release_reading(THROTTLED)
-
-
-# Why a connection isn't read: bits, since there may be several reasons at a time.
-ANSWERS: Final = 1
-"""Its client doesn't take the answers that pile up for it."""
-THROTTLED: Final = 2
-"""It has sent more than it may."""
-PRESSURE: Final = 4
-"""The disk is behind."""
-UNDECIDED: Final = 8
-"""The plugins haven't answered what it may do."""
-DISK_FULL: Final = 16
-"""It has published more than is kept while the disk has no room."""
+            connection.resume_reading(PauseReason.THROTTLED)

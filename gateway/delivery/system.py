@@ -56,7 +56,7 @@ class SystemTopics:
         self._subscriptions.pop(subscription, None)
 
     def turn(self, now_s: float) -> None:
-        """Publish what has changed, if it is time. Called every second or so; `now_s` is the loop's time."""
+        """Publish what has changed, if it is time. Called every second or so; `now_s` is the monotonic time in seconds."""
         self._started_s = self._started_s or now_s
         interval_s = self._gateway.options.sys_interval_s
         if not interval_s or now_s < self._next_s or not self._subscriptions:
@@ -73,7 +73,7 @@ class SystemTopics:
         gateway = self._gateway
         counters, traffic, listeners = gateway.counters, gateway.traffic, tuple(gateway.listeners)
         connected, away = len(gateway.clients), gateway.lifetimes.away
-        uptime_s = int(gateway.loop.time() - self._started_s) if self._started_s else 0
+        uptime_s = int(gateway.clock.monotonic_s() - self._started_s) if self._started_s else 0
         figures: dict[str, object] = {
             "version": VERSION,
             "uptime": f"{uptime_s} seconds",

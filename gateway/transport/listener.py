@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from penstock.gateway.connection.connection import Connection
-from penstock.gateway.connection.throttle import Bucket
 from penstock.gateway.options import PLAIN_NAME, ListenerOptions
+from penstock.gateway.token_bucket import TokenBucket
 from penstock.gateway.transport.peer import Peer
 from penstock.gateway.transport.proxy import ProxyHeaderInvalid, client_of, read_header
 from penstock.gateway.transport.sockets import Sockets
@@ -73,11 +73,11 @@ class Listener:
         self.is_local = options.kind == "unix"
         """Whether only this machine reaches it."""
         self._trusted = [ip_network(network) for network in options.proxy_from]
-        self._rate = Bucket(options.connections_per_s)
-        self._told = Bucket(options.connections_per_s)
+        self._rate = TokenBucket(options.connections_per_s)
+        self._told = TokenBucket(options.connections_per_s)
         """Connections beyond the rate that are told so: as many again."""
-        self.messages = Bucket(options.messages_per_s)
-        self.bytes = Bucket(options.bytes_per_s)
+        self.messages = TokenBucket(options.messages_per_s)
+        self.bytes = TokenBucket(options.bytes_per_s)
         self._servers: list[socket.socket] = []
         self._socket_file: tuple[int, int] | None = None
         self._handshakes: set[asyncio.Task[None]] = set()

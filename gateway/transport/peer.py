@@ -24,7 +24,7 @@ class Peer:
         port: its port, 0 on a Unix socket.
     """
 
-    __slots__ = ("counted", "host", "is_over_rate", "is_refused", "listener", "port", "source", "ssl_object", "username")
+    __slots__ = ("counted", "host", "is_over_rate", "listener", "port", "source", "ssl_object", "username")
 
     def __init__(self, listener: Listener, host: str, port: int) -> None:
         self.listener = listener
@@ -35,8 +35,6 @@ class Peer:
         """Whether it counts as a connection of its listener and its source."""
         self.is_over_rate = False
         """Whether it is beyond `ListenerOptions.connections_per_s`, and to be told so."""
-        self.is_refused = False
-        """Whether the node has closed the connection for a reason."""
         self.username: str | None = None
         """The user name that its certificate gives it, where the listener takes it from there."""
         self.ssl_object: ssl.SSLObject | None = None

@@ -163,9 +163,7 @@ class NodeCollector(Collector):
             counts.publishes_dropped,
         )
         yield _counter("penstock_mqtt_wills_dropped", "Wills dropped because the disk is full.", counts.wills_dropped)
-        yield _gauge(
-            "penstock_mqtt_held_bytes", "Bytes of PUBLISHes and wills that wait for a disk with room.", gateway.held_bytes
-        )
+        yield _gauge("penstock_mqtt_held_bytes", "Bytes of packets that wait for a disk with room.", gateway.backlog.kept_bytes)
         yield _counter(
             "penstock_mqtt_deliveries_too_large",
             "Deliveries left out because their client takes no packet as large.",
@@ -209,7 +207,7 @@ class NodeCollector(Collector):
 
     def _mqtt_protection(self) -> Iterator[Metric]:
         gateway = self._node.gateway
-        access, pressure = gateway.access, gateway.pressure
+        access, backpressure = gateway.access, gateway.backpressure
         yield _labelled(
             CounterMetricFamily(
                 "penstock_mqtt_access_decisions",
@@ -228,10 +226,12 @@ class NodeCollector(Collector):
         )
         yield _gauge("penstock_mqtt_throttled_now", "Clients that wait for a rate limit.", len(gateway.throttle))
         yield _counter("penstock_mqtt_held_off", "Times that a source was held off for what it did.", gateway.traffic.held_off)
-        yield _gauge("penstock_mqtt_pressure_waiting", "Publishers that are not read until the disk catches up.", len(pressure))
-        yield _counter("penstock_mqtt_pressure", "Times that the disk fell behind.", pressure.entered)
         yield _gauge(
-            "penstock_mqtt_undurable_bytes", "Bytes of log that are stored and not yet on disk.", pressure.undurable_bytes
+            "penstock_mqtt_pressure_waiting", "Publishers that are not read until the disk catches up.", len(backpressure)
+        )
+        yield _counter("penstock_mqtt_pressure", "Times that the disk fell behind.", backpressure.entered)
+        yield _gauge(
+            "penstock_mqtt_undurable_bytes", "Bytes of log that are stored and not yet on disk.", backpressure.undurable_bytes
         )
 
     def _groups(self) -> Iterator[Metric]:

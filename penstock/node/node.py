@@ -56,11 +56,12 @@ class Node:
 
     def __init__(self, config: Config, clock: Clock | None = None) -> None:
         self.config = config
+        clock = clock or SystemClock()
         access = load_access_policy(Path(config.pop.access_file)) if config.pop.access_file else None
         config.data_dir.mkdir(parents=True, exist_ok=True)
         self._lock = DataDirLock(config.data_dir)
         try:
-            recovery = self._try_to_recover(clock or SystemClock()) or self._try_to_recover(clock or SystemClock())
+            recovery = self._try_to_recover(clock) or self._try_to_recover(clock)
             if recovery is None:
                 raise IndexDamaged(f"the index of {config.data_dir} is damaged again when it is rebuilt: look at that disk")
             self.recovery: Recovery = recovery
@@ -75,6 +76,7 @@ class Node:
             self.groups,
             self.sessions,
             config.mqtt,
+            clock,
             delay_ms_max=config.timer.delay_ms_max,
             may_share=access.may_share if access is not None else None,
         )
@@ -188,7 +190,7 @@ class Node:
                 "free": self.store.space.usage.free,
                 "reserve": self.store.space.reserve,
                 "why": self.store.space.why(),
-                "held_bytes": self.gateway.held_bytes,
+                "held_bytes": self.gateway.backlog.kept_bytes,
             },
             "connections": len(self.gateway.connections),
             "queues": len(self.store.queues),

@@ -37,7 +37,7 @@ def state(broker: Broker) -> dict[str, Any]:
         | {
             "handshakes": gateway.handshakes,
             "sources": len(gateway.sources._open),
-            "bytes that wait for room": gateway.held_bytes,
+            "bytes that wait for room": gateway.backlog.kept_bytes,
             "open": sum(listener.open for listener in gateway.listeners),
         },
         "anonymous_kib": int(status["RssAnon"].split()[0]),

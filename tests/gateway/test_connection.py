@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.gateway.connection.connection import ANSWERS_BYTES_MAX
-from penstock.gateway.gateway import SOCKETS_PER_CLIENT_MAX
+from penstock.gateway.connection.open_connections import CONNECTIONS_PER_CLIENT_MAX
 from penstock.gateway.protocol.codec import encode_acks, encode_publish
 from penstock.gateway.protocol.errors import ConnectRefused, UnsupportedVersion
 from penstock.gateway.protocol.packets import CONNACK, PINGRESP, PUBACK, PUBCOMP, PUBREC, PUBREL, SUBACK, UNSUBACK
@@ -132,7 +132,7 @@ async def test_one_client_more_than_the_limit_is_refused(start_broker: StartBrok
 
 async def test_sockets_that_send_no_connect_are_limited_too(start_broker: StartBroker) -> None:
     broker = await start_broker(connections_max=2)
-    silent = [await broker.dial() for _ in range(2 * SOCKETS_PER_CLIENT_MAX)]
+    silent = [await broker.dial() for _ in range(2 * CONNECTIONS_PER_CLIENT_MAX)]
     await until(lambda: len(broker.node.gateway.connections) == len(silent))
     assert await (await broker.dial()).ended() == []
     assert broker.closed(ReasonCode.QUOTA_EXCEEDED) == 1
@@ -347,8 +347,8 @@ async def test_a_stream_may_be_cut_at_any_byte(broker: Broker, first_connect: bo
         # Fed to the server's end of a real connection: what a socket hands over in one piece is the kernel's choice.
         known = set(broker.node.gateway.connections)
         client = await (broker.dial() if first_connect else broker.connect("cut"))
-        await until(lambda known=known: bool(broker.node.gateway.connections - known))  # type: ignore[misc]
-        (connection,) = broker.node.gateway.connections - known
+        await until(lambda known=known: bool(set(broker.node.gateway.connections) - known))  # type: ignore[misc]
+        (connection,) = set(broker.node.gateway.connections) - known
         connection.data_received(stream[:cut])
         connection.data_received(stream[cut:])
         answers = {await client.receive() for _ in range(len(ANSWERS) + first_connect)}

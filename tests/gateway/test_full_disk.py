@@ -6,8 +6,7 @@ import aiohttp
 import pytest
 from prometheus_client import generate_latest
 
-from penstock.gateway import gateway as gateway_module
-from penstock.gateway.connection import publishing
+from penstock.gateway.connection import disk_full, publishing
 from penstock.gateway.protocol.codec import encode_acks, encode_publish
 from penstock.gateway.protocol.packets import CONNACK, PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL, SUBACK
 from penstock.gateway.protocol.properties import Found, Property
@@ -46,7 +45,7 @@ async def test_a_publish_is_acknowledged_when_there_is_room_again_and_in_order(f
     free(full, TOTAL)
     assert [await client.receive() for _ in range(6)] == [*((PUBACK, number) for number in range(1, 6)), (PUBREC, 6)]
     assert [message.body for message in full.stored()] == [b"before", b"1", b"2", b"3", b"4", b"5", b"6"]
-    assert full.node.gateway.held_bytes == 0
+    assert full.node.gateway.backlog.kept_bytes == 0
 
 
 async def test_qos_0_is_dropped_and_counted(full: Broker) -> None:
@@ -72,33 +71,33 @@ async def test_subscribers_go_on(full: Broker) -> None:
 async def test_a_client_that_sends_more_than_is_kept_is_not_read_and_not_closed_for_its_silence(
     full: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publishing, "HELD_BYTES_MAX", 4000)
+    monkeypatch.setattr(publishing, "KEPT_BYTES_MAX", 4000)
     client = await full.connect("publisher", keep_alive_s=1)
     connection = full.connection("publisher")
     count = 2000
     packets = [encode_publish(b"plant/1", b"%d" % number + b"x" * 1000, 1, packet_id=number) for number in range(1, count)]
     client.writer.write(b"".join(packets))
-    await until(lambda: connection.is_unheard)
-    assert len(connection.publishing.held) < count // 2
+    await until(lambda: connection.is_unread)
+    assert len(connection.publishing.kept) < count // 2
     gateway = full.node.gateway
-    later = gateway.loop.time() + 60
-    gateway._check_alive(connection, later)
+    later = gateway.clock.monotonic_s() + 60
+    gateway.keep_alives.check(connection, later)
     assert connection.connected
     free(full, TOTAL)
     for number in range(1, count):
         assert await client.receive() == (PUBACK, number)
     assert [int(message.body.rstrip(b"x")) for message in full.stored()[1:]] == list(range(1, count))
     assert await client.drained() == []
-    gateway._check_alive(connection, later)
+    gateway.keep_alives.check(connection, later)
     assert not connection.connected, "it is heard again, so its silence counts"
 
 
 async def test_all_connections_together_keep_no_more_than_a_bound(full: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway_module, "HELD_BYTES_MAX", 2000)
+    monkeypatch.setattr(disk_full, "KEPT_BYTES_MAX", 2000)
     clients = [await full.connect(f"publisher{number}") for number in range(4)]
     for client in clients:
         await client.send(encode_publish(b"plant/1", b"x" * 1000, 1, packet_id=1))
-    await until(lambda: sum(full.connection(f"publisher{number}").is_unheard for number in range(4)) == 4)
+    await until(lambda: sum(full.connection(f"publisher{number}").is_unread for number in range(4)) == 4)
     free(full, TOTAL)
     for client in clients:
         assert await client.receive() == (PUBACK, 1)
@@ -108,12 +107,12 @@ async def test_what_is_held_of_a_client_that_leaves_is_forgotten(full: Broker) -
     for leaves in (BYE, b""):
         client = await full.connect("publisher")
         await client.send(encode_publish(b"plant/1", b"held", 1, packet_id=1), PING)
-        await until(lambda: full.node.gateway.held_bytes > 0)
+        await until(lambda: full.node.gateway.backlog.kept_bytes > 0)
         if leaves:
             await client.send(leaves)
         else:
             client.reset()
-        await until(lambda: full.node.gateway.held_bytes == 0)
+        await until(lambda: full.node.gateway.backlog.kept_bytes == 0)
     free(full, TOTAL)
     assert [message.body for message in full.stored()] == [b"before"]
 
@@ -251,7 +250,7 @@ async def test_what_waits_for_the_plugins_comes_behind_what_waits_for_room(
         free(broker, TOTAL)
     assert [await client.expect(PUBACK) for _ in range(2)] == [(PUBACK, 1), (PUBACK, 2)]
     assert [message.body for message in broker.stored()] == [b"0", b"1", b"2"]
-    assert broker.node.gateway.held_bytes == 0
+    assert broker.node.gateway.backlog.kept_bytes == 0
 
 
 async def test_metrics_readiness_and_state_tell_of_it(full: Broker) -> None:

@@ -151,11 +151,11 @@ async def test_one_that_comes_before_what_waits_for_room_has_gone_on_waits_behin
     await client.publish("plant/0", b"known", 1)
     free(broker, GIB // 2)
     await client.send(encode_publish(b"plant/0", b"1", 1, packet_id=1))
-    await until(lambda: bool(broker.connection("c").publishing.held))
+    await until(lambda: bool(broker.connection("c").publishing.kept))
     broker.node.store.space.on_relief.clear()  # the node is about to hear of the room
     free(broker, TOTAL)
     await client.send(encode_publish(b"plant/0", b"2", 1, packet_id=2))
-    await until(lambda: len(broker.connection("c").publishing.held) == 2)
+    await until(lambda: len(broker.connection("c").publishing.kept) == 2)
     broker.node.gateway._relieved()
     assert [await client.receive() for _ in range(2)] == [(PUBACK, 1), (PUBACK, 2)]
     assert [message.body for message in broker.stored()] == [b"known", b"1", b"2"]

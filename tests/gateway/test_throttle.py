@@ -11,11 +11,12 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.connection.throttle import TICK_MS, Bucket
+from penstock.gateway.connection.throttle import TICK_MS
 from penstock.gateway.logbook import Logbook
 from penstock.gateway.options import LimitOptions, ListenerOptions
 from penstock.gateway.protocol.codec import encode_publish
 from penstock.gateway.protocol.packets import PUBACK
+from penstock.gateway.token_bucket import TokenBucket
 from penstock.store.options import KIB
 from tests.gateway import scripted_plugins
 from tests.gateway.brokers import StartBroker
@@ -29,7 +30,7 @@ from tests.waiting import until
 
 @given(st.integers(1, 10_000), st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 500)), max_size=60))
 def test_whoever_waits_as_told_never_exceeds_the_rate_and_its_burst(per_s: int, reads: list[tuple[int, int]]) -> None:
-    bucket = Bucket(per_s)
+    bucket = TokenBucket(per_s)
     now_ms, spent, last = 10**9, 0, 0
     began_ms = now_ms
     for pause_ms, tokens in reads:
@@ -43,18 +44,18 @@ def test_whoever_waits_as_told_never_exceeds_the_rate_and_its_burst(per_s: int, 
 
 @given(st.integers(1, 10_000), st.integers(0, 20_000))
 def test_a_wait_is_as_long_as_it_must_be_and_no_longer(per_s: int, tokens: int) -> None:
-    bucket = Bucket(per_s)
+    bucket = TokenBucket(per_s)
     bucket.spend(tokens)
     wait_ms = bucket.wait_ms(0, 0)
     assert bucket.wait_ms(0, wait_ms) == 0
     if wait_ms:
-        other = Bucket(per_s)
+        other = TokenBucket(per_s)
         other.spend(tokens)
         assert other.wait_ms(0, wait_ms - 1) == 1
 
 
 def test_a_bucket_without_a_rate_never_waits() -> None:
-    bucket = Bucket(0)
+    bucket = TokenBucket(0)
     bucket.spend(10**12)
     assert bucket.wait_ms(10**12, 0) == 0
 
@@ -96,9 +97,9 @@ async def test_a_packet_in_many_reads_is_paid_for_as_it_comes(start_broker: Star
     received = listener.bytes_in
     await client.send(packet[:10])
     await until(lambda: listener.bytes_in == received + 10)
-    assert not connection.is_unheard
+    assert not connection.is_unread
     await client.send(packet[10 : 4 * KIB])
-    await until(lambda: connection.is_unheard)
+    await until(lambda: connection.is_unread)
     assert broker.stored() == []
 
 
@@ -113,7 +114,7 @@ async def test_messages_that_waited_for_the_plugins_are_paid_for(start_broker: S
     script.may_answer.set()
     assert [await client.receive() for _ in range(3)] == [(PUBACK, number) for number in (1, 2, 3)]
     assert broker.node.gateway.throttle.throttled["client"] == 1
-    assert broker.connection("c").is_unheard
+    assert broker.connection("c").is_unread
 
 
 async def test_all_clients_of_a_listener_share_its_rate(start_broker: StartBroker) -> None:
@@ -152,7 +153,7 @@ async def test_a_throttled_client_is_not_closed_for_silence_and_one_that_goes_le
 
 
 def test_a_wait_shorter_than_a_tick_is_a_debt() -> None:
-    assert Bucket(1000).wait_ms(1000 + TICK_MS - 1, 0) < TICK_MS
+    assert TokenBucket(1000).wait_ms(1000 + TICK_MS - 1, 0) < TICK_MS
 
 
 # --- back-pressure ------------------------------------------------------------------------------------------------------
@@ -163,7 +164,7 @@ async def test_while_the_disk_is_behind_publishers_are_not_read_and_memory_is_bo
     broker = await start_broker(limits=LimitOptions(undurable_bytes_max=bound))
     publishers = [await broker.connect(name) for name in "abc"]
     reader = await broker.connect("reader")
-    pressure = broker.node.gateway.pressure
+    pressure = broker.node.gateway.backpressure
     body = b"x" * 1000
     with HeldSync(broker) as held:
         for client in publishers:
@@ -190,9 +191,9 @@ async def test_publishers_that_go_while_the_disk_is_behind_are_forgotten(start_b
     with HeldSync(broker):
         client = await broker.connect("c")
         await client.send(encode_publish(b"a", b"x" * 5000, 1, packet_id=1))
-        await until(lambda: len(broker.node.gateway.pressure) == 1)
+        await until(lambda: len(broker.node.gateway.backpressure) == 1)
         broker.connection("c")._abort()
-        await until(lambda: len(broker.node.gateway.pressure) == 0)
+        await until(lambda: len(broker.node.gateway.backpressure) == 0)
 
 
 async def test_messages_at_qos_0_ask_for_a_sync_when_the_disk_is_behind(start_broker: StartBroker) -> None:
@@ -203,7 +204,7 @@ async def test_messages_at_qos_0_ask_for_a_sync_when_the_disk_is_behind(start_br
         await client.send(encode_publish(b"a", b"x" * 2000))
         await client.drained()
     assert time.monotonic() - began_s < 10, "one idle sync a second would take twenty"
-    assert broker.node.gateway.pressure.entered > 0
+    assert broker.node.gateway.backpressure.entered > 0
 
 
 # --- the log ------------------------------------------------------------------------------------------------------------

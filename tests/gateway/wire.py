@@ -26,6 +26,7 @@ from penstock.pop.options import PopOptions
 from penstock.store.options import KIB, MIB, HostPort, StoreOptions
 from penstock.store.queues import ROOT
 from penstock.store.record import Kind
+from tests.clock import AheadClock
 from tests.gateway.packet_cases import connect, packet, subscribe, unsubscribe
 from tests.gateway.packet_cases_5 import connect_5, subscribe_5, unsubscribe_5
 from tests.store.wiring import copy_left
@@ -291,7 +292,8 @@ class Broker:
             admin=AdminOptions(listen=FREE),
         )
         self.clients: list[Client] = []
-        self.node = Node(self.config)
+        self.clock = AheadClock()
+        self.node = Node(self.config, self.clock)
 
     async def start(self) -> Self:
         await self.node.start()
@@ -306,7 +308,7 @@ class Broker:
     async def restart(self) -> None:
         """Stop the node, and start another one on its data directory."""
         await self.stop()
-        self.node = Node(self.config)
+        self.node = Node(self.config, self.clock)
         await self.node.start()
 
     async def kill(self) -> None:
@@ -315,7 +317,7 @@ class Broker:
         copy_left(self.config.data_dir, left)
         await self.stop()
         self.config = replace(self.config, data_dir=left)
-        self.node = Node(self.config)
+        self.node = Node(self.config, self.clock)
         await self.node.start()
 
     def listener(self, name: str) -> Listener:
@@ -441,7 +443,7 @@ class Broker:
             "sessions in memory": len(gateway.lifetimes.sessions._loaded),
             "subscriptions": gateway.counters.subscriptions,
             "fanouts": len(gateway._fanouts),
-            "watched": sum(map(len, gateway._wheel.values())),
+            "watched": len(gateway.keep_alives),
             "watchers": sum(len(queue.watchers) for queue in queues),
             "queues": sum(queue.owners != {ROOT} for queue in queues),
         }

@@ -1,0 +1,65 @@
+"""The clients that are connected, by client id."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Protocol, TypeVar
+
+from penstock.gateway.protocol.errors import ConnectRefused
+from penstock.gateway.protocol.reasons import ConnectCode, ReasonCode
+
+
+class Closable(Protocol):
+    """What a newer connection of the same client id closes."""
+
+    def close(self, why: str, reason: ReasonCode) -> None:
+        """Close the connection; `why` is for the log."""
+        ...
+
+
+C = TypeVar("C", bound=Closable)
+
+
+class ClientRegistry(Mapping[str, C]):
+    """The connection of each client id. A client id has one connection at most.
+
+    Parameters:
+        clients_max: see `GatewayOptions.connections_max`.
+    """
+
+    def __init__(self, clients_max: int) -> None:
+        self._clients_max = clients_max
+        self._clients: dict[str, C] = {}
+
+    def __getitem__(self, client_id: str) -> C:
+        return self._clients[client_id]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._clients)
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def check_room(self, client_id: str) -> None:
+        """Raise ConnectRefused if as many clients as allowed are connected. A takeover needs no room."""
+        if len(self._clients) >= self._clients_max and client_id not in self._clients:
+            raise ConnectRefused(
+                f"{len(self._clients)} clients are connected, which is the limit: see mqtt.connections_max",
+                ConnectCode.SERVER_UNAVAILABLE,
+                ReasonCode.QUOTA_EXCEEDED,
+            )
+
+    def close_older(self, client_id: str) -> None:
+        """Close the connection that has a client id now [MQTT-3.1.4-3] 3.1.1:[MQTT-3.1.4-2]."""
+        older = self._clients.get(client_id)
+        if older is not None:
+            older.close("another connection took over its client id", ReasonCode.SESSION_TAKEN_OVER)
+
+    def enter(self, client_id: str, connection: C) -> None:
+        """Make a connection the one of a client id."""
+        self._clients[client_id] = connection
+
+    def leave(self, client_id: str, connection: C) -> None:
+        """Remove a connection that has ended, unless a newer one has its client id."""
+        if self._clients.get(client_id) is connection:
+            del self._clients[client_id]
