@@ -11,7 +11,6 @@ anything is deleted, and what is deleted is needed by nobody.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,18 +24,13 @@ from penstock.store.index import Batch, Space
 from penstock.store.lightqueue import ENTRY_BYTES, entries_array, entries_key, queue_prefix
 from penstock.store.options import MIB
 from penstock.store.record import COPY_FIXED, Kind, is_intact
+from penstock.store.sliced import FULL_RETRY_S
 from penstock.store.snapshot import SnapshotWriter, remove_other_snapshots, snapshot_path, snapshots
 
 if TYPE_CHECKING:
     from penstock.store.store import Store
 
 logger = structlog.get_logger("store")
-
-SLICE_S = 0.002
-"""Seconds of the loop that one slice takes, about."""
-
-PAUSE_S = 0.008
-"""Seconds between two slices: retention takes a fifth of the loop at most."""
 
 SEGMENT_AGE_DIVISOR = 4
 """A segment is sealed when its first record has reached this part of `retention_ms`, so that a slow log expires too."""
@@ -53,10 +47,8 @@ TRIM_ROWS = 64
 BLOCKED_RETRY_S = 60.0
 """Seconds after which retention tries again, where `copied_bytes_max` has stopped it."""
 
-FULL_RETRY_S = 5.0
-"""Seconds after which retention tries again, where a full disk has no room for what must be carried forward."""
-
-Job = Generator[None]
+Job = Generator[bool | None]
+"""Work in small steps. A step yields True when the next one must wait for something else, so that the slice ends."""
 
 
 class Retention:
@@ -124,21 +116,21 @@ class Retention:
         if options.retention_ms and log.end == end and age_ms > options.retention_ms // SEGMENT_AGE_DIVISOR:
             log.roll()
         boundary = self._boundary()
-        if boundary is not None and time.monotonic() >= self._retry_s:
+        if boundary is not None and self._store.clock.monotonic_s() >= self._retry_s:
             self._jobs.append(self._expire(boundary))
 
-    def step(self) -> bool:
-        """Work for one slice; return whether anything is left."""
-        until = time.monotonic() + SLICE_S
+    def step(self, until_s: float) -> bool:
+        """Work until the clock's monotonic time is `until_s`; return whether more work is left."""
+        clock = self._store.clock
         if self._store.log.end > self._store.log.written:
-            self._store.commit()  # parts read what they need from light queues, too
+            self._store.commit()  # parts also read what they need from light queues
         while self._jobs:
             try:
-                for _ in self._jobs[0]:
-                    if time.monotonic() >= until:
+                for must_wait in self._jobs[0]:
+                    if must_wait or clock.monotonic_s() >= until_s:
                         return True
-            except DiskFull:  # the store tells of it; nothing was dropped
-                self._retry_s = time.monotonic() + FULL_RETRY_S
+            except DiskFull:  # the store logs that the disk is full; nothing was dropped
+                self._retry_s = clock.monotonic_s() + FULL_RETRY_S
             self._jobs.popleft()
         return False
 
@@ -159,7 +151,7 @@ class Retention:
             yield from writer.slices()
             finished = self._thread.submit(writer.finish)
             while not finished.done():
-                yield
+                yield True
             finished.result()
             self._snapshots[writer.position] = store_ms
             self._last_snapshot, self._snapshot_bytes = writer.position, writer.bytes
@@ -192,14 +184,14 @@ class Retention:
         store = self._store
         self.expires_before = boundary
         while store.queues.fills_from_before(boundary):
-            yield
+            yield True
         for part in store.parts:
             for origin, size in part.live(boundary):
                 if not self._carry(origin, size, boundary):
                     return
                 if store.log.end - store.durable_position > UNSYNCED_BYTES_MAX:
                     yield from self._sync(store.log.end)
-                yield
+                yield False
         yield from self._sync(store.log.end)
         freed = boundary - store.log.start
         self.dropped_segments += store.log.drop_before(boundary)
@@ -229,7 +221,7 @@ class Retention:
                     "catch up; until then no segment is dropped",
                 )
             self.blocked = True
-            self._retry_s = time.monotonic() + BLOCKED_RETRY_S
+            self._retry_s = store.clock.monotonic_s() + BLOCKED_RETRY_S
             return False
         self.copy(origin, size)
         return True
@@ -260,7 +252,7 @@ class Retention:
         if position > self._store.durable_position:
             self._store.commit()
             while not self._store.is_durable(position):
-                yield
+                yield True
 
     # --- light queues -----------------------------------------------------------------------------------------------
 
@@ -275,12 +267,12 @@ class Retention:
             if self._is_gone(row[1]):
                 yield from self._trim_queue(queue_id)
             queue_id += 1
-            yield
+            yield False
         queues = self._store.queues
         for queue_id, open_row in queues.open_rows():
             if self._is_gone(open_row) and queues.drop_open_row(queue_id, open_row):
                 self.trimmed_entries += len(open_row) // ENTRY_BYTES
-            yield
+            yield False
 
     def _trim_queue(self, queue_id: int) -> Job:
         """Delete the rows at the front of a queue whose entries are all gone, but for the open one."""
@@ -300,7 +292,7 @@ class Retention:
             if len(gone) < TRIM_ROWS:
                 return
             start = gone[-1][len(prefix) :]
-            yield
+            yield False
 
     def _is_gone(self, entries: bytes) -> bool:
         """Return whether none of the entries' records can be read any more."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -35,7 +34,8 @@ from penstock.store.options import StoreOptions
 from penstock.store.part import Apply, Part
 from penstock.store.queues import Queues, Route
 from penstock.store.record import COPY_BYTES, FIXED_BYTES, Flag, Kind, Record, checksum, is_intact
-from penstock.store.retention import FULL_RETRY_S, PAUSE_S, Retention
+from penstock.store.retention import Retention
+from penstock.store.sliced import SlicedJob
 from penstock.store.snapshot import DIRECTORY as SNAPSHOTS
 from penstock.store.snapshot import restore, snapshots
 from penstock.store.space import Level, Space
@@ -85,7 +85,7 @@ class Store:
         self.data_dir = data_dir
         self.options = options
         self.clock = clock
-        self._opened_s = time.monotonic()
+        self._opened_s = clock.monotonic_s()
         self.space = Space(data_dir, reserve_bytes=options.reserve_bytes, reserve_percent=options.reserve_percent)
         self.log = CommitLog(data_dir, segment_bytes=options.segment_bytes, space=self.space)
         self._rebuilt = False
@@ -118,9 +118,9 @@ class Store:
         self._marking: asyncio.Future[None] | None = None
         self._housekeeping: asyncio.TimerHandle | None = None
         self._next_flush_s = 0.0
-        self._filling = False
+        self._backfill_job: SlicedJob | None = None
+        self._retention_job: SlicedJob | None = None
         self._unannounced: list[tuple[LightQueue, int, bytes]] = []
-        self._retaining = False
         self.replaying = True
         """True until `recover` has ended: parts don't act on time or wake anybody until then."""
         self.messages_stored = 0
@@ -157,7 +157,7 @@ class Store:
         replayed = self._replay(self._flushed_at)
         self.replaying = False
         self.space.look()
-        return Recovery(self._torn_bytes, replayed, self._rebuilt, time.monotonic() - self._opened_s)
+        return Recovery(self._torn_bytes, replayed, self._rebuilt, self.clock.monotonic_s() - self._opened_s)
 
     def _agree(self) -> tuple[Index, Covered | None, int]:
         """Find the end of the log, and start a new index where the old one is damaged or doesn't fit it."""
@@ -520,8 +520,10 @@ class Store:
         self._on_failure = on_failure
         self._group = GroupCommit(self.log, loop, self._fail, SYNCS[self.options.sync_in])
         self._next_flush_s = loop.time() + self.options.index_flush_ms / 1000
-        self.queues.on_fill = self._fill_soon
-        self._fill_soon()
+        self._retention_job = SlicedJob(loop, self.clock, self._retain)
+        self._backfill_job = SlicedJob(loop, self.clock, self._fill, pause_s=0)
+        self.queues.on_fill = self._backfill_job.wake
+        self._backfill_job.wake()
         if self._commit_scheduled:
             loop.call_soon(self.end_turn)
         self._keep_house()
@@ -566,7 +568,8 @@ class Store:
 
     def _keep_retention(self) -> None:
         """See what is due to go, and let retention work for a slice; again after a pause while there is work."""
-        if self._closed or self._failure is not None or self._retaining:
+        assert self._retention_job is not None
+        if self._closed or self._failure is not None or self._retention_job.is_scheduled:
             return
         try:
             with suppress(DiskFull):  # no room for a new segment: the space is told, and the open one goes on
@@ -574,41 +577,26 @@ class Store:
         except (OSError, IndexDamaged) as error:
             self._fail(error)
             return
-        self._retain()
+        self._retention_job.run()
 
-    def _retain(self) -> None:
-        assert self._loop is not None
+    def _retain(self, until_s: float) -> bool:
         if self._closed or self._failure is not None:
-            return
+            return False
         try:
-            self._retaining = self.retention.step()
+            return self.retention.step(until_s)
         except (OSError, IndexDamaged) as error:
             self._fail(error)
-            return
-        if self._retaining:
-            self._loop.call_later(PAUSE_S, self._retain)
+            return False
 
-    def _fill_soon(self) -> None:
-        if self._loop is not None and not self._filling:
-            self._filling = True
-            self._loop.call_soon(self._fill)
-
-    def _fill(self) -> None:
+    def _fill(self, until_s: float) -> bool:
         """Fill new queues by one slice a turn. What comes in between is read first, so that the slices end."""
         while self.log.end > self.log.written and self._failure is None:
             self.commit()  # who watches may append; a filling goes live on a log that is all written
         if self._closed or self._failure is not None:
-            return
+            return False
         if not self._commit_scheduled:
             self._begin_turn()
-        assert self._loop is not None
-        try:
-            self._filling = self.queues.fill()
-        except DiskFull:  # the space is told; the filling is where it was
-            self._loop.call_later(FULL_RETRY_S, self._fill)
-            return
-        if self._filling:
-            self._loop.call_soon(self._fill)
+        return self.queues.fill()
 
     @property
     def durable_position(self) -> int:

@@ -10,7 +10,6 @@ Rows of the index: key b"T", due ms u64 big-endian, position u64 big-endian; val
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from struct import Struct
@@ -21,6 +20,7 @@ import structlog
 from penstock.store.errors import LimitExceeded, PositionUnknown, RecordCorrupt
 from penstock.store.index import Batch, Index, Space
 from penstock.store.part import Apply
+from penstock.store.recent import RecentIds
 from penstock.store.record import TIMER_ENTRY, Flag, Kind, Record, decode, decode_properties, tag_hash
 from penstock.store.store import Store
 from penstock.timer.options import TimerOptions
@@ -84,7 +84,7 @@ class DelayedMessages:
         self._store = store
         self._options = options
         self._pending: dict[int, tuple[int, int]] = {}
-        self._recalled: OrderedDict[int, None] = OrderedDict()
+        self._recalled: RecentIds[int, None] = RecentIds(RECALLED_REMEMBERED)
         self._added: dict[int, tuple[int, int]] = {}
         self._removed: list[tuple[int, int]] = []
         self._ticker: Ticker[int] = Ticker(
@@ -168,9 +168,7 @@ class DelayedMessages:
         for position, _ in TIMER_ENTRY.iter_unpack(record.body):
             self._remove(position)
             self.cancelled += 1
-            self._recalled[position] = None
-            if len(self._recalled) > RECALLED_REMEMBERED:
-                self._recalled.popitem(last=False)
+            self._recalled.add(position, None)
 
     def _remove(self, position: int) -> None:
         found = self._pending.pop(position, None)

@@ -6,6 +6,7 @@ from ipaddress import IPv6Address, ip_address
 from typing import Final
 
 from penstock.gateway.options import LimitOptions
+from penstock.store.recent import RecentIds
 
 IPV6_PREFIX: Final = 64
 """Bits of an IPv6 address that name a source: what a site or a subscriber is given. The rest it makes up as it likes."""
@@ -52,7 +53,7 @@ class Sources:
     def __init__(self, options: LimitOptions) -> None:
         self._options = options
         self._open: dict[str, int] = {}
-        self._strikes: dict[str, Strikes] = {}
+        self._strikes: RecentIds[str, Strikes] = RecentIds(options.sources_max)
         """By source; the one that was struck longest ago comes first."""
 
     def __len__(self) -> int:
@@ -88,12 +89,10 @@ class Sources:
         most = self._options.strikes_max
         if source == EXEMPT or not most:
             return False
-        strikes = self._strikes.pop(source, None)
+        strikes = self._strikes.get(source)
         if strikes is None or strikes.window_until_ms <= now_ms:
             strikes = Strikes(now_ms + self._options.strike_window_ms)
-        self._strikes[source] = strikes
-        if len(self._strikes) > self._options.sources_max:
-            del self._strikes[next(iter(self._strikes))]
+        self._strikes.add(source, strikes)
         strikes.count += 1
         if strikes.count < most or strikes.held_until_ms > now_ms:
             return False

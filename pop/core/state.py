@@ -9,7 +9,6 @@ big-endian, value `Checkpoint.row`; and those of `pop.core.order` and `pop.core.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from struct import Struct
 from typing import Any
@@ -32,6 +31,7 @@ from penstock.store.index import Batch, Index, Space
 from penstock.store.lightqueue import ENTRY, ENTRY_BYTES, LightQueue
 from penstock.store.part import Apply
 from penstock.store.queues import Queues
+from penstock.store.recent import RecentIds
 from penstock.store.record import (
     CHANGE_ENTRY,
     POP_FIXED,
@@ -87,7 +87,7 @@ class PopState:
         self.next_id = 1
         self.checkpoints: dict[int, Checkpoint] = {}
         """Those with anything open, by position."""
-        self.settled: OrderedDict[int, Checkpoint] = OrderedDict()
+        self.settled: RecentIds[int, Checkpoint] = RecentIds(SETTLED_REMEMBERED)
         """The last that were settled, without their entries."""
         self._groups_changed: set[int] = set()
         self._checkpoints_changed: set[int] = set()
@@ -430,9 +430,7 @@ class PopState:
                 if attempt_ids.get(checkpoint.attempt_id) == checkpoint.position:
                     del attempt_ids[checkpoint.attempt_id]
             self._deadlines.settled(checkpoint)
-            self.settled[checkpoint.position] = checkpoint.without_entries()
-            if len(self.settled) > SETTLED_REMEMBERED:
-                self.settled.popitem(last=False)
+            self.settled.add(checkpoint.position, checkpoint.without_entries())
 
     def live(self, before: int) -> Iterator[tuple[int, int]]:
         """Yield what is handed out, parked, or waits for a retry, and dead letters, which are kept for one more retention."""

@@ -11,7 +11,6 @@ Rows of the index: key b"X", position u64 big-endian; value state u8, questions 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from struct import Struct
@@ -22,6 +21,7 @@ from penstock.pop.options import PopOptions
 from penstock.store.errors import LimitExceeded
 from penstock.store.index import Batch, Index, Space
 from penstock.store.part import Apply
+from penstock.store.recent import RecentIds
 from penstock.store.record import TIMER_ENTRY, Flag, Kind, Record, decode_properties
 from penstock.store.store import Store
 from penstock.timer.delayed import routed, routes_of
@@ -71,7 +71,7 @@ class Transactions:
         self._store = store
         self._options = options
         self._pending: dict[int, Half] = {}
-        self._ended: OrderedDict[int, int] = OrderedDict()
+        self._ended: RecentIds[int, int] = RecentIds(ENDED_REMEMBERED)
         self._changed: set[int] = set()
         self._asked: dict[str, dict[int, None]] = {}
         """Positions whose outcome is asked for, by producer: until somebody takes the question."""
@@ -245,10 +245,10 @@ class Transactions:
             asked.pop(position, None)
             if not asked:
                 del self._asked[half.producer]
-        self._ended[position] = state
+        forgotten = self._ended.add(position, state)
         self._changed.add(position)
-        if len(self._ended) > ENDED_REMEMBERED:
-            self._changed.add(self._ended.popitem(last=False)[0])
+        if forgotten is not None:
+            self._changed.add(forgotten)
         return True
 
     def live(self, before: int) -> Iterator[tuple[int, int]]:
@@ -264,15 +264,15 @@ class Transactions:
                 self._pending[position] = Half(position, size, value[_ROW.size :].decode(), checks, due_ms)
                 self._ticker.schedule(due_ms, position)
             else:
-                self._ended[position] = state
+                self._ended.add(position, state)
 
     def save(self, batch: Batch) -> None:
         for position in self._changed:
             half = self._pending.get(position)
             if half is not None:
                 row = _ROW.pack(OPEN, half.checks, half.due_ms, half.size) + half.producer.encode()
-            elif position in self._ended:
-                row = _ROW.pack(self._ended[position], 0, 0, 0)
+            elif (state := self._ended.get(position)) is not None:
+                row = _ROW.pack(state, 0, 0, 0)
             else:
                 batch.delete(_KEY.pack(Space.TRANSACTION, position))
                 continue

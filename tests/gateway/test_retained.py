@@ -19,7 +19,7 @@ from penstock.store.record import TIMER_ENTRY, Flag, Kind, Properties, decode, e
 from penstock.store.store import Store
 from tests.clock import ManualClock
 from tests.depth import DEPTH
-from tests.store.wiring import close, open_store, publish, retain
+from tests.store.wiring import close, open_store, publish, retain, work_on
 
 
 class Retained:
@@ -175,8 +175,7 @@ def test_retained_messages_outlive_the_segments_that_they_were_stored_in(tmp_pat
         publish(store, "plant/2", f"kept of {hour}", flags=Flag.RETAIN)
         for _ in range(20):
             publish(store, "other/1", "x" * 2000)
-            while store.retention.step():
-                pass
+            work_on(store)
         clock.advance(HOUR_MS // 2)
         retain(store)
     assert store.log.start > 0

@@ -10,7 +10,6 @@ from tempfile import mkdtemp
 from typing import Any
 
 import orjson
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -18,13 +17,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from penstock.gateway.delivery.encoding import Slot
 from penstock.gateway.sessions.sessions import OWNER, Sessions, stored_sessions
 from penstock.gateway.sessions.stored import Changes, StoredSession
-from penstock.store import retention as retention_module
 from penstock.store.options import StoreOptions
 from penstock.store.record import Flag, Kind, Properties, encode_properties
 from penstock.store.store import Store
 from tests.clock import ManualClock
 from tests.store.cutting import cut_log
-from tests.store.wiring import close, crash, retain
+from tests.store.wiring import close, crash, retain, work_on
 
 SEGMENT_BYTES = 600
 RETENTION_BYTES = 3000
@@ -89,8 +87,6 @@ class SessionsMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(retention_module, "SLICE_S", 10.0)
         self.directory = Path(mkdtemp(prefix="penstock-sessions-"))
         self.clock = ManualClock(1_000)
         self.lives = 0
@@ -122,7 +118,6 @@ class SessionsMachine(RuleBasedStateMachine):
                 close(self.store)
         finally:
             shutil.rmtree(self.directory)
-            self.patch.undo()
 
     # --- records ----------------------------------------------------------------------------------------------------
 
@@ -319,7 +314,7 @@ class SessionsMachine(RuleBasedStateMachine):
         for _ in range(segments):
             self.publish("ö", 1, 200)
             self.publish("ö", 2, 200)
-            self.store.retention.step()
+            work_on(self.store)
         retain(self.store)
         self.sync()  # what is copied forward is durable before anything is dropped
 

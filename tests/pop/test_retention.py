@@ -14,7 +14,7 @@ from penstock.store.lightqueue import LightQueue
 from penstock.store.options import HOUR_MS, KIB, StoreOptions
 from penstock.store.record import Flag, Properties, encode_properties
 from tests.pop.wiring import FILTER, TOPIC, Parts
-from tests.store.wiring import retain
+from tests.store.wiring import retain, work_on
 
 SEGMENT_BYTES = 16 * KIB
 FILLER = b"x" * 2000
@@ -36,8 +36,7 @@ def let_expire(parts: Parts) -> None:
     retain(parts.store)  # what is a quarter of an hour old is sealed
     for _ in range(20):
         parts.publish(FILLER, topic="other/1")
-        while parts.store.retention.step():  # its snapshot, where that began a segment
-            pass
+        work_on(parts.store)  # its snapshot, where that began a segment
     parts.advance(HOUR_MS // 2)
     retain(parts.store)
     assert parts.store.log.start > end - SEGMENT_BYTES
@@ -83,7 +82,7 @@ def test_a_poll_that_comes_while_segments_are_being_dropped_gets_nothing_that_ex
     parts.store.retention.keep_house()
     while parts.store.retention.expires_before == 0:
         assert parts.store.retention.busy
-        parts.store.retention.step()
+        parts.store.retention.step(0.0)
     boundary = parts.store.retention.expires_before
     taken = parts.pop(1000)
     assert taken
@@ -186,7 +185,7 @@ def test_a_delayed_message_that_fires_shortly_before_its_segment_goes_is_kept(pa
     parts.store.append_message(route, b"late", encode_properties(Properties(deliver_at_ms=due_ms)), Flag.DELAYED)
     parts.store.commit()
     parts.publish(*[FILLER] * 20, topic="other/1")
-    parts.store.retention.step()
+    work_on(parts.store)
     parts.advance(HOUR_MS - 1000)
     assert parts.group(topic_filter=FILTER).visible == 1
     parts.publish(*[FILLER] * 20, topic="other/1")
@@ -274,7 +273,7 @@ def test_a_long_backlog_that_expires_is_passed_over_in_few_steps(parts: Parts, m
     parts.store.retention.keep_house()
     while parts.store.retention.expires_before == 0:
         assert parts.store.retention.busy
-        parts.store.retention.step()
+        parts.store.retention.step(0.0)
     reads = 0
     read_from = LightQueue.read_from
 

@@ -31,6 +31,7 @@ from tests.store.wiring import (
     positions,
     publish,
     retain,
+    work_on,
 )
 
 SEGMENT_BYTES = KIB
@@ -81,8 +82,7 @@ def publish_segments(store: Store, count: int, topic: str = "plant/1", first: in
     published = []
     for number in range(count * PER_SEGMENT):
         published.append(publish(store, topic, f"{first + number}".rjust(96, ".")))
-        while store.retention.step():
-            pass
+        work_on(store)
     store.commit()
     return published
 
@@ -460,7 +460,7 @@ def test_a_drop_waits_for_a_filling_that_reads_what_would_go(store: Store, clock
     store.retention.keep_house()
     assert store.retention.busy
     for _ in range(3):
-        store.retention.step()
+        store.retention.step(0.0)
     assert store.log.start == 0
     fill(store)
     retain(store)
@@ -473,7 +473,7 @@ def test_what_expires_is_not_filled_into_a_new_queue(store: Store, clock: Manual
     clock.advance(HOUR_MS)
     publish_segments(store, 1, first=3 * PER_SEGMENT)
     store.retention.keep_house()
-    store.retention.step()
+    store.retention.step(0.0)
     queue = store.queues.declare("plant/1", "group:a", "earliest")
     fill(store)
     retain(store)

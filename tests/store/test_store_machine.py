@@ -14,7 +14,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from penstock.store import filling as filling_module
 from penstock.store import lightqueue as lightqueue_module
-from penstock.store import retention as retention_module
 from penstock.store import store as store_module
 from penstock.store.catalogue import Catalogue
 from penstock.store.lightqueue import ENTRY_BYTES, LightQueue, Start
@@ -23,7 +22,7 @@ from penstock.store.topics import matches
 from tests.clock import ManualClock
 from tests.depth import DEPTH
 from tests.store.cutting import cut_log
-from tests.store.wiring import bodies, close, crash, fill, numbered_bodies, open_store, publish, retain
+from tests.store.wiring import bodies, close, crash, fill, numbered_bodies, open_store, publish, retain, work_on
 
 SEGMENT_BYTES = 600
 RETENTION_BYTES = 2000
@@ -102,7 +101,6 @@ class StoreMachine(RuleBasedStateMachine):
         self.patch.setattr(store_module, "REPLAY_BYTES", 1000)
         self.patch.setattr(lightqueue_module, "ROW_ENTRIES", 4)
         self.clock = ManualClock(BEGAN_MS)
-        self.patch.setattr(retention_module, "SLICE_S", 10.0)
         self.directory = Path(mkdtemp(prefix="penstock-store-"))
         self.lives = 0
         self.numbers = 0
@@ -201,18 +199,16 @@ class StoreMachine(RuleBasedStateMachine):
         """Let some segments fill, finish their snapshots, and drop what is too much."""
         for _ in range(segments):
             self.publish(topic, 3, 200)
-            self.store.retention.step()
+            work_on(self.store)
         retain(self.store)
         self.durable = max(self.durable, self.store.log.start)
 
     @rule(steps=st.integers(1, 20))
     def retain_a_little(self, steps: int) -> None:
         """Be in the midst of it when something else happens."""
-        self.patch.setattr(retention_module, "SLICE_S", 0.0)
         self.store.retention.keep_house()
         for _ in range(steps):
-            self.store.retention.step()
-        self.patch.setattr(retention_module, "SLICE_S", 10.0)
+            self.store.retention.step(0.0)
         self.durable = max(self.durable, self.store.log.start)
 
     # --- ends and beginnings ----------------------------------------------------------------------------------------

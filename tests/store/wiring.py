@@ -19,6 +19,9 @@ from tests.clock import ManualClock
 
 SEGMENT_BYTES = 16 * KIB
 
+NEVER_S = float("inf")
+"""A time that the clock never reaches: the end of a slice that does all the work there is."""
+
 
 def open_store(data_dir: Path, *, clock: Clock | None = None, parts: Sequence[Part] = (), **options: Any) -> Store:
     """Return a store that has recovered. `options` are those of `StoreOptions`; segments are small by default."""
@@ -46,14 +49,18 @@ def fill(store: Store) -> None:
     store.commit()
 
 
+def work_on(store: Store) -> None:
+    """Let retention do all the work that it has begun. It stops where it must wait for a queue that is being filled."""
+    while store.retention.step(NEVER_S) and not store.queues.fills_from_before(store.log.end):
+        pass
+
+
 def retain(store: Store) -> None:
     """Let retention do all that is due now. A filling that is under way would hold it up."""
     fill(store)
-    while store.retention.step():  # snapshots of segments that were begun
-        pass
+    work_on(store)  # snapshots of segments that were begun
     store.retention.keep_house()
-    while store.retention.step():
-        pass
+    work_on(store)
     store.commit()
 
 

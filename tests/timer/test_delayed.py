@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.store.errors import LimitExceeded
+from penstock.store.recent import RecentIds
 from penstock.store.record import Flag, Properties, encode_properties
-from penstock.timer.delayed import RECALLED_REMEMBERED, Recalled
+from penstock.timer.delayed import Recalled
 from penstock.timer.options import YEAR_MS, TimerOptions
 from tests.depth import DEPTH
 from tests.pop.wiring import TOPIC, Parts
@@ -135,8 +136,7 @@ def test_a_message_that_was_never_delayed_is_unknown(parts: Parts) -> None:
 
 
 def test_what_is_remembered_of_recalled_messages_is_bounded(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert RECALLED_REMEMBERED == 100_000
-    monkeypatch.setattr("penstock.timer.delayed.RECALLED_REMEMBERED", 2)
+    monkeypatch.setattr(parts.delayed, "_recalled", RecentIds(2))
     messages = [delay(parts, b"a", 1_000) for _ in range(3)]
     for message in messages:
         parts.delayed.recall(*message)
