@@ -4,7 +4,7 @@ Each job takes its number among the processes, the instant at which all begin (`
 them) and the broker's address; by that instant it is connected and has made what it will send. It returns what it did, and
 when. Whoever takes messages off ends with the last of them, not when it finds that no more come.
 
-The native stubs are used bare for large batches, where the rates with `pop.client.Client` are lower by what its conveniences
+The native stubs are used bare for large batches, where the rates with `penstock.Client` are lower by what its conveniences
 cost; for small ones it is that client. The others are driven as fast as a client of theirs in Python goes: redis-py with
 hiredis, a batch a round trip; beanstalkd with its commands written a batch at a time. Penstock and Redis get the
 acknowledgements of a batch with the request for the next one.
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeV
 import grpc.aio
 import uvloop
 
-from penstock.pop.client.client import Client
+from penstock import Client
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.pop.proto.pop_pb2_grpc import GroupServiceStub, PopServiceStub
 

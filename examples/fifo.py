@@ -10,7 +10,7 @@ import random
 import sys
 from collections import defaultdict
 
-from penstock.pop.client.client import Client, Consumer, settings_of
+from penstock import Client, Consumer, group_settings
 
 ACCOUNTS = 5
 BOOKINGS = 8
@@ -31,7 +31,7 @@ async def main(address: str) -> None:
                 return
 
     async with Client(address) as client:
-        await client.create_group("example-ledger", "bank/bookings", settings=settings_of(fifo=True, backoff=()))
+        await client.groups.create("example-ledger", "bank/bookings", settings=group_settings(fifo=True, backoff=()))
         for number in range(BOOKINGS):
             for account in range(ACCOUNTS):
                 await client.send("bank/bookings", b"%d" % number, message_group=f"account {account}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from penstock.pop.client.client import Client
+from penstock import Client
 
 
 async def main(address: str) -> None:

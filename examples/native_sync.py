@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from penstock.pop.client.sync import OutgoingMessage, SyncClient
+from penstock import OutgoingMessage, SyncClient
 
 
 def main(address: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from penstock.pop.client.client import Client, settings_of
+from penstock import Client, group_settings
 from penstock.pop.proto import pop_pb2 as pb
 
 GROUP = "example-parser"
@@ -16,7 +16,7 @@ GROUP = "example-parser"
 
 async def main(address: str) -> None:
     async with Client(address) as client:
-        await client.create_group(GROUP, "raw/readings", settings=settings_of(attempts_max=2, backoff=()))
+        await client.groups.create(GROUP, "raw/readings", settings=group_settings(attempts_max=2, backoff=()))
         for body in (b"21.5", b"twenty", b"19.0"):
             await client.send("raw/readings", body)
         while messages := await client.pop("raw/readings", group=GROUP, wait_ms=500):
@@ -27,10 +27,10 @@ async def main(address: str) -> None:
                     await message.nack()  # at its second failure it is a dead letter
                 else:
                     await message.ack()
-        for letter in await client.dead_letters(GROUP):
+        for letter in await client.dead_letters.of_group(GROUP):
             print(f"dead: {letter.topic} after {letter.attempts} attempts, {pb.Reason.Name(letter.reason).lower()}")
         # The parser was mended meanwhile.
-        print(f"sent back: {await client.redrive(GROUP)}")
+        print(f"sent back: {await client.dead_letters.redrive(GROUP)}")
         for message in await client.pop("raw/readings", group=GROUP, wait_ms=2_000):
             print(f"processed: {message.body.decode()}, attempt {message.attempt}")
             await message.ack()

@@ -11,7 +11,7 @@ import asyncio
 import sqlite3
 import sys
 
-from penstock.pop.client.client import Client
+from penstock import Client
 from penstock.pop.proto import pop_pb2 as pb
 
 PRODUCER = "example-orders"
@@ -27,11 +27,13 @@ async def main(address: str) -> None:
         return database.execute("select 1 from orders where id = ?", (order,)).fetchone() is not None
 
     async with Client(address) as client:
-        answering = asyncio.create_task(client.answer_checks(PRODUCER, decide))
+        answering = asyncio.create_task(client.transactions.answer_checks(PRODUCER, decide))
         for order in range(10):
             try:
                 properties = {"order": str(order)}
-                async with await client.begin("orders/placed", b"%d" % order, producer=PRODUCER, properties=properties):
+                async with await client.transactions.begin(
+                    "orders/placed", b"%d" % order, producer=PRODUCER, properties=properties
+                ):
                     database.execute("insert into orders values (?)", (order,))
                     if order % 3 == 0:
                         database.execute("delete from orders where id = ?", (order,))

@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 
 from google.protobuf.json_format import MessageToDict
 
+from penstock import SyncClient, group_settings
 from penstock.cli.rows import show_all
 from penstock.cli.tools import security
 from penstock.pop.backoff import Backoff, Exponential
-from penstock.pop.client.sync import SyncClient, settings_of
 from penstock.pop.proto import pop_pb2 as pb
 
 
@@ -31,7 +31,7 @@ def backoff_of(text: str) -> Backoff:
 
 
 def _settings(options: argparse.Namespace) -> pb.GroupSettings:
-    return settings_of(
+    return group_settings(
         attempts_max=options.attempts_max,
         backoff=options.backoff,
         invisible_ms=options.invisible_ms,
@@ -47,18 +47,18 @@ def run(options: argparse.Namespace) -> int:
     with SyncClient(str(options.pop), security=security()) as client:
         action: str = options.action
         if action == "list":
-            _show_groups(client.describe_groups(options.group, options.filter), options.json)
+            _show_groups(client.groups.describe(options.group, options.filter), options.json)
         elif action == "create":
-            made = client.create_group(options.group, options.filter, start=options.start, settings=_settings(options))
+            made = client.groups.create(options.group, options.filter, start=options.start, settings=_settings(options))
             _show_groups([made], options.json)
         elif action == "update":
-            updated = client.update_group(options.group, _settings(options), topic_filter=options.filter)
+            updated = client.groups.update(options.group, _settings(options), topic_filter=options.filter)
             _show_groups(updated, options.json)
         elif action in ("pause", "resume"):
-            settings = settings_of(paused=action == "pause")
-            _show_groups(client.update_group(options.group, settings, topic_filter=options.filter), options.json)
+            settings = group_settings(paused=action == "pause")
+            _show_groups(client.groups.update(options.group, settings, topic_filter=options.filter), options.json)
         elif action == "reset":
-            reset = client.reset_group(
+            reset = client.groups.reset(
                 options.group,
                 topic_filter=options.filter,
                 end=options.to,
@@ -67,12 +67,12 @@ def run(options: argparse.Namespace) -> int:
             )
             _show_groups(reset, options.json)
         elif action == "delete":
-            client.delete_group(options.group, topic_filter=options.filter)
+            client.groups.delete(options.group, topic_filter=options.filter)
         elif action == "letters":
-            _show_letters(client.dead_letters(options.group, after=options.after, limit=options.limit), options.json)
+            _show_letters(client.dead_letters.of_group(options.group, after=options.after, limit=options.limit), options.json)
         else:
             ids = None if options.all else options.message_id
-            sys.stdout.write(f"{client.redrive(options.group, ids)} sent back\n")
+            sys.stdout.write(f"{client.dead_letters.redrive(options.group, ids)} sent back\n")
     return 0
 
 

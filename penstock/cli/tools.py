@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from typing import Literal
 
+from penstock import Client, Message, Security
 from penstock.cli.rows import show, text
-from penstock.pop.client.client import Client, Message, Security
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.store.options import HostPort
 
@@ -63,9 +63,9 @@ async def pop(
                     "message_id": message.message_id,
                     "handle": message.handle,
                 }
-                if message.dead_letter is not None:
-                    row["dead_letter_of"] = message.dead_letter.group
-                    row["reason"] = pb.Reason.Name(message.dead_letter.reason).lower()
+                if message.origin is not None:
+                    row["dead_letter_of"] = message.origin.group
+                    row["reason"] = pb.Reason.Name(message.origin.reason).lower()
                 show(row, as_json)
                 if settle == "ask":
                     await _ask(message)
@@ -86,7 +86,7 @@ async def _ask(message: Message) -> None:
     elif answer == "s":
         await message.suspend()
     elif answer == "d":
-        await message.give_up()
+        await message.dead_letter()
 
 
 async def send(address: HostPort, topic: str, body: bytes, *, delay_ms: int, tag: str, as_json: bool) -> None:

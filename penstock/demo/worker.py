@@ -18,7 +18,7 @@ from time import monotonic
 import orjson
 import uvloop
 
-from penstock.pop.client.client import Client, Message
+from penstock import Client, Message
 from penstock.pop.errors import HandleExpired
 
 HABITS = ("steady", "slow", "dies")

@@ -1,1 +1,1 @@
-"""The clients of `penstock.pop.v1`. They import no store."""
+"""The clients of `penstock.pop.v1`, for asyncio and for threads. They import no part of the node."""

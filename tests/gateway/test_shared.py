@@ -14,6 +14,7 @@ import pytest
 from amqtt.contexts import Action
 from amqtt.plugins.base import BaseTopicPlugin
 
+from penstock import Client as PopClient
 from penstock.gateway.delivery.shared import ASKED_MAX, MADE, REFUSERS_MAX, SharedSubscription, split_share
 from penstock.gateway.protocol.codec import encode_ack, encode_acks, encode_publish
 from penstock.gateway.protocol.packets import (
@@ -26,7 +27,6 @@ from penstock.gateway.protocol.packets import (
 )
 from penstock.gateway.protocol.properties import Property
 from penstock.gateway.protocol.reasons import SUBACK_FAILURE, ReasonCode
-from penstock.pop.client.client import Client as PopClient
 from penstock.pop.core.deadletters import Reason
 from penstock.pop.core.settings import DEFAULTS, GroupSettings
 from penstock.store.errors import TopicInvalid
@@ -444,7 +444,7 @@ async def test_a_group_that_devices_made_is_told_apart_and_ends_with_the_last_of
     one, two = [await member(broker, name) for name in ("one", "two")]
     assert group_of(broker).settings == MADE
     async with PopClient(str(broker.node.grpc)) as client:
-        (told,) = await client.describe_groups()
+        (told,) = await client.groups.describe()
         assert (told.group, told.filter, told.settings.shared) == ("g", "a/#", True)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "penstock", "group", "list", "--pop", str(broker.node.grpc)), stdout=asyncio.subprocess.PIPE
@@ -476,7 +476,7 @@ async def test_a_group_that_a_service_uses_outlasts_the_devices(broker: Broker, 
         if by == "consuming":
             assert await client.pop("a/#", group="g", wait_ms=0) == []
         else:
-            await client.create_group("g", "a/#")
+            await client.groups.create("g", "a/#")
         one.reset()
         await until(lambda: not broker.node.gateway.clients)
         assert group_of(broker).settings == DEFAULTS

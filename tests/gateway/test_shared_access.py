@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import structlog.testing
 
+from penstock import Client as PopClient
+from penstock import Security
 from penstock.gateway.protocol.properties import Property
 from penstock.gateway.protocol.reasons import SUBACK_FAILURE, ReasonCode
-from penstock.pop.client.client import Client as PopClient
-from penstock.pop.client.client import Security
 from tests.gateway import scripted_plugins
 from tests.gateway.brokers import StartBroker
 from tests.gateway.certificates import Authority

@@ -1,4 +1,4 @@
-"""A command imports what it needs and no more: each is a process that starts anew."""
+"""Importing a command or a client loads only what that part needs: each command is a process of its own."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from tests.layout import room_graph
 from tests.system.processes import ROOT
 
 HEAVY = {
@@ -27,7 +28,7 @@ COMMANDS = ("serve", "demo", "pub", "sub", "pop", "send", "recall", "group", "dl
 
 
 def imported_by(source: str, *arguments: str) -> set[str]:
-    """Return the packages that a program has imported when it ends."""
+    """Return the packages that a program has imported by its end."""
     program = (
         f"import sys\ntry:\n {source}\nexcept SystemExit:\n pass\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
     )
@@ -37,7 +38,7 @@ def imported_by(source: str, *arguments: str) -> set[str]:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_and_the_reading_of_arguments_import_nothing_heavy(command: str) -> None:
+def test_parsing_the_arguments_of_a_command_imports_nothing_heavy(command: str) -> None:
     found = imported_by("from penstock.cli.main import main; main(sys.argv[1:])", command, "--help")
     assert "argparse" in found
     assert not found & HEAVY
@@ -47,11 +48,28 @@ def test_help_and_the_reading_of_arguments_import_nothing_heavy(command: str) ->
     ("module", "needs"),
     [
         ("penstock.cli.pubsub", {"amqtt"}),
-        ("penstock.cli.tools", {"grpc", "google", "numpy"}),
-        ("penstock.cli.groups", {"grpc", "google", "numpy", "rich"}),
+        ("penstock.cli.tools", {"grpc", "google"}),
+        ("penstock.cli.groups", {"grpc", "google", "rich"}),
         ("penstock.cli.inspect", {"numpy", "rocksdict", "rich", "structlog"}),
         ("penstock.cli.mend", {"numpy", "rocksdict", "rich", "structlog"}),
     ],
 )
 def test_a_command_imports_what_it_needs(module: str, needs: set[str]) -> None:
     assert imported_by(f"import {module}") & HEAVY <= needs
+
+
+@pytest.mark.parametrize(
+    ("source", "needs"),
+    [
+        ("import penstock", set()),
+        ("from penstock import NodeUnavailable", set()),
+        ("from penstock import Client, SyncClient, OutgoingMessage", {"grpc", "google"}),
+        ("from penstock import *", {"grpc", "google"}),
+    ],
+)
+def test_the_clients_import_grpc_and_nothing_else_that_is_heavy(source: str, needs: set[str]) -> None:
+    assert imported_by(f"exec({source!r})") & HEAVY == needs
+
+
+def test_the_clients_import_no_part_of_the_node() -> None:
+    assert room_graph()["pop/client"] == {"pop/backoff", "pop/errors", "pop/proto"}

@@ -14,10 +14,9 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from penstock import Client, Security, SyncClient, group_settings
 from penstock.pop.access.file import AccessInvalid, load_access_policy
 from penstock.pop.access.policy import AccessPolicy, Principal
-from penstock.pop.client.client import Client, Security, settings_of
-from penstock.pop.client.sync import SyncClient
 from penstock.pop.errors import NodeUnavailable, NotAuthenticated, NotPermitted
 from penstock.pop.grpc.access import GROUP_RULES, POP_RULES
 from penstock.pop.options import PopOptions
@@ -66,9 +65,9 @@ async def test_a_stranger_may_do_nothing_but_ask_for_health(node: Node) -> None:
             for attempt in (
                 client.send(TOPIC, b"a"),
                 client.pop(FILTER, group="billing"),
-                client.describe_groups(),
-                client.begin(TOPIC, b"a", producer="x"),
-                client.transactions(),
+                client.groups.describe(),
+                client.transactions.begin(TOPIC, b"a", producer="x"),
+                client.transactions.pending(),
             ):
                 with pytest.raises(NotAuthenticated, match="token"):
                     await attempt
@@ -94,11 +93,11 @@ async def test_a_principal_may_do_what_the_file_says_and_nothing_else(node: Node
         for refused in (
             client.send("other/topic", b"a"),
             client.pop(FILTER, group="audit"),
-            client.give_up(["x"], group="reports"),
-            client.create_group("billing", FILTER),
-            client.redrive("billing"),
-            client.describe_groups(),
-            client.transactions(),
+            client.dead_letter(["x"], group="reports"),
+            client.groups.create("billing", FILTER),
+            client.dead_letters.redrive("billing"),
+            client.groups.describe(),
+            client.transactions.pending(),
         ):
             with pytest.raises(NotPermitted, match="billing may not"):
                 await refused
@@ -106,8 +105,8 @@ async def test_a_principal_may_do_what_the_file_says_and_nothing_else(node: Node
             async with client.stream(FILTER, group="reports") as messages:
                 await anext(aiter(messages))
     async with client_of(node, "operator") as client:
-        await client.create_group("reports", FILTER, settings=settings_of(attempts_max=2))
-        assert len(await client.describe_groups()) == 3
+        await client.groups.create("reports", FILTER, settings=group_settings(attempts_max=2))
+        assert len(await client.groups.describe()) == 3
         with pytest.raises(NotPermitted):
             await client.pop(FILTER, group="reports")
         with pytest.raises(NotPermitted):
@@ -115,7 +114,7 @@ async def test_a_principal_may_do_what_the_file_says_and_nothing_else(node: Node
 
 
 async def test_a_batch_with_one_topic_that_is_not_permitted_stores_nothing(node: Node) -> None:
-    from penstock.pop.client.client import OutgoingMessage
+    from penstock import OutgoingMessage
 
     async with client_of(node, "billing") as client:
         with pytest.raises(NotPermitted, match="secret"):

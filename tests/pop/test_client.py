@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.pop.client.calls import BACKOFF_MS_MAX, BACKOFF_MS_MIN, Backoff, Batched, error_of_status
-from penstock.pop.client.client import Client, OutgoingMessage
-from penstock.pop.client.consumer import Message
+from penstock import Client, Message, OutgoingMessage
+from penstock.pop.client.batcher import Batcher
+from penstock.pop.client.retrydelays import RETRY_MS_MAX, RETRY_MS_MIN, RetryDelays
+from penstock.pop.client.statuses import error_of_status
 from penstock.pop.errors import (
     AlreadyAcked,
     AlreadyFired,
@@ -488,7 +489,7 @@ async def test_without_a_node_calls_fail_in_time_and_closing_does_not_hang() -> 
         ):
             with pytest.raises(NodeUnavailable):
                 await call
-        with pytest.raises(BatchFailed, match="no answer"):
+        with pytest.raises(BatchFailed, match="did not answer"):
             await client.ack(["00"], group=GROUP)
         consumer = client.consume(FILTER, group=GROUP)
         async with consumer:
@@ -538,13 +539,13 @@ def test_a_code_of_a_newer_node_is_an_error_too() -> None:
 
 
 def test_back_off_doubles_up_to_its_bound_and_differs_from_client_to_client() -> None:
-    first, second = Backoff(), Backoff()
+    first, second = RetryDelays(), RetryDelays()
     waits = [first.next_s() * 1000 for _ in range(12)]
-    bounds = [min(BACKOFF_MS_MIN * 2**n, BACKOFF_MS_MAX) for n in range(12)]
+    bounds = [min(RETRY_MS_MIN * 2**n, RETRY_MS_MAX) for n in range(12)]
     assert all(bound / 2 <= wait <= bound for wait, bound in zip(waits, bounds, strict=True))
     assert waits != [second.next_s() * 1000 for _ in range(12)]
     first.reset()
-    assert first.next_s() * 1000 <= BACKOFF_MS_MIN
+    assert first.next_s() * 1000 <= RETRY_MS_MIN
 
 
 async def test_wishes_that_come_during_a_call_share_the_next_within_its_bounds() -> None:
@@ -557,7 +558,7 @@ async def test_wishes_that_come_during_a_call_share_the_next_within_its_bounds()
         await gate.wait()
         return [Overloaded("odd") if wish % 2 else wish * 10 for wish in wishes]
 
-    batched: Batched[int, int] = Batched(send, count_max=3, bytes_max=100, size_of=lambda wish: wish)
+    batched: Batcher[int, int] = Batcher(send, count_max=3, bytes_max=100, size_of=lambda wish: wish)
     first = batched.submit(2)
     await started.wait()
     rest = asyncio.create_task(batched.submit_all([4, 5, 6, 8, 60, 60, 200, 1]))
@@ -578,7 +579,7 @@ async def test_wishes_that_were_taken_along_are_answered_or_go_out_first_of_all(
         calls.append(wishes)
         return [wish * 10 for wish in wishes]
 
-    batched: Batched[int, int] = Batched(send, count_max=3)
+    batched: Batcher[int, int] = Batcher(send, count_max=3)
     futures = [batched.submit(wish) for wish in range(4)]
     taken = batched.take()
     assert [wish for wish, _ in taken] == [0, 1, 2]
@@ -602,7 +603,7 @@ async def test_closing_fails_what_got_no_answer_in_time_and_takes_nothing_more()
         await asyncio.Event().wait()
         return []
 
-    batched: Batched[int, int] = Batched(never, count_max=1)
+    batched: Batcher[int, int] = Batcher(never, count_max=1)
     futures = [batched.submit(1), batched.submit(2)]
     await batched.close(0.01)
     for future in futures:

@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from penstock.pop.client.client import Client
+from penstock import Client
 from penstock.pop.core.core import Outcome
 from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb

@@ -14,9 +14,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from penstock import Client, SyncClient, group_settings
 from penstock.pop.backoff import Exponential
-from penstock.pop.client.client import Client, settings_of
-from penstock.pop.client.sync import SyncClient
 from penstock.pop.errors import (
     AlreadyAcked,
     AlreadyCommitted,
@@ -59,7 +58,7 @@ async def test_a_group_begins_at_a_time_however_it_is_created(node: Node, client
     since_ms = node.store.now_ms() + 1
     await node.until(lambda: node.store.now_ms() > since_ms)
     await client.send(TOPIC, b"after")
-    await client.create_group("created", FILTER, start=since_ms)
+    await client.groups.create("created", FILTER, start=since_ms)
     for group in ("created", "popped"):
         (message,) = await client.pop(FILTER, group=group, wait_ms=5_000, start=since_ms)
         assert message.body == b"after"
@@ -70,87 +69,87 @@ async def test_a_group_begins_at_a_time_however_it_is_created(node: Node, client
 
 
 async def test_a_group_is_created_described_changed_reset_paused_and_deleted(client: Client) -> None:
-    settings = settings_of(attempts_max=3, backoff=Exponential(100, 1_000), fifo=True, tags="a || b", in_flight_max=9)
-    made = await client.create_group(GROUP, FILTER, settings=settings)
+    settings = group_settings(attempts_max=3, backoff=Exponential(100, 1_000), fifo=True, tags="a || b", in_flight_max=9)
+    made = await client.groups.create(GROUP, FILTER, settings=settings)
     assert (made.settings.attempts_max, made.settings.fifo, made.settings.expression) == (3, True, "a || b")
     assert made.settings.backoff.exponential.max_ms == 1_000
-    assert (await client.create_group(GROUP, FILTER, settings=settings)) == made
+    assert (await client.groups.create(GROUP, FILTER, settings=settings)) == made
     with pytest.raises(GroupExists):
-        await client.create_group(GROUP, FILTER)
-    (changed,) = await client.update_group(GROUP, settings_of(backoff=(), attempts_max=0, sql="n > 1"))
+        await client.groups.create(GROUP, FILTER)
+    (changed,) = await client.groups.update(GROUP, group_settings(backoff=(), attempts_max=0, sql="n > 1"))
     assert changed.settings.attempts_max == OPTIONS.attempts_max
     assert not changed.settings.backoff.HasField("exponential")
     assert (changed.settings.expression, changed.settings.expression_type) == ("n > 1", pb.SQL)
     await client.send(TOPIC, b"a", properties={"n": "2"})
     (message,) = await client.pop(FILTER, group=GROUP)
     with pytest.raises(GroupBusy):
-        await client.update_group(GROUP, settings_of(fifo=False))
-    (reset,) = await client.reset_group(GROUP, end="earliest")
+        await client.groups.update(GROUP, group_settings(fifo=False))
+    (reset,) = await client.groups.reset(GROUP, end="earliest")
     assert (reset.in_flight, reset.visible) == (0, 1)
-    await client.update_group(GROUP, settings_of(paused=True))
+    await client.groups.update(GROUP, group_settings(paused=True))
     assert await client.pop(FILTER, group=GROUP) == []
-    await client.update_group(GROUP, settings_of(paused=False))
+    await client.groups.update(GROUP, group_settings(paused=False))
     (again,) = await client.pop(FILTER, group=GROUP)
     assert (again.body, again.attempt, again.message_id) == (b"a", 1, message.message_id)
-    await client.reset_group(GROUP, message_id=message.message_id)
+    await client.groups.reset(GROUP, message_id=message.message_id)
     assert len(await client.pop(FILTER, group=GROUP)) == 1
-    await client.reset_group(GROUP, time_ms=2**60)
+    await client.groups.reset(GROUP, time_ms=2**60)
     assert await client.pop(FILTER, group=GROUP) == []
-    await client.delete_group(GROUP)
-    assert await client.describe_groups() == []
+    await client.groups.delete(GROUP)
+    assert await client.groups.describe() == []
     with pytest.raises(GroupUnknown):
-        await client.describe_groups(GROUP)
+        await client.groups.describe(GROUP)
 
 
 @pytest.mark.parametrize(
     "settings",
     [
-        settings_of(attempts_max=-1),
-        settings_of(invisible_ms=2**40),
-        settings_of(sql="a ="),
-        settings_of(tags="||"),
-        settings_of(backoff=(-5,)),
-        settings_of(backoff=Exponential(5, 1)),
+        group_settings(attempts_max=-1),
+        group_settings(invisible_ms=2**40),
+        group_settings(sql="a ="),
+        group_settings(tags="||"),
+        group_settings(backoff=(-5,)),
+        group_settings(backoff=Exponential(5, 1)),
     ],
 )
 async def test_bad_settings_are_refused_with_the_reason(client: Client, settings: pb.GroupSettings) -> None:
     with pytest.raises(RequestInvalid):
-        await client.create_group(GROUP, FILTER, settings=settings)
-    assert await client.describe_groups() == []
+        await client.groups.create(GROUP, FILTER, settings=settings)
+    assert await client.groups.describe() == []
 
 
 async def test_a_poll_of_a_group_that_is_deleted_ends_with_a_reason(node: Node, client: Client) -> None:
     poll = asyncio.ensure_future(client.pop(FILTER, group=GROUP, wait_ms=30_000))
     await node.until(lambda: node.core.waiting == 1)
-    await client.delete_group(GROUP)
+    await client.groups.delete(GROUP)
     with pytest.raises(GroupUnknown, match="deleted"):
         await asyncio.wait_for(poll, 5)
 
 
 async def test_dead_letters_are_listed_popped_with_their_origin_and_sent_back(client: Client) -> None:
-    await client.create_group(GROUP, FILTER, settings=settings_of(attempts_max=1))
+    await client.groups.create(GROUP, FILTER, settings=group_settings(attempts_max=1))
     sent = [await client.send(TOPIC, b"%d" % n) for n in range(3)]
     nacked, given_up, acked = await client.pop(FILTER, group=GROUP)
     await nacked.nack()
-    await given_up.give_up()
+    await given_up.dead_letter()
     await acked.ack()
     (first,) = await client.pop(f"$dlq/{GROUP}", group="operators", messages_max=1, wait_ms=5_000)
-    letters = await client.dead_letters(GROUP)
+    letters = await client.dead_letters.of_group(GROUP)
     assert [(x.message_id, x.topic, x.group, x.filter, x.attempts) for x in letters] == [
         (sent[n].message_id, TOPIC, GROUP, FILTER, 1) for n in (0, 1)
     ]
     assert {x.reason for x in letters} == {pb.ATTEMPTS_EXHAUSTED, pb.FORWARDED}
-    assert first.dead_letter is not None
-    assert (first.dead_letter.group, first.dead_letter.attempts) == (GROUP, 1)
-    assert first.dead_letter.message_id == first.message_id
-    assert await client.dead_letters(GROUP, after=sent[0].message_id) == letters[1:]
-    assert await client.redrive(GROUP, [sent[1].message_id]) == 1
-    assert await client.redrive(GROUP) == 1
-    assert await client.redrive(GROUP) == 0
+    assert first.origin is not None
+    assert (first.origin.group, first.origin.attempts) == (GROUP, 1)
+    assert first.origin.message_id == first.message_id
+    assert await client.dead_letters.of_group(GROUP, after=sent[0].message_id) == letters[1:]
+    assert await client.dead_letters.redrive(GROUP, [sent[1].message_id]) == 1
+    assert await client.dead_letters.redrive(GROUP) == 1
+    assert await client.dead_letters.redrive(GROUP) == 0
     back = await client.pop(FILTER, group=GROUP)
     assert sorted((message.body, message.attempt) for message in back) == [(b"0", 1), (b"1", 1)]
     with pytest.raises(RequestInvalid, match="id"):
-        await client.redrive(GROUP, ["nonsense"])
+        await client.dead_letters.redrive(GROUP, ["nonsense"])
 
 
 # --- attempt ids ----------------------------------------------------------------------------------------------------
@@ -172,37 +171,37 @@ async def test_a_pop_whose_answer_was_lost_is_repeated_with_its_attempt_id(clien
 
 
 async def test_a_transaction_is_seen_when_it_is_committed(client: Client) -> None:
-    async with await client.begin(TOPIC, b"committed", producer="orders"):
+    async with await client.transactions.begin(TOPIC, b"committed", producer="orders"):
         assert await client.pop(FILTER, group=GROUP) == []
     with pytest.raises(RuntimeError, match="the database failed"):
-        async with await client.begin(TOPIC, b"rolled back", producer="orders"):
+        async with await client.transactions.begin(TOPIC, b"rolled back", producer="orders"):
             raise RuntimeError("the database failed")
     assert [message.body for message in await client.pop(FILTER, group=GROUP)] == [b"committed"]
-    assert await client.transactions() == []
+    assert await client.transactions.pending() == []
 
 
 async def test_a_transaction_ends_one_way_only(client: Client) -> None:
-    transaction = await client.begin(TOPIC, b"a", producer="orders")
-    (pending,) = await client.transactions("orders")
+    transaction = await client.transactions.begin(TOPIC, b"a", producer="orders")
+    (pending,) = await client.transactions.pending("orders")
     assert (pending.message_id, pending.message.body) == (transaction.message_id, b"a")
-    assert await client.transactions("others") == []
+    assert await client.transactions.pending("others") == []
     await transaction.commit()
     await transaction.commit()
     with pytest.raises(AlreadyCommitted):
         await transaction.rollback()
-    other = await client.begin(TOPIC, b"b", producer="orders")
+    other = await client.transactions.begin(TOPIC, b"b", producer="orders")
     await other.rollback()
     await other.rollback()
     with pytest.raises(AlreadyRolledBack):
         await other.commit()
     for forged in ("", "zz", transaction.handle[:-1] + "0g", transaction.handle + "00"):
         with pytest.raises(InvalidHandle):
-            await client.end_transaction(forged, commit=True)
+            await client.transactions.end(forged, commit=True)
 
 
 async def test_a_producer_is_asked_for_the_outcome_it_never_told(node: Node, client: Client) -> None:
-    kept = await client.begin(TOPIC, b"kept", producer="orders")
-    await client.begin(TOPIC, b"dropped", producer="orders")
+    kept = await client.transactions.begin(TOPIC, b"kept", producer="orders")
+    await client.transactions.begin(TOPIC, b"dropped", producer="orders")
     asked = []
 
     async def decide(transaction: pb.Transaction) -> bool | None:
@@ -211,7 +210,7 @@ async def test_a_producer_is_asked_for_the_outcome_it_never_told(node: Node, cli
             return None  # not known yet
         return transaction.message_id == kept.message_id
 
-    answering = asyncio.ensure_future(client.answer_checks("orders", decide))
+    answering = asyncio.ensure_future(client.transactions.answer_checks("orders", decide))
     messages = await client.pop(FILTER, group=GROUP, wait_ms=10_000)
     await node.until(lambda: len(node.transactions) == 0)
     answering.cancel()
@@ -290,7 +289,7 @@ async def test_a_stream_of_a_group_that_is_deleted_ends_with_a_reason(client: Cl
     async with client.stream(FILTER, group=GROUP, credits=credits) as messages:
         stream = aiter(messages)
         await anext(stream)
-        await client.delete_group(GROUP)
+        await client.groups.delete(GROUP)
         with pytest.raises(GroupUnknown, match="deleted"):
             await asyncio.wait_for(anext(stream), 5)
 
@@ -380,14 +379,14 @@ async def test_a_stream_with_many_credits_takes_what_they_allow_some_turns_long(
 def use_synchronously(target: str) -> list[bytes]:
     """What a thread does with a node."""
     with SyncClient(target) as client:
-        client.create_group(GROUP, FILTER, settings=settings_of(attempts_max=2))
+        client.groups.create(GROUP, FILTER, settings=group_settings(attempts_max=2))
         client.send(TOPIC, b"1")
         delayed = client.send(TOPIC, b"never", delay_ms=60_000)
         client.recall(delayed.recall_handle)
-        with client.begin(TOPIC, b"2", producer="orders"):
-            assert len(client.transactions("orders")) == 1
+        with client.transactions.begin(TOPIC, b"2", producer="orders"):
+            assert len(client.transactions.pending("orders")) == 1
         try:
-            with client.begin(TOPIC, b"never", producer="orders"):
+            with client.transactions.begin(TOPIC, b"never", producer="orders"):
                 raise KeyError
         except KeyError:
             pass
@@ -400,11 +399,11 @@ def use_synchronously(target: str) -> list[bytes]:
             elif message.body == b"1":
                 message.ack()
             else:
-                message.give_up()
+                message.dead_letter()
             if len(seen) == 4:
                 break
-        assert [letter.topic for letter in client.dead_letters(GROUP)] == [TOPIC]
-        assert client.redrive(GROUP) == 1
+        assert [letter.topic for letter in client.dead_letters.of_group(GROUP)] == [TOPIC]
+        assert client.dead_letters.redrive(GROUP) == 1
         (message,) = client.pop(FILTER, group=GROUP, wait_ms=5_000, attempt_id="x")
         assert message.attempt == 1
         message.suspend()
@@ -416,8 +415,8 @@ def use_synchronously(target: str) -> list[bytes]:
         (message,) = client.pop(FILTER, group=GROUP)
         popped = client.pop(FILTER, group=GROUP, wait_ms=20, acks=[message.handle, "x"])
         assert (list(popped), list(popped.refused)) == ([], ["x"])
-        assert client.describe_groups(GROUP)[0].in_flight == 0
-        client.delete_group(GROUP)
+        assert client.groups.describe(GROUP)[0].in_flight == 0
+        client.groups.delete(GROUP)
         return seen
 
 

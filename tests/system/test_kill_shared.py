@@ -7,9 +7,9 @@ import os
 from contextlib import suppress
 from random import Random
 
+from penstock import Client as PopClient
 from penstock.gateway.protocol.codec import encode_acks, encode_publish
 from penstock.gateway.protocol.packets import PUBACK, PUBLISH
-from penstock.pop.client.client import Client as PopClient
 from tests.gateway.packet_cases import connect
 from tests.gateway.wire import ANSWER_S_MAX, Client
 from tests.system.processes import NodeProcess
@@ -61,7 +61,7 @@ async def test_members_get_all_that_was_acknowledged(node: NodeProcess) -> None:
     config.write_text(f"[mqtt]\nshare_ack_timeout_ms = {ACK_TIMEOUT_MS}\n")
     node.start("--config", str(config))
     async with PopClient(node.addresses["pop"]) as pop:
-        await pop.create_group("g", "kill/#")
+        await pop.groups.create("g", "kill/#")
     acked: set[int] = set()
     got: set[int] = set()
     number = 0

@@ -13,7 +13,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from penstock.pop.client.sync import OutgoingMessage, SyncClient, settings_of
+from penstock import OutgoingMessage, SyncClient, group_settings
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.pop.rocketmq.names import encode
 from penstock.pop.rocketmq.status import Code
@@ -135,7 +135,7 @@ def test_mqtt_and_rocketmq_send_to_each_other(node: NodeProcess, client: ClientP
 
 def test_fifo_gives_one_of_a_message_group_at_a_time_in_order(client: ClientProcess, native: SyncClient, topic: str) -> None:
     name = encode(topic)
-    native.create_group("ledger", topic, settings=settings_of(fifo=True, backoff=()))
+    native.groups.create("ledger", topic, settings=group_settings(fifo=True, backoff=()))
     client.do("producer", topics=[name])
     for number in range(3):
         for account in ("a", "b"):
@@ -245,7 +245,7 @@ def test_filters_by_tag_and_sql_leave_the_rest_out(client: ClientProcess, native
 def test_a_push_consumer_gets_all_and_what_fails_again_and_keeps_what_takes_longer_than_the_invisible_time(
     start: Start, native: SyncClient, topic: str
 ) -> None:
-    native.create_group("billing", topic, settings=settings_of(invisible_ms=200))
+    native.groups.create("billing", topic, settings=group_settings(invisible_ms=200))
     client = start()
     client.do("push", group="billing", topics={encode(topic): "*"}, failing={"2": 1}, slow_s=0.5)
     native.send_batch([OutgoingMessage(topic=topic, body=str(number).encode()) for number in range(5)])
@@ -259,7 +259,7 @@ def test_a_fifo_push_consumer_tries_again_in_order_and_gives_up_what_never_succe
     start: Start, native: SyncClient, topic: str
 ) -> None:
     group = f"ledger-{topic.split('/')[1]}"
-    native.create_group(group, topic, settings=settings_of(fifo=True, backoff=(100,), attempts_max=3))
+    native.groups.create(group, topic, settings=group_settings(fifo=True, backoff=(100,), attempts_max=3))
     client = start()
     client.do("push", group=group, topics={encode(topic): "*"}, failing={"a1": 2, "b0": 99})
     native.send_batch(
@@ -268,7 +268,7 @@ def test_a_fifo_push_consumer_tries_again_in_order_and_gives_up_what_never_succe
     pushed = client.until("pushed", lambda pushed: len(pushed["done"]) == 5)
     for account, expected in (("a", ["a0", "a1", "a1", "a1", "a2"]), ("b", ["b0", "b0", "b0", "b1", "b2"])):
         assert [message["body"] for message in pushed["begun"] if message["group"] == account] == expected
-    wait_for(lambda: [letter.reason for letter in native.dead_letters(group)] == [pb.FORWARDED])
+    wait_for(lambda: [letter.reason for letter in native.dead_letters.of_group(group)] == [pb.FORWARDED])
 
 
 def test_lite_topics_are_topics_below_their_parent(client: ClientProcess, start: Start, native: SyncClient, topic: str) -> None:
@@ -319,7 +319,7 @@ def is_done(client: ClientProcess, do: str, **wish: Any) -> bool:
 
 
 def described(native: SyncClient, topic: str) -> list[pb.GroupDescription]:
-    return [each for each in native.describe_groups() if each.filter == topic]
+    return [each for each in native.groups.describe() if each.filter == topic]
 
 
 def wait_for(condition: Callable[[], Any], within_s: float = 10) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from penstock.pop.client.client import Client as PopClient
-from penstock.pop.client.client import settings_of
+from penstock import Client as PopClient
+from penstock import group_settings
 from penstock.pop.core.group import Group
 from penstock.pop.options import PopOptions
 from penstock.pop.rocketmq import lite as lite_module
@@ -269,11 +269,11 @@ async def test_then_it_ends_also_across_a_restart(tmp_path: Path) -> None:
 
 async def test_a_group_that_others_use_outlasts_the_lite_subscriptions(node: Node, caller: Caller) -> None:
     async with PopClient(node.target) as service:
-        await service.create_group(GROUP, "chat/operator's")
+        await service.groups.create(GROUP, "chat/operator's")
         await sync(caller, "PARTIAL_ADD", "operator's", "adopted", "used", "theirs")
-        await service.create_group(GROUP, "chat/adopted", settings=settings_of(attempts_max=3))
+        await service.groups.create(GROUP, "chat/adopted", settings=group_settings(attempts_max=3))
         await service.pop("chat/used", group=GROUP)
-        await service.create_group(GROUP, "chat/operator's")  # it is still the one that was created
+        await service.groups.create(GROUP, "chat/operator's")  # it is still the one that was created
         await caller.send(*chat("adopted"))
         assert await lite_topics(caller, wait_ms=1_000) == ["adopted"], "it has still subscribed"
         await sync(caller, "COMPLETE_REMOVE")

@@ -13,7 +13,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from penstock.pop.client.client import Client, Security, settings_of
+from penstock import Client, Security, group_settings
 from penstock.pop.errors import PopError
 from penstock.pop.options import PopOptions
 from penstock.pop.rocketmq.service import MESSAGES_PER_SEND_MAX
@@ -261,7 +261,7 @@ async def test_where_they_may_not_only_what_a_group_is_set_to_can_be_asked_for(t
         async with grpc.aio.insecure_channel(node.target) as channel, Client(node.target) as native:
             caller = Caller(channel)
             assert (await caller.receive())[0] == Code.CONSUMER_GROUP_NOT_FOUND
-            await native.create_group(GROUP, TOPIC, settings=settings_of(tags="a"))
+            await native.groups.create(GROUP, TOPIC, settings=group_settings(tags="a"))
             await caller.send(outgoing(b"a1", tag="a"), outgoing(b"b1", tag="b"))
             assert (await caller.receive(expression="b"))[0] == Code.ILLEGAL_FILTER_EXPRESSION
             assert bodies((await caller.receive())[1]) == [b"a1"]

@@ -1,0 +1,152 @@
+"""Gathers single requests of many tasks into few calls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Generic, TypeVar
+
+from penstock.pop.errors import ClientClosed, NodeUnavailable, PopError
+
+Q = TypeVar("Q")
+A = TypeVar("A")
+
+CLOSED = "this client was closed: create a new one"
+UNANSWERED = "the client was closed before the node answered"
+
+
+class Batcher(Generic[Q, A]):
+    """Sends single items as few, large calls, one call at a time. Items that arrive during a call go out with the next one.
+
+    The batcher has no timer. A single item leaves at the end of the loop's next turn, and a thousand items of one turn leave
+    together, unless another call carries them before (`take`). The order of the items is kept.
+
+    Parameters:
+        send: Performs one call. It returns the answer or the error of each item, in order, or raises PopError for all items.
+        count_max: Maximum number of items in one call.
+        bytes_max: Maximum size of one call in bytes, as the sum of `size_of`; 0 for no bound. A larger item goes alone.
+        size_of: Returns the size of an item in bytes.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[list[Q]], Awaitable[list[A | PopError]]],
+        *,
+        count_max: int,
+        bytes_max: int = 0,
+        size_of: Callable[[Q], int] = lambda _: 0,
+    ) -> None:
+        self._send = send
+        self._count_max = count_max
+        self._bytes_max = bytes_max
+        self._size_of = size_of
+        self._waiting: deque[tuple[Q, asyncio.Future[A]]] = deque()
+        self._sender: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def submit(self, item: Q) -> asyncio.Future[A]:
+        """Queue an item; return the future of its answer.
+
+        Raises:
+            ClientClosed: `close` was called.
+        """
+        if self._closed:
+            raise ClientClosed(CLOSED)
+        future: asyncio.Future[A] = asyncio.get_running_loop().create_future()
+        self._waiting.append((item, future))
+        self._ensure_sender()
+        return future
+
+    def _ensure_sender(self) -> None:
+        if self._sender is None and self._waiting:
+            self._sender = asyncio.get_running_loop().create_task(self._run())
+
+    async def submit_all(self, items: Iterable[Q]) -> list[A | PopError]:
+        """Queue many items; return the answer or the error of each, in order."""
+        futures = [self.submit(item) for item in items]
+        if futures:
+            await asyncio.wait(futures)
+        answers: list[A | PopError] = []
+        for future in futures:
+            error = future.exception()
+            answers.append(error if isinstance(error, PopError) else future.result())
+        return answers
+
+    def take(self) -> list[tuple[Q, asyncio.Future[A]]]:
+        """Remove and return the waiting items of one call, because another call carries them.
+
+        The caller must pass the items to `answer` or to `put_back`.
+        """
+        return self._next_batch() if self._waiting else []
+
+    def put_back(self, batch: list[tuple[Q, asyncio.Future[A]]]) -> None:
+        """Send items from `take` before all others, because the call that carried them got no answer."""
+        if self._closed:
+            _fail(batch, NodeUnavailable(UNANSWERED))
+            return
+        self._waiting.extendleft(reversed(batch))
+        self._ensure_sender()
+
+    def answer(self, batch: list[tuple[Q, asyncio.Future[A]]], answers: Iterable[A | PopError]) -> None:
+        """Resolve the future of each item with its answer or its error."""
+        for (_, future), answer in zip(batch, answers, strict=True):
+            if future.done():
+                continue  # The task that waited was cancelled.
+            if isinstance(answer, PopError):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
+
+    async def close(self, within_s: float) -> None:
+        """Accept no more items, and flush as `flush` does."""
+        self._closed = True
+        await self.flush(within_s)
+
+    async def flush(self, within_s: float) -> None:
+        """Return when all items are answered. Items without an answer after `within_s` seconds fail with NodeUnavailable."""
+        sender = self._sender
+        if sender is None:
+            return
+        _, late = await asyncio.wait((sender,), timeout=within_s)
+        if late:
+            sender.cancel()
+            await asyncio.wait(late)
+
+    async def _run(self) -> None:
+        try:
+            await asyncio.sleep(0)  # Callers of `take` run before.
+            while self._waiting:
+                await self._send_batch(self._next_batch())
+        finally:
+            self._sender = None
+            # Items are left only if the client was closed or the loop ends.
+            _fail(self._waiting, NodeUnavailable(UNANSWERED))
+            self._waiting.clear()
+
+    def _next_batch(self) -> list[tuple[Q, asyncio.Future[A]]]:
+        batch = [self._waiting.popleft()]
+        size = self._size_of(batch[0][0])
+        while self._waiting and len(batch) < self._count_max:
+            size += self._size_of(self._waiting[0][0])
+            if size > self._bytes_max > 0:
+                break
+            batch.append(self._waiting.popleft())
+        return batch
+
+    async def _send_batch(self, batch: list[tuple[Q, asyncio.Future[A]]]) -> None:
+        try:
+            answers = await self._send([item for item, _ in batch])
+        except PopError as error:
+            _fail(batch, error)
+            return
+        except BaseException:
+            _fail(batch, NodeUnavailable(UNANSWERED))
+            raise
+        self.answer(batch, answers)
+
+
+def _fail(batch: deque[tuple[Q, asyncio.Future[A]]] | list[tuple[Q, asyncio.Future[A]]], error: PopError) -> None:
+    for _, future in batch:
+        if not future.done():
+            future.set_exception(error)

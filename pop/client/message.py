@@ -1,0 +1,67 @@
+"""A message that an asyncio client received."""
+
+from __future__ import annotations
+
+import asyncio
+
+from penstock.pop.client.received import ReceivedMessage
+from penstock.pop.client.settlements import Settlements
+from penstock.pop.proto import pop_pb2 as pb
+
+
+class Message(ReceivedMessage):
+    """A message from `Client.consume` or `Client.pop`. It comes back as a new attempt unless it is acknowledged in time."""
+
+    __slots__ = ("_settlements", "_usable_until_s")
+
+    def __init__(self, received: pb.PoppedMessage, settlements: Settlements, usable_until_s: float) -> None:
+        super().__init__(received)
+        self._settlements = settlements
+        self._usable_until_s = usable_until_s
+
+    @property
+    def group(self) -> str:
+        """Name of the group to which the message was delivered."""
+        return self._settlements.group
+
+    def ack(self) -> asyncio.Future[None]:
+        """Acknowledge the message. The returned future is done when that is durable.
+
+        The acknowledgement is sent whether the future is awaited or not, so a loop that ignores the result need not wait a
+        round trip for each message. Acknowledgements that arrive during a call share the next call.
+
+        Raises:
+            HandleExpired, AlreadyAcked, HandleReplaced, InvalidHandle: The node refused the acknowledgement.
+            NodeUnavailable: The node did not answer, in several tries.
+        """
+        return self._settlements.acks.submit(self.handle)
+
+    async def nack(self, *, delay_ms: int = 0) -> None:
+        """Return the message after `delay_ms` as a failed attempt. The group's back-off, if any, is added to the delay.
+
+        Raises:
+            InvalidInvisibleTime: The delay is negative or longer than `pop.invisible_ms_max`.
+            StatusError, NodeUnavailable: As for `ack`.
+        """
+        await self._settlements.changes.submit(pb.InvisibleChange(handle=self.handle, invisible_ms=delay_ms))
+
+    async def suspend(self, delay_ms: int = 0) -> None:
+        """Return the message after `delay_ms` without counting this delivery as an attempt. Raises as `nack`."""
+        await self._settlements.changes.submit(pb.InvisibleChange(handle=self.handle, invisible_ms=delay_ms, suspend=True))
+
+    async def extend(self, invisible_ms: int) -> None:
+        """Move the deadline to `invisible_ms` from now, earlier or later than before. The message gets a new handle.
+
+        Raises:
+            StatusError, NodeUnavailable: As for `nack`.
+        """
+        change = pb.InvisibleChange(handle=self.handle, invisible_ms=invisible_ms)
+        self.handle = await self._settlements.changes.submit(change)
+
+    async def dead_letter(self) -> None:
+        """Make the message a dead letter of its group, because no attempt will ever succeed.
+
+        Raises:
+            StatusError, NodeUnavailable: As for `ack`.
+        """
+        await self._settlements.dead_letter(self.handle)

@@ -1,0 +1,45 @@
+"""How a client authenticates itself, and how it authenticates the node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import grpc
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Security:
+    """Credentials of a client, and the roots by which it checks the node's certificate.
+
+    By default a client speaks plain text and sends no token.
+
+    Parameters:
+        token: Token of a principal in the node's access file (`pop.access_file`). The client sends it with each call. Over
+            plain text, everybody on the network path can read it.
+        tls: Speak TLS. Without `root_certificates` the client checks the node's certificate by the roots that gRPC ships.
+        root_certificates: PEM of the roots by which the client checks the node's certificate. Implies `tls`.
+        certificate: PEM of the client's own certificate, for mutual TLS (`pop.tls_client_ca_file`).
+        key: PEM of the key of that certificate.
+    """
+
+    token: str = ""
+    tls: bool = False
+    root_certificates: bytes | None = None
+    certificate: bytes | None = None
+    key: bytes | None = None
+
+    @property
+    def credentials(self) -> grpc.ChannelCredentials | None:
+        """The credentials of a gRPC channel, or None for plain text."""
+        if not (self.tls or self.root_certificates):
+            return None
+        return grpc.ssl_channel_credentials(self.root_certificates, self.key, self.certificate)
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """The gRPC metadata of each call: the token, if there is one."""
+        return (("authorization", f"Bearer {self.token}"),) if self.token else ()
+
+
+PLAIN = Security()
+"""Plain text without a token."""

@@ -1,0 +1,85 @@
+"""What an asyncio client tells the node about deliveries of one group, gathered into few calls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from penstock.pop.client import answers, requests
+from penstock.pop.client.batcher import Batcher
+from penstock.pop.client.calls import call
+from penstock.pop.client.retrydelays import RetryDelays
+from penstock.pop.errors import AlreadyAcked, NodeUnavailable, Overloaded, PopError
+from penstock.pop.proto import pop_pb2 as pb
+
+if TYPE_CHECKING:
+    from penstock.pop.proto.pop_pb2_grpc import PopServiceAsyncStub
+
+HANDLES_PER_CALL_MAX = 4096
+"""A quarter of what a node accepts in one call, so that a call never occupies its loop for long."""
+
+
+class Settlements:
+    """Acknowledges deliveries of one group, makes dead letters of them, and moves their deadlines.
+
+    Parameters:
+        stub: The node.
+        group: Name of the group.
+        timeout_s: Time for one acknowledgement in seconds, all tries together.
+    """
+
+    def __init__(self, stub: PopServiceAsyncStub, group: str, timeout_s: float) -> None:
+        self.group = group
+        self._stub = stub
+        self._timeout_s = timeout_s
+        self.acks: Batcher[str, None] = Batcher(self._ack, count_max=HANDLES_PER_CALL_MAX)
+        self.changes: Batcher[pb.InvisibleChange, str] = Batcher(self._change, count_max=HANDLES_PER_CALL_MAX)
+        self._perhaps_acked: set[str] = set()
+        """Handles from pops that got no answer. The node may have acknowledged them."""
+
+    async def _ack(self, handles: list[str]) -> list[PopError | None]:
+        request = requests.handles(self.group, handles)
+        loop = asyncio.get_running_loop()
+        ends_s = loop.time() + self._timeout_s
+        delays = RetryDelays()
+        is_repeated = False
+        while True:
+            try:
+                answer = await call(self._stub.Ack, request, max(ends_s - loop.time(), 0.001))
+                break
+            except (NodeUnavailable, Overloaded):
+                if loop.time() >= ends_s:
+                    raise
+            is_repeated = True
+            await asyncio.sleep(delays.next_s())
+        # After a repetition, AlreadyAcked means that an earlier try succeeded and its answer was lost.
+        perhaps_acked = self._perhaps_acked
+        errors: list[PopError | None] = [
+            None if isinstance(error, AlreadyAcked) and (is_repeated or handle in perhaps_acked) else error
+            for handle, error in zip(handles, answers.errors(answer.statuses), strict=True)
+        ]
+        perhaps_acked.difference_update(handles)
+        return errors
+
+    def put_back(self, acks: list[tuple[str, asyncio.Future[None]]]) -> None:
+        """Acknowledge in a call of their own the handles (from `acks.take`) of a pop that got no answer."""
+        self._perhaps_acked.update(handle for handle, _ in acks)
+        self.acks.put_back(acks)
+
+    async def _change(self, changes: list[pb.InvisibleChange]) -> list[str | PopError]:
+        # There is no second try. It would find the handle that the first try made and whose answer was lost.
+        request = requests.change_invisible(self.group, changes)
+        return answers.new_handles(await call(self._stub.ChangeInvisible, request, self._timeout_s))
+
+    async def dead_letter(self, handle: str) -> None:
+        """Make a delivery a dead letter of its group. Raises StatusError or NodeUnavailable."""
+        answer = await call(self._stub.GiveUp, requests.handles(self.group, [handle]), self._timeout_s)
+        answers.only(answers.errors(answer.statuses))
+
+    async def give_back(self, handles: Iterable[str], within_s: float) -> None:
+        """Return deliveries that the application has not seen, at once and without counting an attempt."""
+        returned = [self.changes.submit(pb.InvisibleChange(handle=handle, suspend=True)) for handle in handles]
+        await self.changes.flush(within_s)
+        # Errors need no handling: a delivery that can't be returned comes back at its deadline.
+        await asyncio.gather(*returned, return_exceptions=True)

@@ -1,0 +1,163 @@
+"""The client of `penstock.pop.v1` for threads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from types import TracebackType
+
+from penstock.pop.client import answers, requests
+from penstock.pop.client.calls import SyncCalls
+from penstock.pop.client.channel import sync_channel
+from penstock.pop.client.deadletters import SyncDeadLetterCalls
+from penstock.pop.client.groups import SyncGroupCalls
+from penstock.pop.client.outgoing import OutgoingMessage, SendReceipt
+from penstock.pop.client.received import PopResult
+from penstock.pop.client.requests import Start
+from penstock.pop.client.retrydelays import RetryDelays
+from penstock.pop.client.security import PLAIN, Security
+from penstock.pop.client.syncmessage import SyncMessage, SyncSettlements
+from penstock.pop.client.synctransactions import SyncTransactionCalls
+from penstock.pop.errors import NodeUnavailable, Overloaded
+from penstock.pop.proto.pop_pb2_grpc import GroupServiceStub, PopServiceStub
+
+
+class SyncClient:
+    """A blocking client of one node. Many threads may share it.
+
+        with SyncClient("127.0.0.1:8081") as client:
+            client.send("plant/1/a/temperature", b"21.5")
+            for message in client.consume("plant/#", group="billing"):
+                message.ack()
+
+    Each method is one call and returns when the node has answered. Nothing runs in the background. A method takes the
+    arguments of the method of `Client` with the same name, and raises the same errors. Only `consume` has no `prefetch`.
+
+    Parameters:
+        target: `HOST:PORT` of the node's gRPC listener.
+        timeout_ms: Timeout of one call in ms, including the wait until the node can be reached.
+        security: TLS and token. By default the client speaks plain text and sends no token.
+    """
+
+    def __init__(self, target: str, *, timeout_ms: int = 10_000, security: Security = PLAIN) -> None:
+        self._call = SyncCalls(timeout_ms / 1000, security.metadata)
+        self._channel = sync_channel(target, security)
+        self._stub = PopServiceStub(self._channel)
+        group_stub = GroupServiceStub(self._channel)
+        self.groups = SyncGroupCalls(self._call, group_stub)
+        """Administration of groups."""
+        self.dead_letters = SyncDeadLetterCalls(self._call, group_stub)
+        """Administration of dead letters."""
+        self.transactions = SyncTransactionCalls(self._call, self._stub, self._send_one)
+        """Transactions."""
+
+    def __enter__(self) -> SyncClient:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection. Closing twice does nothing."""
+        self._call.closed = True
+        self._channel.close()
+
+    # --- sending ----------------------------------------------------------------------------------------------------
+
+    def send(
+        self,
+        topic: str,
+        body: bytes = b"",
+        *,
+        properties: Mapping[str, str] | None = None,
+        tag: str = "",
+        message_group: str = "",
+        deliver_at_ms: int = 0,
+        delay_ms: int = 0,
+    ) -> SendReceipt:
+        """Send a message; return when it is durable, as `Client.send`."""
+        message = OutgoingMessage(
+            topic=topic,
+            body=body,
+            properties=properties or {},
+            tag=tag,
+            message_group=message_group,
+            deliver_at_ms=deliver_at_ms,
+            delay_ms=delay_ms,
+        )
+        return self._send_one(message)
+
+    def _send_one(self, message: OutgoingMessage) -> SendReceipt:
+        return answers.only(answers.receipts(self._call(self._stub.Send, requests.send([message]))))
+
+    def send_batch(self, messages: Iterable[OutgoingMessage]) -> list[SendReceipt]:
+        """Send up to 10,000 messages and 64 MiB as one call, as `Client.send_batch`."""
+        return answers.all_or_raise(answers.receipts(self._call(self._stub.Send, requests.send(messages))))
+
+    def recall(self, recall_handle: str) -> None:
+        """Cancel a delayed message before its delivery, as `Client.recall`."""
+        answers.only(answers.errors(self._call(self._stub.Recall, requests.recall(recall_handle)).statuses))
+
+    # --- consuming --------------------------------------------------------------------------------------------------
+
+    def pop(
+        self,
+        topic_filter: str,
+        *,
+        group: str,
+        messages_max: int = 0,
+        invisible_ms: int = 0,
+        wait_ms: int = 0,
+        start: Start = "earliest",
+        attempt_id: str = "",
+        acks: Iterable[str] = (),
+    ) -> PopResult[SyncMessage]:
+        """Return the next visible messages of a group, possibly none, as `Client.pop`."""
+        request = requests.pop(topic_filter, group, messages_max, invisible_ms, wait_ms, start, attempt_id, acks)
+        answer = self._call(self._stub.Pop, request, wait_ms)
+        refused = answers.refused_acks(request, answer)
+        if answers.must_pop_again(request, answer):
+            request.ClearField("acks")
+            answer = self._call(self._stub.Pop, request, wait_ms)
+        settlements = SyncSettlements(self._call, self._stub, group)
+        return PopResult((SyncMessage(received, settlements) for received in answer.messages), refused)
+
+    def consume(
+        self,
+        topic_filter: str,
+        *,
+        group: str,
+        batch: int = 64,
+        invisible_ms: int = 0,
+        wait_ms: int = 20_000,
+        start: Start = "earliest",
+    ) -> Iterator[SyncMessage]:
+        """Yield messages without end, one pop at a time. While the node is away, wait for it.
+
+        If the iteration stops within a batch, the rest of the batch comes back when its invisible time ends. Choose a batch
+        that the application processes within the invisible time. 0 for `invisible_ms` takes the group's setting.
+        """
+        delays = RetryDelays()
+        while True:
+            try:
+                messages = self.pop(
+                    topic_filter,
+                    group=group,
+                    messages_max=batch,
+                    invisible_ms=invisible_ms,
+                    wait_ms=wait_ms,
+                    start=start,
+                )
+            except (NodeUnavailable, Overloaded):
+                time.sleep(delays.next_s())
+                continue
+            delays.reset()
+            yield from messages
+
+    def ack(self, handles: Iterable[str], *, group: str) -> None:
+        """Acknowledge deliveries; return when that is durable, as `Client.ack`."""
+        answers.all_or_raise(SyncSettlements(self._call, self._stub, group).ack(list(handles)))
+
+    def dead_letter(self, handles: Iterable[str], *, group: str) -> None:
+        """Make deliveries dead letters of their group, as `Client.dead_letter`."""
+        answers.all_or_raise(SyncSettlements(self._call, self._stub, group).dead_letter(list(handles)))

@@ -1,0 +1,86 @@
+"""A message that a client for threads received."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.pop.client import answers, requests
+from penstock.pop.client.calls import SyncCalls
+from penstock.pop.client.received import ReceivedMessage
+from penstock.pop.errors import AlreadyAcked, NodeUnavailable, PopError
+from penstock.pop.proto import pop_pb2 as pb
+
+if TYPE_CHECKING:
+    from penstock.pop.proto.pop_pb2_grpc import PopServiceStub
+
+
+class SyncSettlements:
+    """Acknowledges deliveries of one group, makes dead letters of them, and moves their deadlines.
+
+    Parameters:
+        call: Performs a call.
+        stub: The node.
+        group: Name of the group.
+    """
+
+    __slots__ = ("_call", "_stub", "group")
+
+    def __init__(self, call: SyncCalls, stub: PopServiceStub, group: str) -> None:
+        self._call = call
+        self._stub = stub
+        self.group = group
+
+    def ack(self, handles: list[str]) -> list[PopError | None]:
+        """Acknowledge deliveries, in up to two tries; return the error of each, or None."""
+        request = requests.handles(self.group, handles)
+        try:
+            return answers.errors(self._call(self._stub.Ack, request).statuses)
+        except NodeUnavailable:
+            # In the second try, AlreadyAcked means that the first try succeeded and its answer was lost.
+            errors = answers.errors(self._call(self._stub.Ack, request).statuses)
+            return [None if isinstance(error, AlreadyAcked) else error for error in errors]
+
+    def dead_letter(self, handles: list[str]) -> list[PopError | None]:
+        """Make deliveries dead letters; return the error of each, or None."""
+        return answers.errors(self._call(self._stub.GiveUp, requests.handles(self.group, handles)).statuses)
+
+    def change(self, handle: str, invisible_ms: int, *, suspend: bool = False) -> str:
+        """Move a delivery's deadline to `invisible_ms` from now; return the new handle."""
+        change = pb.InvisibleChange(handle=handle, invisible_ms=invisible_ms, suspend=suspend)
+        answer = self._call(self._stub.ChangeInvisible, requests.change_invisible(self.group, [change]))
+        return answers.only(answers.new_handles(answer))
+
+
+class SyncMessage(ReceivedMessage):
+    """A message from `SyncClient.consume` or `SyncClient.pop`. Its methods do what those of `Message` do, and block."""
+
+    __slots__ = ("_settlements",)
+
+    def __init__(self, received: pb.PoppedMessage, settlements: SyncSettlements) -> None:
+        super().__init__(received)
+        self._settlements = settlements
+
+    @property
+    def group(self) -> str:
+        """Name of the group to which the message was delivered."""
+        return self._settlements.group
+
+    def ack(self) -> None:
+        """Acknowledge the message; return when that is durable. Raises as `Message.ack`."""
+        answers.only(self._settlements.ack([self.handle]))
+
+    def nack(self, *, delay_ms: int = 0) -> None:
+        """Return the message as a failed attempt, as `Message.nack`."""
+        self._settlements.change(self.handle, delay_ms)
+
+    def suspend(self, delay_ms: int = 0) -> None:
+        """Return the message without counting the attempt, as `Message.suspend`."""
+        self._settlements.change(self.handle, delay_ms, suspend=True)
+
+    def extend(self, invisible_ms: int) -> None:
+        """Move the deadline, as `Message.extend`."""
+        self.handle = self._settlements.change(self.handle, invisible_ms)
+
+    def dead_letter(self) -> None:
+        """Make the message a dead letter of its group, as `Message.dead_letter`."""
+        answers.only(self._settlements.dead_letter([self.handle]))
