@@ -153,12 +153,14 @@ _HOMES = {
 """The module of each name of the API. The errors, which are not listed, are in `penstock.pop.errors`."""
 
 
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found: object = getattr(import_module(_HOMES.get(name, "penstock.pop.errors")), name)
-    globals()[name] = found  # Later uses of the name do not call this function.
-    return found
+if not TYPE_CHECKING:  # A type checker that saw this function would accept any name.
+
+    def __getattr__(name: str) -> object:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = getattr(import_module(_HOMES.get(name, "penstock.pop.errors")), name)
+        globals()[name] = found  # Later uses of the name do not call this function.
+        return found
 
 
 def __dir__() -> list[str]:

@@ -49,7 +49,7 @@ def methods(kind: type) -> Iterator[tuple[str, object]]:
 
 def test_type_checkers_and_the_running_program_see_the_same_names() -> None:
     tree = ast.parse(Path(penstock.__file__).read_text("utf-8"))
-    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If) and isinstance(node.test, ast.Name))
     typed = {alias.name: each.module for each in block.body if isinstance(each, ast.ImportFrom) for alias in each.names}
     assert sorted(typed) == sorted(penstock.__all__)
     assert {name: getattr(penstock, name) for name in typed} == {
