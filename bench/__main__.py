@@ -10,12 +10,13 @@ BENCHES = {
     "mqtt": "MQTT in and out, beside mosquitto and nats-server",
     "pop": "POP over gRPC, beside Redis streams and beanstalkd",
     "store": "the store by itself: append, read, many queues, starts",
+    "compare": "this tree beside another tree of the project; only where it is named",
     "curve": "cost of a record while the log grows to 20 GiB; only where it is named",
 }
 """Name and subject of each benchmark; `bench.<name>.main(arguments)` runs it and returns its exit status."""
 
-NAMED_ONLY = ("curve",)
-"""What `python -m bench` alone leaves out: it needs tens of gigabytes."""
+NAMED_ONLY = ("compare", "curve")
+"""What `python -m bench` alone leaves out: the one needs another tree, the other tens of gigabytes."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -101,7 +101,7 @@ def _runs(setting: Setting, load: Load, *, bounded: bool = False) -> Generator[d
 # --- the rows of the table --------------------------------------------------------------------------------------------
 
 
-def _rate(figure: str, load: Load, *, is_delivered: bool = False, bounded: bool = False) -> Measure:
+def _rate(name: str, *, bounded: bool = False) -> Measure:
     """Return the measurement of messages delivered per second, or published: with QoS 1, acknowledged.
 
     Told besides: for how many us each of them keeps the broker's processors, and how many are missing.
@@ -110,25 +110,28 @@ def _rate(figure: str, load: Load, *, is_delivered: bool = False, bounded: bool 
     """
 
     def measure(setting: Setting) -> Generator[Figures]:
+        load = LOADS[name]
+        is_delivered = load.subs > 0
         for results in _runs(setting, load, bounded=bounded):
-            rates = {name: each.deliver_per_s if is_delivered else each.publish_per_s for name, each in results.items()}
+            rates = {broker: each.deliver_per_s if is_delivered else each.publish_per_s for broker, each in results.items()}
             costs = {
-                name: each.broker_s / max(each.delivered if is_delivered else each.msgs, 1) * 1e6
-                for name, each in results.items()
+                broker: each.broker_s / max(each.delivered if is_delivered else each.msgs, 1) * 1e6
+                for broker, each in results.items()
             }
-            missing = {name: float(each.missing(load)) for name, each in results.items()}
-            yield beside(figure, rates, RIVAL) | beside(f"{figure}_us", costs) | beside(f"{figure}_missing", missing)
+            missing = {broker: float(each.missing(load)) for broker, each in results.items()}
+            yield beside(name, rates, RIVAL) | beside(f"{name}_us", costs) | beside(f"{name}_missing", missing)
 
     return measure
 
 
-def _row(name: str, title: str, goal: float, load: Load, *, is_delivered: bool = False) -> Row:
-    return Row(_rate(name, load, is_delivered=is_delivered), (Goal(name, title, "x", goal),))
+def _row(name: str, title: str, goal: float) -> Row:
+    return Row(_rate(name), (Goal(name, title, "x", goal),))
 
 
 def _filters(setting: Setting) -> Generator[Figures]:
     """The first row, and in turn with it the same beside other filters."""
-    alone = replace(ONE_TO_ONE, msgs=setting.count(ONE_TO_ONE.msgs, ONE_TO_ONE.msgs // QUICK_SHARE))
+    first_row = LOADS["one-to-one"]
+    alone = replace(first_row, msgs=setting.count(first_row.msgs, first_row.msgs // QUICK_SHARE))
     crowded = replace(alone, others=setting.count(OTHER_FILTERS, 1_000))
     with _brokers(setting) as brokers:
         _in_turn(setting, brokers, replace(alone, msgs=alone.msgs // WARM_UP_SHARE))
@@ -221,43 +224,30 @@ def _watched(setting: Setting, load: Load) -> tuple[Result, list[float]]:
         return running.result(), anonymous
 
 
-ONE_TO_ONE = Load(subs=1, msgs=1_000_000)
-BOTH_WAYS = Load(pubs=10, subs=10, qos=1, subqos=1, window=10, msgs=20_000)
+LOADS = {
+    "one-to-one": Load(subs=1, msgs=1_000_000),
+    "window": Load(qos=1, msgs=1_000_000),
+    "hundred": Load(pubs=100, qos=1, window=20, msgs=1_000_000),
+    "hundred-single": Load(pubs=100, qos=1, window=1, msgs=100_000),
+    "many-single": Load(pubs=500, qos=1, window=1, msgs=100_000),
+    "devices": Load(pubs=1_000, subs=1, chunk=1, msgs=200_000),
+    "fanout": Load(subs=100, qos=1, msgs=10_000),
+    "fanout-acked": Load(subs=100, qos=1, subqos=1, msgs=5_000),
+    "both-ways": Load(pubs=10, subs=10, qos=1, subqos=1, window=10, msgs=20_000),
+}
+"""The load of each row that tells a rate, by the row's name. `bench.compare` measures most of them, too."""
 
 ROWS: dict[str, Row] = {
-    "one-to-one": _row("one-to-one", "1 publisher → 1 subscriber, QoS 0", 2, ONE_TO_ONE, is_delivered=True),
-    "window": _row("window", "1 publisher, QoS 1, window 1,000", 3.5, Load(qos=1, msgs=1_000_000)),
-    "hundred": _row("hundred", "100 publishers, QoS 1, window 20", 3.5, Load(pubs=100, qos=1, window=20, msgs=1_000_000)),
-    "hundred-single": _row(
-        "hundred-single",
-        "100 publishers, QoS 1, window 1",
-        1,
-        Load(pubs=100, qos=1, window=1, msgs=100_000),
-    ),
-    "many-single": _row("many-single", "500 publishers, QoS 1, window 1", 1.2, Load(pubs=500, qos=1, window=1, msgs=100_000)),
-    "devices": _row(
-        "devices",
-        "1,000 publishers, QoS 0, one message per write → 1 subscriber",
-        1,
-        Load(pubs=1_000, subs=1, chunk=1, msgs=200_000),
-        is_delivered=True,
-    ),
-    "fanout": _row(
-        "fanout",
-        "1 publisher, QoS 1 → 100 subscribers, QoS 0 (deliveries)",
-        10,
-        Load(subs=100, qos=1, msgs=10_000),
-        is_delivered=True,
-    ),
-    "fanout-acked": _row(
-        "fanout-acked",
-        "1 publisher, QoS 1 → 100 subscribers, QoS 1 (deliveries)",
-        3,
-        Load(subs=100, qos=1, subqos=1, msgs=5_000),
-        is_delivered=True,
-    ),
+    "one-to-one": _row("one-to-one", "1 publisher → 1 subscriber, QoS 0", 2),
+    "window": _row("window", "1 publisher, QoS 1, window 1,000", 3.5),
+    "hundred": _row("hundred", "100 publishers, QoS 1, window 20", 3.5),
+    "hundred-single": _row("hundred-single", "100 publishers, QoS 1, window 1", 1),
+    "many-single": _row("many-single", "500 publishers, QoS 1, window 1", 1.2),
+    "devices": _row("devices", "1,000 publishers, QoS 0, one message per write → 1 subscriber", 1),
+    "fanout": _row("fanout", "1 publisher, QoS 1 → 100 subscribers, QoS 0 (deliveries)", 10),
+    "fanout-acked": _row("fanout-acked", "1 publisher, QoS 1 → 100 subscribers, QoS 1 (deliveries)", 3),
     "both-ways": Row(
-        _rate("both-ways", BOTH_WAYS, is_delivered=True, bounded=True),
+        _rate("both-ways", bounded=True),
         (
             Goal("both-ways", "10 publishers → 10 subscribers, QoS 1 both, window 10", "x", 1.5),
             Goal("both-ways_missing", "... not delivered", "", 0, is_most=True),

@@ -21,7 +21,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from bench.trees import THIS, Tree
 
 OURS = "Penstock"
 
@@ -205,17 +205,17 @@ def _server(name: str, command: Sequence[str], port: int, directory: Path, ends:
 
 
 @contextmanager
-def penstock(data_dir: Path, *options: str) -> Iterator[Peer]:
-    """Run a node on `data_dir` with listeners on free ports, and further `options` of `penstock serve`. It may be killed.
+def penstock(data_dir: Path, *options: str, tree: Tree = THIS) -> Iterator[Peer]:
+    """Run a tree's node on `data_dir`, its listeners on free ports, with more `options` of `penstock serve`. It may be killed.
 
     Raises:
         PeerFailed
     """
     listeners = [word for name in ("mqtt", "pop", "admin") for word in (f"--{name}", "127.0.0.1:0")]
-    command = [sys.executable, "-m", "penstock", "serve", "--data-dir", str(data_dir.resolve()), *listeners, *options]
+    command = [*tree.command, "serve", "--data-dir", str(data_dir.resolve()), *listeners, *options]
     with (
         tempfile.TemporaryDirectory(prefix="penstock-bench-") as directory,
-        _process(command, Path(directory), (0, -signal.SIGKILL)) as process,
+        _process(command, Path(directory), (0, -signal.SIGKILL), tree) as process,
     ):
         addresses = _read_ready_line(process, Path(directory))
         host, _, port = addresses["mqtt"].rpartition(":")
@@ -226,10 +226,14 @@ def penstock(data_dir: Path, *options: str) -> Iterator[Peer]:
 
 
 @contextmanager
-def _process(command: Sequence[str], directory: Path, ends: Collection[int]) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command, its stderr in a file of `directory`; end it with SIGTERM, upon which it returns one of `ends`."""
+def _process(
+    command: Sequence[str], directory: Path, ends: Collection[int], tree: Tree = THIS
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command of a tree, its stderr in a file of `directory`. End it with SIGTERM; its status must be in `ends`."""
     with (directory / "stderr").open("wb") as stderr:
-        process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr)
+        process = subprocess.Popen(
+            command, cwd=tree.root, env=tree.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr
+        )
     assert process.stdout is not None
     try:
         yield process

@@ -124,7 +124,7 @@ def measure_all(
                 for figures in islice(runs, setting.options.runs):
                     for figure, reached in figures.items():
                         found.setdefault(figure, []).append(reached)
-                    setting.tell("  " + ", ".join(f"{figure} {_text(reached)}" for figure, reached in figures.items()))
+                    setting.tell("  " + ", ".join(f"{figure} {text_of(reached)}" for figure, reached in figures.items()))
         except caught as error:
             failed.append(f"{name}: {error}")
             setting.tell(failed[-1])
@@ -141,31 +141,32 @@ def beside(figure: str, reached: Mapping[str, float], rival: str = "") -> Figure
     return figures
 
 
-def table_of(title: str, found: Found, rows: Iterable[Row]) -> Table:
+def table_of(title: str, found: Found, rows: Mapping[str, Row]) -> Table:
     """Return the table: what, each broker where there are several, goal, reached, met."""
     brokers = list(dict.fromkeys(figure.partition("@")[2] for figure in found if "@" in figure))
     table = Table(title)
     for name in (*brokers, "goal", "reached", "lowest to highest"):
         table.add_column(name, justify="right")
     table.add_column("met")
-    for goal in (goal for row in rows for goal in row.goals):
+    for goal in (goal for row in rows.values() for goal in row.goals):
         values = (found.get(f"{goal.figure}@{name}") for name in brokers)
-        table.add_row(goal.title, *(_text(median(runs)) if runs else "" for runs in values), *_reached(goal, found))
+        table.add_row(goal.title, *(text_of(median(runs)) if runs else "" for runs in values), *_reached(goal, found))
     return table
 
 
 def _reached(goal: Goal, found: Found) -> tuple[str, str, str, str]:
     """Return the last cells of a line: goal, median, extremes, whether the goal is met."""
-    bound = "" if goal.goal is None else f"{'<=' if goal.is_most else '>='} {_text(goal.goal)} {goal.unit}".rstrip()
+    bound = "" if goal.goal is None else f"{'<=' if goal.is_most else '>='} {text_of(goal.goal)} {goal.unit}".rstrip()
     runs = found.get(goal.figure)
     if not runs:
         return bound, "", "", ""  # not measured, or nothing was there to compare it with
-    spread = f"{_text(min(runs))} to {_text(max(runs))}" if len(runs) > 1 else ""
+    spread = f"{text_of(min(runs))} to {text_of(max(runs))}" if len(runs) > 1 else ""
     met = "" if goal.goal is None else "yes" if goal.is_met(median(runs)) else "NO"
-    return bound, f"{_text(median(runs))} {goal.unit}".rstrip(), spread, met
+    return bound, f"{text_of(median(runs))} {goal.unit}".rstrip(), spread, met
 
 
-def _text(figure: float) -> str:
+def text_of(figure: float) -> str:
+    """Return a figure as the tables show it: the larger, the fewer decimals."""
     if abs(figure) >= 100 or figure == int(figure):
         return f"{figure:,.0f}"
     return f"{figure:,.1f}" if abs(figure) >= 10 else f"{figure:,.2f}"
@@ -225,6 +226,7 @@ def run(
     *,
     failures: tuple[type[Exception], ...] = (),
     prepare: Callable[[Setting], None] = lambda setting: None,
+    table_of: Callable[[str, Found, Mapping[str, Row]], Table] = table_of,
 ) -> int:
     """Measure the rows that the command line names, print the table, and return the exit status: 1 when a row failed.
 
@@ -233,6 +235,7 @@ def run(
     Args:
         failures: errors that end a row, and not the benchmark.
         prepare: called once before the first row.
+        table_of: returns the table to print, given its title, the figures and the rows that were chosen.
     """
     options = parser.parse_args(arguments)
     chosen = list(rows) if options.only is None else options.only.split(",")
@@ -266,7 +269,7 @@ def run(
         shown = Console()
         shown.width = max(shown.width, TABLE_WIDTH_MIN)
         title = parser.prog.rpartition(" ")[2]
-        shown.print(table_of(f"{title}, quick: no figures" if options.quick else title, found, chosen_rows.values()))
+        shown.print(table_of(f"{title}, quick: no figures" if options.quick else title, found, chosen_rows))
     return 1 if failed else 0
 
 

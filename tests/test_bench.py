@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from bench import curve, floor, mqtt, pop, store
+from bench import compare, curve, floor, mqtt, pop, store
 from bench.load import Load, LoadFailed, run_load, start_load
 from bench.peers import memory_of, penstock
 from bench.profile import shares_of
@@ -40,7 +40,7 @@ def _setting(directory: Path, **options: object) -> Setting:
 
 def _shown(found: Found, *goals: Goal) -> str:
     console = Console(file=io.StringIO(), width=200)
-    console.print(table_of("bench", found, [Row(_nothing, goals)]))
+    console.print(table_of("bench", found, {"row": Row(_nothing, goals)}))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -71,7 +71,7 @@ def test_a_goal_is_met_on_its_own_side_only(is_most: bool, reached: float, met: 
 def test_each_figure_of_a_table_has_one_line(rows: dict[str, Row]) -> None:
     figures = [goal.figure for row in rows.values() for goal in row.goals]
     assert len(figures) == len(set(figures))
-    assert table_of("x", {figure: [1.0, 3.0, 2.0] for figure in figures}, rows.values()).row_count == len(figures)
+    assert table_of("x", {figure: [1.0, 3.0, 2.0] for figure in figures}, rows).row_count == len(figures)
 
 
 def test_the_table_judges_the_median_and_shows_the_extremes() -> None:
@@ -218,6 +218,34 @@ def test_every_row_runs(name: str, tmp_path: Path) -> None:
     # What is not there to be compared with gives no ratio; each broker that is there has its column.
     told = {figure.partition("@")[0] for figure in found}
     assert {goal.figure for row in TABLES[name].values() for goal in row.goals} <= told
+
+
+# --- two trees --------------------------------------------------------------------------------------------------------
+
+
+@needs_compiler
+def test_a_tree_is_compared_with_itself_in_each_area(tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    rows = ("window", "pop", "append-synced")
+    assert compare.main(["--base", str(ROOT), "--only", ",".join(rows), "--quick", "--json", str(figures)]) == 0
+    found = orjson.loads(figures.read_bytes())["figures"]
+    assert all(
+        found[f"{row}_{what}@{tree}"][0] > 0 for row in rows for what in ("us", "per_s") for tree in ("base", "this tree")
+    )
+
+
+def test_the_comparison_tells_the_ratio_of_medians_and_marks_what_is_worse() -> None:
+    found = {"window_us@base": [1.0, 2.0, 9.0], "window_us@this tree": [2.1, 1.0, 3.0]}
+    found |= {"window_per_s@base": [100.0] * 3, "window_per_s@this tree": [50.0] * 3}
+    console = Console(file=io.StringIO(), width=200)
+    for worse_max in (3, 6):
+        console.print(compare.table_of("x", found, compare.AREAS["mqtt"], worse_max))
+    assert isinstance(console.file, io.StringIO)
+    first, second = (line for line in console.file.getvalue().splitlines() if "window" in line)
+    assert "1.050" in first
+    assert "0.500" in first
+    assert "NO" in first
+    assert "yes" in second
 
 
 # --- the curve --------------------------------------------------------------------------------------------------------

@@ -1,0 +1,274 @@
+"""`python -m bench compare --base DIR`: this tree beside another tree of the project, in processor time and rate.
+
+    python -m bench compare --base ../before
+    python -m bench compare --base ../before --base-command 'python -m oldname' mqtt --only window,fanout
+    python -m bench compare --base ../before store
+
+For each row both trees get the same load in turn (A B, B A, A B, ...), so that whatever else the machine does falls on both.
+The table shows, for each tree, the median of the processor time that a message costs (user and system time together) and the
+median of the rate. The ratios are those of the medians. Judge by processor time: a busy machine changes it much less than the
+rate.
+
+For MQTT and POP, the processor time is that of the node and of the process that syncs its log. `mqload.c` of this tree makes
+the load over MQTT. Clients of POP, and the measurements of the store, are jobs of each tree's own `bench.clients` and
+`bench.store`, so that trees may differ in the names of packages and services. The names and arguments of these jobs must be
+the same in both.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+from rich.table import Table
+
+from bench import mqtt, pop
+from bench.load import LoadFailed, LoadUnavailable, run_load
+from bench.peers import Peer, PeerFailed, penstock, processor_s
+from bench.rows import Figures, Found, Measure, Row, RowFailed, Setting, parser_of, run, text_of
+from bench.trees import THIS, JobFailed, Tree, job_processes
+
+BASE = "base"
+RUNS = 7
+WORSE_MAX = 3.0
+"""Percent by which a message's processor time may be higher than in the base tree before the table says so."""
+
+CLIENT_PROCESSES = 2
+"""As many as `bench.clients.PROCESSES`, by which its jobs share out their messages."""
+BEGIN_AFTER_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one run of a load came to: messages per second, and the processor time of a message in microseconds."""
+
+    per_s: float
+    us: float
+
+
+Load = Callable[[], Cost]
+"""Puts a row's load on one tree once."""
+
+OpenLoad = Callable[[Setting, Tree], AbstractContextManager[Load]]
+"""Prepares a row's load for one tree; at the end of the context, what it needed has ended."""
+
+
+def _in_turn(name: str, open_load: OpenLoad) -> Measure:
+    """Return the measurement of a row: a run of both trees to warm up, then runs that alternate which tree begins."""
+
+    def measure(setting: Setting) -> Generator[Figures]:
+        trees = (Tree.of(BASE, setting.options.base, setting.options.base_command), THIS)
+        with ExitStack() as stack:
+            loads = {tree.name: stack.enter_context(open_load(setting, tree)) for tree in trees}
+            for load in loads.values():
+                load()
+            for order in itertools.cycle((tuple(loads), tuple(reversed(loads)))):
+                costs = {tree: loads[tree]() for tree in order}
+                yield {f"{name}_{what}@{tree}": getattr(costs[tree], what) for what in ("us", "per_s") for tree in loads}
+
+    return measure
+
+
+@contextmanager
+def _node(setting: Setting, tree: Tree) -> Iterator[Peer]:
+    data_dir = setting.fresh()
+    try:
+        with penstock(data_dir, tree=tree) as node:
+            yield node
+    finally:
+        shutil.rmtree(data_dir)
+
+
+# --- MQTT -------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _mqtt(name: str, setting: Setting, tree: Tree) -> Iterator[Load]:
+    load = mqtt.LOADS[name]
+    load = replace(load, msgs=max(setting.count(load.msgs, load.msgs // mqtt.QUICK_SHARE), load.pubs))
+    with _node(setting, tree) as node:
+
+        def put() -> Cost:
+            before_s = processor_s(node.pid)
+            result = run_load(node.host, node.port, load)
+            spent_s = processor_s(node.pid) - before_s
+            if missing := result.missing(load):
+                raise RowFailed(f"{missing:,} of {result.msgs:,} messages, or their deliveries, are missing in {tree.name}")
+            if load.subs:
+                return Cost(result.deliver_per_s, spent_s / result.delivered * 1e6)
+            return Cost(result.publish_per_s, spent_s / result.msgs * 1e6)
+
+        yield put
+
+
+# --- POP --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """A job of `bench.clients` that takes all messages of a queue."""
+
+    job: str
+    batch: int
+    consumers: int
+
+
+@contextmanager
+def _pop(drain: Drain | None, setting: Setting, tree: Tree) -> Iterator[Load]:
+    """Send messages, and drain them with a job: measure the drain, or where there is none, the sending."""
+    count = setting.count(pop.MESSAGES, pop.QUICK)
+    numbers = itertools.count()
+    with _node(setting, tree) as node, job_processes(tree, CLIENT_PROCESSES) as processes:
+        address = node.addresses["pop"]
+
+        def run_jobs(job: str, *arguments: object) -> Cost:
+            begin_s = time.monotonic() + BEGIN_AFTER_S
+            before_s = processor_s(node.pid)
+            for number, process in enumerate(processes):
+                process.begin(f"bench.clients.{job}", number, begin_s, address, *arguments)
+            spans = [process.result().value for process in processes]
+            spent_s = processor_s(node.pid) - before_s
+            messages, began_s, ended_s = zip(*spans, strict=True)
+            if sum(messages) != count:
+                raise RowFailed(f"{count:,} messages were sent, and {sum(messages):,} came out of {tree.name}")
+            return Cost(count / (max(ended_s) - min(began_s)), spent_s / count * 1e6)
+
+        def put() -> Cost:
+            name = f"queue{next(numbers)}"
+            sent = run_jobs("send", name, pop.BATCH, count, 8)
+            return sent if drain is None else run_jobs(drain.job, name, f"{name}/#", drain.batch, drain.consumers)
+
+        yield put
+
+
+# --- the store --------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _store(job: str, arguments: tuple[int, ...], setting: Setting, tree: Tree) -> Iterator[Load]:
+    """Run a job of `bench.store`, each time in a process and a directory of its own. Its first argument is how many records."""
+    records, *others = arguments
+    records = setting.count(records, 10_000)
+
+    def put() -> Cost:
+        data_dir = setting.fresh()
+        try:
+            with job_processes(tree, 1) as (process,):
+                process.begin(f"bench.store.{job}", data_dir, records, *others)
+                result = process.result()
+        finally:
+            shutil.rmtree(data_dir)
+        return Cost(result.value["records_per_s"], result.processor_s / records * 1e6)
+
+    yield put
+
+
+# --- the rows ---------------------------------------------------------------------------------------------------------
+
+
+TITLES = {
+    "mqtt": {
+        "one-to-one": "1 publisher, QoS 0 → 1 subscriber",
+        "window": "1 publisher, QoS 1, window 1,000",
+        "hundred": "100 publishers, QoS 1, window 20",
+        "hundred-single": "100 publishers, QoS 1, window 1",
+        "devices": "1,000 publishers, QoS 0, one message per write → 1 subscriber",
+        "fanout": "1 publisher, QoS 1 → 100 subscribers, QoS 0",
+        "fanout-acked": "1 publisher, QoS 1 → 100 subscribers, QoS 1",
+    },
+    "pop": {
+        "send": f"send, {pop.BATCH} a batch",
+        "pop": f"pop + ack, {pop.BATCH} a batch",
+        "pop-small": f"pop + ack, {pop.BATCH_SMALL} a batch",
+        "consume": f"stream, {pop.BATCH} a response",
+    },
+    "store": {
+        "append": "append, 64 B",
+        "append-synced": "append with sync, 64 B, 1,000 waiters",
+        "read": "read a hot queue with its records",
+    },
+}
+"""What each row measures, by area and name."""
+
+_LOADS: dict[str, OpenLoad] = {
+    **{name: partial(_mqtt, name) for name in TITLES["mqtt"]},
+    "send": partial(_pop, None),
+    "pop": partial(_pop, Drain("pop_and_ack", pop.BATCH, 8)),
+    "pop-small": partial(_pop, Drain("pop_with_client", pop.BATCH_SMALL, 16)),
+    "consume": partial(_pop, Drain("consume", pop.BATCH, CLIENT_PROCESSES)),
+    "append": partial(_store, "append", (1_000_000, 64)),
+    "append-synced": partial(_store, "append_synced", (1_000_000,)),
+    "read": partial(_store, "read_hot", (1_000_000,)),
+}
+
+AREAS: dict[str, dict[str, Row]] = {
+    area: {name: Row(_in_turn(name, _LOADS[name]), ()) for name in titles} for area, titles in TITLES.items()
+}
+
+
+def table_of(title: str, found: Found, rows: Mapping[str, Row], worse_max: float) -> Table:
+    """Return the table: processor time a message of both trees, their ratio, and the same for the rate."""
+    table = Table(title)
+    for column in ("base: µs", "this: µs", "ratio", "of each run", "base: msg/s", "this: msg/s", "ratio"):
+        table.add_column(column, justify="right")
+    table.add_column(f"within {worse_max:g} %")
+    titles = {name: text for titles in TITLES.values() for name, text in titles.items()}
+    for name in rows:
+        if f"{name}_us@{BASE}" not in found:
+            continue  # it failed before its first run
+        base_us, this_us, base_per_s, this_per_s = (
+            found[f"{name}_{what}@{tree}"] for what in ("us", "per_s") for tree in (BASE, THIS.name)
+        )
+        ratio = median(this_us) / median(base_us)
+        each = [this / base for base, this in zip(base_us, this_us, strict=True)]
+        table.add_row(
+            f"{name}: {titles[name]}",
+            f"{median(base_us):.2f}",
+            f"{median(this_us):.2f}",
+            f"{ratio:.3f}",
+            f"{min(each):.3f} to {max(each):.3f}",
+            text_of(median(base_per_s)),
+            text_of(median(this_per_s)),
+            f"{median(this_per_s) / median(base_per_s):.3f}",
+            "yes" if ratio <= 1 + worse_max / 100 else "NO",
+        )
+    return table
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the comparison and return the exit status: 1 when a row failed."""
+    every_row = {name: row for rows in AREAS.values() for name, row in rows.items()}
+    parser = parser_of("compare", "This tree beside another tree of the project, in turn.", every_row, runs=RUNS)
+    parser.add_argument("areas", nargs="*", metavar="AREA", help=f"of {', '.join(AREAS)}; all without one")
+    parser.add_argument("--base", type=Path, required=True, metavar="DIR", help="the other tree: the root of a checkout")
+    parser.add_argument(
+        "--base-command",
+        default="python -m penstock",
+        metavar="COMMAND",
+        help="command line of the other tree, run in DIR with DIR on PYTHONPATH; `python` is this Python (%(default)s)",
+    )
+    parser.add_argument(
+        "--worse-max",
+        type=float,
+        default=WORSE_MAX,
+        metavar="PERCENT",
+        help="mark rows whose processor time is higher by more than this (%(default)g)",
+    )
+    options = parser.parse_args(arguments)
+    if unknown := sorted(set(options.areas) - AREAS.keys()):
+        parser.error(f"no area is called {', '.join(unknown)}: there are {', '.join(AREAS)}")
+    rows = {name: row for area in options.areas or AREAS for name, row in AREAS[area].items()}
+    return run(
+        parser,
+        rows,
+        arguments,
+        failures=(PeerFailed, LoadFailed, LoadUnavailable, JobFailed),
+        table_of=lambda title, found, chosen: table_of(title, found, chosen, options.worse_max),
+    )
