@@ -21,7 +21,6 @@ import structlog
 from penstock.store.errors import DiskFull, LogCorrupt, PositionUnknown, RecordCorrupt, RecordTooLarge
 from penstock.store.record import (
     COPY_BYTES,
-    HEADER,
     HEADER_BYTES,
     RECORD_BYTES_MAX,
     Record,
@@ -29,6 +28,7 @@ from penstock.store.record import (
     decode,
     find_valid,
     next_valid,
+    store_ms_of,
     valid_until,
     walk,
 )
@@ -359,7 +359,7 @@ class CommitLog:
         """Return when the record at `position` was stored; where nothing is written there yet, 0."""
         if position + HEADER_BYTES > self.written:
             return 0
-        return int(HEADER.unpack(self.read(position, HEADER_BYTES))[6])
+        return store_ms_of(self.read(position, HEADER_BYTES))
 
     def drop_before(self, position: int) -> int:
         """Delete the segments before `position`, at which one begins; return how many. They are gone for good.

@@ -54,7 +54,7 @@ def _read_segment(path: Path, offset: int, base: int, following: int | None) -> 
             block = file.read(BLOCK_BYTES)
             offsets, end = record.walk(block)
             if not offsets and len(block) >= record.HEADER_BYTES:
-                size = record.HEADER.unpack_from(block)[0]
+                size = record.size_of(block)
                 if len(block) < size <= record.RECORD_BYTES_MAX:
                     block += file.read(size - len(block))
                     offsets, end = record.walk(block)

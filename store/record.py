@@ -116,7 +116,10 @@ class Flag(IntFlag):
 
 # --- the header, twice: for one record and for a million ------------------------------------------------------------
 
-HEADER = struct.Struct("<IIBBHIq")
+SIZE_AND_CRC = struct.Struct("<II")
+HEADER_TAIL = struct.Struct("<BBHIq")
+"""The header after the checksum, which covers it: kind, flags, topic_len, props_len, store_ms."""
+HEADER = struct.Struct(SIZE_AND_CRC.format + HEADER_TAIL.format.removeprefix("<"))
 HEADER_DTYPE = np.dtype(
     [
         ("size", "<u4"),
@@ -129,13 +132,17 @@ HEADER_DTYPE = np.dtype(
     ]
 )
 HEADER_BYTES = HEADER.size
-SIZE_AND_CRC = struct.Struct("<II")
-CRC_FROM = 8
+CRC_FROM = SIZE_AND_CRC.size
 """The checksum covers the record from this byte on: everything after the crc field."""
 KIND_AT = 8
+FLAGS_AT = 9
+LENGTHS_AT = 10
 PROPS_LEN_AT = 12
 STORE_MS_AT = 16
 """Offsets of fields within a record."""
+_SIZE = struct.Struct("<I")
+_lengths = struct.Struct("<HI").unpack_from
+_STORE_MS = struct.Struct("<q")
 
 QUEUE_FIXED = struct.Struct("<I")
 """Fixed fields of QUEUE_DECLARED, QUEUE_DROPPED and QUEUE_FILLED: queue id."""
@@ -332,15 +339,8 @@ def encode(
     """Return the bytes of a record. `fixed` must have `FIXED_BYTES[kind]` bytes; `topic` at most `TOPIC_BYTES_MAX`."""
     assert len(fixed) == FIXED_BYTES[kind], (kind, len(fixed))
     size = HEADER_BYTES + len(fixed) + len(topic) + len(properties) + len(body)
-    tail = b"".join(
-        (
-            HEADER.pack(size, 0, kind, flags, len(topic), len(properties), store_ms)[CRC_FROM:],
-            fixed,
-            topic,
-            properties,
-            body,
-        )
-    )
+    head = HEADER_TAIL.pack(kind, flags, len(topic), len(properties), store_ms)
+    tail = b"".join((head, fixed, topic, properties, body))
     return SIZE_AND_CRC.pack(size, checksum(tail)) + tail
 
 
@@ -376,6 +376,41 @@ def decode(buffer: bytes | memoryview, offset: int = 0, *, position: int = 0, ve
     )
 
 
+# --- fields of one message --------------------------------------------------------------------------------------------
+#
+# `data` is the record of a MESSAGE, which has no fixed fields. These functions don't check it: see `is_intact`.
+
+
+def topic_of(data: bytes) -> bytes:
+    """Return the topic of a message's record."""
+    return data[HEADER_BYTES : HEADER_BYTES + _lengths(data, LENGTHS_AT)[0]]
+
+
+def properties_of(data: bytes) -> bytes:
+    """Return the encoded properties of a message's record, see `decode_properties`; empty where it has none."""
+    topic_len, props_len = _lengths(data, LENGTHS_AT)
+    topic_stop = HEADER_BYTES + topic_len
+    return data[topic_stop : topic_stop + props_len]
+
+
+def split(data: bytes) -> tuple[bytes, bytes, bytes]:
+    """Return topic, encoded properties and body of a message's record."""
+    topic_len, props_len = _lengths(data, LENGTHS_AT)
+    topic_stop = HEADER_BYTES + topic_len
+    body_from = topic_stop + props_len
+    return data[HEADER_BYTES:topic_stop], data[topic_stop:body_from], data[body_from:]
+
+
+def store_ms_of(data: bytes | memoryview) -> int:
+    """Return when a record was stored, in ms since 1970. `data` may be its header alone; the record may be of any kind."""
+    return int(_STORE_MS.unpack_from(data, STORE_MS_AT)[0])
+
+
+def size_of(data: bytes | memoryview, at: int = 0) -> int:
+    """Return the size that the record at offset `at` states, in bytes. It can be anything up to 2**32 - 1."""
+    return int(_SIZE.unpack_from(data, at)[0])
+
+
 def is_intact(data: bytes, at: int = 0, size: int | None = None) -> bool:
     """Return whether the record at `at` of `data` has the size and the checksum that it states. About 0.3 us.
 
@@ -398,7 +433,7 @@ def walk(buffer: bytes | memoryview, offset: int = 0, end: int | None = None) ->
     end = len(buffer) if end is None else end
     offsets: list[int] = []
     add = offsets.append
-    unpack = struct.Struct("<I").unpack_from
+    unpack = _SIZE.unpack_from
     last = end - HEADER_BYTES
     while offset <= last:
         size = unpack(buffer, offset)[0]

@@ -17,7 +17,7 @@ from penstock.store import record
 from penstock.store.commitlog import DIRECTORY
 from penstock.store.errors import LogCorrupt, PositionUnknown
 from penstock.store.index import Index
-from penstock.store.record import HEADER, HEADER_BYTES, RECORD_BYTES_MAX, Kind, next_valid, valid_until, walk
+from penstock.store.record import HEADER_BYTES, RECORD_BYTES_MAX, Kind, next_valid, store_ms_of, valid_until, walk
 from penstock.store.segment import SUFFIX, Segment, segment_base, segment_name
 from penstock.store.setaside import SET_ASIDE, set_aside
 from penstock.store.syncmark import SyncMark
@@ -133,7 +133,7 @@ def _ranges(segment: Segment, full: int, is_last: bool, store_ms: int) -> Iterat
 
 def _last_ms(view: memoryview, start: int, stop: int) -> int:
     offsets, _ = walk(view, start, stop)
-    return int(HEADER.unpack_from(view, offsets[-1])[6]) if offsets else 0
+    return store_ms_of(view[offsets[-1] :]) if offsets else 0
 
 
 # --- repairing ------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from penstock.store.errors import RecordCorrupt, SnapshotInvalid
 from penstock.store.index import FORMAT, META_KEY, Batch, Covered, Index, IndexView, Space, after
 from penstock.store.lightqueue import name_of, queue_prefix
 from penstock.store.options import KIB
-from penstock.store.record import HEADER, HEADER_BYTES, RECORD_BYTES_MAX, Kind, decode, encode
+from penstock.store.record import HEADER_BYTES, RECORD_BYTES_MAX, Kind, decode, encode, size_of, store_ms_of
 from penstock.store.segment import NAME_DIGITS, sync_directory
 
 DIRECTORY = "snapshots"
@@ -56,7 +56,7 @@ def snapshots(data_dir: Path) -> dict[int, int]:
         with path.open("rb") as file:
             head = file.read(HEADER_BYTES)
         if len(head) == HEADER_BYTES:
-            found[int(path.stem)] = int(HEADER.unpack(head)[6])
+            found[int(path.stem)] = store_ms_of(head)
     return found
 
 
@@ -186,7 +186,7 @@ def _records(path: Path) -> Iterator[tuple[bytes, bytes]]:
     position = 0
     with path.open("rb") as file:
         while head := file.read(HEADER_BYTES):
-            size = HEADER.unpack(head)[0] if len(head) == HEADER_BYTES else 0
+            size = size_of(head) if len(head) == HEADER_BYTES else 0
             if not HEADER_BYTES <= size <= RECORD_BYTES_MAX:
                 raise SnapshotInvalid(f"the snapshot {path} is damaged at byte {position}")
             try:

@@ -33,7 +33,7 @@ from penstock.store.lightqueue import ENTRY, ENTRY_BYTES, LightQueue, consecutiv
 from penstock.store.options import StoreOptions
 from penstock.store.part import Apply, Part
 from penstock.store.queues import Queues, Route
-from penstock.store.record import COPY_BYTES, FIXED_BYTES, Flag, Kind, Record, checksum, is_intact
+from penstock.store.record import COPY_BYTES, FIXED_BYTES, HEADER_TAIL, SIZE_AND_CRC, Flag, Kind, Record, checksum, is_intact
 from penstock.store.retention import Retention
 from penstock.store.sliced import SlicedJob
 from penstock.store.snapshot import DIRECTORY as SNAPSHOTS
@@ -42,10 +42,6 @@ from penstock.store.space import Level, Space
 from penstock.store.syncing import SYNCS
 
 logger = structlog.get_logger("store")
-
-_TAIL = Struct("<BBHIq")
-"""The header behind the checksum: kind, flags, topic_len, props_len, store_ms."""
-_HEAD = Struct("<II")
 
 _BLOCK = 64
 """So many records of a run are put together with one call, at most."""
@@ -256,14 +252,17 @@ class Store:
             self._begin_turn()
         if properties:
             tail = (
-                _TAIL.pack(_MESSAGE, flags, len(route.topic), len(properties), self._turn_ms) + route.topic + properties + body
+                HEADER_TAIL.pack(_MESSAGE, flags, len(route.topic), len(properties), self._turn_ms)
+                + route.topic
+                + properties
+                + body
             )
         else:
             if route.turn_ms != self._turn_ms or route.flags != flags:
                 self._begin_route(route, flags)
             tail = route.beginning + body  # as that of the message before it: saves 0.2 us
         size = 8 + len(tail)
-        position = self.log.add(_HEAD.pack(size, checksum(tail)), tail, size)
+        position = self.log.add(SIZE_AND_CRC.pack(size, checksum(tail)), tail, size)
         self.messages_stored += 1
         if not flags & _UNROUTED:
             self.queues.dispatch_run(route.queues, ENTRY.pack(position, size, aux))
@@ -287,7 +286,7 @@ class Store:
         parts = self.log.begin_run(size_max)
         if parts is None:
             return False
-        pack_head, turn_ms = _HEAD.pack, self._turn_ms
+        pack_head, turn_ms = SIZE_AND_CRC.pack, self._turn_ms
         sizes: list[int] = []
         counts: list[int] = []
         queues: tuple[LightQueue, ...] = ()
@@ -322,7 +321,7 @@ class Store:
 
     def _begin_route(self, route: Route, flags: int) -> None:
         """Note what a message of a topic without properties begins with in this turn."""
-        route.beginning = _TAIL.pack(_MESSAGE, flags, len(route.topic), 0, self._turn_ms) + route.topic
+        route.beginning = HEADER_TAIL.pack(_MESSAGE, flags, len(route.topic), 0, self._turn_ms) + route.topic
         route.turn_ms, route.flags = self._turn_ms, flags
 
     def append(
@@ -345,11 +344,11 @@ class Store:
             self._begin_turn()
         assert len(fixed) == FIXED_BYTES[kind], kind
         tail = b"".join(
-            (_TAIL.pack(kind, flags, len(topic), len(properties), self._turn_ms), fixed, topic, properties, body),
+            (HEADER_TAIL.pack(kind, flags, len(topic), len(properties), self._turn_ms), fixed, topic, properties, body),
         )
         size = 8 + len(tail)
         spare = COPY_BYTES if kind is Kind.COPIED else 0
-        position = self.log.add(_HEAD.pack(size, checksum(tail)), tail, size, spare)
+        position = self.log.add(SIZE_AND_CRC.pack(size, checksum(tail)), tail, size, spare)
         self._apply(Record(position, size, kind, flags, self._turn_ms, fixed, topic, properties, body))
         return position
 

@@ -23,7 +23,7 @@ from penstock.gateway.protocol.packets import PUBLISH_RUN, PUBLISH_WITH
 from penstock.gateway.protocol.reasons import ConnectCode
 from penstock.store.errors import PositionUnknown
 from penstock.store.lightqueue import ENTRY, ENTRY_BYTES
-from penstock.store.record import HEADER, HEADER_BYTES
+from penstock.store.record import topic_of
 from penstock.store.store import Store
 
 if TYPE_CHECKING:
@@ -431,7 +431,7 @@ def topics_of(store: Store, entries: bytes) -> list[bytes]:
 
     Empty is that of a message that retention has given up.
     """
-    read, unpack = store.read, HEADER.unpack_from
+    read = store.read
     topics = []
     for position, size, _ in ENTRY.iter_unpack(entries):
         try:
@@ -439,7 +439,7 @@ def topics_of(store: Store, entries: bytes) -> list[bytes]:
         except PositionUnknown:
             topics.append(b"")
             continue
-        topics.append(data[HEADER_BYTES : HEADER_BYTES + unpack(data)[4]])
+        topics.append(topic_of(data))
     return topics
 
 

@@ -29,7 +29,7 @@ from penstock.gateway.connection.publishing import (
     received_properties,
 )
 from penstock.gateway.connection.throttle import Meter
-from penstock.gateway.delivery.encoding import Aliases, Slot, Terms, encode_again, topic_of
+from penstock.gateway.delivery.encoding import Aliases, Slot, Terms, encode_again, slot_topic
 from penstock.gateway.delivery.subscription import Subscription, together
 from penstock.gateway.protocol import codec
 from penstock.gateway.protocol.errors import ConnectRefused, ProtocolError
@@ -760,7 +760,7 @@ class Connection(asyncio.Protocol):
     def _terms_again(self, slot: Slot) -> Terms:
         if slot.delivery:
             return self.gateway.shared.terms(self.session, slot.delivery) or Terms(2, self.is_v5)
-        matching = self.session.matching(topic_of(self.store, slot).decode()) if self.is_v5 else ()
+        matching = self.session.matching(slot_topic(self.store, slot).decode()) if self.is_v5 else ()
         return together(matching, "") or Terms(2, self.is_v5)
 
     # --- output and the end -----------------------------------------------------------------------------------------

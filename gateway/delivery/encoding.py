@@ -20,13 +20,22 @@ from penstock.gateway.protocol.packets import PUBLISH
 from penstock.store.commitlog import dense_until
 from penstock.store.errors import PositionUnknown
 from penstock.store.lightqueue import ENTRY, ENTRY_BYTES
-from penstock.store.record import HEADER, HEADER_BYTES, KIND_AT, STORE_MS_AT, Flag, decode_properties, is_intact
+from penstock.store.record import (
+    FLAGS_AT,
+    HEADER,
+    HEADER_BYTES,
+    STORE_MS_AT,
+    Flag,
+    decode_properties,
+    is_intact,
+    split,
+    topic_of,
+)
 from penstock.store.store import Store
 
 _SHORT_HEAD = Struct(">BBH")
 """Fixed header with a length of one byte, and the topic's length."""
 SLOT = Struct(">H")
-_FLAGS_AT = KIND_AT + 1
 _TIME_BYTES = HEADER_BYTES - STORE_MS_AT
 """In the header of a record: flags, the topic's length and that of the properties stand between the kind and the time."""
 _QOS_MASK = int(Flag.QOS_MASK)
@@ -149,7 +158,7 @@ def encode_run(store: Store, entries: bytes, terms: Terms, *, retain: bool = Fal
                 continue
             base, at, stop = position, 0, size
         body_from = at + HEADER_BYTES
-        if plain and data[at + _FLAGS_AT : body_from - _TIME_BYTES] == plain and (head := heads.get(size)):
+        if plain and data[at + FLAGS_AT : body_from - _TIME_BYTES] == plain and (head := heads.get(size)):
             add(head)
             if bare:
                 topic_stop = body_from + plain_topic_len
@@ -182,7 +191,7 @@ def encode_run(store: Store, entries: bytes, terms: Terms, *, retain: bool = Fal
         if remaining < 128:
             head = pack_head(PUBLISH << 4 | flag, remaining, topic_len)
             if ahead_until and not qos and not props_len:
-                shape = data[at + _FLAGS_AT : at + HEADER_BYTES - _TIME_BYTES]
+                shape = data[at + FLAGS_AT : at + HEADER_BYTES - _TIME_BYTES]
                 if shape != plain:
                     plain, plain_topic_len = shape, topic_len
                     heads.clear()
@@ -247,10 +256,9 @@ def encode_own(
         data = store.read_intact(position, size)
         if data is None:
             continue
-        _, _, _, flags, topic_len, props_len, _ = HEADER.unpack_from(data)
-        topic_stop = HEADER_BYTES + topic_len
-        topic, body = data[HEADER_BYTES:topic_stop], data[topic_stop + props_len :]
-        stored = decode_properties(data[topic_stop : topic_stop + props_len])
+        flags = data[FLAGS_AT]
+        topic, encoded, body = split(data)
+        stored = decode_properties(encoded)
         terms = choose(topic, stored.publisher)
         if terms is None or (stored.expires_at_ms and stored.expires_at_ms <= now_ms):
             continue
@@ -283,21 +291,19 @@ def encode_again(store: Store, slot: Slot, packet_id: int, terms: Terms) -> byte
     data = store.read_intact(slot.position, slot.size)
     if data is None:
         return None
-    _, _, _, _, topic_len, props_len, _ = HEADER.unpack_from(data)
-    topic_stop = HEADER_BYTES + topic_len
+    topic, encoded, body = split(data)
     properties = b""
     if terms.is_v5:
-        stored = decode_properties(data[topic_stop : topic_stop + props_len])
+        stored = decode_properties(encoded)
         raw = to_wire(stored, store.now_ms()) + _identifiers(terms)
         properties = write_varint(len(raw)) + raw
-    topic, body = data[HEADER_BYTES:topic_stop], data[topic_stop + props_len :]
     return encode_publish(topic, body, slot.qos, dup=True, packet_id=packet_id, properties=properties)
 
 
-def topic_of(store: Store, slot: Slot) -> bytes:
+def slot_topic(store: Store, slot: Slot) -> bytes:
     """Return the topic of the message that a delivery is made of; nothing where it is gone."""
     data = store.read_intact(slot.position, slot.size)
-    return b"" if data is None else data[HEADER_BYTES : HEADER_BYTES + HEADER.unpack_from(data)[4]]
+    return b"" if data is None else topic_of(data)
 
 
 def _identifiers(terms: Terms) -> bytes:

@@ -18,7 +18,7 @@ from penstock.pop.core.settings import GroupSettings, check_settings
 from penstock.pop.errors import GroupBusy, GroupExists, GroupUnknown, RequestInvalid
 from penstock.store.errors import PositionUnknown
 from penstock.store.lightqueue import ENTRY, End, LightQueue, Start
-from penstock.store.record import HEADER, HEADER_BYTES, REFERENCE, TIMER_ENTRY, Kind
+from penstock.store.record import HEADER_BYTES, REFERENCE, TIMER_ENTRY, Kind, store_ms_of
 
 DEAD_LETTERS_MAX = 10_000
 """Dead letters that one call lists or sends back: about 0.3 s of the loop."""
@@ -208,7 +208,7 @@ class GroupAdmin:
 
     def _stored_ms(self, position: int) -> int:
         try:
-            return int(HEADER.unpack(self._store.read(position, HEADER_BYTES))[-1])
+            return store_ms_of(self._store.read(position, HEADER_BYTES))
         except PositionUnknown:
             return 0  # before the log's start: older than all that is asked for
 

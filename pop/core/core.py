@@ -40,8 +40,6 @@ from penstock.store.lightqueue import Start
 from penstock.store.record import (
     CHANGE_ENTRY,
     CRC_FROM,
-    HEADER,
-    HEADER_BYTES,
     KIND_AT,
     POP_FIXED,
     PROPS_LEN_AT,
@@ -52,6 +50,7 @@ from penstock.store.record import (
     Kind,
     checksum,
     decode_properties,
+    properties_of,
 )
 from penstock.store.space import Level
 from penstock.store.store import Store
@@ -784,9 +783,7 @@ def check_attempt_id(attempt_id: str) -> str:
 
 def _expires_at_ms(data: bytes) -> int:
     """Return when the message of a record expires, in ms since 1970; 0 for never. The properties only: a body may be large."""
-    _, _, _, _, topic_len, props_len, _ = HEADER.unpack_from(data)
-    begin = HEADER_BYTES + topic_len
-    properties = data[begin : begin + props_len]
+    properties = properties_of(data)
     return decode_properties(properties).expires_at_ms if b'"expires_at_ms"' in properties else 0
 
 

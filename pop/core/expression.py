@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
 from penstock.pop.errors import ExpressionInvalid
-from penstock.store.record import HEADER, HEADER_BYTES, decode_properties, tag_hash
+from penstock.store.record import decode_properties, properties_of, tag_hash
 
 EXPRESSION_BYTES_MAX = 8 * 1024
 TAGS_MAX = 64
@@ -67,9 +67,7 @@ class Expression:
 
     def takes(self, data: bytes) -> bool:
         """Return whether a message is wanted; `data` is its record. The hash of a tag may be another tag's: this is exact."""
-        _, _, _, _, topic_len, props_len, _ = HEADER.unpack_from(data)
-        at = HEADER_BYTES + topic_len
-        properties = decode_properties(data[at : at + props_len])
+        properties = decode_properties(properties_of(data))
         if self._tags is not None:
             return properties.tag in self._tags
         assert self._condition is not None

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from penstock.store.index import Batch, Index, Space, after
-from penstock.store.record import HEADER, HEADER_BYTES, decode_properties
+from penstock.store.record import decode_properties, properties_of, topic_of
 
 PARKED_MAX = 100_000
 """Messages of one group that may be parked. At the limit its pops look no further into the queue until some had their turn."""
@@ -43,13 +43,12 @@ class Parked(NamedTuple):
 
 def order_key(data: bytes) -> int:
     """Return the key of a message's message group, or of its topic where it names none. `data` is its record."""
-    _, _, _, _, topic_len, props_len, _ = HEADER.unpack_from(data)
-    topic_stop = HEADER_BYTES + topic_len
-    if props_len:
-        name = decode_properties(data[topic_stop : topic_stop + props_len]).message_group
+    properties = properties_of(data)
+    if properties:
+        name = decode_properties(properties).message_group
         if name:
             return crc32(name.encode(), 1) or 1
-    return crc32(data[HEADER_BYTES:topic_stop]) or 1
+    return crc32(topic_of(data)) or 1
 
 
 class Order:

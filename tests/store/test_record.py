@@ -324,3 +324,15 @@ def test_a_record_is_found_behind_a_mebibyte_of_garbage() -> None:
     garbage = np.random.default_rng(1).bytes(1024 * 1024)
     buffer = garbage + RUN[0]
     assert find_valid(buffer, 0, len(buffer), len(buffer)) == len(garbage)
+
+
+@given(
+    topic=st.binary(max_size=40), properties=st.binary(max_size=40), body=st.binary(max_size=40), ms=st.integers(0, 2**48 - 1)
+)
+def test_the_fields_of_a_message_are_split_out_of_its_record(topic: bytes, properties: bytes, body: bytes, ms: int) -> None:
+    data = record.encode(Kind.MESSAGE, topic, body, store_ms=ms, properties=properties)
+    assert record.split(data) == (topic, properties, body)
+    assert record.topic_of(data) == topic
+    assert record.properties_of(data) == properties
+    assert record.store_ms_of(data) == ms
+    assert record.size_of(b"??" + data, 2) == len(data)
