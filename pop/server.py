@@ -12,6 +12,7 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from penstock.install import install_hint
 from penstock.pop.access.interceptor import AccessInterceptor
 from penstock.pop.access.policy import AccessPolicy
 from penstock.pop.core.admin import GroupAdmin
@@ -130,7 +131,7 @@ def rocketmq_service(
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("rocketmq"):  # a module that the RocketMQ package itself needs is missing
             raise
-        logger.info("rocketmq.off", why="rocketmq-python-client is not installed: pip install 'penstock[rocketmq]'")
+        logger.info("rocketmq.off", why=f"rocketmq-python-client is not installed: {install_hint('rocketmq')}")
         return None
     return MessagingService(admin, sending, delayed, transactions)
 

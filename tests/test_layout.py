@@ -9,10 +9,10 @@ from tests.layout import ROOT, circles, imported_modules, module_graph, sources
 ALLOWED: dict[str, set[str]] = {
     "store": set(),
     "timer": {"store"},
-    "pop": {"store", "timer"},
+    "pop": {"store", "timer", "install"},
     "gateway": {"store", "timer", "pop"},
     # The log's format and nothing else, so that a Spark worker needs no broker.
-    "spark": {"store.record", "store.errors"},
+    "spark": {"store.record", "store.errors", "install"},
 }
 """What each package may import of `penstock`, besides itself. The rest of `penstock` may import anything but tests."""
 
@@ -50,7 +50,8 @@ def test_the_graph_has_the_arrows_of_the_code() -> None:
     graph = module_graph()
     assert "penstock.store.record" in graph["penstock.store.commitlog"]
     assert "penstock.store.topics" in graph["penstock.store.queues"]  # by `from penstock.store import topics`
-    assert graph["penstock.errors"] == set()
+    assert graph["penstock.node.errors"] == set()
+    assert graph["penstock.install"] == set()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock import __version__
-from penstock.errors import AdminUnavailable, ConfigError
+from penstock.install import install_hint
+from penstock.node.errors import AdminUnavailable, ConfigError
 from penstock.pop.errors import PopError
 from penstock.store.errors import StoreError
 from penstock.store.options import HostPort, OptionInvalid
@@ -287,7 +288,7 @@ def _reconcile(options: argparse.Namespace) -> int:
     try:
         from penstock.spark.reconcile import run
     except ModuleNotFoundError as error:
-        print(f"penstock reconcile: {error.name} is missing: pip install 'penstock[spark]'", file=sys.stderr)
+        print(f"penstock reconcile: {error.name} is not installed: {install_hint('spark')}", file=sys.stderr)
         return EXIT_USAGE
     return run(options.data_dir, options.out, options.master, options.json, options.as_of_ms, options.grace_ms)
 

@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from penstock.demo.worker import HABITS
+from penstock.install import install_hint
 from penstock.store.options import HostPort
 
 GROUP = "billing"
@@ -232,7 +233,8 @@ def run_demo(directory: Path | None, *, devices: int, readings: int, seed: int) 
         from penstock.spark.errors import ReconcileError
         from penstock.spark.session import java_version
     except ModuleNotFoundError as error:
-        console.print(f"penstock demo: {error.name} is missing: pip install 'penstock[spark]'", style="red")
+        hint = f"penstock demo: {error.name} is not installed: {install_hint('spark')}"
+        console.print(hint, style="red", markup=False)
         return 2
     try:
         java_version()

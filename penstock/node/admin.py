@@ -11,7 +11,7 @@ from aiohttp import hdrs, web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from penstock.errors import AdminUnavailable
+from penstock.node.errors import AdminUnavailable
 from penstock.store.options import HostPort
 
 SHUTDOWN_S = 1.0

@@ -12,8 +12,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from penstock.errors import ConfigError
 from penstock.gateway.options import GatewayOptions
+from penstock.node.errors import ConfigError
 from penstock.pop.options import PopOptions
 from penstock.store.options import HostPort, OptionInvalid, StoreOptions, bounds_of, check_options, describe_allowed, option
 from penstock.timer.options import TimerOptions

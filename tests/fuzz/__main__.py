@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+from penstock.install import install_hint
 from tests.fuzz.search import search_codec, search_listener
 from tests.fuzz.target import ROOT, Target
 
@@ -25,7 +26,7 @@ CODEC_SLICE_S = 6.0
 def guided(seconds: int, directory: Path) -> subprocess.Popen[bytes] | None:
     """Start the search that follows branches; None where atheris is not installed."""
     if importlib.util.find_spec("atheris") is None:
-        print("atheris is not installed (pip install 'penstock[fuzz]'): the codec is fuzzed by Hypothesis alone")
+        print(f"atheris is not installed ({install_hint('fuzz')}): the codec is fuzzed by Hypothesis alone")
         return None
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / "guided.log").open("wb") as log:

@@ -12,6 +12,7 @@ import pytest
 
 from penstock.gateway.protocol.codec import encode_connack, encode_publish
 from penstock.gateway.protocol.reasons import ConnectCode
+from penstock.install import install_hint
 from tests.depth import DEPTH
 from tests.fuzz.codec import check_answers, check_codec
 from tests.fuzz.inputs import CUTS, Attack, variants_of
@@ -36,7 +37,7 @@ def test_whatever_comes_over_any_listener_a_node_lives_keeps_nothing_and_serves_
 
 def test_the_search_that_follows_branches_runs(tmp_path: Path) -> None:
     if importlib.util.find_spec("atheris") is None:
-        pytest.skip("atheris is not installed (pip install 'penstock[fuzz]'); there are wheels for Linux on x86-64")
+        pytest.skip(f"atheris is not installed: {install_hint('fuzz')}; there are wheels for Linux on x86-64")
     command = [sys.executable, "-m", "tests.fuzz.guided", "2", str(tmp_path)]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert found.returncode == 0, found.stderr[-2000:]

@@ -7,8 +7,8 @@ import aiohttp
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from penstock.errors import AdminUnavailable
 from penstock.node.admin import PATHS, Admin
+from penstock.node.errors import AdminUnavailable
 from penstock.store.options import HostPort
 
 FREE = HostPort("127.0.0.1", 0)
