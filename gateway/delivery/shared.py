@@ -32,8 +32,9 @@ from penstock.gateway.protocol.parsers import SHARE
 from penstock.gateway.sessions.sessions import OWNER
 from penstock.pop.core.admin import GroupAdmin
 from penstock.pop.core.checkpoint import delivery_id, delivery_of
-from penstock.pop.core.group import Group, check_group_name
-from penstock.pop.core.poll import Poll, Taken
+from penstock.pop.core.group import ConsumerGroup
+from penstock.pop.core.names import check_group_name
+from penstock.pop.core.poll import Poll, PopResult
 from penstock.pop.core.settings import GroupSettings
 from penstock.pop.errors import GroupInvalid, Overloaded, PopError
 from penstock.store.errors import DiskFull, LimitExceeded, StoreError, TopicInvalid
@@ -269,7 +270,7 @@ class Members:
         "shared",
     )
 
-    def __init__(self, shared: SharedSubscriptions, name: str, topic_filter: str, group: Group) -> None:
+    def __init__(self, shared: SharedSubscriptions, name: str, topic_filter: str, group: ConsumerGroup) -> None:
         self.shared = shared
         self.name = name
         self.filter = topic_filter
@@ -319,9 +320,9 @@ class Members:
             if self._poll is not None:
                 self._poll.messages_max = room
                 return
-            if self.group.gone:
+            if self.group.is_deleted:
                 return  # `renew` goes on
-            taken = core.take(self.group, room, self.shared.ack_timeout_ms) if not self.group.polls else None
+            taken = core.pop(self.group, room, self.shared.ack_timeout_ms) if not self.group.polls else None
             if taken is None:
                 self._wait(room)
                 return
@@ -356,7 +357,7 @@ class Members:
 
     def _try_again(self) -> None:
         self._retry = None
-        if self.group.gone:
+        if self.group.is_deleted:
             self.renew()
         else:
             self.pump()
@@ -364,7 +365,7 @@ class Members:
     def _wait(self, room: int) -> None:
         poll = Poll(self.shared.loop.create_future(), room, self.shared.ack_timeout_ms)
         try:
-            self.shared.core.enlist(poll, self.group)
+            self.shared.core.polls.add(poll, self.group)
         except Overloaded:  # pop.waiters_max: gRPC's polls come and go
             self._try_later()
             return
@@ -374,15 +375,15 @@ class Members:
     def _stop_waiting(self) -> None:
         poll, self._poll = self._poll, None
         if poll is not None:
-            self.shared.core.withdraw(poll, self.group)
+            self.shared.core.polls.remove(poll, self.group)
             if not poll.future.done():
                 poll.future.remove_done_callback(self._arrived)
 
-    def _arrived(self, future: asyncio.Future[Taken]) -> None:
+    def _arrived(self, future: asyncio.Future[PopResult]) -> None:
         poll = self._poll
         if poll is not None and poll.future is future:
             self._poll = None
-            self.shared.core.withdraw(poll, self.group)
+            self.shared.core.polls.remove(poll, self.group)
         if future.exception() is None:
             self._deal_out(future.result())
         self.pump()
@@ -399,7 +400,7 @@ class Members:
 
     # --- dealing ----------------------------------------------------------------------------------------------------
 
-    def _deal_out(self, taken: Taken) -> None:
+    def _deal_out(self, taken: PopResult) -> None:
         checkpoint = taken.checkpoint
         taken_entries = np.frombuffer(checkpoint.body, dtype=CHECKPOINT_ENTRY_DTYPE)
         entries = np.zeros(len(taken_entries), dtype=ENTRY_DTYPE)
@@ -495,7 +496,7 @@ class Members:
     def hold(self, deliveries: list[int], expiry_s: int) -> list[int]:
         """Keep deliveries from all others as long as a session may last; return their new ids."""
         try:
-            return self.shared.core.hold(self.group, deliveries, self.shared.ack_timeout_ms + expiry_s * 1000)
+            return self.shared.core.extend(self.group, deliveries, self.shared.ack_timeout_ms + expiry_s * 1000)
         except DiskFull:
             return deliveries
 
@@ -541,7 +542,7 @@ class SharedSubscriptions:
         for group in tuple(self.core):
             self._delete_unused(group)
 
-    def _deleted(self, group: Group) -> None:
+    def _deleted(self, group: ConsumerGroup) -> None:
         members = self._members.get((group.name, group.filter))
         if members is not None:
             members.renew()
@@ -616,13 +617,13 @@ class SharedSubscriptions:
             members = self._members[name, topic_filter] = Members(self, name, topic_filter, self.group(name, topic_filter))
         return members
 
-    def group(self, name: str, topic_filter: str) -> Group:
+    def group(self, name: str, topic_filter: str) -> ConsumerGroup:
         """Return the group of a name and filter; make it where there is none. Raises TopicInvalid, LimitExceeded, DiskFull."""
         group = self.core.state.groups.get((name, topic_filter))
         if group is not None:
             return group
         try:
-            return self.core.create(name, topic_filter, "latest", MADE)
+            return self.core.groups.create(name, topic_filter, "latest", MADE)
         except PopError as error:
             raise LimitExceeded(str(error)) from error
 
@@ -639,10 +640,10 @@ class SharedSubscriptions:
             members.end()
         self._forget(members)
 
-    def _delete_unused(self, group: Group) -> None:
+    def _delete_unused(self, group: ConsumerGroup) -> None:
         """Delete a group that devices made and none needs: neither one that is connected, nor one whose session lasts."""
         is_unused = (group.name, group.filter) not in self._members and OWNER not in group.retry.owners
-        if group.settings.shared and is_unused and not group.gone:
+        if group.settings.shared and is_unused and not group.is_deleted:
             try:
                 self._admin.delete(group.name, group.filter)
             except DiskFull:
@@ -707,6 +708,6 @@ class SharedSubscriptions:
     def terms(self, session: Session, delivery: int) -> Terms | None:
         """Return the terms under which a session gets a delivery; None where it has that subscription no more."""
         checkpoint = self.core.state.checkpoints.get(delivery_of(delivery)[0])
-        group = self.core.state.by_id.get(checkpoint.group_id) if checkpoint is not None else None
+        group = self.core.state.groups_by_id.get(checkpoint.group_id) if checkpoint is not None else None
         subscription = session.subscriptions.get(f"{SHARE}{group.name}/{group.filter}") if group is not None else None
         return subscription.terms if subscription is not None else None

@@ -19,7 +19,7 @@ from penstock.gateway.protocol.packets import NO_LOCAL, QOS, RETAIN_AS_PUBLISHED
 from penstock.gateway.sessions.sessions import stored_sessions
 from penstock.gateway.sessions.stored import Changes, StoredSession, StoredSubscription
 from penstock.pop.core.checkpoint import Checkpoint
-from penstock.pop.core.order import Order
+from penstock.pop.core.order import FifoOrder
 from penstock.pop.core.state import DAMAGES_ROW
 from penstock.store import topics
 from penstock.store.catalogue import Catalogue, load_next_offset
@@ -191,7 +191,7 @@ def _groups(index: Index) -> Iterator[dict[str, Any]]:
         if group_id == DAMAGES_ROW:
             continue
         row = orjson.loads(value)
-        order = Order()
+        order = FifoOrder()
         order.load(index, group_id)
         yield {
             "id": group_id,

@@ -12,7 +12,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from penstock.gateway.protocol.packets import NAMES
-from penstock.pop.core.group import LATENCY_BOUNDS_MS, Latencies
+from penstock.pop.core.counters import LATENCY_BOUNDS_MS, Latencies
 from penstock.store.space import Level
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ import orjson
 
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.deadletters import DeadLetter
-from penstock.pop.core.group import DEAD_LETTERS, Group
+from penstock.pop.core.group import ConsumerGroup
+from penstock.pop.core.names import DEAD_LETTERS
 from penstock.pop.core.order import NO_KEY, order_key
 from penstock.pop.core.settings import GroupSettings, check_settings
 from penstock.pop.errors import GroupBusy, GroupExists, GroupUnknown, RequestInvalid
@@ -42,7 +43,7 @@ class ResetTo(NamedTuple):
 class Description(NamedTuple):
     """How a group stands."""
 
-    group: Group
+    group: ConsumerGroup
     visible: int
     """What a pop could get now; of a group that looks at each message, at most."""
     retries: int
@@ -70,12 +71,12 @@ class GroupAdmin:
 
     def __init__(self, core: PopCore) -> None:
         self.core = core
-        self.on_deleted: list[Callable[[Group], None]] = []
+        self.on_deleted: list[Callable[[ConsumerGroup], None]] = []
         """Called with each group that was deleted."""
         self._store = core.store
         self._state = core.state
 
-    def find(self, name: str, topic_filter: str = "") -> list[Group]:
+    def find(self, name: str, topic_filter: str = "") -> list[ConsumerGroup]:
         """Return a group's consumption of a filter, or of all its filters.
 
         Raises:
@@ -91,7 +92,7 @@ class GroupAdmin:
             raise GroupUnknown(f"there is no group {name[:80]!r}{on}")
         return found
 
-    def create(self, name: str, topic_filter: str, start: Start, settings: GroupSettings) -> Group:
+    def create(self, name: str, topic_filter: str, start: Start, settings: GroupSettings) -> ConsumerGroup:
         """Create a group; return the one that is there if its settings are these.
 
         One that a shared or a lite subscription has made gets these settings, and outlasts that from now on.
@@ -103,7 +104,7 @@ class GroupAdmin:
         check_settings(settings, self.core.options)
         group = self._state.groups.get((name, topic_filter))
         if group is None:
-            return self.core.create(name, topic_filter, start, settings)
+            return self.core.groups.create(name, topic_filter, start, settings)
         settings = replace(settings, lite=group.settings.lite)
         if group.settings.is_temporary:  # others were first; from now on it is the operator's
             return self.update(name, topic_filter, lambda _: settings)[0]
@@ -111,7 +112,7 @@ class GroupAdmin:
             raise GroupExists(f"the group {name!r} on {topic_filter[:80]!r} exists with other settings: update it")
         return group
 
-    def update(self, name: str, topic_filter: str, change: Callable[[GroupSettings], GroupSettings]) -> list[Group]:
+    def update(self, name: str, topic_filter: str, change: Callable[[GroupSettings], GroupSettings]) -> list[ConsumerGroup]:
         """Change settings. They hold for what is handed out, and for what fails, from now on.
 
         Raises:
@@ -132,20 +133,20 @@ class GroupAdmin:
                 continue
             if group.scanned > group.cursor:  # what was passed over was decided by the old expression
                 noted = {"cursor": group.scanned, "mended": self._state.mended}
-                self.core.append(Kind.POP_CHECKPOINT, group.id, group.name, properties=orjson.dumps(noted))
-            self.core.configure(group, settings)
-            self.core.serve(group)
+                self.core.records.append(Kind.POP_CHECKPOINT, group.id, group.name, properties=orjson.dumps(noted))
+            self.core.groups.configure(group, settings)
+            self.core.polls.serve(group)
         return groups
 
-    def pause(self, name: str, topic_filter: str = "") -> list[Group]:
+    def pause(self, name: str, topic_filter: str = "") -> list[ConsumerGroup]:
         """Let a group's pops get nothing, until `resume`. What is out may be settled, and comes back as ever."""
         return self.update(name, topic_filter, lambda settings: replace(settings, paused=True))
 
-    def resume(self, name: str, topic_filter: str = "") -> list[Group]:
+    def resume(self, name: str, topic_filter: str = "") -> list[ConsumerGroup]:
         """End a pause; polls that wait are served."""
         return self.update(name, topic_filter, lambda settings: replace(settings, paused=False))
 
-    def reset(self, name: str, topic_filter: str, to: ResetTo) -> list[Group]:
+    def reset(self, name: str, topic_filter: str, to: ResetTo) -> list[ConsumerGroup]:
         """Let a group begin anew elsewhere. All its handles are void; what came back, or waits for its turn, is forgotten.
 
         Raises:
@@ -164,10 +165,10 @@ class GroupAdmin:
                 raise GroupBusy(f"the queue of {group.filter!r} is still being filled from the log: try again in a moment")
         for group in groups:
             row = {"cursor": self._offset(group.queue, to), "retry_cursor": group.retry.next_offset}
-            self.core.append_references(
+            self.core.records.append_references(
                 Kind.GROUP_OFFSET_RESET, group, self._open_references(group), properties=orjson.dumps(row)
             )
-            self.core.serve(group)
+            self.core.polls.serve(group)
         return groups
 
     def delete(self, name: str, topic_filter: str = "") -> None:
@@ -177,7 +178,7 @@ class GroupAdmin:
             GroupUnknown: there is no such group.
         """
         for group in self.find(name, topic_filter):
-            self.core.append_references(Kind.GROUP_DELETED, group, self._open_references(group))
+            self.core.records.append_references(Kind.GROUP_DELETED, group, self._open_references(group))
             while group.polls:
                 poll = group.polls.popleft()
                 if not poll.future.done():  # one that waits in other groups too
@@ -185,7 +186,7 @@ class GroupAdmin:
             for deleted in self.on_deleted:
                 deleted(group)
 
-    def _open_references(self, group: Group) -> list[bytes]:
+    def _open_references(self, group: ConsumerGroup) -> list[bytes]:
         """Return all deliveries of a group that are open: 0.2 us for each of the node."""
         return [
             REFERENCE.pack(checkpoint.position, index)
@@ -246,16 +247,16 @@ class GroupAdmin:
             letters = [letter for position in sorted(set(positions)) for letter in listed_at(queue.id, position)]
         by_group: dict[int, list[DeadLetter]] = {}
         for letter in letters:
-            if letter.group_id in self._state.by_id and not self._store.is_expired(letter.position):
+            if letter.group_id in self._state.groups_by_id and not self._store.is_expired(letter.position):
                 by_group.setdefault(letter.group_id, []).append(letter)
         for group_id, found in by_group.items():
-            group = self._state.by_id[group_id]
+            group = self._state.groups_by_id[group_id]
             body = b"".join(TIMER_ENTRY.pack(letter.position, letter.size) for letter in found)
             properties = b""
             if group.order is not None:
                 properties = orjson.dumps({"keys": [self._key(letter) for letter in found]})
-            self.core.append(Kind.DEAD_LETTER_REDRIVEN, group_id, name, body, properties=properties)
-            self.core.serve(group)
+            self.core.records.append(Kind.DEAD_LETTER_REDRIVEN, group_id, name, body, properties=properties)
+            self.core.polls.serve(group)
         return sum(map(len, by_group.values()))
 
     def _key(self, letter: DeadLetter) -> int:
@@ -264,7 +265,7 @@ class GroupAdmin:
 
     # --- describing -------------------------------------------------------------------------------------------------
 
-    def describe(self, groups: Iterable[Group]) -> list[Description]:
+    def describe(self, groups: Iterable[ConsumerGroup]) -> list[Description]:
         """Return how groups stand. Costs a look at each open checkpoint of the node, and two records a group."""
         now_ms = self._store.now_ms()
         delayed: Counter[int] = Counter()
@@ -281,14 +282,14 @@ class GroupAdmin:
                 in_flight=group.in_flight,
                 delayed=delayed[group.id],
                 parked=group.order.parked if group.order is not None else 0,
-                dead=group.dead,
+                dead=group.dead_letter_count,
                 oldest_ms=self._oldest_ms(group, now_ms),
                 oldest_in_flight_ms=now_ms - oldest_pop_ms[group.id] if group.id in oldest_pop_ms else None,
             )
             for group in groups
         ]
 
-    def _oldest_ms(self, group: Group, now_ms: int) -> int | None:
+    def _oldest_ms(self, group: ConsumerGroup, now_ms: int) -> int | None:
         waiting = (group.queue.read(group.scanned, 1), group.retry.read(group.retry_cursor, 1))
         ages = [now_ms - self._stored_ms(ENTRY.unpack(entry)[0]) for entry in waiting if entry]
         return max(ages, default=None)

@@ -12,7 +12,7 @@ from bisect import bisect_right
 import orjson
 
 from penstock.pop.core.checkpoint import Entry
-from penstock.pop.core.group import Group
+from penstock.pop.core.group import ConsumerGroup
 from penstock.store.lightqueue import ENTRY, ENTRY_BYTES, LightQueue
 
 
@@ -42,7 +42,7 @@ class Damages:
         self.changed = False
         return orjson.dumps(list(zip(self._starts, self._ends, strict=True)))
 
-    def advance(self, group: Group, fresh: list[Entry], retries: list[Entry]) -> None:
+    def advance(self, group: ConsumerGroup, fresh: list[Entry], retries: list[Entry]) -> None:
         """Move the cursors of a group over what a checkpoint handed out, each in the order of its queue."""
         group.retry_cursor = _behind(group.retry, group.retry_cursor, retries)
         if not fresh:
@@ -52,7 +52,7 @@ class Damages:
         else:
             group.cursor = _behind(group.queue, group.cursor, fresh)
 
-    def _count(self, group: Group, fresh: list[Entry]) -> None:
+    def _count(self, group: ConsumerGroup, fresh: list[Entry]) -> None:
         """Count the messages that are left: such a queue is filled after the replay, so they can't be looked up in it.
 
         An offset above the expected one tells that a checkpoint is lost, and one below that a node has started on a mended log

@@ -50,7 +50,7 @@ class Deadlines:
             self._ticker.schedule(number * NEAR_MS - NEAR_MS // 2, number)
         minute[checkpoint.position] = (due_ms, checkpoint)
 
-    def settled(self, checkpoint: Checkpoint) -> None:
+    def forget(self, checkpoint: Checkpoint) -> None:
         """Forget a checkpoint that was scheduled for its own deadline. One that is near is skipped when it comes out."""
         minute = self._minutes.get(checkpoint.deadline_ms // NEAR_MS)
         if minute is not None:

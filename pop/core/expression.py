@@ -65,7 +65,7 @@ class Expression:
         self._tags = tags
         self._condition = condition
 
-    def takes(self, data: bytes) -> bool:
+    def matches(self, data: bytes) -> bool:
         """Return whether a message is wanted; `data` is its record. The hash of a tag may be another tag's: this is exact."""
         properties = decode_properties(properties_of(data))
         if self._tags is not None:

@@ -1,67 +1,44 @@
-"""A group: who consumes a filter together. Any consumer of it may get any message, and each message goes to one of them."""
+"""A consumer group: the consumers that share the messages of a filter. Each message goes to one of them."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import deque
 from typing import TYPE_CHECKING
 
 import orjson
 
 from penstock.pop.backoff import Backoff
+from penstock.pop.core.counters import Latencies
 from penstock.pop.core.expression import Expression, compile_expression
-from penstock.pop.core.order import Order
+from penstock.pop.core.names import DEAD_LETTERS
+from penstock.pop.core.order import FifoOrder
 from penstock.pop.core.settings import GroupSettings
-from penstock.pop.errors import GroupInvalid
 from penstock.pop.options import PopOptions
 from penstock.store.lightqueue import LightQueue, Watcher
 
 if TYPE_CHECKING:
     from penstock.pop.core.poll import Poll
 
-DEAD_LETTERS = "$dlq/"
-"""What stands before the name of a group in the filter of its dead letters."""
 
-GROUP_BYTES_MAX = 255
-"""A group's name is written into each of its records: short is cheap, and longer than this is a mistake."""
+class ConsumerGroup:
+    """One group on one filter. A group that consumes several filters has one of these for each.
 
+    New messages come from `queue`, retries from `retry`. `cursor` and `retry_cursor` are the offsets of the first messages
+    that were not handed out. `in_flight` is the number of messages that were handed out and are neither acknowledged, revived
+    nor dead letters.
 
-def check_group_name(name: str) -> str:
-    """Return `name` if a group may have it: 1 to 255 bytes of UTF-8, printable, no `/`, `#`, `+` or `$`, no space around it.
-
-    Raises:
-        GroupInvalid: says what is wrong.
-    """
-    if not name:
-        raise GroupInvalid("the group's name is empty; give the consumers of one service a common name, such as 'billing'")
-    if len(name.encode(errors="replace")) > GROUP_BYTES_MAX:
-        raise GroupInvalid(f"the group's name {name[:40]!r}... has more than {GROUP_BYTES_MAX} bytes")
-    if not name.isprintable() or name != name.strip() or any(c in "/#+$" for c in name):
-        raise GroupInvalid(
-            f"the group's name {name!r} has characters that no name may have: "
-            f"use printable ones without '/', '#', '+' or '$', and no space before or behind them"
-        )
-    return name
-
-
-class Group:
-    """One group's consumption of one filter. A group that pops several filters has one of these for each.
-
-    New messages come from `queue`, those that come back from `retry`. The cursors are the offsets of what was not handed
-    out yet; `in_flight` counts what was, and isn't settled.
-
-    A group that doesn't take every message `looks` at each: its filter on delivery may not want it, or its message group may be
-    busy. `scanned` is how far it has looked. It may be ahead of `cursor`, which is how far the log says that it has: what lies
-    between was not wanted, and is looked at again after a crash.
+    A group that doesn't take every message is selective: it inspects each, because its filter on delivery may not want the
+    message, or the message group may be busy. `scanned` is the offset up to which it has inspected its queue. It may be ahead
+    of `cursor`, the offset that the log states: the group skipped what is between, and inspects it again after a crash.
 
     Parameters:
         group_id: from its first record; never used again.
-        name: of the service.
+        name: of the group.
         topic_filter: what it consumes.
         queue: the light queue of the filter.
-        retry: the light queue of what comes back.
+        retry: the light queue of its retries.
         settings: what was set for it.
-        options: what holds where nothing was set.
+        options: what applies where nothing was set.
     """
 
     __slots__ = (
@@ -70,20 +47,19 @@ class Group:
         "attempts_max",
         "backoff",
         "cursor",
-        "dead",
+        "dead_letter_count",
         "dead_letters_of",
         "epoch",
         "expected",
         "expression",
         "filter",
         "frozen",
-        "gone",
         "id",
         "in_flight",
         "in_flight_max",
         "invisible_ms",
+        "is_deleted",
         "latency",
-        "looking",
         "name",
         "order",
         "polls",
@@ -91,6 +67,7 @@ class Group:
         "retry",
         "retry_cursor",
         "retry_turn",
+        "scan_scheduled",
         "scanned",
         "settings",
         "watcher",
@@ -112,36 +89,40 @@ class Group:
         self.queue = queue
         self.retry = retry
         self.epoch = 0
-        """How often its offset was reset."""
+        """Number of resets."""
         self.cursor = 0
         self.scanned = 0
         self.ahead = (0, b"")
-        """Offset of the first of some entries of its queue, and these: read before they were asked for. None ever changes."""
+        """Entries of its queue that were read ahead, and the offset of the first. Entries of a queue never change."""
         self.retry_cursor = 0
         self.in_flight = 0
-        self.dead = 0
-        """Dead letters that were not sent back."""
+        self.dead_letter_count = 0
+        """Number of its dead letters that were not redriven."""
         self.expected = 0
-        """Offset that the next checkpoint record should state; differs from `cursor` behind damage (see `pop.core.damages`)."""
+        """Offset that the next checkpoint record should state; differs from `cursor` after a repair, see `pop.core.damages`."""
         self.frozen = False
-        """True while a checkpoint before those that are read is lost: the cursor waits there."""
-        self.gone = False
-        """True once it was deleted: whoever still holds it gets nothing more."""
+        """True while a checkpoint before those that recovery reads is lost: the cursor must not move."""
+        self.is_deleted = False
+        """True after the group was deleted. Callers that still have a reference to it get no messages."""
         self.retry_turn = False
+        """True if a pop begins with retries, if there are any."""
         self.polls: deque[Poll] = deque()
-        self.looking = False
-        """True while another look at its queue is scheduled."""
+        """Polls that wait, oldest first."""
+        self.scan_scheduled = False
+        """True while another scan of its queue is scheduled."""
         self.attempt_ids: dict[str, int] = {}
-        """Open checkpoints of calls that gave an attempt id, by that id."""
+        """Positions of the open checkpoints of calls that gave an attempt id, by that id."""
         self.latency = Latencies()
+        """Time from pop to acknowledgement."""
         self.dead_letters_of = topic_filter.removeprefix(DEAD_LETTERS) if topic_filter.startswith(DEAD_LETTERS) else ""
-        """The group whose dead letters it consumes, if it does."""
+        """Name of the group whose dead letters it consumes; empty if it consumes no dead letters."""
         self.watcher: Watcher | None = None
-        self.order: Order | None = None
+        self.order: FifoOrder | None = None
+        """The order of its message groups; None if the group is not FIFO."""
         self.configure(settings, options)
 
     def configure(self, settings: GroupSettings, options: PopOptions) -> None:
-        """Take over settings, with the node's options where they leave something open."""
+        """Apply settings, and the node's options where the settings leave something open."""
         self.settings = settings
         self.attempts_max = settings.attempts_max or options.attempts_max
         self.backoff: Backoff = options.retry_backoff_ms if settings.backoff is None else settings.backoff
@@ -151,37 +132,37 @@ class Group:
         if not settings.fifo:
             self.order = None
         elif self.order is None:
-            self.order = Order()
+            self.order = FifoOrder()
 
     @property
-    def looks(self) -> bool:
-        """True where it doesn't simply take the next message."""
+    def is_selective(self) -> bool:
+        """True if the group inspects each message, and doesn't simply take the next one."""
         return self.order is not None or self.expression is not None or bool(self.dead_letters_of)
 
     @property
     def visible(self) -> int:
-        """How many messages a pop could get now. Of a group that looks at each: at most, since it has not looked yet."""
+        """Number of messages that a pop can get now. For a selective group this is an upper bound."""
         return self.visible_new + self.visible_retries
 
     @property
     def visible_new(self) -> int:
-        """How many of them were never handed out."""
+        """Number of visible messages that were never handed out."""
         unseen = max(self.queue.committed_offset - self.scanned, 0)
         return unseen if self.order is None else unseen + len(self.order.ready)
 
     @property
     def visible_retries(self) -> int:
-        """How many of them came back."""
+        """Number of visible messages that were handed out before."""
         return max(self.retry.committed_offset - self.retry_cursor, 0)
 
     @property
     def is_quiet(self) -> bool:
-        """True where no message is out, comes back, or waits for its turn."""
+        """True if no message is in flight, waits in the retry queue, or is parked."""
         returning = self.retry.next_offset - self.retry_cursor
         return not (self.in_flight or returning > 0 or (self.order and self.order.parked))
 
     def row(self) -> bytes:
-        """Return the index row, without what `in_flight` counts: the checkpoints say that."""
+        """Return the index row. It doesn't contain `in_flight`, which follows from the checkpoints."""
         return orjson.dumps(
             {
                 "name": self.name,
@@ -193,26 +174,7 @@ class Group:
                 "retry_cursor": self.retry_cursor,
                 "expected": self.expected,
                 "frozen": self.frozen,
-                "dead": self.dead,
+                "dead": self.dead_letter_count,
                 "settings": self.settings.row(),
             }
         )
-
-
-LATENCY_BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 300_000, 3_600_000)
-"""Upper ends of the buckets."""
-
-
-class Latencies:
-    """A histogram of times in ms, since the start: one count a bucket, and one for all that took longer."""
-
-    __slots__ = ("counts", "sum_ms")
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(LATENCY_BOUNDS_MS) + 1)
-        self.sum_ms = 0
-
-    def add(self, latency_ms: int, count: int) -> None:
-        """Count `count` times of `latency_ms`."""
-        self.counts[bisect_left(LATENCY_BOUNDS_MS, latency_ms)] += count
-        self.sum_ms += latency_ms * count

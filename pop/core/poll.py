@@ -1,4 +1,4 @@
-"""A poll: a consumer that waits for the first message of its group."""
+"""The result of a pop, and a poll that waits for one."""
 
 from __future__ import annotations
 
@@ -8,25 +8,31 @@ from typing import NamedTuple
 from penstock.pop.core.checkpoint import Checkpoint
 
 
-class Taken(NamedTuple):
-    """What a pop handed out: the checkpoint, and each delivery's record; None if it can't be read, or is settled."""
+class PopResult(NamedTuple):
+    """The messages that a pop handed out.
+
+    Parameters:
+        checkpoint: the deliveries.
+        records: the record of each delivery's message; None if it can't be read, or has expired, or its delivery is over.
+    """
 
     checkpoint: Checkpoint
     records: list[bytes | None]
 
 
 class Poll:
-    """One waiting call. Its future gets what was taken for it.
+    """A call that waits for the first message of its groups.
 
     Parameters:
-        messages_max: how many messages it takes at most.
-        invisible_ms: for how long they are invisible then.
-        attempt_id: of the call, or empty.
+        future: gets the result.
+        messages_max: how many messages the call wants at most.
+        invisible_ms: how long the messages are invisible then.
+        attempt_id: of the call; empty if it gave none.
     """
 
     __slots__ = ("attempt_id", "future", "invisible_ms", "messages_max")
 
-    def __init__(self, future: asyncio.Future[Taken], messages_max: int, invisible_ms: int, attempt_id: str = "") -> None:
+    def __init__(self, future: asyncio.Future[PopResult], messages_max: int, invisible_ms: int, attempt_id: str = "") -> None:
         self.future = future
         self.messages_max = messages_max
         self.invisible_ms = invisible_ms

@@ -20,7 +20,7 @@ from penstock.pop.core.checkpoint import FROM_QUEUE, FROM_RETRY, Checkpoint, Ent
 from penstock.pop.core.damages import Damages
 from penstock.pop.core.deadletters import DeadLetter, DeadLetters, Reason
 from penstock.pop.core.deadlines import Deadlines
-from penstock.pop.core.group import Group
+from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.indexes import runs_of
 from penstock.pop.core.order import NO_KEY, Parked, delete_order
 from penstock.pop.core.settings import GroupSettings
@@ -44,7 +44,7 @@ from penstock.store.record import (
 
 logger = structlog.get_logger("pop")
 
-SETTLED_REMEMBERED = 50_000
+CLOSED_REMEMBERED = 50_000
 """Settled checkpoints whose handles still get the exact answer (acknowledged, replaced). Older ones hear "expired"."""
 
 ENTRIES_PER_READ = 256
@@ -73,7 +73,7 @@ class PopState:
         log: CommitLog,
         queues: Queues,
         deadlines: Deadlines,
-        arrived: Callable[[Group], None],
+        arrived: Callable[[ConsumerGroup], None],
         options: PopOptions,
     ) -> None:
         self._log = log
@@ -81,13 +81,13 @@ class PopState:
         self._options = options
         self._deadlines = deadlines
         self._arrived = arrived
-        self.groups: dict[tuple[str, str], Group] = {}
+        self.groups: dict[tuple[str, str], ConsumerGroup] = {}
         """By name and filter."""
-        self.by_id: dict[int, Group] = {}
+        self.groups_by_id: dict[int, ConsumerGroup] = {}
         self.next_id = 1
         self.checkpoints: dict[int, Checkpoint] = {}
         """Those with anything open, by position."""
-        self.settled: RecentIds[int, Checkpoint] = RecentIds(SETTLED_REMEMBERED)
+        self.closed: RecentIds[int, Checkpoint] = RecentIds(CLOSED_REMEMBERED)
         """The last that were settled, without their entries."""
         self._groups_changed: set[int] = set()
         self._checkpoints_changed: set[int] = set()
@@ -130,18 +130,18 @@ class PopState:
         self._install(group_id, {"name": row["group"], "epoch": 0, "retry_cursor": 0, **row})
         self._groups_changed.add(group_id)
 
-    def _install(self, group_id: int, row: dict[str, Any]) -> Group:
+    def _install(self, group_id: int, row: dict[str, Any]) -> ConsumerGroup:
         name, topic_filter = row["name"], row["filter"]
         queue, retry = self._queues.get(row["queue"]), self._queues.get(row["retry"])
         settings = GroupSettings.from_row(row.get("settings", {}))
-        group = Group(group_id, name, topic_filter, queue, retry, settings, self._options)
+        group = ConsumerGroup(group_id, name, topic_filter, queue, retry, settings, self._options)
         group.cursor = group.scanned = row["cursor"]
         group.retry_cursor = row["retry_cursor"]
         group.epoch = row["epoch"]
         group.expected = row.get("expected", group.cursor)
         group.frozen = row.get("frozen", False)
-        group.dead = row.get("dead", 0)
-        self.by_id[group_id] = self.groups[name, topic_filter] = group
+        group.dead_letter_count = row.get("dead", 0)
+        self.groups_by_id[group_id] = self.groups[name, topic_filter] = group
         self.next_id = max(self.next_id, group_id + 1)
 
         def arrived(_queue: LightQueue, _offset: int, _entries: bytes) -> None:
@@ -186,8 +186,8 @@ class PopState:
         self._settle_all(record, group)
         if group.in_flight:
             return  # another record with the rest follows; if a crash cut it off, the group is still there
-        group.gone = True
-        del self.by_id[group.id]
+        group.is_deleted = True
+        del self.groups_by_id[group.id]
         del self.groups[group.name, group.filter]
         assert group.watcher is not None
         group.queue.watchers.remove(group.watcher)
@@ -203,7 +203,7 @@ class PopState:
             if queue is not None:
                 self._queues.release(queue, owner)  # by this very record: a crash leaves no queue that nobody needs
 
-    def _settle_all(self, record: Record, group: Group) -> None:
+    def _settle_all(self, record: Record, group: ConsumerGroup) -> None:
         for position, index in REFERENCE.iter_unpack(record.body):
             checkpoint = self._open_delivery(record, position, index)
             if checkpoint is not None:
@@ -235,7 +235,7 @@ class PopState:
         if attempt_id:
             group.attempt_ids[attempt_id] = record.position
 
-    def _apply_entries(self, group: Group, entries: list[Entry], noted: dict[str, Any]) -> None:
+    def _apply_entries(self, group: ConsumerGroup, entries: list[Entry], noted: dict[str, Any]) -> None:
         """Move the cursors of a group that looks at each message, whose record says how far it has looked; or behind damage."""
         fresh = [entry for entry in entries if entry.source != FROM_RETRY]
         retries = [entry for entry in entries if entry.source == FROM_RETRY]
@@ -254,7 +254,7 @@ class PopState:
             for offset, position, size, key in noted.get("parked", ()):
                 order.park(Parked(offset, position, size, key))
             for entry, key in zip(entries, noted.get("keys", ()), strict=False):
-                order.hold(entry.position, key)
+                order.lock(entry.position, key)
 
     @property
     def mended(self) -> int:
@@ -294,7 +294,7 @@ class PopState:
             if group.order is not None:
                 self._groups_changed.add(group.id)
                 for index in indexes_of(mask):
-                    group.order.free(checkpoint.entry(index).position)
+                    group.order.unlock(checkpoint.entry(index).position)
             self._close(checkpoint, mask)
             group.in_flight -= mask.bit_count()
 
@@ -340,9 +340,9 @@ class PopState:
                 record.store_ms,
             )
             self.dead_letters.add(letter)
-            group.dead += 1
+            group.dead_letter_count += 1
             if group.order is not None:
-                group.order.free(entry.position)
+                group.order.unlock(entry.position)
             self._close(checkpoint, 1 << index)
             group.in_flight -= 1
         self._groups_changed.add(group.id)
@@ -355,7 +355,7 @@ class PopState:
         keys = orjson.loads(record.properties)["keys"] if record.properties else []
         for number, (position, size) in enumerate(TIMER_ENTRY.iter_unpack(record.body)):
             self.dead_letters.remove((dead_letters.id, position, group.id))
-            group.dead -= 1
+            group.dead_letter_count -= 1
             key = keys[number] if keys else NO_KEY
             if group.order is not None and key != NO_KEY:
                 # Before all that its message group has waiting, but not beside what that has in flight.
@@ -370,24 +370,24 @@ class PopState:
         if self.dead_letters.get(letter.key) is None:
             return  # it was sent back meanwhile
         self.dead_letters.remove(letter.key)
-        group = self.by_id.get(letter.group_id)
+        group = self.groups_by_id.get(letter.group_id)
         if group is not None:
-            group.dead -= 1
+            group.dead_letter_count -= 1
             self._groups_changed.add(group.id)
 
     # --- what `penstock repair` left: references to records that are gone ---------------------------------------------
 
     def _apply_damaged(self, record: Record) -> None:
         if not self._damages:
-            for group in self.by_id.values():
+            for group in self.groups_by_id.values():
                 group.expected = group.cursor
-            self._groups_changed.update(self.by_id)
+            self._groups_changed.update(self.groups_by_id)
         self._damages.add(record.position, record.position + record.size)
 
-    def _group_of(self, record: Record) -> Group | None:
+    def _group_of(self, record: Record) -> ConsumerGroup | None:
         """Return the group of a record; None, which is logged, where no record created it that can be read."""
         group_id = int(POP_FIXED.unpack(record.fixed)[0])
-        group = self.by_id.get(group_id)
+        group = self.groups_by_id.get(group_id)
         if group is None:
             self._skip(record, "group", group_id)
             self.next_id = max(self.next_id, group_id + 1)
@@ -426,19 +426,20 @@ class PopState:
         if not checkpoint.open:
             del self.checkpoints[checkpoint.position]
             if checkpoint.attempt_id:
-                attempt_ids = self.by_id[checkpoint.group_id].attempt_ids
+                attempt_ids = self.groups_by_id[checkpoint.group_id].attempt_ids
                 if attempt_ids.get(checkpoint.attempt_id) == checkpoint.position:
                     del attempt_ids[checkpoint.attempt_id]
-            self._deadlines.settled(checkpoint)
-            self.settled.add(checkpoint.position, checkpoint.without_entries())
+            self._deadlines.forget(checkpoint)
+            self.closed.add(checkpoint.position, checkpoint.without_entries())
 
     def live(self, before: int) -> Iterator[tuple[int, int]]:
         """Yield what is handed out, parked, or waits for a retry, and dead letters, which are kept for one more retention."""
         # All is noted before the first pause: what is open now may be settled or waiting for a retry when its turn comes.
         handed_out = [(checkpoint, checkpoint.open) for checkpoint in self.checkpoints.values()]
-        retries = [(group.retry, group.retry_cursor) for group in self.by_id.values()]
-        parked = [found for group in self.by_id.values() if group.order is not None for found in group.order.waiting()]
-        names = {group.name for group in self.by_id.values()}
+        retries = [(group.retry, group.retry_cursor) for group in self.groups_by_id.values()]
+        orders = [group.order for group in self.groups_by_id.values() if group.order is not None]
+        parked = [found for order in orders for found in order.parked_messages()]
+        names = {group.name for group in self.groups_by_id.values()}
         yield from (found for found in parked if found[0] < before)
         for checkpoint, open_bits in handed_out:
             for index, entry in enumerate(checkpoint.entries()):
@@ -464,7 +465,7 @@ class PopState:
         for key, value in index.rows(bytes(Space.CHECKPOINT)):
             checkpoint = Checkpoint.from_row(_CHECKPOINT_KEY.unpack(key)[1], value)
             self._open(checkpoint)
-            group = self.by_id[checkpoint.group_id]
+            group = self.groups_by_id[checkpoint.group_id]
             group.in_flight += checkpoint.open.bit_count()
             if checkpoint.attempt_id:
                 group.attempt_ids[checkpoint.attempt_id] = checkpoint.position
@@ -479,7 +480,7 @@ class PopState:
         for group_id in self._orders_deleted:
             delete_order(batch, group_id)
         for group_id in self._groups_changed:
-            group = self.by_id[group_id]
+            group = self.groups_by_id[group_id]
             batch.put(_GROUP_KEY.pack(Space.GROUP, group_id), group.row())
             if group.order is not None:
                 group.order.save(batch, group_id)

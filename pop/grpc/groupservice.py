@@ -7,7 +7,7 @@ from dataclasses import replace
 from penstock.pop.backoff import Backoff, Exponential
 from penstock.pop.core.admin import DEAD_LETTERS_MAX, GroupAdmin, ResetTo
 from penstock.pop.core.expression import ExpressionType
-from penstock.pop.core.group import Group
+from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.settings import DEFAULTS, GroupSettings
 from penstock.pop.errors import PopError, RequestInvalid
 from penstock.pop.grpc.service import Context, bounded, dead_letter, end_of, position_of, refuse, start_of
@@ -87,7 +87,7 @@ class GroupService:
         for letter in letters:
             data = self._core.read(letter.position, letter.size)
             topic = decode(data).topic.decode() if data is not None else ""
-            origin = self._core.state.by_id.get(letter.group_id)
+            origin = self._core.state.groups_by_id.get(letter.group_id)
             found.append(dead_letter(letter, request.group, origin.filter if origin else "", topic))
         return pb.ListDeadLettersResponse(dead_letters=found)
 
@@ -102,7 +102,7 @@ class GroupService:
         await self._store.durable()
         return pb.RedriveResponse(redriven=redriven)
 
-    def _described(self, groups: list[Group]) -> pb.GroupsResponse:
+    def _described(self, groups: list[ConsumerGroup]) -> pb.GroupsResponse:
         found = []
         for told in self._admin.describe(groups):
             group = told.group
@@ -158,7 +158,7 @@ def _backoff(backoff: pb.Backoff) -> Backoff:
     return Exponential(rule.min_ms, rule.max_ms, rule.factor or 2.0)
 
 
-def _effective(group: Group) -> pb.GroupSettings:
+def _effective(group: ConsumerGroup) -> pb.GroupSettings:
     backoff = group.backoff
     if isinstance(backoff, Exponential):
         rule = pb.Backoff(exponential=pb.Exponential(min_ms=backoff.min_ms, max_ms=backoff.max_ms, factor=backoff.factor))

@@ -19,11 +19,13 @@ import grpc.aio
 import structlog
 
 from penstock.pop.core.checkpoint import FROM_QUEUE, Checkpoint
-from penstock.pop.core.choice import RESPONSE_BYTES
-from penstock.pop.core.core import Change, Outcome, PopCore, check_attempt_id
+from penstock.pop.core.core import PopCore
 from penstock.pop.core.deadletters import DeadLetter
-from penstock.pop.core.group import Group
-from penstock.pop.core.poll import Taken
+from penstock.pop.core.group import ConsumerGroup
+from penstock.pop.core.outcome import AckOutcome, InvisibleChange
+from penstock.pop.core.poll import PopResult
+from penstock.pop.core.popping import check_attempt_id
+from penstock.pop.core.scan import RESPONSE_BYTES
 from penstock.pop.core.sending import Sending, SendRefused
 from penstock.pop.core.transactions import Ended, Half, Transactions
 from penstock.pop.errors import GroupBusy, GroupExists, GroupUnknown, Overloaded, PopError, RequestInvalid
@@ -49,8 +51,8 @@ Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 _MESSAGE_ID = re.compile(r"[0-9a-fA-F]{16}")
 
 _OK = pb.Status(code=pb.OK)
-_STATUS = {outcome: pb.Status(code=pb.Code.Value(outcome.name), detail=outcome.value) for outcome in Outcome}
-_STATUS[Outcome.OK] = _OK
+_STATUS = {outcome: pb.Status(code=pb.Code.Value(outcome.name), detail=outcome.value) for outcome in AckOutcome}
+_STATUS[AckOutcome.OK] = _OK
 _RECALLED = {
     Recalled.CANCELLED: _OK,
     Recalled.ALREADY_FIRED: pb.Status(code=pb.ALREADY_FIRED, detail="the message was delivered before"),
@@ -209,10 +211,10 @@ class PopService:
             acks = list(request.acks)
             if len(acks) > HANDLES_MAX:
                 raise RequestInvalid(f"acknowledge at most {HANDLES_MAX} handles a call, not {len(acks)}")
-            group = core.group(request.group, request.filter, start)
+            group = core.groups.get_or_create(request.group, request.filter, start)
             outcomes = core.ack(group.name, acks) if acks else []
-            taken = await core.pop(
-                group,
+            taken = await core.long_poll(
+                (group,),
                 min(messages_max, options.messages_max),
                 asked_ms or group.invisible_ms,
                 0 if acks else wait_ms,  # else who acknowledged would hear of it only with the next message
@@ -227,31 +229,31 @@ class PopService:
             popped = self.popped(taken) if taken is not None else b""
         except BaseException:
             if taken is not None:
-                core.release(taken.checkpoint)  # the consumer went away: it never saw them
+                core.requeue(taken.checkpoint)  # the consumer went away: it never saw them
             raise
-        if outcomes.count(Outcome.OK) == len(acks):
+        if outcomes.count(AckOutcome.OK) == len(acks):
             return popped
         # Protobuf merges messages whose bytes are joined.
         return popped + serialize(pb.PopResponse(ack_statuses=[_STATUS[outcome] for outcome in outcomes]))
 
-    def popped(self, taken: Taken) -> bytes:
+    def popped(self, taken: PopResult) -> bytes:
         """Return the field `messages` of an answer."""
         checkpoint = taken.checkpoint
-        group = self._core.state.by_id.get(checkpoint.group_id)
+        group = self._core.state.groups_by_id.get(checkpoint.group_id)
         handles = self._core.handles.deliveries_joined(
             checkpoint.position, checkpoint.pop_ms, checkpoint.group_id, checkpoint.count
         )
         dead = self._dead(group, checkpoint) if group is not None and group.dead_letters_of else {}
         return popped_messages(checkpoint.body, taken.records, handles, checkpoint.deadline_ms, dead)
 
-    def _dead(self, group: Group, checkpoint: Checkpoint) -> dict[int, pb.DeadLetter]:
+    def _dead(self, group: ConsumerGroup, checkpoint: Checkpoint) -> dict[int, pb.DeadLetter]:
         """Return what there is to tell of the messages of a checkpoint as dead letters, by index."""
         dead = {}
         for index, entry in enumerate(checkpoint.entries()):
             offset = entry.offset if entry.source == FROM_QUEUE else None
             letter = self._core.state.dead_letters.of_message(group.queue.id, entry.position, offset)
             if letter is not None:
-                origin = self._core.state.by_id.get(letter.group_id)
+                origin = self._core.state.groups_by_id.get(letter.group_id)
                 dead[index] = dead_letter(letter, group.dead_letters_of, origin.filter if origin else "", "")
         return dead
 
@@ -292,7 +294,7 @@ class PopService:
                 if isinstance(done, Acked):
                     yield serialize(self._encoded(done))
                 else:
-                    self._core.release(done.checkpoint)
+                    self._core.requeue(done.checkpoint)
         finally:
             if reader is not None:
                 reader.cancel()
@@ -304,7 +306,7 @@ class PopService:
         credits = bounded("credits", request.credits, CREDITS_DEFAULT, CREDITS_MAX)
         batch_max = bounded("batch_max", request.batch_max, options.messages_default)
         asked_ms = bounded("invisible_ms", request.invisible_ms, 0, options.invisible_ms_max)
-        group = self._core.group(request.group, request.filter, start_of(request.start, request.start_at_ms))
+        group = self._core.groups.get_or_create(request.group, request.filter, start_of(request.start, request.start_at_ms))
         return Consumption(
             self._core,
             group,
@@ -313,7 +315,7 @@ class PopService:
             invisible_ms=asked_ms or group.invisible_ms,
         )
 
-    def _joined(self, outbox: deque[Taken | Acked]) -> tuple[bytes, int]:
+    def _joined(self, outbox: deque[PopResult | Acked]) -> tuple[bytes, int]:
         """Return what waits in one response, and how much of it: protobuf merges messages whose bytes are joined."""
         parts: list[bytes] = []
         size = 0
@@ -324,8 +326,8 @@ class PopService:
             size += len(parts[-1])
         return b"".join(parts), len(parts)
 
-    def _encoded(self, done: Taken | Acked) -> bytes | pb.ConsumeResponse:
-        if isinstance(done, Taken):
+    def _encoded(self, done: PopResult | Acked) -> bytes | pb.ConsumeResponse:
+        if isinstance(done, PopResult):
             return self.popped(done)
         return pb.ConsumeResponse(
             acked=done.acked,
@@ -345,7 +347,7 @@ class PopService:
         except DiskFull as error:
             await refuse(context, error)
         await self._store.durable()
-        if outcomes.count(Outcome.OK) == len(outcomes):
+        if outcomes.count(AckOutcome.OK) == len(outcomes):
             return STATUS_OK * len(outcomes)
         return statuses([_STATUS[outcome] for outcome in outcomes])
 
@@ -353,7 +355,7 @@ class PopService:
         if len(request.handles) > HANDLES_MAX:
             await refuse(context, RequestInvalid(f"give up at most {HANDLES_MAX} handles a call, not {len(request.handles)}"))
         try:
-            outcomes = self._core.give_up(request.group, list(request.handles))
+            outcomes = self._core.dead_letter(request.group, list(request.handles))
         except DiskFull as error:
             await refuse(context, error)
         await self._store.durable()
@@ -362,7 +364,7 @@ class PopService:
     async def ChangeInvisible(self, request: pb.ChangeInvisibleRequest, context: Context) -> pb.ChangeInvisibleResponse:
         if len(request.changes) > HANDLES_MAX:
             await refuse(context, RequestInvalid(f"change at most {HANDLES_MAX} handles a call, not {len(request.changes)}"))
-        changes = [Change(change.handle, change.invisible_ms, change.suspend) for change in request.changes]
+        changes = [InvisibleChange(change.handle, change.invisible_ms, change.suspend) for change in request.changes]
         try:
             outcomes = self._core.change_invisible(request.group, changes)
         except DiskFull as error:
@@ -401,7 +403,7 @@ def _settle(consumption: Consumption, request: pb.ConsumeRequest) -> None:
     if request.credits:
         consumption.grant(bounded("credits", request.credits, 0, CREDITS_MAX))
     if request.acks or request.changes:
-        changes = [Change(change.handle, change.invisible_ms, change.suspend) for change in request.changes]
+        changes = [InvisibleChange(change.handle, change.invisible_ms, change.suspend) for change in request.changes]
         consumption.settle(list(request.acks), changes)
 
 

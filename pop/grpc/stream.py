@@ -13,9 +13,10 @@ from functools import partial
 from typing import NamedTuple
 
 from penstock.pop.core.checkpoint import Checkpoint
-from penstock.pop.core.core import Change, Outcome, PopCore
-from penstock.pop.core.group import Group
-from penstock.pop.core.poll import Poll, Taken
+from penstock.pop.core.core import PopCore
+from penstock.pop.core.group import ConsumerGroup
+from penstock.pop.core.outcome import AckOutcome, InvisibleChange
+from penstock.pop.core.poll import Poll, PopResult
 from penstock.pop.errors import PopError
 
 CREDITS_DEFAULT = 1024
@@ -33,8 +34,8 @@ class Acked(NamedTuple):
     """What came of the acks and changes of one request: durable now."""
 
     acked: int
-    refused: list[tuple[str, Outcome]]
-    changed: list[tuple[Outcome, str]]
+    refused: list[tuple[str, AckOutcome]]
+    changed: list[tuple[AckOutcome, str]]
 
 
 class Consumption:
@@ -48,7 +49,7 @@ class Consumption:
         invisible_ms: for how long each is invisible.
     """
 
-    def __init__(self, core: PopCore, group: Group, *, credits: int, batch_max: int, invisible_ms: int) -> None:
+    def __init__(self, core: PopCore, group: ConsumerGroup, *, credits: int, batch_max: int, invisible_ms: int) -> None:
         self._core = core
         self._group = group
         self._credits = credits
@@ -65,7 +66,7 @@ class Consumption:
         self._acked = 0
         self.failure: PopError | None = None
         """Why nothing comes any more."""
-        self.outbox: deque[Taken | Acked] = deque()
+        self.outbox: deque[PopResult | Acked] = deque()
         """What is durable, and to be written."""
         self.wake = asyncio.Event()
         """Set when there is something to write, or it has failed."""
@@ -82,7 +83,7 @@ class Consumption:
                 self._recount_later()
                 return
             try:
-                taken = core.take(group, room, self._invisible_ms) if not group.polls else None
+                taken = core.pop(group, room, self._invisible_ms) if not group.polls else None
             except PopError as error:
                 self._fail(error)
                 return
@@ -103,17 +104,17 @@ class Consumption:
     def _wait(self, room: int) -> None:
         poll = Poll(asyncio.get_running_loop().create_future(), room, self._invisible_ms)
         try:
-            self._core.enlist(poll, self._group)
+            self._core.polls.add(poll, self._group)
         except PopError as error:
             self._fail(error)
             return
         self._poll = poll
         poll.future.add_done_callback(self._arrived)
 
-    def _arrived(self, future: asyncio.Future[Taken]) -> None:
+    def _arrived(self, future: asyncio.Future[PopResult]) -> None:
         poll, self._poll = self._poll, None
         if poll is not None:
-            self._core.withdraw(poll, self._group)
+            self._core.polls.remove(poll, self._group)
         if future.cancelled():
             return
         error = future.exception()
@@ -122,7 +123,7 @@ class Consumption:
         elif error is not None:
             raise error
         elif self._ended:
-            self._core.release(future.result().checkpoint)
+            self._core.requeue(future.result().checkpoint)
         else:
             self._hand_over(future.result())
             self.pump()
@@ -131,7 +132,7 @@ class Consumption:
         self.failure = error
         self.wake.set()
 
-    def _hand_over(self, taken: Taken) -> None:
+    def _hand_over(self, taken: PopResult) -> None:
         if not any(taken.records):
             return
         checkpoint = taken.checkpoint
@@ -139,12 +140,12 @@ class Consumption:
         self._outstanding += checkpoint.open.bit_count()
         self._core.store.when_durable(partial(self._durable, taken))
 
-    def _durable(self, done: Taken | Acked) -> None:
+    def _durable(self, done: PopResult | Acked) -> None:
         if not self._ended:
             self.outbox.append(done)
             self.wake.set()
-        elif isinstance(done, Taken):
-            self._core.release(done.checkpoint)
+        elif isinstance(done, PopResult):
+            self._core.requeue(done.checkpoint)
 
     # --- settling ---------------------------------------------------------------------------------------------------
 
@@ -153,17 +154,17 @@ class Consumption:
         self._credits = min(self._credits + credits, CREDITS_MAX)
         self.pump()
 
-    def settle(self, acks: list[str], changes: list[Change]) -> None:
+    def settle(self, acks: list[str], changes: list[InvisibleChange]) -> None:
         """Acknowledge, and change invisible times; what came of it is written when it is durable."""
         outcomes = self._core.ack(self._group.name, acks) if acks else []
-        refused: list[tuple[str, Outcome]] = [
-            (handle, outcome) for handle, outcome in zip(acks, outcomes, strict=True) if outcome is not Outcome.OK
+        refused: list[tuple[str, AckOutcome]] = [
+            (handle, outcome) for handle, outcome in zip(acks, outcomes, strict=True) if outcome is not AckOutcome.OK
         ]
         changed = self._core.change_invisible(self._group.name, changes) if changes else []
         self._acked += len(acks) - len(refused)
         self._outstanding -= len(acks) - len(refused)
         for (outcome, handle), change in zip(changed, changes, strict=True):
-            if outcome is not Outcome.OK:
+            if outcome is not AckOutcome.OK:
                 continue
             if change.invisible_ms == 0 or change.suspend:
                 self._outstanding -= 1
@@ -201,15 +202,15 @@ class Consumption:
             self._timer.cancel()
         poll, self._poll = self._poll, None
         if poll is not None:
-            self._core.withdraw(poll, self._group)
+            self._core.polls.remove(poll, self._group)
             if poll.future.done() and not poll.future.cancelled() and poll.future.exception() is None:
-                self._core.release(poll.future.result().checkpoint)
+                self._core.requeue(poll.future.result().checkpoint)
             poll.future.remove_done_callback(self._arrived)
         if give_back:
             for checkpoint in self._out.values():
-                self._core.release(checkpoint)
+                self._core.requeue(checkpoint)
         else:
             for done in self.outbox:
-                if isinstance(done, Taken):
-                    self._core.release(done.checkpoint)
+                if isinstance(done, PopResult):
+                    self._core.requeue(done.checkpoint)
         self.outbox.clear()

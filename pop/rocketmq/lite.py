@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from penstock.pop.core.admin import GroupAdmin, ResetTo
-from penstock.pop.core.group import Group
+from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.settings import LITE_CLIENTS_MAX, GroupSettings
 from penstock.pop.rocketmq.clients import Client, Clients
 from penstock.pop.rocketmq.settings import LITE_SUBSCRIPTIONS_MAX
@@ -85,7 +85,7 @@ class LiteSubscriptions:
             self._release(client.id, name, parent, topic_filter, self._core.store.now_ms())
             del had[topic_filter]
 
-    def groups(self, client: Client, name: str, parent: str) -> list[Group]:
+    def groups(self, client: Client, name: str, parent: str) -> list[ConsumerGroup]:
         """Return the groups of a client's lite topics."""
         found = (self._core.state.groups.get((name, topic_filter)) for topic_filter in client.lite.get((name, parent), {}))
         return [group for group in found if group is not None]
@@ -109,13 +109,13 @@ class LiteSubscriptions:
                 self._admin.delete(group.name, group.filter)
 
     def _hold(
-        self, group: Group | None, client_id: str, name: str, parent: str, topic_filter: str, start: Start | None
+        self, group: ConsumerGroup | None, client_id: str, name: str, parent: str, topic_filter: str, start: Start | None
     ) -> None:
         """Note in the group of a lite topic that a client has subscribed to it; make the group where it is new."""
         holder = (client_id, parent)
         if group is None:
-            self._core.check_may_create(name, topic_filter)
-            self._core.create(name, topic_filter, start or "earliest", GroupSettings(lite=(holder,), lite_ends_ms=0))
+            self._core.groups.check_may_create(name, topic_filter)
+            self._core.groups.create(name, topic_filter, start or "earliest", GroupSettings(lite=(holder,), lite_ends_ms=0))
             return
         settings = group.settings
         if holder in settings.lite:
@@ -126,7 +126,7 @@ class LiteSubscriptions:
                 f"{LITE_CLIENTS_MAX} clients of the group {name[:80]!r} have {topic_filter[:80]!r}, as many as may",
             )
         ends_ms = 0 if settings.is_temporary else None
-        self._core.configure(group, replace(settings, shared=False, lite=(*settings.lite, holder), lite_ends_ms=ends_ms))
+        self._core.groups.configure(group, replace(settings, shared=False, lite=(*settings.lite, holder), lite_ends_ms=ends_ms))
 
     def _release(self, client_id: str, name: str, parent: str, topic_filter: str, ends_ms: int) -> None:
         """Note that a client has no longer subscribed to a lite topic; if that was the last one, when its group ends."""
@@ -136,7 +136,7 @@ class LiteSubscriptions:
         settings = group.settings
         left = tuple(holder for holder in settings.lite if holder != (client_id, parent))
         ends = settings.lite_ends_ms if left or settings.lite_ends_ms is None else max(ends_ms, 1)
-        self._core.configure(group, replace(settings, lite=left, lite_ends_ms=ends))
+        self._core.groups.configure(group, replace(settings, lite=left, lite_ends_ms=ends))
 
 
 def too_many() -> Refused:

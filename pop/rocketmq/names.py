@@ -13,7 +13,7 @@ import re
 from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
-from penstock.pop.core.group import DEAD_LETTERS, check_group_name
+from penstock.pop.core.names import DEAD_LETTERS, check_group_name
 from penstock.pop.rocketmq.status import Code, Refused
 from penstock.store import topics
 from penstock.store.errors import TopicInvalid

@@ -19,11 +19,12 @@ import structlog
 from penstock.pop.access.interceptor import CALLER
 from penstock.pop.core.admin import GroupAdmin
 from penstock.pop.core.checkpoint import FROM_QUEUE, Checkpoint
-from penstock.pop.core.core import Change, Outcome, check_attempt_id
 from penstock.pop.core.deadletters import DeadLetter
 from penstock.pop.core.expression import ExpressionType
-from penstock.pop.core.group import Group
-from penstock.pop.core.poll import Taken
+from penstock.pop.core.group import ConsumerGroup
+from penstock.pop.core.outcome import AckOutcome, InvisibleChange
+from penstock.pop.core.poll import PopResult
+from penstock.pop.core.popping import check_attempt_id
 from penstock.pop.core.sending import Sending
 from penstock.pop.core.settings import GroupSettings
 from penstock.pop.core.transactions import Half, Transactions
@@ -160,12 +161,12 @@ class MessagingService:
     def _return_lease(self, checkpoint: Checkpoint, *, counts: bool) -> None:
         """Return what a client that is gone had. If it vanished that counts as an attempt: a message may have killed it."""
         if not counts:
-            self._core.release(checkpoint)
+            self._core.requeue(checkpoint)
             return
-        group = self._core.state.by_id[checkpoint.group_id]
+        group = self._core.state.groups_by_id[checkpoint.group_id]
         position, pop_ms = checkpoint.position, checkpoint.pop_ms
         handles = self._core.handles.deliveries(position, pop_ms, group.id, checkpoint.count)
-        self._core.change_invisible(group.name, [Change(handles[index], 0) for index in checkpoint.open_indexes()])
+        self._core.change_invisible(group.name, [InvisibleChange(handles[index], 0) for index in checkpoint.open_indexes()])
 
     def _client(self, context: Context) -> Client:
         """Return the client that calls. Another principal's is another one, whatever it calls itself."""
@@ -257,7 +258,7 @@ class MessagingService:
 
     async def ReceiveMessage(self, request: Any, context: Context) -> AsyncGenerator[Any, None]:
         response = service_pb.ReceiveMessageResponse
-        taken: Taken | None = None
+        taken: PopResult | None = None
         written = False
         try:
             try:
@@ -280,9 +281,9 @@ class MessagingService:
             yield now
         finally:
             if taken is not None and not written:
-                self._core.release(taken.checkpoint)  # the consumer went away: it never saw them
+                self._core.requeue(taken.checkpoint)  # the consumer went away: it never saw them
 
-    async def _receive(self, request: Any, context: Context) -> tuple[Taken | None, str]:
+    async def _receive(self, request: Any, context: Context) -> tuple[PopResult | None, str]:
         """Return what a call gets, and the parent topic where these are messages of lite topics."""
         client = self._client(context)
         name, topic_filter = names.group_of(request.group), names.filter_of(request.message_queue.topic)
@@ -299,9 +300,9 @@ class MessagingService:
             invisible_ms = asked_ms or self._options.invisible_ms_default
             return await self._take_lite(client, name, topic_filter, count, invisible_ms, wait_ms, attempt_id), topic_filter
         group = self._group(name, topic_filter, "earliest", wanted)
-        return await self._core.pop(group, count, asked_ms or group.invisible_ms, wait_ms, attempt_id), ""
+        return await self._core.long_poll((group,), count, asked_ms or group.invisible_ms, wait_ms, attempt_id), ""
 
-    def _group(self, name: str, topic_filter: str, start: Start, wanted: tuple[str, ExpressionType]) -> Group:
+    def _group(self, name: str, topic_filter: str, start: Start, wanted: tuple[str, ExpressionType]) -> ConsumerGroup:
         """Return a group with the filter on delivery that its consumer wants.
 
         Where pops may create groups (`pop.groups_auto_create`), they say what these get; so the last consumer to ask for
@@ -314,7 +315,7 @@ class MessagingService:
         group = self._core.state.groups.get((name, topic_filter))
         if group is None:
             if not self._options.groups_auto_create:
-                return self._core.group(name, topic_filter, start)
+                return self._core.groups.get_or_create(name, topic_filter, start)
             settings = GroupSettings(expression=wanted[0], expression_type=wanted[1])
             return self._admin.create(name, topic_filter, start, settings)
         has = (group.settings.expression, group.settings.expression_type)
@@ -353,9 +354,9 @@ class MessagingService:
             )
         return invisible_ms
 
-    def _messages(self, taken: Taken, lite_parent: str) -> list[Any]:
+    def _messages(self, taken: PopResult, lite_parent: str) -> list[Any]:
         checkpoint = taken.checkpoint
-        group = self._core.state.by_id.get(checkpoint.group_id)
+        group = self._core.state.groups_by_id.get(checkpoint.group_id)
         handles = self._core.handles.deliveries(checkpoint.position, checkpoint.pop_ms, checkpoint.group_id, checkpoint.count)
         invisible_ms = checkpoint.deadline_ms - checkpoint.pop_ms
         messages = []
@@ -382,7 +383,7 @@ class MessagingService:
         return messages
 
     def _origin_of(self, letter: DeadLetter | None) -> str:
-        origin = None if letter is None else self._core.state.by_id.get(letter.group_id)
+        origin = None if letter is None else self._core.state.groups_by_id.get(letter.group_id)
         return "" if origin is None else origin.filter
 
     # --- settling ---------------------------------------------------------------------------------------------------
@@ -406,17 +407,17 @@ class MessagingService:
 
     @_answered(service_pb.ForwardMessageToDeadLetterQueueResponse)
     async def ForwardMessageToDeadLetterQueue(self, request: Any, _client: Client) -> Any:
-        (outcome,) = self._core.give_up(names.group_of(request.group), [request.receipt_handle])
+        (outcome,) = self._core.dead_letter(names.group_of(request.group), [request.receipt_handle])
         await self._store.durable()
         # The official clients ask again until they hear OK. Where the delivery is over, the message is in other hands already.
-        code = Code.INVALID_RECEIPT_HANDLE if outcome is Outcome.INVALID_HANDLE else Code.OK
+        code = Code.INVALID_RECEIPT_HANDLE if outcome is AckOutcome.INVALID_HANDLE else Code.OK
         return service_pb.ForwardMessageToDeadLetterQueueResponse(status=_status(code, outcome.value))
 
     async def ChangeInvisibleDuration(self, request: Any, context: Context) -> Any:
         handle = request.receipt_handle  # given back where it can't be changed: a client goes on with what it gets
         try:
             self._client(context)
-            change = Change(handle, int(request.invisible_duration.ToMilliseconds()), request.suspend)
+            change = InvisibleChange(handle, int(request.invisible_duration.ToMilliseconds()), request.suspend)
             ((outcome, handle),) = self._core.change_invisible(names.group_of(request.group), [change])
             await self._store.durable()
             status = _status(OF_OUTCOME[outcome], outcome.value)
@@ -469,7 +470,7 @@ class MessagingService:
 
     async def _take_lite(
         self, client: Client, name: str, parent: str, count: int, invisible_ms: int, wait_ms: int, attempt_id: str
-    ) -> Taken | None:
+    ) -> PopResult | None:
         """Take from whichever of a client's lite topics has something; they are asked in turn."""
         loop = asyncio.get_running_loop()
         ends_s = loop.time() + wait_ms / 1000
@@ -480,7 +481,7 @@ class MessagingService:
                 client.turn = (client.turn + 1) % len(groups)
                 groups = groups[client.turn :] + groups[: client.turn]
             try:
-                taken = await self._core.pop_any(groups, count, invisible_ms, min(left_ms, LITE_LOOK_MS), attempt_id)
+                taken = await self._core.long_poll(groups, count, invisible_ms, min(left_ms, LITE_LOOK_MS), attempt_id)
             except GroupUnknown:
                 continue  # one was deleted: the others go on
             if taken is not None or left_ms <= 0:

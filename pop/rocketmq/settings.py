@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.pop.backoff import Backoff, Exponential
 from penstock.pop.core.expression import ExpressionType, compile_expression
-from penstock.pop.core.group import Group
+from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.settings import BACKOFF_STEPS_MAX
 from penstock.pop.options import PopOptions
 from penstock.pop.rocketmq.names import LITE_TOPIC_CHARS_MAX
@@ -31,7 +31,7 @@ RETRY_BACKOFF = Exponential(min_ms=1_000, max_ms=7_200_000)
 _NO_WAIT: Backoff = (0,)
 
 
-def merged(settings: Any, groups: Sequence[Group], options: PopOptions) -> Any:
+def merged(settings: Any, groups: Sequence[ConsumerGroup], options: PopOptions) -> Any:
     """Return what a client is answered to the settings that it sent.
 
     Args:
@@ -62,7 +62,7 @@ def merged(settings: Any, groups: Sequence[Group], options: PopOptions) -> Any:
     return answer
 
 
-def consumer_policy(group: Group | None, options: PopOptions, language: int) -> Any:
+def consumer_policy(group: ConsumerGroup | None, options: PopOptions, language: int) -> Any:
     """Return how long a push consumer has a failed message wait.
 
     Where a group has a back-off, the node keeps it, and its consumers return a message at once; a FIFO consumer tries again by

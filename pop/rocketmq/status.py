@@ -10,7 +10,7 @@ from enum import IntEnum
 
 import structlog
 
-from penstock.pop.core.core import Outcome
+from penstock.pop.core.outcome import AckOutcome
 from penstock.pop.core.sending import Refusal, SendRefused
 from penstock.pop.core.transactions import Ended
 from penstock.pop.errors import (
@@ -101,12 +101,12 @@ _OF_ERROR: tuple[tuple[type[Exception], Code], ...] = (
 )
 
 OF_OUTCOME = {
-    Outcome.OK: Code.OK,
-    Outcome.INVALID_HANDLE: Code.INVALID_RECEIPT_HANDLE,
-    Outcome.HANDLE_EXPIRED: Code.INVALID_RECEIPT_HANDLE,
-    Outcome.ALREADY_ACKED: Code.INVALID_RECEIPT_HANDLE,
-    Outcome.HANDLE_REPLACED: Code.INVALID_RECEIPT_HANDLE,
-    Outcome.INVALID_INVISIBLE_TIME: Code.ILLEGAL_INVISIBLE_TIME,
+    AckOutcome.OK: Code.OK,
+    AckOutcome.INVALID_HANDLE: Code.INVALID_RECEIPT_HANDLE,
+    AckOutcome.HANDLE_EXPIRED: Code.INVALID_RECEIPT_HANDLE,
+    AckOutcome.ALREADY_ACKED: Code.INVALID_RECEIPT_HANDLE,
+    AckOutcome.HANDLE_REPLACED: Code.INVALID_RECEIPT_HANDLE,
+    AckOutcome.INVALID_INVISIBLE_TIME: Code.ILLEGAL_INVISIBLE_TIME,
 }
 """Of a handle. The protocol has one code for all that is wrong with one: the detail tells which."""
 

@@ -9,7 +9,7 @@ from penstock.gateway.protocol.packets import (
     PUBLISH_WITH,
 )
 from penstock.gateway.protocol.properties import Property
-from penstock.pop.core.group import Group
+from penstock.pop.core.group import ConsumerGroup
 from tests.gateway.wire import Broker, Client, Client5
 
 SHARED = "$share/g/a/#"
@@ -23,7 +23,7 @@ async def member(broker: Broker, client_id: str, qos: int = 1, name: str = SHARE
     return client
 
 
-def group_of(broker: Broker, name: str = "g", topic_filter: str = "a/#") -> Group:
+def group_of(broker: Broker, name: str = "g", topic_filter: str = "a/#") -> ConsumerGroup:
     return broker.node.pop.state.groups[name, topic_filter]
 
 

@@ -208,7 +208,7 @@ async def test_lost_connections_make_no_dead_letter(broker: Broker) -> None:
         assert (await client.receive())[4] == b"x"
         client.reset()
         await until(lambda: group_of(broker).in_flight == 0)
-    assert group_of(broker).dead == 0
+    assert group_of(broker).dead_letter_count == 0
     assert (await (await member(broker, "last")).message()).body == b"x"
 
 
@@ -297,7 +297,7 @@ async def test_a_qos_2_message_under_way_ends_with_the_session(broker: Broker, a
         await broker.connect_5("one")  # clean start: that session ends
     await until(lambda: group_of(broker).in_flight == 0)
     assert await two.drained() == []  # [MQTT-4.8.2-5]
-    assert (group_of(broker).visible, group_of(broker).dead) == (0, 0)
+    assert (group_of(broker).visible, group_of(broker).dead_letter_count) == (0, 0)
 
 
 # --- refusals -----------------------------------------------------------------------------------------------------------
@@ -311,7 +311,7 @@ async def test_a_message_that_is_refused_goes_to_nobody_else_and_is_a_dead_lette
     await publish(broker, b"x", qos=qos)
     (packet,) = await one.drained()
     await one.send(encode_ack(kind, packet[3], ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR))
-    await until(lambda: group_of(broker).dead == 1)
+    await until(lambda: group_of(broker).dead_letter_count == 1)
     assert await one.drained() == await two.drained() == []
     assert group_of(broker).in_flight == 0
     (letter,) = broker.node.groups.dead_letters("g")
@@ -398,7 +398,7 @@ async def test_limits_are_told(start_broker: StartBroker) -> None:
 
 async def test_groups_are_limited_for_devices_too(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     core = broker.node.pop
-    monkeypatch.setattr(core, "options", replace(core.options, groups_max=1))
+    monkeypatch.setattr(core.groups, "_options", replace(core.options, groups_max=1))
     client = await broker.connect_5("client")
     assert await client.subscribe(("$share/1/a", 1), ("$share/2/a", 1)) == [1, ReasonCode.QUOTA_EXCEEDED]
     await client.unsubscribe("$share/1/a")
@@ -409,7 +409,7 @@ async def test_members_get_their_messages_where_as_many_pops_wait_as_may(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     core = broker.node.pop
-    monkeypatch.setattr(core, "options", replace(core.options, waiters_max=1))
+    monkeypatch.setattr(core.polls, "_options", replace(core.options, waiters_max=1))
     async with PopClient(str(broker.node.grpc)) as client:
         waiting = asyncio.create_task(client.pop("b", group="others", wait_ms=50_000))
         await until(lambda: core.waiting == 1)
@@ -525,8 +525,8 @@ async def test_members_of_a_fifo_group_get_a_topic_one_message_at_a_time(broker:
 
 
 async def test_a_group_of_devices_that_a_crash_has_left_ends_at_the_next_start(broker: Broker) -> None:
-    broker.node.pop.create("g", "a/#", "latest", MADE)  # as if its sessions had gone without a word
-    broker.node.pop.create("operators", "a/#", "latest", DEFAULTS)
+    broker.node.pop.groups.create("g", "a/#", "latest", MADE)  # as if its sessions had gone without a word
+    broker.node.pop.groups.create("operators", "a/#", "latest", DEFAULTS)
     await broker.restart()
     assert [group.name for group in broker.node.pop] == ["operators"]
 
@@ -601,7 +601,7 @@ async def test_members_that_vanish_lose_nothing(broker: Broker) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
     assert got == {b"%d" % n for n in range(count)}
     assert broker.node.gateway.counters.deliveries_returned > 0
-    assert group_of(broker).dead == 0
+    assert group_of(broker).dead_letter_count == 0
 
 
 def test_a_filter_that_is_shared_has_two_parts() -> None:
@@ -658,7 +658,7 @@ async def test_what_no_member_may_have_ends_among_the_dead_letters(start_broker:
     broker.node.groups.create("g", "a/#", "latest", GroupSettings(attempts_max=3))
     jailed = [await member(broker, f"jailed-{n}") for n in range(3)]
     await publish(broker, b"x", topic="a/secret")
-    await until(lambda: group_of(broker).dead == 1)
+    await until(lambda: group_of(broker).dead_letter_count == 1)
     assert broker.node.pop.counters.handed_out == 3  # once an attempt: nothing spins
     assert [await client.drained() for client in jailed] == [[], [], []]
     await publish(broker, b"y")

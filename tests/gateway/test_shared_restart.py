@@ -100,7 +100,7 @@ async def test_a_qos_2_message_under_way_ends_with_the_session(broker: Broker, e
     await broker.connect_5("one")  # clean start
     await until(lambda: group_of(broker).in_flight == 0)
     assert await two.drained() == []
-    assert (group_of(broker).visible, group_of(broker).dead) == (0, 0)
+    assert (group_of(broker).visible, group_of(broker).dead_letter_count) == (0, 0)
 
 
 @each_end
@@ -114,7 +114,7 @@ async def test_a_group_of_devices_ends_with_the_last_session_that_has_it(broker:
     assert list(broker.node.pop) == []
     assert two
     three = await member(broker, "three", about=LASTS)
-    broker.node.pop.group("g", "a/#")  # a service uses it
+    broker.node.pop.groups.get_or_create("g", "a/#")  # a service uses it
     await three.unsubscribe(SHARED)
     assert group_of(broker).settings == DEFAULTS
 

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.pop.backoff import Exponential
 from penstock.pop.core.admin import ResetTo
-from penstock.pop.core.core import Outcome
+from penstock.pop.core.outcome import AckOutcome
 from penstock.pop.core.settings import GroupSettings
 from penstock.pop.errors import ExpressionInvalid, GroupBusy, GroupExists, GroupUnknown, RequestInvalid
 from penstock.pop.options import PopOptions
@@ -154,9 +154,9 @@ def test_a_paused_group_gets_nothing_and_settles_what_is_out(parts: Parts, keep_
     parts.store.commit()
     after = restarted(parts, keep_index)
     assert after.pop() == []
-    assert after.ack(acked.handle) == [Outcome.OK]
+    assert after.ack(acked.handle) == [AckOutcome.OK]
     after.advance(10_000)
-    assert after.ack(expires.handle) == [Outcome.HANDLE_EXPIRED]
+    assert after.ack(expires.handle) == [AckOutcome.HANDLE_EXPIRED]
     assert after.pop() == []
     after.admin.resume(GROUP)
     assert sorted(bodies(after)) == [b"b", b"c"]
@@ -182,11 +182,11 @@ def test_a_reset_to_earliest_gives_everything_again_and_voids_old_handles(
     parts.store.commit()
     assert parts.group().in_flight == 0
     after = restarted(parts, keep_index)
-    assert after.ack(out.handle) == [Outcome.HANDLE_EXPIRED]
-    assert after.change(out.handle, 60_000)[0] is Outcome.HANDLE_EXPIRED
+    assert after.ack(out.handle) == [AckOutcome.HANDLE_EXPIRED]
+    assert after.change(out.handle, 60_000)[0] is AckOutcome.HANDLE_EXPIRED
     again = after.pop()
     assert [(message.body, message.attempt) for message in again] == [(b"%d" % n, 1) for n in range(5)]
-    assert after.ack(*(message.handle for message in again)) == [Outcome.OK] * 5
+    assert after.ack(*(message.handle for message in again)) == [AckOutcome.OK] * 5
     after.advance(43_200_000)
     assert after.pop() == []
     assert after.core.checkpoints_open == 0
@@ -312,7 +312,7 @@ def test_a_reset_to_no_place_is_refused(parts: Parts, to: ResetTo) -> None:
 
 def test_a_reset_waits_for_the_filling_of_its_queue(parts: Parts) -> None:
     parts.publish(b"a", topic="plant/1")
-    parts.core.group(GROUP, "plant/+")
+    parts.core.groups.get_or_create(GROUP, "plant/+")
     with pytest.raises(GroupBusy, match="filled"):
         parts.admin.reset(GROUP, "plant/+", ResetTo(end="latest"))
     parts.settle_queues()
@@ -341,13 +341,13 @@ def test_a_deleted_group_is_gone_with_its_queues_and_a_new_one_of_that_name_begi
     assert list(after.core) == []
     assert after.core.checkpoints_open == 0
     assert {queue.filter for queue in after.store.queues} == queues - {"plant/+/temperature", "$retry/1"} | {"plant/#"}
-    assert after.ack(out.handle) == [Outcome.INVALID_HANDLE]
+    assert after.ack(out.handle) == [AckOutcome.INVALID_HANDLE]
     after.advance(43_200_000)
     group = after.create(topic_filter="plant/+/temperature")
     assert (group.id, group.settings) == (2, GroupSettings())
     again = after.pop(topic_filter="plant/+/temperature")
     assert [(message.body, message.attempt) for message in again] == [(b"dead", 1), (b"out", 1), (b"waits", 1)]
-    assert after.ack(out.handle) == [Outcome.INVALID_HANDLE]
+    assert after.ack(out.handle) == [AckOutcome.INVALID_HANDLE]
     assert after.admin.dead_letters(GROUP) == []
     after.close()
 
@@ -384,7 +384,7 @@ def test_a_description_tells_how_a_group_stands(parts: Parts) -> None:
     parts.publish(b"dead", b"fails", b"out", b"waits")
     parts.advance(1_000)
     dead, fails, _ = parts.pop(3, 60_000)
-    parts.core.give_up(GROUP, [dead.handle])
+    parts.core.dead_letter(GROUP, [dead.handle])
     parts.advance(10_000)
     parts.change(fails.handle, 0)
     parts.advance(1_000)

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.pop.core.choice import READ_AHEAD, RESPONSE_BYTES
-from penstock.pop.core.core import Change, Outcome
+from penstock.pop.core.outcome import AckOutcome, InvisibleChange
+from penstock.pop.core.scan import RESPONSE_BYTES
+from penstock.pop.core.selection import READ_AHEAD
 from penstock.pop.errors import GroupInvalid, Overloaded, PopError
 from penstock.pop.options import PopOptions
 from penstock.store.errors import TopicInvalid
@@ -59,7 +60,7 @@ def test_no_deadline_is_early_and_none_is_missed_however_far_it_is(parts: Parts,
 def test_an_acknowledged_message_never_comes_back(parts: Parts) -> None:
     parts.publish(b"a", b"b", b"c")
     first, second, _ = parts.pop()
-    assert parts.ack(first.handle, second.handle) == [Outcome.OK, Outcome.OK]
+    assert parts.ack(first.handle, second.handle) == [AckOutcome.OK, AckOutcome.OK]
     parts.advance(10_000)
     assert bodies_of(parts) == [b"c"]
     parts.advance(43_200_000)
@@ -82,10 +83,10 @@ def test_a_checkpoint_with_a_far_deadline_leaves_nothing_behind_when_it_is_settl
 def test_a_handle_is_good_once(parts: Parts) -> None:
     parts.publish(b"a", b"b")
     first, second = parts.pop()
-    assert parts.ack(first.handle, first.handle) == [Outcome.OK, Outcome.ALREADY_ACKED]
-    assert parts.ack(first.handle) == [Outcome.ALREADY_ACKED]
-    assert parts.ack(second.handle) == [Outcome.OK]  # the checkpoint is settled now
-    assert parts.ack(first.handle, second.handle) == [Outcome.ALREADY_ACKED, Outcome.ALREADY_ACKED]
+    assert parts.ack(first.handle, first.handle) == [AckOutcome.OK, AckOutcome.ALREADY_ACKED]
+    assert parts.ack(first.handle) == [AckOutcome.ALREADY_ACKED]
+    assert parts.ack(second.handle) == [AckOutcome.OK]  # the checkpoint is settled now
+    assert parts.ack(first.handle, second.handle) == [AckOutcome.ALREADY_ACKED, AckOutcome.ALREADY_ACKED]
     assert parts.core.counters.acked == 2
 
 
@@ -93,22 +94,22 @@ def test_an_expired_handle_changes_nothing(parts: Parts) -> None:
     parts.publish(b"a")
     (stale,) = parts.pop()
     parts.clock.advance(10_000)  # type: ignore[attr-defined]
-    assert parts.ack(stale.handle) == [Outcome.HANDLE_EXPIRED]  # at its deadline, even before the revive has run
+    assert parts.ack(stale.handle) == [AckOutcome.HANDLE_EXPIRED]  # at its deadline, even before the revive has run
     parts.settle()
     (again,) = parts.pop()
-    assert parts.ack(stale.handle) == [Outcome.HANDLE_EXPIRED]
-    assert parts.change(stale.handle, 60_000) == (Outcome.HANDLE_EXPIRED, stale.handle)
-    assert parts.ack(again.handle) == [Outcome.OK]
+    assert parts.ack(stale.handle) == [AckOutcome.HANDLE_EXPIRED]
+    assert parts.change(stale.handle, 60_000) == (AckOutcome.HANDLE_EXPIRED, stale.handle)
+    assert parts.ack(again.handle) == [AckOutcome.OK]
 
 
 def test_a_handle_of_another_group_is_refused_and_changes_nothing(parts: Parts) -> None:
     parts.publish(b"a")
     (ours,) = parts.pop()
     (theirs,) = parts.pop(group="audit")
-    assert parts.ack(theirs.handle) == [Outcome.INVALID_HANDLE]
-    assert parts.ack(ours.handle, group="nobody") == [Outcome.INVALID_HANDLE]
-    assert parts.change(theirs.handle, 0) == (Outcome.INVALID_HANDLE, theirs.handle)
-    assert parts.ack(theirs.handle, group="audit") == [Outcome.OK]
+    assert parts.ack(theirs.handle) == [AckOutcome.INVALID_HANDLE]
+    assert parts.ack(ours.handle, group="nobody") == [AckOutcome.INVALID_HANDLE]
+    assert parts.change(theirs.handle, 0) == (AckOutcome.INVALID_HANDLE, theirs.handle)
+    assert parts.ack(theirs.handle, group="audit") == [AckOutcome.OK]
 
 
 def test_a_forged_handle_is_refused_and_the_others_of_the_call_go_on(parts: Parts) -> None:
@@ -116,12 +117,12 @@ def test_a_forged_handle_is_refused_and_the_others_of_the_call_go_on(parts: Part
     first, second = parts.pop()
     forged = first.handle[:-1] + ("0" if first.handle[-1] != "0" else "1")
     assert parts.ack(forged, second.handle, "", "nonsense") == [
-        Outcome.INVALID_HANDLE,
-        Outcome.OK,
-        Outcome.INVALID_HANDLE,
-        Outcome.INVALID_HANDLE,
+        AckOutcome.INVALID_HANDLE,
+        AckOutcome.OK,
+        AckOutcome.INVALID_HANDLE,
+        AckOutcome.INVALID_HANDLE,
     ]
-    assert parts.ack(first.handle) == [Outcome.OK]
+    assert parts.ack(first.handle) == [AckOutcome.OK]
 
 
 def test_a_settled_checkpoint_does_not_keep_its_entries(parts: Parts) -> None:
@@ -129,7 +130,7 @@ def test_a_settled_checkpoint_does_not_keep_its_entries(parts: Parts) -> None:
     (message,) = parts.pop()
     (checkpoint,) = parts.core.state.checkpoints
     parts.ack(message.handle)
-    settled = parts.core.state.settled.get(checkpoint)
+    settled = parts.core.state.closed.get(checkpoint)
     assert settled is not None
     assert settled.body == b""
 
@@ -163,7 +164,7 @@ def test_ten_messages_that_fail_twice_each_are_twenty_retries_and_ten_successes(
     for _ in range(4):
         for message in parts.pop():
             if message.attempt == 3:
-                assert parts.ack(message.handle) == [Outcome.OK]
+                assert parts.ack(message.handle) == [AckOutcome.OK]
                 succeeded.append(message.body)
             else:
                 retries += 1
@@ -189,10 +190,10 @@ def test_a_nack_waits_for_the_back_off_too_and_its_handle_is_void_meanwhile(tmp_
     parts.publish(b"a")
     (message,) = parts.pop()
     outcome, handle = parts.change(message.handle, 0)
-    assert outcome is Outcome.OK
+    assert outcome is AckOutcome.OK
     parts.advance(999)
     assert parts.pop() == []
-    assert parts.ack(handle) == [Outcome.HANDLE_EXPIRED]
+    assert parts.ack(handle) == [AckOutcome.HANDLE_EXPIRED]
     parts.advance(1)
     assert [again.attempt for again in parts.pop()] == [2]
     parts.close()
@@ -249,10 +250,10 @@ def test_more_revived_at_once_than_a_segment_holds_references_of(tmp_path: Path)
 def test_a_nack_returns_the_message_at_once_as_a_failed_attempt(parts: Parts) -> None:
     parts.publish(b"a", b"b")
     first, second = parts.pop()
-    assert parts.change(second.handle, 0)[0] is Outcome.OK
+    assert parts.change(second.handle, 0)[0] is AckOutcome.OK
     parts.settle()
     assert [(message.body, message.attempt) for message in parts.pop()] == [(b"b", 2)]
-    assert parts.ack(first.handle) == [Outcome.OK]
+    assert parts.ack(first.handle) == [AckOutcome.OK]
 
 
 @pytest.mark.parametrize("invisible_ms", [1, 3_000, 25_000, 600_000])
@@ -260,7 +261,7 @@ def test_a_new_deadline_counts_from_the_change_and_is_no_attempt(parts: Parts, i
     parts.publish(b"a")
     (message,) = parts.pop()
     parts.advance(4_000)
-    assert parts.change(message.handle, invisible_ms)[0] is Outcome.OK
+    assert parts.change(message.handle, invisible_ms)[0] is AckOutcome.OK
     parts.advance(invisible_ms - 1)
     assert parts.pop() == []
     parts.advance(1)
@@ -273,10 +274,10 @@ def test_a_change_voids_the_old_handle_and_the_new_one_acknowledges(parts: Parts
     _, second = parts.change(message.handle, 20_000)
     _, third = parts.change(second, 30_000)
     assert len({message.handle, second, third}) == 3
-    assert parts.ack(message.handle, second) == [Outcome.HANDLE_REPLACED, Outcome.HANDLE_REPLACED]
-    assert parts.change(message.handle, 0) == (Outcome.HANDLE_REPLACED, message.handle)
+    assert parts.ack(message.handle, second) == [AckOutcome.HANDLE_REPLACED, AckOutcome.HANDLE_REPLACED]
+    assert parts.change(message.handle, 0) == (AckOutcome.HANDLE_REPLACED, message.handle)
     parts.advance(29_999)
-    assert parts.ack(third) == [Outcome.OK]
+    assert parts.ack(third) == [AckOutcome.OK]
     parts.advance(43_200_000)
     assert parts.pop() == []
 
@@ -285,18 +286,18 @@ def test_a_change_voids_the_old_handle_and_the_new_one_acknowledges(parts: Parts
 def test_two_changes_of_one_delivery_in_one_call_are_one(parts: Parts, first_ms: int, second_ms: int) -> None:
     parts.publish(b"a")
     (message,) = parts.pop()
-    changes = [Change(message.handle, first_ms), Change(message.handle, second_ms)]
+    changes = [InvisibleChange(message.handle, first_ms), InvisibleChange(message.handle, second_ms)]
     (first, _), (second, handle) = parts.core.change_invisible(GROUP, changes)
-    assert first is Outcome.OK
-    assert (second is not Outcome.OK, handle) == (True, message.handle)
+    assert first is AckOutcome.OK
+    assert (second is not AckOutcome.OK, handle) == (True, message.handle)
 
 
 @pytest.mark.parametrize("invisible_ms", [-1, -(2**62), 12 * 3_600_000 + 1, 2**62])
 def test_an_invisible_time_out_of_bounds_is_refused_and_the_handle_stays_good(parts: Parts, invisible_ms: int) -> None:
     parts.publish(b"a")
     (message,) = parts.pop()
-    assert parts.change(message.handle, invisible_ms) == (Outcome.INVALID_INVISIBLE_TIME, message.handle)
-    assert parts.ack(message.handle) == [Outcome.OK]
+    assert parts.change(message.handle, invisible_ms) == (AckOutcome.INVALID_INVISIBLE_TIME, message.handle)
+    assert parts.ack(message.handle) == [AckOutcome.OK]
 
 
 @pytest.mark.parametrize("delay_ms", [0, 500])
@@ -306,7 +307,7 @@ def test_suspending_is_not_counted_as_an_attempt(tmp_path: Path, delay_ms: int) 
     for _ in range(10):
         (message,) = parts.pop()
         assert message.attempt == 1
-        assert parts.change(message.handle, delay_ms, suspend=True)[0] is Outcome.OK
+        assert parts.change(message.handle, delay_ms, suspend=True)[0] is AckOutcome.OK
         if delay_ms:
             parts.advance(delay_ms - 1)
             assert parts.pop() == []
@@ -337,7 +338,7 @@ def test_each_message_goes_to_each_group(parts: Parts) -> None:
     parts.publish(b"a")
     (billing,) = parts.pop()
     (audit,) = parts.pop(group="audit")
-    assert parts.ack(billing.handle) == [Outcome.OK]
+    assert parts.ack(billing.handle) == [AckOutcome.OK]
     parts.advance(10_000)
     assert [(message.body, message.attempt) for message in parts.pop(group="audit")] == [(audit.body, 2)]
     assert parts.pop() == []
@@ -349,7 +350,7 @@ def test_a_group_has_a_cursor_in_each_of_its_filters_and_may_settle_all_in_one_c
     (temperature,) = parts.pop(topic_filter="plant/+/temperature")
     (pressure,) = parts.pop(topic_filter="plant/2/#")
     assert (temperature.body, pressure.body) == (b"a", b"b")
-    assert parts.ack(temperature.handle, pressure.handle) == [Outcome.OK, Outcome.OK]
+    assert parts.ack(temperature.handle, pressure.handle) == [AckOutcome.OK, AckOutcome.OK]
 
 
 def test_a_group_that_starts_at_earliest_gets_all_that_the_log_has(parts: Parts) -> None:
@@ -372,21 +373,21 @@ def test_a_group_that_starts_at_latest_gets_what_comes_after_it(parts: Parts, to
 def test_where_a_group_starts_is_decided_once(parts: Parts) -> None:
     parts.publish(b"a")
     parts.group(start="earliest")
-    assert parts.core.group(GROUP, FILTER, "latest") is parts.group()
+    assert parts.core.groups.get_or_create(GROUP, FILTER, "latest") is parts.group()
     assert bodies_of(parts) == [b"a"]
 
 
 @pytest.mark.parametrize("name", ["", " ", "a b ", "a/b", "a#", "+", "$dlq", "a\n", "a\0b", "x" * 256, "é" * 128])
 def test_a_group_may_not_be_called_anything(parts: Parts, name: str) -> None:
     with pytest.raises(GroupInvalid):
-        parts.core.group(name, FILTER)
+        parts.core.groups.get_or_create(name, FILTER)
     assert list(parts.core) == []
 
 
 @pytest.mark.parametrize("topic_filter", ["", "a/#/b", "a+/b", "a\0b", "#/", "x" * 5_000, "/" * 200])
 def test_a_group_may_not_pop_what_is_no_filter(parts: Parts, topic_filter: str) -> None:
     with pytest.raises(TopicInvalid):
-        parts.core.group(GROUP, topic_filter)
+        parts.core.groups.get_or_create(GROUP, topic_filter)
     assert list(parts.core) == []
 
 
@@ -395,7 +396,7 @@ def test_a_group_may_pop_the_dead_letters_of_another_group_and_nothing_else_of_t
     parts: Parts, topic_filter: str
 ) -> None:
     with pytest.raises(PopError):
-        parts.core.group(GROUP, topic_filter)
+        parts.core.groups.get_or_create(GROUP, topic_filter)
     assert list(parts.core) == []
 
 
@@ -405,7 +406,7 @@ def test_more_groups_than_allowed_are_refused_and_those_that_exist_go_on(tmp_pat
     parts.group("one")
     parts.group("two")
     with pytest.raises(Overloaded, match=r"pop\.groups_max"):
-        parts.core.group("three", FILTER)
+        parts.core.groups.get_or_create("three", FILTER)
     assert bodies_of(parts, group="two") == [b"a"]
     parts.close()
 
@@ -468,7 +469,7 @@ def test_a_record_that_cannot_be_read_does_not_stop_the_others(parts: Parts) -> 
     first, last = parts.pop()
     assert (first.body, last.body) == (b"a", b"c")
     assert parts.group().in_flight == 2
-    assert parts.ack(first.handle, last.handle) == [Outcome.OK, Outcome.OK]
+    assert parts.ack(first.handle, last.handle) == [AckOutcome.OK, AckOutcome.OK]
     parts.advance(43_200_000)
     assert parts.pop() == []
     assert parts.core.counters.dead_lettered == 1
@@ -476,9 +477,9 @@ def test_a_record_that_cannot_be_read_does_not_stop_the_others(parts: Parts) -> 
 
 def test_no_two_options_make_a_pop_hand_out_nothing_and_count_it(parts: Parts) -> None:
     group = parts.group()
-    assert parts.core.take(group, 100, 1_000) is None
+    assert parts.core.pop(group, 100, 1_000) is None
     parts.publish(b"a")
-    assert parts.core.take(group, 0, 1_000) is None
+    assert parts.core.pop(group, 0, 1_000) is None
     assert parts.core.checkpoints_open == 0
 
 
@@ -487,15 +488,15 @@ def test_no_two_options_make_a_pop_hand_out_nothing_and_count_it(parts: Parts) -
 
 def test_what_is_released_is_visible_at_once_and_is_no_attempt(parts: Parts) -> None:
     parts.publish(b"a", b"b")
-    taken = parts.core.take(parts.group(), 10, 10_000)
+    taken = parts.core.pop(parts.group(), 10, 10_000)
     assert taken is not None
     first, second = parts.delivered(taken)
     parts.ack(first.handle)
-    parts.core.release(taken.checkpoint)
-    parts.core.release(taken.checkpoint)
+    parts.core.requeue(taken.checkpoint)
+    parts.core.requeue(taken.checkpoint)
     parts.store.commit()
     assert [(message.body, message.attempt) for message in parts.pop()] == [(b"b", 1)]
-    assert parts.ack(second.handle) == [Outcome.HANDLE_EXPIRED]
+    assert parts.ack(second.handle) == [AckOutcome.HANDLE_EXPIRED]
 
 
 # --- restart --------------------------------------------------------------------------------------------------------
@@ -525,8 +526,11 @@ def test_a_restart_keeps_what_is_in_flight_acknowledged_extended_and_dead(
     assert bodies_of(after) == [b"new"]
     after.advance(10_000)
     assert [(message.body, message.attempt) for message in after.pop()] == [(b"open", 2), (b"new", 2)]
-    assert after.ack(acked.handle)[0] in (Outcome.ALREADY_ACKED, Outcome.HANDLE_EXPIRED)  # what was settled may be forgotten
-    assert after.ack(handle) == [Outcome.OK]
+    assert after.ack(acked.handle)[0] in (
+        AckOutcome.ALREADY_ACKED,
+        AckOutcome.HANDLE_EXPIRED,
+    )  # what was settled may be forgotten
+    assert after.ack(handle) == [AckOutcome.OK]
     assert bodies_of(after, group="operators", topic_filter=f"$dlq/{GROUP}") == [b"dead"]
     after.close()
 
@@ -557,8 +561,8 @@ def test_a_handle_of_a_checkpoint_that_a_crash_cut_off_is_not_taken_for_its_succ
     cut = Parts(after.data_dir, parts.clock)
     (successor,) = cut.pop(1)
     assert (successor.position, cut.store.log.written) == (lost.position, before + length)
-    assert cut.ack(lost.handle) == [Outcome.HANDLE_EXPIRED]
-    assert cut.ack(successor.handle) == [Outcome.OK]
+    assert cut.ack(lost.handle) == [AckOutcome.HANDLE_EXPIRED]
+    assert cut.ack(successor.handle) == [AckOutcome.OK]
     cut.close()
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock.pop.core.admin import ResetTo
-from penstock.pop.core.core import Outcome
+from penstock.pop.core.outcome import AckOutcome
 from penstock.pop.options import PopOptions
 from penstock.store.options import MIB, StoreOptions
 from penstock.timer.options import TimerOptions
@@ -124,7 +124,7 @@ class PopMachine(RuleBasedStateMachine):
         handle = self.draw_handle(data, name)
         if handle is not None:
             model = self.models[name]
-            assert self.parts.ack(handle, group=name) == [Outcome.OK]
+            assert self.parts.ack(handle, group=name) == [AckOutcome.OK]
             delivery = model.out.pop(handle)
             del model.failed[delivery.position]
             model.acked.add(delivery.position)
@@ -136,7 +136,7 @@ class PopMachine(RuleBasedStateMachine):
         if handle is not None:
             model = self.models[name]
             outcome, fresh = self.parts.change(handle, wait_ms, suspend=suspend, group=name)
-            assert outcome is Outcome.OK
+            assert outcome is AckOutcome.OK
             delivery = model.out.pop(handle)
             model.out[fresh] = Delivery(delivery.position, self.now_ms() + wait_ms, suspend)
             model.void.append(handle)
@@ -147,7 +147,7 @@ class PopMachine(RuleBasedStateMachine):
         handle = self.draw_handle(data, name)
         if handle is not None:
             model = self.models[name]
-            assert self.parts.core.give_up(name, [handle]) == [Outcome.OK]
+            assert self.parts.core.dead_letter(name, [handle]) == [AckOutcome.OK]
             self.parts.store.commit()
             delivery = model.out.pop(handle)
             del model.failed[delivery.position]
@@ -185,8 +185,8 @@ class PopMachine(RuleBasedStateMachine):
     @rule(data=st.data(), name=groups)
     def use_a_void_handle(self, data: st.DataObject, name: str) -> None:
         handle = data.draw(st.sampled_from([handle for model in self.models.values() for handle in model.void]))
-        assert self.parts.ack(handle, group=name) != [Outcome.OK]
-        assert self.parts.change(handle, 1_000, group=name)[0] is not Outcome.OK
+        assert self.parts.ack(handle, group=name) != [AckOutcome.OK]
+        assert self.parts.change(handle, 1_000, group=name)[0] is not AckOutcome.OK
 
     @rule(ms=st.sampled_from([0, 1, 10, 500, 999, 1_500, 60_000, 61_000, 200_000]))
     def advance(self, ms: int) -> None:
@@ -202,7 +202,7 @@ class PopMachine(RuleBasedStateMachine):
     def crash(self, keep_index: bool, unfinished: bool, outage_ms: int) -> None:
         if unfinished:  # decided, but not written, and so nobody was told
             for name, topic_filter in FILTERS.items():
-                self.parts.core.take(self.parts.core.group(name, topic_filter), 10, 1_000)
+                self.parts.core.pop(self.parts.core.groups.get_or_create(name, topic_filter), 10, 1_000)
                 self.parts.core.ack(name, list(self.models[name].out))
         self.crashes += 1
         self.parts = self.parts.after_crash(str(self.crashes), keep_index=keep_index)
@@ -221,10 +221,10 @@ class PopMachine(RuleBasedStateMachine):
     @invariant()
     def the_counts_are_exact(self) -> None:
         for name, model in self.models.items():
-            group = self.parts.core.group(name, FILTERS[name])
+            group = self.parts.core.groups.get_or_create(name, FILTERS[name])
             assert group.in_flight == len(model.out)
             assert group.visible == len(model.visible)
-            assert group.dead == len(model.dead)
+            assert group.dead_letter_count == len(model.dead)
 
     def teardown(self) -> None:
         for name, model in self.models.items():

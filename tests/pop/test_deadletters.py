@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.pop.core.core import Outcome
 from penstock.pop.core.deadletters import Reason
+from penstock.pop.core.outcome import AckOutcome
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Parts
 
 DLQ = f"$dlq/{GROUP}"
@@ -32,8 +32,8 @@ def test_a_dead_letter_tells_where_it_came_from_and_why(parts: Parts, keep_index
     (second,) = parts.publish(b"given up")
     (given_up,) = parts.pop(1)
     parts.advance(5_000)
-    assert parts.core.give_up(GROUP, [given_up.handle, given_up.handle]) == [Outcome.OK, Outcome.ALREADY_ACKED]
-    assert parts.ack(given_up.handle) == [Outcome.HANDLE_EXPIRED]
+    assert parts.core.dead_letter(GROUP, [given_up.handle, given_up.handle]) == [AckOutcome.OK, AckOutcome.ALREADY_ACKED]
+    assert parts.ack(given_up.handle) == [AckOutcome.HANDLE_EXPIRED]
     after = restarted(parts, keep_index)
     letters = after.admin.dead_letters(GROUP)
     group = after.group()
@@ -41,7 +41,7 @@ def test_a_dead_letter_tells_where_it_came_from_and_why(parts: Parts, keep_index
         (first, group.id, 2, Reason.ATTEMPTS_EXHAUSTED, exhausted_ms),
         (second, group.id, 1, Reason.FORWARDED, exhausted_ms + 5_000),
     ]
-    assert group.dead == 2
+    assert group.dead_letter_count == 2
     dead = after.pop(group="operators", topic_filter=DLQ)
     assert [(message.position, message.topic, message.body, message.attempt) for message in dead] == [
         (first, TOPIC, b"exhausted", 1),
@@ -71,7 +71,7 @@ def test_a_dead_letter_goes_back_once_as_a_new_message(parts: Parts, keep_index:
     assert [(message.body, message.attempt) for message in after.pop()] == [(b"2", 1)]
     assert after.pop() == []
     assert [letter.position for letter in after.admin.dead_letters(GROUP)] == [first]
-    assert (after.group().dead, after.group().in_flight) == (1, 1)
+    assert (after.group().dead_letter_count, after.group().in_flight) == (1, 1)
     # It may die again, and go back again.
     after.advance(10_000)
     assert [letter.position for letter in after.admin.dead_letters(GROUP)] == [first, second]

@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 
 from penstock import Client
-from penstock.pop.core.core import Outcome
+from penstock.pop.core.outcome import AckOutcome
 from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.pop.proto.pop_pb2_grpc import PopServiceStub
@@ -56,7 +56,7 @@ def test_8479_a_group_that_is_deleted_and_made_again_begins_anew(parts: Parts, k
     after.create(start="latest")
     after.publish(b"new")
     assert [message.body for message in after.pop()] == [b"new"]
-    assert after.ack(old.handle) == [Outcome.INVALID_HANDLE]
+    assert after.ack(old.handle) == [AckOutcome.INVALID_HANDLE]
     after.close()
 
 
@@ -87,7 +87,7 @@ def test_9583_and_11174_the_handle_of_a_change_acknowledges_and_is_not_lost(part
     _, renewed = parts.change(renewed, 60_000)
     after = restarted(parts, keep_index)
     after.advance(59_999)
-    assert after.ack(renewed) == [Outcome.OK]
+    assert after.ack(renewed) == [AckOutcome.OK]
     after.advance(43_200_000)
     assert after.pop() == []
     after.close()
@@ -115,7 +115,7 @@ def test_10278_a_crash_voids_no_handle(parts: Parts, keep_index: bool) -> None:
     parts.publish(b"a")
     (message,) = parts.pop()
     after = parts.after_crash("again", keep_index=keep_index)
-    assert after.ack(message.handle) == [Outcome.OK]
+    assert after.ack(message.handle) == [AckOutcome.OK]
     after.close()
 
 
@@ -273,7 +273,7 @@ def test_10052_a_message_in_flight_takes_less_than_a_hundred_bytes(tmp_path: Pat
     parts.group()
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
-    while parts.core.take(parts.group(), 256, 43_000_000) is not None:
+    while parts.core.pop(parts.group(), 256, 43_000_000) is not None:
         parts.store.commit()
     used = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
@@ -291,13 +291,13 @@ def test_9217_and_10899_counts_are_exact_whatever_happened(parts: Parts, keep_in
     parts.change(messages[1].handle, 0)
     parts.change(messages[2].handle, 0, suspend=True)
     _, renewed = parts.change(messages[3].handle, 60_000)
-    parts.core.give_up(GROUP, [messages[4].handle])
+    parts.core.dead_letter(GROUP, [messages[4].handle])
     parts.settle()
     after = restarted(parts, keep_index)
     (told,) = after.admin.describe([after.group()])
     assert (told.visible, told.retries, told.in_flight, told.delayed, told.dead) == (3, 1, 5, 1, 1)
     after.advance(60_000)
-    assert after.ack(renewed) == [Outcome.HANDLE_EXPIRED]
+    assert after.ack(renewed) == [AckOutcome.HANDLE_EXPIRED]
     while messages := after.pop():
         after.ack(*(message.handle for message in messages))
         after.advance(5_000)
@@ -316,7 +316,7 @@ def test_8332_and_10050_an_extension_is_no_attempt(parts: Parts) -> None:
     for _ in range(20):
         parts.advance(9_000)
         outcome, handle = parts.change(handle, 10_000)
-        assert outcome is Outcome.OK
+        assert outcome is AckOutcome.OK
     parts.advance(10_000)
     assert [message.attempt for message in parts.pop()] == [2]
 
@@ -388,7 +388,7 @@ def test_acks_of_one_batch_of_new_messages_and_retries_hold_for_both(parts: Part
     parts.publish(*([b"new"] * 5))
     messages = parts.pop()
     assert len(messages) == 10
-    assert set(parts.ack(*(message.handle for message in messages))) == {Outcome.OK}
+    assert set(parts.ack(*(message.handle for message in messages))) == {AckOutcome.OK}
     parts.advance(43_200_000)
     assert parts.pop() == []
 

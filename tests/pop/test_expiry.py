@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.pop.core.core import TAKE_STEPS_MAX
-from penstock.pop.core.poll import Taken
+from penstock.pop.core.poll import PopResult
+from penstock.pop.core.popping import BATCHES_MAX
 from penstock.pop.grpc.stream import Consumption
 from penstock.store.record import Properties
 from tests.pop.wiring import GROUP, Parts
@@ -50,12 +50,12 @@ def test_a_message_that_expires_while_it_is_out_does_not_come_back(parts: Parts)
 
 
 def test_a_backlog_that_has_expired_hides_nothing_behind_it(parts: Parts) -> None:
-    publish(parts, *([b"old"] * (TAKE_STEPS_MAX * 2)), ttl_ms=1_000)
+    publish(parts, *([b"old"] * (BATCHES_MAX * 2)), ttl_ms=1_000)
     parts.publish(b"new")
     parts.advance(1_000)
     found = [bodies(parts, messages_max=1) for _ in range(4)]
     assert [body for each in found for body in each] == [b"new"]
-    assert parts.core.counters.expired == TAKE_STEPS_MAX * 2
+    assert parts.core.counters.expired == BATCHES_MAX * 2
 
 
 @pytest.mark.parametrize("keep_index", [True, False])
@@ -82,7 +82,7 @@ def test_a_dead_letter_outlives_its_time_to_live(tmp_path: Path, parts: Parts) -
 
 async def test_a_stream_passes_over_a_backlog_that_has_expired_a_little_at_a_time(tmp_path: Path) -> None:
     parts = Parts(tmp_path / "data")
-    publish(parts, *([b"old"] * (TAKE_STEPS_MAX * 5)), ttl_ms=1_000)
+    publish(parts, *([b"old"] * (BATCHES_MAX * 5)), ttl_ms=1_000)
     parts.publish(b"new")
     parts.advance(1_000)
     group = parts.group()
@@ -90,12 +90,12 @@ async def test_a_stream_passes_over_a_backlog_that_has_expired_a_little_at_a_tim
     parts.store.start(asyncio.get_running_loop(), lambda error: pytest.fail(str(error)))
     stream = Consumption(parts.core, group, credits=8, batch_max=1, invisible_ms=60_000)
     stream.pump()
-    assert parts.core.counters.expired == TAKE_STEPS_MAX, "others have their turn before the rest"
+    assert parts.core.counters.expired == BATCHES_MAX, "others have their turn before the rest"
     async with asyncio.timeout(10):
         await stream.wake.wait()
-    assert parts.core.counters.expired == TAKE_STEPS_MAX * 5
+    assert parts.core.counters.expired == BATCHES_MAX * 5
     (taken,) = stream.outbox
-    assert isinstance(taken, Taken)
+    assert isinstance(taken, PopResult)
     assert [message.body for message in parts.delivered(taken)] == [b"new"]
     stream.end(give_back=True)
     assert group.in_flight == 0

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.pop.core.choice import LOOK_READS_MAX, PASSED_MAX
 from penstock.pop.core.expression import compile_expression
+from penstock.pop.core.scan import SCAN_READS_MAX
+from penstock.pop.core.selection import PASSED_MAX
 from penstock.pop.errors import ExpressionInvalid
 from penstock.store.record import Kind, Properties, encode, encode_properties
 from tests.pop.wiring import FILTER, GROUP, Node, Parts
@@ -139,7 +140,7 @@ def takes(text: str, kind: str = "sql", tag: str = "paid", fields: dict[str, str
     expression = compile_expression(text, kind)  # type: ignore[arg-type]
     user = list((FIELDS if fields is None else fields).items())
     properties = encode_properties(Properties(user, tag))
-    return expression is None or expression.takes(encode(Kind.MESSAGE, b"a/b", b"x", store_ms=1, properties=properties))
+    return expression is None or expression.matches(encode(Kind.MESSAGE, b"a/b", b"x", store_ms=1, properties=properties))
 
 
 @pytest.mark.parametrize("text", TRUE)
@@ -278,10 +279,10 @@ async def test_a_sparse_match_wakes_a_poll_promptly(tmp_path: Path) -> None:
     await node.start()
     try:
         group = node.create(expression="n = 7", expression_type="sql")
-        poll = asyncio.ensure_future(node.core.pop(group, 10, 60_000, 30_000))
+        poll = asyncio.ensure_future(node.core.long_poll((group,), 10, 60_000, 30_000))
         await asyncio.sleep(0)
         for _ in range(5):
-            node.publish(*([b"x"] * LOOK_READS_MAX), properties=Properties([("n", "1")]))
+            node.publish(*([b"x"] * SCAN_READS_MAX), properties=Properties([("n", "1")]))
         node.publish(b"found", properties=Properties([("n", "7")]))
         taken = await asyncio.wait_for(poll, 5)
         assert taken is not None
@@ -296,11 +297,11 @@ async def test_a_pop_that_does_not_wait_looks_to_the_end_of_its_queue(tmp_path: 
     try:
         group = node.create(expression="n = 7", expression_type="sql")
         for _ in range(5):
-            node.publish(*([b"x"] * LOOK_READS_MAX), properties=Properties([("n", "1")]))
+            node.publish(*([b"x"] * SCAN_READS_MAX), properties=Properties([("n", "1")]))
         node.publish(b"found", properties=Properties([("n", "7")]))
-        taken = await node.core.pop(group, 10, 60_000, 0)
+        taken = await node.core.long_poll((group,), 10, 60_000, 0)
         assert taken is not None
         assert [message.body for message in node.delivered(taken)] == [b"found"]
-        assert await node.core.pop(group, 10, 60_000, 0) is None
+        assert await node.core.long_poll((group,), 10, 60_000, 0) is None
     finally:
         await node.stop()

@@ -11,7 +11,7 @@ import grpc.aio
 import pytest
 
 from penstock.pop.core.admin import ResetTo
-from penstock.pop.core.core import Outcome
+from penstock.pop.core.outcome import AckOutcome
 from penstock.pop.core.transactions import Ended
 from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
@@ -50,7 +50,7 @@ def parts(tmp_path: Path) -> Iterator[Parts]:
 def test_a_read_only_node_pops_acknowledges_revives_and_buries(parts: Parts) -> None:
     free(parts.store, READ_ONLY)
     first, _ = parts.pop(2, 1000)
-    assert parts.ack(first.handle) == [Outcome.OK]
+    assert parts.ack(first.handle) == [AckOutcome.OK]
     parts.advance(1000)
     (again,) = parts.pop(2, 1000)
     assert (again.body, again.attempt) == (b"1", 2)
@@ -64,7 +64,7 @@ def test_a_read_only_node_makes_no_group_and_leaves_no_half_of_one(parts: Parts)
     free(parts.store, READ_ONLY)
     for topic_filter in ("office/#", FILTER):
         with pytest.raises(DiskFull):
-            parts.core.group("auditors", topic_filter)
+            parts.core.groups.get_or_create("auditors", topic_filter)
     free(parts.store, TOTAL)
     assert bodies(parts.pop(group="auditors")) == [b"0", b"1"]
 
@@ -78,7 +78,7 @@ def test_below_the_floor_pops_find_nothing_and_acknowledgements_are_refused(part
     with pytest.raises(DiskFull):
         parts.change(first.handle, 0)
     free(parts.store, READ_ONLY)
-    assert parts.ack(first.handle) == [Outcome.OK]
+    assert parts.ack(first.handle) == [AckOutcome.OK]
     assert bodies(parts.pop()) == [b"1"]
 
 
@@ -119,7 +119,7 @@ def test_below_the_floor_a_group_that_looks_finds_nothing_and_passes_nothing_ove
     parts.publish(b"2", properties=Properties(tag="rare"))
     free(parts.store, EXHAUSTED)
     assert parts.pop(group="careful") == []
-    assert not parts.core._may_look_on(group), "a poll that waits would look for ever"
+    assert not parts.core.polls._may_scan_further(group), "a poll that waits would look for ever"
     free(parts.store, TOTAL)
     found = [parts.pop(1, group="careful") for _ in range(2)]
     assert bodies([each for some in found for each in some]) == ([b"0"] if "fifo" in settings else [b"2"])
@@ -149,7 +149,7 @@ def test_transactions_end_from_the_reserve_and_wait_below_the_floor(tmp_path: Pa
 
 def test_groups_are_changed_with_room_and_deleted_without(parts: Parts) -> None:
     (dead,) = parts.pop(1)
-    parts.core.give_up(GROUP, [dead.handle])
+    parts.core.dead_letter(GROUP, [dead.handle])
     free(parts.store, READ_ONLY)
     for change in (lambda: parts.admin.pause(GROUP), lambda: parts.admin.redrive(GROUP)):
         with pytest.raises(DiskFull):

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.pop.core import choice
+from penstock.pop.core import scan
 from penstock.pop.core.admin import ResetTo
-from penstock.pop.core.choice import RESPONSE_BYTES
-from penstock.pop.core.core import Outcome
+from penstock.pop.core.outcome import AckOutcome
+from penstock.pop.core.scan import RESPONSE_BYTES
 from penstock.pop.errors import GroupBusy
 from penstock.store.options import MIB, StoreOptions
 from penstock.store.record import Properties
@@ -87,12 +87,12 @@ def test_a_message_that_fails_comes_back_before_later_ones_of_its_message_group(
                 parts.change(handle, 20_000)
             elif how == "release":
                 (checkpoint,) = parts.core.state.checkpoints.values()
-                parts.core.release(checkpoint)
+                parts.core.requeue(checkpoint)
             parts.store.commit()
             parts = restarted(parts, keep_index)
             parts.advance(20_000)
         else:
-            assert parts.ack(handle) == [Outcome.OK]
+            assert parts.ack(handle) == [AckOutcome.OK]
     assert seen == ["a1", "a2", "a2", "a3", "a4"]
     parts.close()
 
@@ -184,7 +184,7 @@ def test_a_thousand_waiting_messages_of_a_busy_message_group_are_looked_at_once(
 def test_what_is_parked_is_bounded_and_the_rest_follows(
     parts: Parts, monkeypatch: pytest.MonkeyPatch, keep_index: bool | None
 ) -> None:
-    monkeypatch.setattr(choice, "PARKED_MAX", 10)
+    monkeypatch.setattr(scan, "PARKED_MAX", 10)
     group = parts.create(fifo=True)
     publish(parts, *(f"a{n}" for n in range(30)), "b0")
     (first,) = parts.pop()
@@ -300,10 +300,10 @@ def test_order_holds_whatever_happens(steps: list[tuple[str, object]]) -> None:
             elif step in ("ack", "nack") and out:
                 handle = sorted(out)[int(str(value)) % len(out)]
                 if step == "ack":
-                    assert parts.ack(handle) == [Outcome.OK]
+                    assert parts.ack(handle) == [AckOutcome.OK]
                     del out[handle]
                 else:
-                    assert parts.change(handle, 0)[0] is Outcome.OK
+                    assert parts.change(handle, 0)[0] is AckOutcome.OK
                     out[handle] = (out[handle][0], 0)
                     parts.settle()
                     expire()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.pop.core.core import Outcome
+from penstock.pop.core.outcome import AckOutcome
 from penstock.pop.options import PopOptions
 from penstock.store.lightqueue import LightQueue
 from penstock.store.options import HOUR_MS, KIB, StoreOptions
@@ -99,7 +99,7 @@ def test_a_delivery_in_flight_comes_back_when_its_segment_is_gone(parts: Parts, 
     parts.advance(2 * HOUR_MS)
     (again,) = parts.pop(invisible_ms=1000)
     assert (again.body, again.position, again.attempt) == (b"slow work", position, 2)
-    assert parts.ack(message.handle, again.handle) == [Outcome.HANDLE_EXPIRED, Outcome.OK]
+    assert parts.ack(message.handle, again.handle) == [AckOutcome.HANDLE_EXPIRED, AckOutcome.OK]
     parts.close()
 
 
@@ -153,7 +153,7 @@ def test_a_group_has_its_place_again_without_index_and_first_records(parts: Part
     parts = reopened(parts, tmp_path)
     assert [message.body for message in parts.pop()] == [b"11"]
     assert parts.group().in_flight == 2
-    assert parts.ack(message.handle) == [Outcome.OK]
+    assert parts.ack(message.handle) == [AckOutcome.OK]
     parts.close()
 
 
@@ -199,25 +199,25 @@ def test_a_dead_letter_whose_message_is_gone_is_neither_listed_nor_counted_nor_s
     parts.create("ledger", FILTER)
     parts.group("mourners", "$dlq/ledger")
     parts.publish(b"old")
-    parts.core.give_up("ledger", [parts.pop(group="ledger")[0].handle])
+    parts.core.dead_letter("ledger", [parts.pop(group="ledger")[0].handle])
     parts.store.commit()
     let_expire(parts)
     assert len(parts.admin.dead_letters("ledger")) == 1, "it is kept for one more retention"
     parts.publish(b"young")
-    parts.core.give_up("ledger", [parts.pop(1, group="ledger")[0].handle])
+    parts.core.dead_letter("ledger", [parts.pop(1, group="ledger")[0].handle])
     parts.store.commit()
     for _ in range(3):
         let_expire(parts)
         if len(parts.admin.dead_letters("ledger")) < 2:
             break
     (left,) = parts.admin.dead_letters("ledger")
-    assert parts.group("ledger").dead == 1
+    assert parts.group("ledger").dead_letter_count == 1
     parts.admin.redrive("ledger")
     parts.store.commit()
     assert [(message.body, message.position) for message in parts.pop(1, group="ledger")] == [(b"young", left.position)]
     for _ in range(3):
         let_expire(parts)
-    assert (parts.admin.dead_letters("ledger"), parts.group("ledger").dead) == ([], 0)
+    assert (parts.admin.dead_letters("ledger"), parts.group("ledger").dead_letter_count) == ([], 0)
 
 
 @pytest.mark.parametrize("rebuilt", [False, True])
@@ -234,7 +234,7 @@ def test_groups_that_filter_or_order_go_on_where_they_were(parts: Parts, tmp_pat
         parts = reopened(parts, tmp_path)
     parts.publish(b"found", properties=Properties([], "rare"))
     assert [message.body for message in parts.pop(group="rare")] == [b"found"]
-    parts.core.give_up("ledger", [a1.handle])
+    parts.core.dead_letter("ledger", [a1.handle])
     parts.store.commit()
     assert sorted(message.body for message in parts.pop(group="ledger")) == [b"a2", b"found"]
     assert [letter.position for letter in parts.admin.dead_letters("ledger")] == [a1.position]

@@ -20,7 +20,7 @@ SHARED = GroupSettings(shared=True)
 
 def take(parts: Parts, count: int = 100) -> list[int]:
     """Take what is visible; return the ids of the deliveries."""
-    taken = parts.core.take(parts.group(), count, INVISIBLE_MS)
+    taken = parts.core.pop(parts.group(), count, INVISIBLE_MS)
     parts.store.commit()
     return [delivery_id(taken.checkpoint.position, index) for index in range(taken.checkpoint.count)] if taken else []
 
@@ -47,7 +47,7 @@ def test_deliveries_are_settled_by_their_ids(parts: Parts, is_after_crash: bool)
     assert settle(parts, Kind.POP_ACK, first[0], second[1], first[2]) == 3
     assert settle(parts, Kind.POP_DEAD_LETTER, first[1]) == 1
     assert settle(parts, Kind.POP_REVIVED, second[0]) == 1
-    assert (parts.group().in_flight, parts.group().dead, parts.group().visible_retries) == (1, 1, 1)
+    assert (parts.group().in_flight, parts.group().dead_letter_count, parts.group().visible_retries) == (1, 1, 1)
     (letter,) = parts.admin.dead_letters(GROUP)
     assert (letter.reason, letter.attempts) == (Reason.FORWARDED, 1)
     (back,) = parts.pop()
@@ -75,7 +75,7 @@ def test_what_is_held_is_invisible_for_as_long_and_has_another_id(parts: Parts) 
     one, two, three = take(parts)
     settle(parts, Kind.POP_ACK, two)
     long_ms = parts.core.options.invisible_ms_max * 10
-    held = parts.core.hold(parts.group(), [three, two, one], long_ms)
+    held = parts.core.extend(parts.group(), [three, two, one], long_ms)
     assert held[1] == two  # over: there is nothing to hold
     parts.advance(INVISIBLE_MS)
     assert parts.pop() == []
@@ -92,7 +92,7 @@ def test_what_is_held_is_invisible_for_as_long_and_has_another_id(parts: Parts) 
 
 
 def test_a_group_that_is_made_for_a_subscription_is_known_as_such_after_a_crash(parts: Parts) -> None:
-    parts.core.create(GROUP, FILTER, "latest", SHARED)
+    parts.core.groups.create(GROUP, FILTER, "latest", SHARED)
     parts.store.commit()
     parts = parts.after_crash("crashed")
     assert parts.core.state.groups[GROUP, FILTER].settings == SHARED
@@ -102,9 +102,9 @@ def test_a_group_that_is_made_for_a_subscription_is_known_as_such_after_a_crash(
 @pytest.mark.parametrize("by", ["consuming", "creating", "changing"])
 def test_it_is_a_group_like_others_when_somebody_else_counts_on_it(tmp_path: Path, by: str) -> None:
     parts = Parts(tmp_path / "data")
-    group = parts.core.create(GROUP, FILTER, "latest", SHARED)
+    group = parts.core.groups.create(GROUP, FILTER, "latest", SHARED)
     if by == "consuming":
-        assert parts.core.group(GROUP, FILTER) is group
+        assert parts.core.groups.get_or_create(GROUP, FILTER) is group
         assert group.settings == DEFAULTS
     elif by == "creating":
         wanted = GroupSettings(attempts_max=3)

@@ -27,8 +27,8 @@ def test_a_group_from_earliest_gets_what_came_before_one_from_latest(tmp_path: P
 def test_a_group_from_latest_gets_nothing_old_while_a_queue_of_its_filter_is_filled(tmp_path: Path) -> None:
     parts = Parts(tmp_path / "0")
     parts.publish(b"old", topic="plant/1/a")
-    parts.core.group("early", "plant/+/a", "earliest")
-    parts.core.group("late", "plant/+/a", "latest")  # the first one's queue has nothing yet
+    parts.core.groups.get_or_create("early", "plant/+/a", "earliest")
+    parts.core.groups.get_or_create("late", "plant/+/a", "latest")  # the first one's queue has nothing yet
     parts.settle_queues()
     parts.publish(b"new", topic="plant/1/a")
     assert bodies(parts, group="late", topic_filter="plant/+/a") == [b"new"]

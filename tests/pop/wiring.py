@@ -14,10 +14,11 @@ import grpc.aio
 
 from penstock.pop.access.file import load_access_policy
 from penstock.pop.core.admin import GroupAdmin
-from penstock.pop.core.core import Change, Outcome, PopCore
-from penstock.pop.core.group import Group
+from penstock.pop.core.core import PopCore
+from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.handle import Handles, load_secret
-from penstock.pop.core.poll import Taken
+from penstock.pop.core.outcome import AckOutcome, InvisibleChange
+from penstock.pop.core.poll import PopResult
 from penstock.pop.core.sending import Sending
 from penstock.pop.core.settings import GroupSettings
 from penstock.pop.core.transactions import Transactions
@@ -119,15 +120,17 @@ class Parts:
         self.store.commit()
         return positions
 
-    def create(self, name: str = GROUP, topic_filter: str = FILTER, start: Start = "earliest", **settings: Any) -> Group:
+    def create(
+        self, name: str = GROUP, topic_filter: str = FILTER, start: Start = "earliest", **settings: Any
+    ) -> ConsumerGroup:
         """Create a group with settings; return it when its queue is filled."""
         group = self.admin.create(name, topic_filter, start, GroupSettings(**settings))
         self.settle_queues()
         return group
 
-    def group(self, name: str = GROUP, topic_filter: str = FILTER, start: Start = "earliest") -> Group:
+    def group(self, name: str = GROUP, topic_filter: str = FILTER, start: Start = "earliest") -> ConsumerGroup:
         """Return a group whose queue is filled."""
-        group = self.core.group(name, topic_filter, start)
+        group = self.core.groups.get_or_create(name, topic_filter, start)
         self.settle_queues()
         return group
 
@@ -141,11 +144,11 @@ class Parts:
         attempt_id: str = "",
     ) -> list[Delivered]:
         """Take what is visible, as a consumer would."""
-        taken = self.core.take(self.group(group, topic_filter), messages_max, invisible_ms, attempt_id)
+        taken = self.core.pop(self.group(group, topic_filter), messages_max, invisible_ms, attempt_id)
         self.store.commit()
         return self.delivered(taken) if taken else []
 
-    def delivered(self, taken: Taken) -> list[Delivered]:
+    def delivered(self, taken: PopResult) -> list[Delivered]:
         """Return the messages that were taken, those that can be read."""
         checkpoint = taken.checkpoint
         handles = self.core.handles.deliveries(checkpoint.position, checkpoint.pop_ms, checkpoint.group_id, checkpoint.count)
@@ -156,15 +159,15 @@ class Parts:
                 messages.append(Delivered(handle, entry.position, record.topic.decode(), record.body, entry.attempt))
         return messages
 
-    def ack(self, *handles: str, group: str = GROUP) -> list[Outcome]:
+    def ack(self, *handles: str, group: str = GROUP) -> list[AckOutcome]:
         """Acknowledge; return the outcomes."""
         outcomes = self.core.ack(group, list(handles))
         self.store.commit()
         return outcomes
 
-    def change(self, handle: str, invisible_ms: int, *, suspend: bool = False, group: str = GROUP) -> tuple[Outcome, str]:
-        """Change the invisible time of one delivery; return outcome and handle."""
-        (changed,) = self.core.change_invisible(group, [Change(handle, invisible_ms, suspend)])
+    def change(self, handle: str, invisible_ms: int, *, suspend: bool = False, group: str = GROUP) -> tuple[AckOutcome, str]:
+        """InvisibleChange the invisible time of one delivery; return outcome and handle."""
+        (changed,) = self.core.change_invisible(group, [InvisibleChange(handle, invisible_ms, suspend)])
         self.store.commit()
         return changed
 

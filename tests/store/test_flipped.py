@@ -13,9 +13,10 @@ from penstock.gateway.delivery.encoding import Terms, encode_run
 from penstock.gateway.delivery.retained import RetainedMessages
 from penstock.gateway.protocol.codec import FROM_SERVER, decode
 from penstock.pop.core.admin import GroupAdmin, ResetTo
-from penstock.pop.core.core import Change, PopCore
+from penstock.pop.core.core import PopCore
 from penstock.pop.core.handle import Handles, load_secret
-from penstock.pop.core.poll import Taken
+from penstock.pop.core.outcome import InvisibleChange
+from penstock.pop.core.poll import PopResult
 from penstock.pop.core.transactions import Transactions
 from penstock.pop.options import PopOptions
 from penstock.store.commitlog import DIRECTORY, CommitLog, Tail
@@ -62,10 +63,10 @@ class Whole:
         self.store.commit()
         return position
 
-    def take(self, count: int) -> tuple[Taken, list[str]]:
-        group = self.core.group("g", "plant/#")
+    def take(self, count: int) -> tuple[PopResult, list[str]]:
+        group = self.core.groups.get_or_create("g", "plant/#")
         fill(self.store)
-        taken = self.core.take(group, count, 1000)
+        taken = self.core.pop(group, count, 1000)
         self.store.commit()
         assert taken is not None
         checkpoint = taken.checkpoint
@@ -104,7 +105,7 @@ def write_log(data_dir: Path, segment_bytes: int) -> list[Record]:
     store.queues.declare("+/1", "session:2", "earliest")
     _, handles = whole.take(2)
     whole.core.ack("g", handles[:1])
-    whole.core.change_invisible("g", [Change(handles[1], 2000)])
+    whole.core.change_invisible("g", [InvisibleChange(handles[1], 2000)])
     whole.advance(600)
     whole.advance(5_000)
     whole.take(2)
@@ -112,7 +113,7 @@ def write_log(data_dir: Path, segment_bytes: int) -> list[Record]:
     assert whole.admin.redrive("g") == 1
     whole.admin.pause("g")
     whole.admin.reset("g", "plant/#", ResetTo(end="latest"))
-    whole.core.group("h", "plant/#")
+    whole.core.groups.get_or_create("h", "plant/#")
     whole.admin.delete("h")
     producer = encode_properties(Properties(producer="p"))
     committed, rolled_back, _ = (whole.publish("plant/1", body, int(Flag.HALF), producer) for body in (b"c", b"r", b"p"))

@@ -13,7 +13,7 @@ import pytest
 
 from penstock import Client as PopClient
 from penstock import group_settings
-from penstock.pop.core.group import Group
+from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.options import PopOptions
 from penstock.pop.rocketmq import lite as lite_module
 from penstock.pop.rocketmq import service as service_module
@@ -138,7 +138,7 @@ async def test_all_lite_topics_of_a_parent_are_one_subscription(node: Node, call
 # --- across restarts, and for how long ------------------------------------------------------------------------------------
 
 
-def subscribers(group: Group) -> list[str]:
+def subscribers(group: ConsumerGroup) -> list[str]:
     return [client_id for client_id, _ in group.settings.lite]
 
 

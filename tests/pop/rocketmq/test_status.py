@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.pop.core.core import Outcome
+from penstock.pop.core.outcome import AckOutcome
 from penstock.pop.core.sending import Refusal, SendRefused
 from penstock.pop.core.transactions import Ended
 from penstock.pop.errors import ExpressionInvalid, GroupBusy, GroupInvalid, GroupUnknown, Overloaded, RequestInvalid
@@ -46,7 +46,7 @@ def test_of_a_defect_a_client_hears_that_there_is_one_and_nothing_else() -> None
 
 
 def test_every_outcome_has_a_code() -> None:
-    assert set(OF_OUTCOME) == set(Outcome)
+    assert set(OF_OUTCOME) == set(AckOutcome)
     assert set(OF_RECALLED) == set(Recalled)
     # To the clients this would be no error.
     assert Code.MESSAGE_NOT_FOUND not in [code for code, _ in OF_RECALLED.values()]

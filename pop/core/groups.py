@@ -1,0 +1,100 @@
+"""Creating groups, and changing their settings."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+
+import orjson
+
+from penstock.pop.core.group import ConsumerGroup
+from penstock.pop.core.names import check_group_name, check_system_filter
+from penstock.pop.core.records import GroupRecords
+from penstock.pop.core.settings import DEFAULTS, GroupSettings
+from penstock.pop.core.state import PopState
+from penstock.pop.errors import GroupUnknown, Overloaded
+from penstock.pop.options import PopOptions
+from penstock.store.errors import DiskFull
+from penstock.store.lightqueue import Start
+from penstock.store.queues import Queues
+from penstock.store.record import Kind
+
+
+class Groups:
+    """Creates groups, and changes their settings.
+
+    Parameters:
+        state: has the groups.
+        queues: the light queues that groups read.
+        records: appends what is decided.
+        options: bounds, and whether consumers may create groups.
+    """
+
+    def __init__(self, state: PopState, queues: Queues, records: GroupRecords, options: PopOptions) -> None:
+        self._state = state
+        self._queues = queues
+        self._records = records
+        self._options = options
+
+    def get_or_create(self, name: str, topic_filter: str, start: Start = "earliest") -> ConsumerGroup:
+        """Return the group `name` on `topic_filter`; create it if it doesn't exist, to begin at `start`.
+
+        A group that a shared or a lite subscription created becomes permanent: from now on a service counts on it.
+
+        Raises:
+            GroupUnknown: it doesn't exist, and `pop.groups_auto_create` is off.
+            GroupInvalid: the name is not valid.
+            RequestInvalid: the filter is a '$' topic that this group can't consume.
+            TopicInvalid: the filter breaks MQTT 5.0, 4.7.
+            Overloaded, LimitExceeded: `pop.groups_max` or `store.queues_max` is reached.
+        """
+        group = self._state.groups.get((name, topic_filter))
+        if group is not None:
+            if group.settings.is_temporary:
+                with suppress(DiskFull):  # the next call tries again
+                    self.configure(group, replace(group.settings, shared=False, lite_ends_ms=None))
+            return group
+        self.check_may_create(name, topic_filter)
+        return self.create(name, topic_filter, start, DEFAULTS)
+
+    def check_may_create(self, name: str, topic_filter: str) -> None:
+        """Raise GroupUnknown if consumers can't create groups because `pop.groups_auto_create` is off."""
+        if not self._options.groups_auto_create:
+            raise GroupUnknown(
+                f"there is no group {name[:80]!r} on {topic_filter[:80]!r}: create it first, or set pop.groups_auto_create"
+            )
+
+    def create(self, name: str, topic_filter: str, start: Start, settings: GroupSettings) -> ConsumerGroup:
+        """Create a group that doesn't exist. The caller must have checked the settings.
+
+        Raises:
+            GroupInvalid, RequestInvalid, TopicInvalid, Overloaded, LimitExceeded: as `get_or_create` raises them.
+        """
+        check_group_name(name)
+        if topic_filter.startswith("$"):
+            check_system_filter(name, topic_filter)
+        count = len(self._state.groups_by_id)
+        if count >= self._options.groups_max:
+            raise Overloaded(f"{count} groups exist, which is the limit: see pop.groups_max")
+        group_id = self._state.next_id
+        queue = self._queues.declare(topic_filter, f"group:{group_id}", start)
+        retry = self._queues.declare(f"$retry/{group_id}", f"group:{group_id}")
+        row = {
+            "group": name,
+            "filter": topic_filter,
+            "queue": queue.id,
+            "retry": retry.id,
+            "cursor": self._queues.offset_of(queue, start),
+        }
+        if settings != DEFAULTS:
+            row["settings"] = settings.row()
+        self._records.append(Kind.GROUP_CREATED, group_id, name, properties=orjson.dumps(row))
+        return self._state.groups[name, topic_filter]
+
+    def configure(self, group: ConsumerGroup, settings: GroupSettings) -> None:
+        """Change the settings of a group. The caller must have checked them.
+
+        Raises:
+            DiskFull: the disk has no room for the record; nothing is changed.
+        """
+        self._records.append(Kind.GROUP_CHANGED, group.id, group.name, properties=orjson.dumps({"settings": settings.row()}))

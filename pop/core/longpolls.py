@@ -1,0 +1,142 @@
+"""Long polls: calls that wait for the first message of their groups."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+
+from penstock.pop.core.counters import PopCounters
+from penstock.pop.core.group import ConsumerGroup
+from penstock.pop.core.order import PARKED_MAX
+from penstock.pop.core.poll import Poll, PopResult
+from penstock.pop.core.popping import Popper
+from penstock.pop.errors import Overloaded
+from penstock.pop.options import PopOptions
+from penstock.store.space import Level, Space
+
+
+class LongPolls:
+    """Lets calls wait for messages, and hands out what arrives: to the oldest poll of a group first.
+
+    Parameters:
+        popper: hands out messages.
+        space: tells whether the disk is full.
+        options: bounds.
+        counters: counts refused polls.
+    """
+
+    def __init__(self, popper: Popper, space: Space, options: PopOptions, counters: PopCounters) -> None:
+        self._popper = popper
+        self._space = space
+        self._options = options
+        self._counters = counters
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.waiting = 0
+        """Number of polls that wait. A poll of several groups counts once."""
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Let groups that scan their queue go on by themselves from now on."""
+        self._loop = loop
+
+    def stop(self) -> None:
+        """Scan no further."""
+        self._loop = None
+
+    async def poll(
+        self, groups: Sequence[ConsumerGroup], messages_max: int, invisible_ms: int, wait_ms: int, attempt_id: str = ""
+    ) -> PopResult | None:
+        """Pop from the first of `groups` that has messages; wait up to `wait_ms` for the first message.
+
+        A call that is cancelled takes no messages.
+
+        Raises:
+            Overloaded: `pop.waiters_max` polls are waiting already.
+            GroupUnknown: one of the groups was deleted.
+        """
+        in_turn = groups if len(groups) == 1 else sorted(groups, key=lambda group: attempt_id not in group.attempt_ids)
+        for group in in_turn:
+            if not group.polls or attempt_id in group.attempt_ids:
+                result = self._popper.pop(group, messages_max, invisible_ms, attempt_id)
+                while result is None and wait_ms <= 0 and self._may_scan_further(group):
+                    await asyncio.sleep(0)
+                    result = self._popper.pop(group, messages_max, invisible_ms, attempt_id)
+                if result is not None:
+                    return result
+        if wait_ms <= 0 or not groups:
+            return None
+        poll = Poll(asyncio.get_running_loop().create_future(), messages_max, invisible_ms, attempt_id)
+        self.add(poll, *groups)
+        try:
+            await asyncio.wait((poll.future,), timeout=wait_ms / 1000)
+        except asyncio.CancelledError:
+            if poll.future.done() and poll.future.exception() is None:
+                self._popper.requeue(poll.future.result().checkpoint)
+            raise
+        finally:
+            self.remove(poll, *groups)
+        return poll.future.result() if poll.future.done() else None
+
+    def add(self, poll: Poll, *groups: ConsumerGroup) -> None:
+        """Let a poll wait for messages of one or more groups; its future gets the result.
+
+        The caller must `remove` the poll in any case, also when it has its result.
+
+        Raises:
+            Overloaded: `pop.waiters_max` polls are waiting already.
+        """
+        if self.waiting >= self._options.waiters_max:
+            self._counters.refused += 1
+            raise Overloaded(f"{self.waiting} pops are waiting on this node, which is the limit: see pop.waiters_max")
+        self.waiting += 1
+        for group in groups:
+            group.polls.append(poll)
+            self._scan_further(group)
+
+    def remove(self, poll: Poll, *groups: ConsumerGroup) -> None:
+        """Let a poll wait no longer. `groups` must be those that it was added to."""
+        self.waiting -= 1
+        if len(groups) == 1 and poll.future.done():
+            return  # `serve` has removed it from its only group
+        for group in groups:
+            with suppress(ValueError):
+                group.polls.remove(poll)
+
+    def serve(self, group: ConsumerGroup) -> None:
+        """Hand out the visible messages of a group to its polls, oldest first."""
+        while group.polls and group.visible > 0:
+            poll = group.polls[0]
+            if poll.future.done():  # another of its groups has served it in this turn of the loop
+                group.polls.popleft()
+                continue
+            result = self._popper.pop(group, poll.messages_max, poll.invisible_ms, poll.attempt_id)
+            if result is None:
+                self._scan_further(group)
+                return
+            group.polls.popleft()
+            poll.future.set_result(result)
+
+    def serve_all(self, groups: Iterable[ConsumerGroup]) -> None:
+        """Serve the polls of many groups, for example because the disk has room again."""
+        for group in groups:
+            self.serve(group)
+
+    def _may_scan_further(self, group: ConsumerGroup) -> bool:
+        """Return whether another pop may find messages, though the last one found none."""
+        if self._space.level is Level.EXHAUSTED:
+            return False  # `serve_all` goes on when the disk has room again
+        if not group.is_selective or group.settings.paused or group.in_flight >= group.in_flight_max:
+            return False
+        is_full = group.order is not None and group.order.parked >= PARKED_MAX
+        return not is_full and group.scanned < group.queue.committed_offset
+
+    def _scan_further(self, group: ConsumerGroup) -> None:
+        """Let a group with waiting polls scan further in a later turn of the loop: the work of one scan is bounded."""
+        if self._loop is not None and group.polls and not group.scan_scheduled and self._may_scan_further(group):
+            group.scan_scheduled = True
+            self._loop.call_soon(self._scan_again, group)
+
+    def _scan_again(self, group: ConsumerGroup) -> None:
+        group.scan_scheduled = False
+        if self._loop is not None:
+            self.serve(group)

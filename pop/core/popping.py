@@ -1,0 +1,214 @@
+"""Popping: a pop hands out visible messages, under one checkpoint record for all of them."""
+
+from __future__ import annotations
+
+import orjson
+import structlog
+
+from penstock.pop.core.checkpoint import ATTEMPT_ID_BYTES_MAX, Checkpoint
+from penstock.pop.core.counters import PopCounters
+from penstock.pop.core.deadletters import Reason
+from penstock.pop.core.group import ConsumerGroup
+from penstock.pop.core.names import DEAD_LETTERS
+from penstock.pop.core.poll import PopResult
+from penstock.pop.core.records import GroupRecords
+from penstock.pop.core.selection import Selection, select
+from penstock.pop.core.state import PopState
+from penstock.pop.errors import GroupUnknown, RequestInvalid
+from penstock.store.commitlog import dense_until
+from penstock.store.errors import DiskFull, PositionUnknown
+from penstock.store.record import (
+    CRC_FROM,
+    KIND_AT,
+    PROPS_LEN_AT,
+    REFERENCE,
+    SIZE_AND_CRC,
+    STORE_MS_AT,
+    Kind,
+    checksum,
+    decode_properties,
+    properties_of,
+)
+from penstock.store.store import Store
+
+logger = structlog.get_logger("pop")
+
+_MESSAGE = int(Kind.MESSAGE)
+_NO_PROPERTIES = bytes(STORE_MS_AT - PROPS_LEN_AT)
+
+BATCHES_MAX = 16
+"""Batches of which all messages have expired, or can't be read, that one pop skips before it returns an empty one."""
+
+
+class Popper:
+    """Hands out messages.
+
+    Parameters:
+        store: has the messages.
+        state: has the checkpoints.
+        records: appends the checkpoints.
+        counters: counts what is handed out.
+    """
+
+    def __init__(self, store: Store, state: PopState, records: GroupRecords, counters: PopCounters) -> None:
+        self._store = store
+        self._state = state
+        self._records = records
+        self._counters = counters
+
+    def pop(self, group: ConsumerGroup, messages_max: int, invisible_ms: int, attempt_id: str = "") -> PopResult | None:
+        """Hand out up to `messages_max` visible messages of a group for `invisible_ms`; return None if there are none.
+
+        Return None also if the disk has no room for the checkpoint record; the messages stay visible.
+
+        A call with the attempt id of an earlier call gets the messages of that call whose deliveries are still open. A consumer
+        that doesn't know whether a response was lost repeats its call like this. The caller must not respond before
+        `Store.when_durable`: until then a crash can undo the checkpoint.
+
+        Raises:
+            GroupUnknown: the group was deleted.
+        """
+        if group.is_deleted:
+            raise GroupUnknown(f"the group {group.name!r} on {group.filter!r} was deleted")
+        if attempt_id:
+            earlier = self._result_of_attempt(group, attempt_id)
+            if earlier is not None:
+                return earlier
+        result = None
+        for _ in range(BATCHES_MAX):
+            result = self._pop_batch(group, messages_max, invisible_ms, attempt_id)
+            if result is None or any(result.records):
+                break
+        return result
+
+    def requeue(self, checkpoint: Checkpoint) -> None:
+        """Make the messages of open deliveries visible at once, because they never reached their consumer.
+
+        This doesn't count as an attempt.
+        """
+        references = [REFERENCE.pack(checkpoint.position, index) for index in checkpoint.open_indexes()]
+        if not references:
+            return
+        try:
+            self._records.append_requeued(self._state.groups_by_id[checkpoint.group_id], references)
+        except DiskFull:
+            return  # the messages become visible again when their invisible time is over
+
+    def _pop_batch(self, group: ConsumerGroup, messages_max: int, invisible_ms: int, attempt_id: str) -> PopResult | None:
+        """Hand out one batch. The record of a message that no consumer can get any more is None."""
+        room = min(messages_max, group.in_flight_max - group.in_flight)
+        if room <= 0 or group.visible <= 0 or group.settings.paused:
+            return None
+        selection = select(group, room, self._state, self._store, self._records.read)
+        noted = selection.noted
+        if not selection.entries:
+            try:
+                if selection.must_note:
+                    self._records.append(Kind.POP_CHECKPOINT, group.id, group.name, properties=orjson.dumps(noted))
+            except DiskFull:
+                return None
+            group.scanned = max(group.scanned, selection.scanned)
+            return None
+        if attempt_id:
+            noted["attempt_id"] = attempt_id
+        deadline_ms = self._store.now_ms() + invisible_ms
+        properties = orjson.dumps(noted) if noted else b""
+        try:
+            position = self._records.append(
+                Kind.POP_CHECKPOINT, group.id, group.name, selection.body(), deadline_ms=deadline_ms, properties=properties
+            )
+        except DiskFull:
+            return None
+        checkpoint = self._state.checkpoints[position]
+        self._counters.handed_out += checkpoint.count
+        records = self._read_selected(selection)
+        if None in records:
+            self._dead_letter_unreadable(group, checkpoint, [index for index, data in enumerate(records) if data is None])
+        self._ack_expired(group, checkpoint, records)
+        return PopResult(checkpoint, records)
+
+    def _read_selected(self, selection: Selection) -> list[bytes | None]:
+        """Return the records of the selected messages. This is on the hot path; the checksum takes half of the time."""
+        known, unpack, entries = selection.records, SIZE_AND_CRC.unpack_from, selection.entries
+        records: list[bytes | None] = []
+        until = 0
+        if len(entries) > 1:
+            (first, _, size, *_), (last, _, last_size, *_) = entries[0], entries[-1]
+            until = dense_until((first, size), (last, last_size), len(entries))
+        block, base = b"", 0
+        for position, _, size, _, _, _ in entries:
+            if position in known:
+                records.append(known[position])
+                continue
+            at = position - base
+            if at < 0 or at + size > len(block):
+                try:
+                    block, base, at = self._store.read_ahead(position, size, until), position, 0
+                except PositionUnknown:
+                    records.append(None)
+                    continue
+            data = block[at : at + size]
+            stated, crc = unpack(data)
+            is_message = stated == size and data[KIND_AT] == _MESSAGE and checksum(data[CRC_FROM:]) == crc
+            records.append(data if is_message else None)
+        return records
+
+    def _dead_letter_unreadable(self, group: ConsumerGroup, checkpoint: Checkpoint, indexes: list[int]) -> None:
+        """Dead-letter messages that can't be read any more, so that they don't stop the messages after them."""
+        references = [REFERENCE.pack(checkpoint.position, index) for index in indexes]
+        logger.error("message.unreadable", group=group.name, filter=group.filter, checkpoint=checkpoint.position)
+        try:
+            self._records.append_dead_letters(group, references, Reason.UNREADABLE)
+        except DiskFull:
+            return  # the deliveries stay open, and a pop finds their messages unreadable again when their time is over
+
+    def _ack_expired(self, group: ConsumerGroup, checkpoint: Checkpoint, records: list[bytes | None]) -> None:
+        """Acknowledge messages whose time to live (MQTT 5.0, 3.3.2.3.3) has passed, and remove their records from `records`.
+
+        Dead letters don't expire: an operator must be able to see them.
+        """
+        now_ms = self._store.now_ms()
+        expired = [
+            at
+            for at, data in enumerate(records)
+            if data is not None and data[PROPS_LEN_AT:STORE_MS_AT] != _NO_PROPERTIES and 0 < _expires_at_ms(data) <= now_ms
+        ]
+        if not expired or group.filter.startswith(DEAD_LETTERS):
+            return
+        for index in expired:
+            records[index] = None
+        try:
+            references = [REFERENCE.pack(checkpoint.position, index) for index in expired]
+            self._records.append_references(Kind.POP_ACK, group, references)
+        except DiskFull:
+            return  # the deliveries stay open, and a pop finds their messages expired again when their time is over
+        self._counters.expired += len(expired)
+
+    def _result_of_attempt(self, group: ConsumerGroup, attempt_id: str) -> PopResult | None:
+        """Return the open deliveries of the earlier call with this attempt id; None if there are none."""
+        checkpoint = self._state.checkpoints.get(group.attempt_ids.get(attempt_id, -1))
+        if checkpoint is None or checkpoint.deadline_ms <= self._store.now_ms():
+            return None
+        open_indexes = set(checkpoint.open_indexes())
+        records = [
+            self._records.read(entry.position, entry.size) if index in open_indexes else None
+            for index, entry in enumerate(checkpoint.entries())
+        ]
+        return PopResult(checkpoint, records)
+
+
+def check_attempt_id(attempt_id: str) -> str:
+    """Return `attempt_id` if it is valid. The record of a checkpoint contains it, so its length is limited.
+
+    Raises:
+        RequestInvalid: it is too long.
+    """
+    if len(attempt_id.encode()) > ATTEMPT_ID_BYTES_MAX:
+        raise RequestInvalid(f"attempt_id has more than {ATTEMPT_ID_BYTES_MAX} bytes")
+    return attempt_id
+
+
+def _expires_at_ms(data: bytes) -> int:
+    """Return when the message of a record expires, in ms since 1970; 0 for never. A body may be large, so it is not copied."""
+    properties = properties_of(data)
+    return decode_properties(properties).expires_at_ms if b'"expires_at_ms"' in properties else 0

@@ -1,0 +1,77 @@
+"""The records of groups: every decision of POP is one, and only applying it changes the state."""
+
+from __future__ import annotations
+
+import orjson
+
+from penstock.pop.core.counters import PopCounters
+from penstock.pop.core.deadletters import Reason
+from penstock.pop.core.group import ConsumerGroup
+from penstock.pop.core.names import DEAD_LETTERS
+from penstock.pop.core.state import PopState
+from penstock.store.record import KIND_AT, POP_FIXED, Flag, Kind
+from penstock.store.store import Store
+
+REFERENCES_MAX = 16_384
+"""Maximum number of deliveries that one record ends: 192 KiB fit into any segment, however many deliveries are due at once."""
+
+
+class GroupRecords:
+    """Appends the records of groups, and reads messages.
+
+    Parameters:
+        store: has the log and the light queues.
+        state: the state that the records change.
+        counters: counts what the records do.
+    """
+
+    def __init__(self, store: Store, state: PopState, counters: PopCounters) -> None:
+        self._store = store
+        self._state = state
+        self._counters = counters
+
+    def append(
+        self,
+        kind: Kind,
+        group_id: int,
+        name: str,
+        body: bytes = b"",
+        *,
+        deadline_ms: int = 0,
+        flags: int = 0,
+        properties: bytes = b"",
+    ) -> int:
+        """Append a record of a group, and return its position."""
+        group = self._state.groups_by_id.get(group_id)
+        fixed = POP_FIXED.pack(group_id, group.epoch if group else 0, deadline_ms)
+        return self._store.append(kind, fixed, name.encode(), body, properties, flags)
+
+    def append_references(
+        self, kind: Kind, group: ConsumerGroup, references: list[bytes], *, flags: int = 0, properties: bytes = b""
+    ) -> None:
+        """Append records of a group that end deliveries: as many records as the references need, at least one.
+
+        All records get the properties; of GROUP_OFFSET_RESET only the first.
+        """
+        for at in range(0, max(len(references), 1), REFERENCES_MAX):
+            body = b"".join(references[at : at + REFERENCES_MAX])
+            self.append(kind, group.id, group.name, body, flags=flags, properties=properties)
+            properties = b"" if kind is Kind.GROUP_OFFSET_RESET else properties
+
+    def append_requeued(self, group: ConsumerGroup, references: list[bytes]) -> None:
+        """Make the messages of deliveries visible at once. This doesn't count as an attempt."""
+        self.append_references(Kind.POP_REVIVED, group, references, flags=Flag.SUSPENDED)
+        self._counters.revived += len(references)
+
+    def append_dead_letters(self, group: ConsumerGroup, references: list[bytes], reason: Reason) -> None:
+        """Put the messages of deliveries into the group's dead letters."""
+        self._store.queues.declare(DEAD_LETTERS + group.name, f"group:{group.id}")
+        properties = orjson.dumps({"reason": reason.name.lower()})
+        self.append_references(Kind.POP_DEAD_LETTER, group, references, properties=properties)
+        self._counters.dead_lettered += len(references)
+
+    def read(self, position: int, size: int) -> bytes | None:
+        """Return the record of a message; None if it can't be read any more."""
+        data = self._store.read_intact(position, size)
+        # `penstock repair` puts a record of another kind in the place of a damaged message.
+        return data if data is not None and data[KIND_AT] == Kind.MESSAGE else None

@@ -1,0 +1,95 @@
+"""Revival: what happens to messages whose invisible time is over before they were acknowledged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from penstock.pop.backoff import backoff_ms
+from penstock.pop.core.checkpoint import Checkpoint
+from penstock.pop.core.counters import PopCounters
+from penstock.pop.core.deadletters import Reason
+from penstock.pop.core.deadlines import Deadlines
+from penstock.pop.core.group import ConsumerGroup
+from penstock.pop.core.records import GroupRecords
+from penstock.pop.core.state import PopState
+from penstock.store.record import REFERENCE, Kind
+
+
+class Revival:
+    """Revives messages into the retry queue of their group as a new attempt, or dead-letters them after the last attempt.
+
+    Parameters:
+        state: has the groups.
+        records: appends what is decided.
+        deadlines: calls again for checkpoints of which some messages must wait for their back-off.
+        serve: called with a group whose polls may get messages now.
+        now_ms: tells the time, in ms since 1970.
+        counters: counts revived messages.
+        batch_max: deliveries that one call revives or dead-letters, so that other work of the loop has its turn.
+    """
+
+    def __init__(
+        self,
+        state: PopState,
+        records: GroupRecords,
+        deadlines: Deadlines,
+        serve: Callable[[ConsumerGroup], None],
+        now_ms: Callable[[], int],
+        counters: PopCounters,
+        batch_max: int,
+    ) -> None:
+        self._state = state
+        self._records = records
+        self._deadlines = deadlines
+        self._serve = serve
+        self._now_ms = now_ms
+        self._counters = counters
+        self._batch_max = batch_max
+
+    def revive(self, checkpoints: list[Checkpoint]) -> None:
+        """Revive or dead-letter the messages of checkpoints whose deadline has passed.
+
+        Raises:
+            DiskFull: the disk had no room for all records. `Deadlines` calls again with the same checkpoints.
+        """
+        now_ms = self._now_ms()
+        revived: dict[int, list[bytes]] = {}
+        dead: dict[int, list[bytes]] = {}
+        later: list[tuple[int, Checkpoint]] = []
+        late_ms: list[int] = []
+        room = self._batch_max
+        for checkpoint in checkpoints:
+            group = self._state.groups_by_id[checkpoint.group_id]
+            if room <= 0:  # the others are still due, and are in the next call
+                later.append((checkpoint.deadline_ms, checkpoint))
+                continue
+            room -= checkpoint.open.bit_count()
+            again_ms = 0
+            for index in checkpoint.open_indexes():
+                attempt = checkpoint.entry(index).attempt
+                counts = not checkpoint.suspended
+                is_last = counts and attempt >= group.attempts_max
+                due_ms = checkpoint.deadline_ms
+                if counts and not is_last:
+                    due_ms += backoff_ms(group.backoff, attempt)
+                if due_ms > now_ms:
+                    again_ms = min(again_ms or due_ms, due_ms)
+                    continue
+                ended = dead if is_last else revived
+                ended.setdefault(checkpoint.group_id, []).append(REFERENCE.pack(checkpoint.position, index))
+                late_ms.append(now_ms - due_ms)
+            if again_ms:
+                later.append((again_ms, checkpoint))
+        for group_id, references in revived.items():
+            self._records.append_references(Kind.POP_REVIVED, self._state.groups_by_id[group_id], references)
+            self._counters.revived += len(references)
+        for group_id, references in dead.items():
+            group = self._state.groups_by_id[group_id]
+            self._records.append_dead_letters(group, references, Reason.ATTEMPTS_EXHAUSTED)
+            self._serve(group)  # the group has room below its in-flight limit again
+        # This comes last: if the disk is full, `Deadlines` calls again with all checkpoints by itself.
+        for due_ms, checkpoint in later:
+            self._deadlines.schedule(due_ms, checkpoint)
+        self._counters.revive_late_ms_max = max(self._counters.revive_late_ms_max, 0, *late_ms)
+        for each_ms in late_ms:
+            self._counters.revive_lateness.add(each_ms, 1)

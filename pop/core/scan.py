@@ -1,0 +1,137 @@
+"""Scanning: how a selective group finds its next messages.
+
+A group with a filter on delivery, or a FIFO group, inspects each message of its queue. An entry whose tag has an unwanted hash
+is skipped without reading the message. Other messages are read, and then selected, skipped, or parked behind their message
+group. No message is inspected twice: `ConsumerGroup.scanned` is how far the group has come, and parked messages have their
+turn later without another scan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.pop.core.deadletters import DeadLetters
+from penstock.pop.core.group import ConsumerGroup
+from penstock.pop.core.order import NO_KEY, PARKED_MAX, FifoOrder, Parked, order_key
+from penstock.store.lightqueue import entries_array
+from penstock.store.store import Store
+
+RESPONSE_BYTES = 3 * 1024 * 1024
+"""A pop ends at this many bytes of records, after its first message: gRPC clients refuse responses above 4 MiB by default."""
+
+SCAN_READS_MAX = 1024
+"""Messages that one pop reads to find what its group wants, so that other work of the loop has its turn. The next scan
+continues there."""
+
+SCAN_ENTRIES_MAX = 65_536
+"""Entries that one pop skips by the hash of their tag alone."""
+
+SCAN_ENTRIES = 2048
+"""Entries that a scan reads from the queue in one step."""
+
+
+class Found(NamedTuple):
+    """A message that a scan found."""
+
+    position: int
+    offset: int
+    size: int
+    key: int
+    was_parked: bool
+
+
+class Scan:
+    """One scan of a group's queue: from where the last one ended, until it has found enough or has cost enough.
+
+    Parameters:
+        group: whose queue.
+        dead_letters: tells which messages of a `$dlq/` queue are still dead letters.
+        store: tells which messages retention has dropped.
+        read: returns the record of a message, or None if it can't be read.
+    """
+
+    def __init__(
+        self,
+        group: ConsumerGroup,
+        dead_letters: DeadLetters,
+        store: Store,
+        read: Callable[[int, int], bytes | None],
+    ) -> None:
+        self._group = group
+        self._dead_letters = dead_letters
+        self._store = store
+        self._read = read
+        self._found_keys: set[int] = set()
+        """Keys of the found messages. They are locked as soon as the messages are handed out."""
+        self.found: list[Found] = []
+        self.parked: list[Parked] = []
+        self.records: dict[int, bytes | None] = {}
+        """Records that were read, by position."""
+        self.offset = group.scanned
+        """Offset of the first entry that was not inspected."""
+        self._inspected = 0
+
+    def run(self, room: int) -> None:
+        """Find up to `room` messages."""
+        order = self._group.order
+        if order is not None:
+            for key in islice(order.ready, room):
+                parked = order.first(key)
+                self._found_keys.add(key)
+                self.found.append(Found(parked.position, parked.offset, parked.size, key, True))
+        bytes_left = RESPONSE_BYTES - sum(found.size for found in self.found)
+        for offset, position, size in self._candidates():
+            if len(self.found) == room or bytes_left <= 0 or self._inspected >= SCAN_READS_MAX:
+                return
+            if order is not None and order.parked + len(self.parked) >= PARKED_MAX:
+                return
+            self.offset = offset + 1
+            self._inspected += 1
+            if self._is_wanted(position, size, offset) and self._find_or_park(order, position, size, offset):
+                bytes_left -= size
+
+    def _candidates(self) -> Iterator[tuple[int, int, int]]:
+        """Yield offset, position and size of the entries that the hash of their tag doesn't exclude; skip the others."""
+        queue, expression = self._group.queue, self._group.expression
+        hashes = None if expression is None or expression.hashes is None else list(expression.hashes)
+        passed = 0
+        while self.offset < queue.committed_offset and passed < SCAN_ENTRIES_MAX:
+            first, found = queue.read_from(self.offset, SCAN_ENTRIES)
+            entries = entries_array(found)
+            if not len(entries):
+                return
+            wanted = np.arange(len(entries)) if hashes is None else np.flatnonzero(np.isin(entries["aux"], hashes))
+            positions, sizes = entries["position"][wanted].tolist(), entries["size"][wanted].tolist()
+            for at, position, size in zip(wanted.tolist(), positions, sizes, strict=True):
+                yield first + at, position, size
+            self.offset = first + len(entries)
+            passed += len(entries)
+
+    def _is_wanted(self, position: int, size: int, offset: int) -> bool:
+        group = self._group
+        if group.dead_letters_of and self._dead_letters.of_message(group.queue.id, position, offset) is None:
+            return False  # an operator has redriven it
+        if position < self._store.retention.expires_before and self._store.is_expired(position):
+            return False  # retention has dropped it
+        data = self.records[position] = self._read(position, size)
+        # A message that can't be read is handed out, and the pop dead-letters it.
+        return data is None or group.expression is None or group.expression.matches(data)
+
+    def _find_or_park(self, order: FifoOrder | None, position: int, size: int, offset: int) -> bool:
+        """Add a wanted message to `found` and return True; or park it, if its message group is busy, and return False."""
+        key = NO_KEY
+        if order is not None:
+            if order.knows(position):
+                return False  # after a repair of the log, a queue is scanned again
+            data = self.records[position]
+            key = order_key(data) if data is not None else NO_KEY
+            if key != NO_KEY and (key in self._found_keys or not order.is_free(key)):
+                self.parked.append(Parked(offset, position, size, key))
+                return False
+            self._found_keys.add(key)
+        self.found.append(Found(position, offset, size, key, False))
+        return True

@@ -1,0 +1,162 @@
+"""Selecting the messages that a pop hands out.
+
+Most groups take the next messages of their queue. A group with a filter on delivery, or a FIFO group, is selective: it inspects
+each message; see `pop.core.scan`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import starmap
+from typing import Any, TypeAlias
+
+from penstock.pop.backoff import backoff_ms
+from penstock.pop.core.checkpoint import FROM_QUEUE, FROM_RETRY
+from penstock.pop.core.group import ConsumerGroup
+from penstock.pop.core.order import NO_KEY, Parked
+from penstock.pop.core.scan import RESPONSE_BYTES, SCAN_ENTRIES, Scan
+from penstock.pop.core.state import PopState
+from penstock.store.lightqueue import ENTRY, ENTRY_BYTES
+from penstock.store.record import CHECKPOINT_ENTRY, backoff_code
+from penstock.store.store import Store
+
+PASSED_MAX = 4096
+"""Entries that a group may skip before a record must say so. It bounds what the group inspects again after a crash."""
+
+READ_AHEAD = 256
+"""Entries of its queue that a group reads at a time, even if it takes fewer: finding the first entry costs most of a read."""
+
+Entries: TypeAlias = list[tuple[int, int, int, int, int, int]]
+"""Position, offset, size, attempt, source and back-off, as in `pop.core.checkpoint.Entry`. Plain tuples, because each pop makes
+some."""
+
+Read = Callable[[int, int], bytes | None]
+
+
+@dataclass(slots=True)
+class Selection:
+    """The messages that a pop selected.
+
+    Parameters:
+        entries: of the checkpoint; empty if nothing was found.
+        noted: properties of the checkpoint record.
+        must_note: a record must be written even without entries.
+        scanned: offset up to which the group has inspected its queue.
+        records: records that were read on the way, by position.
+    """
+
+    entries: Entries
+    noted: dict[str, Any] = field(default_factory=dict)
+    must_note: bool = False
+    scanned: int = 0
+    records: dict[int, bytes | None] = field(default_factory=dict)
+
+    def body(self) -> bytes:
+        """Return the entries as the body of a checkpoint record."""
+        return b"".join(starmap(CHECKPOINT_ENTRY.pack, self.entries))
+
+
+def select(group: ConsumerGroup, room: int, state: PopState, store: Store, read: Read) -> Selection:
+    """Select up to `room` messages for a group: new messages and retries in turn, so that neither waits for the other.
+
+    `read` returns the record of a message, or None if it can't be read.
+    """
+    new, retries = group.visible_new, group.visible_retries
+    retries_first = group.retry_turn
+    if new > 0 and retries > 0:
+        share = room // 2 + (room % 2 if group.retry_turn else 0)
+        retries = min(retries, max(share, room - new))
+        group.retry_turn = not group.retry_turn
+    retries = min(retries, room)
+    back = _retries(group, retries)
+    if group.is_selective:
+        scan = Scan(group, state.dead_letters, store, read)
+        return _select_by_scan(group, scan, state.mended, back, room - len(back), retries_first)
+    return Selection(_fitting(group, back, _new(group, room - retries, store), retries_first))
+
+
+def _fitting(group: ConsumerGroup, back: Entries, new: Entries, retries_first: bool) -> Entries:
+    """Return the entries that fit into one response. If large messages fill it, new messages and retries are first in turn."""
+    entries = back + new if retries_first else new + back
+    if group.backoff:
+        codes = {attempt: backoff_code(backoff_ms(group.backoff, attempt)) for _, _, _, attempt, _, _ in entries}
+        entries = [(*entry[:5], codes[entry[3]]) for entry in entries]
+    left = RESPONSE_BYTES
+    for count, entry in enumerate(entries):
+        left -= entry[2]
+        if left < 0:
+            return entries[: max(count, 1)]
+    return entries
+
+
+def _new(group: ConsumerGroup, count: int, store: Store) -> Entries:
+    """Return up to `count` messages that were never handed out. The group skips messages that retention has dropped.
+
+    The group skips a backlog of dropped messages in steps of `SCAN_ENTRIES`, and only until retention has trimmed the queue.
+    """
+    step = count
+    while True:
+        offset, found = _read(group, step)
+        entries = [
+            (position, at, size, 1, FROM_QUEUE, 0) for at, (position, size, _) in enumerate(ENTRY.iter_unpack(found), offset)
+        ]
+        expires_before = store.retention.expires_before
+        if not entries or min(entries)[0] >= expires_before:
+            return entries[:count]
+        first, last = min(entries)[0], max(entries)[0]
+        if last >= expires_before or store.copies.any_between(first, last):
+            kept = [entry for entry in entries if entry[0] >= expires_before or not store.is_expired(entry[0])]
+            if kept:
+                return kept[:count]
+        group.cursor = group.scanned = entries[-1][1] + 1
+        step = SCAN_ENTRIES
+
+
+def _read(group: ConsumerGroup, count: int) -> tuple[int, bytes]:
+    """Read `count` entries from the group's cursor on, as `LightQueue.read_from` does. Entries read ahead are kept."""
+    first, ahead = group.ahead
+    at = (group.cursor - first) * ENTRY_BYTES
+    if not 0 <= at <= len(ahead) - count * ENTRY_BYTES:
+        first, ahead = group.queue.read_from(group.cursor, max(count, READ_AHEAD) if count else 0)
+        at = max(group.cursor - first, 0) * ENTRY_BYTES
+    found = ahead[at : at + count * ENTRY_BYTES]
+    group.ahead = (first, ahead) if at + len(found) < len(ahead) else (0, b"")
+    return first + at // ENTRY_BYTES, found
+
+
+def _retries(group: ConsumerGroup, count: int) -> Entries:
+    """Return the next `count` messages of the retry queue."""
+    if count <= 0:
+        return []
+    offset, found = group.retry.read_from(group.retry_cursor, count)
+    rows = enumerate(ENTRY.iter_unpack(found), offset)
+    return [(position, at, size, attempts + 1, FROM_RETRY, 0) for at, (position, size, attempts) in rows]
+
+
+def _select_by_scan(group: ConsumerGroup, scan: Scan, mended: int, back: Entries, room: int, retries_first: bool) -> Selection:
+    """Select the messages that a scan finds, and the retries `back`."""
+    if room > 0:
+        scan.run(room)
+    if not scan.found and not back:
+        # It was the turn of new messages, but none is wanted or free. Perhaps they wait for a message in the retry queue.
+        back = _retries(group, min(group.visible_retries, room))
+    new: Entries = [(found.position, found.offset, found.size, 1, FROM_QUEUE, 0) for found in scan.found]
+    selected = _fitting(group, back, new, retries_first)
+    positions = {position for position, _, _, _, source, _ in selected if source == FROM_QUEUE}
+    left_over = [found for found in scan.found if found.position not in positions and not found.was_parked]
+    scanned = scan.offset
+    if left_over and group.order is None:
+        scanned = left_over[0].offset  # the next scan begins with it
+    noted: dict[str, Any] = {"cursor": scanned}
+    if mended:
+        noted["mended"] = mended
+    if group.order is not None:
+        # The record names the selected messages before the parked ones, so all messages of a key keep the order of the queue.
+        scan.parked.extend(Parked(found.offset, found.position, found.size, found.key) for found in left_over)
+        keys = {found.position: found.key for found in scan.found}
+        noted["keys"] = [keys.get(entry[0], NO_KEY) for entry in selected]
+        if scan.parked:
+            noted["parked"] = [list(parked) for parked in sorted(scan.parked)]
+    must_note = bool(scan.parked) or scanned - group.cursor >= PASSED_MAX
+    return Selection(selected, noted, must_note, scanned, scan.records)

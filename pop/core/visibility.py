@@ -1,0 +1,110 @@
+"""Changing the invisible time of deliveries: each moves to a new checkpoint, with a new deadline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from penstock.pop.core.checkpoint import Checkpoint, delivery_id, delivery_of
+from penstock.pop.core.group import ConsumerGroup
+from penstock.pop.core.handle import Delivery, Handles
+from penstock.pop.core.judging import Judge
+from penstock.pop.core.outcome import AckOutcome, InvisibleChange
+from penstock.pop.core.records import GroupRecords
+from penstock.pop.core.state import PopState
+from penstock.store.record import CHANGE_ENTRY, Flag, Kind
+
+
+class Visibility:
+    """Changes the invisible time of deliveries.
+
+    Parameters:
+        state: has the checkpoints.
+        records: appends what is decided.
+        handles: reads and makes handles.
+        judge: decides about handles.
+        now_ms: tells the time, in ms since 1970.
+        invisible_ms_max: longest invisible time that a consumer may ask for.
+    """
+
+    def __init__(
+        self,
+        state: PopState,
+        records: GroupRecords,
+        handles: Handles,
+        judge: Judge,
+        now_ms: Callable[[], int],
+        invisible_ms_max: int,
+    ) -> None:
+        self._state = state
+        self._records = records
+        self._handles = handles
+        self._judge = judge
+        self._now_ms = now_ms
+        self._invisible_ms_max = invisible_ms_max
+
+    def change_invisible(self, name: str, changes: list[InvisibleChange]) -> list[tuple[AckOutcome, str]]:
+        """Move the deadlines of deliveries of the group `name`; return the outcome and the new handle of each, in order.
+
+        The old handle is void. If the outcome is not OK, the old handle is returned. The caller must not respond before
+        `Store.when_durable`.
+
+        Raises:
+            DiskFull: the disk had no room for all records.
+        """
+        outcomes: list[tuple[AckOutcome, str]] = []
+        by_record: dict[tuple[int, int, bool], list[tuple[int, Delivery]]] = {}
+        named: set[tuple[int, int]] = set()
+        deliveries = self._handles.read_deliveries([change.handle for change in changes])
+        for at, (change, delivery) in enumerate(zip(changes, deliveries, strict=True)):
+            outcome = self._judge.outcome(name, delivery, named)
+            if outcome is AckOutcome.OK and not 0 <= change.invisible_ms <= self._invisible_ms_max:
+                outcome = AckOutcome.INVALID_INVISIBLE_TIME
+            outcomes.append((outcome, change.handle))
+            if outcome is AckOutcome.OK:
+                assert delivery is not None
+                named.add((delivery.checkpoint, delivery.index))
+                key = (delivery.group_id, change.invisible_ms, change.suspend)
+                by_record.setdefault(key, []).append((at, delivery))
+        for (group_id, invisible_ms, suspend), changed in by_record.items():
+            pairs = [(delivery.checkpoint, delivery.index) for _, delivery in changed]
+            checkpoint = self._append_change(group_id, invisible_ms, suspend, pairs)
+            fresh = self._handles.deliveries(checkpoint.position, checkpoint.pop_ms, group_id, checkpoint.count)
+            for (at, _), handle in zip(changed, fresh, strict=True):
+                outcomes[at] = (AckOutcome.OK, handle)
+        return outcomes
+
+    def extend(self, group: ConsumerGroup, deliveries: list[int], invisible_ms: int) -> list[int]:
+        """Move the deadlines of deliveries, given by their ids, to `invisible_ms` from now; return their new ids.
+
+        This is for consumers inside the node, and `invisible_ms` has no maximum. Deliveries that are over keep their ids.
+
+        Raises:
+            DiskFull: the disk has no room for the record; the old ids and deadlines hold.
+        """
+        checkpoints = self._state.checkpoints
+        moved = {}
+        for delivery in deliveries:
+            position, index = delivery_of(delivery)
+            checkpoint = checkpoints.get(position)
+            if checkpoint is not None and checkpoint.open >> index & 1:
+                moved[delivery] = position, index
+        if not moved:
+            return deliveries
+        first = delivery_id(self._append_change(group.id, invisible_ms, False, list(moved.values())).position)
+        fresh = dict(zip(moved, range(first, first + len(moved)), strict=True))
+        return [fresh.get(delivery, delivery) for delivery in deliveries]
+
+    def _append_change(self, group_id: int, invisible_ms: int, suspend: bool, deliveries: list[tuple[int, int]]) -> Checkpoint:
+        """Append the record that moves open deliveries; return their new checkpoint, which has them in the same order."""
+        entries = []
+        for position, index in deliveries:
+            entries.append(CHANGE_ENTRY.pack(position, index, *self._state.checkpoints[position].entry(index)))
+        position = self._records.append(
+            Kind.POP_INVISIBLE_CHANGED,
+            group_id,
+            self._state.groups_by_id[group_id].name,
+            b"".join(entries),
+            deadline_ms=self._now_ms() + invisible_ms,
+            flags=Flag.SUSPENDED if suspend else 0,
+        )
+        return self._state.checkpoints[position]
