@@ -106,7 +106,7 @@ def fill(data_dir: Path, records: int) -> Figures:
     queue = store.queues.declare("bench/+", OWNER, "earliest")
     store.commit()
     began = time.perf_counter()
-    while store.queues.fill():
+    while store.queues.backfill():
         _append(store, BATCH, b"x" * 64)
     store.commit()
     seconds = time.perf_counter() - began

@@ -139,7 +139,7 @@ class Gateway:
         self.backpressure.start(self.loop)
         self.shared.start(self.loop)
         await self.access.start(self.clock.monotonic_s)
-        self.sockets = Sockets(self.loop, self.store.look, self._end_turn) if HAS_TURNS else None
+        self.sockets = Sockets(self.loop, self.store.release_durable, self._end_turn) if HAS_TURNS else None
         await self.listeners.start()
         self.throttle.start(self.loop)
         self.keep_alives.start(self.clock.monotonic_s())

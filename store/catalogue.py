@@ -25,12 +25,12 @@ from struct import Struct
 from weakref import ref
 
 from penstock.store import topics
-from penstock.store.index import Batch, Index, Space
+from penstock.store.index import Batch, Index, KeySpace
 from penstock.store.lightqueue import ENTRY_BYTES, RESTORED, LightQueue, Start, delete_entries, name_key, name_of, name_row
 
 _ID = Struct(">I")
 _POSITION = Struct(">Q")
-_TOTALS_KEY = Space.META + b"queues"
+_TOTALS_KEY = KeySpace.META + b"queues"
 _TOTALS = Struct(">III")
 
 _QUEUE = Struct("<IqQB")
@@ -48,8 +48,8 @@ ROWS_AT_ONCE = 64
 PLAIN_MAX = 65_536
 """Plain filters that are kept in memory as well, 0.1 KiB each: most topics are none of them, and need no lookup to know it."""
 
-_NAME = bytes(Space.NAME)
-_WILDCARD = bytes(Space.WILDCARD)
+_NAME = bytes(KeySpace.NAME)
+_WILDCARD = bytes(KeySpace.WILDCARD)
 
 
 def _filter_key(topic_filter: str) -> bytes:
@@ -57,7 +57,7 @@ def _filter_key(topic_filter: str) -> bytes:
 
 
 def _filling_key(queue_id: int) -> bytes:
-    return Space.FILLING + _ID.pack(queue_id)
+    return KeySpace.BACKFILL + _ID.pack(queue_id)
 
 
 def _is_plain(topic_filter: str) -> bool:
@@ -217,10 +217,10 @@ class Catalogue:
                 if len(self._plain_filters) > PLAIN_MAX:
                     self._plain_filters = None
 
-    def change(self, queue: LightQueue, fill_position: int | None = None) -> None:
+    def change(self, queue: LightQueue, backfill_position: int | None = None) -> None:
         """Note that a queue's owners have changed, or how far its filling is; None where it isn't filled (any more)."""
         if queue.start != "latest":
-            self._fill_positions[queue.id] = fill_position
+            self._fill_positions[queue.id] = backfill_position
         self._renamed[queue.id] = queue
         self._note(queue)
 
@@ -242,14 +242,14 @@ class Catalogue:
         # Holds the queue, so that it isn't loaded again from a row that is out of date.
         self._unsaved.setdefault(queue.filter, {})[queue.id] = queue
 
-    def fill_position(self, queue: LightQueue) -> int | None:
+    def backfill_position(self, queue: LightQueue) -> int | None:
         """Return how far a queue's filling was at the last save, or None where it wasn't being filled."""
         row = self._index.get(_filling_key(queue.id))
         return None if row is None else int(_POSITION.unpack(row)[0])
 
     def __iter__(self) -> Iterator[LightQueue]:
         """Yield all queues: those that are saved by their ids, then new ones. Loads each: for tools and tests."""
-        for key, _ in self._index.rows(bytes(Space.QUEUE)):
+        for key, _ in self._index.rows(bytes(KeySpace.QUEUE)):
             queue = self.get(_ID.unpack(key[1:])[0])
             if queue is not None:
                 yield queue
@@ -278,7 +278,7 @@ class Catalogue:
             self.next_id, self.count, self.plain = _TOTALS.unpack(totals)
         self._plain_filters = self._load_plain_filters() if self.plain <= PLAIN_MAX else None
         wildcards = [queue for key, row in self._index.rows(_WILDCARD) for queue in self._load_all(key[1:].decode(), key, row)]
-        filling = [self._known(_ID.unpack(key[1:])[0]) for key, _ in self._index.rows(bytes(Space.FILLING))]
+        filling = [self._known(_ID.unpack(key[1:])[0]) for key, _ in self._index.rows(bytes(KeySpace.BACKFILL))]
         return wildcards, filling
 
     def _load_plain_filters(self) -> set[str]:

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import structlog
 
 from penstock.store.errors import DiskFull, LogCorrupt, PositionUnknown, RecordCorrupt, RecordTooLarge
+from penstock.store.quarantine import QUARANTINE, quarantine
 from penstock.store.record import (
     COPY_BYTES,
     HEADER_BYTES,
@@ -33,7 +34,6 @@ from penstock.store.record import (
     walk,
 )
 from penstock.store.segment import SUFFIX, Segment, segment_base, segment_name, sync_directory
-from penstock.store.setaside import SET_ASIDE, set_aside
 from penstock.store.space import Space
 from penstock.store.syncmark import FILE, SyncMark
 
@@ -161,7 +161,7 @@ class CommitLog:
             if find_valid(segment.view, stop + 1, torn_until, segment.capacity) is not None:
                 if mark is None or not mark.has_booted_since:
                     raise _damaged(segment, stop)
-                self._set_aside(segment, stop, torn_until)
+                self._quarantine(segment, stop, torn_until)
             segment.clear_from(stop)
         self.written = self.end = self._limit = segment.base + stop
         self.sync()
@@ -171,11 +171,11 @@ class CommitLog:
         self._is_recovered = True
         return Tail(self.end, torn_until - stop)
 
-    def _set_aside(self, segment: Segment, start: int, end: int) -> None:
+    def _quarantine(self, segment: Segment, start: int, end: int) -> None:
         position, found = segment.base + start, segment.view[start:end]
         name = f"{position}-{end - start}-{checksum(found):08x}.bin"
-        logger.warning("log.torn_out_of_order", position=position, bytes=end - start, copy=f"{SET_ASIDE}/{name}")
-        set_aside(segment.path, position, end - start, name)
+        logger.warning("log.torn_out_of_order", position=position, bytes=end - start, copy=f"{QUARANTINE}/{name}")
+        quarantine(segment.path, position, end - start, name)
 
     def _verify_sealed(self, at: int, offset: int) -> None:
         segment = self._sealed_segment(at)
@@ -278,7 +278,7 @@ class CommitLog:
         except OSError as error:
             self._failure = error  # who appends need not know: the commit of this turn ends the node
             raise
-        self._space.look(may_rise=False)
+        self._space.measure(may_rise=False)
 
     def _allocate(self, segment: Segment, start: int, end: int) -> int:
         until = min(max(start, end) + ALLOCATE_BYTES, segment.base + segment.capacity)

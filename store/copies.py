@@ -13,13 +13,13 @@ from struct import Struct
 
 from penstock.store.commitlog import CommitLog
 from penstock.store.errors import PositionUnknown
-from penstock.store.index import Batch, Index, Space
+from penstock.store.index import Batch, Index, KeySpace
 from penstock.store.part import Apply
 from penstock.store.record import COPY_BYTES, COPY_FIXED, Kind, Record
 
 _KEY = Struct(">cQ")
 _ROW = Struct("<QI")
-_TOTAL_KEY = Space.META + b"copied"
+_TOTAL_KEY = KeySpace.META + b"copied"
 _TOTAL = Struct("<Q")
 
 
@@ -56,12 +56,12 @@ class Copies:
 
     def any_between(self, first: int, last: int) -> bool:
         """Return whether there is a copy of a record that stood at `first`, at `last` or between. Sees what was saved."""
-        row = self._index.last_at_or_before(_KEY.pack(Space.COPY, last), bytes(Space.COPY))
+        row = self._index.last_at_or_before(_KEY.pack(KeySpace.COPY, last), bytes(KeySpace.COPY))
         return row is not None and int(_KEY.unpack(row[0])[1]) >= first
 
     def forget_before(self, position: int) -> Iterator[None]:
         """Give up the copies that lie before `position`, and pause after each row: who needed one has a later one by now."""
-        for key, _ in self._index.rows(bytes(Space.COPY)):
+        for key, _ in self._index.rows(bytes(KeySpace.COPY)):
             origin = int(_KEY.unpack(key)[1])
             row = self._row(origin)  # as it is now: it may have been copied once more since the iteration began
             if row is not None and _ROW.unpack(row)[0] < position:
@@ -72,7 +72,7 @@ class Copies:
     def _row(self, origin: int) -> bytes | None:
         if origin in self._changed:
             return self._changed[origin]
-        return self._index.get(_KEY.pack(Space.COPY, origin))
+        return self._index.get(_KEY.pack(KeySpace.COPY, origin))
 
     # --- the part ---------------------------------------------------------------------------------------------------
 
@@ -94,9 +94,9 @@ class Copies:
             return
         for origin, row in self._changed.items():
             if row is None:
-                batch.delete(_KEY.pack(Space.COPY, origin))
+                batch.delete(_KEY.pack(KeySpace.COPY, origin))
             else:
-                batch.put(_KEY.pack(Space.COPY, origin), row)
+                batch.put(_KEY.pack(KeySpace.COPY, origin), row)
         batch.put(_TOTAL_KEY, _TOTAL.pack(self.pinned_bytes))
         self._changed.clear()
 

@@ -57,10 +57,10 @@ class GroupCommit:
         self.syncs = 0
 
     def wait(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once all that was appended so far is durable. To be followed by a `poke` when that is written."""
+        """Call `callback` once all that was appended so far is durable. To be followed by a `advance` when that is written."""
         self._unwritten.append(callback)
 
-    def begin(self) -> None:
+    def request(self) -> None:
         """Ask for a sync if somebody waits for one. Called after each write of the log. Releases nobody."""
         written = self._log.written
         if self._unwritten and self._log.end == written:
@@ -71,16 +71,16 @@ class GroupCommit:
         if is_due and self._sync.begin():
             targets.append(written)
 
-    def poke(self) -> None:
-        """As `begin`; and release who waits for none."""
-        self.begin()
+    def advance(self) -> None:
+        """As `request`; and release who waits for none."""
+        self.request()
         if self._groups and self._groups[0][0] <= self.durable:
             self._release()
 
-    def look(self) -> None:
+    def collect(self) -> None:
         """Release who waits for a sync that has ended by now, and begin the next one."""
         if self._targets:
-            self._sync.look()
+            self._sync.collect()
 
     def _ended(self, error: OSError | None, served: int) -> None:
         if error is not None:
@@ -89,11 +89,11 @@ class GroupCommit:
         self.syncs += 1
         for _ in range(served):
             self.durable = max(self.durable, self._targets.popleft())
-        self.begin()  # the disk works while those who are released do
+        self.request()  # the disk works while those who are released do
         try:
             self._release()
         finally:
-            self.poke()
+            self.advance()
 
     def _release(self) -> None:
         groups, durable = self._groups, self.durable

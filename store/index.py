@@ -75,14 +75,14 @@ _META = Struct("<IQQq")
 _VERSION = Struct("<I")
 
 
-class Space(bytes, Enum):
+class KeySpace(bytes, Enum):
     """First byte of a key: which part's rows."""
 
     META = b"M"
     QUEUE = b"N"
     NAME = b"F"
     WILDCARD = b"W"
-    FILLING = b"L"
+    BACKFILL = b"L"
     ENTRIES = b"Q"
     GROUP = b"G"
     CHECKPOINT = b"C"
@@ -354,13 +354,13 @@ class IndexView:
     Iterators, not rocksdict's `Snapshot`: what that gives to iterate with sees later writes. An iterator never does.
 
     Parameters:
-        scan, look: iterators that were made with no write between them.
+        scan, lookup: iterators that were made with no write between them.
         check: raises where an iterator ended because RocksDB could not read.
     """
 
-    def __init__(self, scan: RdictIter, look: RdictIter, check: Callable[[RdictIter], None]) -> None:
+    def __init__(self, scan: RdictIter, lookup: RdictIter, check: Callable[[RdictIter], None]) -> None:
         self._scan = scan
-        self._look = look
+        self._lookup = lookup
         self._check = check
 
     def rows(self, start: bytes, until: bytes = b"\xff" * 64) -> Iterator[tuple[bytes, bytes]]:
@@ -369,7 +369,7 @@ class IndexView:
 
     def rows_of(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yield the rows whose key starts with `prefix`, in key order. To be used up before anything else is looked up."""
-        return self._rows(self._look, prefix, after(prefix))
+        return self._rows(self._lookup, prefix, after(prefix))
 
     def _rows(self, cursor: RdictIter, start: bytes, until: bytes) -> Iterator[tuple[bytes, bytes]]:
         cursor.seek(start)

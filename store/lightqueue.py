@@ -29,7 +29,7 @@ import orjson
 
 from penstock.store.commitlog import CommitLog
 from penstock.store.errors import PositionUnknown, RecordCorrupt
-from penstock.store.index import Batch, Index, Space, after
+from penstock.store.index import Batch, Index, KeySpace, after
 from penstock.store.record import Flag, Record, decode_properties
 
 ENTRY = Struct("<QII")
@@ -54,7 +54,7 @@ rebuild gives the same, and no record names another queue by them."""
 TRANSIENT = 0x8000_0000
 """Queue ids from here on last as long as the process: no record declares them, and a start deletes their entries."""
 
-_ENTRIES = bytes(Space.ENTRIES)
+_ENTRIES = bytes(KeySpace.ENTRIES)
 _KEY = Struct(">cIQ")
 _PREFIX = Struct(">cI")
 
@@ -71,7 +71,7 @@ Watcher = Callable[["LightQueue", int, bytes], None]
 
 def queue_prefix(queue_id: int) -> bytes:
     """Return what all keys of a queue's entries start with."""
-    return _PREFIX.pack(Space.ENTRIES, queue_id)
+    return _PREFIX.pack(KeySpace.ENTRIES, queue_id)
 
 
 class LightQueue:
@@ -302,7 +302,7 @@ def entries_key(queue_id: int, offset: int) -> bytes:
 
 def name_key(queue_id: int) -> bytes:
     """Return the key of the row that has a durable queue's filter and owners."""
-    return _PREFIX.pack(Space.QUEUE, queue_id)
+    return _PREFIX.pack(KeySpace.QUEUE, queue_id)
 
 
 def name_row(queue: LightQueue) -> bytes:
@@ -323,7 +323,7 @@ def delete_entries(batch: Batch, queue_id: int) -> None:
 
 def delete_transient_entries(batch: Batch) -> None:
     """Delete what the transient queues of an earlier process left, with one range delete."""
-    batch.delete_range(queue_prefix(TRANSIENT), after(bytes(Space.ENTRIES)))
+    batch.delete_range(queue_prefix(TRANSIENT), after(bytes(KeySpace.ENTRIES)))
 
 
 def consecutive_entries(position: int, sizes: list[int], counts: list[int]) -> tuple[bytes, int]:

@@ -18,11 +18,11 @@ import orjson
 import structlog
 
 from penstock.store import topics
+from penstock.store.backfill import Backfill
 from penstock.store.catalogue import Catalogue
 from penstock.store.commitlog import CommitLog
 from penstock.store.errors import LimitExceeded, QueueUnknown, TopicInvalid
-from penstock.store.filling import Filling
-from penstock.store.index import Batch, Index, Space
+from penstock.store.index import Batch, Index, KeySpace
 from penstock.store.lightqueue import (
     ENTRY,
     RESTORED,
@@ -106,7 +106,7 @@ class Queues:
         self._transient: dict[str, LightQueue] = {}
         self._transient_by_id: dict[int, LightQueue] = {}
         self._roots: dict[str, Root] = {}
-        self._fillings: dict[int, Filling] = {}
+        self._backfills: dict[int, Backfill] = {}
         self.routes: dict[bytes, Route] = {}
         """The cache of `route`, by topic. A route in it may be outdated; its topic is one that `route` takes."""
         self._next_transient_id = TRANSIENT
@@ -114,7 +114,7 @@ class Queues:
         self.dirty: list[LightQueue] = []
         self.first_position: Callable[[], int] = lambda: log.start
         """Returns where a queue begins that wants all that there is."""
-        self.on_fill: Callable[[], None] = lambda: None
+        self.on_backfill: Callable[[], None] = lambda: None
         """Called when a filling begins: the owner then calls `fill` until it returns False."""
 
     def __len__(self) -> int:
@@ -171,7 +171,7 @@ class Queues:
         if name in self._transient:
             yield self._transient[name]
         if self._catalogue.may_name(name) and not name.startswith("$"):
-            yield from (queue for queue in self._catalogue.named(name) if queue.id not in self._fillings)
+            yield from (queue for queue in self._catalogue.named(name) if queue.id not in self._backfills)
 
     def _forget(self, topic: bytes) -> None:
         """Take a route out of the cache, and tell those who keep it that it is no longer kept up to date."""
@@ -206,9 +206,9 @@ class Queues:
             raise QueueUnknown(f"no light queue has the id {queue_id}")
         return queue
 
-    def is_filling(self, queue: LightQueue) -> bool:
+    def is_backfilling(self, queue: LightQueue) -> bool:
         """Return whether a queue doesn't have all yet that the log had before it."""
-        return queue.id in self._fillings
+        return queue.id in self._backfills
 
     def find(self, topic_filter: str, start: Start = "latest") -> LightQueue | None:
         """Return the durable queue of a filter and start, or None. Roots and internal queues start at `latest`."""
@@ -388,14 +388,14 @@ class Queues:
         if queue.owners:
             self._changed(queue)
             return
-        self._fillings.pop(queue.id, None)
+        self._backfills.pop(queue.id, None)
         self._catalogue.remove(queue)
         self._retire(queue)
 
-    def apply_filled(self, record: Record) -> None:
-        """Apply QUEUE_FILLED: a filling that begins later than it once did learns at which offset it must end."""
+    def apply_backfilled(self, record: Record) -> None:
+        """Apply QUEUE_BACKFILLED: a filling that begins later than it once did learns at which offset it must end."""
         (queue_id,) = QUEUE_FIXED.unpack(record.fixed)
-        filling = self._fillings.get(queue_id)
+        filling = self._backfills.get(queue_id)
         if filling is not None:
             filling.ends_at(record.position, orjson.loads(record.properties)["next_offset"])
 
@@ -418,7 +418,7 @@ class Queues:
         return True
 
     def _changed(self, queue: LightQueue) -> None:
-        filling = self._fillings.get(queue.id)
+        filling = self._backfills.get(queue.id)
         self._catalogue.change(queue, filling.position if filling else None)
 
     def _begin(self, queue: LightQueue, owner: str, position: int = 0) -> None:
@@ -431,15 +431,15 @@ class Queues:
         elif queue.start == "latest":
             self._go_live(queue)
         else:
-            self._fill_from(queue, position)
+            self._backfill_from(queue, position)
 
-    def _fill_from(self, queue: LightQueue, position: int) -> None:
-        self._fillings[queue.id] = Filling(self._log, queue, position)
-        self.on_fill()
+    def _backfill_from(self, queue: LightQueue, position: int) -> None:
+        self._backfills[queue.id] = Backfill(self._log, queue, position)
+        self.on_backfill()
 
-    def fills_from_before(self, position: int) -> bool:
+    def backfills_from_before(self, position: int) -> bool:
         """Return whether a queue is being filled that began to read before `position`."""
-        return any(filling.began < position for filling in self._fillings.values())
+        return any(filling.began < position for filling in self._backfills.values())
 
     def _go_live(self, queue: LightQueue) -> None:
         if topics.is_wildcard(queue.filter):
@@ -475,24 +475,24 @@ class Queues:
 
     # --- filling ----------------------------------------------------------------------------------------------------
 
-    def fill(self) -> bool:
+    def backfill(self) -> bool:
         """Do one slice for each queue that is being filled. Return whether any is left.
 
         To be called with nothing uncommitted: a filling that has read all that is written goes live here and now.
         """
         end = self._log.written
         assert self._log.end == end, "commit first"
-        for queue_id, filling in list(self._fillings.items()):
+        for queue_id, filling in list(self._backfills.items()):
             for position, size, aux in filling.slice():
                 self.append_to(filling.queue, position, size, aux)
             if filling.position == end:
                 if not filling.is_noted:
                     row = orjson.dumps({"next_offset": filling.queue.next_offset})
-                    self._append(Kind.QUEUE_FILLED, QUEUE_FIXED.pack(queue_id), filling.queue.filter.encode(), b"", row)
-                del self._fillings[queue_id]
+                    self._append(Kind.QUEUE_BACKFILLED, QUEUE_FIXED.pack(queue_id), filling.queue.filter.encode(), b"", row)
+                del self._backfills[queue_id]
                 self._go_live(filling.queue)
             self._changed(filling.queue)
-        return bool(self._fillings)
+        return bool(self._backfills)
 
     # --- the index --------------------------------------------------------------------------------------------------
 
@@ -513,17 +513,17 @@ class Queues:
 
     def load(self) -> None:
         """Begin with the durable queues of the index, and delete what transient ones left."""
-        if self._index.first_at_or_after(entries_key(TRANSIENT, 0), bytes(Space.ENTRIES)) is not None:
+        if self._index.first_at_or_after(entries_key(TRANSIENT, 0), bytes(KeySpace.ENTRIES)) is not None:
             batch = Batch()  # only then: each lookup asks the range deletions first
             delete_transient_entries(batch)
             self._index.write(batch)
         wildcards, filling = self._catalogue.load()
         for queue in filling:
-            position = self._catalogue.fill_position(queue)
+            position = self._catalogue.backfill_position(queue)
             assert position is not None, queue.filter
-            self._fill_from(queue, position)
+            self._backfill_from(queue, position)
         for queue in wildcards:
-            if queue.id not in self._fillings:
+            if queue.id not in self._backfills:
                 self._go_live(queue)
                 if _is_root(queue.filter):
                     self._roots[topics.first_level(queue.filter)] = Root(queue)

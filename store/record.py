@@ -76,7 +76,7 @@ class Kind(IntEnum):
     """A range that `penstock repair` set aside. Nothing is applied; positions behind it are what they were."""
     COPIED = 18
     """A whole older record, copied before its segment was dropped. Whoever names the old position is given this body."""
-    QUEUE_FILLED = 19
+    QUEUE_BACKFILLED = 19
     """A queue has all that the log had before it. States its next offset, by which a rebuilt queue gets the same offsets."""
     GROUP_CHANGED = 20
     """A group's settings, all of them, in the properties."""
@@ -145,7 +145,7 @@ _lengths = struct.Struct("<HI").unpack_from
 _STORE_MS = struct.Struct("<q")
 
 QUEUE_FIXED = struct.Struct("<I")
-"""Fixed fields of QUEUE_DECLARED, QUEUE_DROPPED and QUEUE_FILLED: queue id."""
+"""Fixed fields of QUEUE_DECLARED, QUEUE_DROPPED and QUEUE_BACKFILLED: queue id."""
 
 COPY_FIXED = struct.Struct("<Q")
 """Fixed field of COPIED: position at which the record stood first. It is the record's id still."""
@@ -172,7 +172,7 @@ _POP_KINDS = (
 
 FIXED_BYTES: list[int] = [0] * 256
 """Bytes of the fixed fields, by kind."""
-for _kind in (Kind.QUEUE_DECLARED, Kind.QUEUE_DROPPED, Kind.QUEUE_FILLED):
+for _kind in (Kind.QUEUE_DECLARED, Kind.QUEUE_DROPPED, Kind.QUEUE_BACKFILLED):
     FIXED_BYTES[_kind] = QUEUE_FIXED.size
 FIXED_BYTES[Kind.COPIED] = COPY_FIXED.size
 for _kind in _POP_KINDS:

@@ -17,12 +17,12 @@ from penstock.store import record
 from penstock.store.commitlog import DIRECTORY
 from penstock.store.errors import LogCorrupt, PositionUnknown
 from penstock.store.index import Index
+from penstock.store.quarantine import QUARANTINE, quarantine
 from penstock.store.record import HEADER_BYTES, RECORD_BYTES_MAX, Kind, next_valid, store_ms_of, valid_until, walk
 from penstock.store.segment import SUFFIX, Segment, segment_base, segment_name
-from penstock.store.setaside import SET_ASIDE, set_aside
 from penstock.store.syncmark import SyncMark
 
-__all__ = ["SET_ASIDE", "Damage", "Findings", "repair", "survey"]
+__all__ = ["QUARANTINE", "Damage", "Findings", "repair", "survey"]
 
 
 class Damage(NamedTuple):
@@ -41,7 +41,7 @@ class Damage(NamedTuple):
 
     @property
     def copy_name(self) -> str:
-        """Name of the file in `SET_ASIDE` that gets what is left of it."""
+        """Name of the file in `QUARANTINE` that gets what is left of it."""
         return f"{self.position}-{self.length}.bin"
 
 
@@ -155,7 +155,7 @@ def repair(data_dir: Path, damages: list[Damage]) -> None:
         return
     for damage in damages:
         segment = data_dir / DIRECTORY / damage.segment
-        set_aside(segment, damage.position, damage.length - damage.missing, damage.copy_name)
+        quarantine(segment, damage.position, damage.length - damage.missing, damage.copy_name)
     Index.destroy(data_dir)
     for damage in damages:
         _fill(data_dir / DIRECTORY / damage.segment, damage)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from penstock.store.errors import DiskFull, PositionUnknown
-from penstock.store.index import Batch, Space
+from penstock.store.index import Batch, KeySpace
 from penstock.store.lightqueue import ENTRY_BYTES, entries_array, entries_key, queue_prefix
 from penstock.store.options import MIB
 from penstock.store.record import COPY_FIXED, Kind, is_intact
@@ -106,7 +106,7 @@ class Retention:
             return
         self._jobs.append(self._snapshot(self._writer, store_ms))
 
-    def keep_house(self) -> None:
+    def begin_due(self) -> None:
         """Begin what is due. To be called about once a second, with nothing uncommitted."""
         if not self.enabled or self._jobs:
             return
@@ -183,7 +183,7 @@ class Retention:
         """Carry forward what is needed from before `boundary`, then delete that part of the log."""
         store = self._store
         self.expires_before = boundary
-        while store.queues.fills_from_before(boundary):
+        while store.queues.backfills_from_before(boundary):
             yield True
         for part in store.parts:
             for origin, size in part.live(boundary):
@@ -226,7 +226,7 @@ class Retention:
         self.copy(origin, size)
         return True
 
-    def keep(self, origin: int, size: int) -> None:
+    def carry_if_expiring(self, origin: int, size: int) -> None:
         """Carry a record forward now if it would expire within half of the retention: what it is for has only just begun."""
         store = self._store
         half_ms = store.options.retention_ms // 2
@@ -260,7 +260,7 @@ class Retention:
         """Delete the entries of light queues that point at what is gone: about 6 us a queue, and 3 us a row that goes."""
         queue_id = 0
         while queue_id < 2**32:
-            row = self._store.index.first_at_or_after(entries_key(queue_id, 0), bytes(Space.ENTRIES))
+            row = self._store.index.first_at_or_after(entries_key(queue_id, 0), bytes(KeySpace.ENTRIES))
             if row is None:
                 break
             queue_id = int.from_bytes(row[0][1:5], "big")

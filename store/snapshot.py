@@ -21,7 +21,7 @@ import orjson
 
 from penstock.store.catalogue import without_entries
 from penstock.store.errors import RecordCorrupt, SnapshotInvalid
-from penstock.store.index import FORMAT, META_KEY, Batch, Covered, Index, IndexView, Space, after
+from penstock.store.index import FORMAT, META_KEY, Batch, Covered, Index, IndexView, KeySpace, after
 from penstock.store.lightqueue import name_of, queue_prefix
 from penstock.store.options import KIB
 from penstock.store.record import HEADER_BYTES, RECORD_BYTES_MAX, Kind, decode, encode, size_of, store_ms_of
@@ -133,14 +133,14 @@ class SnapshotWriter:
 
 def _rows(view: IndexView) -> Iterator[tuple[bytes, bytes]]:
     """Yield the rows of a snapshot: all but the entries of queues that topics reach. Of internal ones, which none does, all."""
-    entries = bytes(Space.ENTRIES)
+    entries = bytes(KeySpace.ENTRIES)
     for key, value in chain(view.rows(b"", until=entries), view.rows(after(entries))):
         if key == META_KEY:
             continue
         space, name = key[:1], key[1:]
-        has_entries = space in (Space.NAME, Space.WILDCARD) and not name.startswith(b"$")
+        has_entries = space in (KeySpace.NAME, KeySpace.WILDCARD) and not name.startswith(b"$")
         yield key, without_entries(value) if has_entries else value
-        if space == Space.QUEUE and name_of(value)[0].startswith("$"):
+        if space == KeySpace.QUEUE and name_of(value)[0].startswith("$"):
             yield from view.rows_of(queue_prefix(int.from_bytes(name, "big")))
 
 

@@ -53,7 +53,7 @@ ADDS = frozenset(
 FREES = frozenset(
     (
         Kind.QUEUE_DROPPED,
-        Kind.QUEUE_FILLED,
+        Kind.QUEUE_BACKFILLED,
         Kind.GROUP_DELETED,
         Kind.SESSION_CLOSED,
         Kind.SESSION_UNSUBSCRIBED,
@@ -115,7 +115,7 @@ class Space:
         self.on_relief: list[Callable[[], None]] = []
         """Called on the loop when more may be stored than before."""
 
-    def look(self, *, may_rise: bool = True) -> None:
+    def measure(self, *, may_rise: bool = True) -> None:
         """Look at the disk, and change the level.
 
         Args:

@@ -97,7 +97,7 @@ class Store:
         self._applies: dict[int, list[Apply]] = {
             Kind.QUEUE_DECLARED: [self.queues.apply_declared],
             Kind.QUEUE_DROPPED: [self.queues.apply_dropped],
-            Kind.QUEUE_FILLED: [self.queues.apply_filled],
+            Kind.QUEUE_BACKFILLED: [self.queues.apply_backfilled],
         }
         self.add_part(self.copies)
         self._last_ms = self._covered.store_ms if self._covered else 0
@@ -152,7 +152,7 @@ class Store:
             part.load(self.index)
         replayed = self._replay(self._flushed_at)
         self.replaying = False
-        self.space.look()
+        self.space.measure()
         return Recovery(self._torn_bytes, replayed, self._rebuilt, self.clock.monotonic_s() - self._opened_s)
 
     def _agree(self) -> tuple[Index, Covered | None, int]:
@@ -412,15 +412,15 @@ class Store:
 
         Scheduled by the first append. Whoever knows that no more comes in this turn calls it before.
         """
-        self.look()  # who is told now sends the next message while those of this turn are committed
+        self.release_durable()  # who is told now sends the next message while those of this turn are committed
         if self._commit_scheduled:
             self.commit()
-        self.look()
+        self.release_durable()
 
-    def look(self) -> None:
+    def release_durable(self) -> None:
         """Release who waits for what is durable by now. For the course of a long turn: else the loop sees to it."""
         if self._group is not None:
-            self._group.look()
+            self._group.collect()
 
     def commit(self) -> None:
         """Write what this turn has appended, then its index changes, then tell who watches: for who reads it in this turn.
@@ -437,7 +437,7 @@ class Store:
             if self._group is not None:
                 # The disk works while the index is written. Where that fails, the node ends, and who waits may still be told:
                 # what they wait for is in the log, from which the index is made again.
-                self._group.begin()
+                self._group.request()
             assert self.log.written == self.log.end, "the index must not be ahead of what it says it covers"
             fresh = self._unannounced + self._save(self.log.written)
             self._unannounced = []
@@ -445,7 +445,7 @@ class Store:
             self._fail(error)
             return
         if self._group is not None:
-            self._group.poke()
+            self._group.advance()
         for queue, offset, entries in fresh:
             for watcher in tuple(queue.watchers):
                 watcher(queue, offset, entries)
@@ -488,7 +488,7 @@ class Store:
             return
         group.wait(callback)
         if not self._commit_scheduled:
-            group.poke()
+            group.advance()
 
     async def durable(self) -> None:
         """Return when all that was appended so far is durable."""
@@ -521,7 +521,7 @@ class Store:
         self._next_flush_s = loop.time() + self.options.index_flush_ms / 1000
         self._retention_job = SlicedJob(loop, self.clock, self._retain)
         self._backfill_job = SlicedJob(loop, self.clock, self._fill, pause_s=0)
-        self.queues.on_fill = self._backfill_job.wake
+        self.queues.on_backfill = self._backfill_job.wake
         self._backfill_job.wake()
         if self._commit_scheduled:
             loop.call_soon(self.end_turn)
@@ -533,13 +533,13 @@ class Store:
         assert loop is not None
         assert group is not None
         self._housekeeping = loop.call_later(IDLE_SYNC_MS / 1000, self._keep_house)
-        self.look_at_disk()
+        self.measure_disk()
         if group.durable > self.log.marked and (self._marking is None or self._marking.done()):
             self._marking = loop.run_in_executor(None, self.log.mark, group.durable)
             self._marking.add_done_callback(self._ended)
         if self.log.written > group.durable:
             group.wait(_nothing)
-            group.poke()
+            group.advance()
         self._keep_retention()
         if self.space.level is Level.EXHAUSTED:
             return  # a flush that fails would end the node, and nothing is appended that it must keep up with
@@ -556,12 +556,12 @@ class Store:
         if isinstance(error, OSError | IndexDamaged):
             self._fail(error)
 
-    def look_at_disk(self) -> None:
+    def measure_disk(self) -> None:
         """Look how much of the disk is free, and change `space.level`. Done once a second; here for a test that can't wait."""
         try:
             if self.space.was_refused and self.log.has_room():
                 self.space.granted()
-            self.space.look()
+            self.space.measure()
         except OSError as error:
             self._fail(error)
 
@@ -572,7 +572,7 @@ class Store:
             return
         try:
             with suppress(DiskFull):  # no room for a new segment: the space is told, and the open one goes on
-                self.retention.keep_house()
+                self.retention.begin_due()
         except (OSError, IndexDamaged) as error:
             self._fail(error)
             return
@@ -595,7 +595,7 @@ class Store:
             return False
         if not self._commit_scheduled:
             self._begin_turn()
-        return self.queues.fill()
+        return self.queues.backfill()
 
     @property
     def durable_position(self) -> int:
@@ -609,7 +609,7 @@ class Store:
             return True
         if self._group.durable < position:
             self._group.wait(_nothing)
-            self._group.poke()
+            self._group.advance()
         return self._group.durable >= position
 
     @property

@@ -44,7 +44,7 @@ class Sync(Protocol):
     def begin(self) -> bool:
         """Sync what is written now. Return False where that can't be asked for before a sync that is under way has ended."""
 
-    def look(self) -> None:
+    def collect(self) -> None:
         """Tell of a sync that has ended, where the loop has not come to that yet: it may have others to serve first."""
 
     def stop(self) -> None:
@@ -83,12 +83,12 @@ class SyncThread:
                 self.failure = error
             self._done.append((self.failure, served))
             with suppress(RuntimeError):  # the loop was closed in between: nobody waits any more
-                self._loop.call_soon_threadsafe(self.look)
+                self._loop.call_soon_threadsafe(self.collect)
             if self.failure is not None:
                 return
             is_asked = is_asked and requests.get()
 
-    def look(self) -> None:
+    def collect(self) -> None:
         if self._done:
             self._ended(*self._done.popleft())
 
@@ -149,7 +149,7 @@ class SyncProcess:
         self._asked += 1
         return True
 
-    def look(self) -> None:
+    def collect(self) -> None:
         if self._asked:
             self._readable()
 

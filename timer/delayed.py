@@ -18,7 +18,7 @@ import orjson
 import structlog
 
 from penstock.store.errors import LimitExceeded, PositionUnknown, RecordCorrupt
-from penstock.store.index import Batch, Index, Space
+from penstock.store.index import Batch, Index, KeySpace
 from penstock.store.part import Apply
 from penstock.store.recent import RecentIds
 from penstock.store.record import TIMER_ENTRY, Flag, Kind, Record, decode, decode_properties, tag_hash
@@ -61,7 +61,7 @@ def _route(store: Store, position: int, size: int) -> tuple[str, int]:
         # Without its topic it can go nowhere; the others must.
         logger.error("message.unreadable", position=position, error=str(error))
         return "", 0
-    store.retention.keep(position, size)
+    store.retention.carry_if_expiring(position, size)
     return message.topic.decode(), tag_hash(decode_properties(message.properties).tag)
 
 
@@ -181,15 +181,15 @@ class DelayedMessages:
                 yield position, size
 
     def load(self, index: Index) -> None:
-        for key, value in index.rows(bytes(Space.TIMER)):
+        for key, value in index.rows(bytes(KeySpace.TIMER)):
             _, due_ms, position = _KEY.unpack(key)
             self._pending[position] = (due_ms, _SIZE.unpack(value)[0])
             self._ticker.schedule(due_ms, position)
 
     def save(self, batch: Batch) -> None:
         for position, (due_ms, size) in self._added.items():
-            batch.put(_KEY.pack(Space.TIMER, due_ms, position), _SIZE.pack(size))
+            batch.put(_KEY.pack(KeySpace.TIMER, due_ms, position), _SIZE.pack(size))
         for due_ms, position in self._removed:
-            batch.delete(_KEY.pack(Space.TIMER, due_ms, position))
+            batch.delete(_KEY.pack(KeySpace.TIMER, due_ms, position))
         self._added.clear()
         self._removed.clear()

@@ -23,7 +23,7 @@ from zlib import crc32
 from rocksdict import RdictIter
 
 from penstock.store import topics
-from penstock.store.index import Batch, Index, Space
+from penstock.store.index import Batch, Index, KeySpace
 from penstock.store.lightqueue import ENTRY
 from penstock.store.part import Apply
 from penstock.store.record import TIMER_ENTRY, Flag, Kind, Record, decode_properties
@@ -74,7 +74,7 @@ class RetainedMessages:
         if topics.is_wildcard(topic_filter):
             yield from self._search(self._index, topic_filter, before, after)
             return
-        row = self._index.get(Space.RETAINED + topic_filter.encode())
+        row = self._index.get(KeySpace.RETAINED + topic_filter.encode())
         if row is not None and not after:
             yield self._entry(topic_filter.encode(), row, before)
 
@@ -103,10 +103,10 @@ class RetainedMessages:
         if not prefixes:
             if start and not start.endswith(b"/"):  # `a/#` matches `a`, and else what begins with `a/`
                 if after < start:
-                    yield start, index.get(Space.RETAINED + start)
+                    yield start, index.get(KeySpace.RETAINED + start)
                 start += b"/"
             behind = after[len(start) :] + b"\0" if after.startswith(start) and after else b""
-            for key, row in index.rows(Space.RETAINED + start, behind):
+            for key, row in index.rows(KeySpace.RETAINED + start, behind):
                 yield key[1:], row
             return
         lists = [_Postings(index, prefix, start) for prefix in prefixes]
@@ -115,7 +115,7 @@ class RetainedMessages:
             agreed = agreed + 1 if found == topic else 1
             topic = found
             if agreed == len(lists):
-                yield topic, index.get(Space.RETAINED + topic)
+                yield topic, index.get(KeySpace.RETAINED + topic)
                 topic, agreed = topic + b"\0", 0
             else:
                 yield topic, None
@@ -171,21 +171,21 @@ class RetainedMessages:
 
     def live(self, before: int) -> Iterator[tuple[int, int]]:
         assert self._index is not None, "the store has not recovered yet"
-        for _, row in self._index.rows(bytes(Space.RETAINED)):
+        for _, row in self._index.rows(bytes(KeySpace.RETAINED)):
             position, size, _ = _ROW.unpack(row)
             if position < before:
                 yield position, size
 
     def load(self, index: Index) -> None:
         self._index = index
-        row = index.get(bytes(Space.RETAINED_COUNT))
+        row = index.get(bytes(KeySpace.RETAINED_COUNT))
         self._count = _COUNT.unpack(row)[0] if row is not None else 0
-        for key, row in index.rows(bytes(Space.RETAINED_LATER)):
+        for key, row in index.rows(bytes(KeySpace.RETAINED_LATER)):
             self._later[int.from_bytes(key[1:], "big")] = row
 
     def save(self, batch: Batch) -> None:
         for position, row in self._later_changed.items():
-            key = Space.RETAINED_LATER + position.to_bytes(8, "big")
+            key = KeySpace.RETAINED_LATER + position.to_bytes(8, "big")
             if row is not None:
                 batch.put(key, row)
             else:
@@ -198,7 +198,7 @@ class RetainedMessages:
         assert self._index is not None
         before = self._count
         for topic, row in self._changed.items():
-            key = Space.RETAINED + topic
+            key = KeySpace.RETAINED + topic
             was_there = self._index.get(key) is not None
             if row is not None:
                 batch.put(key, row)
@@ -214,7 +214,7 @@ class RetainedMessages:
                         batch.delete(prefix + topic)
         self._changed.clear()
         if self._count != before:
-            batch.put(bytes(Space.RETAINED_COUNT), _COUNT.pack(self._count))
+            batch.put(bytes(KeySpace.RETAINED_COUNT), _COUNT.pack(self._count))
 
 
 class _Postings:
@@ -259,9 +259,9 @@ class _Postings:
 def _prefixes_of(topic: bytes) -> Iterator[bytes]:
     """Yield what the keys of a topic's rows in the lists begin with."""
     levels = topic.split(b"/")
-    yield _LEVEL.pack(Space.RETAINED_LEVEL, _NUMBER_OF_LEVELS, len(levels))
+    yield _LEVEL.pack(KeySpace.RETAINED_LEVEL, _NUMBER_OF_LEVELS, len(levels))
     for number, text in enumerate(levels[:LEVELS_INDEXED]):
-        yield _LEVEL.pack(Space.RETAINED_LEVEL, number, crc32(text))
+        yield _LEVEL.pack(KeySpace.RETAINED_LEVEL, number, crc32(text))
 
 
 def _lists_of(topic_filter: str) -> list[bytes]:
@@ -272,12 +272,12 @@ def _lists_of(topic_filter: str) -> list[bytes]:
     levels = topic_filter.split("/")
     first_wildcard = next(number for number, text in enumerate(levels) if text in ("+", "#"))
     lists = [
-        _LEVEL.pack(Space.RETAINED_LEVEL, number, crc32(text.encode()))
+        _LEVEL.pack(KeySpace.RETAINED_LEVEL, number, crc32(text.encode()))
         for number, text in enumerate(levels[:LEVELS_INDEXED])
         if number > first_wildcard and text not in ("+", "#")
     ]
     if not lists and levels[-1] != "#":
-        lists.append(_LEVEL.pack(Space.RETAINED_LEVEL, _NUMBER_OF_LEVELS, len(levels)))
+        lists.append(_LEVEL.pack(KeySpace.RETAINED_LEVEL, _NUMBER_OF_LEVELS, len(levels)))
     return lists
 
 

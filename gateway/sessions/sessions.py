@@ -30,7 +30,7 @@ from weakref import WeakValueDictionary
 import orjson
 
 from penstock.gateway.sessions.stored import Changes, StoredLeaving, StoredSession, StoredSubscription, StoredWill
-from penstock.store.index import Batch, Index, Space
+from penstock.store.index import Batch, Index, KeySpace
 from penstock.store.part import Apply
 from penstock.store.queues import Queues
 from penstock.store.record import Flag, Kind, Record, decode_properties
@@ -38,14 +38,14 @@ from penstock.store.record import Flag, Kind, Record, decode_properties
 OWNER: Final = "sessions"
 """What the sessions are called among the owners of a light queue."""
 
-_SESSION = Space.SESSION + b"c"
-_SUBSCRIPTION = Space.SESSION + b"s"
-_LEAVING = Space.SESSION + b"l"
-_DUE = Space.SESSION + b"t"
-_CONNECTED = Space.SESSION + b"o"
-_HOLDS = Space.SESSION + b"h"
-_USES = Space.SESSION + b"q"
-_TOTALS_KEY = Space.META + b"sessions"
+_SESSION = KeySpace.SESSION + b"c"
+_SUBSCRIPTION = KeySpace.SESSION + b"s"
+_LEAVING = KeySpace.SESSION + b"l"
+_DUE = KeySpace.SESSION + b"t"
+_CONNECTED = KeySpace.SESSION + b"o"
+_HOLDS = KeySpace.SESSION + b"h"
+_USES = KeySpace.SESSION + b"q"
+_TOTALS_KEY = KeySpace.META + b"sessions"
 _TOTALS = Struct(">I?")
 _U32 = Struct(">I")
 _U64 = Struct(">Q")

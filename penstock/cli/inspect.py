@@ -24,14 +24,14 @@ from penstock.pop.core.state import DAMAGES_ROW
 from penstock.store import topics
 from penstock.store.catalogue import Catalogue, load_next_offset
 from penstock.store.errors import StoreError
-from penstock.store.index import DIRECTORY, Index, Space
+from penstock.store.index import DIRECTORY, Index, KeySpace
 from penstock.store.logreader import read_log
 from penstock.store.record import BODY_DTYPE, COPY_FIXED, POP_FIXED, QUEUE_FIXED, Flag, Kind, Record, decode
 
 BODY_CHARS = 60
 """Of a body that a table shows. The JSON has all of it."""
 
-_QUEUE_KINDS = (Kind.QUEUE_DECLARED, Kind.QUEUE_DROPPED, Kind.QUEUE_FILLED)
+_QUEUE_KINDS = (Kind.QUEUE_DECLARED, Kind.QUEUE_DROPPED, Kind.QUEUE_BACKFILLED)
 
 
 class IndexMissing(StoreError):
@@ -157,7 +157,7 @@ def _queues(index: Index) -> Iterator[dict[str, Any]]:
             "first_offset": first_offset,
             "next_offset": next_offset,
             "entries": next_offset - first_offset,
-            "filling": catalogue.fill_position(queue),
+            "filling": catalogue.backfill_position(queue),
         }
 
 
@@ -182,11 +182,11 @@ def inspect_groups(data_dir: Path, *, name: str, as_json: bool, out: TextIO = sy
 def _groups(index: Index) -> Iterator[dict[str, Any]]:
     in_flight: Counter[int] = Counter()
     oldest_ms: dict[int, int] = {}
-    for key, value in index.rows(bytes(Space.CHECKPOINT)):
+    for key, value in index.rows(bytes(KeySpace.CHECKPOINT)):
         checkpoint = Checkpoint.from_row(int.from_bytes(key[1:], "big"), value)
         in_flight[checkpoint.group_id] += checkpoint.open.bit_count()
         oldest_ms[checkpoint.group_id] = min(oldest_ms.get(checkpoint.group_id, checkpoint.pop_ms), checkpoint.pop_ms)
-    for key, value in index.rows(bytes(Space.GROUP)):
+    for key, value in index.rows(bytes(KeySpace.GROUP)):
         group_id = int.from_bytes(key[1:], "big")
         if group_id == DAMAGES_ROW:
             continue

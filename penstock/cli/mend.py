@@ -11,7 +11,7 @@ import orjson
 from penstock.node.lock import DataDirLock
 from penstock.store.commitlog import DIRECTORY
 from penstock.store.errors import PositionUnknown
-from penstock.store.repair import SET_ASIDE, Damage, Findings, repair, survey
+from penstock.store.repair import QUARANTINE, Damage, Findings, repair, survey
 
 
 def mend(data_dir: Path, *, dry_run: bool, as_json: bool, out: TextIO = sys.stdout) -> bool:
@@ -50,7 +50,7 @@ def _row(damage: Damage) -> dict[str, object]:
         "length": damage.length,
         "missing": damage.missing,
         "records_behind": damage.records_behind,
-        "copy": f"{SET_ASIDE}/{damage.copy_name}" if damage.missing < damage.length else None,
+        "copy": f"{QUARANTINE}/{damage.copy_name}" if damage.missing < damage.length else None,
     }
 
 
@@ -63,7 +63,7 @@ def _lines(findings: Findings, repaired: bool) -> list[str]:
             f"{damage.records_behind} records follow"
         )
         if repaired and damage.missing < damage.length:
-            lines.append(f"  set aside in {SET_ASIDE}/{damage.copy_name}")
+            lines.append(f"  set aside in {QUARANTINE}/{damage.copy_name}")
     if findings.torn_bytes:
         lines.append(
             f"{findings.torn_bytes} bytes behind the last record are a torn tail, no damage: the next start clears them"

@@ -161,7 +161,7 @@ class GroupAdmin:
         self._store.commit()  # so that what was stored in this very turn has its offset
         groups = self.find(name, topic_filter)
         for group in groups:
-            if self._store.queues.is_filling(group.queue):
+            if self._store.queues.is_backfilling(group.queue):
                 raise GroupBusy(f"the queue of {group.filter!r} is still being filled from the log: try again in a moment")
         for group in groups:
             row = {"cursor": self._offset(group.queue, to), "retry_cursor": group.retry.next_offset}

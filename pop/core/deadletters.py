@@ -16,7 +16,7 @@ from itertools import takewhile
 from struct import Struct
 from typing import NamedTuple
 
-from penstock.store.index import Batch, Index, Space, after
+from penstock.store.index import Batch, Index, KeySpace, after
 
 _KEY = Struct(">cIQI")
 _QUEUE_PREFIX = Struct(">cI")
@@ -76,12 +76,12 @@ class DeadLetters:
         if key in self._changed:
             return self._changed[key]
         assert self._index is not None
-        row = self._index.get(_KEY.pack(Space.DEAD, *key))
+        row = self._index.get(_KEY.pack(KeySpace.DEAD, *key))
         return _letter(key, row) if row is not None else None
 
     def of_message(self, queue_id: int, position: int, offset: int | None = None) -> DeadLetter | None:
         """Return what made a message a dead letter; with `offset`, only where that is its place in the `$dlq/` queue."""
-        found = {letter.key: letter for letter in self._saved(_MESSAGE_PREFIX.pack(Space.DEAD, queue_id, position))}
+        found = {letter.key: letter for letter in self._saved(_MESSAGE_PREFIX.pack(KeySpace.DEAD, queue_id, position))}
         for key, letter in self._changed.items():
             if key[:2] == (queue_id, position):
                 found.pop(key, None)
@@ -91,17 +91,19 @@ class DeadLetters:
 
     def listed(self, queue_id: int, position: int = 0) -> Iterator[DeadLetter]:
         """Yield those of a `$dlq/` queue in the order of the log, from `position` on. Only what is committed."""
-        return self._saved(_QUEUE_PREFIX.pack(Space.DEAD, queue_id), position.to_bytes(8, "big"))
+        return self._saved(_QUEUE_PREFIX.pack(KeySpace.DEAD, queue_id), position.to_bytes(8, "big"))
 
     def listed_at(self, queue_id: int, position: int) -> Iterator[DeadLetter]:
         """Yield those that one message is: one, or one for each filter by which its group got it. Only what is committed."""
-        return self._saved(_MESSAGE_PREFIX.pack(Space.DEAD, queue_id, position))
+        return self._saved(_MESSAGE_PREFIX.pack(KeySpace.DEAD, queue_id, position))
 
     def before(self, position: int) -> Iterator[DeadLetter]:
         """Yield those of all queues whose message stands before `position`. Only what is committed."""
         assert self._index is not None
         queue_id = 0
-        while (row := self._index.first_at_or_after(_QUEUE_PREFIX.pack(Space.DEAD, queue_id), bytes(Space.DEAD))) is not None:
+        while (
+            row := self._index.first_at_or_after(_QUEUE_PREFIX.pack(KeySpace.DEAD, queue_id), bytes(KeySpace.DEAD))
+        ) is not None:
             queue_id = _KEY.unpack(row[0])[1]
             yield from takewhile(lambda letter: letter.position < position, self.listed(queue_id))
             queue_id += 1
@@ -122,10 +124,10 @@ class DeadLetters:
         """Put all rows that changed since the last call into `batch`."""
         for key, letter in self._changed.items():
             if letter is None:
-                batch.delete(_KEY.pack(Space.DEAD, *key))
+                batch.delete(_KEY.pack(KeySpace.DEAD, *key))
             else:
                 batch.put(
-                    _KEY.pack(Space.DEAD, *key),
+                    _KEY.pack(KeySpace.DEAD, *key),
                     _ROW.pack(letter.offset, letter.size, letter.attempts, letter.reason, letter.failed_ms),
                 )
         self._changed.clear()
@@ -133,7 +135,7 @@ class DeadLetters:
     @staticmethod
     def delete_queue(batch: Batch, queue_id: int) -> None:
         """Delete all rows of a `$dlq/` queue that is gone, with one range delete."""
-        prefix = _QUEUE_PREFIX.pack(Space.DEAD, queue_id)
+        prefix = _QUEUE_PREFIX.pack(KeySpace.DEAD, queue_id)
         batch.delete_range(prefix, after(prefix))
 
 

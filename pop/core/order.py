@@ -18,7 +18,7 @@ from struct import Struct
 from typing import NamedTuple
 from zlib import crc32
 
-from penstock.store.index import Batch, Index, Space, after
+from penstock.store.index import Batch, Index, KeySpace, after
 from penstock.store.record import decode_properties, properties_of, topic_of
 
 PARKED_MAX = 100_000
@@ -151,11 +151,11 @@ class FifoOrder:
             key = self._locked.get(position)
             parked = self._parked.get(position)
             if key is not None:
-                batch.put(_KEY.pack(Space.ORDER, group_id, position), _ROW.pack(1, key, 0, 0))
+                batch.put(_KEY.pack(KeySpace.ORDER, group_id, position), _ROW.pack(1, key, 0, 0))
             elif parked is not None:
-                batch.put(_KEY.pack(Space.ORDER, group_id, position), _ROW.pack(0, parked.key, parked.offset, parked.size))
+                batch.put(_KEY.pack(KeySpace.ORDER, group_id, position), _ROW.pack(0, parked.key, parked.offset, parked.size))
             elif position in self._saved:
-                batch.delete(_KEY.pack(Space.ORDER, group_id, position))
+                batch.delete(_KEY.pack(KeySpace.ORDER, group_id, position))
                 self._saved.discard(position)
                 continue
             else:
@@ -175,11 +175,11 @@ class FifoOrder:
 
 
 def _rows(index: Index, group_id: int) -> Iterator[tuple[int, tuple[int, int, int, int]]]:
-    for key, value in index.rows(_PREFIX.pack(Space.ORDER, group_id)):
+    for key, value in index.rows(_PREFIX.pack(KeySpace.ORDER, group_id)):
         yield _KEY.unpack(key)[2], _ROW.unpack(value)
 
 
 def delete_order(batch: Batch, group_id: int) -> None:
     """Delete all rows of a deleted group, with one range delete."""
-    prefix = _PREFIX.pack(Space.ORDER, group_id)
+    prefix = _PREFIX.pack(KeySpace.ORDER, group_id)
     batch.delete_range(prefix, after(prefix))

@@ -27,7 +27,7 @@ from penstock.pop.core.settings import GroupSettings
 from penstock.pop.options import PopOptions
 from penstock.store.commitlog import CommitLog
 from penstock.store.errors import QueueUnknown
-from penstock.store.index import Batch, Index, Space
+from penstock.store.index import Batch, Index, KeySpace
 from penstock.store.lightqueue import ENTRY, ENTRY_BYTES, LightQueue
 from penstock.store.part import Apply
 from penstock.store.queues import Queues
@@ -454,7 +454,7 @@ class PopState:
 
     def load(self, index: Index) -> None:
         self.dead_letters.load(index)
-        for key, value in index.rows(bytes(Space.GROUP)):
+        for key, value in index.rows(bytes(KeySpace.GROUP)):
             group_id, row = _GROUP_KEY.unpack(key)[1], orjson.loads(value)
             if group_id == DAMAGES_ROW:
                 self._damages = Damages(row)
@@ -462,7 +462,7 @@ class PopState:
                 group = self._install(group_id, row)
                 if group.order is not None:
                     group.order.load(index, group_id)
-        for key, value in index.rows(bytes(Space.CHECKPOINT)):
+        for key, value in index.rows(bytes(KeySpace.CHECKPOINT)):
             checkpoint = Checkpoint.from_row(_CHECKPOINT_KEY.unpack(key)[1], value)
             self._open(checkpoint)
             group = self.groups_by_id[checkpoint.group_id]
@@ -474,14 +474,14 @@ class PopState:
 
     def save(self, batch: Batch) -> None:
         if self._damages.changed:
-            batch.put(_GROUP_KEY.pack(Space.GROUP, DAMAGES_ROW), self._damages.row())
+            batch.put(_GROUP_KEY.pack(KeySpace.GROUP, DAMAGES_ROW), self._damages.row())
         for group_id in self._groups_deleted:
-            batch.delete(_GROUP_KEY.pack(Space.GROUP, group_id))
+            batch.delete(_GROUP_KEY.pack(KeySpace.GROUP, group_id))
         for group_id in self._orders_deleted:
             delete_order(batch, group_id)
         for group_id in self._groups_changed:
             group = self.groups_by_id[group_id]
-            batch.put(_GROUP_KEY.pack(Space.GROUP, group_id), group.row())
+            batch.put(_GROUP_KEY.pack(KeySpace.GROUP, group_id), group.row())
             if group.order is not None:
                 group.order.save(batch, group_id)
         self.dead_letters.save(batch)
@@ -493,9 +493,9 @@ class PopState:
         for position in self._checkpoints_changed:
             checkpoint = self.checkpoints.get(position)
             if checkpoint is not None:
-                batch.put(_CHECKPOINT_KEY.pack(Space.CHECKPOINT, position), checkpoint.row())
+                batch.put(_CHECKPOINT_KEY.pack(KeySpace.CHECKPOINT, position), checkpoint.row())
             elif position not in self._checkpoints_new:
-                batch.delete(_CHECKPOINT_KEY.pack(Space.CHECKPOINT, position))
+                batch.delete(_CHECKPOINT_KEY.pack(KeySpace.CHECKPOINT, position))
         self._groups_changed.clear()
         self._checkpoints_changed.clear()
         self._checkpoints_new.clear()

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from penstock.pop.errors import Overloaded
 from penstock.pop.options import PopOptions
 from penstock.store.errors import LimitExceeded
-from penstock.store.index import Batch, Index, Space
+from penstock.store.index import Batch, Index, KeySpace
 from penstock.store.part import Apply
 from penstock.store.recent import RecentIds
 from penstock.store.record import TIMER_ENTRY, Flag, Kind, Record, decode_properties
@@ -257,7 +257,7 @@ class Transactions:
                 yield half.position, half.size
 
     def load(self, index: Index) -> None:
-        for key, value in index.rows(bytes(Space.TRANSACTION)):
+        for key, value in index.rows(bytes(KeySpace.TRANSACTION)):
             _, position = _KEY.unpack(key)
             state, checks, due_ms, size = _ROW.unpack_from(value)
             if state == OPEN:
@@ -274,7 +274,7 @@ class Transactions:
             elif (state := self._ended.get(position)) is not None:
                 row = _ROW.pack(state, 0, 0, 0)
             else:
-                batch.delete(_KEY.pack(Space.TRANSACTION, position))
+                batch.delete(_KEY.pack(KeySpace.TRANSACTION, position))
                 continue
-            batch.put(_KEY.pack(Space.TRANSACTION, position), row)
+            batch.put(_KEY.pack(KeySpace.TRANSACTION, position), row)
         self._changed.clear()

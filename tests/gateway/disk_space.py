@@ -11,4 +11,4 @@ TOTAL = 100 * GIB
 
 def free(broker: Broker, amount: int) -> None:
     broker.node.store.space.probe = lambda: Usage(amount, TOTAL)
-    broker.node.store.look_at_disk()
+    broker.node.store.measure_disk()

@@ -164,7 +164,7 @@ async def test_on_an_exhausted_disk_qos_2_waits_and_nothing_is_lost_or_doubled(s
     assert await client.receive() == (PUBREC, 7)
     await publisher.send(encode_publish(b"a", b"1", 2, packet_id=1), encode_publish(b"b", b"2", 1, packet_id=2))
     broker.node.store.space.probe = lambda: Usage(GIB // 100, TOTAL)
-    broker.node.store.look_at_disk()
+    broker.node.store.measure_disk()
     await client.send(encode_acks(PUBREC, [packet_id]), encode_acks(PUBREL, [7]))
     await client.drained()
     free(broker, TOTAL)
@@ -180,7 +180,7 @@ async def test_what_is_acknowledged_while_nothing_is_stored_is_recorded_later(st
     await client.subscribe(("a", 1))
     await publisher.publish("a", b"0", 1)
     broker.node.store.space.probe = lambda: Usage(GIB // 100, TOTAL)
-    broker.node.store.look_at_disk()
+    broker.node.store.measure_disk()
     assert (await client.message()).body == b"0"
     await client.drained()
     broker.node.gateway.lifetimes._save()

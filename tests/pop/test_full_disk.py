@@ -30,7 +30,7 @@ OPTIONS = StoreOptions(segment_bytes=MIB, reserve_bytes=GIB)
 
 def free(store: Store, amount: int) -> None:
     store.space.probe = lambda: Usage(amount, TOTAL)
-    store.look_at_disk()
+    store.measure_disk()
     store.commit()
 
 

@@ -79,7 +79,7 @@ def test_a_poll_that_comes_while_segments_are_being_dropped_gets_nothing_that_ex
     parts.publish(*[b"y" * 2000] * 10)
     retain(parts.store)
     parts.advance(HOUR_MS // 2)
-    parts.store.retention.keep_house()
+    parts.store.retention.begin_due()
     while parts.store.retention.expires_before == 0:
         assert parts.store.retention.busy
         parts.store.retention.step(0.0)
@@ -270,7 +270,7 @@ def test_a_long_backlog_that_expires_is_passed_over_in_few_steps(parts: Parts, m
     retain(parts.store)
     parts.publish(b"young")
     parts.advance(HOUR_MS // 2)
-    parts.store.retention.keep_house()
+    parts.store.retention.begin_due()
     while parts.store.retention.expires_before == 0:
         assert parts.store.retention.busy
         parts.store.retention.step(0.0)

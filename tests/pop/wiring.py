@@ -107,7 +107,7 @@ class Parts:
     def settle_queues(self) -> None:
         """Fill what is to be filled, and commit."""
         self.store.commit()
-        while self.store.queues.fill():
+        while self.store.queues.backfill():
             self.store.commit()
         self.store.commit()
 

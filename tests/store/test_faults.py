@@ -56,7 +56,7 @@ class Life:
                         self.appended.append(body)
                     except DiskFull:
                         self.refused.append(body)
-                        self.store.look_at_disk()
+                        self.store.measure_disk()
                 self.store.commit()
                 self.store.log.sync()
             except OSError as error:

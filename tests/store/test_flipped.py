@@ -19,9 +19,9 @@ from penstock.pop.core.outcome import InvisibleChange
 from penstock.pop.core.poll import PopResult
 from penstock.pop.core.transactions import Transactions
 from penstock.pop.options import PopOptions
+from penstock.store.backfill import Backfill
 from penstock.store.commitlog import DIRECTORY, CommitLog, Tail
 from penstock.store.errors import LogCorrupt
-from penstock.store.filling import Filling
 from penstock.store.lightqueue import ENTRY, LightQueue
 from penstock.store.options import KIB, StoreOptions
 from penstock.store.record import TIMER_ENTRY, Flag, Kind, Properties, Record, encode_properties
@@ -134,7 +134,7 @@ USED = {
     Kind.MESSAGE,
     Kind.QUEUE_DECLARED,
     Kind.QUEUE_DROPPED,
-    Kind.QUEUE_FILLED,
+    Kind.QUEUE_BACKFILLED,
     Kind.POP_CHECKPOINT,
     Kind.POP_ACK,
     Kind.POP_INVISIBLE_CHANGED,
@@ -323,7 +323,7 @@ def test_what_is_damaged_under_a_running_node_is_not_delivered_and_all_else_is(
     every = LightQueue(77, "#", whole.store.index, 0)
 
     def filled() -> set[int]:
-        filling = Filling(log, every, 0)
+        filling = Backfill(log, every, 0)
         found = set()
         while filling.position < log.written:
             found |= {position for position, _, _ in filling.slice()}

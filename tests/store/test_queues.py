@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.store import backfill as backfill_module
 from penstock.store import catalogue as catalogue_module
-from penstock.store import filling as filling_module
 from penstock.store.catalogue import load_next_offset
 from penstock.store.errors import LimitExceeded, QueueUnknown, TopicInvalid
-from penstock.store.index import Space
+from penstock.store.index import KeySpace
 from penstock.store.lightqueue import ENTRY_BYTES, ROW_ENTRIES, Start, entries_array, queue_prefix
 from penstock.store.record import RECORD_BYTES_MAX, TIMER_ENTRY, Flag, Kind, tag_hash
 from penstock.store.store import Store
@@ -391,8 +391,8 @@ def test_what_the_log_declares_is_there_though_the_limit_was_lowered(tmp_path: P
 
 @pytest.fixture
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filling_module, "FILL_BYTES", 200)
-    monkeypatch.setattr(filling_module, "TOPICS_MAX", 3)
+    monkeypatch.setattr(backfill_module, "SLICE_BYTES", 200)
+    monkeypatch.setattr(backfill_module, "TOPICS_MAX", 3)
 
 
 TOPICS = ["plant/1/temp", "plant/2/temp", "plant/1/state", "office/1/temp", "office/3", "yard/1/temp"]
@@ -418,7 +418,7 @@ def test_a_queue_from_earliest_has_all_that_was_there_and_all_that_comes(store: 
     for _ in range(50):
         sent += publish_some(store, len(sent), 30)  # more than a slice gets on by
         store.commit()
-        if not store.queues.fill():
+        if not store.queues.backfill():
             break
         sent += publish_some(store, len(sent), 1)
         store.commit()
@@ -472,7 +472,7 @@ def test_filling_in_any_order_with_other_work_skips_and_doubles_nothing(
             continue
         store.commit()
         if step == "fill":
-            store.queues.fill()
+            store.queues.backfill()
         elif step == "save":
             store.index.flush()
         elif step == "crash":
@@ -494,7 +494,7 @@ def test_a_filling_that_a_restart_interrupts_goes_on_where_it_was(tmp_path: Path
     queue = store.queues.declare("+/1/temp", "group:a", "earliest")
     store.commit()
     for _ in range(slices):
-        assert store.queues.fill()
+        assert store.queues.backfill()
         store.commit()
     half = bodies(store, queue)
     store.index.flush()
@@ -514,10 +514,10 @@ def test_a_queue_that_is_dropped_while_it_is_filled_is_gone(store: Store) -> Non
     publish_some(store, 0, 40)
     queue = store.queues.declare("plant/+/temp", "group:a", "earliest")
     store.commit()
-    assert store.queues.fill()
+    assert store.queues.backfill()
     store.queues.drop(queue, "group:a")
     store.commit()
-    assert not store.queues.fill()
+    assert not store.queues.backfill()
     store.commit()
     assert list(store.index.rows(queue_prefix(queue.id))) == []
     assert "plant/+/temp" not in filters(store, "plant/1/temp")
@@ -594,7 +594,7 @@ def test_a_queue_from_a_time_has_what_was_stored_then_or_later(tmp_path: Path, s
     queue = store.queues.declare("+/1/temp", "group:a", since_ms)
     store.commit()
     for _ in range(3):
-        store.queues.fill()
+        store.queues.backfill()
         send(1)
         store.commit()
     fill(store)
@@ -623,7 +623,7 @@ def test_a_filling_from_a_time_goes_on_after_a_restart(tmp_path: Path, slices: i
     queue = store.queues.declare("plant/1", "group:a", 1_011)
     store.commit()
     for _ in range(slices):
-        assert store.queues.fill()
+        assert store.queues.backfill()
         store.commit()
     assert len(positions(queue)) < 30
     store.index.flush()
@@ -708,8 +708,8 @@ def test_a_filling_remembers_a_bounded_number_of_topics(store: Store) -> None:
         publish(store, topic, body)
     queue = store.queues.declare("+/7/temp", "group:a", "earliest")
     store.commit()
-    filling = store.queues._fillings[queue.id]
-    while store.queues.fill():
+    filling = store.queues._backfills[queue.id]
+    while store.queues.backfill():
         assert len(filling._matches) <= 3
         store.commit()
     store.commit()
@@ -782,7 +782,7 @@ def test_a_plain_filter_that_is_dropped_and_declared_again_gets_what_comes_then(
 
 def filter_rows(store: Store) -> dict[str, int]:
     """Return the bytes of the row of each filter that topics reach by its own name."""
-    return {key[1:].decode(): len(row) for key, row in store.index.rows(bytes(Space.NAME))}
+    return {key[1:].decode(): len(row) for key, row in store.index.rows(bytes(KeySpace.NAME))}
 
 
 def test_the_queues_of_one_filter_share_a_row_and_do_not_overwrite_each_other(store: Store) -> None:

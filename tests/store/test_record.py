@@ -122,7 +122,7 @@ def test_kinds_have_the_numbers_that_are_on_disk() -> None:
         ("RETAINED_CLEARED", 16),
         ("DAMAGED", 17),
         ("COPIED", 18),
-        ("QUEUE_FILLED", 19),
+        ("QUEUE_BACKFILLED", 19),
         ("GROUP_CHANGED", 20),
         ("GROUP_DELETED", 21),
         ("TRANSACTION_COMMITTED", 22),

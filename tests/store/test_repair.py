@@ -15,7 +15,7 @@ from penstock.store.errors import LogCorrupt, PositionUnknown
 from penstock.store.index import DISCARDED
 from penstock.store.options import KIB, StoreOptions
 from penstock.store.record import HEADER_BYTES, Kind, Record, encode
-from penstock.store.repair import SET_ASIDE, _filler_sizes, repair, survey
+from penstock.store.repair import QUARANTINE, _filler_sizes, repair, survey
 from tests.pop.wiring import Parts
 from tests.store.repair_child import KILLED
 
@@ -82,7 +82,7 @@ def test_whatever_record_is_damaged_the_intact_messages_can_be_popped(tmp_path: 
         assert [(found.position, found.length) for found in findings.damages] == [(damaged.position, damaged.size)]
         assert findings.damages[0].records_behind == len(records) - number - 1
         repair(data_dir, findings.damages)
-        copy = data_dir / SET_ASIDE / f"{damaged.position}-{damaged.size}.bin"
+        copy = data_dir / QUARANTINE / f"{damaged.position}-{damaged.size}.bin"
         assert copy.stat().st_size == damaged.size
         assert [record.position for record in _records(data_dir)] == [record.position for record in records]
         assert survey(data_dir).damages == []
@@ -119,7 +119,7 @@ def test_a_missing_segment_is_filled_and_positions_stay(tmp_path: Path) -> None:
     left = [position for position in positions if not start <= position < stop]
     assert [record.position for record in after if record.kind == Kind.MESSAGE] == left
     assert [record.store_ms for record in after] == sorted(record.store_ms for record in after)
-    assert not list((tmp_path / SET_ASIDE).glob("*"))
+    assert not list((tmp_path / QUARANTINE).glob("*"))
 
 
 def test_a_record_inside_of_a_damaged_body_is_not_taken_for_one(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_a_second_run_keeps_the_first_copy(tmp_path: Path) -> None:
     victim = _records(tmp_path / "data")[3]
     _flip(tmp_path / "data", victim.position + 9)
     damages = survey(tmp_path / "data").damages
-    copy = tmp_path / "data" / SET_ASIDE / damages[0].copy_name
+    copy = tmp_path / "data" / QUARANTINE / damages[0].copy_name
     copy.parent.mkdir()
     copy.write_bytes(b"of the first run, which was killed")
     repair(tmp_path / "data", damages)
@@ -224,7 +224,7 @@ def test_a_range_that_was_filled_in_part_is_filled(tmp_path: Path, written: int)
     segment.write_bytes(wanted[:cut] + before[cut:])
     repair(tmp_path, survey(tmp_path).damages)
     assert segment.read_bytes() == wanted
-    assert (tmp_path / SET_ASIDE / f"{victim.position}-{victim.size}.bin").read_bytes() == (
+    assert (tmp_path / QUARANTINE / f"{victim.position}-{victim.size}.bin").read_bytes() == (
         before[victim.position : victim.position + victim.size]
     )
 

@@ -457,7 +457,7 @@ def test_a_drop_waits_for_a_filling_that_reads_what_would_go(store: Store, clock
     publish_segments(store, 1, first=3 * PER_SEGMENT)
     queue = store.queues.declare("plant/1", "group:a", "earliest")
     store.commit()
-    store.retention.keep_house()
+    store.retention.begin_due()
     assert store.retention.busy
     for _ in range(3):
         store.retention.step(0.0)
@@ -472,7 +472,7 @@ def test_what_expires_is_not_filled_into_a_new_queue(store: Store, clock: Manual
     publish_segments(store, 3)
     clock.advance(HOUR_MS)
     publish_segments(store, 1, first=3 * PER_SEGMENT)
-    store.retention.keep_house()
+    store.retention.begin_due()
     store.retention.step(0.0)
     queue = store.queues.declare("plant/1", "group:a", "earliest")
     fill(store)
@@ -519,4 +519,4 @@ def test_what_retention_appends_can_be_inspected(store: Store, clock: ManualCloc
     (copied,) = [row for row in rows if row["kind"] == "copied"]
     assert (copied["copy_of"]["position"], copied["copy_of"]["topic"]) == (position, "plant/1")
     assert copied["copy_of"]["body"].endswith("2")
-    assert [row["queue_id"] for row in rows if row["kind"] == "queue_filled"][-1:] == [3]
+    assert [row["queue_id"] for row in rows if row["kind"] == "queue_backfilled"][-1:] == [3]

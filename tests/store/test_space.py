@@ -24,7 +24,7 @@ FLOOR = RESERVE // 4
 def free(store: Store, amount: int) -> None:
     """Let the disk have `amount` bytes free, and the store look."""
     store.space.probe = lambda: Usage(amount, TOTAL)
-    store.look_at_disk()
+    store.measure_disk()
 
 
 def publish_until_full(store: Store, sent: list[str], size: int = 1) -> None:
@@ -38,7 +38,7 @@ def publish_until_full(store: Store, sent: list[str], size: int = 1) -> None:
 def space_of(tmp_path: Path, total: int, **options: int) -> Space:
     space = Space(tmp_path, **options)
     space.probe = lambda: Usage(total, total)
-    space.look()
+    space.measure()
     return space
 
 
@@ -60,7 +60,7 @@ def test_the_smaller_of_bytes_and_percent_is_the_reserve(
 
 def test_a_real_disk_tells_its_usage(tmp_path: Path) -> None:
     space = Space(tmp_path)
-    space.look()
+    space.measure()
     assert 0 < space.usage.free < space.usage.total
 
 
@@ -83,7 +83,7 @@ def test_a_level_begins_at_its_bound_and_ends_a_ninth_above(tmp_path: Path, amou
     space = Space(tmp_path, reserve_bytes=RESERVE)
     for amount in amounts:
         space.probe = lambda amount=amount: Usage(amount, TOTAL)  # type: ignore[misc]
-        space.look()
+        space.measure()
     assert space.level is level
 
 
@@ -93,7 +93,7 @@ def test_only_relief_is_told_and_never_in_the_midst_of_an_append(tmp_path: Path)
     space.on_relief.append(lambda: told.append(space.level))
     for amount, may_rise in [(0, False), (TOTAL, False), (TOTAL, True), (TOTAL, True)]:
         space.probe = lambda amount=amount: Usage(amount, TOTAL)  # type: ignore[misc]
-        space.look(may_rise=may_rise)
+        space.measure(may_rise=may_rise)
     assert told == [Level.OPEN]
 
 
@@ -173,11 +173,11 @@ def test_what_the_kernel_refuses_is_not_applied_and_it_goes_on_when_there_is_roo
         with pytest.raises(DiskFull, match=os.strerror(error)):
             publish_until_full(store, sent)
         store.commit()
-        store.look_at_disk()
+        store.measure_disk()
         assert store.space.was_refused, "statvfs knows nothing of a quota"
         assert 1 < len(sent) < 50
         assert bodies(store, durable_queue(store, "plant/#")) == sent
-    store.look_at_disk()
+    store.measure_disk()
     assert store.space.level is Level.OPEN
     publish(store, "plant/1", "after")
     close(store)
@@ -206,10 +206,10 @@ def test_a_segment_that_finds_no_room_leaves_no_file_and_the_old_one_goes_on(
         for _ in range(2):
             with pytest.raises(DiskFull):
                 publish_until_full(store, sent, 50)
-            store.look_at_disk()
+            store.measure_disk()
             assert store.space.was_refused, "there is room in the old segment, but not for what was refused"
     assert len(list(store.log.directory.iterdir())) == 1
-    store.look_at_disk()
+    store.measure_disk()
     publish(store, "plant/1", "last")
     sent.append("last")
     assert len(list(store.log.directory.iterdir())) == 2

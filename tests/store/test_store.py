@@ -15,11 +15,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.store import filling as filling_module
+from penstock.store import backfill as backfill_module
 from penstock.store import store as store_module
 from penstock.store.commitlog import ALLOCATE_BYTES
 from penstock.store.errors import LogCorrupt, RecordTooLarge
-from penstock.store.index import Batch, Covered, Index, Space
+from penstock.store.index import Batch, Covered, Index, KeySpace
 from penstock.store.lightqueue import ENTRY, ROW_ENTRIES, consecutive_entries
 from penstock.store.options import GIB, KIB, MIB
 from penstock.store.part import Apply
@@ -55,14 +55,14 @@ class Sessions:
         return {Kind.SESSION_OPENED: self._put, Kind.SESSION_CLOSED: self._delete, Kind.MESSAGE: self._put}
 
     def load(self, index: Index) -> None:
-        self.rows = {key[1:]: value for key, value in index.rows(bytes(Space.SESSION))}
+        self.rows = {key[1:]: value for key, value in index.rows(bytes(KeySpace.SESSION))}
 
     def save(self, batch: Batch) -> None:
         for name in self._changed:
             if name in self.rows:
-                batch.put(Space.SESSION + name, self.rows[name])
+                batch.put(KeySpace.SESSION + name, self.rows[name])
             else:
-                batch.delete(Space.SESSION + name)
+                batch.delete(KeySpace.SESSION + name)
         self._changed.clear()
 
     def live(self, before: int) -> Iterator[tuple[int, int]]:
@@ -100,7 +100,7 @@ def do_some_of_everything(store: Store) -> None:
             publish(store, "office/later", f"{number}", flags=Flag.DELAYED)
         if number % 4 == 0:
             store.commit()
-            store.queues.fill()
+            store.queues.backfill()
     fill(store)
 
 
@@ -282,7 +282,7 @@ def test_an_index_of_another_format_is_rebuilt(tmp_path: Path) -> None:
     before = contents(store)
     batch = Batch()
     batch.put(b"Mcovered", Struct("<IQQ").pack(77, 0, 0))
-    batch.put(Space.QUEUE + b"\0\0\0\1", b"not what this version writes")
+    batch.put(KeySpace.QUEUE + b"\0\0\0\1", b"not what this version writes")
     store.index.write(batch)
     store.index.flush()
     crash(store, tmp_path / "left")
@@ -349,7 +349,7 @@ def test_a_run_for_which_there_may_be_no_room_is_left_to_be_appended_one_by_one(
     assert not store.append_runs(run, MIB), "more than the segment has left"
     assert not store.append_runs(run, 2 * MIB), "more than any record may have"
     store.space.probe = lambda: Usage(GIB // 2, 100 * GIB)
-    store.space.look()
+    store.space.measure()
     assert not store.append_runs(run, 4 * KIB), "the disk is full"
     assert store.log.end == end
     store.commit()
@@ -374,7 +374,7 @@ def test_runs_take_room_from_the_disk_as_they_need_it(tmp_path: Path, monkeypatc
             stored += 1000
             assert store.log.end < 5 * ALLOCATE_BYTES
     store.commit()
-    store.look_at_disk()
+    store.measure_disk()
     assert store.append_runs(run, 2 * MIB), "the disk has room again, and nothing is broken"
     store.commit()
     assert len(list(store.log.scan(0))) - 1 == store.messages_stored == stored + 1000
@@ -646,7 +646,7 @@ async def test_a_turn_of_the_loop_is_one_write_and_one_row(tmp_path: Path, monke
         await store.durable()
         assert writes == [store.log.end]
         root = durable_queue(store, "plant/#")
-        assert len(list(store.index.rows(Space.ENTRIES + root.id.to_bytes(4, "big")))) == 1
+        assert len(list(store.index.rows(KeySpace.ENTRIES + root.id.to_bytes(4, "big")))) == 1
 
 
 async def test_with_async_flush_the_answer_does_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -925,7 +925,7 @@ async def test_the_index_is_flushed_from_time_to_time(tmp_path: Path, monkeypatc
 
 
 async def test_a_new_queue_is_filled_between_other_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filling_module, "FILL_BYTES", 10_000)
+    monkeypatch.setattr(backfill_module, "SLICE_BYTES", 10_000)
     async with started(open_store(tmp_path / "data", segment_bytes=1024 * 1024)) as store:
         for number in range(5_000):
             publish(store, f"plant/{number % 2}", str(number))
@@ -943,7 +943,7 @@ async def test_a_new_queue_is_filled_between_other_work(tmp_path: Path, monkeypa
 
 
 async def test_a_failed_write_ends_a_filling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filling_module, "FILL_BYTES", 1_000)
+    monkeypatch.setattr(backfill_module, "SLICE_BYTES", 1_000)
     store = open_store(tmp_path / "data", segment_bytes=1024 * 1024)
     failures: list[OSError] = []
 

@@ -12,7 +12,7 @@ from hypothesis import note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from penstock.store import filling as filling_module
+from penstock.store import backfill as backfill_module
 from penstock.store import lightqueue as lightqueue_module
 from penstock.store import store as store_module
 from penstock.store.catalogue import Catalogue
@@ -97,7 +97,7 @@ class StoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.offsets: dict[tuple[Key, int], dict[str, int]] = {}
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(filling_module, "FILL_BYTES", 100)
+        self.patch.setattr(backfill_module, "SLICE_BYTES", 100)
         self.patch.setattr(store_module, "REPLAY_BYTES", 1000)
         self.patch.setattr(lightqueue_module, "ROW_ENTRIES", 4)
         self.clock = ManualClock(BEGAN_MS)
@@ -181,7 +181,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     def fill_a_slice(self) -> None:
         self.store.commit()
-        self.store.queues.fill()
+        self.store.queues.backfill()
 
     @rule()
     def sync(self) -> None:
@@ -206,7 +206,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(steps=st.integers(1, 20))
     def retain_a_little(self, steps: int) -> None:
         """Be in the midst of it when something else happens."""
-        self.store.retention.keep_house()
+        self.store.retention.begin_due()
         for _ in range(steps):
             self.store.retention.step(0.0)
         self.durable = max(self.durable, self.store.log.start)

@@ -14,9 +14,9 @@ from penstock.store import syncmark
 from penstock.store.commitlog import CommitLog
 from penstock.store.errors import LogCorrupt
 from penstock.store.options import KIB
+from penstock.store.quarantine import QUARANTINE
 from penstock.store.record import Kind, encode
 from penstock.store.repair import repair, survey
-from penstock.store.setaside import SET_ASIDE
 from penstock.store.syncmark import FILE, Mark, SyncMark
 from tests.depth import DEPTH
 
@@ -154,7 +154,7 @@ def test_what_is_cut_out_of_order_is_set_aside(tmp_path: Path) -> None:
     log = opened(tmp_path)
     assert numbers(log) == [0, 1, 2, 3]
     log.close()
-    (copy,) = (tmp_path / SET_ASIDE).iterdir()
+    (copy,) = (tmp_path / QUARANTINE).iterdir()
     assert copy.name.startswith(f"{position}-{len(cut)}-")
     assert copy.read_bytes() == cut
 

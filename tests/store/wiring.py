@@ -44,14 +44,14 @@ def publish(store: Store, topic: str, body: str = "", tag: str = "", flags: int 
 def fill(store: Store) -> None:
     """Commit, and fill new queues to the end, as the loop would in several turns."""
     store.commit()
-    while store.queues.fill():
+    while store.queues.backfill():
         store.commit()
     store.commit()
 
 
 def work_on(store: Store) -> None:
     """Let retention do all the work that it has begun. It stops where it must wait for a queue that is being filled."""
-    while store.retention.step(NEVER_S) and not store.queues.fills_from_before(store.log.end):
+    while store.retention.step(NEVER_S) and not store.queues.backfills_from_before(store.log.end):
         pass
 
 
@@ -59,7 +59,7 @@ def retain(store: Store) -> None:
     """Let retention do all that is due now. A filling that is under way would hold it up."""
     fill(store)
     work_on(store)  # snapshots of segments that were begun
-    store.retention.keep_house()
+    store.retention.begin_due()
     work_on(store)
     store.commit()
 

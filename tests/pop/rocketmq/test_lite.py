@@ -296,14 +296,14 @@ async def test_on_a_full_disk_what_is_over_ends_later(tmp_path: Path) -> None:
         async with calling(node) as caller:
             await sync(caller, "PARTIAL_ADD", "a")
             node.store.space.probe = lambda: Usage(0, 100 * GIB)
-            node.store.look_at_disk()
+            node.store.measure_disk()
             assert await sync(caller, "COMPLETE_REMOVE") == Code.TOO_MANY_REQUESTS
             await end(caller)
             assert node.rocketmq is not None
             await node.until(lambda: node.rocketmq is not None and node.rocketmq.clients.get("c1") is None)
             assert filters(node) == ["chat/a"]
             node.store.space.probe = lambda: Usage(10 * GIB, 100 * GIB)
-            node.store.look_at_disk()
+            node.store.measure_disk()
             await node.until(lambda: filters(node) == [])
     finally:
         await node.stop()

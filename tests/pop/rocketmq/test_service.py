@@ -352,7 +352,7 @@ async def test_on_a_full_disk_a_client_is_told_so_and_leases_are_returned_when_t
 def free(node: Node, amount: int) -> None:
     """Let the disk have that many bytes free."""
     node.store.space.probe = lambda: Usage(amount, 100 * GIB)
-    node.store.look_at_disk()
+    node.store.measure_disk()
 
 
 async def test_an_address_to_advertise_that_is_none_is_an_error_at_the_start(tmp_path: Path) -> None:

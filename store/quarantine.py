@@ -7,15 +7,15 @@ from pathlib import Path
 
 from penstock.store.segment import segment_base, sync_directory
 
-SET_ASIDE = "damaged"
+QUARANTINE = "damaged"
 """Folder of a data directory with what was damaged: `<position>-<length>.bin`."""
 
 COPY_BYTES = 4 * 1024 * 1024
 """Bytes copied at a time."""
 
 
-def set_aside(segment: Path, position: int, length: int, name: str) -> None:
-    """Copy `length` bytes of a segment's file, which are there, to a file of `SET_ASIDE`, and make that durable.
+def quarantine(segment: Path, position: int, length: int, name: str) -> None:
+    """Copy `length` bytes of a segment's file, which are there, to a file of `QUARANTINE`, and make that durable.
 
     A copy of that name stays as it is: it is of what was there before an earlier run, which was killed.
 
@@ -23,7 +23,7 @@ def set_aside(segment: Path, position: int, length: int, name: str) -> None:
         OSError: it can't be written.
     """
     data_dir = segment.parent.parent
-    folder = data_dir / SET_ASIDE
+    folder = data_dir / QUARANTINE
     copy = folder / name
     if copy.exists() or length == 0:
         return

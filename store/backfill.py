@@ -32,7 +32,7 @@ from penstock.store.record import (
     tag_hash,
 )
 
-FILL_BYTES = 512 * 1024
+SLICE_BYTES = 512 * 1024
 """Bytes of log by which one slice gets on, besides those that came since the last one: about 3 ms of the loop."""
 
 TOPICS_MAX = 20_000
@@ -44,7 +44,7 @@ _ROUTING = (int(Kind.TIMER_FIRED), int(Kind.TRANSACTION_COMMITTED))
 _UNROUTED = int(Flag.DELAYED | Flag.HALF)
 
 
-class Filling:
+class Backfill:
     """The filling of one queue.
 
     Parameters:
@@ -93,7 +93,7 @@ class Filling:
     def _read(self, before: int = 2**63) -> Iterator[tuple[int, int, int]]:
         log, since_ms = self._log, self._since_ms
         # What came since the last slice is read on top, or a busy log would never be caught up with.
-        stop = min(self.position + FILL_BYTES + log.written - self._seen, log.written, before)
+        stop = min(self.position + SLICE_BYTES + log.written - self._seen, log.written, before)
         self._seen = log.end
         while self.position < stop:
             view, base, offsets, end = log.block(self.position, stop - self.position)
