@@ -1,1 +1,1 @@
-"""The command line."""
+"""The command line: `commands` says what it accepts, `actions` does it."""

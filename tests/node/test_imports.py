@@ -47,11 +47,12 @@ def test_parsing_the_arguments_of_a_command_imports_nothing_heavy(command: str) 
 @pytest.mark.parametrize(
     ("module", "needs"),
     [
-        ("penstock.cli.pubsub", {"amqtt"}),
-        ("penstock.cli.tools", {"grpc", "google"}),
-        ("penstock.cli.groups", {"grpc", "google", "rich"}),
-        ("penstock.cli.inspect", {"numpy", "rocksdict", "rich", "structlog"}),
-        ("penstock.cli.mend", {"numpy", "rocksdict", "rich", "structlog"}),
+        ("penstock.cli.actions.mqtt", {"amqtt"}),
+        ("penstock.cli.actions.messages", {"grpc", "google"}),
+        ("penstock.cli.actions.groups", {"grpc", "google", "rich"}),
+        ("penstock.cli.actions.deadletters", {"grpc", "google", "rich"}),
+        ("penstock.cli.actions.inspect_log", {"numpy", "rocksdict", "rich", "structlog"}),
+        ("penstock.cli.actions.repair", {"numpy", "rocksdict", "rich", "structlog"}),
     ],
 )
 def test_a_command_imports_what_it_needs(module: str, needs: set[str]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.inspect import describe
+from penstock.cli.actions.inspect_log import describe_record
 from penstock.store import retention as retention_module
 from penstock.store.errors import LogCorrupt, PositionUnknown
 from penstock.store.index import Batch, Index
@@ -515,7 +515,7 @@ def test_what_retention_appends_can_be_inspected(store: Store, clock: ManualCloc
     publish_segments(store, 3)
     store.queues.declare("+/1", "group:a", "earliest")
     retain(store)
-    rows = [describe(found) for found in read_log(tmp_path / "data")]
+    rows = [describe_record(found) for found in read_log(tmp_path / "data")]
     (copied,) = [row for row in rows if row["kind"] == "copied"]
     assert (copied["copy_of"]["position"], copied["copy_of"]["topic"]) == (position, "plant/1")
     assert copied["copy_of"]["body"].endswith("2")

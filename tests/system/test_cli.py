@@ -113,7 +113,7 @@ def test_repair_makes_a_damaged_log_start_again(running: NodeProcess) -> None:
     assert repaired.returncode == 0, repaired.stderr
     assert damage["copy"] in repaired.stdout
     assert (running.data_dir / damage["copy"]).stat().st_size == damage["length"]
-    assert "no damage" in run_penstock("repair", *data).stdout
+    assert "There is no damage" in run_penstock("repair", *data).stdout
     rows = run_penstock("inspect", "log", *data, "--kind", "damaged", "--json").stdout.splitlines()
     assert [json.loads(row)["position"] for row in rows] == [damage["position"]]
     assert [message["body"] for message in _pop(running.start(), "--count", "10")] == ["first", "third"]
@@ -129,7 +129,13 @@ def test_inspect_queues_on_a_live_and_a_stopped_directory(running: NodeProcess) 
     assert running.stop() == 0
     found = run_penstock("inspect", "queues", *data, "--filter", "a/#", "--json").stdout.splitlines()
     (row,) = map(json.loads, found)
-    assert (row["start"], row["first_offset"], row["next_offset"], row["entries"], row["filling"]) == ("latest", 0, 2, 2, None)
+    assert (row["start"], row["first_offset"], row["next_offset"], row["entries"], row["backfilling"]) == (
+        "latest",
+        0,
+        2,
+        2,
+        None,
+    )
     assert {"root", "group:1"} <= set(row["owners"])
     assert len(run_penstock("inspect", "queues", *data, "--json", "--limit", "1").stdout.splitlines()) == 1
     assert "$retry/1" in run_penstock("inspect", "queues", *data).stdout

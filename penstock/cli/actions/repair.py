@@ -1,4 +1,4 @@
-"""`penstock repair`: says what of a CommitLog is damaged, and sets it aside."""
+"""`penstock repair`: reports the damaged parts of a CommitLog, and sets them aside."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from penstock.store.errors import PositionUnknown
 from penstock.store.repair import QUARANTINE, Damage, Findings, repair, survey
 
 
-def mend(data_dir: Path, *, dry_run: bool, as_json: bool, out: TextIO = sys.stdout) -> bool:
-    """Repair the log of a stopped node, and print what was found. Return whether damage is left.
+def repair_log(data_dir: Path, *, dry_run: bool, as_json: bool, out: TextIO = sys.stdout) -> bool:
+    """Repair the log of a stopped node, and print the findings. Return whether damage remains.
 
     Args:
-        data_dir: of a node.
+        data_dir: data directory of a node.
         dry_run: change nothing.
         as_json: print one JSON object.
 
     Raises:
-        DataDirLocked: a node runs on it.
-        StoreError: there is no log, or it can't be repaired in place; nothing was touched.
-        OSError: a file can't be written; run it again when that is mended.
+        DataDirLocked: a node is running on the directory.
+        StoreError: the directory holds no log, or the log can't be repaired in place. Nothing was changed.
+        OSError: a file can't be written. Run the command again after the cause is removed.
     """
     if not (data_dir / DIRECTORY).is_dir():
-        raise PositionUnknown(f"{data_dir} holds no CommitLog: give the data directory of a node")
+        raise PositionUnknown(f"{data_dir} holds no CommitLog. Name the data directory of a node.")
     with DataDirLock(data_dir):
         findings = survey(data_dir)
         if not dry_run:
@@ -59,17 +59,17 @@ def _lines(findings: Findings, repaired: bool) -> list[str]:
     for damage in findings.damages:
         missing = f", {damage.missing} of them missing" if damage.missing else ""
         lines.append(
-            f"segment {damage.segment}: {damage.length} bytes damaged at position {damage.position}{missing}; "
-            f"{damage.records_behind} records follow"
+            f"Segment {damage.segment}: {damage.length} bytes are damaged at position {damage.position}{missing}. "
+            f"{damage.records_behind} records follow."
         )
         if repaired and damage.missing < damage.length:
-            lines.append(f"  set aside in {QUARANTINE}/{damage.copy_name}")
+            lines.append(f"  They are copied to {QUARANTINE}/{damage.copy_name}.")
     if findings.torn_bytes:
         lines.append(
-            f"{findings.torn_bytes} bytes behind the last record are a torn tail, no damage: the next start clears them"
+            f"{findings.torn_bytes} bytes after the last record are a torn tail, not damage. The next start clears them."
         )
     if repaired:
-        lines.append("repaired; the next start rebuilds the index")
+        lines.append("The log is repaired. The next start rebuilds the index.")
     elif not findings.damages:
-        lines.append("no damage")
+        lines.append("There is no damage.")
     return lines

@@ -12,11 +12,12 @@ from penstock.node.logs import configure_logging
 from penstock.node.node import Node
 
 GC_THRESHOLD = 50_000
-"""New containers before the collector looks at the youngest. The hot path makes no cycles, so looking often finds nothing."""
+"""New containers before the garbage collector examines the youngest generation. The hot path creates no cycles, so frequent
+collections would find nothing."""
 
 
 async def serve(config: Config) -> None:
-    """Run a node until SIGTERM or SIGINT, then end it in order. SIGHUP has it read its certificates again.
+    """Run a node until SIGTERM or SIGINT, then stop it in order. On SIGHUP, the node reads its certificates again.
 
     Raises:
         Whatever `Node` and `Node.start` raise.

@@ -1,31 +1,20 @@
-"""Small tools to try a node by hand over gRPC: `penstock pop`, `send` and `recall`."""
+"""`penstock send`, `penstock pop` and `penstock recall`."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 import time
-from pathlib import Path
 from typing import Literal
 
-from penstock import Client, Message, Security
-from penstock.cli.rows import show, text
+from penstock import Client, Message
+from penstock.cli.actions.output import print_row, text_of
+from penstock.cli.actions.security import security_of_environment
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.store.options import HostPort
 
-TOKEN, CA_FILE = "PENSTOCK_TOKEN", "PENSTOCK_CA_FILE"
-"""Environment variables: the token that gRPC calls carry, and the PEM file of the roots that the node's certificate is checked
-by."""
-
-
-def security() -> Security:
-    """Return how tools show who they are: as the environment says."""
-    ca_file = os.environ.get(CA_FILE)
-    return Security(token=os.environ.get(TOKEN, ""), root_certificates=Path(ca_file).read_bytes() if ca_file else None)
-
-
-Settle = Literal["ack", "leave", "ask"]
+Outcome = Literal["ack", "leave", "ask"]
+"""What to do with each message that was popped."""
 
 
 async def pop(
@@ -36,20 +25,20 @@ async def pop(
     count: int,
     invisible_ms: int,
     wait_ms: int,
-    settle: Settle,
+    outcome: Outcome,
     as_json: bool,
 ) -> None:
-    """Print what the group pops from `topic_filter`; acknowledge it, leave it, or ask on standard input what to do with each.
+    """Print the messages that a group pops from `topic_filter`, and acknowledge them, leave them, or ask on standard input.
 
-    Ends after `count` messages or when none comes.
+    The command ends after `count` messages, or when a pop returns none.
     """
-    async with Client(str(address), security=security()) as client:
-        left = count
-        while left:
+    async with Client(str(address), security=security_of_environment()) as client:
+        remaining = count
+        while remaining:
             messages = await client.pop(
                 topic_filter,
                 group=group,
-                messages_max=1 if settle == "ask" else min(left, 256),
+                messages_max=1 if outcome == "ask" else min(remaining, 256),
                 invisible_ms=invisible_ms,
                 wait_ms=wait_ms,
             )
@@ -58,7 +47,7 @@ async def pop(
             for message in messages:
                 row: dict[str, object] = {
                     "topic": message.topic,
-                    "body": text(message.body),
+                    "body": text_of(message.body),
                     "attempt": message.attempt,
                     "message_id": message.message_id,
                     "handle": message.handle,
@@ -66,16 +55,16 @@ async def pop(
                 if message.origin is not None:
                     row["dead_letter_of"] = message.origin.group
                     row["reason"] = pb.Reason.Name(message.origin.reason).lower()
-                show(row, as_json)
-                if settle == "ask":
+                print_row(row, as_json)
+                if outcome == "ask":
                     await _ask(message)
-            if settle == "ack":
+            if outcome == "ack":
                 await asyncio.gather(*(message.ack() for message in messages))
-            left -= len(messages)
+            remaining -= len(messages)
 
 
 async def _ask(message: Message) -> None:
-    """Settle a message as standard input says; at its end, leave it."""
+    """Do with a message what standard input says. At the end of standard input, leave it."""
     sys.stderr.write("a(ck) n(ack) s(uspend) d(ead letter), or leave it: ")
     sys.stderr.flush()
     answer = (await asyncio.to_thread(sys.stdin.readline)).strip().lower()[:1]
@@ -90,18 +79,21 @@ async def _ask(message: Message) -> None:
 
 
 async def send(address: HostPort, topic: str, body: bytes, *, delay_ms: int, tag: str, as_json: bool) -> None:
-    """Send a message over gRPC, to be delivered after `delay_ms`; print its id, and the handle that recalls it."""
-    async with Client(str(address), security=security()) as client:
+    """Send a message over gRPC and print its id.
+
+    With a `delay_ms` above 0 the node delivers the message so much later, and the handle that recalls it is printed, too.
+    """
+    async with Client(str(address), security=security_of_environment()) as client:
         deliver_at_ms = int(time.time() * 1000) + delay_ms if delay_ms else 0
         sent = await client.send(topic, body, tag=tag, deliver_at_ms=deliver_at_ms)
     row = {"message_id": sent.message_id}
     if sent.recall_handle:
         row["recall_handle"] = sent.recall_handle
-    show(row, as_json)
+    print_row(row, as_json)
 
 
 async def recall(address: HostPort, handle: str) -> None:
     """Cancel a delayed message by its recall handle."""
-    async with Client(str(address), security=security()) as client:
+    async with Client(str(address), security=security_of_environment()) as client:
         await client.recall(handle)
-    print("recalled")
+    print("The message is recalled.")

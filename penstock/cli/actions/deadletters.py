@@ -1,0 +1,51 @@
+"""`penstock dlq`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from google.protobuf.json_format import MessageToDict
+
+from penstock import SyncClient
+from penstock.cli.actions.output import print_rows, time_of
+from penstock.cli.actions.security import security_of_environment
+from penstock.pop.proto import pop_pb2 as pb
+from penstock.store.options import HostPort
+
+
+def list_dead_letters(address: HostPort, group: str, *, after: str, limit: int, as_json: bool) -> None:
+    """Print the dead letters of a group that were not sent back.
+
+    Args:
+        address: of the node's gRPC listener.
+        group: name of the group.
+        after: id of the message after which to begin, or empty to begin with the oldest.
+        limit: maximum number of dead letters.
+        as_json: print one JSON object a line in place of a table.
+    """
+    with SyncClient(str(address), security=security_of_environment()) as client:
+        letters = client.dead_letters.of_group(group, after=after, limit=limit)
+    print_rows(
+        [MessageToDict(letter, preserving_proto_field_name=True) for letter in letters],
+        [
+            [
+                letter.message_id,
+                letter.topic,
+                letter.filter,
+                str(letter.attempts),
+                pb.Reason.Name(letter.reason).lower(),
+                time_of(letter.failed_ms) or "",
+            ]
+            for letter in letters
+        ],
+        ("message", "topic", "filter", "attempts", "reason", "failed"),
+        as_json=as_json,
+        out=sys.stdout,
+    )
+
+
+def redrive(address: HostPort, group: str, message_ids: Sequence[str] | None) -> None:
+    """Send dead letters back to their group, and print how many. None for the ids means all of them."""
+    with SyncClient(str(address), security=security_of_environment()) as client:
+        sys.stdout.write(f"{client.dead_letters.redrive(group, message_ids)} sent back\n")

@@ -1,0 +1,82 @@
+"""Arguments that several commands share, and the types of their values."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+from penstock.store.options import HostPort, OptionInvalid
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+MQTT = HostPort("127.0.0.1", 1883)
+POP = HostPort("127.0.0.1", 8081)
+
+Commands = Any
+"""What argparse's `add_subparsers` returns. Its class has no public name."""
+
+
+def add_command(commands: Commands, name: str, summary: str) -> argparse.ArgumentParser:
+    """Add a command, or an action of one, whose help begins with a one-line summary."""
+    # argparse formats both texts with "%".
+    command: argparse.ArgumentParser = commands.add_parser(name, help=summary, description=summary)
+    return command
+
+
+def add_data_dir(command: argparse.ArgumentParser) -> None:
+    """Add `--data-dir`, with the directory that `penstock serve` uses by default."""
+    command.add_argument(
+        "--data-dir", type=Path, default=Path("penstock-data"), metavar="DIR", help="Data directory of a node (%(default)s)."
+    )
+
+
+def add_json(command: argparse.ArgumentParser) -> None:
+    """Add `--json` for commands that print rows."""
+    command.add_argument("--json", action="store_true", help="Print one JSON object per line.")
+
+
+def add_mqtt_address(command: argparse.ArgumentParser) -> None:
+    """Add `--mqtt`, the address of the node's MQTT listener."""
+    command.add_argument(
+        "--mqtt", type=address, default=MQTT, metavar="HOST:PORT", help="Address of the node's MQTT listener (%(default)s)."
+    )
+
+
+def add_pop_address(command: argparse.ArgumentParser) -> None:
+    """Add `--pop`, the address of the node's gRPC listener."""
+    command.add_argument(
+        "--pop", type=address, default=POP, metavar="HOST:PORT", help="Address of the node's gRPC listener (%(default)s)."
+    )
+
+
+def address(text: str) -> HostPort:
+    """Return the address that is written as `HOST:PORT`."""
+    try:
+        return HostPort.parse(text)
+    except OptionInvalid as error:
+        raise argparse.ArgumentTypeError(f"{text!r} must be {error.allowed}.") from None
+
+
+def count(text: str) -> int:
+    """Return a whole number from 0 up."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 up.")
+    return int(text)
+
+
+def read_body(text: str) -> bytes:
+    """Return the body of a message: the argument itself, or all of standard input where the argument is `-`."""
+    return sys.stdin.buffer.read() if text == "-" else text.encode()
+
+
+def run_async(action: Coroutine[Any, Any, None]) -> int:
+    """Run an action on an event loop, and return the exit status of success."""
+    import uvloop
+
+    uvloop.run(action)
+    return 0

@@ -1,0 +1,112 @@
+"""`penstock group`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from penstock.cli.commands.arguments import Commands, add_command, add_json, add_pop_address, count
+from penstock.pop.backoff import Backoff, Exponential
+
+if TYPE_CHECKING:
+    from penstock.store.lightqueue import Start
+
+ACTIONS = {
+    "list": "Show the settings and the backlog of all groups, or of one.",
+    "create": "Create a group on a topic filter.",
+    "update": "Change settings of a group. Settings that are not named stay as they are.",
+    "pause": "Pause a group: its consumers get no messages.",
+    "resume": "Resume a paused group.",
+    "reset": "Move a group to another place in its queue. All handles of the group become invalid.",
+    "delete": "Delete a group, and its dead letters unless another group consumes them.",
+}
+"""Summary of each action, by name."""
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command."""
+    command = add_command(commands, "group", "Create, list, change, pause, reset and delete groups.")
+    actions = command.add_subparsers(dest="action", required=True, metavar="ACTION")
+    for name, summary in ACTIONS.items():
+        action = add_command(actions, name, summary)
+        _add_target(action, name)
+        add_pop_address(action)
+        add_json(action)
+        if name in ("create", "update"):
+            _add_settings(action)
+        if name == "create":
+            action.add_argument(
+                "--start",
+                type=start,
+                default="earliest",
+                help="Where the group begins: earliest, latest, or a time in milliseconds since 1970 (%(default)s).",
+            )
+        if name == "reset":
+            to = action.add_mutually_exclusive_group(required=True)
+            to.add_argument("--to", choices=("earliest", "latest"), help="Begin with the oldest message, or after the newest.")
+            to.add_argument(
+                "--time-ms", type=count, help="Begin with messages stored at this time, in milliseconds since 1970."
+            )
+            to.add_argument("--message-id", help="Begin with this message, or the next one if it is gone.")
+        action.set_defaults(run=_run)
+
+
+def _add_target(action: argparse.ArgumentParser, name: str) -> None:
+    if name == "list":
+        action.add_argument("group", nargs="?", default="", help="Name of the group (all groups).")
+    else:
+        action.add_argument("group", help="Name of the group.")
+    if name == "create":
+        action.add_argument("filter", help="Topic filter that the group consumes, such as 'plant/#'.")
+    else:
+        action.add_argument("filter", nargs="?", default="", help="One of the group's topic filters (all of them).")
+
+
+def _add_settings(action: argparse.ArgumentParser) -> None:
+    action.add_argument(
+        "--attempts-max", type=count, help="Deliveries of a message before it becomes a dead letter; 0 is the node's default."
+    )
+    action.add_argument(
+        "--backoff",
+        type=backoff,
+        help="Wait before another attempt: none, a list of milliseconds such as 1000,5000, or "
+        "exponential:MIN_MS:MAX_MS[:FACTOR].",
+    )
+    action.add_argument(
+        "--invisible-ms", type=count, help="Invisible time of pops that name none, in milliseconds; 0 is the node's default."
+    )
+    action.add_argument(
+        "--in-flight-max", type=count, help="Maximum number of messages in flight at a time; 0 is the node's default."
+    )
+    action.add_argument(
+        "--fifo", action=argparse.BooleanOptionalAction, help="Deliver the messages of a message group one at a time, in order."
+    )
+    expression = action.add_mutually_exclusive_group()
+    expression.add_argument("--tags", help="Deliver only messages with these tags: 'a || b', or '*' for all.")
+    expression.add_argument("--sql", help="Deliver only messages whose properties fit: \"level > 3 AND unit = 'degC'\".")
+
+
+def _run(options: argparse.Namespace) -> int:
+    from penstock.cli.actions.groups import run
+
+    return run(options)
+
+
+def start(text: str) -> Start:
+    """Return where a group begins: `earliest`, `latest` or a time in milliseconds since 1970."""
+    return "earliest" if text == "earliest" else "latest" if text == "latest" else count(text)
+
+
+def backoff(text: str) -> Backoff:
+    """Return the back-off that is written as `none`, as `1000,5000`, or as `exponential:MIN_MS:MAX_MS[:FACTOR]`."""
+    if text == "none":
+        return ()
+    try:
+        if text.startswith("exponential:"):
+            minimum, maximum, *factor = text.removeprefix("exponential:").split(":")
+            return Exponential(int(minimum), int(maximum), *map(float, factor))
+        return tuple(int(step) for step in text.split(","))
+    except (ValueError, TypeError):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a back-off. Write none, 1000,5000 or exponential:1000:60000:2."
+        ) from None

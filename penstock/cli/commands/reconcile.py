@@ -1,0 +1,42 @@
+"""`penstock reconcile`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from penstock.cli.commands.arguments import EXIT_USAGE, Commands, add_command, add_data_dir, count
+from penstock.install import install_hint
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command."""
+    command = add_command(commands, "reconcile", "Pair every delivery with its acknowledgement, with Apache Spark.")
+    add_data_dir(command)
+    command.add_argument(
+        "--out", type=Path, metavar="DIR", help="Directory for Parquet tables and summary.json (none written)."
+    )
+    command.add_argument("--master", default="local[*]", metavar="URL", help="Spark master (%(default)s).")
+    command.add_argument("--json", action="store_true", help="Print the summary as JSON.")
+    command.add_argument(
+        "--as-of-ms",
+        type=count,
+        help="Time at which deadlines are judged, in milliseconds since 1970 (store time of the log's last record).",
+    )
+    command.add_argument(
+        "--grace-ms",
+        type=count,
+        default=60_000,
+        help="Milliseconds after a deadline before an unsettled delivery counts as a finding (%(default)s).",
+    )
+    command.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    try:
+        from penstock.spark.reconcile import run
+    except ModuleNotFoundError as error:
+        print(f"penstock reconcile: {error.name} is not installed: {install_hint('spark')}", file=sys.stderr)
+        return EXIT_USAGE
+    return run(options.data_dir, options.out, options.master, options.json, options.as_of_ms, options.grace_ms)

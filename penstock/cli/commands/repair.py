@@ -1,0 +1,27 @@
+"""`penstock repair`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from penstock.cli.commands.arguments import EXIT_FAILED, Commands, add_command
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command."""
+    command = add_command(
+        commands, "repair", "Set damaged parts of a stopped node's CommitLog aside, so that the node can start."
+    )
+    command.add_argument(
+        "--data-dir", type=Path, required=True, metavar="DIR", help="Data directory of a node that is stopped."
+    )
+    command.add_argument("--dry-run", action="store_true", help="Change nothing. The exit status is 1 if there is damage.")
+    command.add_argument("--json", action="store_true", help="Print the findings as one JSON object.")
+    command.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from penstock.cli.actions.repair import repair_log
+
+    return EXIT_FAILED if repair_log(options.data_dir, dry_run=options.dry_run, as_json=options.json) else 0
