@@ -16,11 +16,11 @@ from penstock.install import install_hint
 from penstock.pop.access.interceptor import AccessInterceptor
 from penstock.pop.access.policy import AccessPolicy
 from penstock.pop.core.admin import GroupAdmin
-from penstock.pop.core.sending import Sending
+from penstock.pop.core.sender import Sender
 from penstock.pop.core.transactions import Transactions
 from penstock.pop.grpc.access import GROUP_RULES, POP_RULES
-from penstock.pop.grpc.groupservice import GroupService
-from penstock.pop.grpc.service import PopService
+from penstock.pop.grpc.groupservicer import GroupServicer
+from penstock.pop.grpc.servicer import PopServicer
 from penstock.pop.grpc.wire import serialize
 from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
@@ -52,8 +52,8 @@ class PopServer:
 
     def __init__(
         self,
-        service: PopService,
-        groups: GroupService,
+        service: PopServicer,
+        groups: GroupServicer,
         options: PopOptions,
         policy: AccessPolicy | None = None,
         rocketmq: MessagingService | None = None,
@@ -120,7 +120,7 @@ class PopServer:
 
 
 def rocketmq_service(
-    admin: GroupAdmin, sending: Sending, delayed: DelayedMessages, transactions: Transactions
+    admin: GroupAdmin, sender: Sender, delayed: DelayedMessages, transactions: Transactions
 ) -> MessagingService | None:
     """Return the RocketMQ-compatible API.
 
@@ -133,7 +133,7 @@ def rocketmq_service(
             raise
         logger.info("rocketmq.off", why=f"rocketmq-python-client is not installed: {install_hint('rocketmq')}")
         return None
-    return MessagingService(admin, sending, delayed, transactions)
+    return MessagingService(admin, sender, delayed, transactions)
 
 
 def _handler(method: Any, servicer: object) -> Any:

@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from penstock.gateway.protocol.packets import NAMES
 from penstock.pop.core.counters import LATENCY_BOUNDS_MS, Latencies
+from penstock.pop.core.snapshot import snapshots
 from penstock.store.space import Level
 
 if TYPE_CHECKING:
@@ -242,7 +243,7 @@ class NodeCollector(Collector):
         latency = HistogramMetricFamily(
             "penstock_pop_group_ack_latency_ms", "Milliseconds from pop to acknowledgement.", labels=labels
         )
-        for told in self._node.groups.describe(islice(self._node.pop, GROUPS_LABELLED_MAX)):
+        for told in snapshots(islice(self._node.pop, GROUPS_LABELLED_MAX), self._node.pop.state, self._node.store):
             group = told.group
             values = {
                 "visible": told.visible,

@@ -21,10 +21,11 @@ from penstock.pop.access.file import load_access_policy
 from penstock.pop.core.admin import GroupAdmin
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.handle import Handles, load_secret
-from penstock.pop.core.sending import Sending
+from penstock.pop.core.redrive import DeadLetterAdmin
+from penstock.pop.core.sender import Sender
 from penstock.pop.core.transactions import Transactions
-from penstock.pop.grpc.groupservice import GroupService
-from penstock.pop.grpc.service import PopService
+from penstock.pop.grpc.groupservicer import GroupServicer
+from penstock.pop.grpc.servicer import PopServicer
 from penstock.pop.server import PopServer, rocketmq_service
 from penstock.store.clock import Clock, SystemClock
 from penstock.store.errors import IndexDamaged
@@ -69,6 +70,7 @@ class Node:
             self._lock.release()
             raise
         self.groups = GroupAdmin(self.pop)
+        self.dead_letters = DeadLetterAdmin(self.pop)
         self.gateway = Gateway(
             self.store,
             self.retained,
@@ -80,10 +82,11 @@ class Node:
             delay_ms_max=config.timer.delay_ms_max,
             may_share=access.may_share if access is not None else None,
         )
-        sending = Sending(self.pop, self.delayed, self.transactions, config.timer)
-        service = PopService(self.pop, self.delayed, self.transactions, sending)
-        self.rocketmq = rocketmq_service(self.groups, sending, self.delayed, self.transactions)
-        self._pop_server = PopServer(service, GroupService(self.groups), config.pop, access, self.rocketmq)
+        sender = Sender(self.store, self.pop.handles, self.delayed, self.transactions, config.pop, config.timer)
+        servicer = PopServicer(self.pop, self.delayed, self.transactions, sender)
+        self.rocketmq = rocketmq_service(self.groups, sender, self.delayed, self.transactions)
+        group_servicer = GroupServicer(self.pop, self.groups, self.dead_letters)
+        self._pop_server = PopServer(servicer, group_servicer, config.pop, access, self.rocketmq)
         self._admin = Admin(
             config.admin.listen, registry=registry_of(self), ready=lambda: self._is_ready, state=self.state, level=self._level
         )

@@ -37,7 +37,7 @@ _ROW = Struct("<BHqI")
 OPEN, COMMITTED, ROLLED_BACK = range(3)
 
 
-class Ended(Enum):
+class EndOutcome(Enum):
     """What came of a commit or a roll back. The names are those of the API's codes."""
 
     OK = "done"
@@ -46,7 +46,7 @@ class Ended(Enum):
     UNKNOWN_TRANSACTION = "no such transaction is open, and none that ended lately was this"
 
 
-class Half(NamedTuple):
+class HalfMessage(NamedTuple):
     """A half message that is pending."""
 
     position: int
@@ -70,13 +70,13 @@ class Transactions:
     def __init__(self, store: Store, options: PopOptions, timer: TimerOptions) -> None:
         self._store = store
         self._options = options
-        self._pending: dict[int, Half] = {}
+        self._pending: dict[int, HalfMessage] = {}
         self._ended: RecentIds[int, int] = RecentIds(ENDED_REMEMBERED)
         self._changed: set[int] = set()
         self._asked: dict[str, dict[int, None]] = {}
         """Positions whose outcome is asked for, by producer: until somebody takes the question."""
         self._polls: dict[str, list[asyncio.Future[None]]] = {}
-        self.on_check: list[Callable[[Half], bool]] = []
+        self.on_check: list[Callable[[HalfMessage], bool]] = []
         """Called with a half message whose outcome is asked for; True takes the question, for a face that has its own way."""
         self._ticker: Ticker[int] = Ticker(
             store.now_ms, self._check, fire_max=timer.fire_max, tick_ms=timer.tick_ms, start_ms=0
@@ -89,11 +89,11 @@ class Transactions:
         """Return how many are pending."""
         return len(self._pending)
 
-    def __iter__(self) -> Iterator[Half]:
+    def __iter__(self) -> Iterator[HalfMessage]:
         """Yield what is pending, oldest first."""
         return iter(self._pending.values())
 
-    def get(self, position: int) -> Half | None:
+    def get(self, position: int) -> HalfMessage | None:
         """Return a half message that is pending, or None."""
         return self._pending.get(position)
 
@@ -102,18 +102,18 @@ class Transactions:
         if len(self._pending) >= self._options.transactions_max:
             raise LimitExceeded(f"{len(self._pending)} transactions are pending, which is the limit: see pop.transactions_max")
 
-    def end(self, position: int, *, commit: bool) -> Ended:
+    def end(self, position: int, *, commit: bool) -> EndOutcome:
         """Commit or roll back. Nothing may be answered before `Store.when_durable`."""
         half = self._pending.get(position)
         if half is not None:
             self._end([half], commit=commit)
-            return Ended.OK
+            return EndOutcome.OK
         state = self._ended.get(position)
         if state is None:
-            return Ended.UNKNOWN_TRANSACTION
-        return Ended.ALREADY_COMMITTED if state == COMMITTED else Ended.ALREADY_ROLLED_BACK
+            return EndOutcome.UNKNOWN_TRANSACTION
+        return EndOutcome.ALREADY_COMMITTED if state == COMMITTED else EndOutcome.ALREADY_ROLLED_BACK
 
-    def _end(self, halves: list[Half], *, commit: bool) -> None:
+    def _end(self, halves: list[HalfMessage], *, commit: bool) -> None:
         self._store.commit()  # what was stored in this very turn is read back, so it must be written
         kind = Kind.TRANSACTION_COMMITTED if commit else Kind.TRANSACTION_ROLLED_BACK
         routes = routes_of(self._store, [(half.position, half.size) for half in halves]) if commit else b""
@@ -153,7 +153,7 @@ class Transactions:
                     if not poll.done():
                         poll.set_result(None)
 
-    async def poll(self, producer: str, halves_max: int, wait_ms: int) -> list[Half]:
+    async def poll(self, producer: str, halves_max: int, wait_ms: int) -> list[HalfMessage]:
         """Return up to `halves_max` half messages of a producer whose outcome is asked for; wait up to `wait_ms` for the first.
 
         Each question goes to one poll; unanswered, it comes again at the next check.
@@ -182,10 +182,10 @@ class Transactions:
                         del self._polls[producer]
         return found
 
-    def take(self, producer: str, halves_max: int) -> list[Half]:
+    def take(self, producer: str, halves_max: int) -> list[HalfMessage]:
         """Return up to `halves_max` half messages of a producer whose outcome is asked for, and that nobody has taken yet."""
         asked = self._asked.get(producer)
-        found: list[Half] = []
+        found: list[HalfMessage] = []
         while asked and len(found) < halves_max:
             position = next(iter(asked))
             del asked[position]
@@ -210,7 +210,7 @@ class Transactions:
         if record.flags & Flag.HALF:
             producer = decode_properties(record.properties).producer
             due_ms = record.store_ms + self._options.transaction_check_ms
-            self._put(Half(record.position, record.size, producer, 0, due_ms))
+            self._put(HalfMessage(record.position, record.size, producer, 0, due_ms))
 
     def _apply_checked(self, record: Record) -> None:
         for position, _ in TIMER_ENTRY.iter_unpack(record.body):
@@ -219,7 +219,7 @@ class Transactions:
                 due_ms = record.store_ms + self._options.transaction_check_ms
                 self._put(half._replace(checks=half.checks + 1, due_ms=due_ms))
 
-    def _put(self, half: Half) -> None:
+    def _put(self, half: HalfMessage) -> None:
         self._pending[half.position] = half
         self._changed.add(half.position)
         self._ticker.schedule(half.due_ms, half.position)
@@ -261,7 +261,7 @@ class Transactions:
             _, position = _KEY.unpack(key)
             state, checks, due_ms, size = _ROW.unpack_from(value)
             if state == OPEN:
-                self._pending[position] = Half(position, size, value[_ROW.size :].decode(), checks, due_ms)
+                self._pending[position] = HalfMessage(position, size, value[_ROW.size :].decode(), checks, due_ms)
                 self._ticker.schedule(due_ms, position)
             else:
                 self._ended.add(position, state)

@@ -25,9 +25,9 @@ from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.outcome import AckOutcome, InvisibleChange
 from penstock.pop.core.poll import PopResult
 from penstock.pop.core.popping import check_attempt_id
-from penstock.pop.core.sending import Sending
+from penstock.pop.core.sender import Sender
 from penstock.pop.core.settings import GroupSettings
-from penstock.pop.core.transactions import Half, Transactions
+from penstock.pop.core.transactions import HalfMessage, Transactions
 from penstock.pop.errors import GroupUnknown
 from penstock.pop.rocketmq import names
 from penstock.pop.rocketmq.clients import Client, Clients, Stream, holder_of, lease_id
@@ -103,7 +103,7 @@ class MessagingService:
         OptionInvalid: `pop.rocketmq_advertise` is no address.
     """
 
-    def __init__(self, admin: GroupAdmin, sending: Sending, delayed: DelayedMessages, transactions: Transactions) -> None:
+    def __init__(self, admin: GroupAdmin, sending: Sender, delayed: DelayedMessages, transactions: Transactions) -> None:
         self._admin = admin
         self._core = admin.core
         self._store = admin.core.store
@@ -547,7 +547,7 @@ class MessagingService:
                 groups.append(group)
         return merged(settings, groups, self._options)
 
-    def _ask(self, half: Half) -> bool:
+    def _ask(self, half: HalfMessage) -> bool:
         """Ask a producer for the outcome of a half message; return whether there is one to be asked."""
         if not half.producer.startswith(PRODUCER):
             return False

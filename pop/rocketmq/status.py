@@ -11,8 +11,8 @@ from enum import IntEnum
 import structlog
 
 from penstock.pop.core.outcome import AckOutcome
-from penstock.pop.core.sending import Refusal, SendRefused
-from penstock.pop.core.transactions import Ended
+from penstock.pop.core.sender import Refusal, SendRefused
+from penstock.pop.core.transactions import EndOutcome
 from penstock.pop.errors import (
     ExpressionInvalid,
     GroupBusy,
@@ -119,11 +119,11 @@ OF_RECALLED = {
 }
 
 
-def of_ended(ended: Ended, *, commit: bool) -> Code:
+def of_ended(ended: EndOutcome, *, commit: bool) -> Code:
     """Return the code for the end of a transaction. Said twice it is done: a producer says it again when no answer came."""
-    if ended is Ended.UNKNOWN_TRANSACTION:
+    if ended is EndOutcome.UNKNOWN_TRANSACTION:
         return Code.INVALID_TRANSACTION_ID
-    if ended is Ended.OK or (ended is Ended.ALREADY_COMMITTED) == commit:
+    if ended is EndOutcome.OK or (ended is EndOutcome.ALREADY_COMMITTED) == commit:
         return Code.OK
     return Code.PRECONDITION_FAILED
 

@@ -314,7 +314,7 @@ async def test_a_message_that_is_refused_goes_to_nobody_else_and_is_a_dead_lette
     await until(lambda: group_of(broker).dead_letter_count == 1)
     assert await one.drained() == await two.drained() == []
     assert group_of(broker).in_flight == 0
-    (letter,) = broker.node.groups.dead_letters("g")
+    (letter,) = broker.node.dead_letters.list("g")
     assert (letter.reason, letter.attempts) == (Reason.FORWARDED, 1)
 
 

@@ -348,7 +348,7 @@ def test_a_deleted_group_is_gone_with_its_queues_and_a_new_one_of_that_name_begi
     again = after.pop(topic_filter="plant/+/temperature")
     assert [(message.body, message.attempt) for message in again] == [(b"dead", 1), (b"out", 1), (b"waits", 1)]
     assert after.ack(out.handle) == [AckOutcome.INVALID_HANDLE]
-    assert after.admin.dead_letters(GROUP) == []
+    assert after.dead_letters.list(GROUP) == []
     after.close()
 
 
@@ -388,6 +388,6 @@ def test_a_description_tells_how_a_group_stands(parts: Parts) -> None:
     parts.advance(10_000)
     parts.change(fails.handle, 0)
     parts.advance(1_000)
-    (found,) = parts.admin.describe([parts.group()])
+    (found,) = parts.snapshots([parts.group()])
     assert (found.visible, found.in_flight, found.delayed, found.dead) == (1, 2, 1, 1)
     assert (found.oldest_ms, found.oldest_in_flight_ms) == (12_000, 11_000)

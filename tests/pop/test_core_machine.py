@@ -158,9 +158,9 @@ class PopMachine(RuleBasedStateMachine):
     def redrive(self, name: str, data: st.DataObject) -> None:
         model = self.models[name]
         chosen = data.draw(st.sets(st.sampled_from(sorted(model.dead)))) if model.dead else set()
-        assert self.parts.admin.redrive(name, chosen) == len(chosen)
+        assert self.parts.dead_letters.redrive(name, chosen) == len(chosen)
         self.parts.store.commit()
-        assert self.parts.admin.redrive(name, chosen) == 0
+        assert self.parts.dead_letters.redrive(name, chosen) == 0
         model.dead -= chosen
         model.visible.update(dict.fromkeys(chosen, 0))
 

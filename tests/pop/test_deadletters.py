@@ -35,7 +35,7 @@ def test_a_dead_letter_tells_where_it_came_from_and_why(parts: Parts, keep_index
     assert parts.core.dead_letter(GROUP, [given_up.handle, given_up.handle]) == [AckOutcome.OK, AckOutcome.ALREADY_ACKED]
     assert parts.ack(given_up.handle) == [AckOutcome.HANDLE_EXPIRED]
     after = restarted(parts, keep_index)
-    letters = after.admin.dead_letters(GROUP)
+    letters = after.dead_letters.list(GROUP)
     group = after.group()
     assert [(x.position, x.group_id, x.attempts, x.reason, x.failed_ms) for x in letters] == [
         (first, group.id, 2, Reason.ATTEMPTS_EXHAUSTED, exhausted_ms),
@@ -55,7 +55,7 @@ def test_an_unreadable_message_is_a_dead_letter_that_says_so(parts: Parts) -> No
     damaged, intact = parts.publish(b"damaged", b"intact")
     parts.damage(damaged, intact - damaged)
     parts.pop()
-    assert [(letter.position, letter.reason) for letter in parts.admin.dead_letters(GROUP)] == [(damaged, Reason.UNREADABLE)]
+    assert [(letter.position, letter.reason) for letter in parts.dead_letters.list(GROUP)] == [(damaged, Reason.UNREADABLE)]
 
 
 @pytest.mark.parametrize("keep_index", RESTARTS)
@@ -64,19 +64,19 @@ def test_a_dead_letter_goes_back_once_as_a_new_message(parts: Parts, keep_index:
     first, second = parts.publish(b"1", b"2")
     parts.pop()
     parts.advance(10_000)
-    assert parts.admin.redrive(GROUP, [second, 12345]) == 1
+    assert parts.dead_letters.redrive(GROUP, [second, 12345]) == 1
     parts.store.commit()
     after = restarted(parts, keep_index)
-    assert after.admin.redrive(GROUP, [second]) == 0
+    assert after.dead_letters.redrive(GROUP, [second]) == 0
     assert [(message.body, message.attempt) for message in after.pop()] == [(b"2", 1)]
     assert after.pop() == []
-    assert [letter.position for letter in after.admin.dead_letters(GROUP)] == [first]
+    assert [letter.position for letter in after.dead_letters.list(GROUP)] == [first]
     assert (after.group().dead_letter_count, after.group().in_flight) == (1, 1)
     # It may die again, and go back again.
     after.advance(10_000)
-    assert [letter.position for letter in after.admin.dead_letters(GROUP)] == [first, second]
-    assert after.admin.redrive(GROUP) == 2
-    assert after.admin.redrive(GROUP) == 0
+    assert [letter.position for letter in after.dead_letters.list(GROUP)] == [first, second]
+    assert after.dead_letters.redrive(GROUP) == 2
+    assert after.dead_letters.redrive(GROUP) == 0
     after.store.commit()
     assert sorted(bodies(after)) == [b"1", b"2"]
     after.close()
@@ -88,7 +88,7 @@ def test_what_was_sent_back_is_not_popped_from_the_dead_letters_any_more(parts: 
     parts.pop()
     parts.advance(10_000)
     parts.group("operators", DLQ)
-    parts.admin.redrive(GROUP, [first])
+    parts.dead_letters.redrive(GROUP, [first])
     parts.store.commit()
     assert bodies(parts, group="operators", topic_filter=DLQ) == [b"2"]
     parts.pop()
@@ -103,8 +103,8 @@ def test_a_group_with_two_filters_gets_its_dead_letters_back_where_they_came_fro
     parts.pop()
     parts.pop(topic_filter=TOPIC)
     parts.advance(10_000)
-    assert len(parts.admin.dead_letters(GROUP)) == 2
-    assert parts.admin.redrive(GROUP, [position]) == 2
+    assert len(parts.dead_letters.list(GROUP)) == 2
+    assert parts.dead_letters.redrive(GROUP, [position]) == 2
     parts.store.commit()
     assert bodies(parts) == [b"a"]
     assert bodies(parts, topic_filter=TOPIC) == [b"a"]
@@ -118,16 +118,16 @@ def test_dead_letters_are_listed_page_by_page(parts: Parts, limit: int) -> None:
     parts.pop()
     parts.advance(10_000)
     listed: list[int] = []
-    while page := parts.admin.dead_letters(GROUP, listed[-1] + 1 if listed else 0, limit):
+    while page := parts.dead_letters.list(GROUP, listed[-1] + 1 if listed else 0, limit):
         listed += [letter.position for letter in page]
     assert listed == positions
 
 
 def test_a_group_without_dead_letters_has_none_to_list_or_to_send_back(parts: Parts) -> None:
     parts.group()
-    assert parts.admin.dead_letters(GROUP) == []
-    assert parts.admin.redrive(GROUP) == 0
-    assert parts.admin.redrive("nobody") == 0
+    assert parts.dead_letters.list(GROUP) == []
+    assert parts.dead_letters.redrive(GROUP) == 0
+    assert parts.dead_letters.redrive("nobody") == 0
 
 
 # --- attempt ids ----------------------------------------------------------------------------------------------------

@@ -294,14 +294,14 @@ def test_9217_and_10899_counts_are_exact_whatever_happened(parts: Parts, keep_in
     parts.core.dead_letter(GROUP, [messages[4].handle])
     parts.settle()
     after = restarted(parts, keep_index)
-    (told,) = after.admin.describe([after.group()])
+    (told,) = after.snapshots([after.group()])
     assert (told.visible, told.retries, told.in_flight, told.delayed, told.dead) == (3, 1, 5, 1, 1)
     after.advance(60_000)
     assert after.ack(renewed) == [AckOutcome.HANDLE_EXPIRED]
     while messages := after.pop():
         after.ack(*(message.handle for message in messages))
         after.advance(5_000)
-    (told,) = after.admin.describe([after.group()])
+    (told,) = after.snapshots([after.group()])
     assert (told.visible, told.in_flight, told.delayed, told.dead) == (0, 0, 0, 1)
     after.close()
 

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.pop.core.poll import PopResult
 from penstock.pop.core.popping import BATCHES_MAX
-from penstock.pop.grpc.stream import Consumption
+from penstock.pop.grpc.consumestream import ConsumeStream
 from penstock.store.record import Properties
 from tests.pop.wiring import GROUP, Parts
 
@@ -88,8 +88,8 @@ async def test_a_stream_passes_over_a_backlog_that_has_expired_a_little_at_a_tim
     group = parts.group()
     parts.settle()
     parts.store.start(asyncio.get_running_loop(), lambda error: pytest.fail(str(error)))
-    stream = Consumption(parts.core, group, credits=8, batch_max=1, invisible_ms=60_000)
-    stream.pump()
+    stream = ConsumeStream(parts.core, group, credits=8, batch_max=1, invisible_ms=60_000)
+    stream.pop_more()
     assert parts.core.counters.expired == BATCHES_MAX, "others have their turn before the rest"
     async with asyncio.timeout(10):
         await stream.wake.wait()

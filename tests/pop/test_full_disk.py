@@ -12,7 +12,7 @@ import pytest
 
 from penstock.pop.core.admin import ResetTo
 from penstock.pop.core.outcome import AckOutcome
-from penstock.pop.core.transactions import Ended
+from penstock.pop.core.transactions import EndOutcome
 from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.store.errors import DiskFull
@@ -139,10 +139,10 @@ def test_transactions_end_from_the_reserve_and_wait_below_the_floor(tmp_path: Pa
         parts.advance(1_000)
     assert len(parts.transactions) == 2, "neither asked nor given up"
     free(parts.store, READ_ONLY)
-    assert parts.transactions.end(committed, commit=True) is Ended.OK
+    assert parts.transactions.end(committed, commit=True) is EndOutcome.OK
     for _ in range(5):
         parts.advance(1_000)
-    assert parts.transactions.end(given_up, commit=True) is Ended.ALREADY_ROLLED_BACK
+    assert parts.transactions.end(given_up, commit=True) is EndOutcome.ALREADY_ROLLED_BACK
     assert bodies(parts.pop()) == [b"0"]
     parts.close()
 
@@ -151,7 +151,7 @@ def test_groups_are_changed_with_room_and_deleted_without(parts: Parts) -> None:
     (dead,) = parts.pop(1)
     parts.core.dead_letter(GROUP, [dead.handle])
     free(parts.store, READ_ONLY)
-    for change in (lambda: parts.admin.pause(GROUP), lambda: parts.admin.redrive(GROUP)):
+    for change in (lambda: parts.admin.pause(GROUP), lambda: parts.dead_letters.redrive(GROUP)):
         with pytest.raises(DiskFull):
             change()
     parts.admin.reset(GROUP, FILTER, ResetTo(end="latest"))

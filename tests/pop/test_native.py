@@ -27,7 +27,7 @@ from penstock.pop.errors import (
     NodeUnavailable,
     RequestInvalid,
 )
-from penstock.pop.grpc.stream import TAKEN_PER_TURN, Consumption
+from penstock.pop.grpc.consumestream import POPPED_PER_TURN, ConsumeStream
 from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.pop.proto.pop_pb2_grpc import PopServiceStub
@@ -353,21 +353,21 @@ async def test_a_node_that_stops_ends_its_streams(tmp_path: Path) -> None:
 
 async def test_a_stream_with_many_credits_takes_what_they_allow_some_turns_long(tmp_path: Path) -> None:
     parts = Parts(tmp_path / "data")
-    parts.publish(*([b"x"] * (TAKEN_PER_TURN * 3)))
+    parts.publish(*([b"x"] * (POPPED_PER_TURN * 3)))
     group = parts.group()
     parts.store.start(asyncio.get_running_loop(), lambda error: pytest.fail(str(error)))
-    credits = TAKEN_PER_TURN * 2 + 10
-    stream = Consumption(parts.core, group, credits=credits, batch_max=100, invisible_ms=60_000)
-    stream.pump()
+    credits = POPPED_PER_TURN * 2 + 10
+    stream = ConsumeStream(parts.core, group, credits=credits, batch_max=100, invisible_ms=60_000)
+    stream.pop_more()
     seen = [group.in_flight]
-    assert TAKEN_PER_TURN <= seen[0] < TAKEN_PER_TURN + 100
+    assert POPPED_PER_TURN <= seen[0] < POPPED_PER_TURN + 100
     async with asyncio.timeout(10):
         while group.in_flight < credits:
-            stream.pump()  # whatever calls it meanwhile: the rest has its turn, and no other
+            stream.pop_more()  # whatever calls it meanwhile: the rest has its turn, and no other
             assert group.in_flight == seen[-1]
             await asyncio.sleep(0)
             seen.append(group.in_flight)
-    assert max(after - before for before, after in pairwise(seen)) < TAKEN_PER_TURN + 100
+    assert max(after - before for before, after in pairwise(seen)) < POPPED_PER_TURN + 100
     stream.end(give_back=True)
     assert group.in_flight == 0
     await parts.store.close()

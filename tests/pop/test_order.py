@@ -123,7 +123,7 @@ def test_a_dead_letter_lets_its_message_group_go_on(parts: Parts, keep_index: bo
         parts.advance(10_000)
     after = restarted(parts, keep_index)
     assert texts(after.pop()) == ["a2"]
-    assert [letter.attempts for letter in after.admin.dead_letters(GROUP)] == [2]
+    assert [letter.attempts for letter in after.dead_letters.list(GROUP)] == [2]
     after.close()
 
 
@@ -137,7 +137,7 @@ def test_a_dead_letter_that_is_sent_back_comes_next_in_its_message_group_but_not
     parts.advance(10_000)
     (a2,) = parts.pop()
     assert parts.pop() == []
-    assert parts.admin.redrive(GROUP) == 1
+    assert parts.dead_letters.redrive(GROUP) == 1
     parts.store.commit()
     assert parts.pop() == []
     after = restarted(parts, keep_index)
@@ -313,7 +313,7 @@ def test_order_holds_whatever_happens(steps: list[tuple[str, object]]) -> None:
             elif step == "crash":
                 parts = parts.after_crash(str(number + 1), keep_index=bool(value))
             elif step == "redrive":
-                assert parts.admin.redrive(GROUP) == len(dead)
+                assert parts.dead_letters.redrive(GROUP) == len(dead)
                 parts.store.commit()
                 for text in dead:
                     attempts[text] = 0

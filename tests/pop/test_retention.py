@@ -202,22 +202,22 @@ def test_a_dead_letter_whose_message_is_gone_is_neither_listed_nor_counted_nor_s
     parts.core.dead_letter("ledger", [parts.pop(group="ledger")[0].handle])
     parts.store.commit()
     let_expire(parts)
-    assert len(parts.admin.dead_letters("ledger")) == 1, "it is kept for one more retention"
+    assert len(parts.dead_letters.list("ledger")) == 1, "it is kept for one more retention"
     parts.publish(b"young")
     parts.core.dead_letter("ledger", [parts.pop(1, group="ledger")[0].handle])
     parts.store.commit()
     for _ in range(3):
         let_expire(parts)
-        if len(parts.admin.dead_letters("ledger")) < 2:
+        if len(parts.dead_letters.list("ledger")) < 2:
             break
-    (left,) = parts.admin.dead_letters("ledger")
+    (left,) = parts.dead_letters.list("ledger")
     assert parts.group("ledger").dead_letter_count == 1
-    parts.admin.redrive("ledger")
+    parts.dead_letters.redrive("ledger")
     parts.store.commit()
     assert [(message.body, message.position) for message in parts.pop(1, group="ledger")] == [(b"young", left.position)]
     for _ in range(3):
         let_expire(parts)
-    assert (parts.admin.dead_letters("ledger"), parts.group("ledger").dead_letter_count) == ([], 0)
+    assert (parts.dead_letters.list("ledger"), parts.group("ledger").dead_letter_count) == ([], 0)
 
 
 @pytest.mark.parametrize("rebuilt", [False, True])
@@ -237,8 +237,8 @@ def test_groups_that_filter_or_order_go_on_where_they_were(parts: Parts, tmp_pat
     parts.core.dead_letter("ledger", [a1.handle])
     parts.store.commit()
     assert sorted(message.body for message in parts.pop(group="ledger")) == [b"a2", b"found"]
-    assert [letter.position for letter in parts.admin.dead_letters("ledger")] == [a1.position]
-    assert parts.admin.redrive("ledger") == 1
+    assert [letter.position for letter in parts.dead_letters.list("ledger")] == [a1.position]
+    assert parts.dead_letters.redrive("ledger") == 1
     parts.close()
 
 

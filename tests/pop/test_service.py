@@ -12,8 +12,9 @@ import grpc
 import grpc.aio
 import pytest
 
-from penstock.pop.core.sending import PROPERTIES_MAX, PROPERTY_BYTES_MAX
-from penstock.pop.grpc.service import HANDLES_MAX, MESSAGES_PER_SEND_MAX
+from penstock.pop.core.sender import PROPERTIES_MAX, PROPERTY_BYTES_MAX
+from penstock.pop.grpc.requests import HANDLES_MAX
+from penstock.pop.grpc.sends import MESSAGES_PER_SEND_MAX
 from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.store.options import MIB, StoreOptions

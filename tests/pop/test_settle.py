@@ -48,7 +48,7 @@ def test_deliveries_are_settled_by_their_ids(parts: Parts, is_after_crash: bool)
     assert settle(parts, Kind.POP_DEAD_LETTER, first[1]) == 1
     assert settle(parts, Kind.POP_REVIVED, second[0]) == 1
     assert (parts.group().in_flight, parts.group().dead_letter_count, parts.group().visible_retries) == (1, 1, 1)
-    (letter,) = parts.admin.dead_letters(GROUP)
+    (letter,) = parts.dead_letters.list(GROUP)
     assert (letter.reason, letter.attempts) == (Reason.FORWARDED, 1)
     (back,) = parts.pop()
     assert (back.body, back.attempt) == (b"4", 1)  # it was no attempt

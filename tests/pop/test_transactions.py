@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.pop.core.transactions import Ended, Half
+from penstock.pop.core.transactions import EndOutcome, HalfMessage
 from penstock.pop.options import PopOptions
 from penstock.store.record import Flag, Properties, encode_properties
 from tests.pop.wiring import TOPIC, Node, Parts
@@ -48,7 +48,7 @@ def test_a_half_message_is_seen_when_it_is_committed_and_not_before(parts: Parts
     parts.publish(b"plain")
     parts = restarted(parts, keep_index)
     assert bodies(parts) == [b"plain"]
-    assert parts.transactions.end(position, commit=True) is Ended.OK
+    assert parts.transactions.end(position, commit=True) is EndOutcome.OK
     parts.store.commit()
     assert bodies(parts) == [b"half"]
     parts.close()
@@ -62,7 +62,7 @@ def test_a_transaction_ends_once_and_says_how_it_ended(parts: Parts, keep_index:
     parts.transactions.end(position, commit=commit)
     parts.store.commit()
     after = restarted(parts, keep_index)
-    ended = Ended.ALREADY_COMMITTED if commit else Ended.ALREADY_ROLLED_BACK
+    ended = EndOutcome.ALREADY_COMMITTED if commit else EndOutcome.ALREADY_ROLLED_BACK
     assert after.transactions.end(position, commit=True) is ended
     assert after.transactions.end(position, commit=False) is ended
     assert bodies(after) == ([b"half"] if commit else [])
@@ -72,7 +72,7 @@ def test_a_transaction_ends_once_and_says_how_it_ended(parts: Parts, keep_index:
 
 def test_a_transaction_that_never_was_is_unknown(parts: Parts) -> None:
     (position,) = parts.publish(b"plain")
-    assert parts.transactions.end(position, commit=True) is Ended.UNKNOWN_TRANSACTION
+    assert parts.transactions.end(position, commit=True) is EndOutcome.UNKNOWN_TRANSACTION
 
 
 @pytest.mark.parametrize("start", ["before", "after"])
@@ -105,7 +105,7 @@ def test_a_producer_that_says_nothing_is_asked_a_bounded_number_of_times_then_it
         assert half.checks == checks
         after.advance(1_000)
     assert after.transactions.get(position) is None
-    assert after.transactions.end(position, commit=True) is Ended.ALREADY_ROLLED_BACK
+    assert after.transactions.end(position, commit=True) is EndOutcome.ALREADY_ROLLED_BACK
     assert bodies(after) == []
     after.close()
 
@@ -113,7 +113,7 @@ def test_a_producer_that_says_nothing_is_asked_a_bounded_number_of_times_then_it
 def test_a_face_of_its_own_may_take_the_question(parts: Parts) -> None:
     taken = []
 
-    def take(half: Half) -> bool:
+    def take(half: HalfMessage) -> bool:
         taken.append(half.position)
         return half.producer == "official"
 

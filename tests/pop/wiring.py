@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,11 +19,13 @@ from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.handle import Handles, load_secret
 from penstock.pop.core.outcome import AckOutcome, InvisibleChange
 from penstock.pop.core.poll import PopResult
-from penstock.pop.core.sending import Sending
+from penstock.pop.core.redrive import DeadLetterAdmin
+from penstock.pop.core.sender import Sender
 from penstock.pop.core.settings import GroupSettings
+from penstock.pop.core.snapshot import GroupSnapshot, snapshots
 from penstock.pop.core.transactions import Transactions
-from penstock.pop.grpc.groupservice import GroupService
-from penstock.pop.grpc.service import PopService
+from penstock.pop.grpc.groupservicer import GroupServicer
+from penstock.pop.grpc.servicer import PopServicer
 from penstock.pop.options import PopOptions
 from penstock.pop.proto.pop_pb2_grpc import PopServiceStub
 from penstock.pop.server import PopServer, rocketmq_service
@@ -81,6 +83,7 @@ class Parts:
         self.delayed = DelayedMessages(self.store, timer_options)
         self.core = PopCore(self.store, Handles(load_secret(data_dir)), pop_options, timer_options)
         self.admin = GroupAdmin(self.core)
+        self.dead_letters = DeadLetterAdmin(self.core)
         self.transactions = Transactions(self.store, pop_options, timer_options)
         self.store.add_part(self.delayed)
         self.store.add_part(self.transactions)
@@ -159,6 +162,9 @@ class Parts:
                 messages.append(Delivered(handle, entry.position, record.topic.decode(), record.body, entry.attempt))
         return messages
 
+    def snapshots(self, groups: Iterable[ConsumerGroup]) -> list[GroupSnapshot]:
+        return snapshots(groups, self.core.state, self.store)
+
     def ack(self, *handles: str, group: str = GROUP) -> list[AckOutcome]:
         """Acknowledge; return the outcomes."""
         outcomes = self.core.ack(group, list(handles))
@@ -226,11 +232,12 @@ class Node(Parts):
         self.core.start(loop)
         self.transactions.start(loop)
         options = replace(self.options[0], listen=HostPort("127.0.0.1", port))
-        sending = Sending(self.core, self.delayed, self.transactions, self.options[1])
-        service = PopService(self.core, self.delayed, self.transactions, sending)
-        self.rocketmq = rocketmq_service(self.admin, sending, self.delayed, self.transactions)
+        sender = Sender(self.store, self.core.handles, self.delayed, self.transactions, self.options[0], self.options[1])
+        servicer = PopServicer(self.core, self.delayed, self.transactions, sender)
+        self.rocketmq = rocketmq_service(self.admin, sender, self.delayed, self.transactions)
         access = load_access_policy(Path(options.access_file)) if options.access_file else None
-        self._server = PopServer(service, GroupService(self.admin), options, access, self.rocketmq)
+        group_servicer = GroupServicer(self.core, self.admin, self.dead_letters)
+        self._server = PopServer(servicer, group_servicer, options, access, self.rocketmq)
         self.port = await self._server.start()
 
     @property

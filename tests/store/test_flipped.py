@@ -17,6 +17,7 @@ from penstock.pop.core.core import PopCore
 from penstock.pop.core.handle import Handles, load_secret
 from penstock.pop.core.outcome import InvisibleChange
 from penstock.pop.core.poll import PopResult
+from penstock.pop.core.redrive import DeadLetterAdmin
 from penstock.pop.core.transactions import Transactions
 from penstock.pop.options import PopOptions
 from penstock.store.backfill import Backfill
@@ -110,7 +111,7 @@ def write_log(data_dir: Path, segment_bytes: int) -> list[Record]:
     whole.advance(5_000)
     whole.take(2)
     whole.advance(5_000)
-    assert whole.admin.redrive("g") == 1
+    assert DeadLetterAdmin(whole.core).redrive("g") == 1
     whole.admin.pause("g")
     whole.admin.reset("g", "plant/#", ResetTo(end="latest"))
     whole.core.groups.get_or_create("h", "plant/#")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock.pop.core.outcome import AckOutcome
-from penstock.pop.core.sending import Refusal, SendRefused
-from penstock.pop.core.transactions import Ended
+from penstock.pop.core.sender import Refusal, SendRefused
+from penstock.pop.core.transactions import EndOutcome
 from penstock.pop.errors import ExpressionInvalid, GroupBusy, GroupInvalid, GroupUnknown, Overloaded, RequestInvalid
 from penstock.pop.rocketmq.status import OF_OUTCOME, OF_RECALLED, Code, Refused, code_of, detail_of, of_ended, overall, refusal
 from penstock.pop.rocketmq.stubs import SERVICE, pb, service_pb
@@ -55,15 +55,15 @@ def test_every_outcome_has_a_code() -> None:
 @pytest.mark.parametrize(
     ("ended", "commit", "code"),
     [
-        (Ended.OK, True, Code.OK),
-        (Ended.ALREADY_COMMITTED, True, Code.OK),
-        (Ended.ALREADY_COMMITTED, False, Code.PRECONDITION_FAILED),
-        (Ended.ALREADY_ROLLED_BACK, False, Code.OK),
-        (Ended.ALREADY_ROLLED_BACK, True, Code.PRECONDITION_FAILED),
-        (Ended.UNKNOWN_TRANSACTION, True, Code.INVALID_TRANSACTION_ID),
+        (EndOutcome.OK, True, Code.OK),
+        (EndOutcome.ALREADY_COMMITTED, True, Code.OK),
+        (EndOutcome.ALREADY_COMMITTED, False, Code.PRECONDITION_FAILED),
+        (EndOutcome.ALREADY_ROLLED_BACK, False, Code.OK),
+        (EndOutcome.ALREADY_ROLLED_BACK, True, Code.PRECONDITION_FAILED),
+        (EndOutcome.UNKNOWN_TRANSACTION, True, Code.INVALID_TRANSACTION_ID),
     ],
 )
-def test_to_end_a_transaction_twice_is_right_unless_it_ended_otherwise(ended: Ended, commit: bool, code: Code) -> None:
+def test_to_end_a_transaction_twice_is_right_unless_it_ended_otherwise(ended: EndOutcome, commit: bool, code: Code) -> None:
     assert of_ended(ended, commit=commit) is code
 
 

@@ -1,6 +1,6 @@
-"""Storing what services send: bounds first, then an ordinary record, a delayed one, or half of a transaction.
+"""Storing the messages that services send: as ordinary records, as delayed messages, or as half messages of transactions.
 
-Both faces, the native API and the RocketMQ-compatible one, come through here; so a message is the same whichever way it came.
+The native API and the RocketMQ-compatible one both use this module, so a message is the same whichever way it came.
 """
 
 from __future__ import annotations
@@ -8,17 +8,22 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-from penstock.pop.core.core import PopCore
+from penstock.pop.core.handle import Handles
 from penstock.pop.core.transactions import Transactions
 from penstock.pop.errors import PopError
+from penstock.pop.options import PopOptions
 from penstock.store.errors import LimitExceeded
 from penstock.store.record import Flag, Properties, encode_properties, tag_hash
+from penstock.store.store import Store
 from penstock.timer.delayed import DelayedMessages
 from penstock.timer.options import TimerOptions
 
 PROPERTIES_MAX = 128
+"""Maximum number of properties of a message."""
+
 PROPERTY_BYTES_MAX = 65_535
-"""Of a name, a value, a tag, a message group: MQTT 5.0, 1.5.4 allows no more, and messages go out over MQTT too."""
+"""Maximum size of a name, a value, a tag or a message group. Messages also go out over MQTT, which allows no more (MQTT 5.0,
+1.5.4)."""
 
 
 class Refusal(Enum):
@@ -33,71 +38,87 @@ class Refusal(Enum):
 
 
 class SendRefused(PopError):
-    """Raised for one message that is sent and can't be stored; the others of its call go on."""
+    """Raised for a message that can't be stored. The other messages of its call are stored."""
 
     def __init__(self, refusal: Refusal, detail: str) -> None:
         self.refusal = refusal
         super().__init__(detail)
 
 
-class Stored(NamedTuple):
-    """A message that was stored. It may be answered when it is durable (`Store.when_durable`)."""
+class StoredMessage(NamedTuple):
+    """A message that was stored. The caller must not respond before it is durable (`Store.when_durable`).
+
+    Parameters:
+        position: of its record.
+        recall_handle: recalls a delayed message; empty for other messages.
+        transaction_handle: commits or rolls back a half message; empty for other messages.
+    """
 
     position: int
     recall_handle: str = ""
     transaction_handle: str = ""
 
 
-class Sending:
+class Sender:
     """Stores messages.
 
     Parameters:
-        core: whose store, options and handles.
-        delayed: delayed messages.
-        transactions: half messages.
-        timer: bounds of delays.
+        store: where to.
+        handles: makes the handles of delayed and half messages.
+        delayed: counts delayed messages.
+        transactions: counts half messages.
+        options: maximum size of a message.
+        timer: longest delay.
     """
 
-    def __init__(self, core: PopCore, delayed: DelayedMessages, transactions: Transactions, timer: TimerOptions) -> None:
-        self._core = core
-        self._store = core.store
+    def __init__(
+        self,
+        store: Store,
+        handles: Handles,
+        delayed: DelayedMessages,
+        transactions: Transactions,
+        options: PopOptions,
+        timer: TimerOptions,
+    ) -> None:
+        self._store = store
+        self._handles = handles
         self._delayed = delayed
         self._transactions = transactions
-        self._timer = timer
+        self._bytes_max = options.message_bytes_max
+        self._delay_ms_max = timer.delay_ms_max
 
-    def store(self, topic: bytes, body: bytes, properties: Properties) -> Stored:
-        """Store a message: at once, delayed where `deliver_at_ms` is ahead, half where there is a `producer`.
+    def store(self, topic: bytes, body: bytes, properties: Properties) -> StoredMessage:
+        """Store a message: as a half message if it has a `producer`, as a delayed one if `deliver_at_ms` is in the future.
 
         Raises:
-            SendRefused: says why.
-            TopicInvalid, LimitExceeded, RecordTooLarge, DiskFull: as `Store.append_message`, and its route, raise them.
+            SendRefused: the message breaks a bound.
+            TopicInvalid, LimitExceeded, RecordTooLarge, DiskFull: as `Queues.route` and `Store.append_message` raise them.
         """
         properties = self._checked(properties)
         due_ms = properties.deliver_at_ms
         route = self._store.queues.route(topic)
         encoded = encode_properties(properties)
-        bytes_max = self._core.options.message_bytes_max
-        if len(topic) + len(encoded) + len(body) > bytes_max:
-            detail = f"topic, properties and body have more than {bytes_max} bytes together: see pop.message_bytes_max"
+        if len(topic) + len(encoded) + len(body) > self._bytes_max:
+            detail = f"topic, properties and body have more than {self._bytes_max} bytes together: see pop.message_bytes_max"
             raise SendRefused(Refusal.MESSAGE_TOO_LARGE, detail)
         if properties.producer:
             return self._store_half(topic, body, encoded, due_ms)
         if due_ms:
             return self._store_delayed(topic, body, encoded, due_ms)
-        return Stored(self._store.append_message(route, body, encoded, 1, tag_hash(properties.tag)))
+        return StoredMessage(self._store.append_message(route, body, encoded, 1, tag_hash(properties.tag)))
 
-    def _store_delayed(self, topic: bytes, body: bytes, encoded: bytes, due_ms: int) -> Stored:
+    def _store_delayed(self, topic: bytes, body: bytes, encoded: bytes, due_ms: int) -> StoredMessage:
         try:
             self._delayed.check_room()
         except LimitExceeded as error:
             raise SendRefused(Refusal.TOO_MANY_TIMERS, str(error)) from error
         route = self._store.queues.route(topic)
         position = self._store.append_message(route, body, encoded, 1 | Flag.DELAYED)
-        return Stored(position, recall_handle=self._core.handles.recall(position, due_ms))
+        return StoredMessage(position, recall_handle=self._handles.recall(position, due_ms))
 
-    def _store_half(self, topic: bytes, body: bytes, encoded: bytes, due_ms: int) -> Stored:
+    def _store_half(self, topic: bytes, body: bytes, encoded: bytes, due_ms: int) -> StoredMessage:
         if due_ms:
-            detail = "half of a transaction can't be delayed: its commit delivers it"
+            detail = "a half message of a transaction can't be delayed: its commit delivers it"
             raise SendRefused(Refusal.INVALID_TRANSACTION, detail)
         try:
             self._transactions.check_room()
@@ -105,10 +126,10 @@ class Sending:
             raise SendRefused(Refusal.TOO_MANY_TRANSACTIONS, str(error)) from error
         route = self._store.queues.route(topic)
         position = self._store.append_message(route, body, encoded, 1 | Flag.HALF)
-        return Stored(position, transaction_handle=self._core.handles.half(position, self._store.now_ms()))
+        return StoredMessage(position, transaction_handle=self._handles.half(position, self._store.now_ms()))
 
     def _checked(self, properties: Properties) -> Properties:
-        """Return the properties as they are stored: `deliver_at_ms` is 0 where that is now or past."""
+        """Return the properties as they are stored: `deliver_at_ms` is 0 if it is not in the future."""
         if len(properties.user) > PROPERTIES_MAX:
             detail = f"a message may have {PROPERTIES_MAX} properties, not {len(properties.user)}"
             raise SendRefused(Refusal.INVALID_PROPERTY, detail)
@@ -118,10 +139,10 @@ class Sending:
             if len(text.encode()) > PROPERTY_BYTES_MAX:
                 raise SendRefused(Refusal.INVALID_PROPERTY, f"{text[:40]!r}... has more than {PROPERTY_BYTES_MAX} bytes")
         due_ms, now_ms = properties.deliver_at_ms, self._store.now_ms()
-        if due_ms < 0 or due_ms - now_ms > self._timer.delay_ms_max:
+        if due_ms < 0 or due_ms - now_ms > self._delay_ms_max:
             raise SendRefused(
                 Refusal.INVALID_DELIVERY_TIME,
-                f"deliver_at_ms is {due_ms}: give ms since 1970, at most {self._timer.delay_ms_max} ms ahead of now "
+                f"deliver_at_ms is {due_ms}: give ms since 1970, at most {self._delay_ms_max} ms after the present time "
                 f"({now_ms}), or 0 for at once",
             )
         return properties if due_ms > now_ms else properties._replace(deliver_at_ms=0)

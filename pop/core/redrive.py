@@ -1,0 +1,82 @@
+"""The administration of dead letters: listing them, and redriving them to their group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+
+import orjson
+
+from penstock.pop.core.core import PopCore
+from penstock.pop.core.deadletters import DeadLetter
+from penstock.pop.core.names import DEAD_LETTERS
+from penstock.pop.core.order import NO_KEY, order_key
+from penstock.store.record import TIMER_ENTRY, Kind
+
+DEAD_LETTERS_MAX = 10_000
+"""Maximum number of dead letters that one call lists or redrives, because the loop does nothing else meanwhile."""
+
+
+class DeadLetterAdmin:
+    """Lists and redrives dead letters.
+
+    Parameters:
+        core: has the groups and their dead letters.
+    """
+
+    def __init__(self, core: PopCore) -> None:
+        self._core = core
+        self._store = core.store
+        self._state = core.state
+
+    def list(self, name: str, position: int = 0, limit: int = DEAD_LETTERS_MAX) -> list[DeadLetter]:
+        """Return the dead letters of the group `name` that were not redriven, in the order of the log.
+
+        Args:
+            name: of the group.
+            position: dead letters whose messages are before this position of the log are left out.
+            limit: maximum number of dead letters, up to `DEAD_LETTERS_MAX`.
+        """
+        queue = self._store.queues.find(DEAD_LETTERS + name)
+        if queue is None:
+            return []
+        self._store.commit()
+        return [*islice(self._state.dead_letters.listed(queue.id, position), min(limit, DEAD_LETTERS_MAX))]
+
+    def redrive(self, name: str, positions: Iterable[int] | None = None) -> int:
+        """Send dead letters of the group `name` back to it as new messages; return how many.
+
+        Each dead letter is sent back once, even if the node crashes. A dead letter that another group has popped from
+        `$dlq/NAME` also stays with that group.
+
+        Args:
+            name: of the group.
+            positions: of the messages; None for all dead letters, up to `DEAD_LETTERS_MAX`. Messages that are no dead letters
+                are skipped.
+        """
+        queue = self._store.queues.find(DEAD_LETTERS + name)
+        if queue is None:
+            return 0
+        if positions is None:
+            letters = self.list(name)
+        else:
+            self._store.commit()
+            listed_at = self._state.dead_letters.listed_at
+            letters = [letter for position in sorted(set(positions)) for letter in listed_at(queue.id, position)]
+        by_group: dict[int, list[DeadLetter]] = {}
+        for letter in letters:
+            if letter.group_id in self._state.groups_by_id and not self._store.is_expired(letter.position):
+                by_group.setdefault(letter.group_id, []).append(letter)
+        for group_id, found in by_group.items():
+            group = self._state.groups_by_id[group_id]
+            body = b"".join(TIMER_ENTRY.pack(letter.position, letter.size) for letter in found)
+            properties = b""
+            if group.order is not None:
+                properties = orjson.dumps({"keys": [self._key(letter) for letter in found]})
+            self._core.records.append(Kind.DEAD_LETTER_REDRIVEN, group_id, name, body, properties=properties)
+            self._core.polls.serve(group)
+        return sum(map(len, by_group.values()))
+
+    def _key(self, letter: DeadLetter) -> int:
+        data = self._core.read(letter.position, letter.size)
+        return order_key(data) if data is not None else NO_KEY

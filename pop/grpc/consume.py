@@ -1,0 +1,130 @@
+"""Consume: receiving messages on a stream, which also carries acknowledgements and changes of invisible time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator
+
+from penstock.pop.core.core import PopCore
+from penstock.pop.core.outcome import InvisibleChange
+from penstock.pop.core.poll import PopResult
+from penstock.pop.core.scan import RESPONSE_BYTES
+from penstock.pop.errors import PopError, RequestInvalid
+from penstock.pop.grpc.consumestream import CREDITS_DEFAULT, CREDITS_MAX, AckReport, ConsumeStream
+from penstock.pop.grpc.requests import HANDLES_MAX, bounded, start_of
+from penstock.pop.grpc.responses import PopResponses
+from penstock.pop.grpc.status import ACK_STATUS, Context, abort
+from penstock.pop.grpc.wire import serialize
+from penstock.pop.proto import pop_pb2 as pb
+from penstock.store.errors import StoreError
+
+
+class ConsumeMethods:
+    """Serves `Consume`.
+
+    Parameters:
+        core: hands out messages.
+        responses: makes the responses.
+    """
+
+    def __init__(self, core: PopCore, responses: PopResponses) -> None:
+        self._core = core
+        self._responses = responses
+
+    async def Consume(self, requests: AsyncIterator[pb.ConsumeRequest], context: Context) -> AsyncGenerator[bytes, None]:
+        stream: ConsumeStream | None = None
+        give_back = False
+        reader: asyncio.Task[None] | None = None
+        try:
+            try:
+                first = await anext(aiter(requests), None)
+                if first is None or not first.HasField("open"):
+                    raise RequestInvalid("the first request of a Consume stream must have 'open'")
+                stream = self._open(first.open)
+                give_back = first.open.give_back
+                _apply(stream, first)
+                stream.pop_more()
+                reader = asyncio.create_task(_read(requests, stream))
+                reader.add_done_callback(lambda _: stream.wake.set())
+                while not reader.done() and stream.failure is None:
+                    await stream.wake.wait()
+                    stream.wake.clear()
+                    while stream.outbox:
+                        data, count = self._join(stream.outbox)
+                        yield data
+                        for _ in range(count):
+                            stream.outbox.popleft()  # only after the write: what a broken stream didn't write is requeued
+                if stream.failure is not None:
+                    raise stream.failure
+                reader.result()
+            except (PopError, StoreError) as error:
+                await abort(context, error)
+            # The client has closed its side. It hears what came of its last acknowledgements when they are durable.
+            await self._core.store.durable()
+            while stream.outbox:
+                item = stream.outbox.popleft()
+                if isinstance(item, AckReport):
+                    yield serialize(self._encode(item))
+                else:
+                    self._core.requeue(item.checkpoint)
+        finally:
+            if reader is not None:
+                reader.cancel()
+            if stream is not None:
+                stream.end(give_back=give_back)
+
+    def _open(self, request: pb.ConsumeOpen) -> ConsumeStream:
+        options = self._core.options
+        credits = bounded("credits", request.credits, CREDITS_DEFAULT, CREDITS_MAX)
+        batch_max = bounded("batch_max", request.batch_max, options.messages_default)
+        asked_ms = bounded("invisible_ms", request.invisible_ms, 0, options.invisible_ms_max)
+        start = start_of(request.start, request.start_at_ms)
+        group = self._core.groups.get_or_create(request.group, request.filter, start)
+        return ConsumeStream(
+            self._core,
+            group,
+            credits=credits,
+            batch_max=min(batch_max, options.messages_max),
+            invisible_ms=asked_ms or group.invisible_ms,
+        )
+
+    def _join(self, outbox: deque[PopResult | AckReport]) -> tuple[bytes, int]:
+        """Return one response for the first items of the outbox, and their number.
+
+        Protocol buffers merge messages whose bytes are joined.
+        """
+        parts: list[bytes] = []
+        size = 0
+        for item in outbox:
+            if parts and size > RESPONSE_BYTES // 2:
+                break
+            parts.append(serialize(self._encode(item)))
+            size += len(parts[-1])
+        return b"".join(parts), len(parts)
+
+    def _encode(self, item: PopResult | AckReport) -> bytes | pb.ConsumeResponse:
+        if isinstance(item, PopResult):
+            return self._responses.messages(item)
+        return pb.ConsumeResponse(
+            acked=item.acked,
+            refused=[pb.HandleStatus(handle=handle, status=ACK_STATUS[outcome]) for handle, outcome in item.refused],
+            changed=[pb.ChangeInvisibleResult(status=ACK_STATUS[outcome], handle=handle) for outcome, handle in item.changed],
+        )
+
+
+async def _read(requests: AsyncIterator[pb.ConsumeRequest], stream: ConsumeStream) -> None:
+    async for request in requests:
+        if request.HasField("open"):
+            raise RequestInvalid("only the first request of a Consume stream may have 'open'")
+        _apply(stream, request)
+
+
+def _apply(stream: ConsumeStream, request: pb.ConsumeRequest) -> None:
+    if len(request.acks) > HANDLES_MAX or len(request.changes) > HANDLES_MAX:
+        raise RequestInvalid(f"acknowledge or change at most {HANDLES_MAX} handles a request")
+    if request.credits:
+        stream.grant(bounded("credits", request.credits, 0, CREDITS_MAX))
+    if request.acks or request.changes:
+        changes = [InvisibleChange(change.handle, change.invisible_ms, change.suspend) for change in request.changes]
+        stream.ack(list(request.acks), changes)

@@ -1,0 +1,38 @@
+"""Recall: withdrawing delayed messages before they are delivered."""
+
+from __future__ import annotations
+
+from penstock.pop.core.handle import Handles
+from penstock.pop.grpc.requests import check_count
+from penstock.pop.grpc.status import RECALL_STATUS, with_status
+from penstock.pop.proto import pop_pb2 as pb
+from penstock.store.store import Store
+from penstock.timer.delayed import DelayedMessages
+
+
+class RecallMethods:
+    """Serves `Recall`.
+
+    Parameters:
+        delayed: the delayed messages.
+        handles: reads recall handles.
+        store: tells when a recall is durable.
+    """
+
+    def __init__(self, delayed: DelayedMessages, handles: Handles, store: Store) -> None:
+        self._delayed = delayed
+        self._handles = handles
+        self._store = store
+
+    @with_status
+    async def Recall(self, request: pb.RecallRequest) -> pb.RecallResponse:
+        check_count("recall messages", request.recall_handles)
+        statuses = []
+        for handle in request.recall_handles:
+            named = self._handles.read_recall(handle)
+            if named is None:
+                statuses.append(pb.Status(code=pb.INVALID_HANDLE, detail="this is not a recall handle that this node gave"))
+            else:
+                statuses.append(RECALL_STATUS[self._delayed.recall(*named)])
+        await self._store.durable()
+        return pb.RecallResponse(statuses=statuses)

@@ -1,0 +1,84 @@
+"""Send: storing messages."""
+
+from __future__ import annotations
+
+from penstock.pop.core.sender import Sender, SendRefused
+from penstock.pop.grpc.requests import check_count, message_id
+from penstock.pop.grpc.status import OK, with_status
+from penstock.pop.grpc.wire import SENT_PLAIN, sent
+from penstock.pop.proto import pop_pb2 as pb
+from penstock.store.errors import LimitExceeded, RecordTooLarge, TopicInvalid
+from penstock.store.record import TOPIC_BYTES_MAX, Properties
+from penstock.store.store import Store
+
+MESSAGES_PER_SEND_MAX = 10_000
+
+
+class SendMethods:
+    """Serves `Send`.
+
+    Parameters:
+        store: stores plain messages.
+        sender: stores messages with properties, delayed messages and half messages.
+        message_bytes_max: maximum size of a message.
+    """
+
+    def __init__(self, store: Store, sender: Sender, message_bytes_max: int) -> None:
+        self._store = store
+        self._sender = sender
+        self._message_bytes_max = message_bytes_max
+
+    @with_status
+    async def Send(self, request: pb.SendRequest) -> bytes:
+        check_count("send messages", request.messages, MESSAGES_PER_SEND_MAX)
+        end = self._store.log.end
+        route_of, append = self._store.queues.route, self._store.append_message
+        bytes_max = self._message_bytes_max
+        results: list[bytes] = []
+        add = results.append
+        # DiskFull ends the whole call, so that the client sends all of it again. If the disk became full within the call, its
+        # first messages are stored twice.
+        for message in request.messages:
+            try:
+                if (
+                    message.tag
+                    or message.message_group
+                    or message.deliver_at_ms
+                    or message.producer
+                    or message.properties
+                    or len(message.body) + TOPIC_BYTES_MAX > bytes_max
+                ):
+                    add(sent(self._store_message(message)))
+                else:  # the hot path
+                    add(SENT_PLAIN % append(route_of(message.topic.encode()), message.body, b"", 1))
+            except SendRefused as error:
+                add(_failed(pb.Code.Value(error.refusal.name), error))
+            except TopicInvalid as error:
+                add(_failed(pb.INVALID_TOPIC, error))
+            except RecordTooLarge as error:
+                add(_failed(pb.MESSAGE_TOO_LARGE, error))
+            except LimitExceeded as error:
+                add(_failed(pb.TOO_MANY_QUEUES, error))
+        if self._store.log.end > end:
+            await self._store.durable()
+        return b"".join(results)
+
+    def _store_message(self, message: pb.Message) -> pb.SendResult:
+        properties = Properties(
+            list(message.properties.items()),
+            message.tag,
+            message.message_group,
+            message.deliver_at_ms,
+            producer=message.producer,
+        )
+        stored = self._sender.store(message.topic.encode(), message.body, properties)
+        return pb.SendResult(
+            status=OK,
+            message_id=message_id(stored.position),
+            recall_handle=stored.recall_handle,
+            transaction_handle=stored.transaction_handle,
+        )
+
+
+def _failed(code: pb.Code.ValueType, error: Exception) -> bytes:
+    return sent(pb.SendResult(status=pb.Status(code=code, detail=str(error))))

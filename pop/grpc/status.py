@@ -1,0 +1,68 @@
+"""Statuses: how a client is told that a call, or one message or handle of it, failed."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import Any, NoReturn, TypeAlias, TypeVar
+
+import grpc
+import grpc.aio
+
+from penstock.pop.core.outcome import AckOutcome
+from penstock.pop.core.transactions import EndOutcome
+from penstock.pop.errors import GroupBusy, GroupExists, GroupUnknown, Overloaded, PopError
+from penstock.pop.proto import pop_pb2 as pb
+from penstock.store.errors import DiskFull, LimitExceeded, StoreError
+from penstock.timer.delayed import Recalled
+
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+S = TypeVar("S")
+Q = TypeVar("Q")
+A = TypeVar("A")
+
+OK = pb.Status(code=pb.OK)
+
+ACK_STATUS = {outcome: pb.Status(code=pb.Code.Value(outcome.name), detail=outcome.value) for outcome in AckOutcome}
+ACK_STATUS[AckOutcome.OK] = OK
+
+RECALL_STATUS = {
+    Recalled.CANCELLED: OK,
+    Recalled.ALREADY_FIRED: pb.Status(code=pb.ALREADY_FIRED, detail="the message was delivered before"),
+    Recalled.ALREADY_CANCELLED: pb.Status(code=pb.ALREADY_RECALLED, detail="the message was recalled before"),
+    Recalled.UNKNOWN: pb.Status(code=pb.UNKNOWN_MESSAGE, detail="the log holds no such delayed message"),
+}
+
+END_STATUS = {outcome: pb.Status(code=pb.Code.Value(outcome.name), detail=outcome.value) for outcome in EndOutcome}
+END_STATUS[EndOutcome.OK] = OK
+
+_GRPC_STATUS: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
+    (Overloaded, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (LimitExceeded, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (DiskFull, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (GroupUnknown, grpc.StatusCode.NOT_FOUND),
+    (GroupExists, grpc.StatusCode.ALREADY_EXISTS),
+    (GroupBusy, grpc.StatusCode.FAILED_PRECONDITION),
+)
+
+
+async def abort(context: Context, error: Exception) -> NoReturn:
+    """End a call with the gRPC status of an error; INVALID_ARGUMENT for errors that have none of their own."""
+    codes = (code for kind, code in _GRPC_STATUS if isinstance(error, kind))
+    await context.abort(next(codes, grpc.StatusCode.INVALID_ARGUMENT), str(error))
+
+
+def with_status(serve: Callable[[S, Q], Awaitable[A]]) -> Callable[[S, Q, Context], Awaitable[A]]:
+    """Make a gRPC method of a function that takes a request and returns a response.
+
+    If the function raises an error of POP or of the store, the whole call ends with the gRPC status of the error.
+    """
+
+    @wraps(serve)
+    async def method(self: S, request: Q, context: Context) -> A:
+        try:
+            return await serve(self, request)
+        except (PopError, StoreError) as error:
+            await abort(context, error)
+
+    return method
