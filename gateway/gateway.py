@@ -17,18 +17,21 @@ from penstock.gateway.connection.open_connections import OpenConnections
 from penstock.gateway.connection.plain import PlainReads
 from penstock.gateway.connection.throttle import Meter, Throttle
 from penstock.gateway.counters import GatewayCounters
-from penstock.gateway.delivery.fanout import Fanout
+from penstock.gateway.delivery.backlog import BacklogLimit
+from penstock.gateway.delivery.client_subscriptions import Deliveries
+from penstock.gateway.delivery.context import DeliveryContext
+from penstock.gateway.delivery.fanout import Fanouts
 from penstock.gateway.delivery.retained import RetainedMessages
-from penstock.gateway.delivery.shared import SharedSubscriptions
-from penstock.gateway.delivery.subscription import Subscription
+from penstock.gateway.delivery.shared_subscriptions import SharedSubscriptions
 from penstock.gateway.delivery.system import SystemTopics
 from penstock.gateway.heartbeat import Heartbeat
 from penstock.gateway.logbook import Logbook
 from penstock.gateway.options import PLAIN_NAME, GatewayOptions
 from penstock.gateway.protocol.packets import Connect
 from penstock.gateway.protocol.reasons import ReasonCode
-from penstock.gateway.sessions.lifetimes import Lifetimes
-from penstock.gateway.sessions.sessions import Sessions
+from penstock.gateway.sessions.journal import SessionJournal
+from penstock.gateway.sessions.lifecycle import SessionLifecycle
+from penstock.gateway.sessions.stored_sessions import StoredSessions
 from penstock.gateway.token_bucket import TokenBucket
 from penstock.gateway.traffic import Traffic
 from penstock.gateway.transport.listener import Listeners
@@ -38,7 +41,6 @@ from penstock.gateway.transport.sources import Sources
 from penstock.pop.core.admin import GroupAdmin
 from penstock.store.clock import Clock
 from penstock.store.errors import DiskFull, StoreError
-from penstock.store.lightqueue import LightQueue
 from penstock.store.record import Flag
 from penstock.store.store import Store
 from penstock.timer.delayed import DelayedMessages
@@ -80,7 +82,7 @@ class Gateway:
         retained: RetainedMessages,
         delayed: DelayedMessages,
         groups: GroupAdmin,
-        sessions: Sessions,
+        sessions: StoredSessions,
         options: GatewayOptions,
         clock: Clock,
         *,
@@ -106,18 +108,45 @@ class Gateway:
         self.connections: OpenConnections[Connection] = OpenConnections(options.connections_max)
         self.keep_alives = KeepAliveWheel()
         self.backlog = DiskFullBacklog()
-        self.lifetimes = Lifetimes(self, sessions)
-        self.shared = SharedSubscriptions(self, groups, may_share)
-        self.sys = SystemTopics(self)
+        self.journal = SessionJournal(store, clock)
+        self.shared = SharedSubscriptions(
+            groups,
+            store.space,
+            self.counters,
+            is_enabled=options.shared == "on",
+            groups_max=options.shared_max,
+            ack_timeout_ms=options.share_ack_timeout_ms,
+            may_share=may_share,
+        )
+        self.lifecycle = SessionLifecycle(
+            store,
+            sessions,
+            self.journal,
+            self.clients,
+            self.shared,
+            self.counters,
+            self.logbook,
+            clock,
+            sessions_max=options.sessions_max,
+        )
+        self.sys = SystemTopics(options.sys_interval_s, self._system_figures, clock.monotonic_s)
+        self.fanouts = Fanouts(store)
+        self.deliveries = Deliveries(
+            DeliveryContext(store, self.fanouts, self.journal, self.counters),
+            retained,
+            self.shared,
+            self.sys,
+            BacklogLimit(options.session_queued_max, self.counters, self.logbook, self.journal),
+            options.subscriptions_max,
+        )
         self.loop: asyncio.AbstractEventLoop
-        self._fanouts: dict[int, Fanout] = {}
         self.heartbeat = Heartbeat(
             clock.monotonic_s,
             (
                 lambda _: self.access.expire(),
                 lambda _: self.logbook.turn_page(),
                 self.keep_alives.turn,
-                lambda _: self.lifetimes.turn(),
+                lambda _: self.lifecycle.turn(),
                 self.sys.turn,
             ),
         )
@@ -137,14 +166,16 @@ class Gateway:
         self.loop = asyncio.get_running_loop()
         self.store.space.on_relief.append(self._relieved)
         self.backpressure.start(self.loop)
+        self.journal.start(self.loop)
         self.shared.start(self.loop)
+        self.sys.start(self.loop)
         await self.access.start(self.clock.monotonic_s)
         self.sockets = Sockets(self.loop, self.store.release_durable, self._end_turn) if HAS_TURNS else None
         await self.listeners.start()
         self.throttle.start(self.loop)
         self.keep_alives.start(self.clock.monotonic_s())
         self.heartbeat.start(self.loop)
-        self.lifetimes.start()
+        self.lifecycle.start(self.loop)
         return self.listeners[PLAIN_NAME].address.port if self.options.plain == "on" else 0
 
     async def stop(self) -> None:
@@ -154,8 +185,9 @@ class Gateway:
         await self.listeners.end_handshakes()
         self.throttle.stop()
         self.connections.close_all()
-        self.lifetimes.stop()
-        self.shared.flush()
+        self.lifecycle.stop()
+        self.journal.stop()
+        self.shared.settlements.flush()
         await self.connections.wait_closed(CLOSE_FLUSH_S + 1)
         await self.access.stop()
         if self.sockets is not None:
@@ -198,21 +230,14 @@ class Gateway:
         Gives it its session; returns whether that was there before. Raises ConnectRefused.
         """
         expiry_s = min(wish.session_expiry_s, self.options.session_expiry_s_max)
-        self.lifetimes.check(client_id, wish, expiry_s)
+        self.lifecycle.check_room(client_id, wish, expiry_s)
         self.clients.close_older(client_id)
-        connection.session, is_present = self.lifetimes.open(client_id, wish, expiry_s, self.access.user_of(connection))
+        connection.session, is_present = self.lifecycle.open(client_id, wish, expiry_s, self.access.user_of(connection))
         self.clients.enter(client_id, connection)
         self.counters.connections_accepted += 1
         self.access.entered(connection)
         self.traffic.client_connected(connection.peer.listener.name, connection.level)
         return is_present
-
-    def drop(self, subscription: Subscription) -> None:
-        """Give up what a subscription holds here, and in the store if its session doesn't last. It has left its fanout."""
-        self.counters.subscriptions -= 1
-        self.counters.subscriptions_shared -= subscription.is_shared
-        self.sys.unsubscribed(subscription)
-        subscription.release()
 
     def refused(self, connection: Connection, why: str, reason: ReasonCode) -> None:
         """Count and log a connection that the server closes."""
@@ -261,20 +286,28 @@ class Gateway:
         for connection in self.clients.values():
             if connection.lagging:  # what is sent at QoS 2 is recorded first
                 connection.pump_soon()
-        self.lifetimes.turn()
+        self.lifecycle.turn()
 
-    # --- fanouts ----------------------------------------------------------------------------------------------------
+    # --- $SYS -------------------------------------------------------------------------------------------------------
 
-    def fanout(self, queue: LightQueue) -> Fanout:
-        """Return the fanout of a light queue."""
-        fanout = self._fanouts.get(queue.id)
-        if fanout is None:
-            fanout = self._fanouts[queue.id] = Fanout(self.store, queue)
-        return fanout
-
-    def leave_fanout(self, subscription: Subscription) -> None:
-        """Take a subscription from its fanout; the last one ends it."""
-        fanout = self._fanouts[subscription.queue.id]
-        fanout.remove(subscription)
-        if not fanout:
-            del self._fanouts[subscription.queue.id]
+    def _system_figures(self) -> dict[str, object]:
+        """Return the figures below `$SYS/broker/`, under the names that users of mosquitto know."""
+        counters, traffic, listeners = self.counters, self.traffic, tuple(self.listeners)
+        connected, away = len(self.clients), self.lifecycle.away
+        return {
+            "clients/connected": connected,
+            "clients/disconnected": away,
+            "clients/total": connected + away,
+            "clients/expired": counters.sessions_expired,
+            "messages/received": counters.packets_in,
+            "messages/sent": sum(traffic.packets_out) + counters.publishes_out,
+            "publish/messages/received": counters.publishes_in,
+            "publish/messages/sent": counters.publishes_out,
+            "publish/messages/dropped": counters.publishes_refused + counters.publishes_dropped + counters.deliveries_too_large,
+            "bytes/received": sum(listener.bytes_in for listener in listeners),
+            "bytes/sent": sum(listener.bytes_out for listener in listeners),
+            "subscriptions/count": counters.subscriptions,
+            "shared_subscriptions/count": counters.subscriptions_shared,
+            "retained messages/count": len(self.retained),
+            "messages/stored": self.store.messages_stored,
+        }

@@ -239,7 +239,7 @@ and its body are the record's body. SESSION_CLOSED says `ends_ms` and `will_due_
 SESSION_SUBSCRIBED says `filter`, `number` (of the subscription in its session), `queue` (id), `options` (MQTT 5.0, 3.8.3.1),
 `identifier`, `cursor` (offset in the queue), and where retained messages are to come `retained` (those that stand before this
 position). SESSION_UNSUBSCRIBED says `filter`, and where others rely on that subscription `stop` (the offset up to which it
-still sends) and `cuts` (pairs of number and offset; see `gateway.delivery.leaving`); or `number`, of one that has left.
+still sends) and `cuts` (pairs of number and offset; see `gateway.delivery.draining`); or `number`, of one that has left.
 
 The body of SESSION_OFFSETS is what has changed since the record before: SESSION_COUNTS (the packet id that was given last, and
 the lengths of five lists), then the lists. Cursors: SESSION_CURSOR (number of the subscription, offset). Packet ids, a

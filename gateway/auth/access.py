@@ -159,13 +159,13 @@ class Access:
         if session is not None and self._plugins is not None:
             session.client_id = connection.session.client_id
             if self._plugins.filters_topics:
-                connection.guard = Guard(self, connection, session)
+                connection.permissions = Guard(self, connection, session)
             self._plugins.connected(session)
 
     def left(self, connection: Connection) -> None:
         """Forget a client that was admitted."""
-        if connection.guard is not None:
-            connection.guard.close()
+        if connection.permissions is not None:
+            connection.permissions.close()
         if connection.plugin_session is not None:
             if self._plugins is not None:
                 self._plugins.disconnected(connection.plugin_session)

@@ -29,8 +29,10 @@ from penstock.gateway.connection.publishing import (
     received_properties,
 )
 from penstock.gateway.connection.throttle import Meter
-from penstock.gateway.delivery.encoding import Aliases, Slot, Terms, encode_again, slot_topic
-from penstock.gateway.delivery.subscription import Subscription, together
+from penstock.gateway.delivery.aliases import TopicAliases
+from penstock.gateway.delivery.client_subscriptions import ClientSubscriptions
+from penstock.gateway.delivery.encoding import encode_redelivery
+from penstock.gateway.delivery.outlet import LaggingSubscription
 from penstock.gateway.protocol import codec
 from penstock.gateway.protocol.errors import ConnectRefused, ProtocolError
 from penstock.gateway.protocol.packets import (
@@ -60,12 +62,12 @@ from penstock.gateway.protocol.parsers import (
 )
 from penstock.gateway.protocol.properties import Found, Property
 from penstock.gateway.protocol.reasons import ConnectCode, ReasonCode
+from penstock.gateway.sessions.inflight import Slot
 from penstock.gateway.sessions.session import Session
 from penstock.gateway.transport.sockets import READ_BYTES, SocketTransport
 from penstock.store.errors import DiskFull, StoreError, TopicInvalid
 from penstock.store.lightqueue import ENTRY
 from penstock.store.options import KIB
-from penstock.store.record import Kind
 
 if TYPE_CHECKING:
     from penstock.gateway.auth.plugins import ClientSession, Verdict
@@ -100,7 +102,7 @@ class Connection(asyncio.Protocol):
         self.gateway = gateway
         self.peer = peer
         self.listener = peer.listener
-        self.guard: Guard | None = None
+        self.permissions: Guard | None = None
         """What the plugins have said about this client and topics, where there are plugins for topics."""
         self.plugin_session: ClientSession | None = None
         self.verdict: tuple[ClientSession, Verdict | None] | None = None
@@ -109,7 +111,9 @@ class Connection(asyncio.Protocol):
         """Where there are limits to what the client may send."""
         self.store = gateway.store
         self.writable = True
-        self.lagging: dict[Subscription, None] = {}
+        self.subscriptions: ClientSubscriptions
+        """The client's subscriptions, once it is accepted."""
+        self.lagging: dict[LaggingSubscription, None] = {}
         """The subscriptions that aren't live; the one that waits longest for its turn comes first."""
         self.keep_alive_s = 0.0
         self.received_s = 0.0
@@ -125,7 +129,7 @@ class Connection(asyncio.Protocol):
         self.is_v5 = False
         self.packet_bytes_max: int | None = None
         """The largest packet that the client takes, where it has said so."""
-        self.aliases: Aliases | None = None
+        self.aliases: TopicAliases | None = None
         """The topic aliases that the server has given, where the client wants them."""
         self.side = codec.FROM_CLIENT
         self._in_turns: SocketTransport | None = None
@@ -361,7 +365,7 @@ class Connection(asyncio.Protocol):
 
     def _handle(self, packets: list[codec.Packet]) -> None:
         """Handle the packets of one read, in order. The hot path: PUBLISH costs about 2 us here, with the append."""
-        store, session, guard, publishing = self.store, self.session, self.guard, self.publishing
+        store, session, guard, publishing = self.store, self.session, self.permissions, self.publishing
         if self.is_v5:
             packets = self._within_receive_maximum(packets)
             if session.no_local:
@@ -429,7 +433,7 @@ class Connection(asyncio.Protocol):
             if puback_ids or pubrec_ids:
                 self._acknowledge_when_durable(puback_ids, pubrec_ids)
             if session.lasts:
-                self.gateway.lifetimes.touch(session)
+                self.gateway.journal.mark(session)
                 if self._unrecorded:
                     self._record()
             if self.lagging or self._resend:
@@ -505,12 +509,12 @@ class Connection(asyncio.Protocol):
         is_refused = len(packet) > 2 and packet[2] >= REFUSED
         session = self.session
         slot = session.inflight.get(packet_id)
-        expected = session.acked(kind, packet_id, is_refused=is_refused)
+        expected = session.inflight.acknowledge(kind, packet_id, is_refused=is_refused)
         if expected and slot is not None and slot.delivery:
             if is_refused:
-                self.gateway.shared.settle(Kind.POP_DEAD_LETTER, [slot.delivery])  # [MQTT-4.8.2-6]
+                self.gateway.shared.settlements.dead_letter([slot.delivery])  # [MQTT-4.8.2-6]
             else:
-                self.gateway.shared.acknowledge(slot.delivery)
+                self.gateway.shared.settlements.acknowledge_soon(slot.delivery)
         if session.lasts and kind == PUBREC and not is_refused:
             self._unrecorded.append((PUBREC, packet_id, expected or packet_id in session.inflight))
             return
@@ -563,12 +567,13 @@ class Connection(asyncio.Protocol):
         or take the next message under that packet id for a repetition.
         """
         unrecorded, self._unrecorded = self._unrecorded, []
-        self.gateway.shared.flush()  # before it: what a client has must go to nobody else, whatever becomes of the node
+        # before it: what a client has must go to nobody else, whatever becomes of the node
+        self.gateway.shared.settlements.flush()
         if not self.session.lasts:  # the connection has ended: the client repeats them on another
             return
         released = [packet_id for kind, packet_id, _ in unrecorded if kind == PUBREL]
         try:
-            self.gateway.lifetimes.record(self.session, released)
+            self.gateway.journal.save(self.session, released)
         except DiskFull:  # they are handled once more when there is room
             self.session.received.update(packet_id for kind, packet_id, expected in unrecorded if kind == PUBREL and expected)
             self.publishing.keep_all([each[:2] for each in unrecorded], KEPT_OVERHEAD_BYTES * len(unrecorded))
@@ -651,9 +656,10 @@ class Connection(asyncio.Protocol):
             self._says_why = wish.wants_problem_information
             self.packet_bytes_max = wish.packet_bytes_max
             alias_max = min(wish.topic_alias_max, gateway.options.topic_alias_max)
-            self.aliases = Aliases(alias_max) if alias_max else None
+            self.aliases = TopicAliases(alias_max) if alias_max else None
         is_present = gateway.register(self, client_id, wish)
-        self.session.inflight_max = min(wish.receive_max, gateway.options.inflight_max)
+        self.subscriptions = ClientSubscriptions(self.session, self, gateway.deliveries)
+        self.session.inflight.maximum = min(wish.receive_max, gateway.options.inflight_max)
         self.connected = True
         keep_alive_s = self._keep_alive_s(wish)
         self.keep_alive_s = keep_alive_s * 1.5  # [MQTT-3.1.2-22] 3.1.1:[MQTT-3.1.2-24]
@@ -693,11 +699,7 @@ class Connection(asyncio.Protocol):
         """Go on with a session that was there: what was under way goes out again [MQTT-4.4.0-1], then what came meanwhile."""
         session = self.session
         self._resend = list(reversed(session.inflight))
-        for subscription in session.subscriptions.values():
-            subscription.begin(self)
-            self.gateway.sys.subscribed(subscription, says_all=False)
-        for leaving in session.leaving:
-            leaving.begin(self)
+        self.subscriptions.restore()
         self.pump_soon()
 
     # --- deliveries -------------------------------------------------------------------------------------------------
@@ -716,20 +718,20 @@ class Connection(asyncio.Protocol):
         if self._resend:
             self._send_again()
         if self.gateway.options.session_queued_max and self.lagging:
-            self.gateway.lifetimes.pass_over(self.session)
+            self.subscriptions.limit_backlog()
         for subscription in tuple(self.lagging):
             if not self.writable or self._resend:
                 break
             self.lagging[subscription] = self.lagging.pop(subscription)  # to the end: they take turns
             subscription.pump()
-        if self.session.leaving:
-            subscribing.let_go(self)
+        if self.connected and self.subscriptions.draining:
+            self.subscriptions.release_drained()
 
     def _send_again(self) -> None:
         """Send what an earlier connection left unacknowledged, in its order, as far as there is room."""
         inflight, waiting = self.session.inflight, self._resend
         while waiting and self.writable and not self._closed:
-            if len(inflight) - len(waiting) >= self.session.inflight_max:
+            if len(inflight) - len(waiting) >= inflight.maximum:
                 return
             packet_id = waiting.pop()
             slot = inflight.get(packet_id)
@@ -737,15 +739,15 @@ class Connection(asyncio.Protocol):
                 if packet_id in inflight:
                     self._write(codec.encode_acks(PUBREL, [packet_id]))
                 continue
-            if self.guard is not None:  # another user may have come with this client id
-                admitted, passed = self.guard.admit(ENTRY.pack(slot.position, slot.size, 0))
+            if self.permissions is not None:  # another user may have come with this client id
+                admitted, passed = self.permissions.admit(ENTRY.pack(slot.position, slot.size, 0))
                 if not passed:
                     waiting.append(packet_id)
                     return
                 if not admitted:
                     self._drop(packet_id, slot)
                     continue
-            data = encode_again(self.store, slot, packet_id, self._terms_again(slot))
+            data = encode_redelivery(self.store, slot, packet_id, self.subscriptions.redelivery_options(slot))
             if data is None or len(data) > (self.packet_bytes_max or len(data)):
                 self._drop(packet_id, slot)
             else:
@@ -755,13 +757,7 @@ class Connection(asyncio.Protocol):
         """Give up a delivery that can't go out again."""
         del self.session.inflight[packet_id]
         if slot.delivery:  # nobody else gets it [MQTT-4.8.2-4]
-            self.gateway.shared.settle(Kind.POP_ACK, [slot.delivery])
-
-    def _terms_again(self, slot: Slot) -> Terms:
-        if slot.delivery:
-            return self.gateway.shared.terms(self.session, slot.delivery) or Terms(2, self.is_v5)
-        matching = self.session.matching(slot_topic(self.store, slot).decode()) if self.is_v5 else ()
-        return together(matching, "") or Terms(2, self.is_v5)
+            self.gateway.shared.settlements.acknowledge([slot.delivery])
 
     # --- output and the end -----------------------------------------------------------------------------------------
 
@@ -873,14 +869,6 @@ class Connection(asyncio.Protocol):
             return
         self.connected = False
         self.publishing.drop_kept()  # none of it was acknowledged
-        for subscription in self.session.subscriptions.values():
-            subscription.rest()
-            self.gateway.drop(subscription)
-        self.gateway.shared.away(self.session)
-        self.gateway.lifetimes.left(self.session)
-        self.session.subscriptions.clear()
-        self.session.subscriptions_changed()
-        while self.session.leaving:
-            leaving = self.session.leaving.pop()
-            leaving.rest()
-            leaving.release()
+        self.subscriptions.stop()
+        self.gateway.lifecycle.leave(self.session)
+        self.subscriptions.close()

@@ -60,7 +60,7 @@ class PlainReads:
         qos, topic, acks, bodies, size = found
         count = len(bodies)
         route = self._routes.get(topic)
-        guard = connection.guard
+        guard = connection.permissions
         if route is None or (guard is not None and not guard.publish.get(topic)):
             return False
         if qos and connection.is_v5 and connection.unacked + len(connection.session.received) + count > self._inflight_max:
@@ -95,7 +95,7 @@ class PlainReads:
                 connection.unacked += count
                 waiting.append(sender)
             if connection.session.lasts:
-                gateway.lifetimes.touch(connection.session)
+                gateway.journal.mark(connection.session)
             if is_pressed:
                 gateway.backpressure.apply(connection)
         if waiting:

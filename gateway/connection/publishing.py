@@ -113,7 +113,7 @@ class Publishing:
         `packets` are those that came with them. Raises Undecided.
         """
         _, flags, topic, packet_ids, bodies = run
-        guard = self._connection.guard
+        guard = self._connection.permissions
         if self.kept or (guard is not None and not guard.may_publish(topic, packets)):
             return False
         try:
@@ -141,7 +141,7 @@ class Publishing:
         if flags & 6 == QOS_2 and packet_id in self._connection.session.received:
             self.pubrec_ids.append(packet_id)
             return False
-        guard = self._connection.guard
+        guard = self._connection.permissions
         try:
             if guard is not None and not guard.may_publish(topic, packets):
                 raise PublishForbidden(topic)

@@ -1,79 +1,131 @@
 """A subscription: a filter of one session, and a cursor into the filter's light queue.
 
-A subscription that has caught up is *live*: it gets each batch from the queue's fanout, which encodes it once for all of
-them. One that can't take a batch (its socket is full, or too many deliveries wait for their acks) leaves the shared path,
-reads on from its cursor when it can take more, and is live again when it has caught up. So a slow consumer costs disk
-reads, not memory. One whose client is away isn't there: its cursor is stored.
+A subscription that has caught up is *live*: it gets each batch from the queue's fanout, which encodes the batch once for all of
+them. A subscription leaves this shared path if it can't take a batch, because the client's socket is full or too many
+deliveries wait for acknowledgement. It then reads from its cursor when it can send more, and is live again when it has caught
+up. So a slow consumer costs disk reads, and no memory. While the client is away the subscription exists as a stored cursor
+only.
 
-In a session that lasts, a delivery at QoS 2 is stored before it goes out: a client that has its packet id must never see the
-message under another one [MQTT-4.3.3-2]. At QoS 1 cursors and packet ids are stored now and then; see `sessions.lifetimes`.
+In a session that lasts, a delivery at QoS 2 is recorded before it is sent: a client that knows its packet id must never get the
+message under another one [MQTT-4.3.3-2]. At QoS 1 the journal records cursors and packet ids at intervals (`sessions.journal`).
 
-In MQTT 5.0, what is one client's alone leaves the shared path too, and only that: topic aliases, packets that are too large
-for the client, its own messages where it wants none, and messages that several of its subscriptions match. Of those the
-oldest of them sends one, at the highest QoS and with the identifiers of all [MQTT-3.3.4-2], [MQTT-3.3.4-4]; the others pass it
-over. A client of MQTT 3.1.1 gets one for each subscription, as 3.1.1:[MQTT-3.3.5-1] allows.
+In MQTT 5.0 a subscription also leaves the shared path for packets that are its client's alone: those with topic aliases, those
+that may be too large for the client, the client's own messages where it excludes them, and messages that several of its
+subscriptions match. Of those subscriptions the oldest sends the message once, at the highest QoS and with the identifiers of
+all [MQTT-3.3.4-2], [MQTT-3.3.4-4], and the others skip it. A client of MQTT 3.1.1 gets the message once for each subscription,
+as 3.1.1:[MQTT-3.3.5-1] allows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
-from typing import TYPE_CHECKING
+from typing import Final, Protocol
 
 import numpy as np
 
 from penstock.gateway.auth.access import topics_of
-from penstock.gateway.delivery.encoding import SLOT, Run, Terms, encode_own, encode_run
+from penstock.gateway.delivery.context import DeliveryContext
+from penstock.gateway.delivery.encoding import SLOT, EncodedBatch, encode_batch, encode_for_client
+from penstock.gateway.delivery.options import DeliveryOptions
+from penstock.gateway.delivery.outlet import Outlet
 from penstock.gateway.protocol.packets import NO_LOCAL, QOS, RETAIN_AS_PUBLISHED
+from penstock.gateway.sessions.session import Session
+from penstock.gateway.sessions.stored_subscription import StoredSubscription
 from penstock.store import topics
 from penstock.store.errors import DiskFull, StoreError
 from penstock.store.lightqueue import ENTRY, ENTRY_BYTES, LightQueue, entries_array
 from penstock.store.options import KIB, MIB
 
-if TYPE_CHECKING:
-    from penstock.gateway.connection.connection import Connection
-    from penstock.gateway.sessions.session import Session
-    from penstock.gateway.sessions.stored import StoredSubscription
-
-PUMP_ENTRIES = 256
+PUMP_ENTRIES: Final = 256
 """Entries that a lagging subscription reads in one step: bounds what is encoded ahead of a socket that fills up."""
 
-PUMP_BYTES = 256 * KIB
-"""Bytes of messages with which a step ends, for the same reason: 256 messages may be 256 MiB."""
+PUMP_BYTES: Final = 256 * KIB
+"""Bytes of messages after which a step ends, for the same reason: 256 messages may be 256 MiB."""
 
-PUMP_STEPS = 16
-"""Steps of one subscription in one turn of the loop: about 4 ms of small messages. So one that lags by millions, with a client
-that reads as fast as it is sent to, holds up nobody."""
+PUMP_STEPS: Final = 16
+"""Steps of one subscription in one turn of the loop. A subscription that lags by millions of messages, and whose client reads
+as fast as the node sends, must not hold up other clients."""
 
-PUMP_AHEAD = 8
-"""Steps for which entries are read at once, from the second step on. Each read begins with a seek, and where a commit had many
-entries for the queue it copies all of them."""
+PUMP_AHEAD: Final = 8
+"""Steps for which entries are read at once, from the second step on. Each read begins with a seek, and copies all entries of a
+commit that had many for the queue."""
 
-BATCH_COPY_BYTES_MAX = MIB
-"""A larger batch with packet ids, of which each client needs a copy, is read by each in steps instead."""
+BATCH_COPY_BYTES_MAX: Final = MIB
+"""Largest batch with packet ids that is delivered as a whole, in bytes. Each client needs a copy, so subscriptions read a
+larger batch in steps."""
 
-WILDCARDS_COMPARED_MAX = 64
-"""Wildcard filters of a session up to which each new filter is compared with them. Beyond, all are taken to overlap."""
+PACKET_BYTES_UNLIMITED: Final = 256 * MIB
+"""More than the largest packet that MQTT can encode: stands for no maximum packet size."""
 
 
 class SubscriptionForbidden(StoreError):
-    """Raised for a filter that a client may not have: the plugins say so, or the access file of POP."""
+    """Raised for a filter that a client may not have, because the plugins or the access file of POP forbid it."""
+
+
+class Predecessor(Protocol):
+    """A draining subscription, as the younger subscriptions of its session see it: see `delivery.draining`."""
+
+    @property
+    def number(self) -> int:
+        """Its number in the session. Younger subscriptions have higher ones."""
+
+    @property
+    def queue(self) -> LightQueue:
+        """Its light queue."""
+
+    @property
+    def cuts(self) -> Mapping[int, int]:
+        """By number of a younger subscription: the offset up to which the draining one sends for it."""
+
+    def sends_for(self, one: Subscription, topic: str, /) -> bool:
+        """Return whether it sends the message of this topic that is at the cursor of a younger subscription."""
+
+    def blocks(self, one: Subscription, /) -> bool:
+        """Return whether a younger subscription must wait at its cut."""
+
+
+class Subscriber(Protocol):
+    """A connected client with its subscriptions, as each of these sees it."""
+
+    @property
+    def session(self) -> Session:
+        """The client's session."""
+
+    @property
+    def outlet(self) -> Outlet:
+        """Where packets go."""
+
+    @property
+    def context(self) -> DeliveryContext:
+        """What all subscriptions of the node use."""
+
+    @property
+    def by_filter(self) -> Mapping[str, Subscription]:
+        """The subscriptions by filter."""
+
+    @property
+    def draining(self) -> Sequence[Predecessor]:
+        """Subscriptions that have ended and still send for those that remain."""
+
+    def matching(self, topic: str, /) -> tuple[Subscription, ...]:
+        """Return the subscriptions that match a topic, the oldest first."""
 
 
 class Subscription:
-    """What one session gets from one filter.
+    """What one client gets from one filter.
 
     Parameters:
-        session: whose it is.
+        subscriber: the client.
         topic_filter: a valid filter.
         queue: the filter's light queue.
-        options: the subscription options granted (MQTT 5.0, 3.8.3.1): no delivery has a higher QoS.
+        granted: the subscription options granted (MQTT 5.0, 3.8.3.1). No delivery has a higher QoS than these name.
         identifier: the subscription identifier, or 0.
     """
 
     __slots__ = (
-        "_may_object",
-        "connection",
+        "_may_reject",
+        "context",
         "cursor",
         "filter",
         "identifier",
@@ -82,6 +134,8 @@ class Subscription:
         "live",
         "no_local",
         "number",
+        "options",
+        "outlet",
         "overlaps",
         "qos",
         "queue",
@@ -89,77 +143,83 @@ class Subscription:
         "retained_after",
         "session",
         "stored",
-        "terms",
+        "subscriber",
     )
 
     is_shared = False
 
-    connection: Connection
-    """Where the packets go, once it has begun. Nothing goes out while the client is away."""
-
-    def __init__(self, session: Session, topic_filter: str, queue: LightQueue, options: int, identifier: int) -> None:
-        self.session = session
+    def __init__(self, subscriber: Subscriber, topic_filter: str, queue: LightQueue, granted: int, identifier: int) -> None:
+        self.subscriber = subscriber
+        self.session = subscriber.session
+        self.outlet = subscriber.outlet
+        self.context = subscriber.context
         self.filter = topic_filter
         self.queue = queue
-        self.qos = options & QOS
-        self.no_local = bool(options & NO_LOCAL)
+        self.qos = granted & QOS
+        self.no_local = bool(granted & NO_LOCAL)
+        """Whether the client's own messages are excluded."""
         self.identifier = identifier
-        self.number = session.subscribed
+        self.number = self.session.subscribed
+        """The number of the subscription in its session. Older ones have lower numbers."""
         self.cursor = queue.committed_offset
+        """Offset of the next message in the light queue."""
         self.retained: Iterator[bytes] | None = None
-        """Entries of retained messages, which go out first (see `RetainedMessages.matching`)."""
+        """Entries of retained messages, which are sent first (see `RetainedMessages.matching`); None if no more are to be
+        sent."""
         self.retained_after = b""
-        """The topic of the last of them that is out, in a session that lasts."""
+        """In a session that lasts: the topic of the last retained message that was sent."""
         self.stored: StoredSubscription | None = None
-        """What is stored of it, in a session that lasts."""
+        """In a session that lasts: the stored subscription."""
         self.live = False
+        """Whether it has caught up with its queue and takes batches from the fanout."""
         self.overlaps = False
-        """Another subscription of the session matches some of the same topics."""
-        self.terms = Terms(self.qos, False, bool(options & RETAIN_AS_PUBLISHED), (identifier,) if identifier else ())
-        self.key = self.terms.key
+        """Whether another subscription of the session matches some of the same topics."""
+        is_v5 = self.outlet.is_v5
+        keeps_retain = bool(granted & RETAIN_AS_PUBLISHED)
+        self.options = DeliveryOptions(self.qos, is_v5, keeps_retain, (identifier,) if identifier else ())
+        self.key = self.options.key
         self.is_own = False
-        """Nothing of what it sends can be shared."""
-        self._may_object = False
+        """Whether its packets are its client's alone, so that none of them can be shared."""
+        self._may_reject = is_v5 and (self.no_local or self.outlet.packet_bytes_max is not None)
+        """Whether some batches of the fanout may be wrong for this client."""
 
-    def begin(self, connection: Connection) -> None:
-        """Send to a connection from now on, in its version."""
-        self.connection = connection
-        is_v5 = connection.is_v5
-        self.terms = self.terms._replace(is_v5=is_v5)
-        self.key = self.terms.key
-        self._may_object = is_v5 and (self.no_local or connection.packet_bytes_max is not None)
-        self.settle()
-        self.join()
+    # --- beginning and end ------------------------------------------------------------------------------------------
 
-    def join(self) -> None:
-        """Be one of those whom the queue's batches are for."""
-        self.connection.lagging[self] = None
-        self.connection.gateway.fanout(self.queue).add(self)
+    def start(self) -> None:
+        """Begin to send. The subscription lags until it has caught up with its queue."""
+        self.update_is_own()
+        self.outlet.lagging[self] = None
+        self.context.fanouts.add(self.queue, self)
 
-    def rest(self) -> None:
-        """Send nothing more, until it begins again."""
+    def stop(self) -> None:
+        """Send nothing more."""
         self.live = False
-        self.connection.lagging.pop(self, None)
-        self.connection.gateway.leave_fanout(self)
+        self.outlet.lagging.pop(self, None)
+        self.context.fanouts.remove(self.queue, self)
 
     def release(self) -> None:
-        """Give up what it holds in the store, if its session doesn't last. It rests."""
-        if self.stored is None and not any(one.queue is self.queue and one is not self for one in self.session.leaving):
-            self.connection.gateway.store.queues.detach(self.queue, self.session.owner)
+        """Give up the light queue after `stop`, unless the session lasts or a draining subscription reads the queue."""
+        if self.stored is None and not any(one.queue is self.queue for one in self.subscriber.draining):
+            self.context.store.queues.detach(self.queue, self.session.owner)
 
-    def settle(self) -> None:
-        """See whether what it sends can be shared, where that has changed."""
-        self.is_own = self.terms.is_v5 and (self._has_siblings or self.connection.aliases is not None)
+    def update_is_own(self) -> None:
+        """Decide anew whether packets can be shared, after `overlaps` or the draining subscriptions have changed."""
+        self.is_own = self.options.is_v5 and (self._has_siblings or self.outlet.aliases is not None)
 
     @property
     def end(self) -> int:
-        """Up to which offset there is something for it."""
+        """Offset up to which there are messages for it."""
         return self.queue.committed_offset
 
     @property
+    def has_retained(self) -> bool:
+        """Whether retained messages are still to be sent."""
+        return self.retained is not None
+
+    @property
     def _has_siblings(self) -> bool:
-        """Whether other subscriptions of the session match some of the same topics, or may have until lately."""
-        return self.overlaps or bool(self.session.leaving)
+        """Whether other subscriptions of the session match some of the same topics, or may have done so until lately."""
+        return self.overlaps or bool(self.subscriber.draining)
 
     def matches(self, topic: str) -> bool:
         """Return whether it gets the messages of a topic."""
@@ -167,161 +227,175 @@ class Subscription:
 
     # --- the shared path --------------------------------------------------------------------------------------------
 
-    def deliver(self, run: Run, next_offset: int) -> bool:
-        """Send a batch that begins at the cursor; return False, and send nothing, where there is no room for it."""
-        if run.slots and (len(run.slots) > self.session.room or len(run.data) > BATCH_COPY_BYTES_MAX):
+    def deliver(self, batch: EncodedBatch, next_offset: int) -> bool:
+        """Send a batch that begins at the cursor; return False, and send nothing, if it can't be sent as it is."""
+        if batch.slots and (len(batch.slots) > self.session.inflight.room or len(batch.data) > BATCH_COPY_BYTES_MAX):
             return False
-        if self._may_object and self._objects(run):
+        if self._may_reject and self._rejects(batch):
             return False
         cursor, self.cursor = self.cursor, next_offset
-        if not self._send(run):
+        if not self._send(batch):
             self.cursor = cursor
             return False
         return True
 
-    def _objects(self, run: Run) -> bool:
-        """Return whether a run may have something in it that this client doesn't take."""
-        packet_bytes_max = self.connection.packet_bytes_max
-        if packet_bytes_max is not None and len(run.data) > packet_bytes_max:
-            return True
-        return self.no_local and self.session.client_id in run.publishers
+    def fall_behind(self) -> None:
+        """Leave the shared path, and read from the cursor when the outlet pumps."""
+        self.live = False
+        self.outlet.lagging[self] = None
 
-    def _send(self, run: Run) -> bool:
-        """Send a run; return False, and send nothing, where the disk has no room for what must be stored of it."""
-        connection, session = self.connection, self.session
-        if not run.slots:
+    def _rejects(self, batch: EncodedBatch) -> bool:
+        """Return whether a batch may have a message that this client must not get, or a packet too large for the client."""
+        packet_bytes_max = self.outlet.packet_bytes_max
+        if packet_bytes_max is not None and len(batch.data) > packet_bytes_max:
+            return True
+        return self.no_local and self.session.client_id in batch.publishers
+
+    def _send(self, batch: EncodedBatch) -> bool:
+        """Send a batch; return False, and send nothing, if the disk has no room for what must be recorded first."""
+        session = self.session
+        if not batch.slots:
             if session.lasts:
-                connection.gateway.lifetimes.touch(session)
-            if run.data:
-                connection.send_publishes(run.data, run.messages)
+                self.context.journal.mark(session)
+            if batch.data:
+                self.outlet.send_publishes(batch.data, batch.messages)
             return True
-        data = bytearray(run.data)
-        fill, take = SLOT.pack_into, session.take_packet_id
-        for slot in run.slots:
-            fill(data, slot.offset, take(slot))
+        data = bytearray(batch.data)
+        fill, assign = SLOT.pack_into, session.inflight.assign
+        for slot in batch.slots:
+            fill(data, slot.offset, assign(slot))
         if not session.lasts:
-            connection.send_publishes(bytes(data), run.messages)
+            self.outlet.send_publishes(bytes(data), batch.messages)
             return True
-        if (self.qos == 1 and not self.overlaps) or all(slot.qos == 1 for slot in run.slots):
-            connection.gateway.lifetimes.touch(session)
-            connection.send_publishes(bytes(data), run.messages)
+        if (self.qos == 1 and not self.overlaps) or all(slot.qos == 1 for slot in batch.slots):
+            self.context.journal.mark(session)
+            self.outlet.send_publishes(bytes(data), batch.messages)
             return True
         try:
-            connection.gateway.lifetimes.record(session)
+            self.context.journal.save(session)
         except DiskFull:
-            for _ in run.slots:  # those that were given last
+            for _ in batch.slots:  # These packet ids were assigned last.
                 session.inflight.popitem()
-            if connection.aliases is not None:
-                connection.aliases.forget()  # the client has not been told of those in this run
+            if self.outlet.aliases is not None:
+                self.outlet.aliases.clear()  # The client has not been told of the aliases in this batch.
             return False
-        connection.send_when_durable(bytes(data), run.messages)
+        self.outlet.send_when_durable(bytes(data), batch.messages)
         return True
 
     # --- from the cursor --------------------------------------------------------------------------------------------
 
     def pump(self) -> None:
-        """Send what a subscription that isn't live can take now, a few steps of it; make it live when it has caught up.
+        """Send, in a few steps, what a lagging subscription can send now. Make it live when it has caught up.
 
-        One that stops before that is always called again: when its socket has drained, when an ack has made room, or soon.
+        If it stops before that, the outlet always pumps it again: when the socket has drained, when an acknowledgement has made
+        room, when the plugins have answered, or soon.
         """
-        connection = self.connection
+        outlet = self.outlet
         needs_room = self.qos or self.overlaps
         ahead, ahead_from = b"", 0
         for step in range(PUMP_STEPS):
-            room = min(self.session.room, PUMP_ENTRIES) if needs_room else PUMP_ENTRIES
-            if not connection.writable or room <= 0:
+            room = min(self.session.inflight.room, PUMP_ENTRIES) if needs_room else PUMP_ENTRIES
+            if not outlet.writable or room <= 0:
                 return
             if self.retained is not None:
                 if not self._send_retained(self.retained, room):
                     return
                 continue
-            if self.session.leaving and any(one.holds_back(self) for one in self.session.leaving):
+            draining = self.subscriber.draining
+            if draining and any(one.blocks(self) for one in draining):
                 return
             at = (self.cursor - ahead_from) * ENTRY_BYTES
             if at >= len(ahead):
                 ahead_from, ahead = self.queue.read_from(self.cursor, room * PUMP_AHEAD if step else room)
                 at = 0
             first = ahead_from + at // ENTRY_BYTES
-            entries = self._within_cuts(first, ahead[at : at + room * ENTRY_BYTES])
+            entries = self._up_to_cut(first, ahead[at : at + room * ENTRY_BYTES])
             if not entries:
-                self._caught_up()
+                self._catch_up()
                 return
             entries = _portion(entries)
-            admitted, passed = self._admit(entries)
-            if not passed:
+            admitted, decided = self._admit(entries)
+            if not decided:
                 return
-            cursor, self.cursor = self.cursor, first + passed
+            cursor, self.cursor = self.cursor, first + decided
             if not admitted:
                 if self.session.lasts:
-                    connection.gateway.lifetimes.touch(self.session)
+                    self.context.journal.mark(self.session)
             elif not self._send(self._encode(admitted, is_retained=False)):
                 self.cursor = cursor
                 return
-        connection.pump_soon()
+        outlet.pump_soon()
 
-    def _within_cuts(self, first: int, entries: bytes) -> bytes:
-        """Return the first of some entries: none on the two sides of a cut (see `Leaving`)."""
-        for one in self.session.leaving:
+    def _up_to_cut(self, first: int, entries: bytes) -> bytes:
+        """Return the first entries, up to the next cut, so that no step has entries on both sides of one.
+
+        Args:
+            first: offset of the first entry.
+            entries: of the light queue.
+        """
+        for one in self.subscriber.draining:
             cut = one.cuts.get(self.number, 0)
             if first < cut:
                 entries = entries[: (cut - first) * ENTRY_BYTES]
         return entries
 
-    def _caught_up(self) -> None:
-        """Be live from now on: there is nothing more to be read."""
-        self.cursor = self.queue.committed_offset  # what lies between has expired
+    def _catch_up(self) -> None:
+        """Be live from now on: there is nothing more to read."""
+        self.cursor = self.queue.committed_offset  # Entries before that have expired.
         self.live = True
-        self.connection.lagging.pop(self, None)
+        self.outlet.lagging.pop(self, None)
 
     def _admit(self, entries: bytes) -> tuple[bytes, int]:
-        """Return those of some entries that the client may have, and how many were looked at.
+        """Return those entries that the client may receive, and the number of entries that are decided.
 
-        Where it is none, the plugins are asked, and when they have answered the subscriptions that lag go on.
+        If that is none, the plugins are asked, and the outlet pumps the subscription when they have answered.
         """
-        guard = self.connection.guard
-        return (entries, len(entries) // ENTRY_BYTES) if guard is None else guard.admit(entries)
+        permissions = self.outlet.permissions
+        return (entries, len(entries) // ENTRY_BYTES) if permissions is None else permissions.admit(entries)
 
-    def _encode(self, entries: bytes, *, is_retained: bool) -> Run:
-        connection = self.connection
-        if not self.is_own and not self._may_object:
-            return encode_run(connection.store, entries, self.terms, retain=is_retained, verify=True)
-        run, too_large = encode_own(
-            connection.store,
+    def _encode(self, entries: bytes, *, is_retained: bool) -> EncodedBatch:
+        context, outlet = self.context, self.outlet
+        if not self.is_own and not self._may_reject:
+            return encode_batch(context.store, entries, self.options, retain=is_retained, verify=True)
+        batch, too_large = encode_for_client(
+            context.store,
             entries,
-            self._alone if is_retained else self._together,
-            packet_bytes_max=connection.packet_bytes_max or MIB * 256,
-            aliases=connection.aliases,
+            self._options_alone if is_retained else self._options_with_siblings,
+            packet_bytes_max=outlet.packet_bytes_max or PACKET_BYTES_UNLIMITED,
+            aliases=outlet.aliases,
             retain=is_retained,
         )
-        connection.gateway.counters.deliveries_too_large += too_large
-        return run
+        context.counters.deliveries_too_large += too_large
+        return batch
 
-    def _alone(self, topic: bytes, publisher: str) -> Terms | None:
-        return None if self.no_local and publisher == self.session.client_id else self.terms
+    def _options_alone(self, topic: bytes, publisher: str) -> DeliveryOptions | None:
+        return None if self.no_local and publisher == self.session.client_id else self.options
 
-    def _together(self, topic: bytes, publisher: str) -> Terms | None:
-        """Return the terms of all subscriptions of this session that match, if this one sends for them."""
+    def _options_with_siblings(self, topic: bytes, publisher: str) -> DeliveryOptions | None:
+        """Return the combined options of all subscriptions that match, if this is the one that sends the message."""
         if not self._has_siblings:
-            return self._alone(topic, publisher)
+            return self._options_alone(topic, publisher)
         name = topic.decode()
-        matching = self.session.matching(name)
-        if not matching or matching[0] is not self or self._is_sent_by_leaving(name):
+        matching = self.subscriber.matching(name)
+        if not matching or matching[0] is not self or self._is_sent_by_predecessor(name):
             return None
-        return together(matching, publisher)
+        return combined_options(matching, publisher)
 
-    def _is_sent_by_leaving(self, topic: str) -> bool:
-        """Return whether an older subscription that has ended still sends the message of a topic in front of the cursor."""
-        return any(one.number < self.number and one.sends_for(self, topic) for one in self.session.leaving)
+    def _is_sent_by_predecessor(self, topic: str) -> bool:
+        """Return whether an older subscription that is draining sends the message of a topic that is at the cursor."""
+        return any(one.number < self.number and one.sends_for(self, topic) for one in self.subscriber.draining)
+
+    # --- retained messages ------------------------------------------------------------------------------------------
 
     def _send_retained(self, retained: Iterator[bytes], room: int) -> bool:
-        """Send the next of the retained messages, `room` at most; note when there are no more.
+        """Send the next retained messages, `room` at most; note when there are no more.
 
-        Return False where that waits for the plugins.
+        Return False if the plugins must be asked first, or the disk has no room for what must be recorded.
         """
         entries = bytearray()
         body_bytes = 0
         for entry in islice(retained, room):
-            if not entry:  # the search pauses
+            if not entry:  # The search pauses.
                 break
             entries += entry
             body_bytes += ENTRY.unpack(entry)[1]
@@ -332,66 +406,38 @@ class Subscription:
                 self.retained = None
         if not entries:
             if self.session.lasts:
-                self.connection.gateway.lifetimes.touch(self.session)
+                self.context.journal.mark(self.session)
             return True
-        admitted, passed = self._admit(bytes(entries))
+        admitted, decided = self._admit(bytes(entries))
         after = self.retained_after
-        if self.session.lasts and passed:
-            last = bytes(entries[(passed - 1) * ENTRY_BYTES : passed * ENTRY_BYTES])
-            self.retained_after = topics_of(self.connection.store, last)[0] or after
+        if self.session.lasts and decided:
+            last = bytes(entries[(decided - 1) * ENTRY_BYTES : decided * ENTRY_BYTES])
+            self.retained_after = topics_of(self.context.store, last)[0] or after
         if admitted and not self._send(self._encode(admitted, is_retained=True)):
             self.retained_after = after
-            passed = 0
-        left = entries[passed * ENTRY_BYTES :]
-        if left:  # they come first the next time
-            again = (bytes(left[at : at + ENTRY_BYTES]) for at in range(0, len(left), ENTRY_BYTES))
+            decided = 0
+        remaining = entries[decided * ENTRY_BYTES :]
+        if remaining:  # They come first the next time.
+            again = (bytes(remaining[at : at + ENTRY_BYTES]) for at in range(0, len(remaining), ENTRY_BYTES))
             self.retained = chain(again, retained)
-        return passed > 0
-
-    def lag(self) -> None:
-        """Leave the shared path."""
-        self.live = False
-        self.connection.lagging[self] = None
+        return decided > 0
 
 
-def together(matching: tuple[Subscription, ...], publisher: str) -> Terms | None:
-    """Return the terms of one message that several subscriptions of a session match; None where none of them wants it."""
+def combined_options(matching: tuple[Subscription, ...], publisher: str) -> DeliveryOptions | None:
+    """Return the options of one message that several subscriptions of a session match; None if none of them wants it."""
     wanting = [one for one in matching if not (one.no_local and publisher == one.session.client_id)]
     if not wanting:
         return None
-    return Terms(
+    return DeliveryOptions(
         max(one.qos for one in wanting),
-        wanting[0].terms.is_v5,
-        any(one.terms.keeps_retain for one in wanting),
+        wanting[0].options.is_v5,
+        any(one.options.keeps_retain for one in wanting),
         tuple(one.identifier for one in wanting if one.identifier),
     )
 
 
-def find_overlaps(session: Session, changed: Subscription) -> list[Subscription]:
-    """Mark the subscriptions of a session that match topics of `changed`, which was added or removed; return those marked anew.
-
-    Filters without wildcards are never two for one topic, so those with wildcards are compared with all, and others with them.
-    After a removal marks may stay that hold no longer: they cost the shared path, and where there are few are found again.
-    """
-    everyone = tuple(one for one in session.subscriptions.values() if not one.is_shared)
-    before = {one for one in everyone if one.overlaps}
-    wildcards = [one for one in everyone if topics.is_wildcard(one.filter)]
-    if len(wildcards) > WILDCARDS_COMPARED_MAX:
-        for one in everyone:
-            one.overlaps = True
-    elif session.subscriptions.get(changed.filter) is changed:
-        for one in everyone if topics.is_wildcard(changed.filter) else wildcards:
-            if one is not changed and not (one.overlaps and changed.overlaps) and topics.overlap(one.filter, changed.filter):
-                one.overlaps = changed.overlaps = True
-    elif changed.overlaps and len(everyone) <= WILDCARDS_COMPARED_MAX:
-        for one in everyone:
-            others = everyone if topics.is_wildcard(one.filter) else wildcards
-            one.overlaps = any(topics.overlap(other.filter, one.filter) for other in others if other is not one)
-    return [one for one in everyone if one.overlaps != (one in before)]
-
-
 def _portion(entries: bytes) -> bytes:
-    """Return the first of some entries: up to the one with which their messages come to `PUMP_BYTES`."""
+    """Return the first entries, up to the one with which their messages reach `PUMP_BYTES`."""
     message_bytes = np.cumsum(entries_array(entries)["size"], dtype=np.int64)
     count = int(np.searchsorted(message_bytes, PUMP_BYTES)) + 1
     return entries[: count * ENTRY_BYTES]

@@ -181,9 +181,9 @@ class NodeCollector(Collector):
         counts, clients = gateway.counters, gateway.clients.values()
         yield _gauge("penstock_mqtt_sessions", "Sessions of clients that are connected.", len(clients))
         yield _gauge(
-            "penstock_mqtt_sessions_stored", "Sessions that are stored: of both, and wills.", len(gateway.lifetimes.sessions)
+            "penstock_mqtt_sessions_stored", "Sessions that are stored: of both, and wills.", len(gateway.lifecycle.sessions)
         )
-        yield _gauge("penstock_mqtt_sessions_away", "Sessions whose clients are not connected.", gateway.lifetimes.away)
+        yield _gauge("penstock_mqtt_sessions_away", "Sessions whose clients are not connected.", gateway.lifecycle.away)
         yield _counter(
             "penstock_mqtt_queued_dropped",
             "Messages passed over because too many waited for a client: see mqtt.session_queued_max.",

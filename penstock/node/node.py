@@ -12,7 +12,7 @@ import structlog
 from penstock.gateway.delivery.retained import RetainedMessages
 from penstock.gateway.gateway import Gateway
 from penstock.gateway.options import PLAIN_NAME
-from penstock.gateway.sessions.sessions import Sessions
+from penstock.gateway.sessions.stored_sessions import StoredSessions
 from penstock.node.admin import Admin
 from penstock.node.config import Config
 from penstock.node.lock import DataDirLock
@@ -113,7 +113,7 @@ class Node:
         self.retained = RetainedMessages(self.store.now_ms)
         self.pop = PopCore(self.store, Handles(load_secret(config.data_dir)), config.pop, config.timer)
         self.transactions = Transactions(self.store, config.pop, config.timer)
-        self.sessions = Sessions(self.store.queues)
+        self.sessions = StoredSessions(self.store.queues)
         for part in (self.delayed, self.retained, self.transactions, self.sessions, self.pop.state):
             self.store.add_part(part)
         return self.store.recover()

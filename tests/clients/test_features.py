@@ -408,7 +408,7 @@ async def the_clients_receive_maximum(stage: Stage) -> None:
     for number in range(10):
         await other.publish("a", b"%d" % number)
     assert [(await client.message()).body for _ in range(10)] == [b"%d" % number for number in range(10)]
-    assert stage.broker.connection("c").session.inflight_max == 2
+    assert stage.broker.connection("c").session.inflight.maximum == 2
 
 
 @only_5

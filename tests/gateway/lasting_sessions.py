@@ -8,8 +8,8 @@ from penstock.gateway.protocol.packets import (
     CONNACK,
 )
 from penstock.gateway.protocol.properties import Found, Property
-from penstock.gateway.sessions.sessions import stored_sessions
-from penstock.gateway.sessions.stored import StoredSession
+from penstock.gateway.sessions.rows import all_sessions
+from penstock.gateway.sessions.stored_session import StoredSession
 from tests.gateway.packet_cases import connect
 from tests.gateway.wire import BYE, Broker, Client
 from tests.waiting import until
@@ -57,10 +57,10 @@ async def end_node(broker: Broker, end: str) -> None:
 
 async def recorded(broker: Broker) -> None:
     """Return when all that sessions have got on by is recorded."""
-    await until(lambda: not broker.node.gateway.lifetimes._unsaved)
+    await until(lambda: not broker.node.gateway.journal._unsaved)
     broker.node.store.commit()
 
 
 def stored(broker: Broker, client_id: str) -> StoredSession:
     broker.node.store.commit()
-    return {one.client_id: one for one in stored_sessions(broker.node.store.index)}[client_id]
+    return {one.client_id: one for one in all_sessions(broker.node.store.index)}[client_id]

@@ -319,7 +319,7 @@ async def test_a_client_keeps_so_many_answers_and_asks_again_for_more(start_brok
         await client.publish(f"t/{number}", b"x", 1)
         assert broker.node.gateway.access.kept <= TOPICS_ASKED_MAX
     assert len(broker.stored()) == 100
-    guard = broker.connection("c").guard
+    guard = broker.connection("c").permissions
     assert guard is not None
     client.reset()
     await until(lambda: broker.node.gateway.access.kept == 0)
@@ -518,5 +518,5 @@ async def test_with_an_answer_at_hand_a_publish_asks_for_nothing(start_broker: S
 async def test_without_plugins_there_is_no_guard_and_no_thread(broker: Broker) -> None:
     await broker.connect("c")
     access: Access = broker.node.gateway.access
-    assert broker.connection("c").guard is None
+    assert broker.connection("c").permissions is None
     assert (access._plugins, access.decisions) == (None, {})

@@ -75,7 +75,7 @@ async def test_a_subscriber_that_does_not_read_costs_no_memory_and_disturbs_nobo
         await client.subscribe(("a", qos))
     broker.limit_send_buffer("slow")
     slow.stop_reading()
-    (subscribed,) = broker.connection("slow").session.subscriptions.values()
+    (subscribed,) = broker.connection("slow").subscriptions.by_filter.values()
 
     count, body_bytes = 300, 16 * KIB
     for first in range(0, count, 20):
@@ -153,7 +153,7 @@ async def test_a_step_of_large_messages_is_bounded_by_bytes(start_broker: StartB
     broker.limit_send_buffer("slow")
     slow.stop_reading()
     await slow.send(b"\x82\x08\0\1\0\3a/#\0")
-    await until(lambda: bool(broker.connection("slow").session.subscriptions))
+    await until(lambda: bool(broker.connection("slow").subscriptions))
     assert 0 < broker.unsent_bytes("slow") < 2 * MIB
     slow.go_on_reading()
     assert [len(message_of(await slow.expect(PUBLISH)).body) for _ in range(20)] == [MIB - 100] * 20
@@ -288,7 +288,7 @@ async def test_nothing_is_left_of_one_that_ends_while_it_lags(start_broker: Star
         await (await broker.connect("slow")).drained()
     else:
         slow.writer.write(b"\xa2\x0d\0\1\0\1a\0\3a/#\0\1+")
-    await until(lambda: not connection.session.subscriptions)
+    await until(lambda: not connection.subscriptions)
     assert not connection.lagging
     await flood(publisher, 5, 10)
     held = broker.held_resources()

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.delivery.encoding import SLOT, Run, Terms, encode_run
+from penstock.gateway.delivery.encoding import SLOT, EncodedBatch, encode_batch
+from penstock.gateway.delivery.options import DeliveryOptions
 from penstock.gateway.protocol.codec import FROM_SERVER_5, decode
 from penstock.gateway.protocol.packets import PUBLISH
 from penstock.store.lightqueue import ENTRY
@@ -52,10 +53,10 @@ def entries_of(store: Store, messages: list[Stored]) -> bytes:
     return entries
 
 
-def patched(run: Run, packet_ids: Iterator[int]) -> bytes:
+def patched(batch: EncodedBatch, packet_ids: Iterator[int]) -> bytes:
     """Return a run with its slots filled, as a subscription does it."""
-    data = bytearray(run.data)
-    for slot in run.slots:
+    data = bytearray(batch.data)
+    for slot in batch.slots:
         SLOT.pack_into(data, slot.offset, next(packet_ids))
     return bytes(data)
 
@@ -72,10 +73,10 @@ def expected(messages: list[Stored], qos_max: int, *, retain: bool = False) -> l
 
 
 def check(store: Store, messages: list[Stored], qos_max: int, *, retain: bool = False) -> None:
-    run = encode_run(store, entries_of(store, messages), Terms(qos_max), retain=retain)
-    data = patched(run, iter(range(1, len(messages) + 1)))
-    assert run.messages == len(messages)
-    assert [slot.qos for slot in run.slots] == [min(one.qos, qos_max) for one in messages if min(one.qos, qos_max)]
+    batch = encode_batch(store, entries_of(store, messages), DeliveryOptions(qos_max), retain=retain)
+    data = patched(batch, iter(range(1, len(messages) + 1)))
+    assert batch.messages == len(messages)
+    assert [slot.qos for slot in batch.slots] == [min(one.qos, qos_max) for one in messages if min(one.qos, qos_max)]
     assert decode(data, 16 * MIB) == (expected(messages, qos_max, retain=retain), len(data))
 
 
@@ -112,14 +113,14 @@ def test_a_batch_keeps_its_order_and_each_slot_is_its_own(store: Store) -> None:
 
 
 def test_nothing_is_a_run_of_nothing(store: Store) -> None:
-    assert encode_run(store, b"", Terms(1)) == Run(b"", [], 0)
+    assert encode_batch(store, b"", DeliveryOptions(1)) == EncodedBatch(b"", [], 0)
 
 
 def test_the_retain_flag_of_a_stored_message_is_not_passed_on(store: Store) -> None:
     # [MQTT-3.3.1-9]: it is set for a new subscription only.
     message = Stored(b"plant/1", b"on", Flag.RETAIN | 1)
-    run = encode_run(store, entries_of(store, [message]), Terms(1))
-    assert decode(patched(run, iter([5])), MIB)[0] == [(PUBLISH, 1 << 1, b"plant/1", 5, b"on")]
+    batch = encode_batch(store, entries_of(store, [message]), DeliveryOptions(1))
+    assert decode(patched(batch, iter([5])), MIB)[0] == [(PUBLISH, 1 << 1, b"plant/1", 5, b"on")]
 
 
 @given(
@@ -156,8 +157,8 @@ def test_a_batch_of_one_client_is_read_at_once_and_one_with_others_between_messa
     reads.clear()
     entries = entries_of(store, [each for n in range(50) for each in (Stored(b"a", b"%d" % n, 0), *alike[:5])])
     mine = b"".join(entries[at : at + ENTRY.size] for at in range(0, len(entries), 6 * ENTRY.size))
-    run = encode_run(store, mine, Terms(0))
-    assert decode(run.data, MIB)[0] == [(PUBLISH, 0, b"a", 0, b"%d" % n) for n in range(50)]
+    batch = encode_batch(store, mine, DeliveryOptions(0))
+    assert decode(batch.data, MIB)[0] == [(PUBLISH, 0, b"a", 0, b"%d" % n) for n in range(50)]
     assert len(reads) == 50
 
 
@@ -172,8 +173,8 @@ def test_messages_that_go_out_as_they_are_and_others_take_turns_in_mqtt_5(store:
         Stored(b"a/b", b"x" * 200, 0),
         Stored(b"a/b", b"6", 0),
     ]
-    run = encode_run(store, entries_of(store, messages), Terms(0, is_v5=True, identifiers=(300,)))
-    items = decode(run.data, MIB, FROM_SERVER_5)[0]
+    batch = encode_batch(store, entries_of(store, messages), DeliveryOptions(0, is_v5=True, identifiers=(300,)))
+    items = decode(batch.data, MIB, FROM_SERVER_5)[0]
     assert [(item[2], item[4]) for item in items] == [(message.topic, message.body) for message in messages]
     assert all(item[5].endswith(b"\x0b\xac\x02") for item in items)
 

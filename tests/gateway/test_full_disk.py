@@ -183,7 +183,7 @@ async def test_what_is_acknowledged_while_nothing_is_stored_is_recorded_later(st
     broker.node.store.measure_disk()
     assert (await client.message()).body == b"0"
     await client.drained()
-    broker.node.gateway.lifetimes._save()
+    broker.node.gateway.journal._job._run_slice()
     await leave(client)
     free(broker, TOTAL)
     again = await broker.connect_5("pump", flags=0, about=LASTS)
@@ -238,7 +238,7 @@ async def test_what_waits_for_the_plugins_comes_behind_what_waits_for_room(
     script.may_answer.clear()
     await client.send(subscribe(9, (b"f", 0)), encode_publish(b"known", b"2", 1, packet_id=2))
     await until(lambda: ("subscribe", "f") in script.asked)
-    guard = broker.connection("publisher").guard
+    guard = broker.connection("publisher").permissions
     assert guard is not None
     guard.forget()  # so what waits for room has to wait for the plugins, too
     if relief_first:

@@ -256,7 +256,7 @@ async def test_subscriptions_that_no_longer_overlap_go_on_by_themselves(broker: 
     await client.drained()
     await publisher.publish("a/b", b"x", 1)
     assert await client.message_with() == (Message("a/b", b"x", 1), {Property.SUBSCRIPTION_IDENTIFIER: [2]})
-    assert not any(one.overlaps for one in broker.connection("client").session.subscriptions.values())
+    assert not any(one.overlaps for one in broker.connection("client").subscriptions.by_filter.values())
 
 
 async def test_subscriptions_that_still_overlap_send_one_together(broker: Broker) -> None:
@@ -284,14 +284,14 @@ async def test_subscribers_on_the_same_terms_share_one_encoding(broker: Broker, 
 
     def counted(*arguments: object, **options: object) -> object:
         calls.append(arguments)
-        return encoding.encode_run(*arguments, **options)  # type: ignore[arg-type]
+        return encoding.encode_batch(*arguments, **options)  # type: ignore[arg-type]
 
     clients = []
     for n in range(30):
         client = await (broker.connect_5(f"{n}") if n % 3 else broker.connect(f"{n}"))
         await client.subscribe(("a", 1))
         clients.append(client)
-    monkeypatch.setattr(fanout, "encode_run", counted)
+    monkeypatch.setattr(fanout, "encode_batch", counted)
     publisher = await broker.connect("publisher")
     await publisher.publish("a", b"x", 1)
     assert [await client.message() for client in clients] == [Message("a", b"x", 1)] * 30

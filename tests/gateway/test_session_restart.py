@@ -6,6 +6,7 @@ import gc
 
 import pytest
 
+from penstock.gateway.delivery.backlog import common_length
 from penstock.gateway.protocol.codec import encode_acks, encode_publish
 from penstock.gateway.protocol.packets import (
     CONNACK,
@@ -20,8 +21,7 @@ from penstock.gateway.protocol.packets import (
     Connect,
 )
 from penstock.gateway.protocol.properties import Found, Property
-from penstock.gateway.sessions.lifetimes import _cut
-from penstock.gateway.sessions.sessions import stored_sessions
+from penstock.gateway.sessions.rows import all_sessions
 from penstock.node.node import Node
 from penstock.store.options import KIB, MIB
 from penstock.store.record import HEADER, KIND_AT, Kind, walk
@@ -146,14 +146,14 @@ async def test_a_record_says_only_what_has_changed(broker: Broker) -> None:
     await client.subscribe(("a", 1))
     for n in range(20):
         await publisher.publish("a", b"%d" % n, 1)
-    session, lifetimes, log = broker.connection("pump").session, broker.node.gateway.lifetimes, broker.node.store.log
-    lifetimes.record(session)
+    session, journal, log = broker.connection("pump").session, broker.node.gateway.journal, broker.node.store.log
+    journal.save(session)
     before = log.end
-    lifetimes.record(session)
+    journal.save(session)
     assert log.end == before
     await client.message()
     await client.drained()
-    lifetimes.record(session)
+    journal.save(session)
     assert 0 < log.end - before < 100, "one packet id"
     assert list(stored(broker, "pump").inflight) == list(session.inflight)
 
@@ -476,7 +476,7 @@ async def test_a_slow_client_loses_the_oldest_that_wait_too(start_broker: StartB
     ("lengths", "total", "length"), [([3, 50], 10, 7), ([50, 50], 10, 5), ([5, 5], 10, 5), ([0, 20], 7, 7), ([9], 1, 1)]
 )
 def test_the_longest_queues_are_cut_to_one_length(lengths: list[int], total: int, length: int) -> None:
-    assert _cut(lengths, total) == length
+    assert common_length(lengths, total) == length
     assert sum(min(each, length) for each in lengths) <= total
 
 
@@ -485,21 +485,21 @@ async def test_ten_thousand_sessions_of_clients_that_are_away_are_not_in_memory(
         gc.collect()
         return {kind: sum(type(each).__name__ == kind for each in gc.get_objects()) for kind in KINDS}
 
-    lifetimes, store = broker.node.gateway.lifetimes, broker.node.store
+    lifecycle, journal, store = broker.node.gateway.lifecycle, broker.node.gateway.journal, broker.node.store
     wish = Connect(5, "", False, 0, None, None, None, session_expiry_s=600)
     before = counts()
     for n in range(10_000):
-        session, _ = lifetimes.open(f"device-{n}", wish, 600)
-        lifetimes.subscribe(session, f"device/{n}/orders", 1, 0, None)
-        lifetimes.left(session)
+        session, _ = lifecycle.open(f"device-{n}", wish, 600)
+        journal.record_subscription(session, f"device/{n}/orders", 1, 0, None)
+        lifecycle.leave(session)
         if n % 500 == 0:
             await store.durable()
     await store.durable()
     del session
-    assert len(lifetimes.sessions) == 10_000
+    assert len(lifecycle.sessions) == 10_000
     assert counts() == before
     await broker.kill()
-    assert len(broker.node.gateway.lifetimes.sessions) == 10_000
+    assert len(broker.node.gateway.lifecycle.sessions) == 10_000
     assert counts() == before
     client = await resume(broker, "device-77", 5)
     await client.publish("device/77/orders", b"go", 1)
@@ -581,7 +581,7 @@ async def test_a_will_is_published_once_after_a_kill(broker: Broker, delay_s: in
     await broker.kill()
     watcher = await broker.connect_5("watcher")
     await watcher.subscribe(("will", 1))
-    await until(lambda: "dies" not in [one.client_id for one in stored_sessions(broker.node.store.index) if one.connected])
+    await until(lambda: "dies" not in [one.client_id for one in all_sessions(broker.node.store.index) if one.connected])
     if waits_s:
         pass_time(broker.node.gateway, waits_s - 1)
         assert await watcher.drained() == []

@@ -14,9 +14,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from penstock.gateway.delivery.encoding import Slot
-from penstock.gateway.sessions.sessions import OWNER, Sessions, stored_sessions
-from penstock.gateway.sessions.stored import Changes, StoredSession
+from penstock.gateway.sessions.changes import Changes
+from penstock.gateway.sessions.inflight import Slot
+from penstock.gateway.sessions.rows import all_sessions
+from penstock.gateway.sessions.stored_session import StoredSession
+from penstock.gateway.sessions.stored_sessions import OWNER, StoredSessions
 from penstock.store.options import StoreOptions
 from penstock.store.record import Flag, Kind, Properties, encode_properties
 from penstock.store.store import Store
@@ -46,7 +48,7 @@ class Modelled:
     subscriptions: dict[str, list[Any]] = field(default_factory=dict)
     """Number, options, identifier, cursor, retained before, retained after; by filter."""
     subscribed: int = 0
-    leaving: dict[int, list[Any]] = field(default_factory=dict)
+    draining: dict[int, list[Any]] = field(default_factory=dict)
     """Filter, cursor, stop, cuts; by number."""
 
     @property
@@ -78,7 +80,7 @@ def modelled(stored: StoredSession) -> Modelled:
             for name, one in stored.subscriptions.items()
         },
         stored.subscribed,
-        {number: [one.filter, one.cursor, one.stop, one.cuts] for number, one in stored.leaving.items()},
+        {number: [one.filter, one.cursor, one.stop, one.cuts] for number, one in stored.draining.items()},
     )
 
 
@@ -95,7 +97,7 @@ class SessionsMachine(RuleBasedStateMachine):
         self.messages: list[tuple[int, int]] = []
         self.durable = 0
         self.store: Store
-        self.sessions: Sessions
+        self.sessions: StoredSessions
 
     @property
     def data_dir(self) -> Path:
@@ -106,7 +108,7 @@ class SessionsMachine(RuleBasedStateMachine):
         self.data_dir.mkdir(exist_ok=True)
         options = StoreOptions(segment_bytes=SEGMENT_BYTES, retention_bytes=RETENTION_BYTES)
         self.store = Store(self.data_dir, options, self.clock)
-        self.sessions = Sessions(self.store.queues)
+        self.sessions = StoredSessions(self.store.queues)
         self.store.add_part(self.sessions)
         self.store.recover()
         self.durable = self.store.log.written
@@ -211,7 +213,7 @@ class SessionsMachine(RuleBasedStateMachine):
 
         def then(model: Model, _: int) -> None:
             fields = model[client].subscriptions.pop(name)
-            model[client].leaving[fields[0]] = [name, fields[3], stop, cuts]
+            model[client].draining[fields[0]] = [name, fields[3], stop, cuts]
 
         if client in self.now and name in self.now[client].subscriptions:
             row = {"filter": name, "stop": stop, "cuts": list(cuts.items())}
@@ -219,12 +221,12 @@ class SessionsMachine(RuleBasedStateMachine):
 
     @rule(client=clients, number=st.integers(0, 9))
     def have_left(self, client: str, number: int) -> None:
-        if client in self.now and number in self.now[client].leaving:
+        if client in self.now and number in self.now[client].draining:
             self.append(
                 Kind.SESSION_UNSUBSCRIBED,
                 client,
                 {"number": number},
-                lambda model, _: model[client].leaving.__delitem__(number),
+                lambda model, _: model[client].draining.__delitem__(number),
             )
 
     @rule(client=clients, draw=st.data())
@@ -245,7 +247,7 @@ class SessionsMachine(RuleBasedStateMachine):
         released = draw.draw(st.lists(st.sampled_from(sorted(one.received)), unique=True)) if one.received else []
         moved = {name: draw.draw(st.integers(0, 5)) for name in one.subscriptions if draw.draw(st.booleans())}
         cursors = [(one.subscriptions[name][0], one.subscriptions[name][3] + step) for name, step in moved.items()]
-        cursors += [(number, fields[1] + 1) for number, fields in one.leaving.items()]
+        cursors += [(number, fields[1] + 1) for number, fields in one.draining.items()]
         pending = [name for name, fields in one.subscriptions.items() if fields[4] is not None]
         retained = {one.subscriptions[name][0]: draw.draw(st.sampled_from([None, b"plant/1"])) for name in pending}
         last = draw.draw(st.integers(1, 65_535))
@@ -261,7 +263,7 @@ class SessionsMachine(RuleBasedStateMachine):
                 if packet_id not in done
             ] + [(packet_id, message[0]) for packet_id, message in new]
             some.received -= set(released)
-            for number, fields in some.leaving.items():
+            for number, fields in some.draining.items():
                 fields[1] = dict(cursors).get(number, fields[1])
             for fields in some.subscriptions.values():
                 fields[3] = dict(cursors).get(fields[0], fields[3])
@@ -370,7 +372,7 @@ class SessionsMachine(RuleBasedStateMachine):
     def check(self) -> None:
         self.look()
         self.store.commit()
-        assert {one.client_id: modelled(one) for one in stored_sessions(self.store.index)} == self.now
+        assert {one.client_id: modelled(one) for one in all_sessions(self.store.index)} == self.now
         away = {client: one.due_ms for client, one in self.now.items() if not one.connected}
         for until in (0, self.clock.now_ms(), 2**62):
             due = list(self.sessions.due(until))
@@ -386,7 +388,8 @@ class SessionsMachine(RuleBasedStateMachine):
         for name in ("plant/+", "plant/#", "office"):
             queue = self.store.queues.find(name)
             is_wanted = any(
-                name in one.subscriptions or name in (fields[0] for fields in one.leaving.values()) for one in self.now.values()
+                name in one.subscriptions or name in (fields[0] for fields in one.draining.values())
+                for one in self.now.values()
             )
             assert (queue is not None and OWNER in queue.owners) == is_wanted
             if queue is None or not is_wanted:

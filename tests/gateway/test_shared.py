@@ -15,7 +15,10 @@ from amqtt.contexts import Action
 from amqtt.plugins.base import BaseTopicPlugin
 
 from penstock import Client as PopClient
-from penstock.gateway.delivery.shared import ASKED_MAX, MADE, REFUSERS_MAX, SharedSubscription, split_share
+from penstock.gateway.delivery.share_filter import split_share
+from penstock.gateway.delivery.share_group import ASKED_MAX, REFUSERS_MAX
+from penstock.gateway.delivery.shared_subscription import SharedSubscription
+from penstock.gateway.delivery.shared_subscriptions import CREATED
 from penstock.gateway.protocol.codec import encode_ack, encode_acks, encode_publish
 from penstock.gateway.protocol.packets import (
     NO_LOCAL,
@@ -442,7 +445,7 @@ async def test_aliases_are_given_to_each_member_for_itself(broker: Broker) -> No
 
 async def test_a_group_that_devices_made_is_told_apart_and_ends_with_the_last_of_them(broker: Broker) -> None:
     one, two = [await member(broker, name) for name in ("one", "two")]
-    assert group_of(broker).settings == MADE
+    assert group_of(broker).settings == CREATED
     async with PopClient(str(broker.node.grpc)) as client:
         (told,) = await client.groups.describe()
         assert (told.group, told.filter, told.settings.shared) == ("g", "a/#", True)
@@ -490,7 +493,7 @@ async def test_a_group_that_an_operator_deletes_is_made_again_for_those_who_shar
     await publish(broker, b"1")
     assert await bodies(one) == [b"1"]
     broker.node.groups.delete("g")
-    assert group_of(broker).settings == MADE
+    assert group_of(broker).settings == CREATED
     await publish(broker, b"2", b"3")
     got = await one.drained()
     assert [packet[4] for packet in got] == [b"2", b"3"]
@@ -525,7 +528,7 @@ async def test_members_of_a_fifo_group_get_a_topic_one_message_at_a_time(broker:
 
 
 async def test_a_group_of_devices_that_a_crash_has_left_ends_at_the_next_start(broker: Broker) -> None:
-    broker.node.pop.groups.create("g", "a/#", "latest", MADE)  # as if its sessions had gone without a word
+    broker.node.pop.groups.create("g", "a/#", "latest", CREATED)  # as if its sessions had gone without a word
     broker.node.pop.groups.create("operators", "a/#", "latest", DEFAULTS)
     await broker.restart()
     assert [group.name for group in broker.node.pop] == ["operators"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.gateway.delivery.shared import MADE
+from penstock.gateway.delivery.shared_subscriptions import CREATED
 from penstock.gateway.protocol.codec import encode_acks
 from penstock.gateway.protocol.packets import PUBACK, PUBCOMP, PUBREC, PUBREL
 from penstock.gateway.protocol.properties import Property
@@ -27,7 +27,7 @@ async def test_what_comes_while_all_members_are_away_waits_for_the_first_that_is
         await until(lambda name=name: name in broker.away())  # type: ignore[misc]
     await publish(broker, b"1", b"2")
     await end_node(broker, end)
-    assert group_of(broker).settings == MADE
+    assert group_of(broker).settings == CREATED
     await publish(broker, b"3", b"4")
     one = await back(broker, "one")
     assert [(await one.message()).body for _ in range(4)] == [b"1", b"2", b"3", b"4"]
@@ -109,7 +109,7 @@ async def test_a_group_of_devices_ends_with_the_last_session_that_has_it(broker:
     await end_node(broker, end)
     one = await back(broker, "one")
     await one.unsubscribe(SHARED)
-    assert group_of(broker).settings == MADE
+    assert group_of(broker).settings == CREATED
     await broker.connect_5("two")
     assert list(broker.node.pop) == []
     assert two

@@ -52,7 +52,7 @@ async def test_a_few_hundred_subscribers_of_which_some_do_not_read(start_broker:
     # The high-water mark, and the batch with which it was passed: whatever was published since.
     assert peak < BUFFER + (batch + 1) * (BODY + 64)
     for name in slow:
-        (subscription,) = broker.connection(name).session.subscriptions.values()
+        (subscription,) = broker.connection(name).subscriptions.by_filter.values()
         assert not subscription.live
     assert await publisher.drained() == []
 
@@ -61,7 +61,7 @@ async def test_a_few_hundred_subscribers_of_which_some_do_not_read(start_broker:
         assert [int((await client.message()).body[:8]) for _ in range(count)] == list(range(count))
 
     await asyncio.gather(*(catch_up(client) for client in slow.values()))
-    await until(lambda: all(one.live for name in slow for one in broker.connection(name).session.subscriptions.values()))
+    await until(lambda: all(one.live for name in slow for one in broker.connection(name).subscriptions.by_filter.values()))
 
 
 def bytes_in_kernel(broker: Broker, client_id: str) -> int:

@@ -128,7 +128,7 @@ async def test_a_subscribe_may_name_as_many_filters_as_a_session_may_have(start_
     broker = await start_broker(subscriptions_max=2)
     client = await broker.connect("pump")
     assert await client.subscribe(*[("a", 1)] * 50_000) == [1, 1] + [SUBACK_FAILURE] * 49_998
-    assert len(broker.connection("pump").session.subscriptions) == 1
+    assert len(broker.connection("pump").subscriptions) == 1
 
 
 async def test_a_filter_over_the_limit_of_queues_is_refused(start_broker: StartBroker) -> None:
@@ -151,7 +151,7 @@ async def test_subscribing_again_changes_the_qos_and_interrupts_nothing(broker: 
     await publisher.publish("a", b"3", 2)
     got = [message_of(found) for found in await client.drained() if found[0] == PUBLISH]
     assert got == [Message("a", b"1", 0), Message("a", b"2", 2), Message("a", b"3", 1)]
-    assert len(broker.connection("pump").session.subscriptions) == 1
+    assert len(broker.connection("pump").subscriptions) == 1
 
 
 async def test_subscribing_again_keeps_its_queue_when_another_serves_the_filter_by_now(broker: Broker) -> None:

@@ -18,7 +18,7 @@ from penstock.gateway.protocol.codec import FROM_SERVER, FROM_SERVER_5, Packet, 
 from penstock.gateway.protocol.packets import CONNACK, DISCONNECT, PINGREQ, PINGRESP, PUBLISH, PUBLISH_WITH, SUBACK, UNSUBACK
 from penstock.gateway.protocol.properties import Found, Property, parse_properties, read_properties, write_properties
 from penstock.gateway.protocol.reasons import ReasonCode
-from penstock.gateway.sessions.sessions import stored_sessions
+from penstock.gateway.sessions.rows import all_sessions
 from penstock.gateway.transport.listener import Listener
 from penstock.node.config import AdminOptions, Config
 from penstock.node.node import Node
@@ -398,7 +398,7 @@ class Broker:
         """Return the clients whose sessions are stored, and which are not connected, in the order of their ids."""
         self.node.store.commit()
         index = self.node.store.index
-        return [one.client_id for one in stored_sessions(index) if one.client_id not in self.node.gateway.clients]
+        return [one.client_id for one in all_sessions(index) if one.client_id not in self.node.gateway.clients]
 
     async def decided(self) -> None:
         """Wait until the plugins have answered all that they were asked, and what waited for that is out.
@@ -439,10 +439,10 @@ class Broker:
         return {
             "connections": len(gateway.connections),
             "clients": len(gateway.clients),
-            "sessions": len(gateway.lifetimes.sessions),
-            "sessions in memory": len(gateway.lifetimes.sessions._loaded),
+            "sessions": len(gateway.lifecycle.sessions),
+            "sessions in memory": len(gateway.lifecycle.sessions._loaded),
             "subscriptions": gateway.counters.subscriptions,
-            "fanouts": len(gateway._fanouts),
+            "fanouts": len(gateway.fanouts),
             "watched": len(gateway.keep_alives),
             "watchers": sum(len(queue.watchers) for queue in queues),
             "queues": sum(queue.owners != {ROOT} for queue in queues),

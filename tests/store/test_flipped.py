@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.gateway.delivery.encoding import Terms, encode_run
+from penstock.gateway.delivery.encoding import encode_batch
+from penstock.gateway.delivery.options import DeliveryOptions
 from penstock.gateway.delivery.retained import RetainedMessages
 from penstock.gateway.protocol.codec import FROM_SERVER, decode
 from penstock.pop.core.admin import GroupAdmin, ResetTo
@@ -220,7 +221,7 @@ def check_messages(whole: Whole, records: list[Record]) -> int:
                 assert data.endswith(found.topic + found.properties + found.body)
                 assert len(data) == found.size
                 came += 1
-        packets, _ = decode(encode_run(whole.store, entries, Terms(0), verify=True).data, KIB, FROM_SERVER)
+        packets, _ = decode(encode_batch(whole.store, entries, DeliveryOptions(0), verify=True).data, KIB, FROM_SERVER)
         sent = {(record.topic, record.body) for record in records if record.kind == Kind.MESSAGE}
         assert {(packet[2], packet[4]) for packet in packets} <= sent
     return came

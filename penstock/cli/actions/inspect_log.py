@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 
 from penstock.cli.actions.output import cells_of, print_rows, time_of
-from penstock.gateway.sessions.stored import Changes
+from penstock.gateway.sessions.changes import Changes
 from penstock.store import topics
 from penstock.store.logreader import read_log
 from penstock.store.record import BODY_DTYPE, COPY_FIXED, POP_FIXED, QUEUE_FIXED, Flag, Kind, Record, decode

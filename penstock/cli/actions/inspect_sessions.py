@@ -10,8 +10,9 @@ from typing import Any, TextIO
 from penstock.cli.actions.flushedindex import flushed_index
 from penstock.cli.actions.output import cells_of, print_rows, time_of
 from penstock.gateway.protocol.packets import NO_LOCAL, QOS, RETAIN_AS_PUBLISHED
-from penstock.gateway.sessions.sessions import stored_sessions
-from penstock.gateway.sessions.stored import StoredSession, StoredSubscription
+from penstock.gateway.sessions.rows import all_sessions
+from penstock.gateway.sessions.stored_session import StoredSession
+from penstock.gateway.sessions.stored_subscription import StoredSubscription
 from penstock.store.catalogue import load_next_offset
 from penstock.store.index import Index
 
@@ -29,7 +30,7 @@ def inspect_sessions(data_dir: Path, *, client_id: str, limit: int, as_json: boo
         IndexMissing: the directory holds no index, or the index was never flushed.
     """
     with flushed_index(data_dir) as index:
-        found = stored_sessions(index, client_id)
+        found = all_sessions(index, client_id)
         rows = [_session(index, one) for one in islice(found, limit or None) if client_id in ("", one.client_id)]
     names = ("client", "connected", "expiry_s", "ends", "queued", "in_flight", "received", "will_due")
     cells = (
@@ -53,9 +54,9 @@ def _session(index: Index, stored: StoredSession) -> dict[str, Any]:
         "will_due": time_of(will.due_ms) if will is not None else None,
         "last_packet_id": stored.last_packet_id,
         "subscriptions": subscriptions,
-        "leaving": [
+        "draining": [
             {"filter": one.filter, "queue": one.queue_id, "cursor": one.cursor, "stop": one.stop}
-            for one in stored.leaving.values()
+            for one in stored.draining.values()
         ],
     }
 

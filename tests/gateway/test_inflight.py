@@ -3,92 +3,86 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.delivery.encoding import Slot
 from penstock.gateway.protocol.packets import PUBACK, PUBCOMP, PUBREC
-from penstock.gateway.sessions.session import PACKET_ID_MAX, Session
-
-
-def session(inflight_max: int = 10) -> Session:
-    return Session("pump-7", inflight_max)
-
+from penstock.gateway.sessions.inflight import PACKET_ID_MAX, Inflight, Slot
 
 AT_1, AT_2 = Slot(0, 1, 0, 100), Slot(0, 2, 100, 100)
 """Deliveries at QoS 1 and 2."""
 
 
 def test_packet_ids_count_from_1() -> None:
-    some = session()
-    assert [some.take_packet_id(AT_1) for _ in range(3)] == [1, 2, 3]
+    some = Inflight(10)
+    assert [some.assign(AT_1) for _ in range(3)] == [1, 2, 3]
 
 
 def test_after_the_last_packet_id_comes_1_and_never_0() -> None:
-    some = session()
+    some = Inflight(10)
     some.last_packet_id = PACKET_ID_MAX - 1
-    assert [some.take_packet_id(AT_1) for _ in range(2)] == [PACKET_ID_MAX, 1]
+    assert [some.assign(AT_1) for _ in range(2)] == [PACKET_ID_MAX, 1]
 
 
 def test_a_packet_id_that_is_under_way_is_passed_over() -> None:
-    some = session()
-    taken = [some.take_packet_id(AT_2) for _ in range(3)]
-    assert some.acked(PUBREC, taken[1])
+    some = Inflight(10)
+    taken = [some.assign(AT_2) for _ in range(3)]
+    assert some.acknowledge(PUBREC, taken[1])
     some.last_packet_id = PACKET_ID_MAX
-    assert some.take_packet_id(AT_1) == 4
+    assert some.assign(AT_1) == 4
 
 
 def test_a_packet_id_is_not_used_again_before_all_others() -> None:
-    some = session()
-    first = some.take_packet_id(AT_1)
-    assert some.acked(PUBACK, first)
-    assert some.take_packet_id(AT_1) == first + 1
+    some = Inflight(10)
+    first = some.assign(AT_1)
+    assert some.acknowledge(PUBACK, first)
+    assert some.assign(AT_1) == first + 1
 
 
 def test_all_packet_ids_may_be_under_way() -> None:
-    some = session(PACKET_ID_MAX)
-    taken = {some.take_packet_id(AT_1) for _ in range(PACKET_ID_MAX)}
+    some = Inflight(PACKET_ID_MAX)
+    taken = {some.assign(AT_1) for _ in range(PACKET_ID_MAX)}
     assert taken == set(range(1, PACKET_ID_MAX + 1))
     assert some.room == 0
-    assert some.acked(PUBACK, 777)
-    assert some.take_packet_id(AT_1) == 777
+    assert some.acknowledge(PUBACK, 777)
+    assert some.assign(AT_1) == 777
 
 
 def test_room_shrinks_with_each_delivery_and_grows_with_its_last_ack() -> None:
-    some = session(3)
-    at_1, at_2 = some.take_packet_id(AT_1), some.take_packet_id(AT_2)
+    some = Inflight(3)
+    at_1, at_2 = some.assign(AT_1), some.assign(AT_2)
     assert some.room == 1
-    assert some.acked(PUBACK, at_1)
+    assert some.acknowledge(PUBACK, at_1)
     assert some.room == 2
-    assert some.acked(PUBREC, at_2)
+    assert some.acknowledge(PUBREC, at_2)
     assert some.room == 2
-    assert some.acked(PUBCOMP, at_2)
+    assert some.acknowledge(PUBCOMP, at_2)
     assert some.room == 3
 
 
 def test_an_ack_of_another_kind_than_the_one_awaited_changes_nothing() -> None:
-    some = session()
-    at_1, at_2 = some.take_packet_id(AT_1), some.take_packet_id(AT_2)
+    some = Inflight(10)
+    at_1, at_2 = some.assign(AT_1), some.assign(AT_2)
     for kind, packet_id in [(PUBREC, at_1), (PUBCOMP, at_1), (PUBACK, at_2), (PUBCOMP, at_2), (PUBACK, 9)]:
-        assert not some.acked(kind, packet_id)
-    assert some.inflight == {at_1: AT_1, at_2: AT_2}
+        assert not some.acknowledge(kind, packet_id)
+    assert some == {at_1: AT_1, at_2: AT_2}
 
 
 def test_an_ack_counts_once() -> None:
-    some = session()
-    packet_id = some.take_packet_id(AT_1)
-    assert some.acked(PUBACK, packet_id)
-    assert not some.acked(PUBACK, packet_id)
+    some = Inflight(10)
+    packet_id = some.assign(AT_1)
+    assert some.acknowledge(PUBACK, packet_id)
+    assert not some.acknowledge(PUBACK, packet_id)
 
 
 @given(st.lists(st.tuples(st.sampled_from([PUBACK, PUBREC, PUBCOMP]), st.integers(0, 12)) | st.sampled_from([1, 2])))
 def test_packet_ids_under_way_are_distinct_and_within_the_window(steps: list[tuple[int, int] | int]) -> None:
-    some = session(8)
+    some = Inflight(8)
     under_way: set[int] = set()
     for step in steps:
         if isinstance(step, tuple):
-            was_expected = some.acked(*step)
+            was_expected = some.acknowledge(*step)
             if was_expected and step[0] != PUBREC:
                 under_way.remove(step[1])
         elif some.room:
-            packet_id = some.take_packet_id(Slot(0, step, 0, 0))
+            packet_id = some.assign(Slot(0, step, 0, 0))
             assert 1 <= packet_id <= PACKET_ID_MAX
             assert packet_id not in under_way
             under_way.add(packet_id)

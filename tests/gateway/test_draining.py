@@ -13,7 +13,7 @@ from penstock.cli.actions.inspect_sessions import inspect_sessions
 from penstock.gateway.protocol.codec import encode_acks, encode_publish
 from penstock.gateway.protocol.packets import CONNACK, PUBACK, PUBLISH, PUBLISH_WITH, UNSUBACK
 from penstock.gateway.protocol.properties import Property, parse_properties
-from penstock.gateway.sessions.sessions import OWNER
+from penstock.gateway.sessions.stored_sessions import OWNER
 from penstock.store import topics
 from penstock.store.options import KIB
 from tests.gateway.brokers import StartBroker
@@ -76,7 +76,7 @@ async def lagging(
         await client.subscribe_with((name, 1), identifier=identifier)
     broker.limit_send_buffer("client")
     await publish(broker, *numbered(*range(600)), *numbered(*range(600, 620), topic="a/c/d"))
-    oldest, *others = broker.connection("client").session.subscriptions.values()
+    oldest, *others = broker.connection("client").subscriptions.by_filter.values()
     read = []
     while not all(one.live for one in others):
         read.append(await client.receive())
@@ -88,12 +88,12 @@ async def lagging(
 async def end(broker: Broker, client: Client5, *filters: str) -> None:
     """Unsubscribe, though the client reads nothing."""
     await client.send(unsubscribe_5(2, *(name.encode() for name in filters)))
-    await until(lambda: not broker.connection("client").session.subscriptions.keys() & set(filters))
+    await until(lambda: not broker.connection("client").subscriptions.by_filter.keys() & set(filters))
 
 
 async def gone(broker: Broker) -> None:
     """Wait until nothing is left of subscriptions that ended."""
-    await until(lambda: not broker.connection("client").session.leaving)
+    await until(lambda: not broker.connection("client").subscriptions.draining)
 
 
 @pytest.mark.parametrize("about", [{}, LASTS], ids=["clean", "lasting"])
@@ -111,7 +111,7 @@ async def test_what_younger_ones_passed_over_comes_when_the_oldest_ends(
     assert 10 < when < 590
     assert {tuple(identifiers) for _, identifiers in got[when:]} == {(2,)}, "no more for the filter that ended"
     await gone(broker)
-    (left,) = broker.connection("client").session.subscriptions.values()
+    (left,) = broker.connection("client").subscriptions.by_filter.values()
     assert not left.is_own, "it is back on the shared path"
     client.reset()
     if not about:
@@ -129,9 +129,9 @@ async def test_it_comes_across_a_restart_of_the_node(start_broker: StartBroker, 
     numbers = [number for number, _ in await take_all(broker, again)]
     assert numbers == [*range(600), 620], "what was under way comes again"
     await gone(broker)
-    stored = broker.node.gateway.lifetimes.sessions.get("client")
+    stored = broker.node.gateway.lifecycle.sessions.get("client")
     assert stored is not None
-    assert not stored.leaving
+    assert not stored.draining
     await again.unsubscribe("a/+")
     broker.node.store.commit()
     assert not [queue.filter for queue in broker.node.store.queues if OWNER in queue.owners]
@@ -155,7 +155,7 @@ async def test_an_operator_sees_what_is_left(start_broker: StartBroker) -> None:
     inspect_sessions(broker.config.data_dir, client_id="client", limit=0, as_json=True, out=out)
     (row,) = map(orjson.loads, out.getvalue().splitlines())
     assert [one["filter"] for one in row["subscriptions"]] == ["a/+"]
-    (left,) = row["leaving"]
+    (left,) = row["draining"]
     assert left["filter"] == "a/#"
     assert 10 < left["cursor"] < left["stop"] == 620
 
@@ -272,4 +272,4 @@ async def test_any_of_many_may_end_at_any_time(broker: Broker, seed: int) -> Non
     counts = Counter(got)
     assert not [number for number, times in counts.items() if times > 1]
     assert {number for seen in there.values() for number in seen} <= counts.keys()
-    assert not broker.connection("client").session.leaving
+    assert not broker.connection("client").subscriptions.draining

@@ -1,0 +1,334 @@
+"""All clients that have one shared subscription: to POP, one consumer of the group.
+
+The group takes what is visible under one checkpoint and deals it out among the members that have room, in turn. Each member
+gets its messages in the order of the queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from itertools import islice
+from typing import Final, Protocol
+
+import numpy as np
+import structlog
+
+from penstock.gateway.delivery.share_settlements import ShareSettlements
+from penstock.gateway.delivery.shared_subscription import NO_REFUSERS, Refusers, SharedSubscription, select
+from penstock.pop.core.checkpoint import delivery_id
+from penstock.pop.core.core import PopCore
+from penstock.pop.core.group import ConsumerGroup
+from penstock.pop.core.poll import Poll, PopResult
+from penstock.pop.errors import Overloaded
+from penstock.store.errors import DiskFull, StoreError
+from penstock.store.lightqueue import ENTRY_BYTES, ENTRY_DTYPE
+from penstock.store.record import CHECKPOINT_ENTRY_DTYPE
+
+logger = structlog.get_logger("gateway")
+
+TAKE_MAX: Final = 1024
+"""Messages that a group takes at a time for all members together. It bounds how long the group occupies the loop."""
+
+TAKES_MAX: Final = 2
+"""How often one group takes messages in one turn of the loop."""
+
+ASKED_MAX: Final = 16
+"""Members whose room is looked up before messages are taken."""
+
+REFUSERS_MAX: Final = 16
+"""Members that are offered a message, one after the other, if the plugins keep it from those before them."""
+
+REFUSED_MAX: Final = 64
+"""Sets of refusers whose messages are kept for other members."""
+
+RETRY_S: Final = 1.0
+"""Seconds after which a group tries again to take messages, or to be created, if a limit prevented it."""
+
+
+class GroupRegistry(Protocol):
+    """The shared subscriptions of the node, as each group sees them."""
+
+    def find_or_create(self, name: str, topic_filter: str, /) -> ConsumerGroup:
+        """Return the POP group of a name and a filter. Raises TopicInvalid, LimitExceeded, DiskFull."""
+
+    def forget_unused(self, group: ShareGroup, /) -> None:
+        """Forget a group that has no member."""
+
+
+class ShareGroup:
+    """All clients that have one shared subscription.
+
+    Parameters:
+        registry: the shared subscriptions of the node.
+        core: of POP.
+        settlements: settles deliveries.
+        loop: of the node.
+        ack_timeout_ms: time after which a delivery without an acknowledgement is a new attempt (`mqtt.share_ack_timeout_ms`).
+        name: the share name, which is the name of the POP group.
+        topic_filter: of the POP group.
+    """
+
+    __slots__ = (
+        "_ack_timeout_ms",
+        "_core",
+        "_done",
+        "_loop",
+        "_poll",
+        "_refused",
+        "_registry",
+        "_retry",
+        "_scheduled",
+        "_settlements",
+        "_waiting",
+        "count",
+        "filter",
+        "group",
+        "name",
+    )
+
+    def __init__(
+        self,
+        registry: GroupRegistry,
+        core: PopCore,
+        settlements: ShareSettlements,
+        loop: asyncio.AbstractEventLoop,
+        ack_timeout_ms: int,
+        name: str,
+        topic_filter: str,
+    ) -> None:
+        self._registry = registry
+        self._core = core
+        self._settlements = settlements
+        self._loop = loop
+        self._ack_timeout_ms = ack_timeout_ms
+        self.name = name
+        self.filter = topic_filter
+        self.group = registry.find_or_create(name, topic_filter)
+        """The POP group that the members consume."""
+        self.count = 0
+        """Number of members: subscriptions of connected clients."""
+        self._waiting: OrderedDict[SharedSubscription, None] = OrderedDict()
+        """Members that had room when they were last seen. The one whose turn is next comes first."""
+        self._poll: Poll | None = None
+        """Waits at the POP group for messages: one poll for all members."""
+        self._done: list[int] = []
+        self._refused: dict[Refusers, tuple[bytearray, list[int]]] = {}
+        """Messages that the plugins keep from some members, until others have room for them."""
+        self._scheduled = False
+        self._retry: asyncio.TimerHandle | None = None
+
+    def enqueue(self, member: SharedSubscription) -> None:
+        """Let a member with room wait for its turn."""
+        self._waiting[member] = None
+        self.pump()
+
+    def dequeue(self, member: SharedSubscription) -> None:
+        """Let a member wait no longer."""
+        self._waiting.pop(member, None)
+        if not self._waiting:
+            self._cancel_poll()
+
+    def leave(self) -> None:
+        """Take one member out of the group. When the last one leaves, the group gives up what it keeps."""
+        self.count -= 1
+        if not self.count:
+            if self._retry is not None:
+                self._retry.cancel()
+            for _, deliveries in self._refused.values():
+                self.revive(deliveries)
+            self._refused.clear()
+        self._registry.forget_unused(self)
+
+    # --- taking messages --------------------------------------------------------------------------------------------
+
+    def pump(self) -> None:
+        """Take what is visible and deal it out, as far as members have room. Wait for messages if none is visible."""
+        if self._refused:
+            self._offer_refused()
+        for _ in range(TAKES_MAX):
+            room = self._room()
+            if not room:
+                return
+            if self._poll is not None:
+                self._poll.messages_max = room
+                return
+            if self.group.is_deleted:
+                return  # `recreate` goes on.
+            taken = self._core.pop(self.group, room, self._ack_timeout_ms) if not self.group.polls else None
+            if taken is None:
+                self._start_poll(room)
+                return
+            self._deal_taken(taken)
+        self._pump_soon()
+
+    def _room(self) -> int:
+        """Return how many messages to take: as many as the first members have room for, and one for each other member."""
+        while self._waiting:
+            room = 0
+            for member in tuple(islice(self._waiting, ASKED_MAX)):
+                member_room = member.room
+                room += max(member_room, 0)
+                if member_room <= 0:
+                    member.fall_behind()
+            if room:
+                return min(max(room, len(self._waiting)), TAKE_MAX)
+        return 0
+
+    def _pump_soon(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._pump_scheduled)
+
+    def _pump_scheduled(self) -> None:
+        self._scheduled = False
+        self.pump()
+
+    def _retry_later(self) -> None:
+        if self._retry is None:
+            self._retry = self._loop.call_later(RETRY_S, self._retry_now)
+
+    def _retry_now(self) -> None:
+        self._retry = None
+        if self.group.is_deleted:
+            self.recreate()
+        else:
+            self.pump()
+
+    def _start_poll(self, room: int) -> None:
+        poll = Poll(self._loop.create_future(), room, self._ack_timeout_ms)
+        try:
+            self._core.polls.add(poll, self.group)
+        except Overloaded:  # `pop.waiters_max` polls wait. Those of gRPC clients end after a while.
+            self._retry_later()
+            return
+        self._poll = poll
+        poll.future.add_done_callback(self._poll_answered)
+
+    def _cancel_poll(self) -> None:
+        poll, self._poll = self._poll, None
+        if poll is not None:
+            self._core.polls.remove(poll, self.group)
+            if not poll.future.done():
+                poll.future.remove_done_callback(self._poll_answered)
+
+    def _poll_answered(self, future: asyncio.Future[PopResult]) -> None:
+        poll = self._poll
+        if poll is not None and poll.future is future:
+            self._poll = None
+            self._core.polls.remove(poll, self.group)
+        if future.exception() is None:
+            self._deal_taken(future.result())
+        self.pump()
+
+    def recreate(self) -> None:
+        """Get a POP group in place of one that an operator has deleted, because the subscriptions still exist."""
+        try:
+            self.group = self._registry.find_or_create(self.name, self.filter)
+        except StoreError as error:
+            logger.warning("shared.idle", group=self.name, filter=self.filter[:80], why=str(error))
+            self._retry_later()
+            return
+        self._pump_soon()
+
+    # --- dealing messages out ---------------------------------------------------------------------------------------
+
+    def _deal_taken(self, taken: PopResult) -> None:
+        checkpoint = taken.checkpoint
+        taken_entries = np.frombuffer(checkpoint.body, dtype=CHECKPOINT_ENTRY_DTYPE)
+        entries = np.zeros(len(taken_entries), dtype=ENTRY_DTYPE)
+        entries["position"], entries["size"] = taken_entries["position"], taken_entries["size"]
+        first = delivery_id(checkpoint.position)
+        deliveries = list(range(first, first + len(entries)))
+        if None in taken.records:  # POP has settled these already: they have expired, or can't be read.
+            readable = [at for at, data in enumerate(taken.records) if data is not None]
+            entries, deliveries = entries[readable], [deliveries[at] for at in readable]
+        self._deal(entries.tobytes(), deliveries)
+        self.flush()
+
+    def _deal(self, entries: bytes, deliveries: list[int]) -> None:
+        """Deal messages out evenly among the members that wait and have room.
+
+        If the messages don't divide evenly, the members that get one more are the last to get one more the next time. Messages
+        for which no member has room return to the group.
+        """
+        at, count, waiting = 0, len(deliveries), self._waiting
+        while at < count and waiting:
+            share, more = divmod(count - at, len(waiting))
+            for number, member in enumerate(tuple(islice(waiting, None if share else more))):
+                room = member.room
+                if room <= 0:
+                    member.fall_behind()
+                    continue
+                if number < more:
+                    waiting.move_to_end(member)
+                stop = at + min(share + (number < more), room)
+                member.receive(entries[at * ENTRY_BYTES : stop * ENTRY_BYTES], deliveries[at:stop], NO_REFUSERS)
+                at = stop
+        if at < count:
+            self.revive(deliveries[at:])
+
+    def offer_others(self, entries: bytes, deliveries: list[int], refusers: Refusers) -> None:
+        """Offer messages to other members than those that may not have them.
+
+        If no member may have them, or `REFUSERS_MAX` members were asked, the deliveries stay open until their time has passed.
+        Then they are a new attempt, and the number of attempts is limited. So no message is passed around for ever.
+        """
+        if len(refusers) >= min(self.count, REFUSERS_MAX):
+            return
+        kept = self._refused.get(refusers)
+        if kept is None:
+            if len(self._refused) >= REFUSED_MAX:
+                return
+            kept = self._refused[refusers] = bytearray(), []
+        if len(kept[1]) < TAKE_MAX:
+            kept[0].extend(entries)
+            kept[1].extend(deliveries)
+        self._pump_soon()
+
+    def _offer_refused(self) -> None:
+        """Give messages that some members may not have to others that wait."""
+        for refusers in tuple(self._refused):
+            while refusers in self._refused:
+                asked = islice(self._waiting, REFUSERS_MAX + 1)
+                member = next((each for each in asked if each not in refusers and each.room > 0), None)
+                if member is None:
+                    break
+                self._waiting.move_to_end(member)
+                entries, deliveries = self._refused[refusers]
+                count = member.room
+                portion = self.still_open(bytes(entries[: count * ENTRY_BYTES]), deliveries[:count])
+                del entries[: count * ENTRY_BYTES], deliveries[:count]
+                if not deliveries:
+                    del self._refused[refusers]
+                member.receive(*portion, refusers)
+        self.flush()
+
+    def still_open(self, entries: bytes, deliveries: list[int]) -> tuple[bytes, list[int]]:
+        """Return those messages whose invisible time has not passed. Others may have been delivered elsewhere by now."""
+        is_open = self._core.is_open
+        places = [at for at, delivery in enumerate(deliveries) if is_open(delivery)]
+        return (entries, deliveries) if len(places) == len(deliveries) else select(entries, deliveries, places)
+
+    # --- settling deliveries ----------------------------------------------------------------------------------------
+
+    def acknowledge_later(self, deliveries: list[int]) -> None:
+        """Note deliveries that need no acknowledgement of the client. `flush` acknowledges them."""
+        self._done += deliveries
+
+    def flush(self) -> None:
+        """Acknowledge what was noted, in one record."""
+        done, self._done = self._done, []
+        if done:
+            self._settlements.acknowledge(done)
+
+    def revive(self, deliveries: list[int]) -> None:
+        """Return deliveries to the group at once and uncounted, so that other members get them."""
+        self._settlements.revive(deliveries)
+
+    def extend(self, deliveries: list[int], expiry_s: int) -> list[int]:
+        """Keep deliveries invisible to others for as long as a session may last; return their new ids."""
+        try:
+            return self._core.extend(self.group, deliveries, self._ack_timeout_ms + expiry_s * 1000)
+        except DiskFull:
+            return deliveries

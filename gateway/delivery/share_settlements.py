@@ -1,0 +1,72 @@
+"""Settles deliveries of shared subscriptions with POP: acknowledged, returned to the group, or a dead letter."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from penstock.gateway.counters import GatewayCounters
+from penstock.pop.core.core import PopCore
+from penstock.store.errors import DiskFull
+from penstock.store.record import Kind
+
+
+class ShareSettlements:
+    """The settlements of a node's shared deliveries. What a full disk has no room for is settled later.
+
+    Parameters:
+        core: of POP.
+        counters: of the gateway.
+    """
+
+    def __init__(self, core: PopCore, counters: GatewayCounters) -> None:
+        self._core = core
+        self._counters = counters
+        self._loop: asyncio.AbstractEventLoop
+        self._acked: list[int] = []
+        """Deliveries that clients have acknowledged in this turn of the loop."""
+        self._owed: list[tuple[Kind, list[int]]] = []
+        """What the disk had no room for. Deliveries under way are bounded, and so is this list."""
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin to work on a loop."""
+        self._loop = loop
+
+    def acknowledge_soon(self, delivery: int) -> None:
+        """Acknowledge a delivery at the end of this turn of the loop: all deliveries of a turn take one record."""
+        if not self._acked:
+            self._loop.call_soon(self.flush)
+        self._acked.append(delivery)
+
+    def flush(self) -> None:
+        """Acknowledge the deliveries of this turn now."""
+        if self._acked:
+            acked, self._acked = self._acked, []
+            self.acknowledge(acked)
+
+    def acknowledge(self, deliveries: Iterable[int]) -> None:
+        """Acknowledge deliveries."""
+        self._settle(Kind.POP_ACK, list(deliveries))
+
+    def revive(self, deliveries: Iterable[int]) -> None:
+        """Return deliveries to their groups at once and uncounted, so that other members get them."""
+        self._settle(Kind.POP_REVIVED, list(deliveries))
+
+    def dead_letter(self, deliveries: Iterable[int]) -> None:
+        """Make deliveries dead letters of their groups, so that no member gets them [MQTT-4.8.2-6]."""
+        self._settle(Kind.POP_DEAD_LETTER, list(deliveries))
+
+    def settle_owed(self) -> None:
+        """Settle what a full disk had no room for."""
+        owed, self._owed = self._owed, []
+        for kind, deliveries in owed:
+            self._settle(kind, deliveries)
+
+    def _settle(self, kind: Kind, deliveries: list[int]) -> None:
+        try:
+            settled = self._core.settle(kind, deliveries)
+        except DiskFull:
+            self._owed.append((kind, deliveries))
+            return
+        if kind is Kind.POP_REVIVED:
+            self._counters.deliveries_returned += settled

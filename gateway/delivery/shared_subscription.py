@@ -1,0 +1,220 @@
+"""What one client gets from a filter that it shares with others. MQTT 5.0, 4.8.2."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from penstock.gateway.delivery.encoding import EncodedBatch, encode_batch
+from penstock.gateway.delivery.subscription import PUMP_ENTRIES, Subscriber, Subscription
+from penstock.gateway.sessions.inflight import Slot
+from penstock.pop.core.group import ConsumerGroup
+from penstock.store.lightqueue import ENTRY_BYTES, entries_array
+
+Refusers = frozenset["SharedSubscription"]
+"""Members of a share group that the plugins don't allow some messages."""
+
+NO_REFUSERS: Final[Refusers] = frozenset()
+
+
+class ShareMembership(Protocol):
+    """The share group, as one of its members sees it. Messages are named by the ids of their deliveries."""
+
+    count: int
+    """Number of members."""
+
+    @property
+    def group(self) -> ConsumerGroup:
+        """The POP group that the members consume."""
+
+    def enqueue(self, member: SharedSubscription, /) -> None:
+        """Let a member with room wait for its turn."""
+
+    def dequeue(self, member: SharedSubscription, /) -> None:
+        """Let a member wait no longer."""
+
+    def acknowledge_later(self, deliveries: list[int], /) -> None:
+        """Note deliveries that need no acknowledgement of the client. `flush` acknowledges them."""
+
+    def flush(self) -> None:
+        """Acknowledge what was noted, in one record."""
+
+    def revive(self, deliveries: list[int], /) -> None:
+        """Return deliveries to the group at once and uncounted, so that other members get them."""
+
+    def extend(self, deliveries: list[int], expiry_s: int, /) -> list[int]:
+        """Keep deliveries invisible to others for as long as a session may last; return their new ids."""
+
+    def offer_others(self, entries: bytes, deliveries: list[int], refusers: Refusers, /) -> None:
+        """Offer messages to other members than those that may not have them."""
+
+    def still_open(self, entries: bytes, deliveries: list[int], /) -> tuple[bytes, list[int]]:
+        """Return those messages whose invisible time has not passed."""
+
+    def leave(self) -> None:
+        """Take one member out of the group."""
+
+
+class SharedSubscription(Subscription):
+    """What one client gets from a filter that it shares with others.
+
+    It is `live` while it waits for its turn in the group. Otherwise it is among the lagging subscriptions of its outlet, and
+    waits for its turn again when it has room.
+
+    Parameters:
+        subscriber, granted, identifier: as of a `Subscription`.
+        topic_filter: with `$share/` and the share name.
+        group: the share group.
+    """
+
+    __slots__ = ("_undecided", "group")
+
+    is_shared = True
+
+    def __init__(
+        self, subscriber: Subscriber, topic_filter: str, group: ShareMembership, granted: int, identifier: int
+    ) -> None:
+        super().__init__(subscriber, topic_filter, group.group.queue, granted, identifier)
+        self.group = group
+        self._undecided: deque[tuple[bytes, list[int], Refusers]] = deque()
+        """Messages dealt to it of which the plugins have not yet said whether the client may have them."""
+
+    def matches(self, topic: str) -> bool:
+        """Return False: a shared subscription sends for itself, whatever else the session subscribes to."""
+        return False
+
+    @property
+    def _has_siblings(self) -> bool:
+        return False
+
+    def start(self) -> None:
+        self.update_is_own()
+        self.outlet.lagging[self] = None
+
+    def stop(self) -> None:
+        self.live = False
+        self.outlet.lagging.pop(self, None)
+        self.group.dequeue(self)
+        for _, deliveries, _ in self._undecided:
+            self.group.revive(deliveries)
+        self._undecided.clear()
+
+    def release(self) -> None:
+        self.group.leave()
+
+    def fall_behind(self) -> None:
+        super().fall_behind()
+        self.group.dequeue(self)
+
+    @property
+    def room(self) -> int:
+        """How many messages it takes now."""
+        if not self.outlet.writable or self._undecided:
+            return 0
+        return min(self.session.inflight.room, PUMP_ENTRIES) if self.qos else PUMP_ENTRIES
+
+    def pump(self) -> None:
+        """Send what the plugins have decided about; wait for a turn in the group if there is room."""
+        while self._undecided and self.outlet.writable:
+            entries, deliveries, refusers = self._undecided.popleft()
+            is_decided = self._decide(*self.group.still_open(entries, deliveries), refusers)
+            self.group.flush()
+            if not is_decided:
+                return
+        if not self.live and self.room > 0:
+            self.live = True
+            self.outlet.lagging.pop(self, None)
+            self.group.enqueue(self)
+
+    # --- messages dealt to it ---------------------------------------------------------------------------------------
+
+    def receive(self, entries: bytes, deliveries: list[int], refusers: Refusers) -> None:
+        """Send messages that the group has dealt to it, no more than there is `room`.
+
+        Args:
+            entries: of a light queue.
+            deliveries: the ids of their deliveries, in order.
+            refusers: the members that may not have them.
+        """
+        if self.outlet.permissions is None:
+            self._send_all(entries, deliveries)
+        else:
+            self._decide(entries, deliveries, refusers)
+
+    def _decide(self, entries: bytes, deliveries: list[int], refusers: Refusers) -> bool:
+        """Send what the plugins allow, and offer the rest to others; return False if the plugins must be asked first."""
+        admitted, decided = self._admit(entries)
+        allowed = set(entries_array(admitted)["position"].tolist())
+        positions = entries_array(entries)["position"].tolist()
+        yes = [at for at in range(decided) if positions[at] in allowed]
+        no = [at for at in range(decided) if positions[at] not in allowed]
+        if decided < len(positions):
+            self._undecided.appendleft((entries[decided * ENTRY_BYTES :], deliveries[decided:], refusers))
+            self.fall_behind()
+        if no:
+            self.group.offer_others(*select(entries, deliveries, no), refusers | {self})
+        room = max(self.session.inflight.room, 0) if self.qos else len(yes)
+        if len(yes) > room:  # Other deliveries have used the room up while the plugins decided.
+            self.group.revive([deliveries[at] for at in yes[room:]])
+        if yes[:room]:
+            self._send_all(*select(entries, deliveries, yes[:room]))
+        return decided == len(positions)
+
+    def _send_all(self, entries: bytes, deliveries: list[int]) -> None:
+        """Send messages.
+
+        Deliveries that get no acknowledgement of the client are done at once: those at QoS 0, expired messages, and messages
+        too large for the client [MQTT-3.1.2-25].
+        """
+        if self.is_own or self._may_reject:
+            batch = self._encode(entries, is_retained=False)
+        else:  # POP has checked the checksums.
+            batch = encode_batch(self.context.store, entries, self.options)
+        done: list[int] = []
+        if len(batch.slots) < len(deliveries):
+            deliveries, done = _with_slots(batch, entries, deliveries)
+        if self.qos == 2 and self.session.expiry_s:
+            deliveries = self._kept_for_client(batch.slots, deliveries)
+        slots = [
+            Slot(offset, qos, position, size, delivery)
+            for (offset, qos, position, size, _), delivery in zip(batch.slots, deliveries, strict=True)
+        ]
+        if self._send(batch._replace(slots=slots)):
+            self.group.acknowledge_later(done)
+        else:
+            self.group.revive(done + deliveries)
+            self.fall_behind()
+
+    def _kept_for_client(self, slots: Sequence[Slot], deliveries: list[int]) -> list[int]:
+        """Keep deliveries of QoS 2 for this client as long as its session lasts without it [MQTT-4.8.2-4].
+
+        Return the ids of all deliveries, which are new for those that are kept.
+        """
+        places = [at for at, slot in enumerate(slots) if slot.qos == 2]
+        if not places:
+            return deliveries
+        fresh = self.group.extend([deliveries[at] for at in places], self.session.expiry_s)
+        deliveries = list(deliveries)
+        for at, delivery in zip(places, fresh, strict=True):
+            deliveries[at] = delivery
+        return deliveries
+
+
+def _with_slots(batch: EncodedBatch, entries: bytes, deliveries: list[int]) -> tuple[list[int], list[int]]:
+    """Return the deliveries whose packets have a packet id, and the others."""
+    slots = iter(batch.slots)
+    wanted = next(slots, None)
+    waiting, others = [], []
+    for position, delivery in zip(entries_array(entries)["position"].tolist(), deliveries, strict=True):
+        if wanted is not None and wanted.position == position:
+            waiting.append(delivery)
+            wanted = next(slots, None)
+        else:
+            others.append(delivery)
+    return waiting, others
+
+
+def select(entries: bytes, deliveries: list[int], places: list[int]) -> tuple[bytes, list[int]]:
+    """Return the messages at some places, as entries and deliveries."""
+    return entries_array(entries)[places].tobytes(), [deliveries[at] for at in places]

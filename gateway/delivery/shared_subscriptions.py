@@ -1,0 +1,217 @@
+"""Shared subscriptions: `$share/{name}/{filter}`. MQTT 5.0, 4.8.2; clients of MQTT 3.1.1 may use them in the same way.
+
+A shared subscription is the POP group with that name and filter. So devices that share a subscription and services that pop the
+same group over gRPC share one load, whichever came first. If there is no such group the node creates one. The group begins with
+what comes from then on, and ends with the last session that has the subscription, unless a service uses it by then.
+
+All sessions with one shared subscription are the *members* of a share group (`delivery.share_group`), which is one consumer to
+POP. A member's PUBACK or PUBREC is the acknowledgement. A delivery at QoS 0 is acknowledged when it is sent. What becomes of a
+delivery that the client does not acknowledge:
+
+- QoS 1: when the connection ends the delivery returns to the group, at once and uncounted, and another member gets the message.
+  After `share_ack_timeout_ms` the message is visible again as a new attempt, as after any consumer; a PUBACK that comes later
+  still frees the packet id.
+- QoS 2: the delivery stays with its client for as long as the session lasts [MQTT-4.8.2-4]. If the session ends, nobody gets
+  the
+  message [MQTT-4.8.2-5].
+- An acknowledgement that refuses the message makes it a dead letter of the group. No other member gets it [MQTT-4.8.2-6].
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from penstock.gateway.counters import GatewayCounters
+from penstock.gateway.delivery.share_filter import split_share
+from penstock.gateway.delivery.share_group import ShareGroup
+from penstock.gateway.delivery.share_settlements import ShareSettlements
+from penstock.gateway.delivery.subscription import SubscriptionForbidden
+from penstock.gateway.protocol.parsers import SHARE
+from penstock.gateway.sessions.inflight import Slot
+from penstock.gateway.sessions.session import Session
+from penstock.gateway.sessions.stored_sessions import OWNER
+from penstock.pop.core.admin import GroupAdmin
+from penstock.pop.core.checkpoint import delivery_of
+from penstock.pop.core.group import ConsumerGroup
+from penstock.pop.core.settings import GroupSettings
+from penstock.pop.errors import PopError
+from penstock.store.errors import DiskFull, LimitExceeded, StoreError
+from penstock.store.space import Space
+
+CREATED: Final = GroupSettings(shared=True)
+"""Settings of a group that the node creates for a shared subscription."""
+
+
+class SharedUnavailable(StoreError):
+    """Raised when shared subscriptions are switched off."""
+
+
+class SharedSubscriptions:
+    """The shared subscriptions of a node.
+
+    Parameters:
+        admin: creates and deletes POP groups.
+        space: tells when a full disk has room again.
+        counters: of the gateway.
+        is_enabled: whether clients may subscribe (`mqtt.shared`).
+        groups_max: filters that may be shared at once (`mqtt.shared_max`).
+        ack_timeout_ms: time after which a delivery without an acknowledgement is a new attempt (`mqtt.share_ack_timeout_ms`).
+        may_share: returns whether a user may take from a group; None if everybody may.
+    """
+
+    def __init__(
+        self,
+        admin: GroupAdmin,
+        space: Space,
+        counters: GatewayCounters,
+        *,
+        is_enabled: bool,
+        groups_max: int,
+        ack_timeout_ms: int,
+        may_share: Callable[[str, str], bool] | None = None,
+    ) -> None:
+        self._admin = admin
+        self._core = admin.core
+        self._space = space
+        self._is_enabled = is_enabled
+        self._groups_max = groups_max
+        self._ack_timeout_ms = ack_timeout_ms
+        self._may_share = may_share
+        self.settlements = ShareSettlements(admin.core, counters)
+        """Settles deliveries."""
+        self._loop: asyncio.AbstractEventLoop
+        self._groups: dict[tuple[str, str], ShareGroup] = {}
+        """The groups that connected clients share, by name and filter."""
+        admin.on_deleted.append(self._group_deleted)
+
+    def __len__(self) -> int:
+        """Return the number of groups that connected clients share."""
+        return len(self._groups)
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Start. Stored sessions have their shared subscriptions again, so groups that none of them has are deleted."""
+        self._loop = loop
+        self.settlements.start(loop)
+        self._space.on_relief.append(self._disk_relieved)
+        self._delete_all_unused()
+
+    def _disk_relieved(self) -> None:
+        self.settlements.settle_owed()
+        self._delete_all_unused()
+
+    # --- groups -----------------------------------------------------------------------------------------------------
+
+    def check_enabled(self) -> None:
+        """Raise SharedUnavailable if shared subscriptions are switched off."""
+        if not self._is_enabled:
+            raise SharedUnavailable('Shared subscriptions are switched off. Set mqtt.shared to "on" to allow them.')
+
+    def group_for(self, shared_filter: str, user: str) -> ShareGroup:
+        """Return the share group of a filter with `$share/`, for a user to become a member of.
+
+        The caller adds the member to `ShareGroup.count`, or calls `forget_unused`.
+
+        Raises:
+            SubscriptionForbidden: the user may not take from the group.
+            TopicInvalid, LimitExceeded, DiskFull: the filter is refused.
+        """
+        name, topic_filter = split_share(shared_filter)
+        if self._may_share is not None and not self._may_share(user, name):
+            who = (
+                f"The user {user[:80]!r}" if user else "A client whose user name neither a certificate nor a plugin vouches for"
+            )
+            raise SubscriptionForbidden(f"{who} may not take from the group {name!r}. See pop.access_file.")
+        found = self._groups.get((name, topic_filter))
+        if found is None:
+            if len(self._groups) >= self._groups_max:
+                raise LimitExceeded(
+                    f"{len(self._groups)} filters are shared, which is the limit. Raise mqtt.shared_max to allow more."
+                )
+            found = ShareGroup(self, self._core, self.settlements, self._loop, self._ack_timeout_ms, name, topic_filter)
+            self._groups[name, topic_filter] = found
+        return found
+
+    def find_or_create(self, name: str, topic_filter: str) -> ConsumerGroup:
+        """Return the POP group of a name and a filter; create it if there is none.
+
+        Raises:
+            TopicInvalid, LimitExceeded, DiskFull: the group can't be created.
+        """
+        group = self._core.state.groups.get((name, topic_filter))
+        if group is not None:
+            return group
+        try:
+            return self._core.groups.create(name, topic_filter, "latest", CREATED)
+        except PopError as error:
+            raise LimitExceeded(str(error)) from error
+
+    def forget_unused(self, group: ShareGroup) -> None:
+        """Forget a share group that has no member, and delete its POP group if nobody else needs it."""
+        if not group.count:
+            del self._groups[group.name, group.filter]
+            self._delete_if_unused(group.group)
+
+    def _group_deleted(self, group: ConsumerGroup) -> None:
+        """Recreate a group that an operator has deleted while clients share it."""
+        shared = self._groups.get((group.name, group.filter))
+        if shared is not None:
+            shared.recreate()
+
+    def _delete_all_unused(self) -> None:
+        for group in tuple(self._core):
+            self._delete_if_unused(group)
+
+    def _delete_if_unused(self, group: ConsumerGroup) -> None:
+        """Delete a group that was created for a shared subscription, if neither a connected nor a stored session has it."""
+        is_unused = (group.name, group.filter) not in self._groups and OWNER not in group.retry.owners
+        if group.settings.shared and is_unused and not group.is_deleted:
+            try:
+                self._admin.delete(group.name, group.filter)
+            except DiskFull:
+                return  # `_disk_relieved` tries again.
+
+    # --- deliveries -------------------------------------------------------------------------------------------------
+
+    def filter_of(self, delivery: int) -> str | None:
+        """Return the filter, with `$share/`, of the subscription of a delivery; None if its group is gone."""
+        checkpoint = self._core.state.checkpoints.get(delivery_of(delivery)[0])
+        group = self._core.state.groups_by_id.get(checkpoint.group_id) if checkpoint is not None else None
+        return f"{SHARE}{group.name}/{group.filter}" if group is not None else None
+
+    def leave(self, session: Session) -> None:
+        """Give up the deliveries of a client whose connection has ended. Those of QoS 2 stay with its session.
+
+        If the session ends with the connection, nobody gets those of QoS 2 [MQTT-4.8.2-5].
+        """
+        inflight = session.inflight
+        shared = {packet_id: slot for packet_id, slot in inflight.items() if slot is not None and slot.delivery}
+        for packet_id, slot in shared.items():
+            if slot.qos == 1:
+                del inflight[packet_id]
+        self.return_unacknowledged(shared)
+        if not session.expiry_s:
+            self.discard(shared, [])
+
+    def return_unacknowledged(self, inflight: Mapping[int, Slot | None]) -> None:
+        """Return the deliveries of QoS 1 of a client that has gone to their groups."""
+        found = [slot.delivery for slot in inflight.values() if slot is not None and slot.delivery and slot.qos == 1]
+        if found:
+            self.settlements.revive(found)
+
+    def discard(self, inflight: Mapping[int, Slot | None], filters: list[str]) -> None:
+        """Let nobody have the deliveries of QoS 2 of a session that has ended [MQTT-4.8.2-5].
+
+        Args:
+            inflight: what was under way in the session.
+            filters: of its subscriptions. Groups that nobody needs any more are deleted.
+        """
+        found = [slot.delivery for slot in inflight.values() if slot is not None and slot.delivery and slot.qos == 2]
+        if found:
+            self.settlements.acknowledge(found)
+        for topic_filter in filters:
+            if topic_filter.startswith(SHARE):
+                group = self._core.state.groups.get(split_share(topic_filter))
+                if group is not None:
+                    self._delete_if_unused(group)

@@ -1,0 +1,223 @@
+"""Records what happens in the sessions of connected clients: subscriptions, and how far deliveries have got.
+
+A session is ahead of its stored form while its client is connected. The journal records the net changes every `SAVE_S`, and
+when the client leaves. So a subscriber of a hot topic costs a record now and then, and not one a message. After kill -9 the
+client gets again what it had acknowledged at QoS 1 since the last record. Changes at QoS 2 must survive, so they are recorded
+at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Final, Protocol
+
+import orjson
+
+from penstock.gateway.sessions.changes import Changes
+from penstock.gateway.sessions.inflight import Slot
+from penstock.gateway.sessions.session import Session
+from penstock.gateway.sessions.stored_session import StoredSession
+from penstock.gateway.sessions.stored_subscription import StoredSubscription
+from penstock.store.clock import Clock
+from penstock.store.errors import DiskFull
+from penstock.store.lightqueue import LightQueue
+from penstock.store.record import Kind
+from penstock.store.sliced import SlicedJob
+from penstock.store.store import Store
+
+SAVE_S: Final = 0.5
+"""Interval, in seconds, at which changes are recorded that may be lost in a crash: those at QoS 0 and 1."""
+
+
+class Draining(Protocol):
+    """A draining subscription, as far as its records describe it: see `gateway.delivery.draining`."""
+
+    stored: StoredSubscription | None
+    """The stored subscription."""
+
+    @property
+    def number(self) -> int:
+        """Its number in the session."""
+
+    @property
+    def end(self) -> int:
+        """Offset at which its queue ended at the UNSUBSCRIBE."""
+
+    @property
+    def cuts(self) -> dict[int, int]:
+        """By number of a younger subscription: the offset at which that one's queue ended then."""
+
+
+class SessionJournal:
+    """The journal of a node's sessions.
+
+    Parameters:
+        store: takes the records.
+        clock: measures the slices of background work.
+    """
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._job: SlicedJob
+        self._unsaved: dict[Session, None] = {}
+        """Sessions that have changed since their last record, or may have."""
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Record changes from now on."""
+        self._job = SlicedJob(loop, self._clock, self._save_slice)
+
+    def stop(self) -> None:
+        """Record nothing more on a timer. All clients have left."""
+        self._job.stop()
+
+    # --- progress ---------------------------------------------------------------------------------------------------
+
+    def mark(self, session: Session) -> None:
+        """Have the changes of a session that lasts recorded within `SAVE_S`. Cheap enough for every batch."""
+        if not self._unsaved:  # Otherwise the job is scheduled already.
+            self._job.wake(SAVE_S)
+        self._unsaved[session] = None
+
+    def forget(self, session: Session) -> None:
+        """Record nothing more of a session on the timer: its client has left."""
+        self._unsaved.pop(session, None)
+
+    def save(self, session: Session, released: list[int] | None = None) -> None:
+        """Record the changes of a session that lasts, if there are any.
+
+        Args:
+            session: of a connected client.
+            released: packet ids of QoS 2 messages whose PUBREL has come.
+
+        Raises:
+            DiskFull: nothing may be recorded now. Nothing has changed.
+        """
+        stored = session.stored
+        assert stored is not None, session.client_id
+        known = [packet_id for packet_id in released if packet_id in stored.received] if released else []
+        changes = changes_of(session, stored, known)
+        self._unsaved.pop(session, None)
+        if changes is None:
+            return
+        body, properties = changes.encode()
+        self._store.append(Kind.SESSION_OFFSETS, topic=stored.client_id.encode(), body=body, properties=properties)
+        stored.inflight.update(changes.sent)  # The very objects, because the next comparison is by identity.
+
+    def _save_slice(self, until_s: float) -> bool:
+        """Record sessions that have changed until a monotonic time; return whether there are more."""
+        clock, unsaved = self._clock, self._unsaved
+        while unsaved and clock.monotonic_s() < until_s:
+            session = next(iter(unsaved))
+            try:
+                self.save(session)
+            except DiskFull:  # If the node is killed meanwhile, the client gets these deliveries again.
+                unsaved[session] = None
+                raise
+        return bool(unsaved)
+
+    # --- subscriptions ----------------------------------------------------------------------------------------------
+
+    def record_subscription(
+        self,
+        session: Session,
+        topic_filter: str,
+        options: int,
+        identifier: int,
+        retained_before: int | None,
+        *,
+        queue: LightQueue | None = None,
+    ) -> LightQueue:
+        """Record a subscription of a session that lasts, in place of one to the same filter; return its light queue.
+
+        Args:
+            session: of a connected client.
+            topic_filter: as the client sent it.
+            options: the subscription options granted (MQTT 5.0, 3.8.3.1).
+            identifier: the subscription identifier, or 0.
+            retained_before: the position before which retained messages are stored that the client gets; None if it gets none.
+            queue: the light queue that the subscription uses; by default the queue of the filter.
+
+        Raises:
+            TopicInvalid, LimitExceeded, DiskFull: as `Queues.prepare` and `Store.append` do.
+        """
+        stored, queues = session.stored, self._store.queues
+        assert stored is not None, session.client_id
+        old = stored.subscriptions.get(topic_filter)
+        row: dict[str, object] = {"filter": topic_filter, "options": options, "identifier": identifier}
+        if old is not None:
+            row |= {"number": old.number, "queue": old.queue_id, "cursor": old.cursor}
+        elif queue is not None:
+            row |= {"number": session.subscribed, "queue": queue.id, "cursor": 0}
+        else:
+            queue_id = queues.prepare(topic_filter)
+            queue = queues.find(topic_filter)
+            cursor = queue.next_offset if queue is not None else 0
+            row |= {"number": session.subscribed, "queue": queue_id, "cursor": cursor}
+        if retained_before is not None:
+            row["retained"] = retained_before
+        self._append(Kind.SESSION_SUBSCRIBED, stored, row)
+        return queues.get(stored.subscriptions[topic_filter].queue_id)
+
+    def record_unsubscription(self, session: Session, topic_filter: str, draining: Draining | None) -> None:
+        """Record that a subscription of a session that lasts has ended, and what it still sends for others.
+
+        The progress is recorded first, because deliveries that are under way still count. Raises DiskFull.
+        """
+        stored = session.stored
+        assert stored is not None, session.client_id
+        with suppress(DiskFull):  # Then the progress is known only as long as the node runs.
+            self.save(session)
+        row: dict[str, object] = {"filter": topic_filter}
+        if draining is not None:
+            row |= {"stop": draining.end, "cuts": list(draining.cuts.items())}
+        self._append(Kind.SESSION_UNSUBSCRIBED, stored, row)
+        if draining is not None:
+            draining.stored = stored.draining[draining.number]
+
+    def record_drained(self, session: Session, number: int) -> None:
+        """Record that the draining subscription with this number has sent everything. Raises DiskFull."""
+        assert session.stored is not None, session.client_id
+        self._append(Kind.SESSION_UNSUBSCRIBED, session.stored, {"number": number})
+
+    def _append(self, kind: Kind, stored: StoredSession, row: dict[str, object]) -> None:
+        self._store.append(kind, topic=stored.client_id.encode(), properties=orjson.dumps(row))
+
+
+def changes_of(session: Session, stored: StoredSession, released: list[int]) -> Changes | None:
+    """Return what has changed in a session since its last record; None if nothing has.
+
+    The function looks at each delivery under way and at each subscription, so callers run it once for many messages.
+
+    Args:
+        session: of a connected client.
+        stored: its stored session, as of the last record.
+        released: packet ids whose PUBREL is to be recorded.
+    """
+    saved, inflight = stored.inflight, session.inflight
+    done = [packet_id for packet_id in saved if packet_id not in inflight]
+    received: list[int] = []
+    sent: list[tuple[int, Slot | None]] = []
+    for packet_id, slot in inflight.items():
+        if packet_id not in saved:
+            sent.append((packet_id, slot))
+        elif saved[packet_id] is not slot:
+            if slot is None:
+                received.append(packet_id)
+            else:  # The delivery is complete, and the packet id was assigned again.
+                done.append(packet_id)
+                sent.append((packet_id, slot))
+    cursors: list[tuple[int, int]] = []
+    retained: dict[int, bytes | None] = {}
+    for one in session.subscriptions:
+        kept = one.stored
+        if kept is None:
+            continue
+        if one.cursor != kept.cursor:
+            cursors.append((kept.number, one.cursor))
+        if kept.retained_before is not None and (not one.has_retained or one.retained_after != kept.retained_after):
+            retained[kept.number] = one.retained_after if one.has_retained else None
+    if not (done or received or released or sent or cursors or retained):
+        return None
+    return Changes(inflight.last_packet_id, cursors, done, received, released, sent, retained)

@@ -1,0 +1,343 @@
+"""The life cycle of sessions: they begin, are resumed, are left by their clients, and end.
+
+Each of these decisions is a record, which `gateway.sessions.stored_sessions` applies, so the decision survives a crash.
+
+After the node was killed, the log says of some clients that they are connected. For all that the node knows, these clients left
+when it was killed. The next node records that in slices after its start, so that a million such clients don't hold up the
+start; or earlier, when such a client returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Final, Protocol
+
+import orjson
+import structlog
+
+from penstock.gateway.counters import GatewayCounters
+from penstock.gateway.logbook import Logbook
+from penstock.gateway.protocol.errors import ConnectRefused
+from penstock.gateway.protocol.packets import QOS, Connect, Will
+from penstock.gateway.protocol.parsers import SHARE
+from penstock.gateway.protocol.properties import write_properties
+from penstock.gateway.protocol.reasons import ConnectCode, ReasonCode
+from penstock.gateway.sessions.changes import Changes
+from penstock.gateway.sessions.inflight import Slot
+from penstock.gateway.sessions.journal import SessionJournal
+from penstock.gateway.sessions.session import Session
+from penstock.gateway.sessions.stored_session import StoredSession
+from penstock.gateway.sessions.stored_sessions import StoredSessions
+from penstock.gateway.sessions.stored_subscription import StoredSubscription
+from penstock.gateway.sessions.wills import Wills
+from penstock.store import topics
+from penstock.store.clock import Clock
+from penstock.store.errors import DiskFull, QueueUnknown
+from penstock.store.record import Kind
+from penstock.store.sliced import SlicedJob
+from penstock.store.store import Store
+
+logger = structlog.get_logger("gateway")
+
+OVERLAPS_COMPARED_MAX: Final = 4096
+"""Pairs of filters of one session that are compared when its client was lost. If there are more, all are taken to overlap: to
+send a message of QoS 0 twice is the lesser evil."""
+
+
+class SharedDeliveries(Protocol):
+    """What becomes of the shared deliveries of a session whose client does not acknowledge them."""
+
+    def return_unacknowledged(self, inflight: Mapping[int, Slot | None], /) -> None:
+        """Let other members of the group have the deliveries of QoS 1."""
+
+    def discard(self, inflight: Mapping[int, Slot | None], filters: list[str], /) -> None:
+        """Let nobody have the deliveries of QoS 2, and let go of the groups of a session that has ended."""
+
+
+class Connected(Protocol):
+    """A connected client."""
+
+    @property
+    def session(self) -> Session:
+        """The client's session."""
+
+
+class SessionLifecycle:
+    """Begins and ends the sessions of a node.
+
+    Parameters:
+        store: takes the records.
+        sessions: the stored sessions, a part of that store.
+        journal: records the progress of connected sessions.
+        clients: the connected clients by client id.
+        shared: takes the shared deliveries that a client leaves behind.
+        counters: of the gateway.
+        logbook: for events that clients cause.
+        clock: measures the slices of background work.
+        sessions_max: sessions that may be stored (`mqtt.sessions_max`).
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        sessions: StoredSessions,
+        journal: SessionJournal,
+        clients: Mapping[str, Connected],
+        shared: SharedDeliveries,
+        counters: GatewayCounters,
+        logbook: Logbook,
+        clock: Clock,
+        *,
+        sessions_max: int,
+    ) -> None:
+        self._store = store
+        self.sessions = sessions
+        self._journal = journal
+        self._wills = Wills(store)
+        self._clients = clients
+        self._shared = shared
+        self._counters = counters
+        self._logbook = logbook
+        self._clock = clock
+        self._sessions_max = sessions_max
+        self._job: SlicedJob | None = None
+        self._unclosed: dict[str, bool] = {}
+        """Clients that left while the disk had no room for the record of it, and whether their wills are to be published."""
+        self._lost_from: str | None = ""
+        """The clients that were connected when the last node was killed are closed up to this client id; None if all are."""
+
+    @property
+    def away(self) -> int:
+        """Number of stored sessions whose clients are not connected. The count looks at every connected client."""
+        return len(self.sessions) - sum(one.session.stored is not None for one in self._clients.values())
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Start the background work, first of all for the clients that were connected when the last node was killed."""
+        self._job = SlicedJob(loop, self._clock, self._work_slice)
+        self._job.wake()
+
+    def stop(self) -> None:
+        """Stop the background work. All clients have left."""
+        if self._job is not None:
+            self._job.stop()
+
+    # --- a client connects ------------------------------------------------------------------------------------------
+
+    def check_room(self, client_id: str, wish: Connect, expiry_s: int) -> None:
+        """Raise ConnectRefused if the disk has no room for what `open` has to record."""
+        is_back = not wish.clean_start and self.sessions.get(client_id) is not None
+        if is_back or expiry_s or wish.will is not None:
+            try:
+                self._store.space.check(Kind.SESSION_RESUMED if is_back else Kind.SESSION_OPENED)
+            except DiskFull as error:
+                raise _refusal(error) from error
+
+    def open(self, client_id: str, wish: Connect, expiry_s: int, user: str = "") -> tuple[Session, bool]:
+        """Return the session of a client that connects, and whether it existed before [MQTT-3.1.2-4], [MQTT-3.1.2-5].
+
+        The subscriptions of a session that existed before are restored by `ClientSubscriptions.restore`.
+
+        Args:
+            client_id: never empty.
+            wish: the CONNECT.
+            expiry_s: the session expiry interval granted, in seconds.
+            user: the client's user name where a certificate or a plugin vouches for one.
+
+        Raises:
+            ConnectRefused: the disk has no room, or `mqtt.sessions_max` sessions are stored and none may be ended.
+        """
+        try:
+            return self._open(client_id, wish, expiry_s, user)
+        except DiskFull as error:
+            raise _refusal(error) from error
+
+    def _open(self, client_id: str, wish: Connect, expiry_s: int, user: str) -> tuple[Session, bool]:
+        stored = self.sessions.get(client_id)
+        if stored is not None and stored.connected:
+            self._close_lost(stored)
+            stored = self.sessions.get(client_id)
+        if stored is not None:
+            has_expired = stored.ends_ms <= self._store.now_ms()
+            if wish.clean_start or has_expired:
+                self._end(stored, has_expired=has_expired, at_once=True)
+                stored = None
+            elif stored.will is not None and stored.will.due_ms <= self._store.now_ms():
+                self._wills.publish(stored)
+        is_present = stored is not None
+        if not is_present:
+            if not expiry_s and wish.will is None:
+                return Session(client_id, 0, user=user), False
+            self._displace_if_full()
+        self._record_connected(Kind.SESSION_RESUMED if is_present else Kind.SESSION_OPENED, client_id, expiry_s, wish.will)
+        stored = self.sessions.get(client_id)
+        assert stored is not None, client_id
+        session = Session(client_id, 0, stored, user)
+        session.expiry_s = expiry_s
+        session.has_will = wish.will is not None
+        session.lasts = is_present or expiry_s > 0
+        if is_present:
+            _restore_packet_ids(session, stored)
+        return session, is_present
+
+    def _displace_if_full(self) -> None:
+        """End the session that would end first if as many are stored as may be."""
+        limit = self._sessions_max
+        if len(self.sessions) < limit:
+            return
+        self._store.commit()
+        client_id = self.sessions.first_due()
+        stored = self.sessions.get(client_id) if client_id is not None else None
+        if stored is None:
+            raise ConnectRefused(
+                f"{len(self.sessions)} sessions are stored, which is the limit, and all their clients are connected. Raise "
+                "mqtt.sessions_max to allow more.",
+                ConnectCode.SERVER_UNAVAILABLE,
+                ReasonCode.QUOTA_EXCEEDED,
+            )
+        self._logbook.note("session.displaced", client=stored.client_id, limit=limit)
+        self._end(stored, at_once=True)
+
+    def _record_connected(self, kind: Kind, client_id: str, expiry_s: int, will: Will | None) -> None:
+        row: dict[str, object] = {"expiry_s": expiry_s}
+        body = b""
+        if will is not None:
+            row["will"] = {"topic": will.topic, "qos": will.qos, "retain": will.retain, "delay_s": will.delay_s}
+            body = write_properties(will.properties) + will.body
+        self._store.append(kind, topic=client_id.encode(), properties=orjson.dumps(row), body=body)
+
+    # --- a client leaves --------------------------------------------------------------------------------------------
+
+    def leave(self, session: Session) -> None:
+        """Keep the session of a client whose connection has ended, or end it. The gateway calls this once per connection."""
+        stored = session.stored
+        self._journal.forget(session)
+        if stored is None:
+            return
+        if session.lasts and session.expiry_s:
+            with suppress(DiskFull):  # Then the client gets again what it has acknowledged since its last record.
+                self._journal.save(session)
+        session.stored, session.lasts = None, False  # The connection lingers, and would keep the stored session in memory.
+        try:
+            self._close(stored, session.expiry_s, has_will=session.has_will)
+        except DiskFull:
+            self._unclosed[session.client_id] = session.has_will
+
+    def _close(self, stored: StoredSession, expiry_s: int, *, has_will: bool) -> None:
+        """Record that a client has left, and do what is due at once."""
+        now_ms = self._store.now_ms()
+        if not expiry_s and (not has_will or self._wills.publish(stored)):
+            self._record_end(stored)
+            return
+        delay_s = min(stored.will.delay_s, expiry_s) if stored.will is not None else 0
+        will_due_ms = now_ms + delay_s * 1000 if has_will else 0
+        self._record_closed(stored, {"ends_ms": now_ms + expiry_s * 1000, "will_due_ms": will_due_ms})
+        if stored.will is not None and stored.will.due_ms <= now_ms:
+            self._wills.publish(stored)
+
+    def _close_lost(self, stored: StoredSession) -> None:
+        """Record that a client left when the node was killed, or when the disk had no room for the record.
+
+        The node doesn't know what it sent at QoS 0 since the session's last record, so it sends none of that again
+        [MQTT-4.3.1-1].
+        """
+        self._shared.return_unacknowledged(stored.inflight)
+        cursors: list[tuple[int, int]] = []
+        for one in _at_qos_0(stored):
+            with suppress(QueueUnknown):  # It is logged when the client returns.
+                end = self._store.queues.get(one.queue_id).next_offset
+                if end != one.cursor:
+                    cursors.append((one.number, end))
+        if cursors and stored.expiry_s:
+            body, properties = Changes(stored.last_packet_id, cursors, [], [], [], [], {}).encode()
+            self._store.append(Kind.SESSION_OFFSETS, topic=stored.client_id.encode(), body=body, properties=properties)
+        self._close(stored, stored.expiry_s, has_will=self._unclosed.pop(stored.client_id, stored.will is not None))
+
+    # --- background work --------------------------------------------------------------------------------------------
+
+    def turn(self) -> None:
+        """Do what is due. The gateway calls this once a second."""
+        if self._job is not None:
+            self._job.run()
+
+    def _work_slice(self, until_s: float) -> bool:
+        """Close the sessions of lost clients, then do what is due, until a monotonic time; return whether there is more."""
+        self._store.commit()  # The work reads the index, which is as of the last commit.
+        sessions, clock = self.sessions, self._clock
+        for client_id in tuple(self._unclosed):
+            self._close_if_lost(client_id)
+        if self._lost_from is not None:
+            for client_id in sessions.connected(self._lost_from):
+                if clock.monotonic_s() >= until_s:
+                    return True
+                self._close_if_lost(client_id)
+                self._lost_from = client_id
+            self._lost_from = None
+        now_ms = self._store.now_ms()
+        for client_id in sessions.due(now_ms):
+            if clock.monotonic_s() >= until_s:
+                return True
+            stored = sessions.get(client_id)
+            if stored is not None and not self._do_due(stored, now_ms):
+                return False  # The disk has no room for a will. The next turn tries again.
+        return False
+
+    def _close_if_lost(self, client_id: str) -> None:
+        stored = self.sessions.get(client_id)
+        if stored is not None and stored.connected and client_id not in self._clients:
+            self._close_lost(stored)
+        self._unclosed.pop(client_id, None)
+
+    def _do_due(self, stored: StoredSession, now_ms: int) -> bool:
+        """End a session or publish its will, whichever is due; return False if the disk has no room for the will."""
+        if stored.ends_ms <= now_ms:
+            return self._end(stored, has_expired=True)
+        return stored.will is None or stored.will.due_ms > now_ms or self._wills.publish(stored)
+
+    def _end(self, stored: StoredSession, *, has_expired: bool = False, at_once: bool = False) -> bool:
+        """End a session. Its will, if it has one, is published now at the latest [MQTT-3.1.2-8].
+
+        Return False if the disk has no room for the will; then nothing has changed. With `at_once` the session ends without
+        its will in that case.
+        """
+        if stored.will is not None and not self._wills.publish(stored):
+            if not at_once:
+                return False
+            self._counters.wills_dropped += 1
+            logger.warning("will.dropped", client=stored.client_id, why=self._store.space.why())
+        self._counters.sessions_expired += has_expired and stored.expiry_s > 0
+        self._record_end(stored)
+        return True
+
+    def _record_end(self, stored: StoredSession) -> None:
+        inflight, filters = dict(stored.inflight), list(stored.subscriptions)
+        self._record_closed(stored, {"ended": True})
+        self._shared.discard(inflight, filters)
+
+    def _record_closed(self, stored: StoredSession, row: dict[str, object]) -> None:
+        self._store.append(Kind.SESSION_CLOSED, topic=stored.client_id.encode(), properties=orjson.dumps(row))
+
+
+def _restore_packet_ids(session: Session, stored: StoredSession) -> None:
+    # Shared deliveries of QoS 1 were returned to their group when the client left.
+    session.inflight.update(
+        (packet_id, slot) for packet_id, slot in stored.inflight.items() if slot is None or not slot.delivery or slot.qos == 2
+    )
+    session.inflight.last_packet_id = stored.last_packet_id
+    session.received.update(stored.received)
+    session.subscribed = stored.subscribed
+
+
+def _at_qos_0(stored: StoredSession) -> list[StoredSubscription]:
+    """Return the subscriptions that send at QoS 0 only. One that may send for another of a higher QoS is not among them."""
+    ours = [one for one in stored.subscriptions.values() if not one.filter.startswith(SHARE)]
+    low, high = [one for one in ours if not one.options & QOS], [one for one in ours if one.options & QOS]
+    low += stored.draining.values()  # They send for the others, at the QoS of these.
+    if len(low) * len(high) > OVERLAPS_COMPARED_MAX:
+        return []
+    return [one for one in low if not any(topics.overlap(one.filter, other.filter) for other in high)]
+
+
+def _refusal(error: DiskFull) -> ConnectRefused:
+    return ConnectRefused(str(error), ConnectCode.SERVER_UNAVAILABLE, ReasonCode.QUOTA_EXCEEDED)

@@ -1,0 +1,66 @@
+"""Publishes the will of a client that has gone. MQTT 5.0, 3.1.2.5."""
+
+from __future__ import annotations
+
+import orjson
+import structlog
+
+from penstock.gateway.protocol.message import to_stored
+from penstock.gateway.protocol.packets import NO_LOCAL, Will
+from penstock.gateway.protocol.properties import WILL, read_properties
+from penstock.gateway.sessions.stored_session import StoredSession, StoredWill
+from penstock.store.errors import DiskFull, StoreError
+from penstock.store.record import Flag, Kind, decode, encode_properties
+from penstock.store.store import Store
+
+logger = structlog.get_logger("gateway")
+
+
+class Wills:
+    """The wills of a node's sessions. A will is in the record with which its connection began.
+
+    Parameters:
+        store: has these records, and takes the messages.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def publish(self, stored: StoredSession) -> bool:
+        """Publish the will of a session once [MQTT-3.1.2-8]: the message's own record says that the will is published.
+
+        Return False if the disk has no room for the message; then nothing has changed. A will that can't be published for
+        another reason is discarded, and the reason is logged.
+        """
+        assert stored.will is not None, stored.client_id
+        store = self._store
+        try:
+            will = self._read(stored.will)
+            if will is not None:
+                no_local = any(one.options & NO_LOCAL for one in stored.subscriptions.values())
+                publisher = stored.client_id if no_local else ""
+                about = to_stored(will.properties, store.now_ms(), publisher=publisher, session=stored.client_id)
+                flags = will.qos | Flag.SESSION | (Flag.RETAIN if will.retain else 0)
+                store.append_message(store.queues.route(will.topic.encode()), will.body, encode_properties(about), flags)
+                return True
+        except DiskFull:
+            return False
+        except StoreError as error:
+            logger.warning("will.refused", client=stored.client_id, why=str(error))
+        if not stored.connected:
+            row = {"ends_ms": stored.ends_ms, "will_due_ms": 0}
+            store.append(Kind.SESSION_CLOSED, topic=stored.client_id.encode(), properties=orjson.dumps(row))
+        return True
+
+    def _read(self, stored: StoredWill) -> Will | None:
+        """Return a will; None if its record can't be read, which the store logs."""
+        position = stored.position
+        if position >= self._store.log.written:
+            self._store.commit()
+        data = self._store.read_intact(position, stored.size)
+        if data is None:
+            return None
+        record = decode(data, position=position, verify=False)
+        row = orjson.loads(record.properties)["will"]
+        properties, at = read_properties(record.body, 0, WILL)
+        return Will(row["topic"], record.body[at:], row["qos"], row["retain"], row["delay_s"], properties)
