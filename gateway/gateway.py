@@ -27,7 +27,7 @@ from penstock.gateway.delivery.system import SystemTopics
 from penstock.gateway.heartbeat import Heartbeat
 from penstock.gateway.logbook import Logbook
 from penstock.gateway.options import PLAIN_NAME, GatewayOptions
-from penstock.gateway.protocol.packets import Connect
+from penstock.gateway.protocol.connect import Connect
 from penstock.gateway.protocol.reasons import ReasonCode
 from penstock.gateway.sessions.journal import SessionJournal
 from penstock.gateway.sessions.lifecycle import SessionLifecycle

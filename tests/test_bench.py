@@ -23,7 +23,7 @@ from bench.peers import memory_of, penstock
 from bench.profile import shares_of
 from bench.rows import Figures, Found, Goal, Row, RowFailed, Setting, beside, measure_all, run, table_of
 from bench.rows import parser_of as parser_of_rows
-from penstock.gateway.protocol.codec import encode_connack, encode_publish
+from penstock.gateway.protocol.encode import encode_connack, encode_publish
 from penstock.gateway.protocol.reasons import ConnectCode
 from tests.gateway.packet_cases import connect
 from tests.gateway.wire import CLEAN

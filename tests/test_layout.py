@@ -59,7 +59,7 @@ def test_the_graph_has_the_arrows_of_the_code() -> None:
     [
         ("penstock.store.x", "import penstock.timer"),
         ("penstock.store.x", "from penstock.pop.options import PopOptions"),
-        ("penstock.store.x", "def later():\n    import penstock.gateway.protocol.codec"),
+        ("penstock.store.x", "def later():\n    import penstock.gateway.protocol.decode"),
         ("penstock.store.x", "if TYPE_CHECKING:\n    from penstock.node import config"),
         ("penstock.store.x", "import_module('penstock.pop.core')"),
         ("penstock.store.x", "importlib.import_module('penstock.pop.core')"),

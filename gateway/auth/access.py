@@ -21,6 +21,7 @@ from penstock.gateway.protocol.errors import ConnectRefused
 from penstock.gateway.protocol.packets import PUBLISH as PUBLISH_PACKET
 from penstock.gateway.protocol.packets import PUBLISH_RUN, PUBLISH_WITH
 from penstock.gateway.protocol.reasons import ConnectCode
+from penstock.gateway.protocol.topics import DELAYED, SHARE, without_prefix
 from penstock.store.errors import PositionUnknown
 from penstock.store.lightqueue import ENTRY, ENTRY_BYTES
 from penstock.store.record import topic_of
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
     from penstock.gateway.auth.plugins import ClientSession, Plugins, Publish, Verdict
     from penstock.gateway.connection.connection import Connection
     from penstock.gateway.logbook import Logbook
-    from penstock.gateway.protocol.codec import Packet
-    from penstock.gateway.protocol.packets import Connect
+    from penstock.gateway.protocol.connect import Connect
+    from penstock.gateway.protocol.packets import Packet
 
 logger = structlog.get_logger("gateway")
 
@@ -45,9 +46,6 @@ TOPICS_ASKED_MAX: Final = 16
 """Topics in one question. No more than the least `decisions_per_client_max`, or answers would be forgotten unheard."""
 
 _PUBLISHES: Final = (PUBLISH_PACKET, PUBLISH_WITH, PUBLISH_RUN)
-
-SHARED: Final = "$share/"
-DELAYED: Final = b"$delayed/"
 
 
 class Undecided(Exception):
@@ -445,8 +443,6 @@ def topics_of(store: Store, entries: bytes) -> list[bytes]:
 
 def _subject(topic: bytes, action: str) -> str:
     """Return the topic or filter that a rule is about: what stands behind `$share/group/` and `$delayed/seconds/`."""
-    if action == SUBSCRIBE and topic.startswith(SHARED.encode()):
-        return topic.split(b"/", 2)[-1].decode()
-    if action == PUBLISH and topic.startswith(DELAYED):
-        return topic.split(b"/", 2)[-1].decode(errors="replace")
+    if (action == SUBSCRIBE and topic.startswith(SHARE.encode())) or (action == PUBLISH and topic.startswith(DELAYED)):
+        topic = without_prefix(topic)
     return topic.decode(errors="replace")

@@ -30,7 +30,7 @@ from amqtt.session import Session
 from amqtt.utils import import_string
 
 from penstock.gateway.options import AccessOptions
-from penstock.gateway.protocol.packets import Connect
+from penstock.gateway.protocol.connect import Connect
 from penstock.gateway.transport.peer import Peer
 
 logger = structlog.get_logger("gateway")

@@ -33,8 +33,20 @@ from penstock.gateway.delivery.aliases import TopicAliases
 from penstock.gateway.delivery.client_subscriptions import ClientSubscriptions
 from penstock.gateway.delivery.encoding import encode_redelivery
 from penstock.gateway.delivery.outlet import LaggingSubscription
-from penstock.gateway.protocol import codec
+from penstock.gateway.protocol.connect import Connect, parse_connect, protocol_level, stated_packet_bytes_max
+from penstock.gateway.protocol.decode import decode
+from penstock.gateway.protocol.disconnect import parse_disconnect
+from penstock.gateway.protocol.encode import (
+    PINGRESP_BYTES,
+    encode_ack,
+    encode_acks,
+    encode_connack,
+    encode_connack_5,
+    encode_disconnect,
+    encode_refusal,
+)
 from penstock.gateway.protocol.errors import ConnectRefused, ProtocolError
+from penstock.gateway.protocol.fixed_header import FROM_CLIENT, FROM_CLIENT_5, packet_bytes
 from penstock.gateway.protocol.packets import (
     AUTH,
     CONNECT,
@@ -52,16 +64,11 @@ from penstock.gateway.protocol.packets import (
     SUBSCRIBE,
     UNSUBSCRIBE,
     V5_0,
-    Connect,
+    Packet,
 )
-from penstock.gateway.protocol.parsers import (
-    parse_connect,
-    parse_disconnect,
-    protocol_level,
-    stated_packet_bytes_max,
-)
-from penstock.gateway.protocol.properties import Found, Property
+from penstock.gateway.protocol.properties import Property, PropertyValues
 from penstock.gateway.protocol.reasons import ConnectCode, ReasonCode
+from penstock.gateway.protocol.runs import count_packets, split_runs
 from penstock.gateway.sessions.inflight import Slot
 from penstock.gateway.sessions.session import Session
 from penstock.gateway.transport.sockets import READ_BYTES, SocketTransport
@@ -131,7 +138,7 @@ class Connection(asyncio.Protocol):
         """The largest packet that the client takes, where it has said so."""
         self.aliases: TopicAliases | None = None
         """The topic aliases that the server has given, where the client wants them."""
-        self.side = codec.FROM_CLIENT
+        self.side = FROM_CLIENT
         self._in_turns: SocketTransport | None = None
         """Its transport, where that is read at most once in a turn of the loop."""
         self._is_plain = False
@@ -162,7 +169,7 @@ class Connection(asyncio.Protocol):
         self._unpaid_bytes = 0
         """What was received and is not in the account of `meter` yet."""
         self._paused_for = PauseReason(0)
-        self._deferred: list[codec.Packet] | None = None
+        self._deferred: list[Packet] | None = None
         """The packets that wait for an answer of the plugins, in order. Empty for a CONNECT: that lies in `_late`."""
         self._late = b""
         """What was received while they wait: what the transport had read already."""
@@ -259,17 +266,17 @@ class Connection(asyncio.Protocol):
         elif self._rest:
             data = self._rest + data
         packet_bytes_max = self.gateway.options.packet_bytes_max
-        packets, used = codec.decode(data, packet_bytes_max, self.side, self.connected)
+        packets, used = decode(data, packet_bytes_max, self.side, self.connected)
         if packets and not self.connected:
             if not self._begin(packets[0], data):
                 return
             if self.is_v5:  # what follows the CONNECT is of another version than was thought
-                used = codec.packet_bytes(data)
-                packets, more = codec.decode(data[used:], packet_bytes_max, self.side, True)
+                used = packet_bytes(data)
+                packets, more = decode(data[used:], packet_bytes_max, self.side, True)
                 used += more
             else:
                 packets = packets[1:]
-        count = codec.count(packets)
+        count = count_packets(packets)
         self.gateway.counters.packets_in += count
         if used == len(data):
             self._rest = b""
@@ -302,7 +309,7 @@ class Connection(asyncio.Protocol):
             and not (self._rest or self._missing or self.publishing.kept or self.session.no_local)
         )
 
-    def handle_late(self, packet: codec.Packet) -> None:
+    def handle_late(self, packet: Packet) -> None:
         """Handle a PUBLISH that was taken for a plain one, and can't be stored like that."""
         if not self._closed:
             self._handle_or_close([packet])
@@ -310,7 +317,7 @@ class Connection(asyncio.Protocol):
 
     def _keep(self, rest: bytes, *, is_malformed: bool) -> None:
         """Keep the beginning of a packet. One that comes in many reads is collected, and joined once."""
-        wanted = 0 if is_malformed else codec.packet_bytes(rest)
+        wanted = 0 if is_malformed else packet_bytes(rest)
         if wanted > len(rest):
             self._collected.append(rest)
             self._missing = wanted - len(rest)
@@ -318,7 +325,7 @@ class Connection(asyncio.Protocol):
         else:
             self._rest = rest
 
-    def _handle_or_close(self, packets: list[codec.Packet]) -> None:
+    def _handle_or_close(self, packets: list[Packet]) -> None:
         """Handle packets; end the connection where they are wrong."""
         try:
             self._handle(packets)
@@ -337,7 +344,7 @@ class Connection(asyncio.Protocol):
 
     # --- what waits for the plugins ---------------------------------------------------------------------------------
 
-    def _defer(self, packets: list[codec.Packet], question: Undecided) -> None:
+    def _defer(self, packets: list[Packet], question: Undecided) -> None:
         """Keep packets until a question is answered. Nothing more is read, so they are one read at most."""
         self._deferred = packets
         self.pause_reading(PauseReason.AUTHORIZATION_PENDING)
@@ -363,19 +370,19 @@ class Connection(asyncio.Protocol):
 
     # --- packets ----------------------------------------------------------------------------------------------------
 
-    def _handle(self, packets: list[codec.Packet]) -> None:
+    def _handle(self, packets: list[Packet]) -> None:
         """Handle the packets of one read, in order. The hot path: PUBLISH costs about 2 us here, with the append."""
         store, session, guard, publishing = self.store, self.session, self.permissions, self.publishing
         if self.is_v5:
             packets = self._within_receive_maximum(packets)
             if session.no_local:
                 packets = [
-                    (PUBLISH_WITH, *packet[1:], b"") if packet[0] == PUBLISH else packet for packet in codec.apart(packets)
+                    (PUBLISH_WITH, *packet[1:], b"") if packet[0] == PUBLISH else packet for packet in split_runs(packets)
                 ]
         route_of, append = store.queues.route, store.append_message
         puback_ids, pubrec_ids = publishing.puback_ids, publishing.pubrec_ids
         publishes = 0
-        left: codec.Packet | None = None
+        left: Packet | None = None
         undecided: Undecided | None = None
         try:
             for at, packet in enumerate(packets):
@@ -411,7 +418,7 @@ class Connection(asyncio.Protocol):
                     if publishing.run(packet, packets):
                         publishes += len(packet[4])
                     else:  # one by one, as this loop goes on; those behind it too, or many short runs would cost a copy each
-                        packets[at + 1 :] = codec.apart(packets[at:])
+                        packets[at + 1 :] = split_runs(packets[at:])
                 elif kind == PUBLISH_WITH:
                     publishes += publishing.with_properties(packet, packets)
                 elif kind in _ACKS:
@@ -444,13 +451,13 @@ class Connection(asyncio.Protocol):
             self.gateway.traffic.packets_in[DISCONNECT] += 1
             self._left(left[2])
 
-    def _within_receive_maximum(self, packets: list[codec.Packet]) -> list[codec.Packet]:
+    def _within_receive_maximum(self, packets: list[Packet]) -> list[Packet]:
         """Return the packets up to the PUBLISH that is more than this server's receive maximum, and an error in its place."""
         received = self.session.received
         room = self.gateway.options.inflight_max - self.unacked - len(received)
-        if codec.count(packets) <= room:  # almost always: nothing else is looked at
+        if count_packets(packets) <= room:  # almost always: nothing else is looked at
             return packets
-        packets = codec.apart(packets)
+        packets = split_runs(packets)
         known = set(received)
         for at, packet in enumerate(packets):
             if packet[0] in (PUBLISH, PUBLISH_WITH) and packet[3] and packet[3] not in known:
@@ -479,14 +486,14 @@ class Connection(asyncio.Protocol):
         if kind == PUBACK:
             self.unacked -= len(packet_ids)
         if not denied:
-            self._write(codec.encode_acks(kind, packet_ids), len(packet_ids))
+            self._write(encode_acks(kind, packet_ids), len(packet_ids))
             return
         for packet_id in packet_ids:
             if packet_id not in denied:
-                self._write(codec.encode_acks(kind, [packet_id]))
+                self._write(encode_acks(kind, [packet_id]))
             else:
                 reason, why = denied[packet_id]
-                self._write(self._explained(partial(codec.encode_ack, kind, packet_id, reason), why))
+                self._write(self._explained(partial(encode_ack, kind, packet_id, reason), why))
 
     # --- a full disk ------------------------------------------------------------------------------------------------
 
@@ -503,7 +510,7 @@ class Connection(asyncio.Protocol):
         if not self.publishing.keeps_too_much:
             self.resume_reading(PauseReason.DISK_FULL)
 
-    def _acked(self, kind: int, packet: codec.Packet) -> None:
+    def _acked(self, kind: int, packet: Packet) -> None:
         self.gateway.traffic.packets_in[kind] += 1
         packet_id = packet[1]
         is_refused = len(packet) > 2 and packet[2] >= REFUSED
@@ -520,14 +527,14 @@ class Connection(asyncio.Protocol):
             return
         if kind == PUBREC and not is_refused:
             if expected or not self.is_v5 or packet_id in self.session.inflight:
-                self._write(codec.encode_acks(PUBREL, [packet_id]))  # also the second time [MQTT-4.3.3-4]
+                self._write(encode_acks(PUBREL, [packet_id]))  # also the second time [MQTT-4.3.3-4]
             else:
-                self._write(codec.encode_ack(PUBREL, packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND))
+                self._write(encode_ack(PUBREL, packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND))
         elif expected:
             # An ack that nothing waits for is let pass: after a reconnect a client may repeat one (4.4).
             self.gateway.counters.deliveries_acked += 1
 
-    def _control(self, packet: codec.Packet) -> None:
+    def _control(self, packet: Packet) -> None:
         kind = packet[0]
         if kind == MALFORMED:
             raise packet[1]
@@ -540,7 +547,7 @@ class Connection(asyncio.Protocol):
         elif kind == UNSUBSCRIBE:
             self._write_recorded(subscribing.unsubscribe(self, packet[2]))
         elif kind == PINGREQ:
-            self._write(codec.PINGRESP_BYTES)  # [MQTT-3.12.4-1]
+            self._write(PINGRESP_BYTES)  # [MQTT-3.12.4-1]
         elif kind == CONNECT:
             raise ProtocolError("a second CONNECT came on one connection [MQTT-3.1.0-2]")
         elif kind == AUTH:
@@ -556,9 +563,9 @@ class Connection(asyncio.Protocol):
             return
         if packet_id in received or not self.is_v5:
             received.discard(packet_id)
-            self._write(codec.encode_acks(PUBCOMP, [packet_id]))  # in 3.1.1 whether it was known or not (4.3.3)
+            self._write(encode_acks(PUBCOMP, [packet_id]))  # in 3.1.1 whether it was known or not (4.3.3)
         else:
-            self._write(codec.encode_ack(PUBCOMP, packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND))
+            self._write(encode_ack(PUBCOMP, packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND))
 
     def _record(self) -> None:
         """Record the PUBRECs and PUBRELs of this read, and answer them when that is durable.
@@ -584,10 +591,10 @@ class Connection(asyncio.Protocol):
         for kind, answer in ((PUBREC, PUBREL), (PUBREL, PUBCOMP)):
             known = [packet_id for each, packet_id, expected in recorded if each == kind and (expected or not self.is_v5)]
             if known:
-                self._write(codec.encode_acks(answer, known), len(known))
+                self._write(encode_acks(answer, known), len(known))
             for each, packet_id, expected in recorded if self.is_v5 else ():
                 if each == kind and not expected:
-                    self._write(codec.encode_ack(answer, packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND))
+                    self._write(encode_ack(answer, packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND))
 
     def _left(self, body: bytes) -> None:
         """Handle a DISCONNECT (3.14.4)."""
@@ -602,7 +609,7 @@ class Connection(asyncio.Protocol):
 
     # --- CONNECT ----------------------------------------------------------------------------------------------------
 
-    def _begin(self, packet: codec.Packet, data: bytes) -> bool:
+    def _begin(self, packet: Packet, data: bytes) -> bool:
         """Handle the first packet of a connection; return whether what follows it in `data` can be handled now."""
         try:
             self._first(packet)
@@ -616,7 +623,7 @@ class Connection(asyncio.Protocol):
             return False
         return not self._closed
 
-    def _first(self, packet: codec.Packet) -> None:
+    def _first(self, packet: Packet) -> None:
         """Handle a CONNECT, which must come first [MQTT-3.1.0-1]. Raises ProtocolError, Undecided."""
         if packet[0] == MALFORMED:
             raise packet[1]
@@ -636,13 +643,13 @@ class Connection(asyncio.Protocol):
         self.gateway.traffic.packets_in[CONNECT] += 1
         self.gateway.counters.packets_in += 1
 
-    def _refuse(self, error: ProtocolError, packet: codec.Packet) -> None:
+    def _refuse(self, error: ProtocolError, packet: Packet) -> None:
         """Answer a CONNECT that is refused, where its version has an answer [MQTT-3.1.4-2]."""
         if not self.level and not isinstance(error, ConnectRefused):
             return
         if self.level == V5_0:
             self.packet_bytes_max = stated_packet_bytes_max(packet[2])
-        answer = self._explained(partial(codec.encode_refusal, error, self.level), str(error))  # [MQTT-3.2.2-19]
+        answer = self._explained(partial(encode_refusal, error, self.level), str(error))  # [MQTT-3.2.2-19]
         if answer:
             self._write(answer)
 
@@ -652,7 +659,7 @@ class Connection(asyncio.Protocol):
         client_id = wish.client_id or assign_client_id()
         if wish.level == V5_0:
             self.is_v5 = True
-            self.side = codec.FROM_CLIENT_5
+            self.side = FROM_CLIENT_5
             self._says_why = wish.wants_problem_information
             self.packet_bytes_max = wish.packet_bytes_max
             alias_max = min(wish.topic_alias_max, gateway.options.topic_alias_max)
@@ -678,9 +685,9 @@ class Connection(asyncio.Protocol):
 
     def _connack(self, wish: Connect, is_present: bool, keep_alive_s: int) -> bytes:
         if not self.is_v5:
-            return codec.encode_connack(is_present and wish.level > 3, ConnectCode.ACCEPTED)  # 3.1 has no such flag
+            return encode_connack(is_present and wish.level > 3, ConnectCode.ACCEPTED)  # 3.1 has no such flag
         options = self.gateway.options
-        found: Found = {
+        found: PropertyValues = {
             Property.RECEIVE_MAXIMUM: options.inflight_max,
             Property.MAXIMUM_PACKET_SIZE: options.packet_bytes_max,
             Property.SHARED_SUBSCRIPTION_AVAILABLE: int(options.shared == "on"),
@@ -693,7 +700,7 @@ class Connection(asyncio.Protocol):
             found[Property.SERVER_KEEP_ALIVE_S] = keep_alive_s
         if self.session.expiry_s != wish.session_expiry_s:  # 3.2.2.3.2
             found[Property.SESSION_EXPIRY_S] = self.session.expiry_s
-        return codec.encode_connack_5(is_present, ReasonCode.SUCCESS, found)
+        return encode_connack_5(is_present, ReasonCode.SUCCESS, found)
 
     def _resume(self) -> None:
         """Go on with a session that was there: what was under way goes out again [MQTT-4.4.0-1], then what came meanwhile."""
@@ -737,7 +744,7 @@ class Connection(asyncio.Protocol):
             slot = inflight.get(packet_id)
             if slot is None:
                 if packet_id in inflight:
-                    self._write(codec.encode_acks(PUBREL, [packet_id]))
+                    self._write(encode_acks(PUBREL, [packet_id]))
                 continue
             if self.permissions is not None:  # another user may have come with this client id
                 admitted, passed = self.permissions.admit(ENTRY.pack(slot.position, slot.size, 0))
@@ -848,7 +855,7 @@ class Connection(asyncio.Protocol):
 
     def _disconnect(self, why: str, reason: ReasonCode) -> bytes:
         """Return the DISCONNECT with which the server closes [MQTT-4.13.1-1], as long as the client can take."""
-        data = self._explained(partial(codec.encode_disconnect, reason), why)
+        data = self._explained(partial(encode_disconnect, reason), why)
         return data if len(data) <= (self.packet_bytes_max or len(data)) else b""
 
     def _close_transport(self) -> None:

@@ -12,8 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from penstock.gateway.connection.connection import TURN_MESSAGES
-from penstock.gateway.protocol import codec
-from penstock.gateway.protocol.packets import PUBLISH, PUBLISH_RUN
+from penstock.gateway.protocol.packets import PUBLISH, PUBLISH_RUN, Packet
+from penstock.gateway.protocol.plain import cut_plain
 from penstock.gateway.transport.sockets import READ_BYTES_MIN
 from penstock.store.options import MIB
 from penstock.store.record import HEADER_BYTES
@@ -54,7 +54,7 @@ class PlainReads:
         At most once for a connection between two flushes, or they would come behind what else it sends: so a read that is no
         part of a turn of `Sockets` is followed by a flush. About 0.8 us for one PUBLISH, and 3 us for 20.
         """
-        found = codec.plain(data, connection.side, self._packet_bytes_max)
+        found = cut_plain(data, connection.side, self._packet_bytes_max)
         if found is None:
             return False
         qos, topic, acks, bodies, size = found
@@ -106,8 +106,8 @@ class PlainReads:
             connection.puback(acks, count)
 
 
-def _packet(topic: bytes, bodies: Sequence[bytes], qos: int, acks: bytes) -> codec.Packet:
-    """Return a run as what `codec.decode` makes of it."""
+def _packet(topic: bytes, bodies: Sequence[bytes], qos: int, acks: bytes) -> Packet:
+    """Return a run as what `decode` makes of it."""
     packet_ids = [int.from_bytes(acks[at - 2 : at]) for at in range(_ACK_BYTES, len(acks) + 1, _ACK_BYTES)]
     if len(bodies) == 1:
         return (PUBLISH, qos << 1, topic, packet_ids[0] if qos else 0, bodies[0])

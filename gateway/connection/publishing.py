@@ -15,15 +15,13 @@ from weakref import ref
 
 import orjson
 
-from penstock.gateway.connection.delayed import parse_delayed
 from penstock.gateway.connection.pausing import PauseReason
-from penstock.gateway.protocol import codec
 from penstock.gateway.protocol.errors import ProtocolError
 from penstock.gateway.protocol.message import to_stored
-from penstock.gateway.protocol.packets import PUBLISH
-from penstock.gateway.protocol.parsers import check_response_topic
-from penstock.gateway.protocol.properties import Found, Property, parse_properties
+from penstock.gateway.protocol.packets import PUBLISH, Packet
+from penstock.gateway.protocol.properties import Property, PropertyValues, check_response_topic, parse_properties
 from penstock.gateway.protocol.reasons import ReasonCode
+from penstock.gateway.protocol.topics import DELAYED, parse_delayed
 from penstock.store.errors import DiskFull, StoreError, TopicInvalid
 from penstock.store.options import KIB
 from penstock.store.record import HEADER_BYTES, TOPIC_BYTES_MAX, Flag, encode_properties
@@ -88,7 +86,7 @@ class Publishing:
         """Of the PUBLISHes of the read that is handled now: what is to be answered once they are durable."""
         self.denied: dict[int, Denial] = {}
         """Those of them that were refused, by packet id."""
-        self.kept: list[codec.Packet] = []
+        self.kept: list[Packet] = []
         """PUBLISHes that wait for a disk with room, in order."""
         self._kept_bytes = 0
 
@@ -107,7 +105,7 @@ class Publishing:
 
     # --- storing ----------------------------------------------------------------------------------------------------
 
-    def run(self, run: codec.Packet, packets: list[codec.Packet]) -> bool:
+    def run(self, run: Packet, packets: list[Packet]) -> bool:
         """Store PUBLISHes that are alike, and note what they are to be answered; return False where each is a case of its own.
 
         `packets` are those that came with them. Raises Undecided.
@@ -127,7 +125,7 @@ class Publishing:
             self.puback_ids += packet_ids
         return is_stored
 
-    def with_properties(self, packet: codec.Packet, packets: list[codec.Packet]) -> bool:
+    def with_properties(self, packet: Packet, packets: list[Packet]) -> bool:
         """Store a PUBLISH that has properties; return whether it was stored, and note what it is to be answered.
 
         `packets` are those that came with it. Raises Undecided.
@@ -153,14 +151,14 @@ class Publishing:
         self._answer(flags, packet_id)
         return True
 
-    def otherwise(self, packet: codec.Packet, error: StoreError) -> bool:
+    def otherwise(self, packet: Packet, error: StoreError) -> bool:
         """Handle a plain PUBLISH that can't be appended as it is; return whether it was stored, and note what it is answered.
 
         On a full disk one of MQTT 3.1.1 is kept. Raises StoreError where it is refused and the client can't be told so.
         """
         _, flags, topic, packet_id, body = packet
         is_stored = False
-        if isinstance(error, TopicInvalid) and topic.startswith(b"$delayed/"):
+        if isinstance(error, TopicInvalid) and topic.startswith(DELAYED):
             try:
                 self._append(flags, topic, body, {}, packet_id)
                 is_stored = True
@@ -184,11 +182,11 @@ class Publishing:
             if packet_id not in self.denied:
                 self._connection.session.received.add(packet_id)
 
-    def _append(self, flags: int, topic: bytes, body: bytes, found: Found, packet_id: int) -> None:
+    def _append(self, flags: int, topic: bytes, body: bytes, found: PropertyValues, packet_id: int) -> None:
         """Store a message off the hot path. Raises StoreError."""
         gateway, store = self._gateway, self._store
         due_ms = 0
-        if topic.startswith(b"$delayed/"):
+        if topic.startswith(DELAYED):
             topic, due_ms = parse_delayed(topic, store.now_ms(), gateway.delay_ms_max)
             if due_ms:
                 gateway.delayed.check_room()
@@ -206,7 +204,7 @@ class Publishing:
             about = to_stored(found, now_ms, publisher=publisher, deliver_at_ms=due_ms)
         store.append_message(store.queues.route(topic), body, encode_properties(about), record_flags)
 
-    def _topic_of(self, topic: bytes, found: Found) -> bytes:
+    def _topic_of(self, topic: bytes, found: PropertyValues) -> bytes:
         """Return the topic of a PUBLISH, which an alias may stand for (3.3.2.3.4)."""
         alias = found.get(Property.TOPIC_ALIAS)
         if alias is None:
@@ -256,7 +254,7 @@ class Publishing:
 
     # --- a full disk ------------------------------------------------------------------------------------------------
 
-    def keep(self, packet: codec.Packet) -> None:
+    def keep(self, packet: Packet) -> None:
         """Keep a PUBLISH of MQTT 3.1.1 that can't be stored now. It is neither lost nor acknowledged; one of QoS 0 is dropped.
 
         Everything else that the client sends is served, its pings and acks among it, until it has sent more than is kept. Then
@@ -268,7 +266,7 @@ class Publishing:
             return
         self.keep_all([packet], len(topic) + len(body) + KEPT_OVERHEAD_BYTES)
 
-    def keep_all(self, packets: list[codec.Packet], size: int) -> None:
+    def keep_all(self, packets: list[Packet], size: int) -> None:
         """Keep packets, whatever they are, that take `size` bytes together."""
         self.kept += packets
         self._kept_bytes += size

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from penstock.gateway.delivery.shared_subscriptions import SharedUnavailable
 from penstock.gateway.delivery.subscription import SubscriptionForbidden
-from penstock.gateway.protocol import codec
+from penstock.gateway.protocol.encode import encode_suback, encode_unsuback, encode_unsuback_5
 from penstock.gateway.protocol.packets import QOS
-from penstock.gateway.protocol.parsers import parse_subscribe, parse_unsubscribe
 from penstock.gateway.protocol.reasons import SUBACK_FAILURE, ReasonCode
+from penstock.gateway.protocol.subscribe import parse_subscribe, parse_unsubscribe
 from penstock.store.errors import StoreError, TopicInvalid
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def subscribe(connection: Connection, body: bytes) -> bytes:
     ]
     more = ReasonCode.QUOTA_EXCEEDED if connection.is_v5 else SUBACK_FAILURE
     granted += [more] * (len(wish.filters) - len(granted))
-    return codec.encode_suback(wish.packet_id, granted, connection.is_v5)
+    return encode_suback(wish.packet_id, granted, connection.is_v5)
 
 
 def _add(connection: Connection, topic_filter: str, options: int, identifier: int) -> int:
@@ -80,5 +80,5 @@ def unsubscribe(connection: Connection, body: bytes) -> bytes:
     end = connection.subscriptions.unsubscribe
     codes = [ReasonCode.SUCCESS if end(each) else ReasonCode.NO_SUBSCRIPTION_EXISTED for each in wish.filters]
     if connection.is_v5:
-        return codec.encode_unsuback_5(wish.packet_id, codes)
-    return codec.encode_unsuback(wish.packet_id)  # also where there was none 3.1.1:[MQTT-3.10.4-5]
+        return encode_unsuback_5(wish.packet_id, codes)
+    return encode_unsuback(wish.packet_id)  # also where there was none 3.1.1:[MQTT-3.10.4-5]

@@ -23,7 +23,7 @@ from penstock.gateway.delivery.shared_subscriptions import SharedSubscriptions
 from penstock.gateway.delivery.subscription import Subscription, combined_options
 from penstock.gateway.delivery.system import SystemTopics
 from penstock.gateway.protocol.packets import NO_LOCAL, RETAIN_HANDLING
-from penstock.gateway.protocol.parsers import SHARE
+from penstock.gateway.protocol.topics import SHARE
 from penstock.gateway.sessions.inflight import Slot
 from penstock.gateway.sessions.session import Session
 from penstock.gateway.sessions.stored_subscription import StoredSubscription

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from penstock.gateway.delivery.aliases import TopicAliases
 from penstock.gateway.delivery.options import DeliveryOptions
-from penstock.gateway.protocol.codec import encode_publish, encode_publish_head
+from penstock.gateway.protocol.encode import encode_publish, encode_publish_head
 from penstock.gateway.protocol.fields import U16, write_varint
 from penstock.gateway.protocol.message import to_wire
 from penstock.gateway.protocol.packets import PUBLISH

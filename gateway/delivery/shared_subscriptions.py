@@ -24,11 +24,11 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from penstock.gateway.counters import GatewayCounters
-from penstock.gateway.delivery.share_filter import split_share
+from penstock.gateway.delivery.share_filter import group_of_share
 from penstock.gateway.delivery.share_group import ShareGroup
 from penstock.gateway.delivery.share_settlements import ShareSettlements
 from penstock.gateway.delivery.subscription import SubscriptionForbidden
-from penstock.gateway.protocol.parsers import SHARE
+from penstock.gateway.protocol.topics import SHARE
 from penstock.gateway.sessions.inflight import Slot
 from penstock.gateway.sessions.session import Session
 from penstock.gateway.sessions.stored_sessions import OWNER
@@ -117,7 +117,7 @@ class SharedSubscriptions:
             SubscriptionForbidden: the user may not take from the group.
             TopicInvalid, LimitExceeded, DiskFull: the filter is refused.
         """
-        name, topic_filter = split_share(shared_filter)
+        name, topic_filter = group_of_share(shared_filter)
         if self._may_share is not None and not self._may_share(user, name):
             who = (
                 f"The user {user[:80]!r}" if user else "A client whose user name neither a certificate nor a plugin vouches for"
@@ -212,6 +212,6 @@ class SharedSubscriptions:
             self.settlements.acknowledge(found)
         for topic_filter in filters:
             if topic_filter.startswith(SHARE):
-                group = self._core.state.groups.get(split_share(topic_filter))
+                group = self._core.state.groups.get(group_of_share(topic_filter))
                 if group is not None:
                     self._delete_if_unused(group)

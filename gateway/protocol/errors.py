@@ -1,14 +1,16 @@
-"""What a client can do wrong. Each error carries the MQTT 5.0 reason code to answer with, and a sentence that tells what was
-wrong, with which value, and what to do. After any of them the connection closes: [MQTT-4.13.1-1] 3.1.1:[MQTT-4.8.0-1].
+"""What a client can do wrong. Each error carries the reason code of MQTT 5.0 that answers it.
+
+After any of these errors the connection closes: [MQTT-4.13.1-1] 3.1.1:[MQTT-4.8.0-1].
 """
 
 from __future__ import annotations
 
-from penstock.gateway.protocol.reasons import REASON_OF, ConnectCode, ReasonCode
+from penstock.gateway.protocol.packets import NAMES
+from penstock.gateway.protocol.reasons import REASON_OF, REASONS, ConnectCode, ReasonCode
 
 
 class ProtocolError(Exception):
-    """Base of these errors; raised itself for a packet that is well formed but not allowed at this point."""
+    """Raised when a packet is well formed but not allowed at this point. It is also the base class of the other errors."""
 
     def __init__(self, message: str, reason: ReasonCode = ReasonCode.PROTOCOL_ERROR) -> None:
         self.reason = reason
@@ -23,23 +25,30 @@ class MalformedPacket(ProtocolError):
 
 
 class PacketTooLarge(ProtocolError):
-    """Raised when a fixed header announces more bytes than the server takes: before the packet is buffered."""
+    """Raised when a fixed header announces more bytes than the server accepts, before the server buffers the packet."""
 
     def __init__(self, packet_bytes: int, packet_bytes_max: int) -> None:
         super().__init__(
-            f"a packet of {packet_bytes} bytes was announced; send {packet_bytes_max} at most",
+            f"A packet announces {packet_bytes} bytes. Send {packet_bytes_max} at most.",
             ReasonCode.PACKET_TOO_LARGE,
         )
 
 
-class InvalidTopic(ProtocolError):
-    """Raised when a topic or a filter in a packet breaks MQTT 4.7."""
+class PacketIdMissing(ProtocolError):
+    """Raised when a packet that must have a packet id has the id 0. `kind` is the type of the packet."""
+
+    def __init__(self, kind: int) -> None:
+        super().__init__(f"A {NAMES[kind]} has the packet id 0. Use 1 to 65535 [MQTT-2.2.1-3] 3.1.1:[MQTT-2.3.1-1].")
+
+
+class MalformedTopic(ProtocolError):
+    """Raised when a topic or a filter in a packet breaks MQTT 5.0, 4.7."""
 
 
 class ConnectRefused(ProtocolError):
-    """Raised when a CONNECT is to be answered by a CONNACK that says why not, and then closed.
+    """Raised when the server answers a CONNECT by a CONNACK with a refusal, and then closes the connection.
 
-    `code` is the answer in MQTT 3.1.1; `reason` is the one in MQTT 5.0, the same unless it is given.
+    `code` is the answer in MQTT 3.1.1. `reason` is the answer in MQTT 5.0; by default it is the one that `code` stands for.
     """
 
     def __init__(self, message: str, code: ConnectCode, reason: ReasonCode | None = None) -> None:
@@ -48,8 +57,14 @@ class ConnectRefused(ProtocolError):
 
 
 class UnsupportedVersion(ConnectRefused):
-    """Raised when a CONNECT asks for a version of MQTT that isn't served. `is_v5` tells in which format to answer."""
+    """Raised when a CONNECT asks for a version of MQTT that isn't served. `is_v5` tells the format of the answer."""
 
     def __init__(self, message: str, *, is_v5: bool) -> None:
         self.is_v5 = is_v5
         super().__init__(message, ConnectCode.UNACCEPTABLE_PROTOCOL_VERSION)
+
+
+def check_reason(kind: int, reason: int) -> None:
+    """Raise ProtocolError if a packet of type `kind` can't have this reason code [MQTT-3.4.2-1], [MQTT-3.14.2-1]."""
+    if reason not in REASONS[kind]:
+        raise ProtocolError(f"A {NAMES[kind]} can't have the reason code {reason:#04x} (2.4).")

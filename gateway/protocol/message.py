@@ -1,25 +1,25 @@
-"""What a message says besides its topic and body: as properties of MQTT 5.0 on the wire, and as they are stored."""
+"""Conversion of a message's properties between the wire format of MQTT 5.0 and the store."""
 
 from __future__ import annotations
 
 from penstock.gateway.protocol.fields import U32, write_binary, write_pair, write_string
-from penstock.gateway.protocol.properties import Found, Property
+from penstock.gateway.protocol.properties import Property, PropertyValues
 from penstock.store.record import Properties
 
 
 def to_stored(
-    found: Found, now_ms: int, *, publisher: str = "", deliver_at_ms: int = 0, session: str = "", packet_id: int = 0
+    values: PropertyValues, now_ms: int, *, publisher: str = "", deliver_at_ms: int = 0, session: str = "", packet_id: int = 0
 ) -> Properties:
-    """Return what is stored with a message that came with the properties `found`.
+    """Return the properties to store with a message.
 
     Args:
-        found: of a PUBLISH or of a will.
-        now_ms: when it came: its expiry interval counts from there, or from when it is due.
-        publisher: the client, where its own subscriptions must not get it.
-        deliver_at_ms: when it is due, or 0.
+        values: the properties of its PUBLISH or will.
+        now_ms: when the message came, in ms since 1970. Its expiry interval counts from then, or from when it is due.
+        publisher: the client id of the publisher, if its own subscriptions must not get the message, else empty.
+        deliver_at_ms: when the message is due, in ms since 1970; 0 means at once.
         session, packet_id: see `Properties`.
     """
-    get = found.get
+    get = values.get
     expiry_s = get(Property.MESSAGE_EXPIRY_S)
     return Properties(
         user=get(Property.USER_PROPERTY, []),
@@ -36,10 +36,10 @@ def to_stored(
 
 
 def to_wire(stored: Properties, now_ms: int) -> bytes:
-    """Return the properties of a PUBLISH, without their length.
+    """Return the properties of a PUBLISH without their length field.
 
-    The expiry interval is what is left of it at `now_ms`, rounded up [MQTT-3.3.2-6]; that it has not passed is the caller's to
-    know. User properties keep their order [MQTT-3.3.2-17], [MQTT-3.3.2-18].
+    The expiry interval is the time that is left at `now_ms`, rounded up to seconds [MQTT-3.3.2-6]. The caller checks that the
+    message has not expired. User properties keep their order [MQTT-3.3.2-17], [MQTT-3.3.2-18].
     """
     parts: list[bytes] = []
     if stored.payload_format is not None:  # [MQTT-3.3.2-4]

@@ -1,17 +1,13 @@
-"""The control packets of MQTT: their numbers, and what those off the hot path say once `parsers` has read them."""
+"""The control packets of MQTT: their numbers, their names, and the tuples into which `decode` turns them.
+
+This module imports nothing of the package, so that every other module may import it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final, TypeAlias
 
-if TYPE_CHECKING:
-    from penstock.gateway.protocol.properties import Found
-
-MALFORMED: Final = 0
-"""Not on the wire: the type of the item that `codec.decode` puts last where the bytes are no packet."""
-
-# MQTT 5.0, 2.1.2. Plain ints, because the hot path compares them for each packet.
+# MQTT 5.0, 2.1.2. These are plain ints because the hot path compares them for each packet.
 CONNECT: Final = 1
 CONNACK: Final = 2
 PUBLISH: Final = 3
@@ -27,7 +23,7 @@ PINGREQ: Final = 12
 PINGRESP: Final = 13
 DISCONNECT: Final = 14
 AUTH: Final = 15
-"""MQTT 5.0 only."""
+"""Exists in MQTT 5.0 only."""
 
 NAMES: Final = (
     "reserved type 0",
@@ -47,98 +43,54 @@ NAMES: Final = (
     "DISCONNECT",
     "AUTH",
 )
-"""Of the types, by number."""
+"""The name of each packet type, by its number."""
+
+# The following types are never on the wire. `decode` uses them to say more about an item than the packet type does.
+MALFORMED: Final = 0
+"""The type of the last item that `decode` returns if the bytes at that place are not a valid packet."""
 
 PUBLISH_WITH: Final = 17
-"""Not on the wire: the type of the item that `codec.decode` makes of a PUBLISH of MQTT 5.0 that has properties, or no
-topic of its own."""
+"""The type of an item for a PUBLISH of MQTT 5.0 that has properties, or that has an alias in place of a topic."""
 
 PUBLISH_RUN: Final = 18
-"""Not on the wire: the type of the item that `codec.decode` makes of PUBLISHes that differ in nothing but their packet
-ids and bodies."""
+"""The type of an item for several PUBLISHes that differ only in their packet ids and bodies."""
+
+WILL: Final = 16
+"""Stands for the will properties of a CONNECT wherever a function asks to which packet properties belong."""
+
+Packet: TypeAlias = tuple[Any, ...]
+"""One item that `decode` returns. Its first element is its type:
+
+    (PUBLISH, flags, topic, packet_id, body)    flags: retain 1, QoS << 1, DUP 8; packet_id is 0 at QoS 0
+    (PUBLISH_WITH, flags, topic, packet_id, body, properties)
+                                                MQTT 5.0: properties are bytes, and the topic may be empty
+    (PUBLISH_RUN, flags, topic, packet_ids, bodies)
+                                                two or more PUBLISHes at QoS 0 or 1, if the caller wants runs; packet_ids
+                                                is empty at QoS 0
+    (PUBACK, packet_id)                         also PUBREC, PUBREL, PUBCOMP, and UNSUBACK of 3.1.1; packet_id is never 0
+    (PUBACK, packet_id, reason)                 MQTT 5.0: the packet has a reason code
+    (type, flags, body)                         all others; `connect`, `subscribe` and `disconnect` parse the body
+    (MALFORMED, error)                          always last: the bytes after the packets before it are no packet; `error` is
+                                                a `ProtocolError`, and the connection has to close
+
+A topic is bytes that nobody has checked yet: the route of the store checks it once per topic instead of once per message.
+"""
 
 V3_1: Final = 3
-"""Protocol level of MQTT 3.1 in a CONNECT. It is served as 3.1.1 is: what differs is the protocol's name."""
+"""Protocol level of MQTT 3.1 in a CONNECT. The gateway serves it like 3.1.1; only the protocol name differs."""
 V3_1_1: Final = 4
 """Protocol level of MQTT 3.1.1."""
 V5_0: Final = 5
 """Protocol level of MQTT 5.0."""
 
 NEVER_S: Final = 0xFFFF_FFFF
-"""A session expiry interval that means never (MQTT 5.0, 3.1.2.11.2)."""
+"""The session expiry interval that means never (MQTT 5.0, 3.1.2.11.2)."""
 
 RECEIVE_MAXIMUM: Final = 65_535
-"""The receive maximum of who states none (MQTT 5.0, 3.1.2.11.3)."""
+"""The receive maximum of a client or server that states none (MQTT 5.0, 3.1.2.11.3)."""
 
+# Bits of the subscription options (MQTT 5.0, 3.8.3.1). MQTT 3.1.1 has the QoS only.
 QOS: Final = 0x03
 NO_LOCAL: Final = 0x04
 RETAIN_AS_PUBLISHED: Final = 0x08
 RETAIN_HANDLING: Final = 0x30
-"""Parts of the subscription options: MQTT 5.0, 3.8.3.1. In 3.1.1 there is the QoS only."""
-
-
-@dataclass(frozen=True, slots=True)
-class Will:
-    """The message that a client leaves behind, to be published when its connection ends without a DISCONNECT.
-
-    `properties` are those of MQTT 5.0 that go with the message; `delay_s` is how long it waits for the client to return.
-    """
-
-    topic: str
-    body: bytes
-    qos: int
-    retain: bool
-    delay_s: int = 0
-    properties: Found = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Connect:
-    """A CONNECT that is valid. `client_id` is empty where the server has to assign one; `keep_alive_s` 0 is none.
-
-    `clean_start` is the clean session of MQTT 3.1.1, where `session_expiry_s` follows from it. What only MQTT 5.0 has is
-    what a client there gets that doesn't say it.
-    """
-
-    level: int
-    client_id: str
-    clean_start: bool
-    keep_alive_s: int
-    will: Will | None
-    username: str | None
-    password: bytes | None
-    session_expiry_s: int = 0
-    receive_max: int = RECEIVE_MAXIMUM
-    packet_bytes_max: int | None = None
-    topic_alias_max: int = 0
-    wants_response_information: bool = False
-    wants_problem_information: bool = True
-    user_properties: list[tuple[str, str]] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Subscribe:
-    """A SUBSCRIBE: filters with the options asked for, in the order in which the SUBACK answers them; at least one.
-
-    The options are those of MQTT 5.0, 3.8.3.1. `identifier` is 0 where there is none.
-    """
-
-    packet_id: int
-    filters: list[tuple[str, int]]
-    identifier: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Unsubscribe:
-    """An UNSUBSCRIBE: at least one filter."""
-
-    packet_id: int
-    filters: list[str]
-
-
-@dataclass(frozen=True, slots=True)
-class Disconnect:
-    """A DISCONNECT of a client. `session_expiry_s` is None where the one of the CONNECT holds."""
-
-    reason: int
-    session_expiry_s: int | None = None

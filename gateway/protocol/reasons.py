@@ -1,4 +1,4 @@
-"""The codes by which a server tells a client how things went: MQTT 5.0, 2.4 and MQTT 3.1.1, 3.2.2.3."""
+"""Reason codes of MQTT 5.0 (2.4) and return codes of MQTT 3.1.1 (3.2.2.3)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from penstock.gateway.protocol.packets import AUTH, CONNACK, DISCONNECT, PUBACK,
 
 
 class ReasonCode(IntEnum):
-    """The reason codes of MQTT 5.0. Below 0x80: success. The first three share a number; the packet says which is meant."""
+    """The reason codes of MQTT 5.0. Codes from 0x80 up are failures.
+
+    The first three share the number 0; the type of the packet tells which of them is meant.
+    """
 
     SUCCESS = 0x00
     NORMAL_DISCONNECTION = 0x00
@@ -59,7 +62,7 @@ class ReasonCode(IntEnum):
 
 
 class ConnectCode(IntEnum):
-    """The return codes of a CONNACK of MQTT 3.1.1, 3.2.2.3."""
+    """The return codes of a CONNACK of MQTT 3.1.1 (3.2.2.3)."""
 
     ACCEPTED = 0
     UNACCEPTABLE_PROTOCOL_VERSION = 1
@@ -77,10 +80,10 @@ REASON_OF: Final[dict[ConnectCode, ReasonCode]] = {
     ConnectCode.BAD_USER_NAME_OR_PASSWORD: ReasonCode.BAD_USER_NAME_OR_PASSWORD,
     ConnectCode.NOT_AUTHORIZED: ReasonCode.NOT_AUTHORIZED,
 }
-"""What MQTT 5.0 says where MQTT 3.1.1 says this."""
+"""The reason code of MQTT 5.0 for each return code of MQTT 3.1.1."""
 
 SUBACK_FAILURE: Final = 0x80
-"""The one refusal that a SUBACK of MQTT 3.1.1 knows (3.9.3)."""
+"""The only failure that a SUBACK of MQTT 3.1.1 can state (3.9.3)."""
 
 _R = ReasonCode
 _PUBLISHED = frozenset(
@@ -191,4 +194,4 @@ REASONS: Final[dict[int, frozenset[ReasonCode]]] = {
     ),
     AUTH: frozenset((_R.SUCCESS, _R.CONTINUE_AUTHENTICATION, _R.REAUTHENTICATE)),
 }
-"""The reason codes that each type of packet can have: MQTT 5.0, Table 2-6."""
+"""The reason codes that each type of packet may have: MQTT 5.0, Table 2-6."""

@@ -19,11 +19,12 @@ import structlog
 
 from penstock.gateway.counters import GatewayCounters
 from penstock.gateway.logbook import Logbook
+from penstock.gateway.protocol.connect import Connect, Will
 from penstock.gateway.protocol.errors import ConnectRefused
-from penstock.gateway.protocol.packets import QOS, Connect, Will
-from penstock.gateway.protocol.parsers import SHARE
+from penstock.gateway.protocol.packets import QOS
 from penstock.gateway.protocol.properties import write_properties
 from penstock.gateway.protocol.reasons import ConnectCode, ReasonCode
+from penstock.gateway.protocol.topics import SHARE
 from penstock.gateway.sessions.changes import Changes
 from penstock.gateway.sessions.inflight import Slot
 from penstock.gateway.sessions.journal import SessionJournal

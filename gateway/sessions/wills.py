@@ -5,9 +5,10 @@ from __future__ import annotations
 import orjson
 import structlog
 
+from penstock.gateway.protocol.connect import Will
 from penstock.gateway.protocol.message import to_stored
-from penstock.gateway.protocol.packets import NO_LOCAL, Will
-from penstock.gateway.protocol.properties import WILL, read_properties
+from penstock.gateway.protocol.packets import NO_LOCAL, WILL
+from penstock.gateway.protocol.properties import read_properties
 from penstock.gateway.sessions.stored_session import StoredSession, StoredWill
 from penstock.store.errors import DiskFull, StoreError
 from penstock.store.record import Flag, Kind, decode, encode_properties

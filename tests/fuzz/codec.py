@@ -4,21 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.gateway.protocol.codec import (
-    FROM_CLIENT,
-    FROM_CLIENT_5,
-    FROM_SERVER,
-    FROM_SERVER_5,
-    Packet,
-    Side,
-    apart,
-    decode,
-    encode_acks,
-    encode_publish,
-    packet_bytes,
-    plain,
-)
-from penstock.gateway.protocol.errors import ProtocolError
+from penstock.gateway.protocol.connect import parse_connect
+from penstock.gateway.protocol.decode import decode
+from penstock.gateway.protocol.disconnect import parse_disconnect
+from penstock.gateway.protocol.encode import encode_acks, encode_publish
+from penstock.gateway.protocol.errors import ProtocolError, check_reason
+from penstock.gateway.protocol.fixed_header import FROM_CLIENT, FROM_CLIENT_5, FROM_SERVER, FROM_SERVER_5, Side, packet_bytes
 from penstock.gateway.protocol.packets import (
     CONNACK,
     CONNECT,
@@ -31,9 +22,12 @@ from penstock.gateway.protocol.packets import (
     SUBSCRIBE,
     UNSUBACK,
     UNSUBSCRIBE,
+    Packet,
 )
-from penstock.gateway.protocol.parsers import check_reason, parse_connect, parse_disconnect, parse_subscribe, parse_unsubscribe
+from penstock.gateway.protocol.plain import cut_plain
 from penstock.gateway.protocol.properties import Property, parse_properties, read_properties, write_properties
+from penstock.gateway.protocol.runs import split_runs
+from penstock.gateway.protocol.subscribe import parse_subscribe, parse_unsubscribe
 from penstock.gateway.transport.proxy import ProxyHeaderInvalid, client_of, header_bytes
 from penstock.store.options import KIB
 
@@ -55,13 +49,13 @@ def check_codec(data: bytes) -> None:
         assert all(item[0] != MALFORMED for item in packets[:-1]), "nothing comes behind what is malformed"
         assert comparable(in_pieces(data, side)) == comparable(packets), "it doesn't matter how a stream is cut"
         in_runs, used_in_runs = decode(data, PACKET_BYTES_MAX, side, runs=True)
-        assert (comparable(apart(in_runs)), used_in_runs) == (comparable(packets), used), "runs are the same packets"
-        seen = plain(data, side, PACKET_BYTES_MAX)
+        assert (comparable(split_runs(in_runs)), used_in_runs) == (comparable(packets), used), "runs are the same packets"
+        seen = cut_plain(data, side, PACKET_BYTES_MAX)
         if seen is not None:
             qos, topic, acks, bodies, size = seen
             ids = [item[3] for item in packets]
             whole = [(PUBLISH, qos << 1, topic, *each) for each in zip(ids, bodies, strict=True)]
-            assert (packets, used) == (whole, size), "what is taken for plain PUBLISHes is nothing else"
+            assert (packets, used) == (whole, size), "what is taken for cut_plain PUBLISHes is nothing else"
             assert acks == (encode_acks(PUBACK, ids) if qos else b""), "each is acknowledged by its packet id"
         if side in (FROM_CLIENT, FROM_CLIENT_5):
             for item in packets:

@@ -17,8 +17,9 @@ RSS_MIB_MAX = 1024
 def fuzz(seconds: int, directory: Path) -> None:
     """Fuzz for so many seconds; end the process with another status than 0 where an input fails."""
     atheris = importlib.import_module("atheris")
-    with atheris.instrument_imports(include=["gateway", "penstock.store.topics"]):
-        importlib.import_module("penstock.gateway.protocol.codec")
+    with atheris.instrument_imports(include=["penstock.gateway", "penstock.store.topics"]):
+        for name in ("connect", "decode", "disconnect", "encode", "plain", "subscribe"):
+            importlib.import_module(f"penstock.gateway.protocol.{name}")
     from tests.fuzz.codec import check_codec
     from tests.fuzz.inputs import HEADERS, SEEDS
 

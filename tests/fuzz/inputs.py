@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from hypothesis import strategies as st
 
 from penstock.gateway.protocol import fields, packets
-from penstock.gateway.protocol.properties import RULES, WILL, Property, write_properties
+from penstock.gateway.protocol.packets import WILL
+from penstock.gateway.protocol.properties import RULES, Property, write_properties
 from penstock.gateway.protocol.reasons import REASONS
 from penstock.gateway.transport.proxy import V2
 from tests.gateway import packet_cases, packet_cases_5, proxy_headers

@@ -16,8 +16,10 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from penstock.gateway.protocol.codec import FROM_SERVER_5, Packet, decode, encode_acks, encode_publish
-from penstock.gateway.protocol.packets import CONNACK, PUBACK, PUBLISH, PUBLISH_WITH, SUBACK
+from penstock.gateway.protocol.decode import decode
+from penstock.gateway.protocol.encode import encode_acks, encode_publish
+from penstock.gateway.protocol.fixed_header import FROM_SERVER_5
+from penstock.gateway.protocol.packets import CONNACK, PUBACK, PUBLISH, PUBLISH_WITH, SUBACK, Packet
 from penstock.store.options import KIB, MIB
 from tests.fuzz.codec import check_answers
 from tests.fuzz.inputs import Attack

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.gateway.protocol.codec import encode_connack, encode_publish
+from penstock.gateway.protocol.encode import encode_connack, encode_publish
 from penstock.gateway.protocol.reasons import ConnectCode
 from penstock.install import install_hint
 from tests.depth import DEPTH
@@ -60,7 +60,7 @@ def test_packets_of_a_server_are_let_pass_and_so_is_one_that_was_cut(data: bytes
 
 
 def test_a_parser_that_raises_anything_else_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.gateway.protocol.parsers.protocol_level", lambda body: body[1000])
+    monkeypatch.setattr("penstock.gateway.protocol.connect.protocol_level", lambda body: body[1000])
     with pytest.raises(IndexError):
         check_codec(b"\x10\2\0\0")
 

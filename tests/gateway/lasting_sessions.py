@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.gateway.protocol.packets import (
-    CONNACK,
-)
-from penstock.gateway.protocol.properties import Found, Property
+from penstock.gateway.protocol.packets import CONNACK
+from penstock.gateway.protocol.properties import Property, PropertyValues
 from penstock.gateway.sessions.rows import all_sessions
 from penstock.gateway.sessions.stored_session import StoredSession
 from tests.gateway.packet_cases import connect
 from tests.gateway.wire import BYE, Broker, Client
 from tests.waiting import until
 
-LASTS: Found = {Property.SESSION_EXPIRY_S: 60}
+LASTS: PropertyValues = {Property.SESSION_EXPIRY_S: 60}
 DUP = 8
 
 

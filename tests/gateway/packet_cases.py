@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from penstock.gateway.protocol.errors import ConnectRefused, InvalidTopic, MalformedPacket, ProtocolError, UnsupportedVersion
+from penstock.gateway.protocol.connect import Connect, Will
+from penstock.gateway.protocol.errors import ConnectRefused, MalformedPacket, MalformedTopic, ProtocolError, UnsupportedVersion
 from penstock.gateway.protocol.packets import (
     CONNACK,
     CONNECT,
@@ -24,12 +25,9 @@ from penstock.gateway.protocol.packets import (
     SUBSCRIBE,
     UNSUBACK,
     UNSUBSCRIBE,
-    Connect,
-    Subscribe,
-    Unsubscribe,
-    Will,
 )
 from penstock.gateway.protocol.reasons import ReasonCode
+from penstock.gateway.protocol.subscribe import Subscribe, Unsubscribe
 
 # --- what clients send, built field by field -------------------------------------------------------------------------
 
@@ -169,8 +167,8 @@ _BAD_FILTER = ReasonCode.TOPIC_FILTER_INVALID
 
 INVALID = [
     # 2.2 the fixed header
-    Invalid("reserved type 0", b"\0\0", MalformedPacket, "type 0 came"),
-    Invalid("reserved type 15", b"\xf0\0", MalformedPacket, "type 15 came"),
+    Invalid("reserved type 0", b"\0\0", MalformedPacket, "has type 0"),
+    Invalid("reserved type 15", b"\xf0\0", MalformedPacket, "has type 15"),
     Invalid("five length bytes", b"\x30\x80\x80\x80\x80\x01", MalformedPacket, "fourth byte"),
     Invalid("larger than the limit", b"\x30\xff\xff\xff\x7f", ProtocolError, "268435460 bytes", ReasonCode.PACKET_TOO_LARGE),
     Invalid("an HTTP request", b"GET / HTTP/1.1\r\n\r\n", MalformedPacket, "PUBACK has the flags 0b0111"),
@@ -201,16 +199,16 @@ INVALID = [
     Invalid("connect, id with a surrogate", connect(0x02, b"\xed\xa0\x80"), MalformedPacket, "[MQTT-1.5.3-1]"),
     Invalid("connect, id with U+0000", connect(0x02, b"a\0"), MalformedPacket, "[MQTT-1.5.3-2]"),
     Invalid("connect, user name not UTF-8", connect(0x82, b"a", b"\x80"), MalformedPacket, "user name is not UTF-8"),
-    Invalid("connect, will topic not UTF-8", connect(0x06, b"a", b"\xff", b""), InvalidTopic, "not UTF-8", _BAD_TOPIC),
-    Invalid("connect, will topic with wildcard", connect(0x06, b"a", b"a/#", b""), InvalidTopic, "wildcard", _BAD_TOPIC),
-    Invalid("connect, empty will topic", connect(0x06, b"a", b"", b""), InvalidTopic, "empty", _BAD_TOPIC),
+    Invalid("connect, will topic not UTF-8", connect(0x06, b"a", b"\xff", b""), MalformedTopic, "not UTF-8", _BAD_TOPIC),
+    Invalid("connect, will topic with wildcard", connect(0x06, b"a", b"a/#", b""), MalformedTopic, "wildcard", _BAD_TOPIC),
+    Invalid("connect, empty will topic", connect(0x06, b"a", b"", b""), MalformedTopic, "empty", _BAD_TOPIC),
     Invalid("connect, no client id", connect(0x02), MalformedPacket, "ends within its client id"),
     Invalid("connect, no will message", connect(0x06, b"a", b"w"), MalformedPacket, "ends within its will message"),
     Invalid("connect, no user name", connect(0x82, b"a"), MalformedPacket, "ends within its user name"),
     Invalid("connect, no password", connect(0xC2, b"a", b"u"), MalformedPacket, "ends within its password"),
-    Invalid("connect, user name without flag", connect(0x02, b"a", b"u"), MalformedPacket, "3 bytes behind its last field"),
+    Invalid("connect, user name without flag", connect(0x02, b"a", b"u"), MalformedPacket, "3 bytes after its last field"),
     Invalid(
-        "connect, cut in a field", packet(0x10, connect(2, b"abc")[2:-1]), MalformedPacket, "3 bytes are announced, 2 are left"
+        "connect, cut in a field", packet(0x10, connect(2, b"abc")[2:-1]), MalformedPacket, "announces 3 bytes; 2 are left"
     ),
     Invalid("connect, empty", b"\x10\0", MalformedPacket, "ends within its protocol name"),
     Invalid("connect, only a name", packet(0x10, field(b"MQTT")), MalformedPacket, "ends before its protocol level"),
@@ -234,7 +232,7 @@ INVALID = [
     ),
     Invalid("publish, QoS 1, topic longer than the packet", b"\x32\4\xff\xffab", MalformedPacket, "ends within its fields"),
     # 3.4 to 3.7 acks
-    Invalid("puback, empty", b"\x40\0", MalformedPacket, "2 bytes behind its fixed header, not 0"),
+    Invalid("puback, empty", b"\x40\0", MalformedPacket, "2 bytes after its fixed header, not 0"),
     Invalid("puback, short", b"\x40\1\1", MalformedPacket, "not 1"),
     Invalid("puback, as in 5.0", b"\x40\3\0\1\0", MalformedPacket, "not 3"),
     Invalid("pubrec, id 0", b"\x50\2\0\0", ProtocolError, "PUBREC has the packet id 0", _PROTOCOL_ERROR),
@@ -252,20 +250,20 @@ INVALID = [
     ),
     Invalid("subscribe, filter not UTF-8", subscribe(1, (b"\xfe", 0)), MalformedPacket, "[MQTT-1.5.3-1]"),
     Invalid("subscribe, filter with U+0000", subscribe(1, (b"a\0", 0)), MalformedPacket, "[MQTT-1.5.3-2]"),
-    Invalid("subscribe, empty filter", subscribe(1, (b"", 0)), InvalidTopic, "empty", _BAD_FILTER),
-    Invalid("subscribe, # before the end", subscribe(1, (b"a/#/b", 0)), InvalidTopic, "before its last level", _BAD_FILTER),
-    Invalid("subscribe, + in a level", subscribe(1, (b"a/b+", 0)), InvalidTopic, "inside of the level", _BAD_FILTER),
+    Invalid("subscribe, empty filter", subscribe(1, (b"", 0)), MalformedTopic, "empty", _BAD_FILTER),
+    Invalid("subscribe, # before the end", subscribe(1, (b"a/#/b", 0)), MalformedTopic, "before its last level", _BAD_FILTER),
+    Invalid("subscribe, + in a level", subscribe(1, (b"a/b+", 0)), MalformedTopic, "inside of the level", _BAD_FILTER),
     # 3.10 UNSUBSCRIBE
     Invalid("unsubscribe, id 0", unsubscribe(0, b"a"), ProtocolError, "[MQTT-2.3.1-1]", _PROTOCOL_ERROR),
     Invalid("unsubscribe, nothing", unsubscribe(1), ProtocolError, "[MQTT-3.10.3-2]", _PROTOCOL_ERROR),
     Invalid("unsubscribe, filter not UTF-8", unsubscribe(1, b"\xff"), MalformedPacket, "[MQTT-1.5.3-1]"),
-    Invalid("unsubscribe, bad filter", unsubscribe(1, b"#a"), InvalidTopic, "inside of the level", _BAD_FILTER),
+    Invalid("unsubscribe, bad filter", unsubscribe(1, b"#a"), MalformedTopic, "inside of the level", _BAD_FILTER),
     Invalid(
         "unsubscribe, trailing byte", packet(0xA2, b"\0\1" + field(b"a") + b"\0"), MalformedPacket, "ends within its topic"
     ),
     # 3.12, 3.14
-    Invalid("pingreq, body", b"\xc0\1\0", MalformedPacket, "nothing behind its fixed header"),
-    Invalid("disconnect, body", b"\xe0\2\0\0", MalformedPacket, "nothing behind its fixed header"),
+    Invalid("pingreq, body", b"\xc0\1\0", MalformedPacket, "must end after its fixed header"),
+    Invalid("disconnect, body", b"\xe0\2\0\0", MalformedPacket, "must end after its fixed header"),
 ]
 
 # --- what the server sends ---------------------------------------------------------------------------------------------

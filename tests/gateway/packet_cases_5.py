@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from penstock.gateway.protocol.errors import ConnectRefused, InvalidTopic, MalformedPacket, ProtocolError
+from penstock.gateway.protocol.connect import Connect, Will
+from penstock.gateway.protocol.disconnect import Disconnect
+from penstock.gateway.protocol.errors import ConnectRefused, MalformedPacket, MalformedTopic, ProtocolError
 from penstock.gateway.protocol.packets import (
     AUTH,
     CONNECT,
@@ -18,14 +20,10 @@ from penstock.gateway.protocol.packets import (
     PUBREL,
     SUBSCRIBE,
     UNSUBSCRIBE,
-    Connect,
-    Disconnect,
-    Subscribe,
-    Unsubscribe,
-    Will,
 )
-from penstock.gateway.protocol.properties import Found, Property
+from penstock.gateway.protocol.properties import Property, PropertyValues
 from penstock.gateway.protocol.reasons import ReasonCode
+from penstock.gateway.protocol.subscribe import Subscribe, Unsubscribe
 from tests.gateway.packet_cases import field, packet
 
 # --- what clients send, built field by field -------------------------------------------------------------------------
@@ -103,7 +101,7 @@ def sample(*which: Property) -> bytes:
     return b"".join(SAMPLES[one][0] for one in which)
 
 
-def meaning(*which: Property) -> Found:
+def meaning(*which: Property) -> PropertyValues:
     return {one: SAMPLES[one][1] for one in which}
 
 
@@ -116,14 +114,14 @@ class Valid(NamedTuple):
     name: str
     data: bytes
     item: tuple[object, ...]
-    parsed: Connect | Subscribe | Unsubscribe | Disconnect | Found | None = None
+    parsed: Connect | Subscribe | Unsubscribe | Disconnect | PropertyValues | None = None
 
 
 def _connect(name: str, data: bytes, parsed: Connect) -> Valid:
     return Valid(name, data, (CONNECT, 0, data[2:] if data[1] < 128 else data[3:]), parsed)
 
 
-def _publish(name: str, header: int, topic: bytes, packet_id: int, raw: bytes, found: Found) -> Valid:
+def _publish(name: str, header: int, topic: bytes, packet_id: int, raw: bytes, found: PropertyValues) -> Valid:
     data = publish_5(header, topic, packet_id, properties(raw))
     return Valid(name, data, (PUBLISH_WITH, header & 15, topic, packet_id, b"x", raw), found)
 
@@ -255,21 +253,21 @@ _MALFORMED = ReasonCode.MALFORMED_PACKET
 INVALID = [
     # 1.5.5, 2.1
     Invalid("length in more bytes than it needs", b"\x30\x85\x00\0\1a\0x", MalformedPacket, "[MQTT-1.5.5-1]"),
-    Invalid("reserved type 0", b"\0\0", MalformedPacket, "type 0 came"),
+    Invalid("reserved type 0", b"\0\0", MalformedPacket, "has type 0"),
     Invalid("auth, flags", b"\xf1\0", MalformedPacket, "[MQTT-2.1.3-1]"),
     *(
         Invalid(f"type {header >> 4} from a client", bytes((header, 2, 0, 1)), ProtocolError, "side that", _PROTOCOL)
         for header in (0x20, 0x90, 0xB0, 0xD0)
     ),
     # 2.2.2 properties, whatever the packet
-    _bad_connect("unknown property", b"\x04\0", MalformedPacket, "no property 0x04", _MALFORMED),
+    _bad_connect("unknown property", b"\x04\0", MalformedPacket, "The property 0x04 does not exist", _MALFORMED),
     _bad_connect("property identifier in two bytes", b"\x91\0\0\0\0\0", MalformedPacket, "[MQTT-1.5.5-1]", _MALFORMED),
     _bad_connect("property cut short", b"\x11\0\0\0", MalformedPacket, "ends within its session expiry", _MALFORMED),
     Invalid(
         "connect, properties longer than the packet",
         packet(0x10, b"\0\4MQTT\5\2\0\x3c\x0a\x11"),
         MalformedPacket,
-        "10 bytes of properties are announced, 1 are left",
+        "announces 10 bytes of properties, but 1 bytes are left",
     ),
     Invalid("connect, no properties", packet(0x10, b"\0\4MQTT\5\2\0\x3c"), MalformedPacket, "ends within its property length"),
     Invalid(
@@ -284,14 +282,14 @@ INVALID = [
         if one != P.USER_PROPERTY
     ),
     *(
-        _bad_connect(f"{one.name.lower()} in it", sample(one), MalformedPacket, "belong into a CONNECT", _MALFORMED)
+        _bad_connect(f"{one.name.lower()} in it", sample(one), MalformedPacket, "must not occur in a CONNECT", _MALFORMED)
         for one in (P.TOPIC_ALIAS, P.MESSAGE_EXPIRY_S, P.WILL_DELAY_S, P.REASON_STRING, P.SERVER_KEEP_ALIVE_S)
     ),
     # 3.1 CONNECT
     _bad_connect("receive maximum 0", b"\x21\0\0", ProtocolError, "receive maximum is 0", _PROTOCOL),
     _bad_connect("maximum packet size 0", b"\x27\0\0\0\0", ProtocolError, "maximum packet size is 0", _PROTOCOL),
-    _bad_connect("request problem information 2", b"\x17\2", ProtocolError, "use 0 to 1", _PROTOCOL),
-    _bad_connect("request response information 2", b"\x19\2", ProtocolError, "use 0 to 1", _PROTOCOL),
+    _bad_connect("request problem information 2", b"\x17\2", ProtocolError, "Use 0 to 1", _PROTOCOL),
+    _bad_connect("request response information 2", b"\x19\2", ProtocolError, "Use 0 to 1", _PROTOCOL),
     _bad_connect(
         "authentication method",
         sample(P.AUTHENTICATION_METHOD),
@@ -310,7 +308,7 @@ INVALID = [
         "connect, will with a topic alias",
         connect_5(6, b"a", b"w", b"", will=properties(sample(P.TOPIC_ALIAS))),
         MalformedPacket,
-        "belong into a will",
+        "must not occur in a will",
     ),
     Invalid(
         "connect, will with a wildcard to answer to",
@@ -328,8 +326,8 @@ INVALID = [
     Invalid("publish, properties longer than the packet", b"\x30\5\0\1a\2x", MalformedPacket, "2 bytes of properties"),
     Invalid("publish, property length without end", b"\x30\5\0\1a\x80\x80", MalformedPacket, "property length"),
     Invalid("publish, property length of five bytes", b"\x30\x08\0\1a\xff\xff\xff\xff\x7f", MalformedPacket, "fourth byte"),
-    _bad_publish("unknown property", b"\x7f", MalformedPacket, "no property 0x7f", _MALFORMED),
-    _bad_publish("session expiry", sample(P.SESSION_EXPIRY_S), MalformedPacket, "belong into a PUBLISH", _MALFORMED),
+    _bad_publish("unknown property", b"\x7f", MalformedPacket, "The property 0x7f does not exist", _MALFORMED),
+    _bad_publish("session expiry", sample(P.SESSION_EXPIRY_S), MalformedPacket, "must not occur in a PUBLISH", _MALFORMED),
     *(
         _bad_publish(f"{one.name.lower()} twice", sample(one, one), ProtocolError, "more than once", _PROTOCOL)
         for one in (*_MESSAGE, P.TOPIC_ALIAS)
@@ -340,7 +338,7 @@ INVALID = [
     _bad_publish("content type not UTF-8", b"\3\0\1\xff", MalformedPacket, "[MQTT-1.5.4-1]", _MALFORMED),
     _bad_publish("response topic not UTF-8", b"\x08\0\1\xff", MalformedPacket, "[MQTT-1.5.4-1]", _MALFORMED),
     # 3.4 to 3.7 acks
-    Invalid("puback, empty", b"\x40\0", MalformedPacket, "2 bytes behind its fixed header, not 0"),
+    Invalid("puback, empty", b"\x40\0", MalformedPacket, "2 bytes after its fixed header, not 0"),
     Invalid("puback, short", b"\x40\1\1", MalformedPacket, "not 1"),
     Invalid("puback, id 0", b"\x40\3\0\0\0", ProtocolError, "PUBACK has the packet id 0", _PROTOCOL),
     Invalid("puback, reason of a PUBREL", b"\x40\3\0\1\x92", ProtocolError, "reason code 0x92", _PROTOCOL),
@@ -380,18 +378,18 @@ INVALID = [
         _PROTOCOL,
     ),
     Invalid("subscribe, no properties", b"\x82\2\0\1", MalformedPacket, "ends within its property length"),
-    Invalid("subscribe, bad filter", subscribe_5(1, (b"a/#/b", 0)), InvalidTopic, "before its last level", _FILTER),
+    Invalid("subscribe, bad filter", subscribe_5(1, (b"a/#/b", 0)), MalformedTopic, "before its last level", _FILTER),
     Invalid("unsubscribe, nothing", unsubscribe_5(1), ProtocolError, "[MQTT-3.10.3-2]", _PROTOCOL),
     Invalid(
         "unsubscribe, identifier",
         unsubscribe_5(1, b"a", about=properties(b"\x0b\1")),
         MalformedPacket,
-        "belong into a UNSUBSCRIBE",
+        "must not occur in a UNSUBSCRIBE",
     ),
     # 3.12, 3.14
-    Invalid("pingreq, body", b"\xc0\1\0", MalformedPacket, "nothing behind its fixed header"),
+    Invalid("pingreq, body", b"\xc0\1\0", MalformedPacket, "must end after its fixed header"),
     Invalid("disconnect, unknown reason", b"\xe0\1\1", ProtocolError, "reason code 0x01", _PROTOCOL),
-    Invalid("disconnect, bytes behind the properties", b"\xe0\3\0\0\0", MalformedPacket, "behind its properties"),
+    Invalid("disconnect, bytes behind the properties", b"\xe0\3\0\0\0", MalformedPacket, "after its properties"),
     Invalid(
         "disconnect, server reference",
         packet(0xE0, b"\0" + properties(sample(P.SERVER_REFERENCE))),

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.gateway.protocol.packets import (
-    PUBLISH,
-    PUBLISH_WITH,
-)
+from penstock.gateway.protocol.packets import PUBLISH, PUBLISH_WITH
 from penstock.gateway.protocol.properties import Property
 from penstock.pop.core.group import ConsumerGroup
 from tests.gateway.wire import Broker, Client, Client5

@@ -13,7 +13,7 @@ import pytest
 from penstock.gateway.auth.access import TOPICS_ASKED_MAX, Access
 from penstock.gateway.auth.plugins import PluginsUnavailable
 from penstock.gateway.options import AccessOptions, ListenerOptions
-from penstock.gateway.protocol.codec import encode_publish
+from penstock.gateway.protocol.encode import encode_publish
 from penstock.gateway.protocol.packets import CONNACK, PINGRESP, PUBACK, PUBLISH, PUBREC
 from penstock.gateway.protocol.reasons import ReasonCode
 from penstock.store.options import HostPort

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.gateway.options import ListenerOptions
-from penstock.gateway.protocol.codec import encode_publish
+from penstock.gateway.protocol.encode import encode_publish
 from penstock.gateway.protocol.packets import PUBACK, PUBLISH
 from penstock.gateway.protocol.properties import Property, write_properties
 from penstock.gateway.protocol.reasons import ReasonCode

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.gateway.protocol.codec import encode_acks, encode_publish
+from penstock.gateway.protocol.encode import encode_acks, encode_publish
 from penstock.gateway.protocol.packets import (
     CONNACK,
     PINGRESP,

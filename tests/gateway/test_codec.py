@@ -8,17 +8,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.gateway.protocol.codec import (
-    FROM_CLIENT,
-    FROM_CLIENT_5,
-    FROM_SERVER,
-    PACKET_BYTES_MAX_MIN,
+from penstock.gateway.protocol.connect import Connect, parse_connect
+from penstock.gateway.protocol.decode import PACKET_BYTES_MAX_MIN, decode
+from penstock.gateway.protocol.encode import (
     PINGRESP_BYTES,
-    Packet,
-    Plain,
-    Side,
-    apart,
-    decode,
     encode_acks,
     encode_connack,
     encode_publish,
@@ -26,11 +19,10 @@ from penstock.gateway.protocol.codec import (
     encode_refusal,
     encode_suback,
     encode_unsuback,
-    packet_bytes,
-    plain,
 )
 from penstock.gateway.protocol.errors import ConnectRefused, ProtocolError, UnsupportedVersion
 from penstock.gateway.protocol.fields import REMAINING_BYTES_MAX, write_varint
+from penstock.gateway.protocol.fixed_header import FROM_CLIENT, FROM_CLIENT_5, FROM_SERVER, Side, packet_bytes
 from penstock.gateway.protocol.packets import (
     CONNECT,
     MALFORMED,
@@ -43,12 +35,12 @@ from penstock.gateway.protocol.packets import (
     SUBSCRIBE,
     UNSUBACK,
     UNSUBSCRIBE,
-    Connect,
-    Subscribe,
-    Unsubscribe,
+    Packet,
 )
-from penstock.gateway.protocol.parsers import parse_connect, parse_subscribe, parse_unsubscribe
+from penstock.gateway.protocol.plain import PlainPublishes, cut_plain
 from penstock.gateway.protocol.reasons import SUBACK_FAILURE, ConnectCode, ReasonCode
+from penstock.gateway.protocol.runs import split_runs
+from penstock.gateway.protocol.subscribe import Subscribe, Unsubscribe, parse_subscribe, parse_unsubscribe
 from tests.gateway import packet_cases_5
 from tests.gateway.packet_cases import INVALID, SERVER_ITEMS, VALID, Invalid, Valid, connect, packet, subscribe
 from tests.gateway.packet_cases import field as topic_field
@@ -135,7 +127,7 @@ def test_the_limit_holds_for_the_whole_packet_before_its_body_has_come() -> None
         packets, consumed = decode(PING + data, limit - 1)
         assert packets[1][0] == MALFORMED
         assert packets[1][1].reason is ReasonCode.PACKET_TOO_LARGE
-        assert f"a packet of {limit} bytes was announced; send {limit - 1} at most" in str(packets[1][1])
+        assert f"A packet announces {limit} bytes. Send {limit - 1} at most." in str(packets[1][1])
         assert consumed == len(PING)
 
 
@@ -190,7 +182,7 @@ def test_bounds_of_a_connect_can_be_set() -> None:
     body = connect(0x06, b"a" * 23, b"a/b/c", b"")[2:]
 
     assert parse_connect(body, client_id_bytes_max=23, topic_levels_max=3, topic_bytes_max=5).client_id == "a" * 23
-    with pytest.raises(ConnectRefused, match="use 22 at most"):
+    with pytest.raises(ConnectRefused, match="Use 22 at most"):
         parse_connect(body, client_id_bytes_max=22)
     with pytest.raises(ProtocolError, match="has 3 levels; use 2 at most"):
         parse_connect(body, topic_levels_max=2)
@@ -363,7 +355,7 @@ def test_what_needs_more_than_to_be_stored_is_never_in_a_run(flags: Any) -> None
 
 def _stream(is_v5: bool) -> st.SearchStrategy[bytes]:
     """Streams in which PUBLISHes are alike, are nearly alike, and are cut or wrong in a byte."""
-    plain = st.builds(
+    cut_plain = st.builds(
         lambda topic, body, number, properties: encode_publish(
             topic, body, number > 0, packet_id=number, properties=properties if is_v5 else b""
         ),
@@ -374,12 +366,12 @@ def _stream(is_v5: bool) -> st.SearchStrategy[bytes]:
     )
     wrong = st.builds(
         lambda data, at, byte: data[: at % len(data)] + bytes((byte,)) + data[at % len(data) + 1 :],
-        plain,
+        cut_plain,
         st.integers(0, 12),
         st.integers(0, 255),
     )
-    alike = st.builds(lambda data, count: data * count, plain, st.integers(8, 30))
-    return st.lists(st.one_of(plain, plain, alike, wrong), max_size=12).map(b"".join)
+    alike = st.builds(lambda data, count: data * count, cut_plain, st.integers(8, 30))
+    return st.lists(st.one_of(cut_plain, cut_plain, alike, wrong), max_size=12).map(b"".join)
 
 
 @given(st.sampled_from([FROM_CLIENT, FROM_CLIENT_5]).flatmap(lambda side: st.tuples(st.just(side), _stream(side.is_v5))))
@@ -389,7 +381,7 @@ def test_runs_taken_apart_are_what_is_there_without_them(case: tuple[Side, bytes
         singly, consumed = decode(stream, limit, side)
         in_runs, consumed_in_runs = decode(stream, limit, side, runs=True)
 
-        assert comparable(apart(in_runs)) == comparable(singly)
+        assert comparable(split_runs(in_runs)) == comparable(singly)
         assert consumed_in_runs == consumed
 
 
@@ -405,14 +397,14 @@ def test_one_that_differs_in_any_byte_is_told_from_those_around_it(side: Side, q
             singly, consumed = decode(stream, LIMIT, side)
             in_runs, consumed_in_runs = decode(stream, LIMIT, side, runs=True)
 
-            assert comparable(apart(in_runs)) == comparable(singly), (at, byte)
+            assert comparable(split_runs(in_runs)) == comparable(singly), (at, byte)
             assert consumed_in_runs == consumed
 
 
-# --- plain reads ------------------------------------------------------------------------------------------------------
+# --- cut_plain reads ------------------------------------------------------------------------------------------------------
 
 
-def expected_plain(data: bytes, side: Side) -> Plain | None:
+def expected_plain(data: bytes, side: Side) -> PlainPublishes | None:
     """Return what `plain` has to say of a read without lengths of needless bytes, by what `decode` makes of it."""
     packets, used = decode(data, LIMIT, side)
     if {packet[0] for packet in packets} != {PUBLISH} or packets[0][1] not in (0, 2):
@@ -440,7 +432,7 @@ def test_a_plain_packet_is_told_from_all_others(side: Side, data: bytes) -> None
     has_long_length = (
         len(data) > 4 and data[1] > 127 and data[2] > 127
     )  # or one in more bytes than it needs: `decode` sees to it
-    assert plain(data, side, LIMIT) == (None if has_long_length or data[1:3] == b"\x80\0" else expected_plain(data, side))
+    assert cut_plain(data, side, LIMIT) == (None if has_long_length or data[1:3] == b"\x80\0" else expected_plain(data, side))
 
 
 @given(
@@ -458,16 +450,16 @@ def test_any_publish_by_itself_is_what_decode_makes_of_it(
     body = topic_field(topic) + packet_id.to_bytes(2, "big") * qos + about + bytes(length)
     for data in (packet(0x30 | qos << 1, body), packet(0x30 | qos << 1, body) + more):
         expected = expected_plain(data, side)
-        assert plain(data, side, LIMIT) == expected
+        assert cut_plain(data, side, LIMIT) == expected
     data = packet(0x30 | qos << 1, body)
     if len(data) > PACKET_BYTES_MAX_MIN:
-        assert plain(data, side, len(data)) == expected_plain(data, side)
-        assert plain(data, side, len(data) - 1) is None
+        assert cut_plain(data, side, len(data)) == expected_plain(data, side)
+        assert cut_plain(data, side, len(data) - 1) is None
 
 
 @given(st.binary(max_size=200), st.sampled_from([FROM_CLIENT, FROM_CLIENT_5]))
 def test_bytes_that_are_no_publish_are_never_taken_for_one(data: bytes, side: Side) -> None:
-    assert plain(data, side, LIMIT) in (None, expected_plain(data, side))
+    assert cut_plain(data, side, LIMIT) in (None, expected_plain(data, side))
 
 
 @pytest.mark.parametrize("qos", [0, 1])
@@ -487,8 +479,8 @@ def test_a_read_of_publishes_of_one_length_is_seen_with_any_beginning_of_another
     acks = encode_acks(PUBACK, range(1, count + 1)) if qos else b""
     for more in {*range(min(20, len(packets[-1]))), len(packets[-1]) - 1}:
         data = whole + packets[-1][:more]
-        assert plain(data, side, LIMIT) == (qos, b"a/b", acks, bodies[:count], len(whole)) == expected_plain(data, side)
-    assert plain(whole + b"\xc0\0", side, LIMIT) is None
+        assert cut_plain(data, side, LIMIT) == (qos, b"a/b", acks, bodies[:count], len(whole)) == expected_plain(data, side)
+    assert cut_plain(whole + b"\xc0\0", side, LIMIT) is None
 
 
 @pytest.mark.parametrize("qos", [0, 1])
@@ -500,22 +492,22 @@ def test_a_read_in_which_any_byte_is_of_another_packet_is_not_taken_for_one_of_t
         for byte in (0, 1, 2, 5, 0x30, 0x32, 127, 128, 255):
             other = one[:at] + bytes((byte,)) + one[at + 1 :]
             for data in (other + one * 3, one * 3 + other, one + other + one):
-                assert plain(data, side, LIMIT) in (None, expected_plain(data, side)), (at, byte)
+                assert cut_plain(data, side, LIMIT) in (None, expected_plain(data, side)), (at, byte)
                 if other == one:
-                    assert plain(data, side, LIMIT) is not None
+                    assert cut_plain(data, side, LIMIT) is not None
 
 
 @given(st.sampled_from([FROM_CLIENT, FROM_CLIENT_5]).flatmap(lambda side: st.tuples(st.just(side), _stream(side.is_v5))))
 def test_what_is_taken_for_a_read_of_those_is_what_decode_makes_of_it(case: tuple[Side, bytes]) -> None:
     side, data = case
     for cut in (len(data), len(data) - 3):
-        assert plain(data[:cut], side, LIMIT) in (None, expected_plain(data[:cut], side))
+        assert cut_plain(data[:cut], side, LIMIT) in (None, expected_plain(data[:cut], side))
 
 
 def test_a_read_of_larger_packets_than_are_taken_is_left_to_decode() -> None:
     data = encode_publish(b"a", b"x" * 200) * 2
-    assert plain(data, FROM_CLIENT, len(data) // 2) is not None
-    assert plain(data, FROM_CLIENT, len(data) // 2 - 1) is None
+    assert cut_plain(data, FROM_CLIENT, len(data) // 2) is not None
+    assert cut_plain(data, FROM_CLIENT, len(data) // 2 - 1) is None
 
 
 @given(st.binary(max_size=60), st.sampled_from([parse_connect, parse_subscribe, parse_unsubscribe]), st.booleans())

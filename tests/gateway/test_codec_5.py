@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.protocol.codec import (
-    FROM_CLIENT_5,
-    FROM_SERVER_5,
-    Packet,
-    decode,
+from penstock.gateway.protocol.connect import parse_connect
+from penstock.gateway.protocol.decode import decode
+from penstock.gateway.protocol.disconnect import parse_disconnect
+from penstock.gateway.protocol.encode import (
     encode_ack,
     encode_connack_5,
     encode_disconnect,
@@ -21,6 +20,7 @@ from penstock.gateway.protocol.codec import (
     encode_unsuback_5,
 )
 from penstock.gateway.protocol.errors import ProtocolError
+from penstock.gateway.protocol.fixed_header import FROM_CLIENT_5, FROM_SERVER_5
 from penstock.gateway.protocol.packets import (
     AUTH,
     CONNACK,
@@ -36,10 +36,12 @@ from penstock.gateway.protocol.packets import (
     SUBSCRIBE,
     UNSUBACK,
     UNSUBSCRIBE,
+    WILL,
+    Packet,
 )
-from penstock.gateway.protocol.parsers import parse_connect, parse_disconnect, parse_subscribe, parse_unsubscribe
-from penstock.gateway.protocol.properties import RULES, WILL, Property, parse_properties, read_properties, write_properties
+from penstock.gateway.protocol.properties import RULES, Property, parse_properties, read_properties, write_properties
 from penstock.gateway.protocol.reasons import REASONS, ReasonCode
+from penstock.gateway.protocol.subscribe import parse_subscribe, parse_unsubscribe
 from tests.gateway.packet_cases import packet
 from tests.gateway.packet_cases_5 import INVALID, SAMPLES, VALID, Invalid, Valid, connect_5
 
@@ -116,7 +118,7 @@ def test_each_property_is_read_and_written_where_the_table_allows_it_and_refused
             assert parse_properties(raw, where) == {property: value}
             assert write_properties({property: value}) == bytes((len(raw),)) + raw
         else:
-            with pytest.raises(ProtocolError, match="belong into"):
+            with pytest.raises(ProtocolError, match="must not occur in"):
                 parse_properties(raw, where)
 
 
@@ -136,7 +138,7 @@ def test_a_property_that_is_cut_short_is_malformed(property: Property) -> None:
     raw, _ = SAMPLES[property]
     where = min(RULES[property].packets)
     for cut in range(1, len(raw)):
-        with pytest.raises(ProtocolError, match="the packet ends"):
+        with pytest.raises(ProtocolError, match="The packet ends"):
             parse_properties(raw[:cut], where)
 
 

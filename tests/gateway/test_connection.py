@@ -8,7 +8,7 @@ import pytest
 
 from penstock.gateway.connection.connection import ANSWERS_BYTES_MAX
 from penstock.gateway.connection.open_connections import CONNECTIONS_PER_CLIENT_MAX
-from penstock.gateway.protocol.codec import encode_acks, encode_publish
+from penstock.gateway.protocol.encode import encode_acks, encode_publish
 from penstock.gateway.protocol.errors import ConnectRefused, UnsupportedVersion
 from penstock.gateway.protocol.packets import CONNACK, PINGRESP, PUBACK, PUBCOMP, PUBREC, PUBREL, SUBACK, UNSUBACK
 from penstock.gateway.protocol.reasons import ConnectCode, ReasonCode

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from penstock.gateway.protocol import codec
-from penstock.gateway.protocol.codec import Packet, encode_acks
-from penstock.gateway.protocol.packets import CONNACK, PINGRESP, PUBACK, PUBCOMP, PUBREC, PUBREL, SUBACK, UNSUBACK
+from penstock.gateway.protocol.encode import encode_acks
+from penstock.gateway.protocol.packets import CONNACK, PINGRESP, PUBACK, PUBCOMP, PUBREC, PUBREL, SUBACK, UNSUBACK, Packet
 from penstock.gateway.protocol.properties import Property, write_properties
 from penstock.gateway.protocol.reasons import ReasonCode
+from penstock.gateway.protocol.runs import split_runs
 from penstock.store.options import KIB
 from tests.gateway.brokers import StartBroker
 from tests.gateway.moving_time import pass_time
@@ -298,13 +298,12 @@ async def test_short_runs_that_are_refused_cost_no_more_than_single_packets(
 ) -> None:
     """They are taken apart together: a client could hold up the node else."""
     taken_apart: list[int] = []
-    apart = codec.apart
 
     def counted(packets: list[Packet]) -> list[Packet]:
         taken_apart.append(len(packets))
-        return apart(packets)
+        return split_runs(packets)
 
-    monkeypatch.setattr(codec, "apart", counted)
+    monkeypatch.setattr("penstock.gateway.connection.connection.split_runs", counted)
     client = await broker.connect_5("pump")
     topics = [b"$a", b"$a", b"$b", b"$b"] * 20
     before = broker.node.gateway.counters.packets_in

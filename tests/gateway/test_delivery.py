@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from penstock.gateway.delivery import subscription
-from penstock.gateway.protocol.codec import encode_acks, encode_publish
+from penstock.gateway.protocol.encode import encode_acks, encode_publish
 from penstock.gateway.protocol.packets import PINGRESP, PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL
 from penstock.store.options import KIB, MIB
 from tests.gateway.brokers import StartBroker

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from penstock.cli.actions.inspect_sessions import inspect_sessions
-from penstock.gateway.protocol.codec import encode_acks, encode_publish
+from penstock.gateway.protocol.encode import encode_acks, encode_publish
 from penstock.gateway.protocol.packets import CONNACK, PUBACK, PUBLISH, PUBLISH_WITH, UNSUBACK
 from penstock.gateway.protocol.properties import Property, parse_properties
 from penstock.gateway.sessions.stored_sessions import OWNER

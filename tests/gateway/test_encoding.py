@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from penstock.gateway.delivery.encoding import SLOT, EncodedBatch, encode_batch
 from penstock.gateway.delivery.options import DeliveryOptions
-from penstock.gateway.protocol.codec import FROM_SERVER_5, decode
+from penstock.gateway.protocol.decode import decode
+from penstock.gateway.protocol.fixed_header import FROM_SERVER_5
 from penstock.gateway.protocol.packets import PUBLISH
 from penstock.store.lightqueue import ENTRY
 from penstock.store.options import KIB, MIB, StoreOptions

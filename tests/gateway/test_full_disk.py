@@ -7,9 +7,9 @@ import pytest
 from prometheus_client import generate_latest
 
 from penstock.gateway.connection import disk_full, publishing
-from penstock.gateway.protocol.codec import encode_acks, encode_publish
+from penstock.gateway.protocol.encode import encode_acks, encode_publish
 from penstock.gateway.protocol.packets import CONNACK, PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL, SUBACK
-from penstock.gateway.protocol.properties import Found, Property
+from penstock.gateway.protocol.properties import Property, PropertyValues
 from penstock.gateway.protocol.reasons import ReasonCode
 from penstock.node.metrics import registry_of
 from penstock.store.options import GIB
@@ -201,7 +201,7 @@ async def test_a_retransmission_of_a_held_message_is_stored_once_at_qos_2(full: 
 
 
 @pytest.mark.parametrize("about", [{}, {Property.CONTENT_TYPE: "text"}], ids=["plain", "with properties"])
-async def test_a_client_of_5_hears_of_it_at_once(full: Broker, about: Found) -> None:
+async def test_a_client_of_5_hears_of_it_at_once(full: Broker, about: PropertyValues) -> None:
     client = await full.connect_5("publisher")
     for qos in (1, 2):
         assert await client.publish_with("plant/1", b"refused", about, qos) == ReasonCode.QUOTA_EXCEEDED

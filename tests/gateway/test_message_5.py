@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.gateway.protocol.codec import encode_acks, encode_publish
+from penstock.gateway.protocol.encode import encode_acks, encode_publish
 from penstock.gateway.protocol.packets import PUBACK, PUBLISH_WITH
-from penstock.gateway.protocol.properties import Found, Property, write_properties
+from penstock.gateway.protocol.properties import Property, PropertyValues, write_properties
 from penstock.gateway.protocol.reasons import ReasonCode
 from penstock.store.options import KIB
 from tests.clock import ManualClock
@@ -18,7 +18,7 @@ NO_LOCAL, AS_PUBLISHED = 0x04, 0x08
 NOT_IF_THERE, NEVER = 0x10, 0x20
 """Subscription options: no local, retain as published, retain handling 1 and 2."""
 
-ALL: Found = {
+ALL: PropertyValues = {
     Property.PAYLOAD_FORMAT: 1,
     Property.CONTENT_TYPE: "text/plain",
     Property.RESPONSE_TOPIC: "answers/7",
@@ -58,7 +58,7 @@ async def test_all_properties_of_a_message_come_unaltered(broker: Broker, qos: i
         {},
     ],
 )
-async def test_empty_values_are_values(broker: Broker, found: Found) -> None:
+async def test_empty_values_are_values(broker: Broker, found: PropertyValues) -> None:
     client = await broker.connect_5("client")
     await client.subscribe(("a", 1))
     await client.publish_with("a", b"x", found, 1)
@@ -86,10 +86,10 @@ async def test_a_request_is_answered(broker: Broker) -> None:
     asker, service = await broker.connect_5("asker"), await broker.connect_5("service")
     await service.subscribe(("requests", 1))
     await asker.subscribe(("answers/7", 1))
-    about: Found = {Property.RESPONSE_TOPIC: "answers/7", Property.CORRELATION_DATA: b"\x07"}
+    about: PropertyValues = {Property.RESPONSE_TOPIC: "answers/7", Property.CORRELATION_DATA: b"\x07"}
     await asker.publish_with("requests", b"?", about, 1)
     _, found = await service.message_with()
-    correlation: Found = {Property.CORRELATION_DATA: found[Property.CORRELATION_DATA]}
+    correlation: PropertyValues = {Property.CORRELATION_DATA: found[Property.CORRELATION_DATA]}
     await service.publish_with(found[Property.RESPONSE_TOPIC], b"!", correlation, 1)
     assert await asker.message_with() == (Message("answers/7", b"!", 1), correlation)
 
@@ -117,7 +117,7 @@ async def test_an_expiry_interval_is_counted_down_while_a_message_waits(start_br
     for one in (client, old):
         await one.subscribe(("a", 1))
     for n, expiry_s in enumerate((100, 10, 20, None)):
-        about: Found = {} if expiry_s is None else {Property.MESSAGE_EXPIRY_S: expiry_s}
+        about: PropertyValues = {} if expiry_s is None else {Property.MESSAGE_EXPIRY_S: expiry_s}
         await publisher.publish_with("a", b"%d" % n, about, 1)
     first, first_old = await client.receive(), await old.receive()
     clock.advance(12_500)
@@ -154,7 +154,7 @@ async def test_an_alias_of_the_client_stands_for_its_topic(broker: Broker) -> No
     """3.3.2.3.4, [MQTT-3.3.2-11]: it may be changed, and ends with the connection [MQTT-3.3.2-7]."""
     client, watcher = await broker.connect_5("client"), await broker.connect("watcher")
     await watcher.subscribe(("#", 0))
-    one: Found = {Property.TOPIC_ALIAS: 1}
+    one: PropertyValues = {Property.TOPIC_ALIAS: 1}
     await client.publish_with("a", b"1", one)
     await client.publish_with("", b"2", one, 1)
     await client.publish_with("b", b"3", {Property.TOPIC_ALIAS: 64})

@@ -13,7 +13,7 @@ from penstock.gateway import gateway as gateway_module
 from penstock.gateway.connection import plain as plain_module
 from penstock.gateway.connection.connection import Connection
 from penstock.gateway.connection.plain import PlainReads
-from penstock.gateway.protocol.codec import encode_acks, encode_publish
+from penstock.gateway.protocol.encode import encode_acks, encode_publish
 from penstock.gateway.protocol.packets import CONNACK, PUBACK, PUBREC
 from penstock.gateway.protocol.reasons import ReasonCode
 from penstock.gateway.transport.sockets import SocketTransport

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.gateway.protocol.codec import encode_acks, encode_publish
+from penstock.gateway.protocol.encode import encode_acks, encode_publish
 from penstock.gateway.protocol.packets import PUBACK, PUBCOMP, PUBREC, PUBREL
 from penstock.gateway.protocol.reasons import ReasonCode
 from penstock.gateway.transport.sockets import READ_BYTES, SocketTransport

@@ -7,20 +7,10 @@ import gc
 import pytest
 
 from penstock.gateway.delivery.backlog import common_length
-from penstock.gateway.protocol.codec import encode_acks, encode_publish
-from penstock.gateway.protocol.packets import (
-    CONNACK,
-    PUBACK,
-    PUBCOMP,
-    PUBLISH,
-    PUBREC,
-    PUBREL,
-    SUBACK,
-    UNSUBACK,
-    UNSUBSCRIBE,
-    Connect,
-)
-from penstock.gateway.protocol.properties import Found, Property
+from penstock.gateway.protocol.connect import Connect
+from penstock.gateway.protocol.encode import encode_acks, encode_publish
+from penstock.gateway.protocol.packets import CONNACK, PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL, SUBACK, UNSUBACK, UNSUBSCRIBE
+from penstock.gateway.protocol.properties import Property, PropertyValues
 from penstock.gateway.sessions.rows import all_sessions
 from penstock.node.node import Node
 from penstock.store.options import KIB, MIB
@@ -260,7 +250,7 @@ async def test_a_pubrel_is_durable_before_its_pubcomp(broker: Broker, version: i
 
 
 async def test_with_properties_and_delayed_messages_are_received_once_too(broker: Broker) -> None:
-    found: Found = {Property.CONTENT_TYPE: "text"}
+    found: PropertyValues = {Property.CONTENT_TYPE: "text"}
     client = await begin(broker, "pump", 5)
     packets = [
         encode_publish(b"a", b"x", 2, packet_id=1, properties=b"\7\3\0\4text"),
@@ -569,8 +559,8 @@ async def test_on_a_log_that_was_repaired_no_new_message_is_missed(broker: Broke
 
 
 async def with_will(broker: Broker, delay_s: int, expiry_s: int) -> Client:
-    about: Found = {Property.SESSION_EXPIRY_S: expiry_s}
-    will: Found = {Property.WILL_DELAY_S: delay_s, Property.CONTENT_TYPE: "text"}
+    about: PropertyValues = {Property.SESSION_EXPIRY_S: expiry_s}
+    will: PropertyValues = {Property.WILL_DELAY_S: delay_s, Property.CONTENT_TYPE: "text"}
     return await broker.connect_5("dies", b"will", b"gone", flags=CLEAN | WILL | 1 << 3, about=about, will=will)
 
 

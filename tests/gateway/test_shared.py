@@ -15,19 +15,12 @@ from amqtt.contexts import Action
 from amqtt.plugins.base import BaseTopicPlugin
 
 from penstock import Client as PopClient
-from penstock.gateway.delivery.share_filter import split_share
+from penstock.gateway.delivery.share_filter import group_of_share
 from penstock.gateway.delivery.share_group import ASKED_MAX, REFUSERS_MAX
 from penstock.gateway.delivery.shared_subscription import SharedSubscription
 from penstock.gateway.delivery.shared_subscriptions import CREATED
-from penstock.gateway.protocol.codec import encode_ack, encode_acks, encode_publish
-from penstock.gateway.protocol.packets import (
-    NO_LOCAL,
-    PUBACK,
-    PUBCOMP,
-    PUBREC,
-    PUBREL,
-    RETAIN_AS_PUBLISHED,
-)
+from penstock.gateway.protocol.encode import encode_ack, encode_acks, encode_publish
+from penstock.gateway.protocol.packets import NO_LOCAL, PUBACK, PUBCOMP, PUBREC, PUBREL, RETAIN_AS_PUBLISHED
 from penstock.gateway.protocol.properties import Property
 from penstock.gateway.protocol.reasons import SUBACK_FAILURE, ReasonCode
 from penstock.pop.core.deadletters import Reason
@@ -608,10 +601,10 @@ async def test_members_that_vanish_lose_nothing(broker: Broker) -> None:
 
 
 def test_a_filter_that_is_shared_has_two_parts() -> None:
-    assert split_share("$share/g/a/+/#") == ("g", "a/+/#")
-    assert split_share("$share/g//a") == ("g", "/a")
+    assert group_of_share("$share/g/a/+/#") == ("g", "a/+/#")
+    assert group_of_share("$share/g//a") == ("g", "/a")
     with pytest.raises(TopicInvalid, match=r"MQTT-4\.8\.2-2"):
-        split_share("$share/g")
+        group_of_share("$share/g")
 
 
 # --- who may have what --------------------------------------------------------------------------------------------------

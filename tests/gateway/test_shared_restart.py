@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.gateway.delivery.shared_subscriptions import CREATED
-from penstock.gateway.protocol.codec import encode_acks
+from penstock.gateway.protocol.encode import encode_acks
 from penstock.gateway.protocol.packets import PUBACK, PUBCOMP, PUBREC, PUBREL
 from penstock.gateway.protocol.properties import Property
 from penstock.pop.core.settings import DEFAULTS

@@ -9,7 +9,7 @@ import termios
 
 import pytest
 
-from penstock.gateway.protocol.codec import encode_publish
+from penstock.gateway.protocol.encode import encode_publish
 from penstock.gateway.protocol.packets import PUBACK
 from penstock.gateway.transport.listener import NOT_SENT_BYTES
 from penstock.store.options import KIB, MIB

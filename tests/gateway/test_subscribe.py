@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.gateway.delivery import retained
-from penstock.gateway.protocol.codec import encode_publish
+from penstock.gateway.protocol.encode import encode_publish
 from penstock.gateway.protocol.packets import PUBLISH, SUBACK, UNSUBACK
 from penstock.gateway.protocol.reasons import SUBACK_FAILURE, ReasonCode
 from tests.gateway.brokers import StartBroker

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.gateway.connection.delayed import parse_delayed
-from penstock.gateway.protocol.codec import encode_publish
+from penstock.gateway.protocol.encode import encode_publish
 from penstock.gateway.protocol.properties import Property
 from penstock.gateway.protocol.reasons import ReasonCode
+from penstock.gateway.protocol.topics import parse_delayed
 from penstock.store.errors import LimitExceeded, TopicInvalid
 from tests.clock import ManualClock
 from tests.gateway.brokers import StartBroker

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from penstock.gateway.connection.throttle import TICK_MS
 from penstock.gateway.logbook import Logbook
 from penstock.gateway.options import LimitOptions, ListenerOptions
-from penstock.gateway.protocol.codec import encode_publish
+from penstock.gateway.protocol.encode import encode_publish
 from penstock.gateway.protocol.packets import PUBACK
 from penstock.gateway.token_bucket import TokenBucket
 from penstock.store.options import KIB

@@ -15,7 +15,7 @@ from websockets.typing import Origin, Subprotocol
 from websockets.uri import parse_uri
 
 from penstock.gateway.options import ListenerOptions
-from penstock.gateway.protocol.codec import encode_publish
+from penstock.gateway.protocol.encode import encode_publish
 from penstock.gateway.protocol.reasons import ReasonCode
 from penstock.store.options import KIB
 from tests.gateway.brokers import StartBroker

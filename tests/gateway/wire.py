@@ -14,9 +14,21 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 from penstock.gateway.connection.connection import Connection
 from penstock.gateway.options import GatewayOptions
-from penstock.gateway.protocol.codec import FROM_SERVER, FROM_SERVER_5, Packet, decode, encode_acks, encode_publish
-from penstock.gateway.protocol.packets import CONNACK, DISCONNECT, PINGREQ, PINGRESP, PUBLISH, PUBLISH_WITH, SUBACK, UNSUBACK
-from penstock.gateway.protocol.properties import Found, Property, parse_properties, read_properties, write_properties
+from penstock.gateway.protocol.decode import decode
+from penstock.gateway.protocol.encode import encode_acks, encode_publish
+from penstock.gateway.protocol.fixed_header import FROM_SERVER, FROM_SERVER_5
+from penstock.gateway.protocol.packets import (
+    CONNACK,
+    DISCONNECT,
+    PINGREQ,
+    PINGRESP,
+    PUBLISH,
+    PUBLISH_WITH,
+    SUBACK,
+    UNSUBACK,
+    Packet,
+)
+from penstock.gateway.protocol.properties import Property, PropertyValues, parse_properties, read_properties, write_properties
 from penstock.gateway.protocol.reasons import ReasonCode
 from penstock.gateway.sessions.rows import all_sessions
 from penstock.gateway.transport.listener import Listener
@@ -183,13 +195,13 @@ class Client5(Client):
     """One connection of MQTT 5.0. `session_present` and `limits` are what its CONNACK said."""
 
     session_present = False
-    limits: Found
+    limits: PropertyValues
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         super().__init__(reader, writer)
         self.side = FROM_SERVER_5
 
-    async def connack(self) -> tuple[int, Found]:
+    async def connack(self) -> tuple[int, PropertyValues]:
         """Return reason and properties of the CONNACK."""
         kind, _, body = await self.receive()
         assert kind == CONNACK
@@ -205,7 +217,14 @@ class Client5(Client):
         return ReasonCode(last[2][0]), passed
 
     async def publish_with(
-        self, topic: str, body: bytes, found: Found | None = None, qos: int = 0, *, packet_id: int = 1, retain: bool = False
+        self,
+        topic: str,
+        body: bytes,
+        found: PropertyValues | None = None,
+        qos: int = 0,
+        *,
+        packet_id: int = 1,
+        retain: bool = False,
     ) -> int:
         """Publish with properties; at QoS 1 and 2, return the reason that the server answers with."""
         properties = write_properties(found or {})
@@ -241,7 +260,7 @@ class Client5(Client):
         await self.send(unsubscribe_5(2, *(name.encode() for name in filters)))
         assert (await self.expect(UNSUBACK))[2] == b"\0\2\0" + bytes(len(filters))
 
-    async def message_with(self) -> tuple[Message, Found]:
+    async def message_with(self) -> tuple[Message, PropertyValues]:
         """Return the next message with its properties; at QoS 1 and 2, acknowledge it."""
         found = await self.receive()
         assert found, "closed in place of a message"
@@ -260,7 +279,7 @@ class Client5(Client):
     async def messages(self) -> list[Message]:
         return [message_of(found) for found in await self.drained() if found[0] in (PUBLISH, PUBLISH_WITH)]
 
-    async def messages_with(self) -> list[tuple[Message, Found]]:
+    async def messages_with(self) -> list[tuple[Message, PropertyValues]]:
         """Return the messages among what `drained` returns, with their properties. Acknowledges nothing."""
         return [
             (message_of(found), parse_properties(found[5], PUBLISH) if len(found) > 5 else {})
@@ -349,8 +368,8 @@ class Broker:
         client_id: str,
         *fields: bytes,
         flags: int = CLEAN,
-        about: Found | None = None,
-        will: Found | None = None,
+        about: PropertyValues | None = None,
+        will: PropertyValues | None = None,
         keep_alive_s: int = 0,
         accepted: bool = True,
         listener: str = "mqtt",

@@ -10,8 +10,10 @@ from random import Random
 
 import pytest
 
-from penstock.gateway.protocol import codec
-from penstock.gateway.protocol.packets import CONNACK, PUBACK, PUBCOMP, PUBLISH, PUBLISH_WITH, PUBREC, PUBREL, SUBACK
+from penstock.gateway.protocol.decode import decode
+from penstock.gateway.protocol.encode import encode_acks, encode_publish
+from penstock.gateway.protocol.fixed_header import FROM_SERVER, FROM_SERVER_5
+from penstock.gateway.protocol.packets import CONNACK, PUBACK, PUBCOMP, PUBLISH, PUBLISH_WITH, PUBREC, PUBREL, SUBACK, Packet
 from penstock.gateway.protocol.properties import Property, write_properties
 from tests.gateway.packet_cases import connect, subscribe
 from tests.gateway.packet_cases_5 import connect_5, subscribe_5
@@ -101,12 +103,12 @@ class Device:
         client_id = b"device-%d" % self.number
         about = write_properties({Property.SESSION_EXPIRY_S: 3600})
         writer.write(connect_5(0, client_id, about=about) if self.is_v5 else connect(0, client_id))
-        side, buffer = codec.FROM_SERVER_5 if self.is_v5 else codec.FROM_SERVER, b""
+        side, buffer = FROM_SERVER_5 if self.is_v5 else FROM_SERVER, b""
         while not self.fleet.over:
             data = await reader.read(65536)
             if not data:
                 raise ConnectionResetError
-            packets, used = codec.decode(buffer + data, 1 << 20, side)
+            packets, used = decode(buffer + data, 1 << 20, side)
             buffer = (buffer + data)[used:]
             answers = b"".join(map(self.handle, packets))
             if self.subscribed:
@@ -117,7 +119,7 @@ class Device:
             if self.random.random() < VANISHING and self.fleet.publishing:
                 return
 
-    def handle(self, packet: codec.Packet) -> bytes:
+    def handle(self, packet: Packet) -> bytes:
         """Do what a client does with a packet; return what it answers."""
         kind = packet[0]
         if kind == CONNACK:
@@ -128,11 +130,11 @@ class Device:
             return self.receive(packet[1] >> 1 & 3, packet[3], packet[4])
         elif kind == PUBREL:
             self.received.discard(packet[1])
-            return codec.encode_acks(PUBCOMP, [packet[1]])
+            return encode_acks(PUBCOMP, [packet[1]])
         elif kind == PUBREC:
             if packet[1] in self.under_way:
                 self.under_way[packet[1]] = (self.under_way[packet[1]][0], True)
-            return codec.encode_acks(PUBREL, [packet[1]])
+            return encode_acks(PUBREL, [packet[1]])
         elif kind in (PUBACK, PUBCOMP) and packet[1] in self.under_way:
             del self.under_way[packet[1]]
             self.fleet.settled += 1
@@ -149,12 +151,12 @@ class Device:
 
     def again(self, packet_id: int) -> bytes:
         number, is_received = self.under_way[packet_id]
-        return codec.encode_acks(PUBREL, [packet_id]) if is_received else self.encode(packet_id, number, dup=True)
+        return encode_acks(PUBREL, [packet_id]) if is_received else self.encode(packet_id, number, dup=True)
 
     def encode(self, packet_id: int, number: int, *, dup: bool = False) -> bytes:
         group, qos = self.sent[number]
         topic, body = b"fleet/%d/%d" % (group, self.number), b"%d %d %d" % (self.number, number, qos)
-        return codec.encode_publish(topic, body, qos, dup=dup, packet_id=packet_id, properties=b"\0" if self.is_v5 else b"")
+        return encode_publish(topic, body, qos, dup=dup, packet_id=packet_id, properties=b"\0" if self.is_v5 else b"")
 
     def publish(self) -> bytes:
         """Fill the window with new messages."""
@@ -173,14 +175,14 @@ class Device:
         publisher, number, published = map(int, body.split())
         assert qos == published, "the subscription's QoS is the higher one"
         if qos == 2 and packet_id in self.received:
-            return codec.encode_acks(PUBREC, [packet_id])
+            return encode_acks(PUBREC, [packet_id])
         message = publisher, number
         self.got[message] += 1
         if self.got[message] == 1:
             self.order.setdefault((publisher, qos), []).append(number)
         if qos == 2:
             self.received.add(packet_id)
-        return codec.encode_acks(PUBREC if qos == 2 else PUBACK, [packet_id])
+        return encode_acks(PUBREC if qos == 2 else PUBACK, [packet_id])
 
 
 @pytest.mark.timeout(120 + DEVICES + 20 * KILLS)

@@ -10,7 +10,9 @@ from random import Random
 import grpc.aio
 import pytest
 
-from penstock.gateway.protocol import codec
+from penstock.gateway.protocol.decode import decode
+from penstock.gateway.protocol.encode import encode_publish
+from penstock.gateway.protocol.fixed_header import FROM_SERVER
 from penstock.gateway.protocol.packets import CONNACK, PUBACK
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.pop.proto import pop_pb2_grpc
@@ -56,7 +58,7 @@ async def _publish_until_killed(port: int, first: int, acked: Acked) -> int:
     try:
         while True:
             buffer += await reader.read(65536) or _ended()
-            packets, used = codec.decode(buffer, 1 << 20, codec.FROM_SERVER)
+            packets, used = decode(buffer, 1 << 20, FROM_SERVER)
             buffer = buffer[used:]
             for packet in packets:
                 assert packet[0] in (CONNACK, PUBACK)
@@ -66,7 +68,7 @@ async def _publish_until_killed(port: int, first: int, acked: Acked) -> int:
                 packet_id = number % 65_535 + 1
                 waiting[packet_id] = number
                 topic = b"kill/%d/value" % (number % 7)
-                writer.write(codec.encode_publish(topic, b"%d" % number, 1, packet_id=packet_id))
+                writer.write(encode_publish(topic, b"%d" % number, 1, packet_id=packet_id))
                 number += 1
     except OSError:
         writer.close()

@@ -8,7 +8,7 @@ from contextlib import suppress
 from random import Random
 
 from penstock import Client as PopClient
-from penstock.gateway.protocol.codec import encode_acks, encode_publish
+from penstock.gateway.protocol.encode import encode_acks, encode_publish
 from penstock.gateway.protocol.packets import PUBACK, PUBLISH
 from tests.gateway.packet_cases import connect
 from tests.gateway.wire import ANSWER_S_MAX, Client

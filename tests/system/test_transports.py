@@ -13,7 +13,7 @@ from pwdlib import PasswordHash
 from websockets.sync.client import connect as connect_websocket
 from websockets.typing import Origin, Subprotocol
 
-from penstock.gateway.protocol.codec import encode_publish
+from penstock.gateway.protocol.encode import encode_publish
 from tests.gateway.certificates import Authority
 from tests.gateway.packet_cases import connect, subscribe
 from tests.gateway.wire import CLEAN

@@ -1,0 +1,111 @@
+"""Runs: PUBLISHes that follow each other and differ only in their packet ids and bodies.
+
+What is the same for all packets of a run is decoded, routed and encoded once. A run is one `Packet` of the type `PUBLISH_RUN`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Final
+
+from penstock.gateway.protocol.packets import PUBLISH, PUBLISH_RUN, Packet
+
+_ALIKE_MIN: Final = 8
+"""`cut_run` cuts PUBLISHes of one length with one call only if the rest of the read has room for at least this many. For fewer
+the call costs more than it saves."""
+
+
+def cut_run(
+    buffer: bytes, at: int, packet_bytes_max: int, first: Packet, last: int, field: bytes, gap: int
+) -> tuple[Packet, int]:
+    """Return the PUBLISH `first` and all PUBLISHes from `at` on that belong to its run, and the offset after them.
+
+    A packet that is not in order ends the run, so that `decode` reports what is wrong with it. When two packets in a row have
+    the same remaining length, one call cuts all further packets of that length.
+
+    Args:
+        buffer: as in `decode`.
+        at: the offset after `first`.
+        packet_bytes_max: as in `decode`.
+        first: the item for a PUBLISH.
+        last: the remaining length of `first`.
+        field: the topic with its length field.
+        gap: the number of bytes between `field` and the body: the packet id, and in MQTT 5.0 a property length of 0.
+    """
+    _, flags, topic, packet_id, body = first
+    header = PUBLISH << 4 | flags
+    has_properties = gap & 1
+    packet_ids, bodies = [packet_id], [body]
+    add, add_id = bodies.append, packet_ids.append
+    width, end = len(field), len(buffer)
+    while at + 1 < end and buffer[at] == header:
+        length = buffer[at + 1]
+        start = at + 2
+        if length > 127:
+            if start == end or not 0 < (more := buffer[start]) < 128:
+                break
+            length += (more << 7) - 128
+            start += 1
+            if start + length - at > packet_bytes_max:
+                break
+        stop = start + length
+        topic_stop = start + width
+        body_from = topic_stop + gap
+        if stop > end or body_from > stop or buffer[start:topic_stop] != field or (has_properties and buffer[body_from - 1]):
+            break
+        if flags:
+            packet_id = buffer[topic_stop] << 8 | buffer[topic_stop + 1]
+            if not packet_id:
+                break
+            add_id(packet_id)
+        add(buffer[body_from:stop])
+        if length == last and end - stop >= _ALIKE_MIN * (stop - at):
+            stop += (stop - at) * _cut_alike(
+                buffer[at:topic_stop], flags, gap, memoryview(buffer)[stop:], stop - at, packet_ids, bodies
+            )
+        last = length
+        at = stop
+    return (first if len(bodies) == 1 else (PUBLISH_RUN, flags, topic, packet_ids if flags else [], bodies)), at
+
+
+def _cut_alike(
+    begin: bytes, flags: int, gap: int, rest: memoryview, stride: int, packet_ids: list[int], bodies: list[bytes]
+) -> int:
+    """Cut PUBLISHes of `stride` bytes out of `rest` until one doesn't begin with `begin`, and return how many there are.
+
+    `begin` is everything up to the end of the topic. The packet ids and bodies are added to the two lists.
+    """
+    none = b"\0" * (gap & 1)
+    shape = f">{len(begin)}s{'H' if flags else '0s'}{len(none)}s{stride - len(begin) - gap}s"
+    add, add_id = bodies.append, packet_ids.append
+    before = len(bodies)
+    for each, packet_id, properties, body in struct.iter_unpack(shape, rest[: len(rest) - len(rest) % stride]):
+        if each != begin or properties != none or (flags and not packet_id):
+            break
+        add_id(packet_id)  # The caller ignores it at QoS 0.
+        add(body)
+    return len(bodies) - before
+
+
+def count_packets(packets: Iterable[Packet]) -> int:
+    """Return the number of packets, counting each PUBLISH of a run."""
+    found = 0
+    for packet in packets:
+        found += len(packet[4]) if packet[0] == PUBLISH_RUN else 1
+    return found
+
+
+def split_runs(packets: Iterable[Packet]) -> list[Packet]:
+    """Return the packets with each run split into its PUBLISHes."""
+    each_by_itself: list[Packet] = []
+    for packet in packets:
+        if packet[0] == PUBLISH_RUN:
+            _, flags, topic, packet_ids, bodies = packet
+            each_by_itself += [
+                (PUBLISH, flags, topic, packet_id, body)
+                for packet_id, body in zip(packet_ids or [0] * len(bodies), bodies, strict=True)
+            ]
+        else:
+            each_by_itself.append(packet)
+    return each_by_itself

@@ -1,0 +1,115 @@
+"""SUBSCRIBE and UNSUBSCRIBE: which filters a client asks for or gives up (MQTT 5.0, 3.8 and 3.10).
+
+Clauses in brackets are those of MQTT 5.0. Where MQTT 3.1.1 has the same rule under another number, that number follows as
+3.1.1:[...].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.gateway.protocol.errors import MalformedPacket, MalformedTopic, PacketIdMissing, ProtocolError
+from penstock.gateway.protocol.fields import read_byte, read_string, read_u16
+from penstock.gateway.protocol.packets import NO_LOCAL, SUBSCRIBE, UNSUBSCRIBE
+from penstock.gateway.protocol.properties import Property, PropertyValues, read_properties
+from penstock.gateway.protocol.reasons import ReasonCode
+from penstock.gateway.protocol.topics import SHARE
+from penstock.store.errors import TopicInvalid
+from penstock.store.record import TOPIC_BYTES_MAX
+from penstock.store.topics import check_filter
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribe:
+    """A valid SUBSCRIBE.
+
+    Parameters:
+        packet_id: 1 to 65,535.
+        filters: at least one filter with its subscription options (MQTT 5.0, 3.8.3.1), in the order of the SUBACK.
+        identifier: the subscription identifier; 0 means none.
+    """
+
+    packet_id: int
+    filters: list[tuple[str, int]]
+    identifier: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Unsubscribe:
+    """A valid UNSUBSCRIBE with at least one filter."""
+
+    packet_id: int
+    filters: list[str]
+
+
+def parse_subscribe(body: bytes, *, is_v5: bool = False) -> Subscribe:
+    """Parse the body of a SUBSCRIBE. It holds as many filters as fit into a packet.
+
+    The depth of a filter is a limit of the server, not of the protocol. The server checks it later, and refuses that filter
+    in the SUBACK.
+
+    Raises:
+        ProtocolError: the connection has to close.
+    """
+    packet_id, at = _packet_id(body, SUBSCRIBE)
+    values: PropertyValues = {}
+    if is_v5:
+        values, at = read_properties(body, at, SUBSCRIBE)
+    filters: list[tuple[str, int]] = []
+    end = len(body)
+    while at < end:
+        topic_filter, at = _topic_filter(body, at)  # [MQTT-3.8.3-1]
+        options, at = read_byte(body, at, "subscription options")
+        _check_options(topic_filter, options, is_v5)
+        filters.append((topic_filter, options))
+    if not filters:
+        raise ProtocolError("A SUBSCRIBE has no topic filter. Send at least one [MQTT-3.8.3-2] 3.1.1:[MQTT-3.8.3-3].")
+    return Subscribe(packet_id, filters, values.get(Property.SUBSCRIPTION_IDENTIFIER, [0])[0])
+
+
+def parse_unsubscribe(body: bytes, *, is_v5: bool = False) -> Unsubscribe:
+    """Parse the body of an UNSUBSCRIBE. It holds as many filters as fit into a packet.
+
+    Raises:
+        ProtocolError: the connection has to close.
+    """
+    packet_id, at = _packet_id(body, UNSUBSCRIBE)
+    if is_v5:
+        _, at = read_properties(body, at, UNSUBSCRIBE)
+    filters: list[str] = []
+    end = len(body)
+    while at < end:
+        topic_filter, at = _topic_filter(body, at)  # [MQTT-3.10.3-1]
+        filters.append(topic_filter)
+    if not filters:
+        raise ProtocolError("An UNSUBSCRIBE has no topic filter. Send at least one [MQTT-3.10.3-2].")
+    return Unsubscribe(packet_id, filters)
+
+
+def _check_options(topic_filter: str, options: int, is_v5: bool) -> None:
+    if options > (0x3F if is_v5 else 2):
+        raise MalformedPacket(
+            f"A SUBSCRIBE has reserved bits set in its options {options:#04x} [MQTT-3.8.3-5] 3.1.1:[MQTT-3-8.3-4]."
+        )
+    if options & 3 == 3:
+        raise ProtocolError("A SUBSCRIBE asks for QoS 3. Use 0, 1 or 2 (3.8.3.1).")
+    if options >> 4 == 3:
+        raise ProtocolError("A SUBSCRIBE asks for retain handling 3. Use 0, 1 or 2 (3.8.3.1).")
+    if options & NO_LOCAL and topic_filter.startswith(SHARE):
+        raise ProtocolError("A shared subscription can't have the option no local [MQTT-3.8.3-4].")
+
+
+def _topic_filter(body: bytes, at: int) -> tuple[str, int]:
+    text, at = read_string(body, at, "topic filter")
+    try:
+        check_filter(text, levels_max=TOPIC_BYTES_MAX + 1)  # [MQTT-4.7.1-1], [MQTT-4.7.1-2], [MQTT-4.7.3-1]
+    except TopicInvalid as error:
+        raise MalformedTopic(str(error), ReasonCode.TOPIC_FILTER_INVALID) from error
+    return text, at
+
+
+def _packet_id(body: bytes, kind: int) -> tuple[int, int]:
+    packet_id, at = read_u16(body, 0, "packet id")
+    if not packet_id:
+        raise PacketIdMissing(kind)
+    return packet_id, at

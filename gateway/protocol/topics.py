@@ -1,0 +1,74 @@
+"""The two prefixes that give a topic or a filter another meaning: `$share/{name}/{filter}` and `$delayed/{seconds}/{topic}`.
+
+`$share/` is a shared subscription (MQTT 5.0, 4.8.2). A message that is published to `$delayed/60/a/b` goes to `a/b` 60 seconds
+later. That form is EMQX's, so that devices which use it can move over.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from penstock.store.errors import LimitExceeded, TopicInvalid
+from penstock.store.topics import check_filter
+
+SHARE: Final = "$share/"
+"""The beginning of the filter of a shared subscription."""
+
+DELAYED: Final = b"$delayed/"
+"""The beginning of the topic of a delayed message."""
+
+_DIGITS_MAX: Final = 10
+
+
+def split_share(topic_filter: str) -> tuple[str, str]:
+    """Return the share name and the filter of `$share/{name}/{filter}`.
+
+    Args:
+        topic_filter: begins with `SHARE`.
+
+    Raises:
+        TopicInvalid: the share name or the filter breaks MQTT 5.0, 4.8.2, or the filter selects topics of the node's own.
+    """
+    name, slash, shared = topic_filter.removeprefix(SHARE).partition("/")
+    if not name or "+" in name or "#" in name:  # [MQTT-4.8.2-1], [MQTT-4.8.2-2]
+        raise TopicInvalid(f"The share name {name[:64]!r} is empty or has a wildcard. Use $share/NAME/FILTER [MQTT-4.8.2-2].")
+    if not slash or not shared:
+        raise TopicInvalid(f"No filter follows the share name {name[:64]!r}. Use $share/NAME/FILTER [MQTT-4.8.2-2].")
+    if shared.startswith("$"):
+        raise TopicInvalid(
+            f"The filter {shared[:64]!r} can't be shared, because topics that begin with '$' are the node's own."
+        )
+    return name, check_filter(shared)
+
+
+def parse_delayed(topic: bytes, now_ms: int, delay_ms_max: int) -> tuple[bytes, int]:
+    """Return the topic to which a delayed message goes, and when it is due.
+
+    The due time is in ms since 1970; 0 means at once.
+
+    Args:
+        topic: begins with `DELAYED`.
+        now_ms: the time, in ms since 1970.
+        delay_ms_max: the longest delay allowed, in ms.
+
+    Raises:
+        TopicInvalid: the seconds or the topic are missing.
+        LimitExceeded: the delay is longer than allowed.
+    """
+    _, _, rest = topic.partition(b"/")
+    seconds, slash, name = rest.partition(b"/")
+    if not (seconds.isdigit() and seconds.isascii() and slash and name):
+        raise TopicInvalid(f"The topic {topic[:64]!r} is not of the form $delayed/SECONDS/TOPIC.")
+    if len(seconds) > _DIGITS_MAX or int(seconds) * 1000 > delay_ms_max:
+        raise LimitExceeded(
+            f"A delay of {seconds[:20].decode()} s is longer than timer.delay_ms_max allows, {delay_ms_max} ms."
+        )
+    return name, now_ms + int(seconds) * 1000 if int(seconds) else 0
+
+
+def without_prefix(topic: bytes) -> bytes:
+    """Return what follows `$share/{name}/` or `$delayed/{seconds}/` at the beginning of a topic or filter.
+
+    This never fails: if the second part is missing, the last part that exists is returned.
+    """
+    return topic.split(b"/", 2)[-1]
