@@ -1,4 +1,4 @@
-"""A node: all parts wired together, from an empty directory or from what a crash left, to an orderly end."""
+"""A node: composes all parts, recovers their state, and starts and stops them in order."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import structlog
+from prometheus_client import CollectorRegistry
 
 from penstock.gateway.delivery.retained import RetainedMessages
 from penstock.gateway.gateway import Gateway
@@ -16,7 +17,11 @@ from penstock.gateway.sessions.stored_sessions import StoredSessions
 from penstock.node.admin import Admin
 from penstock.node.config import Config
 from penstock.node.lock import DataDirLock
-from penstock.node.metrics import registry_of
+from penstock.node.metrics.mqtt import MqttConnectionCollector, MqttMessageCollector, MqttProtectionCollector
+from penstock.node.metrics.pop import PopCollector
+from penstock.node.metrics.registry import registry_of
+from penstock.node.metrics.store import DelayedCollector, StoreCollector
+from penstock.node.state import state_of
 from penstock.pop.access.file import load_access_policy
 from penstock.pop.core.admin import GroupAdmin
 from penstock.pop.core.core import PopCore
@@ -36,10 +41,10 @@ from penstock.timer.delayed import DelayedMessages
 logger = structlog.get_logger("node")
 
 EXIT_STORE_FAILED = 70
-"""Exit status when log or index could not be written or synced. A supervisor must not take it for an orderly end."""
+"""Exit status when the log or the index could not be written or synced. A supervisor must not take it for an orderly end."""
 
 EXIT_INDEX_DAMAGED = 71
-"""Exit status when the index turned out to be damaged: nothing is lost, and the next start rebuilds it."""
+"""Exit status when the index is found damaged. Nothing is lost: the next start rebuilds the index."""
 
 
 class Node:
@@ -47,12 +52,12 @@ class Node:
 
     Parameters:
         config: all options.
-        clock: where time comes from.
+        clock: source of time; the system's clock if it is None.
 
     Raises:
         DataDirLocked: another process has the data directory.
         LogCorrupt: a record before the tail of the log is damaged.
-        AccessInvalid: the file `pop.access_file` can't be read, or says what it can't mean.
+        AccessInvalid: the file `pop.access_file` can't be read, or its content is invalid.
     """
 
     def __init__(self, config: Config, clock: Clock | None = None) -> None:
@@ -64,7 +69,7 @@ class Node:
         try:
             recovery = self._try_to_recover(clock) or self._try_to_recover(clock)
             if recovery is None:
-                raise IndexDamaged(f"the index of {config.data_dir} is damaged again when it is rebuilt: look at that disk")
+                raise IndexDamaged(f"The index of {config.data_dir} is damaged again after it was rebuilt. Check the disk.")
             self.recovery: Recovery = recovery
         except BaseException:
             self._lock.release()
@@ -87,8 +92,10 @@ class Node:
         self.rocketmq = rocketmq_service(self.groups, sender, self.delayed, self.transactions)
         group_servicer = GroupServicer(self.pop, self.groups, self.dead_letters)
         self._pop_server = PopServer(servicer, group_servicer, config.pop, access, self.rocketmq)
+        self.registry = self._make_registry()
+        """What `/metrics` shows."""
         self._admin = Admin(
-            config.admin.listen, registry=registry_of(self), ready=lambda: self._is_ready, state=self.state, level=self._level
+            config.admin.listen, registry=self.registry, ready=lambda: self._is_ready, state=self.state, level=self._level
         )
         self._is_ready = False
         self.mqtt: HostPort = config.mqtt.listen
@@ -96,9 +103,9 @@ class Node:
         self.admin: HostPort = config.admin.listen
 
     def _try_to_recover(self, clock: Clock) -> Recovery | None:
-        """Bring up store and parts; None where the index turned out to be damaged, so that the next try rebuilds it.
+        """Recover the store and its parts. Return None if the index is found damaged: the next try rebuilds the index.
 
-        The error must be gone by then: the frames that it holds keep RocksDB open.
+        The error must be released before the next try, because the frames that it refers to keep RocksDB open.
         """
         try:
             return self._recover(clock)
@@ -119,10 +126,10 @@ class Node:
         return self.store.recover()
 
     async def start(self) -> None:
-        """Open the listeners. Afterwards `mqtt`, `grpc` and `admin` are the addresses really listened on.
+        """Open the listeners. Afterwards `mqtt`, `grpc` and `admin` hold the addresses with their real ports.
 
         Raises:
-            OSError, AdminUnavailable: an address is taken, or isn't one of this machine. Everything is closed again.
+            OSError, AdminUnavailable: an address is in use, or isn't one of this machine. The node is stopped again.
         """
         loop = asyncio.get_running_loop()
         _log_recovery(self.recovery)
@@ -145,7 +152,7 @@ class Node:
         )
 
     async def stop(self) -> None:
-        """Stop accepting, finish the group that is under way, flush, close."""
+        """Close the listeners and all connections, finish the current group commit, flush the index, and close the store."""
         self._is_ready = False
         await self.gateway.stop()
         await self._pop_server.stop()
@@ -158,9 +165,9 @@ class Node:
         logger.info("node.stopped", log_end=self.store.log.end)
 
     def ready_line(self) -> str:
-        """Return the line that `serve` prints when all listeners are open.
+        """Return the line that `penstock serve` prints when all listeners are open.
 
-        The listeners of `[[mqtt.listeners]]` are in it as `mqtt.NAME=`, before `data=`, which may hold spaces.
+        It names the listeners of `[[mqtt.listeners]]` as `mqtt.NAME=`. `data=` comes last, because a path may hold spaces.
         """
         more = "".join(
             f"mqtt.{listener.name}={listener} " for listener in self.gateway.listeners if listener.name != PLAIN_NAME
@@ -169,59 +176,35 @@ class Node:
         return f"ready mqtt={mqtt} pop={self.grpc} admin={self.admin} {more}data={self.config.data_dir}"
 
     def reload(self) -> None:
-        """Read again what may change while the node runs: the certificates of the listeners."""
+        """Read the certificates of the listeners again."""
         self.gateway.listeners.reload()
 
     def state(self) -> dict[str, Any]:
-        """Return what the admin listener shows of this node."""
-        return {
-            "ready": self._is_ready,
-            "listen": {"pop": str(self.grpc), "admin": str(self.admin)}
-            | {
-                "mqtt" if listener.name == PLAIN_NAME else f"mqtt.{listener.name}": str(listener)
-                for listener in self.gateway.listeners
-            },
-            "log": {
-                "start": self.store.log.start,
-                "end": self.store.log.written,
-                "durable": self.store.durable_position,
-                "torn_bytes_at_start": self.recovery.torn_bytes,
-                "replayed_at_start": self.recovery.replayed,
-            },
-            "disk": {
-                "store": self._level(),
-                "free": self.store.space.usage.free,
-                "reserve": self.store.space.reserve,
-                "why": self.store.space.why(),
-                "held_bytes": self.gateway.backlog.kept_bytes,
-            },
-            "connections": len(self.gateway.connections),
-            "queues": len(self.store.queues),
-            "timers_pending": len(self.delayed),
-            "transactions_pending": len(self.transactions),
-            "pop": {
-                name: value
-                for name in self.pop.counters.__slots__
-                if isinstance(value := getattr(self.pop.counters, name), int)
-            },
-            "groups": [
-                {
-                    "group": group.name,
-                    "filter": group.filter,
-                    "visible": group.visible,
-                    "retries": group.visible_retries,
-                    "in_flight": group.in_flight,
-                    "waiting": len(group.polls),
-                }
-                for group in self.pop
-            ],
-        }
+        """Return what `/api/v1/state` shows of this node."""
+        listen = {"pop": str(self.grpc), "admin": str(self.admin)}
+        for listener in self.gateway.listeners:
+            listen["mqtt" if listener.name == PLAIN_NAME else f"mqtt.{listener.name}"] = str(listener)
+        parts = state_of(self.store, self.recovery, self.gateway, self.delayed, self.transactions, self.pop)
+        return {"ready": self._is_ready, "listen": listen, **parts}
+
+    def _make_registry(self) -> CollectorRegistry:
+        rocketmq = self.rocketmq
+        return registry_of(
+            StoreCollector(self.store),
+            MqttConnectionCollector(self.gateway),
+            MqttMessageCollector(self.gateway, self.retained),
+            MqttProtectionCollector(self.gateway),
+            DelayedCollector(self.delayed),
+            PopCollector(
+                self.pop, self.store, self.transactions, (lambda: len(rocketmq.clients)) if rocketmq is not None else None
+            ),
+        )
 
     def _level(self) -> str:
         return self.store.space.level.name.lower()
 
     def _store_failed(self, error: OSError) -> None:
-        """End at once: what was written since the last sync may be gone, and nobody may be told otherwise."""
+        """End the process at once. Data since the last sync may be lost, so nothing more may be acknowledged."""
         logger.critical("store.failed", error=str(error), durable=self.store.durable_position)
         os._exit(EXIT_INDEX_DAMAGED if self.store.index.is_damaged else EXIT_STORE_FAILED)
 

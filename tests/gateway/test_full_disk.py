@@ -11,7 +11,6 @@ from penstock.gateway.protocol.encode import encode_acks, encode_publish
 from penstock.gateway.protocol.packets import CONNACK, PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL, SUBACK
 from penstock.gateway.protocol.properties import Property, PropertyValues
 from penstock.gateway.protocol.reasons import ReasonCode
-from penstock.node.metrics import registry_of
 from penstock.store.options import GIB
 from penstock.store.space import Usage
 from tests.gateway import scripted_plugins
@@ -257,7 +256,7 @@ async def test_metrics_readiness_and_state_tell_of_it(full: Broker) -> None:
     client = await full.connect("publisher")
     await client.send(encode_publish(b"plant/1", b"held", 1, packet_id=1))
     await client.drained()
-    metrics = generate_latest(registry_of(full.node)).decode()
+    metrics = generate_latest(full.node.registry).decode()
     assert f"penstock_disk_free_bytes {GIB // 2:.8e}" in metrics
     assert "penstock_store_read_only 1.0" in metrics
     assert "penstock_store_exhausted 0.0" in metrics

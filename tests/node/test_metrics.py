@@ -11,7 +11,6 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.gateway.options import ListenerOptions
-from penstock.node.metrics import registry_of
 from tests.gateway.packet_cases import subscribe
 from tests.gateway.wire import CLEAN, FREE, PING, WILL, Broker
 from tests.waiting import until
@@ -26,7 +25,7 @@ async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
 
 def samples(broker: Broker) -> dict[str, float]:
     """Return all samples as a scrape gets them, by name and labels."""
-    families = text_string_to_metric_families(generate_latest(registry_of(broker.node)).decode())
+    families = text_string_to_metric_families(generate_latest(broker.node.registry).decode())
     found = {}
     for family in families:
         for sample in family.samples:
@@ -108,7 +107,7 @@ async def test_labels_do_not_grow_with_clients_and_topics(broker: Broker) -> Non
 
 async def test_names_and_units_are_those_that_prometheus_wants(broker: Broker) -> None:
     await broker.connect("a")
-    for family in registry_of(broker.node).collect():
+    for family in broker.node.registry.collect():
         assert re.fullmatch(r"(penstock|process)_[a-z0-9_]+", family.name), family.name
         assert family.documentation.endswith("."), family.name
         assert not family.name.endswith("_total"), "the client library adds it to counters"

@@ -1,0 +1,43 @@
+"""How the collectors make families of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from penstock.pop.core.counters import LATENCY_BOUNDS_MS, Latencies
+
+
+def gauge(name: str, text: str, value: float) -> Metric:
+    """Return a gauge with one sample."""
+    return GaugeMetricFamily(name, text, value=value)
+
+
+def counter(name: str, text: str, value: float) -> Metric:
+    """Return a counter with one sample. The client library adds `_total` to its name."""
+    return CounterMetricFamily(name, text, value=value)
+
+
+def labelled_gauge(name: str, text: str, labels: Sequence[str], values: Mapping[Any, float]) -> Metric:
+    """Return a gauge with a sample for each tuple of label values."""
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for key, value in values.items():
+        family.add_metric(list(key), value)
+    return family
+
+
+def labelled_counter(name: str, text: str, labels: Sequence[str], values: Mapping[Any, float]) -> Metric:
+    """Return a counter with a sample for each tuple of label values."""
+    family = CounterMetricFamily(name, text, labels=labels)
+    for key, value in values.items():
+        family.add_metric(list(key), value)
+    return family
+
+
+def add_latencies(family: HistogramMetricFamily, labels: Sequence[str], latencies: Latencies) -> None:
+    """Add a histogram's sample: each bucket with all that are below its bound, and the sum."""
+    bounds = [*map(str, LATENCY_BOUNDS_MS), "+Inf"]
+    family.add_metric(labels, list(zip(bounds, accumulate(latencies.counts), strict=True)), latencies.sum_ms)

@@ -1,0 +1,176 @@
+"""Metrics of MQTT. Labels are listeners, versions, packet types and reasons, which are few, and never clients or topics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from penstock.gateway.delivery.retained import RetainedMessages
+from penstock.gateway.gateway import Gateway
+from penstock.gateway.protocol.packets import NAMES
+from penstock.node.metrics.families import counter, gauge, labelled_counter, labelled_gauge
+
+
+class MqttConnectionCollector(Collector):
+    """Figures of connections and packets."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    def collect(self) -> Iterator[Metric]:
+        gateway, traffic, listeners = self._gateway, self._gateway.traffic, list(self._gateway.listeners)
+        yield gauge("penstock_mqtt_connections", "Open MQTT connections.", len(gateway.connections))
+        yield gauge("penstock_mqtt_handshakes", "Connections in a TLS handshake or PROXY header.", gateway.handshakes)
+        yield labelled_gauge("penstock_mqtt_clients", "Connected clients.", ["listener", "version"], traffic.connected)
+        yield labelled_counter(
+            "penstock_mqtt_connections_accepted",
+            "MQTT clients accepted since the start.",
+            ["listener", "version"],
+            traffic.accepted,
+        )
+        yield labelled_counter(
+            "penstock_mqtt_connections_closed",
+            'Connections closed since the start: the reason is "client" if the client closed it, else the reason of the node.',
+            ["listener", "reason"],
+            traffic.closed,
+        )
+        yield labelled_counter(
+            "penstock_mqtt_connections_refused",
+            "Sockets closed before MQTT began on them.",
+            ["listener", "reason"],
+            {(each.name, reason): count for each in listeners for reason, count in each.refused.items()},
+        )
+        yield from self._packets("in", "received", traffic.packets_in, gateway.counters.publishes_in)
+        yield from self._packets("out", "sent", traffic.packets_out, gateway.counters.publishes_out)
+        for direction, done, sizes in (
+            ("in", "received", {(each.name,): each.bytes_in for each in listeners}),
+            ("out", "sent", {(each.name,): each.bytes_out for each in listeners}),
+        ):
+            yield labelled_counter(f"penstock_mqtt_bytes_{direction}", f"Bytes of MQTT {done}.", ["listener"], sizes)
+
+    def _packets(self, direction: str, done: str, packets: list[int], publishes: int) -> Iterator[Metric]:
+        by_type = {(NAMES[kind].lower(),): count for kind, count in enumerate(packets) if count}
+        by_type["publish",] = publishes
+        yield labelled_counter(f"penstock_mqtt_packets_{direction}", f"MQTT packets {done}, by type.", ["type"], by_type)
+
+
+class MqttMessageCollector(Collector):
+    """Figures of publishes, deliveries, sessions and subscriptions."""
+
+    def __init__(self, gateway: Gateway, retained: RetainedMessages) -> None:
+        self._gateway = gateway
+        self._retained = retained
+
+    def collect(self) -> Iterator[Metric]:
+        counters = self._gateway.counters
+        yield counter("penstock_mqtt_publishes_in", "PUBLISH packets received and stored.", counters.publishes_in)
+        yield counter("penstock_mqtt_publishes_out", "PUBLISH packets sent.", counters.publishes_out)
+        yield counter(
+            "penstock_mqtt_deliveries_acked",
+            "Deliveries at QoS 1 and 2 that clients acknowledged.",
+            counters.deliveries_acked,
+        )
+        yield counter(
+            "penstock_mqtt_publishes_refused",
+            "PUBLISH packets that the node refused or a plugin forbade.",
+            counters.publishes_refused,
+        )
+        yield counter(
+            "penstock_mqtt_publishes_dropped",
+            "PUBLISH packets of QoS 0 dropped because the disk is full.",
+            counters.publishes_dropped,
+        )
+        yield counter("penstock_mqtt_wills_dropped", "Wills dropped because the disk is full.", counters.wills_dropped)
+        yield gauge(
+            "penstock_mqtt_held_bytes",
+            "Bytes of packets that wait until the disk has room.",
+            self._gateway.backlog.kept_bytes,
+        )
+        yield counter(
+            "penstock_mqtt_deliveries_too_large",
+            "Deliveries skipped because they exceed the client's maximum packet size.",
+            counters.deliveries_too_large,
+        )
+        yield gauge("penstock_mqtt_retained", "Retained messages.", len(self._retained))
+        yield from self._sessions()
+        yield from self._subscriptions()
+
+    def _sessions(self) -> Iterator[Metric]:
+        gateway, counters = self._gateway, self._gateway.counters
+        yield gauge("penstock_mqtt_sessions", "Sessions of connected clients.", len(gateway.clients.values()))
+        yield gauge(
+            "penstock_mqtt_sessions_stored",
+            "Stored sessions, of connected and disconnected clients, and stored wills.",
+            len(gateway.lifecycle.sessions),
+        )
+        yield gauge("penstock_mqtt_sessions_away", "Stored sessions of disconnected clients.", gateway.lifecycle.away)
+        yield counter(
+            "penstock_mqtt_queued_dropped",
+            "Messages skipped because more than mqtt.session_queued_max waited for a client.",
+            counters.queued_dropped,
+        )
+        yield counter(
+            "penstock_mqtt_sessions_expired", "Sessions that ended because their expiry was over.", counters.sessions_expired
+        )
+
+    def _subscriptions(self) -> Iterator[Metric]:
+        gateway, counters = self._gateway, self._gateway.counters
+        yield counter(
+            "penstock_mqtt_subscriptions_refused", "Topic filters refused in SUBACK packets.", counters.subscriptions_refused
+        )
+        yield gauge("penstock_mqtt_subscriptions", "Subscriptions of connected clients.", counters.subscriptions)
+        yield gauge(
+            "penstock_mqtt_subscriptions_shared", "Shared subscriptions of connected clients.", counters.subscriptions_shared
+        )
+        yield gauge("penstock_mqtt_shared", "Pairs of share name and filter that connected clients use.", len(gateway.shared))
+        yield counter(
+            "penstock_mqtt_deliveries_returned",
+            "Deliveries of shared subscriptions that returned to their group unacknowledged.",
+            counters.deliveries_returned,
+        )
+        yield gauge(
+            "penstock_mqtt_slow_consumers",
+            "Clients with a subscription that reads from its cursor because it has fallen behind.",
+            sum(1 for client in gateway.clients.values() if client.lagging),
+        )
+
+
+class MqttProtectionCollector(Collector):
+    """Figures of access control, rate limits and back-pressure."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    def collect(self) -> Iterator[Metric]:
+        gateway, access, backpressure = self._gateway, self._gateway.access, self._gateway.backpressure
+        yield labelled_counter(
+            "penstock_mqtt_access_decisions",
+            "Decisions of the plugins, and of the node where no plugin answers.",
+            ["action", "outcome"],
+            access.decisions,
+        )
+        yield gauge("penstock_mqtt_access_answers", "Cached answers of the plugins about topics.", access.kept)
+        yield gauge("penstock_mqtt_access_questions", "Questions that wait for an answer of the plugins.", access.questions)
+        yield labelled_counter(
+            "penstock_mqtt_throttled",
+            "Times that a client was paused by a rate limit.",
+            ["limit"],
+            {(limit,): count for limit, count in gateway.throttle.throttled.items()},
+        )
+        yield gauge("penstock_mqtt_throttled_now", "Clients that a rate limit pauses now.", len(gateway.throttle))
+        yield counter(
+            "penstock_mqtt_held_off",
+            "Times that the node began to refuse a source after protocol errors.",
+            gateway.traffic.held_off,
+        )
+        yield gauge(
+            "penstock_mqtt_backpressure_waiting", "Publishers that are paused until the disk catches up.", len(backpressure)
+        )
+        yield counter("penstock_mqtt_backpressure", "Times that the disk fell behind.", backpressure.entered)
+        yield gauge(
+            "penstock_mqtt_undurable_bytes",
+            "Bytes of the log that are stored and not yet on disk.",
+            backpressure.undurable_bytes,
+        )

@@ -1,0 +1,103 @@
+"""Metrics of POP: deliveries, transactions and groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from penstock.node.metrics.families import add_latencies, counter, gauge
+from penstock.pop.core.core import PopCore
+from penstock.pop.core.snapshot import snapshots
+from penstock.pop.core.transactions import Transactions
+from penstock.store.store import Store
+
+GROUPS_LABELLED_MAX = 200
+"""Maximum number of groups with metrics of their own. More would burden the monitoring system. The totals count all groups."""
+
+GROUP_GAUGES = {
+    "visible": "Messages that a pop could return now. For a group that selects messages on delivery this is an upper bound.",
+    "retries": "Visible messages that were delivered before.",
+    "in_flight": "Messages that are delivered and not settled.",
+    "delayed": "Messages in flight that wait for their back-off to end.",
+    "parked": "Messages that wait for an earlier message of their message group.",
+    "dead": "Dead letters that were not sent back.",
+    "waiting": "Pops that wait for a message.",
+    "oldest_ms": "Age in ms of the oldest message that is not delivered.",
+    "oldest_in_flight_ms": "Age in ms of the oldest delivery that is not settled.",
+}
+
+
+class PopCollector(Collector):
+    """Figures of POP.
+
+    Parameters:
+        pop: the core.
+        store: holds the queues of the groups.
+        transactions: the half messages.
+        rocketmq_clients: returns how many RocketMQ clients are connected; None without the RocketMQ-compatible API.
+    """
+
+    def __init__(
+        self, pop: PopCore, store: Store, transactions: Transactions, rocketmq_clients: Callable[[], int] | None
+    ) -> None:
+        self._pop = pop
+        self._store = store
+        self._transactions = transactions
+        self._rocketmq_clients = rocketmq_clients
+
+    def collect(self) -> Iterator[Metric]:
+        pop, counters, transactions = self._pop, self._pop.counters, self._transactions
+        yield gauge("penstock_pop_waiting", "Pops that wait for a message.", pop.waiting)
+        yield gauge("penstock_pop_checkpoints_open", "Checkpoints with unsettled deliveries.", pop.checkpoints_open)
+        yield counter("penstock_pop_handed_out", "Deliveries since the start.", counters.handed_out)
+        yield counter("penstock_pop_acked", "Deliveries acknowledged since the start.", counters.acked)
+        yield counter("penstock_pop_revived", "Deliveries revived since the start.", counters.revived)
+        yield counter(
+            "penstock_pop_dead_lettered", "Messages that became dead letters since the start.", counters.dead_lettered
+        )
+        yield counter("penstock_pop_expired", "Messages skipped because their time to live was over.", counters.expired)
+        yield counter("penstock_pop_refused", "Pops refused because too many pops were waiting.", counters.refused)
+        yield gauge(
+            "penstock_pop_revive_late_ms_max",
+            "Longest time in ms by which a revival came after its deadline.",
+            counters.revive_late_ms_max,
+        )
+        if self._rocketmq_clients is not None:
+            yield gauge("penstock_rocketmq_clients", "RocketMQ clients that sent a heartbeat lately.", self._rocketmq_clients())
+        yield gauge("penstock_pop_transactions_pending", "Half messages without an outcome.", len(transactions))
+        yield counter("penstock_pop_transactions_committed", "Half messages committed.", transactions.committed)
+        yield counter("penstock_pop_transactions_rolled_back", "Half messages rolled back.", transactions.rolled_back)
+        yield from self._by_group()
+        lateness = HistogramMetricFamily("penstock_pop_revive_lateness_ms", "Time in ms from a deadline to its revival.")
+        add_latencies(lateness, [], counters.revive_lateness)
+        yield lateness
+
+    def _by_group(self) -> Iterator[Metric]:
+        pop, labels = self._pop, ["group", "filter"]
+        gauges = {
+            name: GaugeMetricFamily(f"penstock_pop_group_{name}", text, labels=labels) for name, text in GROUP_GAUGES.items()
+        }
+        latency = HistogramMetricFamily(
+            "penstock_pop_group_ack_latency_ms", "Time in ms from a delivery to its acknowledgement.", labels=labels
+        )
+        for snapshot in snapshots(islice(pop, GROUPS_LABELLED_MAX), pop.state, self._store):
+            group = snapshot.group
+            values = {
+                "visible": snapshot.visible,
+                "retries": snapshot.retries,
+                "in_flight": snapshot.in_flight,
+                "delayed": snapshot.delayed,
+                "parked": snapshot.parked,
+                "dead": snapshot.dead,
+                "waiting": len(group.polls),
+                "oldest_ms": snapshot.oldest_ms or 0,
+                "oldest_in_flight_ms": snapshot.oldest_in_flight_ms or 0,
+            }
+            for name, value in values.items():
+                gauges[name].add_metric([group.name, group.filter], value)
+            add_latencies(latency, [group.name, group.filter], group.latency)
+        yield from gauges.values()
+        yield latency

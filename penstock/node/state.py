@@ -1,0 +1,54 @@
+"""The state of a node, as `/api/v1/state` of the admin listener shows it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.gateway.gateway import Gateway
+from penstock.pop.core.core import PopCore
+from penstock.pop.core.transactions import Transactions
+from penstock.store.store import Recovery, Store
+from penstock.timer.delayed import DelayedMessages
+
+
+def state_of(
+    store: Store,
+    recovery: Recovery,
+    gateway: Gateway,
+    delayed: DelayedMessages,
+    transactions: Transactions,
+    pop: PopCore,
+) -> dict[str, Any]:
+    """Return the state of a node's parts, of types that orjson can encode."""
+    return {
+        "log": {
+            "start": store.log.start,
+            "end": store.log.written,
+            "durable": store.durable_position,
+            "torn_bytes_at_start": recovery.torn_bytes,
+            "replayed_at_start": recovery.replayed,
+        },
+        "disk": {
+            "store": store.space.level.name.lower(),
+            "free": store.space.usage.free,
+            "reserve": store.space.reserve,
+            "why": store.space.why(),
+            "held_bytes": gateway.backlog.kept_bytes,
+        },
+        "connections": len(gateway.connections),
+        "queues": len(store.queues),
+        "timers_pending": len(delayed),
+        "transactions_pending": len(transactions),
+        "pop": {name: value for name in pop.counters.__slots__ if isinstance(value := getattr(pop.counters, name), int)},
+        "groups": [
+            {
+                "group": group.name,
+                "filter": group.filter,
+                "visible": group.visible,
+                "retries": group.visible_retries,
+                "in_flight": group.in_flight,
+                "waiting": len(group.polls),
+            }
+            for group in pop
+        ],
+    }
