@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.pop.client.groupsettings import group_settings
     from penstock.pop.client.message import Message
     from penstock.pop.client.outgoing import OutgoingMessage, SendReceipt
-    from penstock.pop.client.received import PopResult, ReceivedMessage
+    from penstock.pop.client.received import PoppedMessages, ReceivedMessage
     from penstock.pop.client.security import Security
     from penstock.pop.client.stream import StreamConsumer, StreamMessage
     from penstock.pop.client.syncclient import SyncClient
@@ -99,7 +99,7 @@ __all__ = [
     "OutgoingMessage",
     "Overloaded",
     "PopError",
-    "PopResult",
+    "PoppedMessages",
     "ReceivedMessage",
     "RequestInvalid",
     "Security",
@@ -137,7 +137,7 @@ _HOMES = {
     "Message": "penstock.pop.client.message",
     "OutgoingMessage": "penstock.pop.client.outgoing",
     "SendReceipt": "penstock.pop.client.outgoing",
-    "PopResult": "penstock.pop.client.received",
+    "PoppedMessages": "penstock.pop.client.received",
     "ReceivedMessage": "penstock.pop.client.received",
     "Security": "penstock.pop.client.security",
     "StreamConsumer": "penstock.pop.client.stream",

@@ -15,7 +15,7 @@ from penstock.pop.client.deadletters import DeadLetterCalls
 from penstock.pop.client.groups import GroupCalls
 from penstock.pop.client.message import Message
 from penstock.pop.client.outgoing import OutgoingMessage, SendReceipt
-from penstock.pop.client.received import PopResult
+from penstock.pop.client.received import PoppedMessages
 from penstock.pop.client.requests import Start
 from penstock.pop.client.security import PLAIN, Security
 from penstock.pop.client.settlements import Settlements
@@ -207,7 +207,7 @@ class Client:
         start: Start = "earliest",
         attempt_id: str = "",
         acks: Iterable[str] = (),
-    ) -> PopResult[Message]:
+    ) -> PoppedMessages[Message]:
         """Return the next visible messages of a group, possibly none.
 
         One call may also acknowledge the messages of the call before, which saves a round trip:
@@ -235,7 +235,7 @@ class Client:
             request.ClearField("acks")
             answer = await self._call(self._stub.Pop, request, wait_ms)
         settlements = self._settlements_of(group)
-        return PopResult((Message(received, settlements, 0) for received in answer.messages), refused)
+        return PoppedMessages((Message(received, settlements, 0) for received in answer.messages), refused)
 
     async def ack(self, handles: Iterable[str], *, group: str) -> None:
         """Acknowledge many deliveries of a group; return when that is durable.

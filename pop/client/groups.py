@@ -30,7 +30,7 @@ class GroupCalls:
         """Create a group; return its description. If it exists with the same settings, return it as it is.
 
         Args:
-            group: Name of the group: 1 to 255 bytes of UTF-8, without `/`, `+`, `#` and control characters.
+            group: Name of the group: 1 to 255 bytes of UTF-8, printable, without `/`, `#`, `+` and `$`, no space at its ends.
             topic_filter: MQTT topic filter (MQTT 5.0, 4.7), or `$dlq/GROUP` for the dead letters of another group.
             start: Where the group starts.
             settings: Settings from `group_settings`.

@@ -80,7 +80,7 @@ class ReceivedMessage:
         return self._received.dead_letter if self._received.HasField("dead_letter") else None
 
 
-class PopResult(list[M]):
+class PoppedMessages(list[M]):
     """The messages that a pop returned, as a list.
 
     Parameters:

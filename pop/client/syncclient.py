@@ -12,7 +12,7 @@ from penstock.pop.client.channel import sync_channel
 from penstock.pop.client.deadletters import SyncDeadLetterCalls
 from penstock.pop.client.groups import SyncGroupCalls
 from penstock.pop.client.outgoing import OutgoingMessage, SendReceipt
-from penstock.pop.client.received import PopResult
+from penstock.pop.client.received import PoppedMessages
 from penstock.pop.client.requests import Start
 from penstock.pop.client.retrydelays import RetryDelays
 from penstock.pop.client.security import PLAIN, Security
@@ -111,7 +111,7 @@ class SyncClient:
         start: Start = "earliest",
         attempt_id: str = "",
         acks: Iterable[str] = (),
-    ) -> PopResult[SyncMessage]:
+    ) -> PoppedMessages[SyncMessage]:
         """Return the next visible messages of a group, possibly none, as `Client.pop`."""
         request = requests.pop(topic_filter, group, messages_max, invisible_ms, wait_ms, start, attempt_id, acks)
         answer = self._call(self._stub.Pop, request, wait_ms)
@@ -120,7 +120,7 @@ class SyncClient:
             request.ClearField("acks")
             answer = self._call(self._stub.Pop, request, wait_ms)
         settlements = SyncSettlements(self._call, self._stub, group)
-        return PopResult((SyncMessage(received, settlements) for received in answer.messages), refused)
+        return PoppedMessages((SyncMessage(received, settlements) for received in answer.messages), refused)
 
     def consume(
         self,

@@ -1,9 +1,9 @@
 """Lite subscriptions: which clients have subscribed to which lite topics, each a group's filter below a parent topic.
 
-Who has subscribed stands in the settings of the lite topic's group, so it holds across restarts of the node: a client that goes
-on polling gets what is there, whether it has synchronised its lite topics again or not. A group that a lite subscription made
-ends when nobody has subscribed to it any more: as soon as nothing of it is out where the last one has unsubscribed, and after
-`pop.lite_idle_ms` where that one ended or fell silent, for it may be back, and finds then where it was.
+The settings of a lite topic's group name its subscribers, so subscriptions survive restarts of the node. A client that
+continues to poll gets its messages, whether it has synchronised its lite topics again or not. A group that a lite subscription
+created ends when it has no subscribers. It ends as soon as nothing of it is in flight if the last client unsubscribed. If that
+client ended or fell silent, the group ends after `pop.lite_idle_ms`: the client may return, and then continues where it was.
 """
 
 from __future__ import annotations
@@ -14,134 +14,147 @@ from contextlib import suppress
 from dataclasses import replace
 
 from penstock.pop.core.admin import GroupAdmin, ResetTo
+from penstock.pop.core.core import PopCore
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.settings import LITE_CLIENTS_MAX, GroupSettings
-from penstock.pop.rocketmq.clients import Client, Clients
+from penstock.pop.rocketmq.clients import ConnectedClient, ConnectedClients
 from penstock.pop.rocketmq.settings import LITE_SUBSCRIPTIONS_MAX
 from penstock.pop.rocketmq.status import Code, Refused
 from penstock.store.errors import DiskFull
 from penstock.store.lightqueue import Start
 
-ENDED_AT_A_TIME = 200
-"""Subscriptions of clients that are gone, and groups that nobody has subscribed to, that are ended in one turn of the loop."""
+ENDED_PER_CHECK_MAX = 200
+"""Maximum number of subscriptions of clients that are gone, and of groups without subscribers, that one check ends."""
 
 
 class LiteSubscriptions:
     """The lite subscriptions of a node.
 
     Parameters:
-        admin: makes and deletes groups.
-        clients: those that are there. Their `lite` is kept here.
+        core: Has the groups.
+        admin: Resets and deletes groups.
+        clients: The clients that use the node. This object keeps their `lite`.
     """
 
-    def __init__(self, admin: GroupAdmin, clients: Clients) -> None:
+    def __init__(self, core: PopCore, admin: GroupAdmin, clients: ConnectedClients) -> None:
+        self._core = core
+        self._groups = core.state.groups
+        self._now_ms = core.store.now_ms
+        self._idle_ms = core.options.lite_idle_ms
         self._admin = admin
-        self._core = admin.core
         self._clients = clients
         self._gone: deque[tuple[str, str, str, str]] = deque()
-        """Client id, group, parent and filter of subscriptions whose clients are gone."""
+        """Client id, group, parent and filter of each subscription whose client is gone."""
 
-    def start(self, now_ms: int) -> None:
-        """Take up what was there when the node ended. The clients have some time to come back."""
+    def restore(self, now_ms: int) -> None:
+        """Restore the subscriptions from before a restart. Their clients get some time to call again."""
         for group in self._core:
             for client_id, parent in group.settings.lite:
                 try:
-                    client = self._clients.seen(client_id, now_ms)
-                except Refused:  # more than are looked after
+                    client = self._clients.heard_from(client_id, now_ms)
+                except Refused:  # There are more clients than the node looks after.
                     self._gone.append((client_id, group.name, parent, group.filter))
                 else:
                     client.lite.setdefault((group.name, parent), {})[group.filter] = None
 
-    def sync(
-        self, client: Client, name: str, parent: str, *, has: dict[str, None], named: Iterable[str], start: Start | None
+    def replace_all(
+        self,
+        client: ConnectedClient,
+        name: str,
+        parent: str,
+        *,
+        filters: dict[str, None],
+        named: Iterable[str],
+        start: Start | None,
     ) -> None:
-        """Let a client have subscribed to some lite topics of a parent, and to no others.
+        """Subscribe a client to some lite topics of a parent topic, and unsubscribe it from all others of that parent.
 
         Args:
-            client: who says so.
-            name: of its group.
-            parent: the parent topic.
-            has: filters of all its lite topics there.
-            named: those of them that the call is about.
-            start: from where on these are to be read; None for where the group is, or from the earliest message.
+            client: The subscriber.
+            name: Name of its group.
+            parent: The parent topic.
+            filters: Filters of all lite topics that the client shall have.
+            named: Those of `filters` that the request names.
+            start: Where `named` are read from. None: a group continues, and a new one starts at the earliest message.
 
         Raises:
             Refused: LITE_SUBSCRIPTION_QUOTA_EXCEEDED.
-            GroupUnknown, GroupInvalid, TopicInvalid, Overloaded, LimitExceeded, DiskFull: as `PopCore.group` raises them.
+            GroupUnknown, GroupInvalid, TopicInvalid, Overloaded, LimitExceeded, DiskFull: As `Groups.get_or_create`.
         """
-        if len(has) > LITE_SUBSCRIPTIONS_MAX or len(client.lite.keys() | {(name, parent)}) > LITE_SUBSCRIPTIONS_MAX:
-            raise too_many()
+        if len(filters) > LITE_SUBSCRIPTIONS_MAX or len(client.lite.keys() | {(name, parent)}) > LITE_SUBSCRIPTIONS_MAX:
+            raise quota_exceeded()
         had = client.lite.setdefault((name, parent), {})
         asked = set(named)
-        for topic_filter in has:
-            group = self._core.state.groups.get((name, topic_filter))
+        for topic_filter in filters:
+            group = self._groups.get((name, topic_filter))
             is_new = group is None
-            self._hold(group, client.id, name, parent, topic_filter, start)
+            self._subscribe(group, client.id, name, parent, topic_filter, start)
             had[topic_filter] = None
             if start is not None and not is_new and topic_filter in asked:
                 to = ResetTo(time_ms=start) if isinstance(start, int) else ResetTo(end=start)
                 self._admin.reset(name, topic_filter, to)
-        for topic_filter in [each for each in had if each not in has]:
-            self._release(client.id, name, parent, topic_filter, self._core.store.now_ms())
+        for topic_filter in [each for each in had if each not in filters]:
+            self._unsubscribe(client.id, name, parent, topic_filter, self._now_ms())
             del had[topic_filter]
 
-    def groups(self, client: Client, name: str, parent: str) -> list[ConsumerGroup]:
+    def groups_of(self, client: ConnectedClient, name: str, parent: str) -> list[ConsumerGroup]:
         """Return the groups of a client's lite topics."""
-        found = (self._core.state.groups.get((name, topic_filter)) for topic_filter in client.lite.get((name, parent), {}))
+        found = (self._groups.get((name, topic_filter)) for topic_filter in client.lite.get((name, parent), {}))
         return [group for group in found if group is not None]
 
-    def left(self, client: Client) -> None:
-        """Note that a client is gone."""
+    def client_gone(self, client: ConnectedClient) -> None:
+        """Note that a client is gone. Its subscriptions end in later calls of `end_expired`."""
         for (name, parent), filters in client.lite.items():
             self._gone.extend((client.id, name, parent, topic_filter) for topic_filter in filters)
 
-    def tidy(self, now_ms: int) -> None:
-        """End what is over, some of it. Called once a second."""
-        with suppress(DiskFull):  # the next time
-            for _ in range(min(len(self._gone), ENDED_AT_A_TIME)):
+    def end_expired(self, now_ms: int) -> None:
+        """End some subscriptions of clients that are gone, and some groups without subscribers. Called once a second."""
+        with suppress(DiskFull):  # The next call tries again.
+            for _ in range(min(len(self._gone), ENDED_PER_CHECK_MAX)):
                 client_id, name, parent, topic_filter = self._gone[0]
                 client = self._clients.get(client_id)
                 if client is None or topic_filter not in client.lite.get((name, parent), {}):
-                    self._release(client_id, name, parent, topic_filter, now_ms + self._core.options.lite_idle_ms)
+                    self._unsubscribe(client_id, name, parent, topic_filter, now_ms + self._idle_ms)
                 self._gone.popleft()
             over = [group for group in self._core if 0 < (group.settings.lite_ends_ms or 0) <= now_ms and not group.in_flight]
-            for group in over[:ENDED_AT_A_TIME]:
+            for group in over[:ENDED_PER_CHECK_MAX]:
                 self._admin.delete(group.name, group.filter)
 
-    def _hold(
+    def _subscribe(
         self, group: ConsumerGroup | None, client_id: str, name: str, parent: str, topic_filter: str, start: Start | None
     ) -> None:
-        """Note in the group of a lite topic that a client has subscribed to it; make the group where it is new."""
-        holder = (client_id, parent)
+        """Add a client to the subscribers in the settings of a lite topic's group. Create the group if it does not exist."""
+        subscriber = (client_id, parent)
+        groups = self._core.groups
         if group is None:
-            self._core.groups.check_may_create(name, topic_filter)
-            self._core.groups.create(name, topic_filter, start or "earliest", GroupSettings(lite=(holder,), lite_ends_ms=0))
+            groups.check_may_create(name, topic_filter)
+            groups.create(name, topic_filter, start or "earliest", GroupSettings(lite=(subscriber,), lite_ends_ms=0))
             return
         settings = group.settings
-        if holder in settings.lite:
+        if subscriber in settings.lite:
             return
         if len(settings.lite) >= LITE_CLIENTS_MAX:
             raise Refused(
                 Code.LITE_SUBSCRIPTION_QUOTA_EXCEEDED,
-                f"{LITE_CLIENTS_MAX} clients of the group {name[:80]!r} have {topic_filter[:80]!r}, as many as may",
+                f"{LITE_CLIENTS_MAX} clients of the group {name[:80]!r} subscribe to {topic_filter[:80]!r}, which is the limit",
             )
         ends_ms = 0 if settings.is_temporary else None
-        self._core.groups.configure(group, replace(settings, shared=False, lite=(*settings.lite, holder), lite_ends_ms=ends_ms))
+        groups.configure(group, replace(settings, shared=False, lite=(*settings.lite, subscriber), lite_ends_ms=ends_ms))
 
-    def _release(self, client_id: str, name: str, parent: str, topic_filter: str, ends_ms: int) -> None:
-        """Note that a client has no longer subscribed to a lite topic; if that was the last one, when its group ends."""
-        group = self._core.state.groups.get((name, topic_filter))
+    def _unsubscribe(self, client_id: str, name: str, parent: str, topic_filter: str, ends_ms: int) -> None:
+        """Remove a client from the subscribers of a lite topic. After the last one, the group ends at `ends_ms`."""
+        group = self._groups.get((name, topic_filter))
         if group is None or (client_id, parent) not in group.settings.lite:
             return
         settings = group.settings
-        left = tuple(holder for holder in settings.lite if holder != (client_id, parent))
-        ends = settings.lite_ends_ms if left or settings.lite_ends_ms is None else max(ends_ms, 1)
-        self._core.groups.configure(group, replace(settings, lite=left, lite_ends_ms=ends))
+        remaining = tuple(subscriber for subscriber in settings.lite if subscriber != (client_id, parent))
+        ends = settings.lite_ends_ms if remaining or settings.lite_ends_ms is None else max(ends_ms, 1)
+        self._core.groups.configure(group, replace(settings, lite=remaining, lite_ends_ms=ends))
 
 
-def too_many() -> Refused:
+def quota_exceeded() -> Refused:
     """Return the error for a client with too many lite topics."""
     return Refused(
         Code.LITE_SUBSCRIPTION_QUOTA_EXCEEDED,
-        f"a client may subscribe to {LITE_SUBSCRIPTIONS_MAX} lite topics of a parent, of as many parents",
+        f"a client may subscribe to {LITE_SUBSCRIPTIONS_MAX} lite topics of each of {LITE_SUBSCRIPTIONS_MAX} parent topics",
     )

@@ -1,7 +1,7 @@
-"""What a client is told when something is wrong: the codes of `apache.rocketmq.v2`, and which error becomes which.
+"""Status codes of `apache.rocketmq.v2`, and the code for each error.
 
-The protocol keeps the gRPC status OK and states errors in field 1 of each response, so an answer that only says what is wrong
-has the same bytes for every method. Numbers stand here, not in the stubs, because access control answers without them.
+The protocol keeps the gRPC status OK and states errors in field 1 of each response. So a response that only states an error has
+the same bytes for each method. The numbers are here, not taken from the stubs, because access control answers without stubs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ logger = structlog.get_logger("pop.rocketmq")
 
 
 class Code(IntEnum):
-    """Codes of the protocol, those that this node gives."""
+    """The codes of the protocol that this node uses."""
 
     OK = 20000
     MULTIPLE_RESULTS = 30000
@@ -70,14 +70,14 @@ class Code(IntEnum):
 
 
 class Refused(PopError):
-    """Raised for a request that can't be served; becomes the status of its answer."""
+    """Raised for a request that the node does not serve. It becomes the status of the response."""
 
     def __init__(self, code: Code, detail: str) -> None:
         self.code = code
         super().__init__(detail)
 
 
-_OF_REFUSAL = {
+_REFUSAL_CODES = {
     Refusal.MESSAGE_TOO_LARGE: Code.MESSAGE_BODY_TOO_LARGE,
     Refusal.INVALID_PROPERTY: Code.MESSAGE_PROPERTIES_TOO_LARGE,
     Refusal.INVALID_DELIVERY_TIME: Code.ILLEGAL_DELIVERY_TIME,
@@ -86,8 +86,8 @@ _OF_REFUSAL = {
     Refusal.TOO_MANY_TRANSACTIONS: Code.TOO_MANY_REQUESTS,
 }
 
-# The first that fits: ExpressionInvalid is a RequestInvalid, RecordTooLarge a LimitExceeded.
-_OF_ERROR: tuple[tuple[type[Exception], Code], ...] = (
+# The first match counts: ExpressionInvalid is a RequestInvalid, and RecordTooLarge is a LimitExceeded.
+_ERROR_CODES: tuple[tuple[type[Exception], Code], ...] = (
     (GroupInvalid, Code.ILLEGAL_CONSUMER_GROUP),
     (ExpressionInvalid, Code.ILLEGAL_FILTER_EXPRESSION),
     (RequestInvalid, Code.BAD_REQUEST),
@@ -100,7 +100,7 @@ _OF_ERROR: tuple[tuple[type[Exception], Code], ...] = (
     (DiskFull, Code.TOO_MANY_REQUESTS),
 )
 
-OF_OUTCOME = {
+OUTCOME_CODES = {
     AckOutcome.OK: Code.OK,
     AckOutcome.INVALID_HANDLE: Code.INVALID_RECEIPT_HANDLE,
     AckOutcome.HANDLE_EXPIRED: Code.INVALID_RECEIPT_HANDLE,
@@ -108,10 +108,10 @@ OF_OUTCOME = {
     AckOutcome.HANDLE_REPLACED: Code.INVALID_RECEIPT_HANDLE,
     AckOutcome.INVALID_INVISIBLE_TIME: Code.ILLEGAL_INVISIBLE_TIME,
 }
-"""Of a handle. The protocol has one code for all that is wrong with one: the detail tells which."""
+"""Code for each outcome of a handle. The protocol has one code for all faults of a handle, and the detail tells which."""
 
-# MESSAGE_NOT_FOUND is no error to the clients: they would take a recall that came too late for one that worked.
-OF_RECALLED = {
+# Clients do not treat MESSAGE_NOT_FOUND as an error. They would take a recall that came too late for a successful one.
+RECALL_CODES = {
     Recalled.CANCELLED: (Code.OK, ""),
     Recalled.ALREADY_FIRED: (Code.PRECONDITION_FAILED, "the message was delivered before"),
     Recalled.ALREADY_CANCELLED: (Code.PRECONDITION_FAILED, "the message was recalled before"),
@@ -119,8 +119,11 @@ OF_RECALLED = {
 }
 
 
-def of_ended(ended: EndOutcome, *, commit: bool) -> Code:
-    """Return the code for the end of a transaction. Said twice it is done: a producer says it again when no answer came."""
+def end_code(ended: EndOutcome, *, commit: bool) -> Code:
+    """Return the code for the end of a transaction.
+
+    The same end twice is OK, because a producer that got no answer repeats its call.
+    """
     if ended is EndOutcome.UNKNOWN_TRANSACTION:
         return Code.INVALID_TRANSACTION_ID
     if ended is EndOutcome.OK or (ended is EndOutcome.ALREADY_COMMITTED) == commit:
@@ -129,12 +132,12 @@ def of_ended(ended: EndOutcome, *, commit: bool) -> Code:
 
 
 def code_of(error: Exception) -> Code:
-    """Return the code for an error. One that nobody foresaw is logged: it is a defect of the node."""
+    """Return the code for an error. An unforeseen error is a defect of the node, and is logged."""
     if isinstance(error, Refused):
         return error.code
     if isinstance(error, SendRefused):
-        return _OF_REFUSAL[error.refusal]
-    for kind, code in _OF_ERROR:
+        return _REFUSAL_CODES[error.refusal]
+    for kind, code in _ERROR_CODES:
         if isinstance(error, kind):
             return code
     logger.error("rocketmq.failed", exc_info=error)
@@ -142,17 +145,17 @@ def code_of(error: Exception) -> Code:
 
 
 def detail_of(error: Exception) -> str:
-    """Return what a client is told of an error. Of a defect only that there is one."""
-    known = isinstance(error, (Refused, SendRefused, *(kind for kind, _ in _OF_ERROR)))
-    return str(error) if known else "the node has a defect: its log tells more"
+    """Return the detail that tells a client of an error. The detail of a defect of the node stays in its log."""
+    known = isinstance(error, (Refused, SendRefused, *(kind for kind, _ in _ERROR_CODES)))
+    return str(error) if known else "the node has a defect: see its log"
 
 
-def overall(codes: list[Code]) -> Code:
-    """Return the code of a batch: that of all its parts, where they agree."""
+def overall_code(codes: list[Code]) -> Code:
+    """Return the code of a batch: the code of its parts if all have the same, else MULTIPLE_RESULTS."""
     return codes[0] if len(set(codes)) == 1 else Code.MULTIPLE_RESULTS
 
 
 def refusal(code: Code, detail: str) -> bytes:
-    """Return an answer, of any method, that only says what is wrong: field 1 is its status, with code and message."""
+    """Return the bytes of a response that only states an error. They are the same for each method: field 1 is the status."""
     status = b"\x08" + varint(code) + text(b"\x12", detail.encode())
     return text(b"\x0a", status)

@@ -1,78 +1,85 @@
-"""Who is there, who is gone, and whose the leases are."""
+"""Clients that use the node, clients that are gone, and holders of leases."""
 
 from __future__ import annotations
 
 import pytest
 
-from penstock.pop.rocketmq.clients import COMMANDS_MAX, HUNG_UP_MS_MAX, SILENT_MS_MAX, Clients, Stream, holder_of, lease_id
+from penstock.pop.rocketmq.clients import (
+    COMMANDS_MAX,
+    DISCONNECTED_MS_MAX,
+    SILENT_MS_MAX,
+    ConnectedClients,
+    TelemetryStream,
+)
+from penstock.pop.rocketmq.leases import holder_of, lease_id
 from penstock.pop.rocketmq.status import Code, Refused
 
 
-def test_a_client_is_there_while_it_is_heard_of() -> None:
-    clients = Clients()
+def test_a_client_is_there_while_the_node_hears_from_it() -> None:
+    clients = ConnectedClients()
     for at_ms in (0, SILENT_MS_MAX, 2 * SILENT_MS_MAX):
-        clients.seen("a", at_ms)
-        assert clients.take_gone(at_ms + SILENT_MS_MAX) == {}
-    assert list(clients.take_gone(3 * SILENT_MS_MAX + 1)) == ["a"]
+        clients.heard_from("a", at_ms)
+        assert clients.remove_gone(at_ms + SILENT_MS_MAX) == {}
+    assert list(clients.remove_gone(3 * SILENT_MS_MAX + 1)) == ["a"]
     assert len(clients) == 0
 
 
-def test_one_that_hung_up_has_less_time_and_a_call_saves_it() -> None:
-    clients = Clients()
+def test_a_client_whose_stream_broke_has_less_time_and_a_call_keeps_it() -> None:
+    clients = ConnectedClients()
     for name in ("silent", "calls"):
-        client = clients.seen(name, 1_000)
-        client.stream = Stream()
-        clients.hung_up(client, client.stream, 1_000)
+        client = clients.heard_from(name, 1_000)
+        client.stream = TelemetryStream()
+        clients.stream_ended(client, client.stream, 1_000)
         assert client.stream is None
-    clients.seen("calls", 1_000 + HUNG_UP_MS_MAX)
-    assert list(clients.take_gone(1_001 + HUNG_UP_MS_MAX)) == ["silent"]
+    clients.heard_from("calls", 1_000 + DISCONNECTED_MS_MAX)
+    assert list(clients.remove_gone(1_001 + DISCONNECTED_MS_MAX)) == ["silent"]
 
 
-def test_a_node_that_did_not_listen_blames_nobody() -> None:
-    clients = Clients()
-    clients.seen("a", 0)
-    clients.forgive(10 * SILENT_MS_MAX)
-    assert clients.take_gone(11 * SILENT_MS_MAX) == {}
-    assert list(clients.take_gone(11 * SILENT_MS_MAX + 1)) == ["a"]
+def test_time_in_which_the_node_did_not_listen_does_not_count() -> None:
+    clients = ConnectedClients()
+    clients.heard_from("a", 0)
+    clients.excuse(10 * SILENT_MS_MAX)
+    assert clients.remove_gone(11 * SILENT_MS_MAX) == {}
+    assert list(clients.remove_gone(11 * SILENT_MS_MAX + 1)) == ["a"]
 
 
-def test_an_old_stream_that_ends_says_nothing_of_the_new_one() -> None:
-    clients = Clients()
-    client = clients.seen("a", 0)
-    old, client.stream = Stream(), Stream()
-    clients.hung_up(client, old, 0)
+def test_the_end_of_an_old_stream_does_not_concern_the_new_one() -> None:
+    clients = ConnectedClients()
+    client = clients.heard_from("a", 0)
+    old, client.stream = TelemetryStream(), TelemetryStream()
+    clients.stream_ended(client, old, 0)
     assert client.stream is not None
-    assert clients.take_gone(HUNG_UP_MS_MAX + 1) == {}
+    assert clients.remove_gone(DISCONNECTED_MS_MAX + 1) == {}
 
 
-def test_one_that_says_that_it_ends_is_gone_at_once() -> None:
-    clients = Clients()
-    clients.seen("a", 0).is_done = True
-    assert list(clients.take_gone(0)) == ["a"]
+def test_a_client_that_announces_its_end_is_gone_at_once() -> None:
+    clients = ConnectedClients()
+    clients.heard_from("a", 0).is_terminated = True
+    assert list(clients.remove_gone(0)) == ["a"]
 
 
 def test_a_call_without_a_client_id_is_refused() -> None:
     with pytest.raises(Refused) as refused:
-        Clients().seen("", 0)
+        ConnectedClients().heard_from("", 0)
     assert refused.value.code is Code.CLIENT_ID_REQUIRED
 
 
-async def test_producers_that_can_be_told_something_are_asked_in_turn() -> None:
-    clients = Clients()
-    streams = {name: Stream() for name in ("a", "b", "full", "ended")}
+async def test_producers_with_room_on_their_streams_are_asked_in_turn() -> None:
+    clients = ConnectedClients()
+    streams = {name: TelemetryStream() for name in ("a", "b", "full", "ended")}
     for name, stream in streams.items():
-        client = clients.seen(name, 0)
-        clients.publishes(client, "orders")
+        client = clients.heard_from(name, 0)
+        clients.add_publisher(client, "orders")
         client.stream = stream
-    clients.publishes(clients.seen("none", 0), "orders")
+    clients.add_publisher(clients.heard_from("none", 0), "orders")
     for _ in range(COMMANDS_MAX):
         streams["full"].put(object())
     streams["ended"].end()
-    found = [clients.producer_of("orders", turn) for turn in range(3)]
+    found = [clients.publisher_of("orders", turn) for turn in range(3)]
     assert [client and client.id for client in found] == ["a", "b", "a"]
-    assert clients.producer_of("others", 0) is None
-    clients.take_gone(SILENT_MS_MAX + 1)
-    assert clients.producer_of("orders", 0) is None
+    assert clients.publisher_of("others", 0) is None
+    clients.remove_gone(SILENT_MS_MAX + 1)
+    assert clients.publisher_of("orders", 0) is None
 
 
 def test_a_lease_names_its_holder() -> None:

@@ -16,7 +16,7 @@ from penstock import group_settings
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.options import PopOptions
 from penstock.pop.rocketmq import lite as lite_module
-from penstock.pop.rocketmq import service as service_module
+from penstock.pop.rocketmq import presence
 from penstock.pop.rocketmq.status import Code
 from penstock.pop.rocketmq.stubs import pb, service_pb
 from penstock.store.options import GIB, MIB, StoreOptions
@@ -29,7 +29,7 @@ TYPES = pb.ClientType
 
 @pytest.fixture(autouse=True)
 def _tidy_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service_module, "TIDY_S", 0.01)
+    monkeypatch.setattr(presence, "CHECK_S", 0.01)
 
 
 @pytest.fixture
@@ -236,7 +236,7 @@ async def test_one_whose_client_is_gone_is_kept_for_a_while(node: Node, caller: 
     else:
         client = node.rocketmq.clients.get("c1")
         assert client is not None
-        client.seen_ms = 0
+        client.heard_ms = 0
     (group,) = node.core
     await node.until(lambda: not subscribers(group))
     day_ms = PopOptions().lite_idle_ms
@@ -261,7 +261,7 @@ async def test_then_it_ends_also_across_a_restart(tmp_path: Path) -> None:
         assert node.rocketmq is not None
         client = node.rocketmq.clients.get("c1")
         assert client is not None
-        client.seen_ms = 0
+        client.heard_ms = 0
         await node.until(lambda: filters(node) == [])
     finally:
         await node.stop()

@@ -17,7 +17,7 @@ from penstock import Client, Security, group_settings
 from penstock.install import install_hint
 from penstock.pop.errors import PopError
 from penstock.pop.options import PopOptions
-from penstock.pop.rocketmq.service import MESSAGES_PER_SEND_MAX
+from penstock.pop.rocketmq.sending import MESSAGES_PER_SEND_MAX
 from penstock.pop.rocketmq.settings import LITE_SUBSCRIPTIONS_MAX
 from penstock.pop.rocketmq.status import Code
 from penstock.pop.rocketmq.stubs import SERVICE, pb, service_pb
@@ -281,7 +281,7 @@ async def test_what_a_client_that_vanished_had_comes_back_as_another_attempt(nod
     assert (await caller.ack(*handles([first]))).status.code == Code.OK
     client = node.rocketmq.clients.get("c1")
     assert client is not None
-    client.seen_ms = 0  # it was silent for long
+    client.heard_ms = 0  # it was silent for long
     other = Caller(caller._channel, "c2")
     ((second,),) = [(await other.receive(auto_renew=True))[1]]
     assert (second.body, second.system_properties.delivery_attempt) == (b"2", 2)
@@ -315,7 +315,7 @@ async def test_a_node_that_was_restarted_knows_whose_a_lease_is(tmp_path: Path) 
             assert (await other.ack(first)).status.code == Code.OK
             client = node.rocketmq.clients.get("c1")
             assert client is not None
-            client.seen_ms = 0
+            client.heard_ms = 0
             (second,) = (await other.receive())[1]
             assert (second.body, second.system_properties.delivery_attempt) == (b"2", 2)
     finally:
@@ -336,13 +336,13 @@ async def test_on_a_full_disk_a_client_is_told_so_and_leases_are_returned_when_t
             assert (await caller.ack(handle)).status.code == Code.TOO_MANY_REQUESTS
             client = node.rocketmq.clients.get("c1")
             assert client is not None
-            client.seen_ms = 0
+            client.heard_ms = 0
             await node.until(lambda: node.rocketmq is not None and node.rocketmq.clients.get("c1") not in (None, client))
             assert node.core.checkpoints_open == 1
             free(node, 10 * GIB)
             client = node.rocketmq.clients.get("c1")
             assert client is not None
-            client.seen_ms = 0
+            client.heard_ms = 0
             (again,) = (await Caller(channel, "c2").receive())[1]
             assert again.system_properties.delivery_attempt == 2
     finally:

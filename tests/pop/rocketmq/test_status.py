@@ -8,7 +8,17 @@ from penstock.pop.core.outcome import AckOutcome
 from penstock.pop.core.sender import Refusal, SendRefused
 from penstock.pop.core.transactions import EndOutcome
 from penstock.pop.errors import ExpressionInvalid, GroupBusy, GroupInvalid, GroupUnknown, Overloaded, RequestInvalid
-from penstock.pop.rocketmq.status import OF_OUTCOME, OF_RECALLED, Code, Refused, code_of, detail_of, of_ended, overall, refusal
+from penstock.pop.rocketmq.status import (
+    OUTCOME_CODES,
+    RECALL_CODES,
+    Code,
+    Refused,
+    code_of,
+    detail_of,
+    end_code,
+    overall_code,
+    refusal,
+)
 from penstock.pop.rocketmq.stubs import SERVICE, pb, service_pb
 from penstock.store.errors import DiskFull, LimitExceeded, RecordTooLarge, TopicInvalid
 from penstock.timer.delayed import Recalled
@@ -46,10 +56,10 @@ def test_of_a_defect_a_client_hears_that_there_is_one_and_nothing_else() -> None
 
 
 def test_every_outcome_has_a_code() -> None:
-    assert set(OF_OUTCOME) == set(AckOutcome)
-    assert set(OF_RECALLED) == set(Recalled)
+    assert set(OUTCOME_CODES) == set(AckOutcome)
+    assert set(RECALL_CODES) == set(Recalled)
     # To the clients this would be no error.
-    assert Code.MESSAGE_NOT_FOUND not in [code for code, _ in OF_RECALLED.values()]
+    assert Code.MESSAGE_NOT_FOUND not in [code for code, _ in RECALL_CODES.values()]
 
 
 @pytest.mark.parametrize(
@@ -64,13 +74,13 @@ def test_every_outcome_has_a_code() -> None:
     ],
 )
 def test_to_end_a_transaction_twice_is_right_unless_it_ended_otherwise(ended: EndOutcome, commit: bool, code: Code) -> None:
-    assert of_ended(ended, commit=commit) is code
+    assert end_code(ended, commit=commit) is code
 
 
 def test_a_batch_has_the_code_of_its_parts_where_they_agree() -> None:
-    assert overall([Code.OK, Code.OK]) is Code.OK
-    assert overall([Code.ILLEGAL_TOPIC]) is Code.ILLEGAL_TOPIC
-    assert overall([Code.OK, Code.ILLEGAL_TOPIC]) is Code.MULTIPLE_RESULTS
+    assert overall_code([Code.OK, Code.OK]) is Code.OK
+    assert overall_code([Code.ILLEGAL_TOPIC]) is Code.ILLEGAL_TOPIC
+    assert overall_code([Code.OK, Code.ILLEGAL_TOPIC]) is Code.MULTIPLE_RESULTS
 
 
 @pytest.mark.parametrize("method", [method.name for method in SERVICE.methods])

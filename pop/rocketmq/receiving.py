@@ -1,0 +1,200 @@
+"""ReceiveMessage: the poll of a consumer, answered with a stream of messages."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+from penstock.pop.core.admin import GroupAdmin
+from penstock.pop.core.checkpoint import FROM_QUEUE
+from penstock.pop.core.core import PopCore
+from penstock.pop.core.deadletters import DeadLetter
+from penstock.pop.core.expression import ExpressionType
+from penstock.pop.core.group import ConsumerGroup
+from penstock.pop.core.poll import PopResult
+from penstock.pop.core.popping import check_attempt_id
+from penstock.pop.core.settings import GroupSettings
+from penstock.pop.options import PopOptions
+from penstock.pop.rocketmq.answering import Callers, Context, status, status_of
+from penstock.pop.rocketmq.leases import LEASE_MS, lease_id
+from penstock.pop.rocketmq.litetopics import LiteTopics
+from penstock.pop.rocketmq.messages import message_of
+from penstock.pop.rocketmq.names import filter_of, group_of
+from penstock.pop.rocketmq.settings import expression_of
+from penstock.pop.rocketmq.status import Code, Refused
+from penstock.pop.rocketmq.stubs import service_pb
+from penstock.store.record import decode
+
+DEADLINE_MARGIN_MS = 200
+"""A poll ends this long before the deadline of its call. A client takes an exceeded deadline for an error."""
+
+
+class MessageReceiver:
+    """Serves ReceiveMessage.
+
+    Parameters:
+        callers: Finds the client of a call.
+        core: Hands out messages.
+        admin: Creates and updates groups.
+        lite: Lite topics, whose messages a poll may ask for.
+        durable: Returns when all that was stored is durable.
+        options: Bounds and defaults.
+        store_host: Address of this node, which each message names.
+    """
+
+    def __init__(
+        self,
+        callers: Callers,
+        core: PopCore,
+        admin: GroupAdmin,
+        lite: LiteTopics,
+        durable: Callable[[], Awaitable[None]],
+        options: PopOptions,
+        store_host: str,
+    ) -> None:
+        self._callers = callers
+        self._core = core
+        self._state = core.state
+        self._handles = core.handles
+        self._admin = admin
+        self._lite = lite
+        self._durable = durable
+        self._options = options
+        self._store_host = store_host
+
+    async def ReceiveMessage(self, request: Any, context: Context) -> AsyncGenerator[Any, None]:
+        response = service_pb.ReceiveMessageResponse
+        popped: PopResult | None = None
+        written = False
+        try:
+            try:
+                popped, lite_parent = await self._poll(request, context)
+                await self._durable()
+                messages = self._messages(popped, lite_parent) if popped is not None else []
+            except Exception as error:  # The response states each error. `code_of` logs an unforeseen one.
+                yield response(status=status_of(error))
+                return
+            if not messages:
+                written = True
+                yield response(status=status(Code.MESSAGE_NOT_FOUND, "there is no visible message now"))
+                return
+            yield response(status=status())
+            for message in messages:
+                yield response(message=message)
+            written = True
+            now = response()
+            now.delivery_timestamp.FromNanoseconds(time.time_ns())
+            yield now
+        finally:
+            if popped is not None and not written:
+                self._core.requeue(popped.checkpoint)  # The consumer went away before it got all messages.
+
+    async def _poll(self, request: Any, context: Context) -> tuple[PopResult | None, str]:
+        """Return the messages for a request, and the parent topic if they are messages of lite topics."""
+        client = self._callers.of(context)
+        name, topic_filter = group_of(request.group), filter_of(request.message_queue.topic)
+        if request.batch_size <= 0:
+            raise Refused(Code.BAD_REQUEST, f"batch_size is {request.batch_size}: ask for at least 1 message")
+        count = min(request.batch_size, self._options.messages_max)
+        wait_ms = self._wait_ms(request, context)
+        attempt_id = check_attempt_id(request.attempt_id)
+        if request.auto_renew:
+            attempt_id = lease_id(client.id, attempt_id or os.urandom(8).hex())
+        asked_ms = self._invisible_ms(request)
+        wanted = expression_of(request.filter_expression)
+        if self._lite.serves(client, name, topic_filter):
+            invisible_ms = asked_ms or self._options.invisible_ms_default
+            popped = await self._lite.poll(client, name, topic_filter, count, invisible_ms, wait_ms, attempt_id)
+            return popped, topic_filter
+        group = self._group(name, topic_filter, wanted)
+        return await self._core.long_poll((group,), count, asked_ms or group.invisible_ms, wait_ms, attempt_id), ""
+
+    def _group(self, name: str, topic_filter: str, wanted: tuple[str, ExpressionType]) -> ConsumerGroup:
+        """Return a group, with the filter on delivery that its consumer wants.
+
+        If pops may create groups (`pop.groups_auto_create`), consumers choose the filter on delivery. The last consumer that
+        asks for another expression decides, as in RocketMQ. Otherwise consumers may only ask for the group's own expression.
+
+        Raises:
+            GroupUnknown, GroupInvalid, TopicInvalid, Overloaded, LimitExceeded: As `Groups.get_or_create`.
+            Refused: ILLEGAL_FILTER_EXPRESSION.
+        """
+        group = self._state.groups.get((name, topic_filter))
+        if group is None:
+            if not self._options.groups_auto_create:
+                return self._core.groups.get_or_create(name, topic_filter)
+            settings = GroupSettings(expression=wanted[0], expression_type=wanted[1])
+            return self._admin.create(name, topic_filter, "earliest", settings)
+        current = (group.settings.expression, group.settings.expression_type)
+        if wanted == current or (wanted[0] == "*" and not self._options.groups_auto_create):
+            return group
+        if not self._options.groups_auto_create:
+            raise Refused(
+                Code.ILLEGAL_FILTER_EXPRESSION,
+                f"the group {name[:80]!r} has the expression {current[0][:80]!r}, and its consumers may not change it: "
+                f"update the group, or set pop.groups_auto_create",
+            )
+        self._admin.update(
+            name, topic_filter, lambda settings: replace(settings, expression=wanted[0], expression_type=wanted[1])
+        )
+        return group
+
+    def _wait_ms(self, request: Any, context: Context) -> int:
+        """Return how long a poll may wait for its first message."""
+        wait_ms = request.long_polling_timeout.ToMilliseconds()
+        if wait_ms < 0:
+            raise Refused(Code.ILLEGAL_POLLING_TIME, f"long_polling_timeout is {wait_ms} ms: use 0 ms or more")
+        remaining_s = context.time_remaining()
+        if remaining_s is not None:
+            wait_ms = min(wait_ms, max(int(remaining_s * 1000) - DEADLINE_MARGIN_MS, 0))
+        return int(min(wait_ms, self._options.wait_ms_max))
+
+    def _invisible_ms(self, request: Any) -> int:
+        """Return the invisible time that a request asks for; 0 if it leaves that to the group."""
+        invisible_ms_max = self._options.invisible_ms_max
+        if request.auto_renew:
+            return min(LEASE_MS, invisible_ms_max)
+        if not request.HasField("invisible_duration"):
+            return 0
+        invisible_ms = int(request.invisible_duration.ToMilliseconds())
+        if not 0 < invisible_ms <= invisible_ms_max:
+            raise Refused(
+                Code.ILLEGAL_INVISIBLE_TIME, f"invisible_duration is {invisible_ms} ms: use 1 to {invisible_ms_max} ms"
+            )
+        return invisible_ms
+
+    def _messages(self, popped: PopResult, lite_parent: str) -> list[Any]:
+        checkpoint = popped.checkpoint
+        group = self._state.groups_by_id.get(checkpoint.group_id)
+        handles = self._handles.deliveries(checkpoint.position, checkpoint.pop_ms, checkpoint.group_id, checkpoint.count)
+        invisible_ms = checkpoint.deadline_ms - checkpoint.pop_ms
+        messages = []
+        for handle, entry, data in zip(handles, checkpoint.entries(), popped.records, strict=True):
+            if data is None:
+                continue
+            dead_of = ""
+            if group is not None and group.dead_letters_of:
+                letter = self._state.dead_letters.of_message(
+                    group.queue.id, entry.position, entry.offset if entry.source == FROM_QUEUE else None
+                )
+                dead_of = self._origin_of(letter)
+            messages.append(
+                message_of(
+                    decode(data, position=entry.position, verify=False),
+                    entry=entry,
+                    handle=handle,
+                    invisible_ms=invisible_ms,
+                    store_host=self._store_host,
+                    lite_parent=lite_parent,
+                    dead_of=dead_of,
+                )
+            )
+        return messages
+
+    def _origin_of(self, letter: DeadLetter | None) -> str:
+        """Return the filter by which a group got a message before the message became a dead letter."""
+        origin = None if letter is None else self._state.groups_by_id.get(letter.group_id)
+        return "" if origin is None else origin.filter

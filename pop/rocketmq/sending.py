@@ -1,0 +1,89 @@
+"""Methods that send messages, and recall them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from penstock.pop.core.handle import Handles
+from penstock.pop.core.sender import Sender
+from penstock.pop.rocketmq.answering import Callers, answered, status, status_of
+from penstock.pop.rocketmq.clients import ConnectedClient, ConnectedClients
+from penstock.pop.rocketmq.messages import properties_of, topic_and_body_of
+from penstock.pop.rocketmq.status import RECALL_CODES, Code, Refused, overall_code
+from penstock.pop.rocketmq.stubs import service_pb
+from penstock.timer.delayed import DelayedMessages
+
+MESSAGES_PER_SEND_MAX = 1_000
+
+
+class MessageSender:
+    """Serves SendMessage and RecallMessage.
+
+    Parameters:
+        callers: Finds the client of a call.
+        clients: Remembers which clients publish half messages of a topic.
+        sender: Stores messages.
+        delayed: Delayed messages.
+        handles: Reads recall handles.
+        durable: Returns when all that was stored is durable.
+        message_bytes_max: Maximum size of a message in bytes.
+    """
+
+    def __init__(
+        self,
+        callers: Callers,
+        clients: ConnectedClients,
+        sender: Sender,
+        delayed: DelayedMessages,
+        handles: Handles,
+        durable: Callable[[], Awaitable[None]],
+        message_bytes_max: int,
+    ) -> None:
+        self.callers = callers
+        self._clients = clients
+        self._sender = sender
+        self._delayed = delayed
+        self._handles = handles
+        self._durable = durable
+        self._message_bytes_max = message_bytes_max
+
+    @answered(service_pb.SendMessageResponse)
+    async def SendMessage(self, request: Any, client: ConnectedClient) -> Any:
+        if not 0 < len(request.messages) <= MESSAGES_PER_SEND_MAX:
+            raise Refused(
+                Code.BAD_REQUEST,
+                f"a call sends 1 to {MESSAGES_PER_SEND_MAX} messages, not {len(request.messages)}",
+            )
+        entries = [self._send(message, client) for message in request.messages]
+        await self._durable()
+        codes = [Code(entry.status.code) for entry in entries]
+        detail = next((entry.status.message for entry in entries if entry.status.code != Code.OK), "")
+        return service_pb.SendMessageResponse(status=status(overall_code(codes), detail), entries=entries)
+
+    def _send(self, message: Any, client: ConnectedClient) -> Any:
+        try:
+            topic, body = topic_and_body_of(message, self._message_bytes_max)
+            properties = properties_of(message, topic)
+            stored = self._sender.store(topic.encode(), body, properties)
+        except Exception as error:  # One message of a batch fails alone.
+            return service_pb.SendResultEntry(status=status_of(error))
+        if properties.producer:
+            self._clients.add_publisher(client, topic)
+        return service_pb.SendResultEntry(
+            status=status(),
+            message_id=f"{stored.position:016x}",
+            transaction_id=stored.transaction_handle,
+            offset=stored.position,
+            recall_handle=stored.recall_handle,
+        )
+
+    @answered(service_pb.RecallMessageResponse)
+    async def RecallMessage(self, request: Any, _client: ConnectedClient) -> Any:
+        named = self._handles.read_recall(request.recall_handle)
+        if named is None:
+            raise Refused(Code.INVALID_RECEIPT_HANDLE, "this is not a recall handle from this node")
+        code, detail = RECALL_CODES[self._delayed.recall(*named)]
+        await self._durable()
+        message_id = f"{named[0]:016x}" if code is Code.OK else ""
+        return service_pb.RecallMessageResponse(status=status(code, detail), message_id=message_id)

@@ -1,0 +1,66 @@
+"""Methods that settle deliveries: acknowledge them, make dead letters of them, move their deadlines."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from penstock.pop.core.core import PopCore
+from penstock.pop.core.outcome import AckOutcome, InvisibleChange
+from penstock.pop.rocketmq.answering import Callers, answered, status
+from penstock.pop.rocketmq.clients import ConnectedClient
+from penstock.pop.rocketmq.names import group_of
+from penstock.pop.rocketmq.status import OUTCOME_CODES, Code, Refused, overall_code
+from penstock.pop.rocketmq.stubs import service_pb
+
+HANDLES_MAX = 1_024
+
+
+class DeliverySettler:
+    """Serves AckMessage, ForwardMessageToDeadLetterQueue and ChangeInvisibleDuration.
+
+    Parameters:
+        callers: Finds the client of a call.
+        core: Has the deliveries.
+        durable: Returns when all that was stored is durable.
+    """
+
+    def __init__(self, callers: Callers, core: PopCore, durable: Callable[[], Awaitable[None]]) -> None:
+        self.callers = callers
+        self._core = core
+        self._durable = durable
+
+    @answered(service_pb.AckMessageResponse)
+    async def AckMessage(self, request: Any, _client: ConnectedClient) -> Any:
+        if not 0 < len(request.entries) <= HANDLES_MAX:
+            raise Refused(Code.BAD_REQUEST, f"a call acknowledges 1 to {HANDLES_MAX} messages, not {len(request.entries)}")
+        outcomes = self._core.ack(group_of(request.group), [entry.receipt_handle for entry in request.entries])
+        await self._durable()
+        entries = [
+            service_pb.AckMessageResultEntry(
+                message_id=entry.message_id,
+                receipt_handle=entry.receipt_handle,
+                status=status(OUTCOME_CODES[outcome], outcome.value),
+            )
+            for entry, outcome in zip(request.entries, outcomes, strict=True)
+        ]
+        code = overall_code([OUTCOME_CODES[outcome] for outcome in outcomes])
+        return service_pb.AckMessageResponse(status=status(code, outcomes[0].value), entries=entries)
+
+    @answered(service_pb.ForwardMessageToDeadLetterQueueResponse)
+    async def ForwardMessageToDeadLetterQueue(self, request: Any, _client: ConnectedClient) -> Any:
+        (outcome,) = self._core.dead_letter(group_of(request.group), [request.receipt_handle])
+        await self._durable()
+        # The official clients repeat the call until they get OK. If the delivery is over, another attempt has the message.
+        code = Code.INVALID_RECEIPT_HANDLE if outcome is AckOutcome.INVALID_HANDLE else Code.OK
+        return service_pb.ForwardMessageToDeadLetterQueueResponse(status=status(code, outcome.value))
+
+    # A client goes on with the handle of the response, so that of an error repeats the request's.
+    @answered(service_pb.ChangeInvisibleDurationResponse, "receipt_handle")
+    async def ChangeInvisibleDuration(self, request: Any, _client: ConnectedClient) -> Any:
+        invisible_ms = int(request.invisible_duration.ToMilliseconds())
+        change = InvisibleChange(request.receipt_handle, invisible_ms, request.suspend)
+        ((outcome, handle),) = self._core.change_invisible(group_of(request.group), [change])
+        await self._durable()
+        answer = status(OUTCOME_CODES[outcome], outcome.value)
+        return service_pb.ChangeInvisibleDurationResponse(status=answer, receipt_handle=handle)

@@ -1,0 +1,103 @@
+"""Telemetry: the stream on which a client states its settings, and gets the node's settings and questions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import Any
+
+from penstock.pop.core.state import PopState
+from penstock.pop.options import PopOptions
+from penstock.pop.rocketmq.answering import Callers, Context, status, status_of
+from penstock.pop.rocketmq.clients import ConnectedClient, ConnectedClients, TelemetryStream
+from penstock.pop.rocketmq.names import filter_of, group_of
+from penstock.pop.rocketmq.presence import check_client_type
+from penstock.pop.rocketmq.settings import expression_of, merged
+from penstock.pop.rocketmq.status import Refused
+from penstock.pop.rocketmq.stubs import service_pb
+from penstock.pop.rocketmq.transactions import TransactionChecks
+
+
+class TelemetryStreams:
+    """Serves Telemetry.
+
+    Parameters:
+        callers: Finds the client of a call.
+        clients: The clients that use the node.
+        state: Has the groups.
+        checks: Asks producers for the outcome of half messages.
+        options: Settings of the node that its clients follow.
+        now_ms: Returns the current time in ms.
+    """
+
+    def __init__(
+        self,
+        callers: Callers,
+        clients: ConnectedClients,
+        state: PopState,
+        checks: TransactionChecks,
+        options: PopOptions,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._callers = callers
+        self._clients = clients
+        self._groups = state.groups
+        self._checks = checks
+        self._options = options
+        self._now_ms = now_ms
+
+    async def Telemetry(self, requests: AsyncIterator[Any], context: Context) -> AsyncGenerator[Any, None]:
+        try:
+            client = self._callers.of(context)
+        except Refused as error:
+            yield service_pb.TelemetryCommand(status=status_of(error))
+            return
+        stream = TelemetryStream()
+        if client.stream is not None:
+            client.stream.end()
+        client.stream = stream
+        reader = asyncio.create_task(self._read(requests, client, stream))
+        reader.add_done_callback(lambda _: stream.end())
+        try:
+            while True:
+                while stream.commands:
+                    yield stream.commands.popleft()
+                if stream.ended:
+                    break
+                await stream.wake.wait()
+                stream.wake.clear()
+            if reader.done():
+                reader.result()
+        finally:
+            reader.cancel()
+            self._clients.stream_ended(client, stream, self._now_ms())
+
+    async def _read(self, requests: AsyncIterator[Any], client: ConnectedClient, stream: TelemetryStream) -> None:
+        command = service_pb.TelemetryCommand
+        async for request in requests:
+            self._clients.heard_from(client.id, self._now_ms())
+            # All other requests answer commands that this node does not give.
+            if not request.HasField("settings") or not stream.has_room:
+                continue
+            try:
+                stream.put(command(status=status(), settings=self._settings(request.settings, client)))
+            except Exception as error:  # The command states each error. `code_of` logs an unforeseen one.
+                stream.put(command(status=status_of(error)))
+                return
+
+    def _settings(self, settings: Any, client: ConnectedClient) -> Any:
+        """Note what a client states about itself; return the settings that it shall follow."""
+        client.client_type = check_client_type(settings.client_type)
+        if not settings.HasField("subscription"):
+            for topic in [filter_of(topic) for topic in settings.publishing.topics]:
+                self._clients.add_publisher(client, topic)
+                self._checks.ask_waiting(topic)
+            return merged(settings, (), self._options)
+        name = group_of(settings.subscription.group)
+        groups = []
+        for entry in settings.subscription.subscriptions:
+            expression_of(entry.expression)
+            group = self._groups.get((name, filter_of(entry.topic)))
+            if group is not None:
+                groups.append(group)
+        return merged(settings, groups, self._options)

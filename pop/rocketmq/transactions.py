@@ -1,0 +1,86 @@
+"""EndTransaction, and the node's question to producers for the outcome of a half message."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from penstock.pop.core.core import PopCore
+from penstock.pop.core.transactions import HalfMessage, Transactions
+from penstock.pop.rocketmq.answering import Callers, answered, status
+from penstock.pop.rocketmq.clients import ConnectedClient, ConnectedClients
+from penstock.pop.rocketmq.messages import PRODUCER, message_of
+from penstock.pop.rocketmq.status import Code, Refused, end_code
+from penstock.pop.rocketmq.stubs import pb, service_pb
+from penstock.store.record import decode
+
+
+class TransactionChecks:
+    """Serves EndTransaction, and asks producers on their Telemetry streams.
+
+    The producer of a half message is its topic: the node may ask each client that publishes to the topic.
+
+    Parameters:
+        callers: Finds the client of a call.
+        clients: The clients that use the node.
+        core: Reads messages, and has the handles.
+        transactions: Half messages that are pending.
+        durable: Returns when all that was stored is durable.
+        check_ms: Time in ms after which the node asks a producer again.
+        store_host: Address of this node, which each message names.
+    """
+
+    def __init__(
+        self,
+        callers: Callers,
+        clients: ConnectedClients,
+        core: PopCore,
+        transactions: Transactions,
+        durable: Callable[[], Awaitable[None]],
+        check_ms: int,
+        store_host: str,
+    ) -> None:
+        self.callers = callers
+        self._clients = clients
+        self._read = core.read
+        self._handles = core.handles
+        self._transactions = transactions
+        self._durable = durable
+        self._check_ms = check_ms
+        self._store_host = store_host
+
+    @answered(service_pb.EndTransactionResponse)
+    async def EndTransaction(self, request: Any, _client: ConnectedClient) -> Any:
+        named = self._handles.read_half(request.transaction_id)
+        if named is None:
+            raise Refused(Code.INVALID_TRANSACTION_ID, "this is not a transaction id from this node")
+        if request.resolution == pb.TransactionResolution.TRANSACTION_RESOLUTION_UNSPECIFIED:
+            return service_pb.EndTransactionResponse(status=status(detail="the outcome is open, and the node asks again"))
+        commit = request.resolution == pb.TransactionResolution.COMMIT
+        ended = self._transactions.end(named[0], commit=commit)
+        await self._durable()
+        return service_pb.EndTransactionResponse(status=status(end_code(ended, commit=commit), ended.value))
+
+    def ask(self, half: HalfMessage) -> bool:
+        """Ask a producer for the outcome of a half message; return whether there is a producer to ask."""
+        if not half.producer.startswith(PRODUCER):
+            return False
+        client = self._clients.publisher_of(half.producer.removeprefix(PRODUCER), half.checks)
+        data = self._read(half.position, half.size)
+        if client is None or client.stream is None or data is None:
+            return False
+        record = decode(data, position=half.position)
+        message = message_of(record, store_host=self._store_host)
+        message.system_properties.orphaned_transaction_recovery_duration.FromMilliseconds(self._check_ms)
+        question = service_pb.RecoverOrphanedTransactionCommand(
+            message=message, transaction_id=self._handles.half(half.position, record.store_ms)
+        )
+        client.stream.put(service_pb.TelemetryCommand(status=status(), recover_orphaned_transaction_command=question))
+        return True
+
+    def ask_waiting(self, topic: str) -> None:
+        """Ask the questions of a topic that wait for a producer, because a producer of the topic has connected."""
+        while (client := self._clients.publisher_of(topic, 0)) is not None and client.stream is not None:
+            waiting = self._transactions.take(PRODUCER + topic, 1)
+            if not waiting or not self.ask(waiting[0]):
+                return
