@@ -23,7 +23,7 @@ from penstock.store.record import (
     HEADER,
     HEADER_BYTES,
     TIMER_ENTRY,
-    Flag,
+    UNROUTED,
     Kind,
     Record,
     checksum,
@@ -41,7 +41,6 @@ TOPICS_MAX = 20_000
 _MESSAGE = int(Kind.MESSAGE)
 _ROUTING = (int(Kind.TIMER_FIRED), int(Kind.TRANSACTION_COMMITTED))
 """Kinds that route messages which were stored before."""
-_UNROUTED = int(Flag.DELAYED | Flag.HALF)
 
 
 class Backfill:
@@ -105,7 +104,7 @@ class Backfill:
                     break
                 if store_ms < since_ms:
                     continue
-                if kind == _MESSAGE and not flags & _UNROUTED:
+                if kind == _MESSAGE and not flags & UNROUTED:
                     topic_stop = at + HEADER_BYTES + topic_len
                     if self._is_wanted(bytes(view[at + HEADER_BYTES : topic_stop])):
                         yield base + at, size, _tag_of(bytes(view[topic_stop : topic_stop + props_len]))

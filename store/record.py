@@ -114,6 +114,12 @@ class Flag(IntFlag):
     """A session changes with it, which its properties name: it was received at QoS 2, or is the session's will."""
 
 
+UNROUTED = int(Flag.DELAYED | Flag.HALF)
+"""Flags of a message that a later record routes."""
+
+OBSERVED = int(Flag.RETAIN | Flag.DELAYED | Flag.HALF | Flag.SESSION)
+"""Flags of a message that a part of the store must see, besides its queues."""
+
 # --- the header, twice: for one record and for a million ------------------------------------------------------------
 
 SIZE_AND_CRC = struct.Struct("<II")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 from penstock.store.clock import Clock
 from penstock.store.errors import DiskFull
@@ -16,6 +16,9 @@ PAUSE_S = 0.008
 
 FULL_RETRY_S = 5.0
 """Seconds after which a job tries again when the disk was full."""
+
+Steps = Generator[bool | None]
+"""Work in short steps. A step yields True when the next one must wait for something else, so that the slice ends."""
 
 
 class SlicedJob:

@@ -13,59 +13,44 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from functools import lru_cache
-from itertools import pairwise, repeat
+from itertools import pairwise
 from pathlib import Path
-from struct import Struct
-from typing import NamedTuple
 
 import structlog
 
-from penstock.store import record
 from penstock.store.clock import Clock
-from penstock.store.commitlog import Block, CommitLog
+from penstock.store.commitlog import CommitLog
 from penstock.store.copies import Copies
-from penstock.store.errors import DataDirIncompatible, DiskFull, IndexDamaged, LogCorrupt, PositionUnknown, SnapshotInvalid
+from penstock.store.errors import IndexDamaged, PositionUnknown
 from penstock.store.groupcommit import GroupCommit
-from penstock.store.index import Batch, Covered, Index
+from penstock.store.housekeeping import Housekeeping, measure_disk, nothing
+from penstock.store.index import Batch, Covered
 from penstock.store.lightqueue import ENTRY, ENTRY_BYTES, LightQueue, consecutive_entries
 from penstock.store.options import StoreOptions
 from penstock.store.part import Apply, Part
 from penstock.store.queues import Queues, Route
-from penstock.store.record import COPY_BYTES, FIXED_BYTES, HEADER_TAIL, SIZE_AND_CRC, Flag, Kind, Record, checksum, is_intact
+from penstock.store.record import (
+    COPY_BYTES,
+    FIXED_BYTES,
+    HEADER_TAIL,
+    OBSERVED,
+    SIZE_AND_CRC,
+    UNROUTED,
+    Kind,
+    Record,
+    checksum,
+    is_intact,
+)
+from penstock.store.recovery import Recovery, Replay, agree
 from penstock.store.retention import Retention
+from penstock.store.runs import alike_records
 from penstock.store.sliced import SlicedJob
-from penstock.store.snapshot import DIRECTORY as SNAPSHOTS
-from penstock.store.snapshot import restore, snapshots
-from penstock.store.space import Level, Space
+from penstock.store.space import Space
 from penstock.store.syncing import SYNCS
 
 logger = structlog.get_logger("store")
 
-_BLOCK = 64
-"""So many records of a run are put together with one call, at most."""
-
 _MESSAGE = int(Kind.MESSAGE)
-_UNROUTED = int(Flag.DELAYED | Flag.HALF)
-"""Flags of a message that goes into its queues later, when another record says so."""
-_OBSERVED = int(Flag.RETAIN | Flag.DELAYED | Flag.HALF | Flag.SESSION)
-"""Flags that make a message interesting to a part, beyond its queues."""
-
-REPLAY_BYTES = 4 * 1024 * 1024
-"""Log that recovery applies between two index writes: bounds its memory."""
-
-IDLE_SYNC_MS = 1000
-"""What nobody waits for (QoS 0) is durable after about this time."""
-
-
-class Recovery(NamedTuple):
-    """What a start found."""
-
-    torn_bytes: int
-    replayed: int
-    rebuilt: bool
-    seconds: float
 
 
 class Store:
@@ -84,23 +69,34 @@ class Store:
         self._opened_s = clock.monotonic_s()
         self.space = Space(data_dir, reserve_bytes=options.reserve_bytes, reserve_percent=options.reserve_percent)
         self.log = CommitLog(data_dir, segment_bytes=options.segment_bytes, space=self.space)
-        self._rebuilt = False
-        self.index, self._covered, self._torn_bytes = self._agree()
+        self._agreement = agree(data_dir, self.log)
+        self.index = self._agreement.index
         self.index.on_damage = self._index_damaged
         self._recovered_until = self.log.written
         self.queues = Queues(self.log, self.index, options, self.append, self.now_ms)
         self.copies = Copies(self.log, self.index)
-        self.retention = Retention(self)
+        self.parts: list[Part] = []
+        self.retention = Retention(
+            self,
+            data_dir,
+            options,
+            clock,
+            log=self.log,
+            index=self.index,
+            queues=self.queues,
+            copies=self.copies,
+            parts=self.parts,
+        )
         self.log.on_roll = self._rolled
         self.queues.first_position = lambda: max(self.log.start, self.retention.expires_before)
-        self.parts: list[Part] = []
         self._applies: dict[int, list[Apply]] = {
             Kind.QUEUE_DECLARED: [self.queues.apply_declared],
             Kind.QUEUE_DROPPED: [self.queues.apply_dropped],
             Kind.QUEUE_BACKFILLED: [self.queues.apply_backfilled],
         }
         self.add_part(self.copies)
-        self._last_ms = self._covered.store_ms if self._covered else 0
+        covered = self._agreement.covered
+        self._last_ms = covered.store_ms if covered else 0
         self._turn_ms = 0
         self._commit_scheduled = False
         self._failure: OSError | None = None
@@ -109,13 +105,8 @@ class Store:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_async = options.flush == "async"
         self._group: GroupCommit | None = None
-        self._flushed_at = 0
-        self._flushing: asyncio.Future[None] | None = None
-        self._marking: asyncio.Future[None] | None = None
-        self._housekeeping: asyncio.TimerHandle | None = None
-        self._next_flush_s = 0.0
+        self._housekeeping: Housekeeping | None = None
         self._backfill_job: SlicedJob | None = None
-        self._retention_job: SlicedJob | None = None
         self._unannounced: list[tuple[LightQueue, int, bytes]] = []
         self.replaying = True
         """True until `recover` has ended: parts don't act on time or wake anybody until then."""
@@ -145,95 +136,33 @@ class Store:
             raise
 
     def _recover(self) -> Recovery:
-        covered = self._covered
-        self._flushed_at = covered.position if covered else self.log.start
         self.queues.load()
         for part in self.parts:
             part.load(self.index)
-        replayed = self._replay(self._flushed_at)
+        replay = Replay(self.log, self.queues, self._last_ms, apply=self._apply_replayed, save=self._save_replayed)
+        replayed = replay.run(self._covered_until())
         self.replaying = False
         self.space.measure()
-        return Recovery(self._torn_bytes, replayed, self._rebuilt, self.clock.monotonic_s() - self._opened_s)
+        agreement = self._agreement
+        seconds = self.clock.monotonic_s() - self._opened_s
+        return Recovery(agreement.torn_bytes, replayed, agreement.rebuilt, seconds)
 
-    def _agree(self) -> tuple[Index, Covered | None, int]:
-        """Find the end of the log, and start a new index where the old one is damaged or doesn't fit it."""
-        index, covered, misfit = _open_index(self.data_dir)
-        try:
-            tail = self.log.recover(covered.durable if covered else 0)
-        except BaseException:
-            if index is not None:
-                index.close()
-            raise
-        if covered is not None and not self.log.start <= covered.position <= tail.end:
-            misfit = f"it covers the log up to {covered.position}, but that goes from {self.log.start} to {tail.end}"
-        if index is None or misfit:
-            logger.warning("index.rebuild", reason=misfit)
-            if index is not None:
-                index.close()
-            Index.destroy(self.data_dir)
-            index, covered = Index(self.data_dir), None
-        if covered is None:
-            self._rebuilt = self.log.end > 0
-            if self.log.start:
-                index, covered = self._begin_with_snapshot(index)
-        return index, covered, tail.torn_bytes
+    def _apply_replayed(self, found: Record) -> None:
+        self._last_ms = found.store_ms
+        self._apply(found)
+
+    def _save_replayed(self, position: int, last_ms: int) -> None:
+        self._last_ms = last_ms
+        self._save(position)
+
+    def _covered_until(self) -> int:
+        covered = self._agreement.covered
+        return covered.position if covered else self.log.start
 
     def _index_damaged(self, damage: IndexDamaged) -> None:
         """End, where a loop runs: what is read from the index from now on may lack rows."""
         if self._on_failure is not None:
             self._fail(damage)
-
-    def _begin_with_snapshot(self, index: Index) -> tuple[Index, Covered]:
-        """Give a new index what a snapshot knows of the part of the log that is gone."""
-        for position in snapshots(self.data_dir):
-            if not self.log.start <= position <= self.log.end:
-                continue
-            try:
-                return index, restore(self.data_dir, position, index)
-            except SnapshotInvalid as error:
-                logger.error("snapshot.invalid", position=position, error=str(error))
-                index.close()
-                Index.destroy(self.data_dir)
-                index = Index(self.data_dir)
-        index.close()
-        raise LogCorrupt(
-            f"the log begins at position {self.log.start}, and no snapshot tells what was before: neither is the index usable, "
-            f"nor does {self.data_dir / SNAPSHOTS} hold a whole snapshot from there on; restore that folder, or the index"
-        )
-
-    def _replay(self, position: int) -> int:
-        """Apply what lies behind `position`: about 1 us a plain message, 4 us for any other record."""
-        replayed = 0
-        while position < self.log.written:
-            block = self.log.block(position, REPLAY_BYTES)
-            self._replay_block(block)
-            replayed += len(block.offsets)
-            position = block.end
-            self._save(position)
-        self._save(position)
-        return replayed
-
-    def _replay_block(self, block: Block) -> None:
-        view, base = block.view, block.base
-        unpack, route_of, dispatch = record.HEADER.unpack_from, self.queues.route_stored, self.queues.dispatch
-        for at in block.offsets or (block.end - base,):
-            if at + record.HEADER_BYTES <= len(view):
-                size, crc, kind, flags, topic_len, props_len, store_ms = unpack(view, at)
-                topic_stop = at + record.HEADER_BYTES + topic_len
-                is_plain = kind == _MESSAGE and not props_len and not flags & _OBSERVED and topic_stop <= at + size
-                if is_plain and checksum(view[at + record.CRC_FROM : at + size]) == crc:
-                    self._last_ms = store_ms
-                    dispatch(route_of(bytes(view[at + record.HEADER_BYTES : topic_stop])), base + at, size, 0)
-                    continue
-            self._replay_record(record.decode(view, at, position=base + at))
-
-    def _replay_record(self, found: Record) -> None:
-        self._last_ms = found.store_ms
-        if found.kind == _MESSAGE and not found.flags & _UNROUTED:
-            tag = record.decode_properties(found.properties).tag
-            self.queues.dispatch(self.queues.route_stored(found.topic), found.position, found.size, record.tag_hash(tag))
-        if found.kind != _MESSAGE or found.flags & _OBSERVED:
-            self._apply(found)
 
     # --- appending --------------------------------------------------------------------------------------------------
 
@@ -264,9 +193,9 @@ class Store:
         size = 8 + len(tail)
         position = self.log.add(SIZE_AND_CRC.pack(size, checksum(tail)), tail, size)
         self.messages_stored += 1
-        if not flags & _UNROUTED:
+        if not flags & UNROUTED:
             self.queues.dispatch_run(route.queues, ENTRY.pack(position, size, aux))
-        if flags & _OBSERVED:
+        if flags & OBSERVED:
             self._apply(Record(position, size, _MESSAGE, flags, self._turn_ms, b"", route.topic, properties, body))
         return position
 
@@ -306,7 +235,7 @@ class Store:
                 tail = beginning + bodies[0]
                 parts += (pack_head(size, checksum(tail)), tail)
             else:
-                parts += _alike_records(size, beginning, bodies)
+                parts += alike_records(size, beginning, bodies)
             sizes.append(size)
             counts.append(count)
             total += count
@@ -457,7 +386,7 @@ class Store:
         except (OSError, IndexDamaged) as error:
             self._fail(error)
             raise
-        self.retention.rolled(self.log.end, self._last_ms)
+        self.retention.segment_begun(self.log.end, self._last_ms)
 
     def _fail(self, error: OSError | IndexDamaged) -> None:
         if self._failure is not None:
@@ -518,80 +447,38 @@ class Store:
         self._loop = loop
         self._on_failure = on_failure
         self._group = GroupCommit(self.log, loop, self._fail, SYNCS[self.options.sync_in])
-        self._next_flush_s = loop.time() + self.options.index_flush_ms / 1000
-        self._retention_job = SlicedJob(loop, self.clock, self._retain)
-        self._backfill_job = SlicedJob(loop, self.clock, self._fill, pause_s=0)
+        self._backfill_job = SlicedJob(loop, self.clock, self._backfill, pause_s=0)
         self.queues.on_backfill = self._backfill_job.wake
         self._backfill_job.wake()
         if self._commit_scheduled:
             loop.call_soon(self.end_turn)
-        self._keep_house()
-
-    def _keep_house(self) -> None:
-        """Once a second: look at the disk, mark how far it is durable, sync what nobody waits for, flush the index in time."""
-        loop, group = self._loop, self._group
-        assert loop is not None
-        assert group is not None
-        self._housekeeping = loop.call_later(IDLE_SYNC_MS / 1000, self._keep_house)
-        self.measure_disk()
-        if group.durable > self.log.marked and (self._marking is None or self._marking.done()):
-            self._marking = loop.run_in_executor(None, self.log.mark, group.durable)
-            self._marking.add_done_callback(self._ended)
-        if self.log.written > group.durable:
-            group.wait(_nothing)
-            group.advance()
-        self._keep_retention()
-        if self.space.level is Level.EXHAUSTED:
-            return  # a flush that fails would end the node, and nothing is appended that it must keep up with
-        behind = group.durable - self._flushed_at
-        is_time = loop.time() >= self._next_flush_s or behind >= self.options.index_flush_bytes
-        if behind > 0 and is_time and (self._flushing is None or self._flushing.done()):
-            self._next_flush_s = loop.time() + self.options.index_flush_ms / 1000
-            self._flushed_at = group.durable
-            self._flushing = loop.run_in_executor(None, self.index.flush)
-            self._flushing.add_done_callback(self._ended)
-
-    def _ended(self, work: asyncio.Future[None]) -> None:
-        error = None if work.cancelled() else work.exception()
-        if isinstance(error, OSError | IndexDamaged):
-            self._fail(error)
+        self._housekeeping = Housekeeping(
+            loop,
+            self.clock,
+            self.options,
+            log=self.log,
+            index=self.index,
+            space=self.space,
+            group=self._group,
+            retention=self.retention,
+            flushed_at=self._covered_until(),
+            is_running=self._is_running,
+            fail=self._fail,
+        )
+        self._housekeeping.turn()
 
     def measure_disk(self) -> None:
-        """Look how much of the disk is free, and change `space.level`. Done once a second; here for a test that can't wait."""
-        try:
-            if self.space.was_refused and self.log.has_room():
-                self.space.granted()
-            self.space.measure()
-        except OSError as error:
-            self._fail(error)
+        """Measure how much of the disk is free, which may change `space.level`. Housekeeping does it once a second."""
+        measure_disk(self.space, self.log, self._fail)
 
-    def _keep_retention(self) -> None:
-        """See what is due to go, and let retention work for a slice; again after a pause while there is work."""
-        assert self._retention_job is not None
-        if self._closed or self._failure is not None or self._retention_job.is_scheduled:
-            return
-        try:
-            with suppress(DiskFull):  # no room for a new segment: the space is told, and the open one goes on
-                self.retention.begin_due()
-        except (OSError, IndexDamaged) as error:
-            self._fail(error)
-            return
-        self._retention_job.run()
+    def _is_running(self) -> bool:
+        return not self._closed and self._failure is None
 
-    def _retain(self, until_s: float) -> bool:
-        if self._closed or self._failure is not None:
-            return False
-        try:
-            return self.retention.step(until_s)
-        except (OSError, IndexDamaged) as error:
-            self._fail(error)
-            return False
-
-    def _fill(self, until_s: float) -> bool:
-        """Fill new queues by one slice a turn. What comes in between is read first, so that the slices end."""
+    def _backfill(self, until_s: float) -> bool:
+        """Do one slice of backfilling for each new queue. What came in between is committed first, so that backfills end."""
         while self.log.end > self.log.written and self._failure is None:
-            self.commit()  # who watches may append; a filling goes live on a log that is all written
-        if self._closed or self._failure is not None:
+            self.commit()  # a watcher may append, and a backfilled queue goes live only when all of the log is written
+        if not self._is_running():
             return False
         if not self._commit_scheduled:
             self._begin_turn()
@@ -608,7 +495,7 @@ class Store:
             self.log.sync()
             return True
         if self._group.durable < position:
-            self._group.wait(_nothing)
+            self._group.wait(nothing)
             self._group.advance()
         return self._group.durable >= position
 
@@ -626,7 +513,7 @@ class Store:
             OSError: what was written last can't be made durable. Nobody who waits for it is answered.
         """
         if self._housekeeping is not None:
-            self._housekeeping.cancel()
+            self._housekeeping.stop()
         self.retention.close()
         try:
             self.commit()
@@ -654,51 +541,8 @@ class Store:
     async def _finish(self) -> None:
         if self._group is not None:
             self._group.finish()
-        for work in (self._flushing, self._marking):
-            if work is not None:
-                await work
+        if self._housekeeping is not None:
+            await self._housekeeping.finish()
         self.log.write()  # what those who were answered have appended
         self._save(self.log.written)
         self.index.flush()
-
-
-def _open_index(data_dir: Path) -> tuple[Index | None, Covered | None, str]:
-    """Return the index and how far it covers the log; without an index, why it must be rebuilt."""
-    reason = Index.damage_of(data_dir)
-    if reason:
-        return None, None, reason
-    try:
-        index = Index(data_dir)
-    except IndexDamaged as error:
-        return None, None, str(error)
-    try:
-        return index, index.covered(), ""
-    except (DataDirIncompatible, IndexDamaged) as error:
-        index.close()
-        return None, None, str(error)
-
-
-def _alike_records(size: int, beginning: bytes, bodies: Sequence[bytes]) -> list[bytes]:
-    """Return records of `size` bytes, which differ in their bodies only: one behind the other, in a few pieces.
-
-    About 0.12 us for one of 64 bytes.
-    """
-    crc, shape = checksum(beginning), (len(beginning), len(bodies[0]))
-    pieces = []
-    for at in range(0, len(bodies), _BLOCK):
-        some = bodies[at : at + _BLOCK]
-        fields = [size, 0, beginning, b""] * len(some)
-        fields[1::4] = map(checksum, some, repeat(crc))
-        fields[3::4] = some
-        pieces.append(_packer(len(some), shape).pack(*fields))
-    return pieces
-
-
-@lru_cache(maxsize=256)
-def _packer(count: int, shape: tuple[int, int]) -> Struct:
-    """Return what packs `count` records, each given by its size, its checksum, and two pieces of these lengths."""
-    return Struct("<" + "II{}s{}s".format(*shape) * count)
-
-
-def _nothing() -> None:
-    """For a sync that nobody waits for."""

@@ -35,7 +35,8 @@ from penstock.pop.server import PopServer, rocketmq_service
 from penstock.store.clock import Clock, SystemClock
 from penstock.store.errors import IndexDamaged
 from penstock.store.options import HostPort
-from penstock.store.store import Recovery, Store
+from penstock.store.recovery import Recovery
+from penstock.store.store import Store
 from penstock.timer.delayed import DelayedMessages
 
 logger = structlog.get_logger("node")

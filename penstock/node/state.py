@@ -7,7 +7,8 @@ from typing import Any
 from penstock.gateway.gateway import Gateway
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.transactions import Transactions
-from penstock.store.store import Recovery, Store
+from penstock.store.recovery import Recovery
+from penstock.store.store import Store
 from penstock.timer.delayed import DelayedMessages
 
 

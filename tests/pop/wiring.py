@@ -33,7 +33,8 @@ from penstock.store.clock import Clock, SystemClock
 from penstock.store.lightqueue import Start
 from penstock.store.options import MIB, HostPort, StoreOptions
 from penstock.store.record import Properties, decode, encode_properties, tag_hash
-from penstock.store.store import Recovery, Store
+from penstock.store.recovery import Recovery
+from penstock.store.store import Store
 from penstock.timer.delayed import DelayedMessages
 from penstock.timer.options import TimerOptions
 from tests.clock import ManualClock

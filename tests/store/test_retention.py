@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.actions.inspect_log import describe_record
-from penstock.store import retention as retention_module
+from penstock.store import snapshotting, trimming
 from penstock.store.errors import LogCorrupt, PositionUnknown
 from penstock.store.index import Batch, Index
 from penstock.store.lightqueue import ENTRY_BYTES, ROW_ENTRIES
@@ -203,7 +203,7 @@ def test_a_queue_in_use_that_has_lost_all_entries_goes_on_where_it_was(clock: Ma
 def test_many_short_queues_lose_what_is_gone_and_each_goes_on_where_it_was(
     clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention_module, "SNAPSHOT_SPACING", 0)
+    monkeypatch.setattr(snapshotting, "SNAPSHOT_SPACING", 0)
     store = reopened(tmp_path / "data", clock)
     names = [f"quiet/{number}" for number in range(100)]
     for name in names:
@@ -250,7 +250,7 @@ def test_a_queue_whose_older_entries_are_kept_keeps_its_last_ones(clock: ManualC
 
 
 def test_a_long_queue_is_trimmed_in_portions(store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention_module, "TRIM_ROWS", 3)
+    monkeypatch.setattr(trimming, "TRIM_ROWS", 3)
     publish_segments(store, 20)
     clock.advance(HOUR_MS)
     publish_segments(store, 1)
@@ -425,7 +425,7 @@ def test_without_index_and_snapshot_the_start_is_refused_with_what_to_do(tmp_pat
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 0xFF
         path.write_bytes(data)
-    with pytest.raises(LogCorrupt, match=f"begins at position {start}.*restore that folder"):
+    with pytest.raises(LogCorrupt, match=f"begins at position {start}.*Restore that folder"):
         reopened(tmp_path / "data", clock)
 
 

@@ -16,7 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.store import backfill as backfill_module
-from penstock.store import store as store_module
+from penstock.store import housekeeping, recovery
 from penstock.store.commitlog import ALLOCATE_BYTES
 from penstock.store.errors import LogCorrupt, RecordTooLarge
 from penstock.store.index import Batch, Covered, Index, KeySpace
@@ -215,7 +215,7 @@ def test_recovery_saves_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     before = contents(store)
     close(store)
     delete_index(tmp_path / "data")
-    monkeypatch.setattr(store_module, "REPLAY_BYTES", replay_bytes)
+    monkeypatch.setattr(recovery, "REPLAY_BYTES", replay_bytes)
     store = open_store(tmp_path / "data", parts=[Sessions()])
     fill(store)
     assert contents(store) == before
@@ -272,7 +272,7 @@ def test_a_log_that_lost_its_beginning_is_refused_where_nothing_tells_what_that_
     shutil.rmtree(log)
     log.mkdir()
     (log / f"{SEGMENT_BYTES:020d}.log").touch()
-    with pytest.raises(LogCorrupt, match=f"begins at position {SEGMENT_BYTES}, and no snapshot"):
+    with pytest.raises(LogCorrupt, match=f"begins at position {SEGMENT_BYTES}, and nothing tells"):
         open_store(tmp_path / "left")
 
 
@@ -612,20 +612,21 @@ async def test_a_cancelled_waiter_disturbs_nobody(tmp_path: Path, monkeypatch: p
 async def test_housekeeping_between_an_append_and_its_commit_delays_no_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "IDLE_SYNC_MS", 3_600_000)  # it comes only when the test calls it
+    monkeypatch.setattr(housekeeping, "INTERVAL_S", 3_600.0)  # it comes only when the test calls it
     async with started(open_store(tmp_path / "data")) as store:
         publish(store, "plant/1", "qos 0")
         await until(lambda: store.log.written == store.log.end)
         publish(store, "plant/1", "qos 1")
         answered = asyncio.Event()
         store.when_durable(answered.set)
-        store._keep_house()
+        assert store._housekeeping is not None
+        store._housekeeping.turn()
         async with asyncio.timeout(5):
             await answered.wait()
 
 
 async def test_what_nobody_waits_for_is_durable_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "IDLE_SYNC_MS", 5)
+    monkeypatch.setattr(housekeeping, "INTERVAL_S", 0.005)
     async with started(open_store(tmp_path / "data")) as store:
         publish(store, "plant/1")
         await until(lambda: store.durable_position == store.log.end > 0)
@@ -688,7 +689,8 @@ async def test_after_a_failed_sync_nobody_is_answered_and_it_is_not_tried_again(
         await until(lambda: failures)
         publish(store, "plant/1", "b")
         store.when_durable(lambda: fired.append("b"))
-        store._keep_house()
+        assert store._housekeeping is not None
+        store._housekeeping.turn()
         for _ in range(3):
             await asyncio.sleep(0)
         await store.close()
@@ -903,7 +905,7 @@ def test_a_turn_has_one_time(tmp_path: Path) -> None:
 
 
 async def test_the_index_is_flushed_from_time_to_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "IDLE_SYNC_MS", 5)
+    monkeypatch.setattr(housekeeping, "INTERVAL_S", 0.005)
     store = open_store(tmp_path / "data", index_flush_ms=1)
     flushed = threading.Event()
     flush = store.index.flush

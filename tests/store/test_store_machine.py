@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from penstock.store import backfill as backfill_module
 from penstock.store import lightqueue as lightqueue_module
-from penstock.store import store as store_module
+from penstock.store import recovery as recovery_module
 from penstock.store.catalogue import Catalogue
 from penstock.store.lightqueue import ENTRY_BYTES, LightQueue, Start
 from penstock.store.store import Store
@@ -98,7 +98,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.offsets: dict[tuple[Key, int], dict[str, int]] = {}
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(backfill_module, "SLICE_BYTES", 100)
-        self.patch.setattr(store_module, "REPLAY_BYTES", 1000)
+        self.patch.setattr(recovery_module, "REPLAY_BYTES", 1000)
         self.patch.setattr(lightqueue_module, "ROW_ENTRIES", 4)
         self.clock = ManualClock(BEGAN_MS)
         self.directory = Path(mkdtemp(prefix="penstock-store-"))

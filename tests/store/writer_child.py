@@ -14,7 +14,7 @@ from pathlib import Path
 import structlog
 import uvloop
 
-from penstock.store import store as store_module
+from penstock.store import housekeeping
 from penstock.store.clock import SystemClock
 from penstock.store.options import KIB, StoreOptions
 from penstock.store.store import Store
@@ -66,6 +66,6 @@ async def write(data_dir: Path, number: int, seed: int, retention_bytes: int) ->
 
 
 if __name__ == "__main__":
-    store_module.IDLE_SYNC_MS = 10
+    housekeeping.INTERVAL_S = 0.01
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))  # stdout is for the numbers
     uvloop.run(write(Path(sys.argv[1]), *map(int, sys.argv[2:])))

@@ -1,0 +1,154 @@
+"""What the store does once a second: measure the disk, mark and sync the log, start retention, flush the index."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+from penstock.store.clock import Clock
+from penstock.store.commitlog import CommitLog
+from penstock.store.errors import DiskFull, IndexDamaged
+from penstock.store.groupcommit import GroupCommit
+from penstock.store.index import Index
+from penstock.store.options import StoreOptions
+from penstock.store.retention import Retention
+from penstock.store.sliced import SlicedJob
+from penstock.store.space import Level, Space
+
+INTERVAL_S = 1.0
+"""Seconds between two turns. Also the interval of the background sync for writes that nobody awaits (QoS 0)."""
+
+
+class Housekeeping:
+    """The recurring work of a store on its event loop.
+
+    Parameters:
+        loop: runs the turns.
+        clock: measures the slices of retention.
+        options: when the index is flushed.
+        log, index, space, group, retention: of the store.
+        flushed_at: position up to which the index is on disk.
+        is_running: tells whether the store is open and nothing has failed. Only then does retention work.
+        fail: called with an error that must end the node.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock,
+        options: StoreOptions,
+        *,
+        log: CommitLog,
+        index: Index,
+        space: Space,
+        group: GroupCommit,
+        retention: Retention,
+        flushed_at: int,
+        is_running: Callable[[], bool],
+        fail: Callable[[OSError | IndexDamaged], None],
+    ) -> None:
+        self._loop = loop
+        self._options = options
+        self._log = log
+        self._index = index
+        self._space = space
+        self._group = group
+        self._retention = retention
+        self._flushed_at = flushed_at
+        self._is_running = is_running
+        self._fail = fail
+        self._next_flush_s = loop.time() + options.index_flush_ms / 1000
+        self._flushing: asyncio.Future[None] | None = None
+        self._marking: asyncio.Future[None] | None = None
+        self._scheduled: asyncio.TimerHandle | None = None
+        self._retention_job = SlicedJob(loop, clock, self._retain)
+
+    def turn(self) -> None:
+        """Do what is due, and schedule the next turn."""
+        self._scheduled = self._loop.call_later(INTERVAL_S, self.turn)
+        self.measure_disk()
+        self._mark()
+        self._sync()
+        self._begin_retention()
+        self._flush()
+
+    def stop(self) -> None:
+        """Begin no more work."""
+        if self._scheduled is not None:
+            self._scheduled.cancel()
+        self._retention_job.stop()
+
+    async def finish(self) -> None:
+        """Wait for what other threads do at the moment. Raises OSError or IndexDamaged where it fails."""
+        for work in (self._flushing, self._marking):
+            if work is not None:
+                await work
+
+    def measure_disk(self) -> None:
+        """Measure how much of the disk is free, which may change `Space.level`."""
+        measure_disk(self._space, self._log, self._fail)
+
+    def _mark(self) -> None:
+        if self._group.durable > self._log.marked and (self._marking is None or self._marking.done()):
+            self._marking = self._loop.run_in_executor(None, self._log.mark, self._group.durable)
+            self._marking.add_done_callback(self._ended)
+
+    def _sync(self) -> None:
+        if self._log.written > self._group.durable:
+            self._group.wait(nothing)
+            self._group.advance()
+
+    def _flush(self) -> None:
+        """Flush the index when it is time, on another thread."""
+        if self._space.level is Level.EXHAUSTED:
+            return  # a flush that fails would end the node, and nothing is appended that the index must keep up with
+        durable = self._group.durable
+        unflushed = durable - self._flushed_at
+        is_due = self._loop.time() >= self._next_flush_s or unflushed >= self._options.index_flush_bytes
+        if unflushed > 0 and is_due and (self._flushing is None or self._flushing.done()):
+            self._next_flush_s = self._loop.time() + self._options.index_flush_ms / 1000
+            self._flushed_at = durable
+            self._flushing = self._loop.run_in_executor(None, self._index.flush)
+            self._flushing.add_done_callback(self._ended)
+
+    def _ended(self, work: asyncio.Future[None]) -> None:
+        error = None if work.cancelled() else work.exception()
+        if isinstance(error, OSError | IndexDamaged):
+            self._fail(error)
+
+    # --- retention --------------------------------------------------------------------------------------------------
+
+    def _begin_retention(self) -> None:
+        if not self._is_running() or self._retention_job.is_scheduled:
+            return
+        try:
+            with suppress(DiskFull):  # no room for a new segment: the space knows, and the open segment stays open
+                self._retention.begin_due()
+        except (OSError, IndexDamaged) as error:
+            self._fail(error)
+            return
+        self._retention_job.run()
+
+    def _retain(self, until_s: float) -> bool:
+        if not self._is_running():
+            return False
+        try:
+            return self._retention.step(until_s)
+        except (OSError, IndexDamaged) as error:
+            self._fail(error)
+            return False
+
+
+def measure_disk(space: Space, log: CommitLog, fail: Callable[[OSError], None]) -> None:
+    """Measure how much of the disk is free, which may change `space.level`. Call `fail` where the system can't tell."""
+    try:
+        if space.was_refused and log.has_room():
+            space.granted()
+        space.measure()
+    except OSError as error:
+        fail(error)
+
+
+def nothing() -> None:
+    """Do nothing: the callback of a sync that nobody awaits."""

@@ -1,0 +1,177 @@
+"""What a start does: open the log and an index that agrees with it, then apply the records that the index lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import structlog
+
+from penstock.store import record
+from penstock.store.commitlog import Block, CommitLog
+from penstock.store.errors import DataDirIncompatible, IndexDamaged, LogCorrupt, SnapshotInvalid
+from penstock.store.index import Covered, Index
+from penstock.store.queues import Queues
+from penstock.store.record import HEADER, HEADER_BYTES, OBSERVED, UNROUTED, Kind, Record, checksum
+from penstock.store.snapshot import DIRECTORY as SNAPSHOTS
+from penstock.store.snapshot import restore, snapshots
+
+logger = structlog.get_logger("store")
+
+REPLAY_BYTES = 4 * 1024 * 1024
+"""Bytes of log that a replay applies between two index writes. This bounds its memory."""
+
+_MESSAGE = int(Kind.MESSAGE)
+
+
+class Recovery(NamedTuple):
+    """What a start found and did."""
+
+    torn_bytes: int
+    """Bytes after the last whole record that were not a record. They are cleared."""
+    replayed: int
+    """Records that were applied again."""
+    rebuilt: bool
+    """Whether the index was built anew from the log or from a snapshot."""
+    seconds: float
+    """How long the start took."""
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """A log and an index that agree: the index covers no more than the log has."""
+
+    index: Index
+    covered: Covered | None
+    """How far the index covers the log; None when it is empty."""
+    torn_bytes: int
+    rebuilt: bool
+
+
+def agree(data_dir: Path, log: CommitLog) -> Agreement:
+    """Find the end of the log and open the index, or build a new one where the old one is damaged or doesn't fit the log.
+
+    Raises:
+        LogCorrupt: the log is damaged before its tail; or its beginning was dropped, and neither an index nor a snapshot tells
+            what it held.
+        OSError: a file can't be read or written.
+    """
+    index, covered, misfit = _open_index(data_dir)
+    try:
+        tail = log.recover(covered.durable if covered else 0)
+    except BaseException:
+        if index is not None:
+            index.close()
+        raise
+    if covered is not None and not log.start <= covered.position <= tail.end:
+        misfit = f"it covers the log up to {covered.position}, but the log goes from {log.start} to {tail.end}"
+    if index is None or misfit:
+        logger.warning("index.rebuild", reason=misfit)
+        if index is not None:
+            index.close()
+        Index.destroy(data_dir)
+        index, covered = Index(data_dir), None
+    rebuilt = covered is None and log.end > 0
+    if covered is None and log.start:
+        index, covered = _begin_with_snapshot(data_dir, log, index)
+    return Agreement(index, covered, tail.torn_bytes, rebuilt)
+
+
+def _open_index(data_dir: Path) -> tuple[Index | None, Covered | None, str]:
+    """Return the index and how far it covers the log; without an index, the reason to rebuild it."""
+    reason = Index.damage_of(data_dir)
+    if reason:
+        return None, None, reason
+    try:
+        index = Index(data_dir)
+    except IndexDamaged as error:
+        return None, None, str(error)
+    try:
+        return index, index.covered(), ""
+    except (DataDirIncompatible, IndexDamaged) as error:
+        index.close()
+        return None, None, str(error)
+
+
+def _begin_with_snapshot(data_dir: Path, log: CommitLog, index: Index) -> tuple[Index, Covered]:
+    """Restore the oldest snapshot that fits the log into an empty index."""
+    for position in snapshots(data_dir):
+        if not log.start <= position <= log.end:
+            continue
+        try:
+            return index, restore(data_dir, position, index)
+        except SnapshotInvalid as error:
+            logger.error("snapshot.invalid", position=position, error=str(error))
+            index.close()
+            Index.destroy(data_dir)
+            index = Index(data_dir)
+    index.close()
+    raise LogCorrupt(
+        f"the log begins at position {log.start}, and nothing tells what was before: the index can't be used, and "
+        f"{data_dir / SNAPSHOTS} has no whole snapshot from that position on. Restore that folder or the index from a backup"
+    )
+
+
+class Replay:
+    """Applies the records of the log that the index does not cover yet.
+
+    Parameters:
+        log: what is replayed.
+        queues: get the entries of messages.
+        last_ms: when the last record that the index covers was stored, in ms since 1970.
+        apply: applies a record that is not a plain message.
+        save: writes the changes to the index. It gets the position up to which the index then covers the log, and when the last
+            record before it was stored.
+    """
+
+    def __init__(
+        self,
+        log: CommitLog,
+        queues: Queues,
+        last_ms: int,
+        *,
+        apply: Callable[[Record], None],
+        save: Callable[[int, int], None],
+    ) -> None:
+        self._log = log
+        self._queues = queues
+        self._last_ms = last_ms
+        self._apply = apply
+        self._save = save
+
+    def run(self, position: int) -> int:
+        """Apply the records from `position` to the end of the log. Return how many."""
+        replayed = 0
+        while position < self._log.written:
+            block = self._log.block(position, REPLAY_BYTES)
+            self._replay_block(block)
+            replayed += len(block.offsets)
+            position = block.end
+            self._save(position, self._last_ms)
+        self._save(position, self._last_ms)
+        return replayed
+
+    def _replay_block(self, block: Block) -> None:
+        # Plain messages are most of a log, so their headers are read in place.
+        view, base = block.view, block.base
+        unpack, route_of, dispatch = HEADER.unpack_from, self._queues.route_stored, self._queues.dispatch
+        for at in block.offsets or (block.end - base,):
+            if at + HEADER_BYTES <= len(view):
+                size, crc, kind, flags, topic_len, props_len, store_ms = unpack(view, at)
+                topic_stop = at + HEADER_BYTES + topic_len
+                is_plain = kind == _MESSAGE and not props_len and not flags & OBSERVED and topic_stop <= at + size
+                if is_plain and checksum(view[at + record.CRC_FROM : at + size]) == crc:
+                    self._last_ms = store_ms
+                    dispatch(route_of(bytes(view[at + HEADER_BYTES : topic_stop])), base + at, size, 0)
+                    continue
+            self._replay_record(record.decode(view, at, position=base + at))
+
+    def _replay_record(self, found: Record) -> None:
+        self._last_ms = found.store_ms
+        if found.kind == _MESSAGE and not found.flags & UNROUTED:
+            tag = record.decode_properties(found.properties).tag
+            self._queues.dispatch(self._queues.route_stored(found.topic), found.position, found.size, record.tag_hash(tag))
+        if found.kind != _MESSAGE or found.flags & OBSERVED:
+            self._apply(found)

@@ -1,0 +1,90 @@
+"""Takes snapshots of the index where segments begin, so that the log before them may be dropped."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import structlog
+
+from penstock.store.commitlog import CommitLog
+from penstock.store.index import Index
+from penstock.store.sliced import Steps
+from penstock.store.snapshot import SnapshotWriter, remove_other_snapshots, snapshot_path, snapshots
+
+logger = structlog.get_logger("store")
+
+SNAPSHOT_SPACING = 4
+"""Bytes of log between two snapshots, per byte of a snapshot: snapshots take at most a quarter of what the log takes."""
+
+
+class Snapshotting:
+    """The snapshots of a store: those that are complete, and the one that is being written.
+
+    Parameters:
+        data_dir: of the node. Snapshots that don't belong to a segment of the log are deleted.
+        log, index: of the store.
+    """
+
+    def __init__(self, data_dir: Path, log: CommitLog, index: Index) -> None:
+        self._data_dir = data_dir
+        self._index = index
+        self._writer: SnapshotWriter | None = None
+        self._thread = ThreadPoolExecutor(1, "penstock-snapshot")
+        remove_other_snapshots(data_dir, {base for base, _ in log.segments()})
+        self.complete = snapshots(data_dir)
+        """Position of each complete snapshot, and when the last record before it was stored, in ms since 1970."""
+        self._last = max(self.complete, default=log.start)
+        self._last_bytes = snapshot_path(data_dir, self._last).stat().st_size if self._last in self.complete else 0
+
+    def begin(self, position: int, store_ms: int) -> Steps | None:
+        """Return the work of taking a snapshot at `position`; None where one is being taken or the last one is close enough.
+
+        Args:
+            position: where a segment begins. The index is saved exactly up to there.
+            store_ms: when the last record before it was stored.
+        """
+        if self._writer is not None or position - self._last < SNAPSHOT_SPACING * self._last_bytes:
+            return None
+        try:
+            self._writer = SnapshotWriter(self._data_dir, self._index, position, store_ms)
+        except OSError as error:
+            _log_failure(position, error)
+            return None
+        return self._steps(self._writer, store_ms)
+
+    def _steps(self, writer: SnapshotWriter, store_ms: int) -> Steps:
+        try:
+            yield from writer.slices()
+            finished = self._thread.submit(writer.finish)
+            while not finished.done():
+                yield True
+            finished.result()
+            self.complete[writer.position] = store_ms
+            self._last, self._last_bytes = writer.position, writer.bytes
+        except OSError as error:
+            _log_failure(writer.position, error)
+        finally:
+            writer.close()
+            self._writer = None
+
+    def drop_before(self, position: int) -> None:
+        """Delete the snapshots before `position`. Raises OSError."""
+        for each in [each for each in self.complete if each < position]:
+            snapshot_path(self._data_dir, each).unlink()
+            del self.complete[each]
+
+    def wait(self) -> None:
+        """Wait for the thread that makes a snapshot durable, and end it."""
+        self._thread.shutdown()
+
+    def close(self) -> None:
+        """Discard the snapshot that is being written, if its steps have not begun."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+def _log_failure(position: int, error: OSError) -> None:
+    # The log still has everything, and the next segment tries again.
+    logger.error("snapshot.failed", position=position, error=str(error))
