@@ -1,3 +1,5 @@
+"""The configuration: what is read from TOML, what is refused, and how the options are documented."""
+
 from __future__ import annotations
 
 from dataclasses import fields, replace
@@ -9,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.gateway.options import AccessOptions, ListenerOptions
-from penstock.node.config import SECTIONS, Config, ConfigError, HostPort, document_options, load_config
-from penstock.store.options import OptionInvalid, StoreOptions, bounds_of, check_options
+from penstock.node.config import SECTIONS, Config, load_config
+from penstock.node.document import document_options
+from penstock.node.errors import ConfigError
+from penstock.store.options import HostPort, OptionInvalid, StoreOptions, bounds_of, check_options
 
 
 def load(tmp_path: Path, text: str, **overrides: Any) -> Config:
@@ -62,14 +66,14 @@ def test_an_address_is_read_and_written_in_the_same_way(text: str, address: Host
         "local\nhost:1883",
     ],
 )
-def test_what_is_no_address_is_refused_by_its_text(text: str) -> None:
+def test_text_that_is_not_an_address_is_refused(text: str) -> None:
     with pytest.raises(OptionInvalid, match="HOST:PORT") as caught:
         HostPort.parse(text)
     assert caught.value.value == text
 
 
 @given(st.text())
-def test_any_text_is_an_address_or_refused(text: str) -> None:
+def test_any_text_is_parsed_or_refused(text: str) -> None:
     try:
         address = HostPort.parse(text)
     except OptionInvalid:
@@ -84,7 +88,7 @@ def test_without_a_file_every_option_has_its_default() -> None:
     assert load_config() == Config()
 
 
-def test_a_file_changes_what_it_names_and_nothing_else(tmp_path: Path) -> None:
+def test_a_file_changes_only_the_options_that_it_names(tmp_path: Path) -> None:
     config = load(
         tmp_path,
         """
@@ -107,7 +111,7 @@ def test_a_file_changes_what_it_names_and_nothing_else(tmp_path: Path) -> None:
     )
 
 
-def test_overrides_count_more_than_the_file_and_none_counts_nothing(tmp_path: Path) -> None:
+def test_overrides_replace_values_of_the_file_and_none_is_ignored(tmp_path: Path) -> None:
     text = 'data_dir = "a"\n[mqtt]\nlisten = "localhost:1"\n[admin]\nlisten = "localhost:2"\n'
     overrides = {"data_dir": Path("b"), "mqtt.listen": "localhost:3", "admin.listen": None, "pop.listen": HostPort("::1", 0)}
     config = load(tmp_path, text, **overrides)
@@ -120,11 +124,11 @@ def test_overrides_count_more_than_the_file_and_none_counts_nothing(tmp_path: Pa
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("[store]\nsegment_byte = 1", r"unknown option store\.segment_byte; .* store\.segment_bytes"),
-        ("datadir = 'x'", r"unknown option datadir; .* data_dir"),
-        ("flush = 'sync'", r"unknown option flush; .* store\.flush"),
-        ("[stor]\nflush = 'sync'", r"unknown section \[stor\]; .* \[store\]"),
-        ("store = 5", r"store is 5, but must be a section, \[store\]"),
+        ("[store]\nsegment_byte = 1", r"The option store\.segment_byte does not exist\. .* store\.segment_bytes"),
+        ("datadir = 'x'", r"The option datadir does not exist\. .* data_dir"),
+        ("flush = 'sync'", r"The option flush does not exist\. .* store\.flush"),
+        ("[stor]\nflush = 'sync'", r"The section \[stor\] does not exist\. .* \[store\]"),
+        ("store = 5", r"store is 5, but it must be a section, \[store\]"),
         ("[store.flush]\nmode = 1", r"store\.flush is \{'mode': 1\}, but must be \"sync\" or \"async\""),
         ("[store]\nflush = 'never'", r"store\.flush is 'never', but must be \"sync\" or \"async\""),
         ("[store]\nflush = ['sync']", r"store\.flush is \['sync'\], but"),
@@ -140,16 +144,16 @@ def test_overrides_count_more_than_the_file_and_none_counts_nothing(tmp_path: Pa
         ("[pop]\nmessages_max = 8", r"pop\.messages_default is 32, but must be at most pop\.messages_max, which is 8"),
         ("[pop]\ninvisible_ms_max = 'a day'", r"pop\.invisible_ms_max is 'a day', but must be an integer"),
         ("data_dir = 7", r"data_dir is 7, but must be a path"),
-        ("[store", r"penstock\.toml is not TOML: "),
+        ("[store", r"penstock\.toml is not valid TOML: "),
     ],
 )
-def test_what_is_wrong_is_named_with_what_would_be_right(tmp_path: Path, text: str, complaint: str) -> None:
+def test_an_error_names_the_option_and_what_is_allowed(tmp_path: Path, text: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         load(tmp_path, text)
 
 
 def test_an_unknown_override_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"unknown option mqtt\.lisen; .* mqtt\.listen"):
+    with pytest.raises(ConfigError, match=r"The option mqtt\.lisen does not exist\. .* mqtt\.listen"):
         load_config(None, {"mqtt.lisen": "localhost:0"})
 
 
@@ -161,7 +165,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_a_file_that_is_not_utf8_is_named(tmp_path: Path) -> None:
     path = tmp_path / "latin.toml"
     path.write_bytes(b'data_dir = "\xe9"')
-    with pytest.raises(ConfigError, match=r"latin\.toml is not TOML"):
+    with pytest.raises(ConfigError, match=r"latin\.toml is not valid TOML"):
         load_config(path)
 
 
@@ -173,7 +177,7 @@ def test_the_defaults_are_within_their_own_bounds(section: str) -> None:
     check_options(SECTIONS[section](), section)
 
 
-def test_bounds_do_not_bind_code_that_makes_the_options_itself() -> None:
+def test_bounds_do_not_apply_to_options_made_in_code() -> None:
     assert StoreOptions(segment_bytes=4096).segment_bytes == 4096
 
 
@@ -230,7 +234,7 @@ password_file = "passwords"
 """
 
 
-def test_sections_lie_in_sections_and_tables_in_lists(tmp_path: Path) -> None:
+def test_sections_may_hold_sections_and_lists_of_tables(tmp_path: Path) -> None:
     mqtt = load(tmp_path, LISTENERS).mqtt
     tls, local = mqtt.listeners
     assert (mqtt.inflight_max, mqtt.limits.strikes_max, mqtt.limits.hold_off_ms) == (5, 7, 60_000)
@@ -239,18 +243,18 @@ def test_sections_lie_in_sections_and_tables_in_lists(tmp_path: Path) -> None:
     assert mqtt.access.plugins == {"amqtt.plugins.authentication.FileAuthPlugin": {"password_file": "passwords"}}
 
 
-def test_what_lies_in_sections_and_lists_is_documented_so_that_it_loads_back(tmp_path: Path) -> None:
+def test_documented_sections_and_lists_load_back_as_the_same(tmp_path: Path) -> None:
     config = load(tmp_path, LISTENERS)
     assert load(tmp_path, document_options(config)) == config
 
 
-def test_tables_of_a_library_load_back_whatever_is_in_them(tmp_path: Path) -> None:
+def test_documented_tables_of_a_library_load_back_as_the_same(tmp_path: Path) -> None:
     plugins = {"a.B": {"on": True, "rate": 0.5, "names": ["x", "y"], "acl": {'a "user"': ["#", "+/b"]}}, "c": {}}
     config = replace(Config(), mqtt=replace(Config().mqtt, access=AccessOptions(plugins=plugins)))
     assert load(tmp_path, document_options(config)).mqtt.access.plugins == plugins
 
 
-def test_amqtts_spelling_of_its_section_is_taken_and_what_is_in_it_is_left_alone(tmp_path: Path) -> None:
+def test_a_section_of_amqtt_may_be_spelled_with_dashes_and_keeps_its_content(tmp_path: Path) -> None:
     access = load(tmp_path, "[mqtt.access.topic-check]\nenabled = true\npublish-acl = {a = ['b']}").mqtt.access
     assert access.topic_check == {"enabled": True, "publish-acl": {"a": ["b"]}}
 
@@ -258,12 +262,15 @@ def test_amqtts_spelling_of_its_section_is_taken_and_what_is_in_it_is_left_alone
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("[mqtt.limit]\nstrikes_max = 1", r"unknown option mqtt\.limit; .* mqtt\.lim"),
-        ("[mqtt.limits]\nstrike_max = 1", r"unknown option mqtt\.limits\.strike_max; .* mqtt\.limits\.strikes_max"),
-        ("[mqtt]\nlimits = 3", r"mqtt\.limits is 3, but must be a section"),
+        ("[mqtt.limit]\nstrikes_max = 1", r"The option mqtt\.limit does not exist\. .* mqtt\.lim"),
+        ("[mqtt.limits]\nstrike_max = 1", r"The option mqtt\.limits\.strike_max does not exist\. .* mqtt\.limits\.strikes_max"),
+        ("[mqtt]\nlimits = 3", r"mqtt\.limits is 3, but it must be a section"),
         ("[mqtt]\nlisteners = 3", r"mqtt\.listeners is 3, but must be a list of tables"),
         ("[mqtt]\nlisteners = ['tls']", r"mqtt\.listeners is \('tls',\), but must be a list of tables"),
-        ("[[mqtt.listeners]]\nnam = 'a'", r"unknown option mqtt\.listeners\[0\]\.nam; .* mqtt\.listeners\[0\]\.name"),
+        (
+            "[[mqtt.listeners]]\nnam = 'a'",
+            r"option mqtt\.listeners\[0\]\.nam does not exist\. .* mqtt\.listeners\[0\]\.name",
+        ),
         ("[[mqtt.listeners]]\nkind = 'ws'", r"mqtt\.listeners\[0\]\.name is '', but must be 1 to 32"),
         ("[[mqtt.listeners]]\nname = 'mqtt'", r"mqtt\.listeners\[0\]\.name is 'mqtt'"),
         (
@@ -286,6 +293,6 @@ def test_amqtts_spelling_of_its_section_is_taken_and_what_is_in_it_is_left_alone
         ("[mqtt.access]\nplugins = {}\nauth = {}", r"mqtt\.access\.plugins .* amqtt would ignore those"),
     ],
 )
-def test_what_is_wrong_in_a_section_or_list_within_is_named(tmp_path: Path, text: str, complaint: str) -> None:
+def test_an_error_in_a_nested_section_or_list_names_the_option(tmp_path: Path, text: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         load(tmp_path, text)

@@ -31,7 +31,7 @@ def add_to(commands: Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from penstock.node.config import document_options, load_config
+    from penstock.node.config import load_config
 
     overrides = {
         "data_dir": options.data_dir,
@@ -42,6 +42,8 @@ def _run(options: argparse.Namespace) -> int:
     }
     config = load_config(options.config, overrides)
     if options.print_config:
+        from penstock.node.document import document_options
+
         sys.stdout.write(document_options(config))
         return 0
     from penstock.cli.actions.serve import serve
