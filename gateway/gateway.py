@@ -21,7 +21,7 @@ from penstock.gateway.delivery.backlog import BacklogLimit
 from penstock.gateway.delivery.client_subscriptions import Deliveries
 from penstock.gateway.delivery.context import DeliveryContext
 from penstock.gateway.delivery.fanout import Fanouts
-from penstock.gateway.delivery.retained import RetainedMessages
+from penstock.gateway.delivery.retained_messages import RetainedMessages
 from penstock.gateway.delivery.shared_subscriptions import SharedSubscriptions
 from penstock.gateway.delivery.system import SystemTopics
 from penstock.gateway.heartbeat import Heartbeat

@@ -515,7 +515,7 @@ class Connection(asyncio.Protocol):
         packet_id = packet[1]
         is_refused = len(packet) > 2 and packet[2] >= REFUSED
         session = self.session
-        slot = session.inflight.get(packet_id)
+        slot = session.inflight.slots.get(packet_id)
         expected = session.inflight.acknowledge(kind, packet_id, is_refused=is_refused)
         if expected and slot is not None and slot.delivery:
             if is_refused:
@@ -523,10 +523,10 @@ class Connection(asyncio.Protocol):
             else:
                 self.gateway.shared.settlements.acknowledge_soon(slot.delivery)
         if session.lasts and kind == PUBREC and not is_refused:
-            self._unrecorded.append((PUBREC, packet_id, expected or packet_id in session.inflight))
+            self._unrecorded.append((PUBREC, packet_id, expected or packet_id in session.inflight.slots))
             return
         if kind == PUBREC and not is_refused:
-            if expected or not self.is_v5 or packet_id in self.session.inflight:
+            if expected or not self.is_v5 or packet_id in self.session.inflight.slots:
                 self._write(encode_acks(PUBREL, [packet_id]))  # also the second time [MQTT-4.3.3-4]
             else:
                 self._write(encode_ack(PUBREL, packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND))
@@ -705,7 +705,7 @@ class Connection(asyncio.Protocol):
     def _resume(self) -> None:
         """Go on with a session that was there: what was under way goes out again [MQTT-4.4.0-1], then what came meanwhile."""
         session = self.session
-        self._resend = list(reversed(session.inflight))
+        self._resend = list(reversed(session.inflight.slots))
         self.subscriptions.restore()
         self.pump_soon()
 
@@ -736,14 +736,14 @@ class Connection(asyncio.Protocol):
 
     def _send_again(self) -> None:
         """Send what an earlier connection left unacknowledged, in its order, as far as there is room."""
-        inflight, waiting = self.session.inflight, self._resend
+        slots, waiting = self.session.inflight.slots, self._resend
         while waiting and self.writable and not self._closed:
-            if len(inflight) - len(waiting) >= inflight.maximum:
+            if len(slots) - len(waiting) >= self.session.inflight.maximum:
                 return
             packet_id = waiting.pop()
-            slot = inflight.get(packet_id)
+            slot = slots.get(packet_id)
             if slot is None:
-                if packet_id in inflight:
+                if packet_id in slots:
                     self._write(encode_acks(PUBREL, [packet_id]))
                 continue
             if self.permissions is not None:  # another user may have come with this client id
@@ -762,7 +762,7 @@ class Connection(asyncio.Protocol):
 
     def _drop(self, packet_id: int, slot: Slot) -> None:
         """Give up a delivery that can't go out again."""
-        del self.session.inflight[packet_id]
+        del self.session.inflight.slots[packet_id]
         if slot.delivery:  # nobody else gets it [MQTT-4.8.2-4]
             self.gateway.shared.settlements.acknowledge([slot.delivery])
 

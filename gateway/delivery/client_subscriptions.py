@@ -17,7 +17,7 @@ from penstock.gateway.delivery.encoding import slot_topic
 from penstock.gateway.delivery.options import DeliveryOptions
 from penstock.gateway.delivery.outlet import Outlet
 from penstock.gateway.delivery.overlaps import mark_overlaps
-from penstock.gateway.delivery.retained import RetainedMessages
+from penstock.gateway.delivery.retained_messages import RetainedMessages
 from penstock.gateway.delivery.shared_subscription import SharedSubscription
 from penstock.gateway.delivery.shared_subscriptions import SharedSubscriptions
 from penstock.gateway.delivery.subscription import Subscription, combined_options

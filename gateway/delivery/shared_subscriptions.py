@@ -185,7 +185,7 @@ class SharedSubscriptions:
 
         If the session ends with the connection, nobody gets those of QoS 2 [MQTT-4.8.2-5].
         """
-        inflight = session.inflight
+        inflight = session.inflight.slots
         shared = {packet_id: slot for packet_id, slot in inflight.items() if slot is not None and slot.delivery}
         for packet_id, slot in shared.items():
             if slot.qos == 1:

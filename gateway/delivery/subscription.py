@@ -275,7 +275,7 @@ class Subscription:
             self.context.journal.save(session)
         except DiskFull:
             for _ in batch.slots:  # These packet ids were assigned last.
-                session.inflight.popitem()
+                session.inflight.slots.popitem()
             if self.outlet.aliases is not None:
                 self.outlet.aliases.clear()  # The client has not been told of the aliases in this batch.
             return False

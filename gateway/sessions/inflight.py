@@ -30,34 +30,37 @@ class Slot(NamedTuple):
     """In a shared subscription: the id that POP gave the delivery (`pop.core.checkpoint.delivery_id`); otherwise 0."""
 
 
-class Inflight(dict[int, Slot | None]):
-    """The deliveries under way, in the order of sending. None stands for one whose PUBREC has come and whose PUBCOMP hasn't.
+class Inflight:
+    """The deliveries under way of one session, by packet id.
 
     Parameters:
         maximum: deliveries of QoS 1 and 2 that may wait for their acknowledgement at once.
     """
 
-    __slots__ = ("last_packet_id", "maximum")
+    __slots__ = ("last_packet_id", "maximum", "slots")
 
     def __init__(self, maximum: int) -> None:
         self.maximum = maximum
         self.last_packet_id = 0
         """The packet id that was assigned last."""
+        self.slots: dict[int, Slot | None] = {}
+        """The deliveries in the order of sending. None stands for one whose PUBREC has come and whose PUBCOMP hasn't."""
 
     @property
     def room(self) -> int:
-        """How many more deliveries may go out now. It is negative where the client's window has shrunk below what is out."""
-        return self.maximum - len(self)
+        """How many more deliveries may go out now. It is negative if the client's window has shrunk below what is out."""
+        return self.maximum - len(self.slots)
 
     def assign(self, slot: Slot) -> int:
         """Assign a free packet id to a delivery and return it [MQTT-2.2.1-3]. There must be `room`."""
+        slots = self.slots
         packet_id = self.last_packet_id
         while True:
             packet_id = packet_id + 1 if packet_id < PACKET_ID_MAX else 1
-            if packet_id not in self:
+            if packet_id not in slots:
                 break
         self.last_packet_id = packet_id
-        self[packet_id] = slot
+        slots[packet_id] = slot
         return packet_id
 
     def acknowledge(self, kind: int, packet_id: int, *, is_refused: bool = False) -> bool:
@@ -70,13 +73,14 @@ class Inflight(dict[int, Slot | None]):
             packet_id: as in the packet.
             is_refused: the packet's reason code is a failure.
         """
-        if packet_id not in self:
+        slots = self.slots
+        if packet_id not in slots:
             return False
-        slot = self[packet_id]
+        slot = slots[packet_id]
         if kind != (PUBCOMP if slot is None else AWAITED[slot.qos]):
             return False
         if kind == PUBREC and not is_refused:
-            self[packet_id] = None
+            slots[packet_id] = None
         else:
-            del self[packet_id]
+            del slots[packet_id]
         return True

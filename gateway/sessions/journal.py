@@ -195,11 +195,11 @@ def changes_of(session: Session, stored: StoredSession, released: list[int]) -> 
         stored: its stored session, as of the last record.
         released: packet ids whose PUBREL is to be recorded.
     """
-    saved, inflight = stored.inflight, session.inflight
-    done = [packet_id for packet_id in saved if packet_id not in inflight]
+    saved, slots = stored.inflight, session.inflight.slots
+    done = [packet_id for packet_id in saved if packet_id not in slots]
     received: list[int] = []
     sent: list[tuple[int, Slot | None]] = []
-    for packet_id, slot in inflight.items():
+    for packet_id, slot in slots.items():
         if packet_id not in saved:
             sent.append((packet_id, slot))
         elif saved[packet_id] is not slot:
@@ -220,4 +220,4 @@ def changes_of(session: Session, stored: StoredSession, released: list[int]) -> 
             retained[kept.number] = one.retained_after if one.has_retained else None
     if not (done or received or released or sent or cursors or retained):
         return None
-    return Changes(inflight.last_packet_id, cursors, done, received, released, sent, retained)
+    return Changes(session.inflight.last_packet_id, cursors, done, received, released, sent, retained)

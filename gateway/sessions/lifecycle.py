@@ -322,7 +322,7 @@ class SessionLifecycle:
 
 def _restore_packet_ids(session: Session, stored: StoredSession) -> None:
     # Shared deliveries of QoS 1 were returned to their group when the client left.
-    session.inflight.update(
+    session.inflight.slots.update(
         (packet_id, slot) for packet_id, slot in stored.inflight.items() if slot is None or not slot.delivery or slot.qos == 2
     )
     session.inflight.last_packet_id = stored.last_packet_id

@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 from prometheus_client import CollectorRegistry
 
-from penstock.gateway.delivery.retained import RetainedMessages
+from penstock.gateway.delivery.retained_messages import RetainedMessages
 from penstock.gateway.gateway import Gateway
 from penstock.gateway.options import PLAIN_NAME
 from penstock.gateway.sessions.stored_sessions import StoredSessions

@@ -147,7 +147,7 @@ async def test_who_returns_to_a_session_gets_only_what_it_may_have_now(start_bro
         Message("plain", b"meanwhile", 1),
     ]
     assert await second.messages() == []
-    assert not broker.connection("c").session.inflight
+    assert not broker.connection("c").session.inflight.slots
 
 
 async def test_subscriptions_that_overlap_pass_by_what_the_client_may_not_have(

@@ -219,7 +219,7 @@ async def test_messages_beyond_the_window_come_in_order_as_it_moves(start_broker
     await flood(publisher, 1, 10, first=200)
     assert await numbers(client, 1) == [200]
     assert broker.node.gateway.counters.deliveries_acked >= 200
-    assert (await client.drained(), broker.connection("client").session.inflight) == ([], {})
+    assert (await client.drained(), broker.connection("client").session.inflight.slots) == ([], {})
 
 
 async def test_acks_out_of_order_make_room_too(start_broker: StartBroker) -> None:
@@ -243,13 +243,13 @@ async def test_a_qos_2_delivery_goes_through_its_four_packets(broker: Broker) ->
     kind, flags, topic, packet_id, body = await client.receive()
     assert (kind, flags, topic, body) == (PUBLISH, 2 << 1, b"a", b"x")
     session = broker.connection("client").session
-    assert [slot.qos for slot in session.inflight.values() if slot] == [2]
+    assert [slot.qos for slot in session.inflight.slots.values() if slot] == [2]
     await client.send(encode_acks(PUBREC, [packet_id, packet_id]))  # the second is a repetition
     assert [await client.receive() for _ in range(2)] == [(PUBREL, packet_id)] * 2
-    assert session.inflight == {packet_id: None}
+    assert session.inflight.slots == {packet_id: None}
     await client.send(encode_acks(PUBCOMP, [packet_id]))
     assert await client.drained() == []
-    assert session.inflight == {}
+    assert session.inflight.slots == {}
     assert broker.node.gateway.counters.deliveries_acked == 1
 
 

@@ -38,7 +38,7 @@ async def take_all(broker: Broker, client: Client5) -> list[tuple[int, list[int]
     """Return what comes until all is out, as `take` does."""
     connection = broker.connection("client")
     got = []
-    while connection.lagging or connection.session.inflight:
+    while connection.lagging or connection.session.inflight.slots:
         got += await take(client, 1)
     return got + await take(client, 1)
 
@@ -188,7 +188,7 @@ async def test_the_next_to_end_goes_on_for_the_last(start_broker: StartBroker) -
 
 async def test_when_all_end_nothing_more_comes_and_nothing_is_kept(start_broker: StartBroker) -> None:
     broker, client = await lagging(start_broker, "a/#", "a/+", "+/b", about={})
-    under_way = len(broker.connection("client").session.inflight)
+    under_way = len(broker.connection("client").session.inflight.slots)
     await end(broker, client, "a/#", "a/+", "+/b")
     assert [number for number, _ in await take_all(broker, client)] == [*range(under_way)]
     await gone(broker)

@@ -62,7 +62,7 @@ def test_an_ack_of_another_kind_than_the_one_awaited_changes_nothing() -> None:
     at_1, at_2 = some.assign(AT_1), some.assign(AT_2)
     for kind, packet_id in [(PUBREC, at_1), (PUBCOMP, at_1), (PUBACK, at_2), (PUBCOMP, at_2), (PUBACK, 9)]:
         assert not some.acknowledge(kind, packet_id)
-    assert some == {at_1: AT_1, at_2: AT_2}
+    assert some.slots == {at_1: AT_1, at_2: AT_2}
 
 
 def test_an_ack_counts_once() -> None:

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.gateway.delivery import retained
-from penstock.gateway.delivery.retained import LEVELS_INDEXED, RetainedMessages
+from penstock.gateway.delivery import topic_lists
+from penstock.gateway.delivery.retained_messages import RetainedMessages
+from penstock.gateway.delivery.topic_lists import LEVELS_INDEXED
 from penstock.store import topics
 from penstock.store.lightqueue import ENTRY
 from penstock.store.options import HOUR_MS, KIB, MIB, StoreOptions
@@ -101,14 +102,14 @@ def test_a_search_does_not_look_at_every_topic(
     tmp_path: Path, topic_filter: str, looks_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = 0
-    look: Callable[..., bytes | None] = retained._Postings.at_or_after
+    look: Callable[..., bytes | None] = topic_lists._TopicList.at_or_after
 
-    def counted(self: retained._Postings, topic: bytes) -> bytes | None:
+    def counted(self: topic_lists._TopicList, topic: bytes) -> bytes | None:
         nonlocal looks
         looks += 1
         return look(self, topic)
 
-    monkeypatch.setattr(retained._Postings, "at_or_after", counted)
+    monkeypatch.setattr(topic_lists._TopicList, "at_or_after", counted)
     with opened(tmp_path) as some:
         for device in range(200):
             for name in ("temp", "rpm", "rare" if device % 100 == 3 else "volt"):

@@ -62,7 +62,7 @@ async def test_deliveries_that_were_not_acknowledged_come_again_with_dup_in_orde
     assert await again.receive() == (PUBREL, ids[5])
     await again.send(encode_acks(PUBCOMP, [ids[3], ids[5]]))
     assert await again.drained() == []
-    assert broker.connection("pump").session.inflight == {}
+    assert broker.connection("pump").session.inflight.slots == {}
 
 
 @both_versions
@@ -109,7 +109,7 @@ async def test_a_session_may_go_on_in_another_version(broker: Broker) -> None:
         await publisher.publish("a/b", b"%d" % n, 1)
         client = await resume(broker, "pump", version)
         assert [message.body for message in await client.messages()] == [b"%d" % n] * (1 if version == 5 else 2)
-        for packet_id in list(broker.connection("pump").session.inflight):
+        for packet_id in list(broker.connection("pump").session.inflight.slots):
             await client.send(encode_acks(PUBACK, [packet_id]))
         await leave(client)
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.gateway.delivery import retained
+from penstock.gateway.delivery import retained_messages
 from penstock.gateway.protocol.encode import encode_publish
 from penstock.gateway.protocol.packets import PUBLISH, SUBACK, UNSUBACK
 from penstock.gateway.protocol.reasons import SUBACK_FAILURE, ReasonCode
@@ -321,7 +321,7 @@ async def test_a_retained_message_that_is_replaced_before_it_could_be_sent_comes
 async def test_a_long_search_for_retained_messages_pauses_and_finds_them_all(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retained, "SCAN_ROWS", 7)
+    monkeypatch.setattr(retained_messages, "SCAN_ROWS", 7)
     publisher = await broker.connect("publisher")
     topics = [f"site/{n:04}/{'wanted' if n % 100 == 0 else 'other'}" for n in range(1000)]
     await publisher.send(*(encode_publish(topic.encode(), b"x", retain=True) for topic in topics))

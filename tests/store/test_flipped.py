@@ -11,7 +11,7 @@ import pytest
 
 from penstock.gateway.delivery.encoding import encode_batch
 from penstock.gateway.delivery.options import DeliveryOptions
-from penstock.gateway.delivery.retained import RetainedMessages
+from penstock.gateway.delivery.retained_messages import RetainedMessages
 from penstock.gateway.protocol.decode import decode
 from penstock.gateway.protocol.fixed_header import FROM_SERVER
 from penstock.pop.core.admin import GroupAdmin, ResetTo

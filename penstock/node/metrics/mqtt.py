@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from penstock.gateway.delivery.retained import RetainedMessages
+from penstock.gateway.delivery.retained_messages import RetainedMessages
 from penstock.gateway.gateway import Gateway
 from penstock.gateway.protocol.packets import NAMES
 from penstock.node.metrics.families import counter, gauge, labelled_counter, labelled_gauge
