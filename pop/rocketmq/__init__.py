@@ -1,7 +1,7 @@
-"""`apache.rocketmq.v2.MessagingService` over the same core as the native API, for the official RocketMQ 5 clients.
+"""`apache.rocketmq.v2.MessagingService` over the core of the native API, for the official RocketMQ 5 clients.
 
-A topic there is an MQTT topic or filter, percent-encoded; a consumer group is a POP group; a lite topic is a topic below its
-parent. What a client may do, and how it is told that something is wrong, is the protocol's: see `status`.
+A topic of the protocol is an MQTT topic or filter, percent-encoded. A consumer group is a POP group. A lite topic is a topic
+below its parent topic. Errors are statuses of the protocol: see `status`.
 
-Only `stubs` imports the package of the extra `rocketmq`, and only what needs its messages imports `stubs`.
+Only `stubs` imports the package of the extra `rocketmq`, and only modules that need its messages import `stubs`.
 """

@@ -1,4 +1,4 @@
-"""What the methods of `apache.rocketmq.v2.MessagingService` need of their caller, and how it is told that it may not call."""
+"""The rights that each method of `apache.rocketmq.v2.MessagingService` needs, and the response to a caller without them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.pop.rocketmq.status import Code, code_of, refusal
 
 
 def _send(request: Any) -> Iterator[Need]:
-    # A name that can't be read as a topic is refused for everybody, and then nothing of the call is served.
+    # If a name is no valid topic, the whole call is refused for every caller.
     for topic in {topic_of_message(message) for message in request.messages}:
         yield "publish", topic
 
@@ -24,13 +24,13 @@ def _consume(request: Any) -> Iterator[Need]:
 
 
 def _telemetry(request: Any) -> Iterator[Need]:
-    # The node asks a publisher about the half messages of its topics, and shows it these messages.
+    # The node asks publishers of a topic about its half messages, and so shows them these messages.
     for topic in request.settings.publishing.topics:
         yield "publish", filter_of(topic)
 
 
 async def _refuse(_context: Context, error: Exception) -> bytes:
-    """Return the response that says what is wrong: the protocol keeps the gRPC status OK."""
+    """Return the response that states the error. The protocol keeps the gRPC status OK."""
     codes = {grpc.StatusCode.UNAUTHENTICATED: Code.UNAUTHORIZED, grpc.StatusCode.PERMISSION_DENIED: Code.FORBIDDEN}
     return refusal(codes[error.status] if isinstance(error, AccessDenied) else code_of(error), str(error))
 
@@ -58,4 +58,4 @@ RULES = ServiceRules(
     },
     _refuse,
 )
-"""Each method of the service is in here; a test holds the table to the service's descriptor."""
+"""The table has all methods of the service. A test compares it with the descriptor of the service."""

@@ -1,11 +1,11 @@
-"""A message as the protocol has it, and as it is stored: the same one, so that MQTT, the native API and this see it alike.
+"""A message of the protocol as a stored message, and back. MQTT and the native API see the same stored message.
 
 user_properties            user properties
-tag, keys, message_group   of the same names
+tag, keys, message_group   fields of the same names
 delivery_timestamp         deliver_at_ms
-born_host, born_timestamp  of the same names; of a message from MQTT, when it was stored
+born_host, born_timestamp  fields of the same names; for a message from MQTT, the time at which it was stored
 lite_topic                 the last levels of the topic
-message_id                 position in the log, 16 hexadecimal digits: the clients' own ids are not kept
+message_id                 position in the log, as 16 hexadecimal digits; the node does not keep the clients' own ids
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.pop.rocketmq.stubs import pb
 from penstock.store.record import Flag, Properties, Record, decode_properties
 
 PRODUCER = "rocketmq:"
-"""What stands before the topic as the producer of a half message: who publishes to that topic there may tell its outcome."""
+"""Prefix of the producer of a half message, before its topic. Each client that publishes to the topic may tell the outcome."""
 
 _GZIP_WINDOW = 31
 
@@ -29,7 +29,7 @@ _TYPE = pb.MessageType
 
 
 def topic_and_body_of(message: Any, bytes_max: int) -> tuple[str, bytes]:
-    """Return the topic of a message that is sent, and its body as it was before it was compressed.
+    """Return the topic of a message from a client, and its uncompressed body.
 
     Raises:
         Refused: ILLEGAL_TOPIC, ILLEGAL_LITE_TOPIC, MESSAGE_CORRUPTED, MESSAGE_BODY_TOO_LARGE, or UNSUPPORTED for the encoding.
@@ -38,7 +38,7 @@ def topic_and_body_of(message: Any, bytes_max: int) -> tuple[str, bytes]:
 
 
 def properties_of(message: Any, topic: str) -> Properties:
-    """Return the properties of a message that is sent; `producer` is set for half of a transaction.
+    """Return the properties of a message from a client. `producer` is set if the message is half of a transaction.
 
     Raises:
         Refused: ILLEGAL_MESSAGE_TAG, ILLEGAL_MESSAGE_KEY, ILLEGAL_MESSAGE_GROUP, ILLEGAL_MESSAGE_PROPERTY_KEY,
@@ -47,12 +47,14 @@ def properties_of(message: Any, topic: str) -> Properties:
     system = message.system_properties
     _check_type(system)
     for name, value in message.user_properties.items():
-        if not name or "\0" in name or "\0" in value:  # [MQTT-1.5.4-2]: it goes out over MQTT too
-            raise Refused(Code.ILLEGAL_MESSAGE_PROPERTY_KEY, f"the property {name[:40]!r} is empty, or has U+0000 in it")
+        if not name or "\0" in name or "\0" in value:  # [MQTT-1.5.4-2]: the property goes out over MQTT too.
+            raise Refused(
+                Code.ILLEGAL_MESSAGE_PROPERTY_KEY, f"the property {name[:40]!r} has an empty name, or U+0000 in it: remove it"
+            )
     if system.HasField("tag") and (not system.tag.strip() or "|" in system.tag):
-        raise Refused(Code.ILLEGAL_MESSAGE_TAG, f"the tag {system.tag[:40]!r} is blank, or has '|' in it")
+        raise Refused(Code.ILLEGAL_MESSAGE_TAG, f"the tag {system.tag[:40]!r} is blank, or has '|' in it: use another tag")
     if not all(key.strip() for key in system.keys):
-        raise Refused(Code.ILLEGAL_MESSAGE_KEY, "a key is blank")
+        raise Refused(Code.ILLEGAL_MESSAGE_KEY, "a key is blank: remove it")
     return Properties(
         sorted(message.user_properties.items()),
         system.tag,
@@ -66,16 +68,18 @@ def properties_of(message: Any, topic: str) -> Properties:
 
 
 def _check_type(system: Any) -> None:
-    """Check that a message has what its type says, and nothing that only another type may have."""
+    """Check that a message has the fields of its type, and no fields that only another type may have."""
     kind = system.message_type
     if kind not in (_TYPE.NORMAL, _TYPE.FIFO, _TYPE.DELAY, _TYPE.TRANSACTION, _TYPE.LITE):
-        raise Refused(Code.UNSUPPORTED, f"messages of the type {kind} are not supported: send NORMAL, FIFO, DELAY, ...")
+        raise Refused(
+            Code.UNSUPPORTED, f"the message type {kind} is not supported: use NORMAL, FIFO, DELAY, TRANSACTION or LITE"
+        )
     if kind == _TYPE.FIFO and not system.message_group.strip():
-        raise Refused(Code.ILLEGAL_MESSAGE_GROUP, "a FIFO message needs a message group that isn't blank")
+        raise Refused(Code.ILLEGAL_MESSAGE_GROUP, "a FIFO message needs a message group, and the group is blank")
     if kind == _TYPE.DELAY and _ms_of(system.delivery_timestamp) <= 0:
-        raise Refused(Code.ILLEGAL_DELIVERY_TIME, "a delayed message needs a delivery timestamp, after 1970")
+        raise Refused(Code.ILLEGAL_DELIVERY_TIME, "a DELAY message needs a delivery timestamp after 1970")
     if kind == _TYPE.LITE and not system.lite_topic:
-        raise Refused(Code.ILLEGAL_LITE_TOPIC, "a lite message needs a lite topic")
+        raise Refused(Code.ILLEGAL_LITE_TOPIC, "a LITE message needs a lite topic")
     wrong = [
         name
         for name, allowed in (("message_group", _TYPE.FIFO), ("delivery_timestamp", _TYPE.DELAY), ("lite_topic", _TYPE.LITE))
@@ -83,7 +87,8 @@ def _check_type(system: Any) -> None:
     ]
     if wrong:
         raise Refused(
-            Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, f"a message of the type {_TYPE.Name(kind)} can't have {', '.join(wrong)}"
+            Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
+            f"a message of the type {_TYPE.Name(kind)} may not have {', '.join(wrong)}",
         )
 
 
@@ -99,18 +104,20 @@ def _body_of(message: Any, bytes_max: int) -> bytes:
     try:
         unpacked = unpacker.decompress(message.body, bytes_max + 1)
     except zlib.error as error:
-        raise Refused(Code.MESSAGE_CORRUPTED, f"the body is not gzip: {error}") from error
+        raise Refused(Code.MESSAGE_CORRUPTED, f"the body has the encoding GZIP, but is not gzip: {error}") from error
     if len(unpacked) > bytes_max:
-        raise Refused(Code.MESSAGE_BODY_TOO_LARGE, f"the body has more than {bytes_max} bytes when it is unpacked")
+        raise Refused(
+            Code.MESSAGE_BODY_TOO_LARGE, f"the uncompressed body has more than {bytes_max} bytes: see pop.message_bytes_max"
+        )
     if not unpacker.eof:
-        raise Refused(Code.MESSAGE_CORRUPTED, "the body's gzip ends too early")
+        raise Refused(Code.MESSAGE_CORRUPTED, "the gzip data of the body is cut off")
     return unpacked
 
 
 def _check_digest(digest: Any, body: bytes) -> None:
     kinds = pb.DigestType
     if digest.type == kinds.CRC32:
-        # The clients disagree on how it is written: in digits of base 16 or 10, with zeros before it or without.
+        # Clients write the checksum in base 16 or 10, with or without leading zeros.
         crc = zlib.crc32(body)
         fits = digest.checksum.lower().lstrip("0") in (f"{crc:x}", str(crc), "" if crc == 0 else None)
     elif digest.type in (kinds.MD5, kinds.SHA1):
@@ -118,7 +125,7 @@ def _check_digest(digest: Any, body: bytes) -> None:
     else:
         fits = True
     if not fits:
-        raise Refused(Code.MESSAGE_CORRUPTED, "the body is not what its digest says")
+        raise Refused(Code.MESSAGE_CORRUPTED, "the body does not match its digest")
 
 
 def message_of(
@@ -131,14 +138,14 @@ def message_of(
     lite_parent: str = "",
     dead_of: str = "",
 ) -> Any:
-    """Return a stored message as it goes over the wire.
+    """Return a stored message as the protocol has it.
 
     Args:
-        record: the message.
-        entry, handle, invisible_ms: of the delivery; left out for the half message that a producer is asked about.
-        store_host: this node.
-        lite_parent: the topic of which it is a lite topic's message; empty where it goes out under its own topic.
-        dead_of: the filter by which a group got it before it was a dead letter; empty where it is none.
+        record: The stored message.
+        entry, handle, invisible_ms: The delivery. They are left out for a half message in a question to its producer.
+        store_host: Address of this node.
+        lite_parent: Parent topic of the message's lite topic, or empty to name the message's own topic.
+        dead_of: Filter by which a group got the message before it became a dead letter, or empty if it is no dead letter.
     """
     properties = decode_properties(record.properties)
     topic = record.topic.decode()
@@ -146,7 +153,7 @@ def message_of(
     system = pb.SystemProperties(
         keys=properties.keys,
         message_id=message_id,
-        # MD5: the one digest that the official clients spell alike.
+        # MD5 is the only digest that all official clients write in the same way.
         body_digest=pb.Digest(type=pb.DigestType.MD5, checksum=md5(record.body).hexdigest().upper()),
         body_encoding=pb.Encoding.IDENTITY,
         message_type=_type_of(record.flags, properties, lite_parent),

@@ -1,4 +1,4 @@
-"""The settings of a client: what it said of itself, completed by what this node and its group say."""
+"""The settings of a client: what the client stated, completed by the settings of the node and of the client's group."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from penstock.pop.rocketmq.stubs import pb
 
 RECEIVE_BATCH = 32
 LONG_POLLING_MS = 20_000
-"""How long push consumers wait for a message; at most `pop.wait_ms_max`."""
+"""How long push consumers wait for a message. `pop.wait_ms_max` bounds it."""
 
 LITE_SUBSCRIPTIONS_MAX = 1_000
-"""Lite topics of one client: each of its polls waits in the groups of all of them."""
+"""Maximum number of lite topics of one client and parent. Each poll of the client waits in the groups of all of them."""
 
 SEND_ATTEMPTS = 3
 SEND_BACKOFF = Exponential(min_ms=10, max_ms=1_000)
-"""How often, and after how long, a producer tries again: as RocketMQ's proxy tells it."""
+"""Number of tries of a producer, and the waits between them. RocketMQ's proxy gives the same."""
 
 RETRY_BACKOFF = Exponential(min_ms=1_000, max_ms=7_200_000)
-"""For the consumers of a group that has no back-off. A consumer that fails at once would use up all attempts in a moment."""
+"""Back-off for consumers of a group without one. Otherwise a consumer that fails at once would use up all attempts at once."""
 
 _NO_WAIT: Backoff = (0,)
 
 
 def merged(settings: Any, groups: Sequence[ConsumerGroup], options: PopOptions) -> Any:
-    """Return what a client is answered to the settings that it sent.
+    """Return the settings that a client shall follow.
 
     Args:
-        settings: as they came.
-        groups: what exists of its group, on the topics that it subscribes to; empty for a producer.
-        options: of the node.
+        settings: The settings that the client stated.
+        groups: The client's group on each topic that it subscribes to, as far as the group exists. Empty for a producer.
+        options: Options of the node.
     """
     answer = pb.Settings()
     answer.CopyFrom(settings)
@@ -52,7 +52,7 @@ def merged(settings: Any, groups: Sequence[ConsumerGroup], options: PopOptions) 
         wait_ms = min(LONG_POLLING_MS, options.wait_ms_max)
         if settings.client_type == pb.ClientType.SIMPLE_CONSUMER and subscription.HasField("long_polling_timeout"):
             wait_ms = min(subscription.long_polling_timeout.ToMilliseconds(), options.wait_ms_max)
-        subscription.long_polling_timeout.FromMilliseconds(max(wait_ms, 1_000))  # the clients count in whole seconds
+        subscription.long_polling_timeout.FromMilliseconds(max(wait_ms, 1_000))  # Clients count in whole seconds.
         subscription.lite_subscription_quota = LITE_SUBSCRIPTIONS_MAX
         subscription.max_lite_topic_size = LITE_TOPIC_CHARS_MAX
     else:
@@ -63,10 +63,10 @@ def merged(settings: Any, groups: Sequence[ConsumerGroup], options: PopOptions) 
 
 
 def consumer_policy(group: ConsumerGroup | None, options: PopOptions, language: int) -> Any:
-    """Return how long a push consumer has a failed message wait.
+    """Return how long a push consumer keeps a failed message before it returns the message.
 
-    Where a group has a back-off, the node keeps it, and its consumers return a message at once; a FIFO consumer tries again by
-    itself, without the node, so it is told.
+    The node itself applies the back-off of a group, so its consumers return a failed message at once. A FIFO consumer repeats
+    an attempt without the node, so it gets the back-off.
     """
     backoff: Backoff = options.retry_backoff_ms if group is None else group.backoff
     attempts_max = options.attempts_max if group is None else group.attempts_max
@@ -80,8 +80,8 @@ def consumer_policy(group: ConsumerGroup | None, options: PopOptions, language: 
 def _readable(backoff: Backoff, attempts_max: int, language: int) -> Backoff:
     """Return a back-off in the form that a client can read.
 
-    The Python client (5.1.2) reads lists only. The Node client (1.0.8) reads exponential ones only, and without one its FIFO
-    consumer gives a message up when it fails first.
+    The Python client (5.1.2) reads only lists. The Node client (1.0.8) reads only exponential back-offs. Without one, its FIFO
+    consumer makes a dead letter of a message after the first failure.
     """
     if isinstance(backoff, Exponential):
         if language != pb.Language.PYTHON:
@@ -91,7 +91,7 @@ def _readable(backoff: Backoff, attempts_max: int, language: int) -> Backoff:
 
 
 def policy_of(backoff: Backoff, attempts_max: int) -> Any:
-    """Return a back-off as the protocol has it."""
+    """Return a back-off as the protocol writes it."""
     policy = pb.RetryPolicy(max_attempts=attempts_max)
     if isinstance(backoff, Exponential):
         rule = policy.exponential_backoff
@@ -105,16 +105,16 @@ def policy_of(backoff: Backoff, attempts_max: int) -> Any:
 
 
 def expression_of(wanted: Any) -> tuple[str, ExpressionType]:
-    """Return the filter on delivery that a `FilterExpression` says, as a group's settings have it.
+    """Return the filter on delivery of a `FilterExpression`, in the form of a group's settings.
 
     Raises:
-        Refused: ILLEGAL_FILTER_EXPRESSION for an unknown type.
-        ExpressionInvalid: it can't be read.
+        Refused: ILLEGAL_FILTER_EXPRESSION if the type is unknown.
+        ExpressionInvalid: The expression has a syntax error.
     """
     text: str = wanted.expression.strip()
     if wanted.type == pb.FilterType.SQL:
         compile_expression(text, "sql")
         return text, "sql"
     if wanted.type not in (pb.FilterType.TAG, pb.FilterType.FILTER_TYPE_UNSPECIFIED):
-        raise Refused(Code.ILLEGAL_FILTER_EXPRESSION, f"the type {wanted.type} of the expression is unknown: use TAG or SQL")
+        raise Refused(Code.ILLEGAL_FILTER_EXPRESSION, f"the expression has the unknown type {wanted.type}: use TAG or SQL")
     return (text, "tag") if compile_expression(text, "tag") is not None else ("*", "tag")

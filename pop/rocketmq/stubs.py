@@ -1,7 +1,7 @@
 """The messages of `apache.rocketmq.v2`, as the package rocketmq-python-client ships them.
 
-Its package `rocketmq` is a client: importing it opens a log file in the user's home and loads OpenTelemetry. A node needs the
-generated messages only, so they are imported without their parent.
+Its package `rocketmq` is a client. Importing the package opens a log file in the user's home and loads OpenTelemetry. A node
+needs only the generated messages, so this module imports them without their parent package.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def _load(name: str) -> Any:
     """Return a module of the stubs.
 
     Raises:
-        ModuleNotFoundError: the extra is not installed.
+        ModuleNotFoundError: The extra `rocketmq` is not installed.
     """
     if sys.modules.get(PACKAGE) is not None:
         return import_module(name)
@@ -32,11 +32,11 @@ def _load(name: str) -> Any:
     try:
         return import_module(name)
     finally:
-        del sys.modules[PACKAGE]  # who wants the client gets it whole
+        del sys.modules[PACKAGE]  # A later `import rocketmq` loads the whole client.
 
 
 pb = _load(f"{PACKAGE}.grpc_protocol.definition_pb2")
 service_pb = _load(f"{PACKAGE}.grpc_protocol.service_pb2")
 
 SERVICE = service_pb.DESCRIPTOR.services_by_name["MessagingService"]
-"""The descriptor of the service."""
+"""Descriptor of the service."""
