@@ -1,4 +1,4 @@
-"""Order by message group: of each account one message is out at a time, and many accounts go on side by side.
+"""Order by message group: one message of each account is in flight at a time, and many accounts proceed in parallel.
 
 python examples/fifo.py 127.0.0.1:8081
 """
@@ -22,7 +22,7 @@ async def main(address: str) -> None:
     async def work(consumer: Consumer) -> None:
         async for message in consumer:
             if random.random() < 0.2:
-                await message.nack()  # it comes again, before the next of its account
+                await message.nack()  # The message comes again before the next one of its account.
                 continue
             await asyncio.sleep(random.random() / 100)
             seen[message.message_group].append(int(message.body))

@@ -1,4 +1,4 @@
-"""Send, and consume, with the asyncio client.
+"""Send and consume with the asyncio client.
 
 python examples/native_asyncio.py 127.0.0.1:8081
 """
@@ -16,12 +16,12 @@ async def main(address: str) -> None:
         await asyncio.gather(*(client.send(f"plant/{n % 3}/temperature", b"%d" % n) for n in range(100)))
         received = 0
         async for message in client.consume("plant/+/temperature", group="example-asyncio"):
-            message.ack()  # on its way; await it to know that it is durable
+            message.ack()  # The acknowledgement is on its way. Await it to know that it is durable.
             received += 1
             if received == 100:
                 break
         print(f"consumed {received}")
-        # The lowest latency: a stream, on which acknowledgements go back.
+        # A stream has the lowest latency. Acknowledgements go back on it.
         async with client.stream("plant/#", group="example-stream", credits=64) as stream:
             received = 0
             async for streamed in stream:

@@ -1,4 +1,4 @@
-"""Send, and consume, with the synchronous client, as a thread does.
+"""Send and consume with the client for threads.
 
 python examples/native_sync.py 127.0.0.1:8081
 """

@@ -1,4 +1,4 @@
-"""Dead letters: what can't be processed is set aside with a reason, looked at, and sent back once its cause is mended.
+"""Dead letters: messages that fail are set aside with a reason. An operator looks at them, and sends them back after a repair.
 
 python examples/redrive.py 127.0.0.1:8081
 """
@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from penstock import Client, group_settings
-from penstock.pop.proto import pop_pb2 as pb
+from penstock import Client, DeadLetterReason, group_settings
 
 GROUP = "example-parser"
 
@@ -24,12 +23,12 @@ async def main(address: str) -> None:
                 try:
                     float(message.body)
                 except ValueError:
-                    await message.nack()  # at its second failure it is a dead letter
+                    await message.nack()  # After its second failure the message is a dead letter.
                 else:
                     await message.ack()
         for letter in await client.dead_letters.of_group(GROUP):
-            print(f"dead: {letter.topic} after {letter.attempts} attempts, {pb.Reason.Name(letter.reason).lower()}")
-        # The parser was mended meanwhile.
+            print(f"dead: {letter.topic} after {letter.attempts} attempts, {DeadLetterReason.Name(letter.reason).lower()}")
+        # The parser was repaired in the meantime.
         print(f"sent back: {await client.dead_letters.redrive(GROUP)}")
         for message in await client.pop("raw/readings", group=GROUP, wait_ms=2_000):
             print(f"processed: {message.body.decode()}, attempt {message.attempt}")

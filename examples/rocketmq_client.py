@@ -1,6 +1,6 @@
-"""The official RocketMQ 5 client against the same topics as everything else: needs `pip install rocketmq-python-client`.
+"""The official RocketMQ 5 client on the topics of MQTT. It needs `pip install rocketmq-python-client`.
 
-A topic there is an MQTT topic or filter, percent-encoded. What is sent here goes out over MQTT, too, and the other way round.
+A topic of RocketMQ is an MQTT topic or filter, percent-encoded. MQTT clients get the messages of this client, and vice versa.
 
     python examples/rocketmq_client.py 127.0.0.1:8081
 """

@@ -1,6 +1,6 @@
-"""A database's transaction and a message that agree: half of the message is stored before, and committed after it.
+"""A message that agrees with a transaction of a database: the message is stored before it, and committed after it.
 
-Where the producer dies in between, the node asks its service for the outcome; here, what the database says is the answer.
+If the producer dies in between, the node asks the producer's service for the outcome. This service looks into its database.
 
     python examples/transaction.py 127.0.0.1:8081
 """
@@ -11,8 +11,7 @@ import asyncio
 import sqlite3
 import sys
 
-from penstock import Client
-from penstock.pop.proto import pop_pb2 as pb
+from penstock import Client, PendingTransaction
 
 PRODUCER = "example-orders"
 
@@ -21,8 +20,8 @@ async def main(address: str) -> None:
     database = sqlite3.connect(":memory:", isolation_level=None)
     database.execute("create table orders (id integer primary key)")
 
-    async def decide(transaction: pb.Transaction) -> bool | None:
-        """Tell the outcome of a transaction whose producer has not told it."""
+    async def decide(transaction: PendingTransaction) -> bool | None:
+        """Return the outcome of a transaction that its producer did not end."""
         order = int(transaction.message.properties["order"])
         return database.execute("select 1 from orders where id = ?", (order,)).fetchone() is not None
 
@@ -39,7 +38,7 @@ async def main(address: str) -> None:
                         database.execute("delete from orders where id = ?", (order,))
                         raise RuntimeError("the payment was refused")
             except RuntimeError:
-                pass  # rolled back, here and there
+                pass  # The transaction and its message are rolled back.
         placed = {row[0] for row in database.execute("select id from orders")}
         seen: set[int] = set()
         async for message in client.consume("orders/placed", group="example-shipping"):

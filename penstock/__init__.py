@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from penstock.pop.client.message import Message
     from penstock.pop.client.outgoing import OutgoingMessage, SendReceipt
     from penstock.pop.client.received import PoppedMessages, ReceivedMessage
+    from penstock.pop.client.results import (
+        DeadLetter,
+        DeadLetterReason,
+        GroupDescription,
+        GroupSettings,
+        PendingTransaction,
+    )
     from penstock.pop.client.security import Security
     from penstock.pop.client.stream import StreamConsumer, StreamMessage
     from penstock.pop.client.syncclient import SyncClient
@@ -76,11 +83,15 @@ __all__ = [
     "Client",
     "ClientClosed",
     "Consumer",
+    "DeadLetter",
     "DeadLetterCalls",
+    "DeadLetterReason",
     "Exponential",
     "GroupBusy",
     "GroupCalls",
+    "GroupDescription",
     "GroupExists",
+    "GroupSettings",
     "GroupUnknown",
     "HandleExpired",
     "HandleReplaced",
@@ -98,6 +109,7 @@ __all__ = [
     "NotPermitted",
     "OutgoingMessage",
     "Overloaded",
+    "PendingTransaction",
     "PopError",
     "PoppedMessages",
     "ReceivedMessage",
@@ -126,29 +138,34 @@ __all__ = [
 
 _HOMES = {
     "Backoff": "penstock.pop.backoff",
-    "Exponential": "penstock.pop.backoff",
     "Client": "penstock.pop.client.client",
     "Consumer": "penstock.pop.client.consumer",
+    "DeadLetter": "penstock.pop.client.results",
     "DeadLetterCalls": "penstock.pop.client.deadletters",
-    "SyncDeadLetterCalls": "penstock.pop.client.deadletters",
+    "DeadLetterReason": "penstock.pop.client.results",
+    "Exponential": "penstock.pop.backoff",
     "GroupCalls": "penstock.pop.client.groups",
-    "SyncGroupCalls": "penstock.pop.client.groups",
-    "group_settings": "penstock.pop.client.groupsettings",
+    "GroupDescription": "penstock.pop.client.results",
+    "GroupSettings": "penstock.pop.client.results",
     "Message": "penstock.pop.client.message",
     "OutgoingMessage": "penstock.pop.client.outgoing",
-    "SendReceipt": "penstock.pop.client.outgoing",
+    "PendingTransaction": "penstock.pop.client.results",
     "PoppedMessages": "penstock.pop.client.received",
     "ReceivedMessage": "penstock.pop.client.received",
     "Security": "penstock.pop.client.security",
+    "SendReceipt": "penstock.pop.client.outgoing",
     "StreamConsumer": "penstock.pop.client.stream",
     "StreamMessage": "penstock.pop.client.stream",
     "SyncClient": "penstock.pop.client.syncclient",
+    "SyncDeadLetterCalls": "penstock.pop.client.deadletters",
+    "SyncGroupCalls": "penstock.pop.client.groups",
     "SyncMessage": "penstock.pop.client.syncmessage",
     "SyncTransaction": "penstock.pop.client.synctransactions",
     "SyncTransactionCalls": "penstock.pop.client.synctransactions",
     "Transaction": "penstock.pop.client.transactions",
     "TransactionCalls": "penstock.pop.client.transactions",
     "TransactionChecker": "penstock.pop.client.transactions",
+    "group_settings": "penstock.pop.client.groupsettings",
 }
 """The module of each name of the API. The errors, which are not listed, are in `penstock.pop.errors`."""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from penstock.pop.client import requests
 from penstock.pop.client.calls import AsyncCalls, SyncCalls
-from penstock.pop.proto import pop_pb2 as pb
+from penstock.pop.client.results import DeadLetter
 
 if TYPE_CHECKING:
     from penstock.pop.proto.pop_pb2_grpc import GroupServiceAsyncStub, GroupServiceStub
@@ -20,7 +20,7 @@ class DeadLetterCalls:
         self._call = call
         self._stub = stub
 
-    async def of_group(self, group: str, *, after: str = "", limit: int = 1_000) -> list[pb.DeadLetter]:
+    async def of_group(self, group: str, *, after: str = "", limit: int = 1_000) -> list[DeadLetter]:
         """Return the dead letters of a group that were not sent back, oldest message first.
 
         Args:
@@ -55,7 +55,7 @@ class SyncDeadLetterCalls:
         self._call = call
         self._stub = stub
 
-    def of_group(self, group: str, *, after: str = "", limit: int = 1_000) -> list[pb.DeadLetter]:
+    def of_group(self, group: str, *, after: str = "", limit: int = 1_000) -> list[DeadLetter]:
         """Return dead letters, as `DeadLetterCalls.of_group`."""
         answer = self._call(self._stub.ListDeadLetters, requests.list_dead_letters(group, after, limit))
         return list(answer.dead_letters)

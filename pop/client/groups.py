@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from penstock.pop.client import requests
 from penstock.pop.client.calls import AsyncCalls, SyncCalls
 from penstock.pop.client.requests import End, Start
-from penstock.pop.proto import pop_pb2 as pb
+from penstock.pop.client.results import GroupDescription, GroupSettings
 
 if TYPE_CHECKING:
     from penstock.pop.proto.pop_pb2_grpc import GroupServiceAsyncStub, GroupServiceStub
@@ -25,8 +25,8 @@ class GroupCalls:
         self._stub = stub
 
     async def create(
-        self, group: str, topic_filter: str, *, start: Start = "earliest", settings: pb.GroupSettings | None = None
-    ) -> pb.GroupDescription:
+        self, group: str, topic_filter: str, *, start: Start = "earliest", settings: GroupSettings | None = None
+    ) -> GroupDescription:
         """Create a group; return its description. If it exists with the same settings, return it as it is.
 
         Args:
@@ -43,7 +43,7 @@ class GroupCalls:
         answer = await self._call(self._stub.CreateGroup, requests.create_group(group, topic_filter, start, settings))
         return answer.groups[0]
 
-    async def update(self, group: str, settings: pb.GroupSettings, *, topic_filter: str = "") -> list[pb.GroupDescription]:
+    async def update(self, group: str, settings: GroupSettings, *, topic_filter: str = "") -> list[GroupDescription]:
         """Change the settings that are given (by `group_settings`); return the new descriptions.
 
         Raises:
@@ -54,7 +54,7 @@ class GroupCalls:
         answer = await self._call(self._stub.UpdateGroup, requests.update_group(group, topic_filter, settings))
         return list(answer.groups)
 
-    async def describe(self, group: str = "", topic_filter: str = "") -> list[pb.GroupDescription]:
+    async def describe(self, group: str = "", topic_filter: str = "") -> list[GroupDescription]:
         """Return settings and backlog of a group, or of all groups if no name is given.
 
         Raises:
@@ -79,7 +79,7 @@ class GroupCalls:
         end: End | None = None,
         time_ms: int | None = None,
         message_id: str | None = None,
-    ) -> list[pb.GroupDescription]:
+    ) -> list[GroupDescription]:
         """Move a group to another place in its queue; return the new descriptions. Its handles become void.
 
         Args:
@@ -106,16 +106,16 @@ class SyncGroupCalls:
         self._stub = stub
 
     def create(
-        self, group: str, topic_filter: str, *, start: Start = "earliest", settings: pb.GroupSettings | None = None
-    ) -> pb.GroupDescription:
+        self, group: str, topic_filter: str, *, start: Start = "earliest", settings: GroupSettings | None = None
+    ) -> GroupDescription:
         """Create a group, as `GroupCalls.create`."""
         return self._call(self._stub.CreateGroup, requests.create_group(group, topic_filter, start, settings)).groups[0]
 
-    def update(self, group: str, settings: pb.GroupSettings, *, topic_filter: str = "") -> list[pb.GroupDescription]:
+    def update(self, group: str, settings: GroupSettings, *, topic_filter: str = "") -> list[GroupDescription]:
         """Change settings, as `GroupCalls.update`."""
         return list(self._call(self._stub.UpdateGroup, requests.update_group(group, topic_filter, settings)).groups)
 
-    def describe(self, group: str = "", topic_filter: str = "") -> list[pb.GroupDescription]:
+    def describe(self, group: str = "", topic_filter: str = "") -> list[GroupDescription]:
         """Return settings and backlog, as `GroupCalls.describe`."""
         return list(self._call(self._stub.DescribeGroups, requests.name_group(group, topic_filter)).groups)
 
@@ -131,7 +131,7 @@ class SyncGroupCalls:
         end: End | None = None,
         time_ms: int | None = None,
         message_id: str | None = None,
-    ) -> list[pb.GroupDescription]:
+    ) -> list[GroupDescription]:
         """Move a group to another place in its queue, as `GroupCalls.reset`."""
         request = requests.reset_group(group, topic_filter, end, time_ms, message_id)
         return list(self._call(self._stub.ResetGroup, request).groups)

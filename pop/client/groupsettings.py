@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.pop.backoff import Backoff, Exponential
+from penstock.pop.client.results import GroupSettings
 from penstock.pop.proto import pop_pb2 as pb
 
 
@@ -16,7 +17,7 @@ def group_settings(
     tags: str | None = None,
     sql: str | None = None,
     paused: bool | None = None,
-) -> pb.GroupSettings:
+) -> GroupSettings:
     """Return settings to create or update a group with.
 
     A setting that is None keeps its value in an update, and the node's default in a new group. The node checks the bounds.
@@ -38,7 +39,7 @@ def group_settings(
     """
     if tags is not None and sql is not None:
         raise ValueError("a group filters by tags or by sql, not by both")
-    settings = pb.GroupSettings(
+    settings = GroupSettings(
         attempts_max=attempts_max,
         invisible_ms=invisible_ms,
         in_flight_max=in_flight_max,

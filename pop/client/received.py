@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
+from penstock.pop.client.results import DeadLetter
 from penstock.pop.errors import StatusError
 from penstock.pop.proto import pop_pb2 as pb
 
@@ -75,7 +76,7 @@ class ReceivedMessage:
         return self._received.visible_at_ms
 
     @property
-    def origin(self) -> pb.DeadLetter | None:
+    def origin(self) -> DeadLetter | None:
         """For a message from `$dlq/GROUP`: the group and filter from which it came, and why. None for other messages."""
         return self._received.dead_letter if self._received.HasField("dead_letter") else None
 

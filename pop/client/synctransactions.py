@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from penstock.pop.client import answers, requests
 from penstock.pop.client.calls import SyncCalls
 from penstock.pop.client.outgoing import OutgoingMessage, SendReceipt
+from penstock.pop.client.results import PendingTransaction
 from penstock.pop.errors import AlreadyCommitted, AlreadyRolledBack
-from penstock.pop.proto import pop_pb2 as pb
 
 if TYPE_CHECKING:
     from penstock.pop.proto.pop_pb2_grpc import PopServiceStub
@@ -86,12 +86,12 @@ class SyncTransactionCalls:
         answer = self._call(self._stub.EndTransactions, requests.end_transaction(handle, commit))
         answers.only(answers.errors(answer.statuses))
 
-    def pending(self, producer: str = "", *, after: str = "", limit: int = 1_000) -> list[pb.Transaction]:
+    def pending(self, producer: str = "", *, after: str = "", limit: int = 1_000) -> list[PendingTransaction]:
         """Return pending transactions, as `TransactionCalls.pending`."""
         answer = self._call(self._stub.ListTransactions, requests.list_transactions(producer, after, limit))
         return list(answer.transactions)
 
-    def poll(self, producer: str, *, wait_ms: int = 0) -> list[pb.Transaction]:
+    def poll(self, producer: str, *, wait_ms: int = 0) -> list[PendingTransaction]:
         """Return the transactions whose outcome the node wants to know, as `TransactionCalls.poll`."""
         request = requests.poll_transactions(producer, wait_ms)
         return list(self._call(self._stub.PollTransactions, request, wait_ms).transactions)

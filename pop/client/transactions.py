@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 from penstock.pop.client import answers, requests
 from penstock.pop.client.calls import AsyncCalls
 from penstock.pop.client.outgoing import OutgoingMessage, SendReceipt
+from penstock.pop.client.results import PendingTransaction
 from penstock.pop.client.retrydelays import RetryDelays
 from penstock.pop.errors import AlreadyCommitted, AlreadyRolledBack, NodeUnavailable, Overloaded, StatusError
-from penstock.pop.proto import pop_pb2 as pb
 
 if TYPE_CHECKING:
     from penstock.pop.proto.pop_pb2_grpc import PopServiceAsyncStub
 
-TransactionChecker = Callable[[pb.Transaction], Awaitable[bool | None]]
+TransactionChecker = Callable[[PendingTransaction], Awaitable[bool | None]]
 """Tells the outcome of a transaction: True to commit, False to roll back, None if the outcome is not known yet."""
 
 
@@ -120,7 +120,7 @@ class TransactionCalls:
         answer = await self._call(self._stub.EndTransactions, requests.end_transaction(handle, commit))
         answers.only(answers.errors(answer.statuses))
 
-    async def pending(self, producer: str = "", *, after: str = "", limit: int = 1_000) -> list[pb.Transaction]:
+    async def pending(self, producer: str = "", *, after: str = "", limit: int = 1_000) -> list[PendingTransaction]:
         """Return pending transactions, oldest first.
 
         Args:
@@ -131,7 +131,7 @@ class TransactionCalls:
         answer = await self._call(self._stub.ListTransactions, requests.list_transactions(producer, after, limit))
         return list(answer.transactions)
 
-    async def poll(self, producer: str, *, wait_ms: int = 0) -> list[pb.Transaction]:
+    async def poll(self, producer: str, *, wait_ms: int = 0) -> list[PendingTransaction]:
         """Return the transactions of a producer whose outcome the node wants to know; wait up to `wait_ms` for the first."""
         answer = await self._call(self._stub.PollTransactions, requests.poll_transactions(producer, wait_ms), wait_ms)
         return list(answer.transactions)

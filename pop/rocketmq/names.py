@@ -115,7 +115,7 @@ def _decoded(name: str, code: Code) -> str:
     if len(name) > ENCODED_BYTES_MAX or not _ENCODED.fullmatch(name):
         raise Refused(
             code,
-            f"the name {name[:64]!r} is too long, or has a '%' without two hexadecimal digits after it: percent-encode the name",
+            f"the name {name[:64]!r} is too long, or has a '%' without two hexadecimal digits: percent-encode it",
         )
     try:
         return unquote_to_bytes(name).decode()
