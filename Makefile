@@ -9,7 +9,7 @@ READY := .venv/.ready
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-deep test-crash fuzz lint types layout format bench bench-mqtt bench-pop bench-store proto clean
+.PHONY: help setup demo test test-deep test-crash fuzz docs docs-serve lint types layout format bench bench-mqtt bench-pop bench-store proto clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)$$/make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name doc; do printf '%-16s %s\n' "$$name" "$$doc"; done
@@ -37,6 +37,12 @@ lint: $(READY)  ## Check style and formatting
 
 types: $(READY)  ## Check types
 	$(BIN)/mypy
+
+docs: $(READY)  ## Build the documentation site into site/, and fail on any warning
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+docs-serve: $(READY)  ## Show the documentation site on 127.0.0.1:8000, and build it again when a page changes
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 layout: $(READY)  ## Print the folders of the code, the arrows between them, and the circles
 	@$(BIN)/python -m tests.layout
