@@ -39,7 +39,7 @@ types: $(READY)  ## Check types
 	$(BIN)/mypy
 
 docs: $(READY)  ## Build the documentation site into site/, and fail on any warning
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 docs-serve: $(READY)  ## Show the documentation site on 127.0.0.1:8000, and build it again when a page changes
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve

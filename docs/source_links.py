@@ -1,7 +1,7 @@
 """Hook of the documentation site: put files of the repository that pages link to into the site.
 
-Pages link to tests, examples and sources by paths that leave `docs/`, such as `../tests/test_layout.py`, so that the links work in a
-checkout. The site can't follow such a path. The hook therefore publishes a copy of each linked file as plain text below
+Pages link to tests, examples and sources by paths that leave `docs/`, such as `../tests/test_layout.py`, so that the links work
+in a checkout. The site can't follow such a path. The hook therefore publishes a copy of each linked file as plain text below
 `repository/`, and points the link there. A link to a file that does not exist is a warning, which fails a strict build.
 """
 
