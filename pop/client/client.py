@@ -215,7 +215,9 @@ class Client:
             messages = await client.pop("plant/#", group="billing", acks=[message.handle for message in messages])
 
         Args:
-            topic_filter, group, start: As for `consume`.
+            topic_filter: As for `consume`.
+            group: As for `consume`.
+            start: As for `consume`.
             messages_max: Maximum number of messages; 0 for the node's `pop.messages_default`.
             invisible_ms: Time in ms in which the node waits for the acknowledgement; 0 for the group's setting.
             wait_ms: How long to wait for the first message, in ms; 0 to return at once.
@@ -269,7 +271,9 @@ class Client:
         """Return an asynchronous context manager that yields messages as they come, on a stream of the lowest latency.
 
         Args:
-            topic_filter, group, start: As for `consume`.
+            topic_filter: As for `consume`.
+            group: As for `consume`.
+            start: As for `consume`.
             credits: Maximum number of messages in flight. Each settled message makes room for another.
             batch: Maximum number of messages in one response; 0 for the node's default.
             invisible_ms: Time in ms in which the node waits for the acknowledgement; 0 for the group's setting.

@@ -83,7 +83,8 @@ class GroupCalls:
         """Move a group to another place in its queue; return the new descriptions. Its handles become void.
 
         Args:
-            group, topic_filter: The group.
+            group: Name of the group.
+            topic_filter: One of its filters. Empty: all of them.
             end: Continue at this end of the queue.
             time_ms: Continue with the messages stored at this time or later, in ms since 1970.
             message_id: Continue with this message.

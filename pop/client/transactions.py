@@ -93,8 +93,12 @@ class TransactionCalls:
                 ...  # the transaction of the database
 
         Args:
+            topic: As in `OutgoingMessage`.
+            body: As in `OutgoingMessage`.
             producer: Name of the service that the node asks for the outcome if it hears none (see `answer_checks`).
-            topic, body, properties, tag, message_group: See `OutgoingMessage`.
+            properties: As in `OutgoingMessage`.
+            tag: As in `OutgoingMessage`.
+            message_group: As in `OutgoingMessage`.
 
         Raises:
             TooManyTransactions: `pop.transactions_max` transactions are pending.
