@@ -1,4 +1,4 @@
-"""A checkpoint: the messages that one pop handed out, and which of them are still open."""
+"""A checkpoint: the deliveries of one pop, and which of them are still open."""
 
 from __future__ import annotations
 
@@ -19,25 +19,26 @@ FROM_RETRY = 1
 _ROW = Struct("<IQqBIB")
 
 INDEX_BITS = 16
-"""Of a delivery's id, for its index. No pop hands out more than 16,384 messages; 2**48 bytes of log are 256 TiB."""
+"""Bits of a delivery id that hold the index. A pop hands out at most 16,384 messages. The other 48 bits hold a position,
+which suffices for 256 TiB of log."""
 INDEX_MASK = (1 << INDEX_BITS) - 1
 
 
 def delivery_id(checkpoint: int, index: int = 0) -> int:
-    """Return the id of delivery `index` of the checkpoint at a position: one number below 2**64, and never 0.
+    """Return the id of delivery `index` of the checkpoint at a position: a number below 2**64, and never 0.
 
-    For consumers inside the node, which need no handle. The ids of a checkpoint's deliveries follow one another.
+    Consumers inside the node use ids, because they need no handles. The ids of a checkpoint's deliveries are consecutive.
     """
     return checkpoint << INDEX_BITS | index
 
 
 def delivery_of(delivery: int) -> tuple[int, int]:
-    """Return checkpoint and index of the delivery with an id."""
+    """Return the position of the checkpoint and the index of the delivery with an id."""
     return delivery >> INDEX_BITS, delivery & INDEX_MASK
 
 
 class Entry(NamedTuple):
-    """One delivery: the message, where it came from, and which attempt this is."""
+    """One delivery: position and size of the message, its offset and source (`FROM_QUEUE`, `FROM_RETRY`), and the attempt."""
 
     position: int
     offset: int
@@ -56,13 +57,13 @@ def entries_of(body: bytes) -> Iterator[Entry]:
 
 
 def last_of(body: bytes, source: int) -> Entry | None:
-    """Return the last entry that came from a source, whose entries are in the order of its queue; None where none did."""
+    """Return the last entry from a source, which is the one with the highest offset; None if there is none."""
     at = body[_SOURCE_AT::ENTRY_BYTES].rfind(source)
     return None if at < 0 else Entry(*CHECKPOINT_ENTRY.unpack_from(body, at * ENTRY_BYTES))
 
 
 def indexes_of(bits: int) -> Iterator[int]:
-    """Yield the places of the bits that are set, in order."""
+    """Yield the indexes of the set bits, in order."""
     while bits:
         lowest = bits & -bits
         yield lowest.bit_length() - 1
@@ -70,19 +71,19 @@ def indexes_of(bits: int) -> Iterator[int]:
 
 
 class Checkpoint:
-    """What one pop (or one change of invisible time) handed out.
+    """The deliveries of one pop, or of one change of invisible time.
 
-    Bit i of `open` is set while delivery i is neither acknowledged, nor replaced, nor revived, nor dead. Bits of `acked` and
-    `replaced` say what became of the others; a bit in neither was revived or is a dead letter.
+    Bit i of `open` is set while delivery i is neither acknowledged, nor replaced, nor revived, nor dead-lettered. The bits of
+    `acked` and `replaced` say what happened to closed deliveries. A delivery without a bit was revived or dead-lettered.
 
     Parameters:
-        position: of its record; with an index it names a delivery.
-        group_id: whose messages.
-        pop_ms: when.
-        deadline_ms: when the invisible time is over.
-        flags: `Flag.SUSPENDED` where the return of the messages doesn't count as an attempt.
+        position: of its record. Position and index name a delivery.
+        group_id: of the group that popped.
+        pop_ms: time of the pop, in ms since 1970.
+        deadline_ms: when the invisible time is over, in ms since 1970.
+        flags: `Flag.SUSPENDED` if the return of the messages doesn't count as an attempt.
         body: the entries, `CHECKPOINT_ENTRY` each.
-        attempt_id: of the call, where it gave one.
+        attempt_id: of the call; empty if it gave none.
     """
 
     __slots__ = (
@@ -126,26 +127,26 @@ class Checkpoint:
         return Entry(*CHECKPOINT_ENTRY.unpack_from(self.body, index * ENTRY_BYTES))
 
     def entries(self) -> Iterator[Entry]:
-        """Yield all deliveries, settled or not, in order."""
+        """Yield all deliveries in order, whether open or closed."""
         return entries_of(self.body)
 
     def open_indexes(self) -> Iterator[int]:
-        """Yield the indexes of the deliveries that are open."""
+        """Yield the indexes of the open deliveries."""
         return indexes_of(self.open)
 
     @property
     def suspended(self) -> bool:
-        """True where coming back doesn't count as an attempt."""
+        """True if the return of the messages doesn't count as an attempt."""
         return bool(self.flags & Flag.SUSPENDED)
 
     def without_entries(self) -> Checkpoint:
-        """Return what is worth remembering of a settled checkpoint: what became of each delivery, not which message it was."""
-        settled = Checkpoint(self.position, self.group_id, self.pop_ms, self.deadline_ms, self.flags, b"")
-        settled.acked, settled.replaced = self.acked, self.replaced
-        return settled
+        """Return a copy that remembers what happened to each delivery, but not which message it was."""
+        closed = Checkpoint(self.position, self.group_id, self.pop_ms, self.deadline_ms, self.flags, b"")
+        closed.acked, closed.replaced = self.acked, self.replaced
+        return closed
 
     def row(self) -> bytes:
-        """Return the index row: fixed fields, attempt id, the bit sets, the entries."""
+        """Return the index row: fixed fields, attempt id, bit sets, entries."""
         size = (self.count + 7) // 8
         sets = b"".join(bits.to_bytes(size, "little") for bits in (self.open, self.acked, self.replaced))
         attempt_id = self.attempt_id.encode()
@@ -154,7 +155,7 @@ class Checkpoint:
 
     @classmethod
     def from_row(cls, position: int, row: bytes) -> Checkpoint:
-        """Return the checkpoint that `row` made the row of."""
+        """Return the checkpoint that an index row describes."""
         group_id, pop_ms, deadline_ms, flags, count, id_len = _ROW.unpack_from(row)
         size = (count + 7) // 8
         sets_from = _ROW.size + id_len

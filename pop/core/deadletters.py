@@ -1,8 +1,8 @@
-"""Dead letters: where each came from, and why. The messages are in the light queue `$dlq/GROUP`; here is what it doesn't say.
+"""Dead letters: where each came from, and why. The messages are in the light queue `$dlq/GROUP`.
 
-A row is there from the record that made a message a dead letter until the one that sent it back, so it also tells whether
-that was done; or until retention has dropped the message. Rows are read from the index when somebody asks; none is kept in
-memory but those of the open commit.
+A dead letter has a row from the record that dead-lettered the message to the record that redrives it, or until retention drops
+the message. So a row also tells that the dead letter was not redriven. Rows are read from the index when somebody asks; only
+those of the open commit are in memory.
 
 Rows of the index: key b"D", id of the `$dlq/` queue u32, position u64, group id u32, all big-endian; value offset in that
 queue u64, size u32, attempts u16, reason u8, failed ms i64.
@@ -28,24 +28,34 @@ Key = tuple[int, int, int]
 
 
 class Reason(IntEnum):
-    """Why a message is a dead letter. The numbers are in the index, the names in the log."""
+    """Why a message is a dead letter. The index has the numbers, the log has the names."""
 
     ATTEMPTS_EXHAUSTED = 1
     """It was handed out as often as its group allows, and never acknowledged."""
     UNREADABLE = 2
     """Its record can't be read any more."""
     FORWARDED = 3
-    """A consumer gave it up."""
+    """A consumer dead-lettered it."""
 
 
 class DeadLetter(NamedTuple):
-    """One dead letter."""
+    """One dead letter.
+
+    Parameters:
+        queue_id: id of the `$dlq/` queue.
+        position: of the message.
+        group_id: of the group that failed to process the message.
+        offset: in the `$dlq/` queue.
+        size: of the message's record.
+        attempts: how often the message was handed out.
+        reason: why it is a dead letter.
+        failed_ms: when it became one, in ms since 1970.
+    """
 
     queue_id: int
     position: int
     group_id: int
     offset: int
-    """In the `$dlq/` queue."""
     size: int
     attempts: int
     reason: Reason
@@ -61,18 +71,24 @@ class DeadLetters:
 
     def __init__(self) -> None:
         self._changed: dict[Key, DeadLetter | None] = {}
+        self._queues_deleted: set[int] = set()
+        """Ids of deleted `$dlq/` queues whose rows must be deleted."""
         self._index: Index | None = None
 
     def add(self, letter: DeadLetter) -> None:
-        """Note a new one."""
+        """Add a dead letter."""
         self._changed[letter.key] = letter
 
     def remove(self, key: Key) -> None:
-        """Note that one was sent back."""
+        """Remove a dead letter that was redriven, or whose message was dropped."""
         self._changed[key] = None
 
+    def delete_queue(self, queue_id: int) -> None:
+        """Remove all dead letters of a `$dlq/` queue that is deleted."""
+        self._queues_deleted.add(queue_id)
+
     def get(self, key: Key) -> DeadLetter | None:
-        """Return one, or None where there is none, or it was sent back."""
+        """Return a dead letter; None if there is none with this key, or it was redriven."""
         if key in self._changed:
             return self._changed[key]
         assert self._index is not None
@@ -80,7 +96,10 @@ class DeadLetters:
         return _letter(key, row) if row is not None else None
 
     def of_message(self, queue_id: int, position: int, offset: int | None = None) -> DeadLetter | None:
-        """Return what made a message a dead letter; with `offset`, only where that is its place in the `$dlq/` queue."""
+        """Return the dead letter that a message in a `$dlq/` queue is; None if there is none.
+
+        With `offset`, return only the dead letter that has this offset in the queue.
+        """
         found = {letter.key: letter for letter in self._saved(_MESSAGE_PREFIX.pack(KeySpace.DEAD, queue_id, position))}
         for key, letter in self._changed.items():
             if key[:2] == (queue_id, position):
@@ -90,15 +109,15 @@ class DeadLetters:
         return next((letter for letter in found.values() if offset is None or letter.offset == offset), None)
 
     def listed(self, queue_id: int, position: int = 0) -> Iterator[DeadLetter]:
-        """Yield those of a `$dlq/` queue in the order of the log, from `position` on. Only what is committed."""
+        """Yield the committed dead letters of a `$dlq/` queue in the order of the log, from `position` on."""
         return self._saved(_QUEUE_PREFIX.pack(KeySpace.DEAD, queue_id), position.to_bytes(8, "big"))
 
     def listed_at(self, queue_id: int, position: int) -> Iterator[DeadLetter]:
-        """Yield those that one message is: one, or one for each filter by which its group got it. Only what is committed."""
+        """Yield the committed dead letters that one message is: one for each filter by which its group got the message."""
         return self._saved(_MESSAGE_PREFIX.pack(KeySpace.DEAD, queue_id, position))
 
     def before(self, position: int) -> Iterator[DeadLetter]:
-        """Yield those of all queues whose message stands before `position`. Only what is committed."""
+        """Yield the committed dead letters of all queues whose messages are before `position` in the log."""
         assert self._index is not None
         queue_id = 0
         while (
@@ -131,12 +150,10 @@ class DeadLetters:
                     _ROW.pack(letter.offset, letter.size, letter.attempts, letter.reason, letter.failed_ms),
                 )
         self._changed.clear()
-
-    @staticmethod
-    def delete_queue(batch: Batch, queue_id: int) -> None:
-        """Delete all rows of a `$dlq/` queue that is gone, with one range delete."""
-        prefix = _QUEUE_PREFIX.pack(KeySpace.DEAD, queue_id)
-        batch.delete_range(prefix, after(prefix))
+        for queue_id in self._queues_deleted:
+            prefix = _QUEUE_PREFIX.pack(KeySpace.DEAD, queue_id)
+            batch.delete_range(prefix, after(prefix))
+        self._queues_deleted.clear()
 
 
 def _letter(key: Key, row: bytes) -> DeadLetter:

@@ -1,8 +1,9 @@
-"""The deadlines of checkpoints, on the timer wheel.
+"""The deadlines of checkpoints, on a timer wheel.
 
-Nearly every checkpoint is settled long before its deadline. The wheel has no cancel, so only what is due soon goes onto it,
-where it is skipped in O(1) when it comes out settled. What is due later waits by the minute, from where a settled
-checkpoint is removed at once: an invisible time of twelve hours costs no memory for what was acknowledged.
+Nearly every checkpoint is closed long before its deadline. An item can't be removed from the wheel, so only checkpoints that
+are due within a minute are on it; one that is closed is skipped when it comes out. The others are kept by the minute in which
+they are due, from where a closed checkpoint is removed at once. Therefore acknowledged messages take no memory, even if their
+invisible time is twelve hours.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from penstock.timer.ticker import Ticker
 NEAR_MS = 60_000
 
 Item = Checkpoint | int
-"""On the wheel: a checkpoint, or the number of a minute whose checkpoints are to be put onto it."""
+"""An item of the wheel: a checkpoint, or the number of a minute whose checkpoints must be put onto the wheel."""
 
 
 class Deadlines:
-    """Calls `expired` with the checkpoints whose time has come and that are still open.
+    """Calls `expired` with the checkpoints whose deadline has passed and that are still open.
 
     Parameters:
-        now_ms: tells the time.
-        expired: gets the checkpoints, in the order of their times.
-        fire_max: how many at a time.
-        tick_ms: the wheel's slot.
+        now_ms: tells the time, in ms since 1970.
+        expired: called with checkpoints in the order of their deadlines.
+        fire_max: maximum number of checkpoints in one call.
+        tick_ms: resolution of the wheel.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class Deadlines:
         self._ticker: Ticker[Item] = Ticker(now_ms, self._fire, fire_max=fire_max, tick_ms=tick_ms, start_ms=0)
 
     def schedule(self, due_ms: int, checkpoint: Checkpoint) -> None:
-        """Have `expired` called with `checkpoint` at `due_ms` (ms since 1970)."""
+        """Call `expired` with `checkpoint` at `due_ms` (ms since 1970)."""
         if due_ms < self._now_ms() + NEAR_MS:
             self._ticker.schedule(due_ms, checkpoint)
             return
@@ -46,26 +47,26 @@ class Deadlines:
         minute = self._minutes.get(number)
         if minute is None:
             minute = self._minutes[number] = {}
-            # A little ahead of its minute: whoever is due at its first ms is on the wheel by then.
+            # This is half a minute early, so that checkpoints which are due in its first ms are on the wheel in time.
             self._ticker.schedule(number * NEAR_MS - NEAR_MS // 2, number)
         minute[checkpoint.position] = (due_ms, checkpoint)
 
     def forget(self, checkpoint: Checkpoint) -> None:
-        """Forget a checkpoint that was scheduled for its own deadline. One that is near is skipped when it comes out."""
+        """Forget a closed checkpoint that was scheduled for its deadline. On the wheel, it is skipped."""
         minute = self._minutes.get(checkpoint.deadline_ms // NEAR_MS)
         if minute is not None:
             minute.pop(checkpoint.position, None)
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Fire by itself from now on."""
+        """Call `expired` by itself from now on."""
         self._ticker.start(loop)
 
     def stop(self) -> None:
-        """Fire nothing any more."""
+        """Stop calling `expired`."""
         self._ticker.stop()
 
     def fire_due(self) -> bool:
-        """Fire what is due now, one portion; return whether more may be due. For a clock that is moved by hand."""
+        """Fire one portion of what is due now, and return whether more may be due. Tests that move the clock call this."""
         return self._ticker.fire_due()
 
     def _fire(self, items: list[Item]) -> None:
@@ -75,7 +76,9 @@ class Deadlines:
                 if item.open:
                     expired.append(item)
                 continue
-            for due_ms, checkpoint in self._minutes.pop(item, {}).values():  # none where it comes again: the disk was full
+            for due_ms, checkpoint in self._minutes.pop(
+                item, {}
+            ).values():  # nothing, if the minute comes out again because the disk was full
                 self._ticker.schedule(due_ms, checkpoint)
         if expired:
             self._expired(expired)

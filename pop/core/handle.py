@@ -1,17 +1,18 @@
-"""Handles: what a consumer shows to acknowledge a delivery, and a sender to recall a message.
+"""Handles: a consumer shows one to acknowledge a delivery, a sender to recall a message or to end a transaction.
 
-A handle names what it is for and carries a keyed code over that, so that it can't be made up, altered, or used by another
-group. It is text, hexadecimal, opaque to clients.
+A handle consists of a name and a keyed code over the name, so that nobody can make one up or alter it, and no other group can
+use it. It is hexadecimal text, and opaque to clients.
 
     delivery   position of the checkpoint u64, pop time ms u64, group id u32, index u16, code 8 bytes   (60 digits)
     recall     position of the message u64, due ms u64, code 8 bytes                                    (48 digits)
     half       position of the message u64, stored ms u64, code 8 bytes                                 (48 digits)
 
-The pop time tells a checkpoint from another one that came to the same position after a crash cut the log.
+After a crash that cut the log, another checkpoint may get the same position. The pop time tells the two apart.
 
-The code is the output of SHAKE128 over secret and name (a sponge keyed by a prefix is a MAC: Bertoni et al., "Cryptographic
-sponge functions", 2011). Its output may be of any length, so one call makes the codes of a block of 64 deliveries of a
-checkpoint. Blocks keep a forged handle as cheap to refuse as a genuine one is to accept, whatever index it names.
+The code is the output of SHAKE128 over the secret and the name (a sponge keyed by a prefix is a MAC: Bertoni et al.,
+"Cryptographic sponge functions", 2011). The output may have any length, so one call makes the codes of a block of 64 deliveries
+of a checkpoint. Because of the blocks, refusing a forged handle costs no more than accepting a genuine one, whatever index it
+names.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ BLOCK = 64
 
 _DELIVERY = Struct("<QQIH8s")
 _POPPED = Struct("<QQI")
-"""What the handles of a checkpoint begin with. Behind it come the index, in two bytes, and the code."""
+"""The beginning of all delivery handles of a checkpoint. The index in two bytes and the code follow."""
 _INDEX_AT = _POPPED.size
 _CODE_AT = _INDEX_AT + 2
 _DELIVERY_BYTES = _DELIVERY.size
@@ -47,16 +48,16 @@ RECALL_DIGITS = _MESSAGE.size * 2
 
 
 class Delivery(NamedTuple):
-    """What a delivery's handle names."""
+    """The delivery that a handle names."""
 
     checkpoint: int
     pop_ms: int
     group_id: int
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody looks for here
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
 
 
-class Run(NamedTuple):
-    """What handles of one checkpoint name that stand one behind the other."""
+class HandleRun(NamedTuple):
+    """The deliveries that consecutive handles of one checkpoint name."""
 
     checkpoint: int
     pop_ms: int
@@ -65,7 +66,7 @@ class Run(NamedTuple):
 
 
 def load_secret(data_dir: Path) -> bytes:
-    """Return the secret of a data directory; make it on the first call. Whoever can read it can make handles."""
+    """Return the secret of a data directory; create it on the first call. Anybody who can read the secret can make handles."""
     path = data_dir / "secret"
     try:
         secret = path.read_bytes()
@@ -80,7 +81,9 @@ def load_secret(data_dir: Path) -> bytes:
             os.close(descriptor)
         fresh.replace(path)
     if len(secret) != SECRET_BYTES:
-        raise ValueError(f"{path} must have {SECRET_BYTES} bytes, not {len(secret)}: delete it, and all open handles are void")
+        raise ValueError(
+            f"{path} must have {SECRET_BYTES} bytes, not {len(secret)}. If you delete it, all open handles become void"
+        )
     return secret
 
 
@@ -88,7 +91,7 @@ class Handles:
     """Makes and reads handles.
 
     Parameters:
-        secret: the key, `SECRET_BYTES` random bytes that stay on this node.
+        secret: the key, `SECRET_BYTES` random bytes that must not leave this node.
     """
 
     __slots__ = ("_key",)
@@ -110,11 +113,11 @@ class Handles:
         return [joined[at : at + DELIVERY_DIGITS] for at in range(0, len(joined), DELIVERY_DIGITS)]
 
     def deliveries_joined(self, checkpoint: int, pop_ms: int, group_id: int, count: int) -> bytes:
-        """Return the same, one behind the other. About 5 us, and 3 us a block."""
+        """Return the same handles joined. The cost is one hash for each block of 64."""
         return hexlify(self._packed(checkpoint, pop_ms, group_id, Indexes.below(count))) if count else b""
 
     def _packed(self, checkpoint: int, pop_ms: int, group_id: int, indexes: Indexes) -> bytearray:
-        """Return the handles of deliveries of a checkpoint as bytes, one behind the other: filled in column by column."""
+        """Return the handles of deliveries of a checkpoint as joined bytes. They are filled in column by column."""
         empty = _POPPED.pack(checkpoint, pop_ms, group_id) + bytes(_DELIVERY_BYTES - _INDEX_AT)
         packed = bytearray(empty * indexes.number)
         packed[_INDEX_AT::_DELIVERY_BYTES], packed[_INDEX_AT + 1 :: _DELIVERY_BYTES] = indexes
@@ -134,7 +137,7 @@ class Handles:
         return packed
 
     def read_deliveries(self, handles: list[str]) -> list[Delivery | None]:
-        """Return what each handle names; None for what this node didn't make. About 1 us each if they come in order."""
+        """Return the delivery that each handle names; None if this node didn't make the handle. Consecutive ones cost least."""
         named: list[Delivery | None] = []
         last: tuple[int, int, int, int] | None = None
         codes = b""
@@ -153,10 +156,10 @@ class Handles:
             named.append(Delivery(checkpoint, pop_ms, group_id, index) if genuine else None)
         return named
 
-    def read_joined(self, joined: str) -> list[Run] | None:
-        """Return what delivery handles name that stand one behind the other, by checkpoint; None unless all are genuine.
+    def read_joined(self, joined: str) -> list[HandleRun] | None:
+        """Return the deliveries that joined handles name, as a run for each checkpoint; None unless all handles are genuine.
 
-        About 10 us for each run of one checkpoint's handles, 3 us a block, and 0.1 us a handle.
+        The cost is that of a run and of its blocks; a single handle adds little.
         """
         try:
             named = unhexlify(joined)
@@ -176,7 +179,7 @@ class Handles:
             indexes = Indexes(low, high)
             if not compare_digest(self._packed(checkpoint, pop_ms, group_id, indexes), named[at:stop]):
                 return None
-            runs.append(Run(checkpoint, pop_ms, group_id, indexes))
+            runs.append(HandleRun(checkpoint, pop_ms, group_id, indexes))
             at = stop
         return runs
 
@@ -185,7 +188,7 @@ class Handles:
         return self._message_handle(b"R", position, due_ms)
 
     def read_recall(self, handle: str) -> tuple[int, int] | None:
-        """Return (position, due ms) of a recall handle, or None if this node didn't make it."""
+        """Return position and due time (ms) of a recall handle; None if this node didn't make it."""
         return self._read_message_handle(b"R", handle)
 
     def half(self, position: int, stored_ms: int) -> str:
@@ -193,7 +196,7 @@ class Handles:
         return self._message_handle(b"H", position, stored_ms)
 
     def read_half(self, handle: str) -> tuple[int, int] | None:
-        """Return (position, stored ms) of the handle of a half message, or None if this node didn't make it."""
+        """Return position and store time (ms) of the handle of a half message; None if this node didn't make it."""
         return self._read_message_handle(b"H", handle)
 
     def _message_handle(self, use: bytes, position: int, stamp_ms: int) -> str:

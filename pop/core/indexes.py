@@ -1,8 +1,8 @@
-"""The indexes of deliveries that are settled together: of one checkpoint, mostly all of them and in order.
+"""The indexes of the deliveries of one checkpoint that are acknowledged together: usually all of them, and in order.
 
-They are kept as two rows of bytes, the low ones and the high ones, as they stand column by column in handles and in references:
-so bytes are sliced and compared where integers would be made, looked at and packed, at any number of them. (numpy does the same
-with fixed costs that are more than all the work on a batch of 32.)
+The indexes are kept as two rows of bytes, the low ones and the high ones. Handles and references have the same bytes as
+columns, so whole columns are sliced and compared, and no integer is made for a single index. (numpy can do the same, but its
+fixed costs exceed all the work on a batch of 32.)
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _HIGH = b"".join(bytes((high,)) * 256 for high in range(256))
 
 
 class Indexes(NamedTuple):
-    """Indexes, 0 to 65,535, at least one: bits 0 to 7 of each, and bits 8 to 15 of each."""
+    """One or more indexes from 0 to 65,535: bits 0 to 7 of each, and bits 8 to 15 of each."""
 
     low: bytes
     high: bytes
@@ -32,11 +32,11 @@ class Indexes(NamedTuple):
 
     @property
     def number(self) -> int:
-        """How many they are."""
+        """Number of indexes."""
         return len(self.low)
 
     def each(self) -> range | list[int]:
-        """Return them as integers: a range where each is the one before and 1."""
+        """Return the indexes as integers; as a range if they are consecutive."""
         low, high = self
         first = low[0] | high[0] << 8
         stop = first + len(low)
@@ -45,7 +45,7 @@ class Indexes(NamedTuple):
         return [below | above << 8 for below, above in zip(low, high, strict=True)]
 
     def mask(self) -> int:
-        """Return them as a bit set, which has fewer bits than there are indexes where one comes twice."""
+        """Return the indexes as a bit set. If an index occurs twice, the set has fewer bits than `number`."""
         found = self.each()
         if isinstance(found, range):
             return ((1 << len(found)) - 1) << found.start
@@ -55,7 +55,7 @@ class Indexes(NamedTuple):
         return int.from_bytes(bits, "little")
 
     def references(self, checkpoint: int) -> bytes:
-        """Return references to these deliveries of a checkpoint, `REFERENCE` each."""
+        """Return references to these deliveries of the checkpoint at a position, `REFERENCE` each."""
         body = bytearray(REFERENCE.pack(checkpoint, 0) * len(self.low))
         body[_POSITION_BYTES::REFERENCE_BYTES] = self.low
         body[_POSITION_BYTES + 1 :: REFERENCE_BYTES] = self.high
@@ -63,7 +63,7 @@ class Indexes(NamedTuple):
 
 
 def runs_of(references: bytes) -> list[tuple[int, Indexes]]:
-    """Return position and indexes of each run of references to one checkpoint. About 2 us a run, and 0.05 a reference."""
+    """Return position and indexes for each run of references to the same checkpoint."""
     runs = []
     at, end = 0, len(references)
     while at < end:

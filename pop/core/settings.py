@@ -1,6 +1,6 @@
-"""The settings of a group: what may be decided for one consumer service, and else is the node's.
+"""The settings of a group. A setting that is not made for a group is the node's option.
 
-They stand in the group's records (GROUP_CREATED, GROUP_CHANGED), as the JSON of those that are not at their default.
+The records of the group (GROUP_CREATED, GROUP_CHANGED) contain its settings as JSON, without those at their defaults.
 """
 
 from __future__ import annotations
@@ -16,34 +16,36 @@ from penstock.pop.options import PopOptions
 from penstock.store.options import DAY_MS
 
 BACKOFF_STEPS_MAX = 64
-"""Waiting times of a list: more attempts than these wait as long as the last."""
+"""Maximum length of a list of waits. Later attempts wait as long as the last value says."""
 
 BACKOFF_MS_MAX = 30 * DAY_MS
 ATTEMPTS_MAX = 65_535
 IN_FLIGHT_MAX = 100_000_000
 
 LITE_CLIENTS_MAX = 1_000
-"""Clients that may subscribe to one lite topic: all of them stand in each record of its settings."""
+"""Maximum number of clients that subscribe to one lite topic. Each record of the settings contains all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSettings:
-    """What may be set for one group. None leaves it to the node's option of that name.
+    """The settings of one group. None stands for the node's option of the same name.
 
     Parameters:
-        attempts_max: times that a message is handed out before it is a dead letter, 1 to 65,535.
-        backoff: from a failed attempt to the next. None is the node's `retry_backoff_ms`.
-        invisible_ms: for pops that don't say.
-        in_flight_max: messages that may be out at a time.
-        fifo: never two messages of one message group (or, without one, of one topic) in flight; they come in order.
+        attempts_max: how often a message is handed out before it becomes a dead letter, 1 to 65,535.
+        backoff: from a failed attempt to the next one. None is the node's `retry_backoff_ms`.
+        invisible_ms: invisible time of pops that don't state one.
+        in_flight_max: maximum number of messages in flight.
+        fifo: at most one message of a message group (or of a topic, for messages without a group) is in flight, and the
+            messages of a group are delivered in order.
         expression: which messages the group gets; see `pop.core.expression`. "*" is all of them.
         expression_type: "tag" or "sql".
-        paused: pops get nothing. What is out may be settled.
-        shared: a shared subscription of MQTT has made the group, and it ends with the last session that has that. Nobody sets
-            this; it is withdrawn when the group is created by name, or a consumer of POP uses it.
-        lite: the clients that have subscribed to it as to a lite topic (`pop.rocketmq.lite`), each with the parent topic.
-        lite_ends_ms: a lite subscription has made the group, and it ends then, ms since 1970; 0: not while there are such.
-            Withdrawn as `shared` is.
+        paused: pops get nothing. Open deliveries can be acknowledged.
+        shared: a shared subscription of MQTT created the group, which ends with the last session that has the subscription.
+            Callers can't set this. It is cleared when the group is created by name, or a consumer of POP uses it.
+        lite: the RocketMQ clients that have subscribed to the group as a lite topic (`pop.rocketmq.lite`), each with the
+            parent topic.
+        lite_ends_ms: when the group that a lite subscription created ends, in ms since 1970; 0 while it has subscribers. It is
+            cleared as `shared` is.
     """
 
     attempts_max: int | None = None
@@ -60,11 +62,11 @@ class GroupSettings:
 
     @property
     def is_temporary(self) -> bool:
-        """Whether the group ends by itself, when nobody needs it any more."""
+        """True if the group ends by itself when its last subscription ends."""
         return self.shared or self.lite_ends_ms is not None
 
     def row(self) -> dict[str, Any]:
-        """Return what is not at its default, as it stands in records."""
+        """Return the settings that are not at their defaults, as records contain them."""
         row: dict[str, Any] = {
             field.name: getattr(self, field.name) for field in fields(self) if getattr(self, field.name) != field.default
         }
@@ -74,7 +76,7 @@ class GroupSettings:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> GroupSettings:
-        """Return the settings that `row` made the row of. Names that this version doesn't know are dropped."""
+        """Return the settings that a row describes. Names that this version doesn't know are ignored."""
         known = {field.name for field in fields(cls)}
         values = {name: value for name, value in row.items() if name in known}
         backoff = values.get("backoff")
@@ -90,11 +92,11 @@ DEFAULTS = GroupSettings()
 
 
 def check_settings(settings: GroupSettings, options: PopOptions) -> GroupSettings:
-    """Return `settings` if a group may have them.
+    """Return `settings` if they are valid.
 
     Raises:
         RequestInvalid: a number is out of its bounds.
-        ExpressionInvalid: the expression can't be read; says where.
+        ExpressionInvalid: the expression is not valid; the message says at which character.
     """
     _check("attempts_max", settings.attempts_max, 1, ATTEMPTS_MAX)
     _check("invisible_ms", settings.invisible_ms, 1, options.invisible_ms_max)

@@ -1,11 +1,11 @@
-"""Transactional messages: half of one is stored now, and delivered when its producer commits; so a database and the log agree.
+"""Transactional messages, which keep a database and the log in agreement.
 
-The producer stores a half message (an ordinary record with the flag HALF, in no queue), does its own transaction, and commits
-or rolls back. One that says nothing is asked, again and again, up to `pop.transaction_checks_max` times; then the message is
-rolled back. Commit, roll back and each question are records, and applying TRANSACTION_COMMITTED puts the entries into the
-queues: in one commit, so it is delivered exactly once, whatever crashes.
+A producer stores a half message, which is an ordinary record with the flag HALF, in no queue. Then it commits its own
+transaction in its database, and commits the half message or rolls it back. The node asks a producer that says neither for the
+outcome, up to `pop.transaction_checks_max` times, and then rolls the message back. Commits, roll backs and checks are records.
+Applying TRANSACTION_COMMITTED puts the entries into the queues, so the message is delivered exactly once, whatever crashes.
 
-Rows of the index: key b"X", position u64 big-endian; value state u8, questions u16, next question ms i64, size u32, producer.
+Rows of the index: key b"X", position u64 big-endian; value state u8, checks u16, next check ms i64, size u32, producer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from penstock.timer.options import TimerOptions
 from penstock.timer.ticker import Ticker
 
 ENDED_REMEMBERED = 100_000
-"""Transactions that were ended whose outcome a second call is told exactly. About older ones it hears "unknown"."""
+"""Ended transactions whose outcome is remembered. A second call that ends an older one gets the answer "unknown"."""
 
 _KEY = Struct(">cQ")
 _ROW = Struct("<BHqI")
@@ -42,29 +42,35 @@ class EndOutcome(Enum):
 
     OK = "done"
     ALREADY_COMMITTED = "the transaction was committed before"
-    ALREADY_ROLLED_BACK = "the transaction was rolled back before, by its producer or because nobody told its outcome"
-    UNKNOWN_TRANSACTION = "no such transaction is open, and none that ended lately was this"
+    ALREADY_ROLLED_BACK = "the transaction was rolled back before, by its producer or after the last check"
+    UNKNOWN_TRANSACTION = "the transaction is neither pending nor among those that ended lately"
 
 
 class HalfMessage(NamedTuple):
-    """A half message that is pending."""
+    """A pending half message.
+
+    Parameters:
+        position: of its record.
+        size: of its record.
+        producer: who decides about it.
+        checks: how often the producer was asked for the outcome.
+        due_ms: when the producer is asked next, in ms since 1970.
+    """
 
     position: int
     size: int
     producer: str
     checks: int
-    """How often its producer was asked."""
     due_ms: int
-    """When it is asked next."""
 
 
 class Transactions:
-    """The transactions that are pending. A part of the store.
+    """The pending transactions. It is a part of the store.
 
     Parameters:
-        store: where half messages are, and where they go.
+        store: has the half messages, and delivers them.
         options: see `PopOptions`.
-        timer: see `TimerOptions`.
+        timer: see `TimerOptions`. The checks are on a timer wheel.
     """
 
     def __init__(self, store: Store, options: PopOptions, timer: TimerOptions) -> None:
@@ -74,10 +80,10 @@ class Transactions:
         self._ended: RecentIds[int, int] = RecentIds(ENDED_REMEMBERED)
         self._changed: set[int] = set()
         self._asked: dict[str, dict[int, None]] = {}
-        """Positions whose outcome is asked for, by producer: until somebody takes the question."""
+        """Positions of half messages whose outcome is asked for, by producer, until a poll or a service takes the question."""
         self._polls: dict[str, list[asyncio.Future[None]]] = {}
         self.on_check: list[Callable[[HalfMessage], bool]] = []
-        """Called with a half message whose outcome is asked for; True takes the question, for a face that has its own way."""
+        """Called with a half message whose outcome is asked for. A service that asks producers itself returns True."""
         self._ticker: Ticker[int] = Ticker(
             store.now_ms, self._check, fire_max=timer.fire_max, tick_ms=timer.tick_ms, start_ms=0
         )
@@ -86,24 +92,24 @@ class Transactions:
         self.rolled_back = 0
 
     def __len__(self) -> int:
-        """Return how many are pending."""
+        """Return the number of pending half messages."""
         return len(self._pending)
 
     def __iter__(self) -> Iterator[HalfMessage]:
-        """Yield what is pending, oldest first."""
+        """Yield the pending half messages, oldest first."""
         return iter(self._pending.values())
 
     def get(self, position: int) -> HalfMessage | None:
-        """Return a half message that is pending, or None."""
+        """Return a pending half message, or None."""
         return self._pending.get(position)
 
     def check_room(self) -> None:
-        """Raise LimitExceeded where `pop.transactions_max` are pending. To be called before one is stored."""
+        """Raise LimitExceeded if `pop.transactions_max` are pending. Call it before storing a half message."""
         if len(self._pending) >= self._options.transactions_max:
             raise LimitExceeded(f"{len(self._pending)} transactions are pending, which is the limit: see pop.transactions_max")
 
     def end(self, position: int, *, commit: bool) -> EndOutcome:
-        """Commit or roll back. Nothing may be answered before `Store.when_durable`."""
+        """Commit or roll back a half message. The caller must not respond before `Store.when_durable`."""
         half = self._pending.get(position)
         if half is not None:
             self._end([half], commit=commit)
@@ -114,40 +120,40 @@ class Transactions:
         return EndOutcome.ALREADY_COMMITTED if state == COMMITTED else EndOutcome.ALREADY_ROLLED_BACK
 
     def _end(self, halves: list[HalfMessage], *, commit: bool) -> None:
-        self._store.commit()  # what was stored in this very turn is read back, so it must be written
+        self._store.commit()  # `routes_of` reads the messages, and some may have been stored in this turn of the loop
         kind = Kind.TRANSACTION_COMMITTED if commit else Kind.TRANSACTION_ROLLED_BACK
         routes = routes_of(self._store, [(half.position, half.size) for half in halves]) if commit else b""
         body = b"".join(TIMER_ENTRY.pack(half.position, half.size) for half in halves)
         self._store.append(kind, body=body, properties=routes)
 
-    # --- asking -----------------------------------------------------------------------------------------------------
+    # --- checks -----------------------------------------------------------------------------------------------------
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Ask by itself from now on."""
+        """Ask producers by itself from now on."""
         self._ticker.start(loop)
 
     def stop(self) -> None:
-        """Ask nothing any more."""
+        """Stop asking producers."""
         self._ticker.stop()
 
     def fire_due(self) -> bool:
-        """Ask what is due now, one portion; return whether more may be due. For a clock that is moved by hand."""
+        """Ask about one portion of what is due now, and return whether more may be due. Tests that move the clock call this."""
         return self._ticker.fire_due()
 
     def _check(self, positions: list[int]) -> None:
         now_ms = self._store.now_ms()
-        # A replay schedules each of the times that a message was to be asked about: they come out together.
+        # A replay schedules every check of a message again, and all of them come out together.
         unique = dict.fromkeys(positions)
         due = [half for position in unique if (half := self._pending.get(position)) and half.due_ms <= now_ms]
-        given_up = [half for half in due if half.checks >= self._options.transaction_checks_max]
+        undecided = [half for half in due if half.checks >= self._options.transaction_checks_max]
         asked = [half for half in due if half.checks < self._options.transaction_checks_max]
-        if given_up:
-            self._end(given_up, commit=False)
+        if undecided:
+            self._end(undecided, commit=False)
         if asked:
             body = b"".join(TIMER_ENTRY.pack(half.position, half.size) for half in asked)
             self._store.append(Kind.TRANSACTION_CHECKED, body=body)
         for half in asked:
-            if not any(take(half) for take in self.on_check):
+            if not any(ask(half) for ask in self.on_check):
                 self._asked.setdefault(half.producer, {})[half.position] = None
                 for poll in self._polls.pop(half.producer, ()):
                     if not poll.done():
@@ -156,14 +162,14 @@ class Transactions:
     async def poll(self, producer: str, halves_max: int, wait_ms: int) -> list[HalfMessage]:
         """Return up to `halves_max` half messages of a producer whose outcome is asked for; wait up to `wait_ms` for the first.
 
-        Each question goes to one poll; unanswered, it comes again at the next check.
+        Each question goes to one poll. If the producer doesn't answer, the question comes again at the next check.
 
         Raises:
-            Overloaded: `pop.waiters_max` calls wait already.
+            Overloaded: `pop.waiters_max` polls are waiting already.
         """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + wait_ms / 1000
-        while not (found := self.take(producer, halves_max)):
+        while not (found := self.take_asked(producer, halves_max)):
             left_s = deadline_s - loop.time()
             if left_s <= 0:
                 return []
@@ -182,8 +188,8 @@ class Transactions:
                         del self._polls[producer]
         return found
 
-    def take(self, producer: str, halves_max: int) -> list[HalfMessage]:
-        """Return up to `halves_max` half messages of a producer whose outcome is asked for, and that nobody has taken yet."""
+    def take_asked(self, producer: str, halves_max: int) -> list[HalfMessage]:
+        """Return up to `halves_max` half messages of a producer whose outcome is asked for. Each is returned once a check."""
         asked = self._asked.get(producer)
         found: list[HalfMessage] = []
         while asked and len(found) < halves_max:
@@ -196,7 +202,7 @@ class Transactions:
             del self._asked[producer]
         return found
 
-    # --- the part ---------------------------------------------------------------------------------------------------
+    # --- the part of the store --------------------------------------------------------------------------------------
 
     def applies(self) -> Mapping[Kind, Apply]:
         return {
@@ -239,7 +245,7 @@ class Transactions:
     def _forget(self, position: int, state: int) -> bool:
         half = self._pending.pop(position, None)
         if half is None:
-            return False  # it was damaged, and repair has set it aside
+            return False  # it was damaged, and a repair has set it aside
         asked = self._asked.get(half.producer)
         if asked is not None:
             asked.pop(position, None)

@@ -90,71 +90,72 @@ class PopServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Send(self, request, context):
-        """Stores a batch of messages. Answered when all of them are durable; each has a status of its own.
+        """Stores a batch of messages. The response comes when all of them are durable. Each message has a status of its own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Pop(self, request, context):
-        """Hands out up to messages_max visible messages of a group; waits up to wait_ms for the first. An empty answer is not an error.
-        Acknowledges before that what it names: so one call a batch does for both.
+        """Returns up to messages_max visible messages of a group, and waits up to wait_ms for the first. An empty response is not an
+        error. Before that, the call acknowledges the handles in `acks`, so a consumer needs one call for each batch.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Ack(self, request, context):
-        """Acknowledges deliveries. Answered when durable; a status per handle, in order.
+        """Acknowledges deliveries. The response comes when that is durable, with a status for each handle, in order.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ChangeInvisible(self, request, context):
-        """Moves the deadline of deliveries. Each gets a new handle, and its old one is void.
+        """Moves the deadlines of deliveries. Each delivery gets a new handle, and its old handle becomes void.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Recall(self, request, context):
-        """Cancels delayed messages that have not fired yet.
+        """Recalls delayed messages that were not delivered yet.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GiveUp(self, request, context):
-        """Gives deliveries up: they are dead letters at once. A status per handle, in order.
+        """Gives up deliveries: their messages become dead letters at once. The response has a status for each handle, in order.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Consume(self, request_iterator, context):
-        """Messages as they come, acknowledgements on the same stream: the lowest latency. The first request has `open`.
+        """Sends messages as they arrive, and takes acknowledgements on the same stream. This has the lowest latency. The first
+        request must have `open`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def EndTransactions(self, request, context):
-        """Commits or rolls back half messages. A status per transaction, in order.
+        """Commits or rolls back half messages. The response has a status for each transaction, in order.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PollTransactions(self, request, context):
-        """Half messages of a producer whose outcome the node asks for; waits up to wait_ms for the first.
+        """Returns half messages of a producer whose outcome the node asks for, and waits up to wait_ms for the first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListTransactions(self, request, context):
-        """Half messages that are pending, oldest first.
+        """Returns pending half messages, oldest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -496,7 +497,7 @@ class PopService:
 
 
 class GroupServiceStub:
-    """Groups, and their dead letters. An empty filter means all filters of the group.
+    """Administers groups and their dead letters. An empty filter means all filters of the group.
     """
 
     def __init__(self, channel):
@@ -543,7 +544,7 @@ class GroupServiceStub:
 
 
 class GroupServiceServicer:
-    """Groups, and their dead letters. An empty filter means all filters of the group.
+    """Administers groups and their dead letters. An empty filter means all filters of the group.
     """
 
     def CreateGroup(self, request, context):
@@ -553,28 +554,29 @@ class GroupServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UpdateGroup(self, request, context):
-        """Changes what is given, and leaves the rest.
+        """Changes the settings that the request gives, and keeps the others.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DescribeGroups(self, request, context):
-        """All groups, where no name is given.
+        """Describes a group; all groups if the request names none.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteGroup(self, request, context):
-        """Its handles are void, its polls end. Its dead letters go too, unless another group consumes them.
+        """Deletes a group. Its handles become void, and its waiting pops fail. Its dead letters are deleted too, unless another group
+        consumes them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResetGroup(self, request, context):
-        """Begins anew elsewhere: old handles are void, what came back is forgotten.
+        """Lets a group begin again elsewhere. Its handles become void, and its retries are forgotten.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -587,7 +589,7 @@ class GroupServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Redrive(self, request, context):
-        """Sends dead letters back to their group, as new messages; each once.
+        """Sends dead letters back to their group as new messages, each of them once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -640,7 +642,7 @@ def add_GroupServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GroupService:
-    """Groups, and their dead letters. An empty filter means all filters of the group.
+    """Administers groups and their dead letters. An empty filter means all filters of the group.
     """
 
     @staticmethod

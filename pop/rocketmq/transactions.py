@@ -81,6 +81,6 @@ class TransactionChecks:
     def ask_waiting(self, topic: str) -> None:
         """Ask the questions of a topic that wait for a producer, because a producer of the topic has connected."""
         while (client := self._clients.publisher_of(topic, 0)) is not None and client.stream is not None:
-            waiting = self._transactions.take(PRODUCER + topic, 1)
+            waiting = self._transactions.take_asked(PRODUCER + topic, 1)
             if not waiting or not self.ask(waiting[0]):
                 return

@@ -13,8 +13,8 @@ import orjson
 from penstock.cli.actions.flushedindex import flushed_index
 from penstock.cli.actions.output import cells_of, print_rows
 from penstock.pop.core.checkpoint import Checkpoint
+from penstock.pop.core.grouptable import DAMAGES_ROW
 from penstock.pop.core.order import FifoOrder
-from penstock.pop.core.state import DAMAGES_ROW
 from penstock.store.catalogue import load_next_offset
 from penstock.store.index import Index, KeySpace
 

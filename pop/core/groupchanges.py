@@ -1,0 +1,131 @@
+"""Applying the records that create, configure, reset and delete groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import orjson
+
+from penstock.pop.core.checkpointtable import CheckpointTable
+from penstock.pop.core.damages import DamagedRanges
+from penstock.pop.core.deadletters import DeadLetters
+from penstock.pop.core.group import ConsumerGroup
+from penstock.pop.core.grouptable import GroupTable
+from penstock.pop.core.names import DEAD_LETTERS
+from penstock.pop.core.settings import GroupSettings
+from penstock.pop.options import PopOptions
+from penstock.store.errors import QueueUnknown
+from penstock.store.lightqueue import LightQueue
+from penstock.store.part import Apply
+from penstock.store.queues import Queues
+from penstock.store.record import POP_FIXED, REFERENCE, Kind, Record
+
+
+class GroupChanges:
+    """Applies the records of groups.
+
+    Parameters:
+        groups: changed by the records.
+        checkpoints: changed by the records: a reset or a deletion closes all deliveries of the group.
+        dead_letters: the dead letters of a deleted group are deleted.
+        damages: the damaged ranges of the log.
+        queues: the light queues that groups read.
+        options: what applies to a group where nothing was set for it.
+    """
+
+    def __init__(
+        self,
+        groups: GroupTable,
+        checkpoints: CheckpointTable,
+        dead_letters: DeadLetters,
+        damages: DamagedRanges,
+        queues: Queues,
+        options: PopOptions,
+    ) -> None:
+        self._groups = groups
+        self._checkpoints = checkpoints
+        self._dead_letters = dead_letters
+        self._damages = damages
+        self._queues = queues
+        self._options = options
+
+    def applies(self) -> Mapping[Kind, Apply]:
+        """Return what applies each kind of record."""
+        return {
+            Kind.GROUP_CREATED: self._apply_created,
+            Kind.GROUP_CHANGED: self._apply_changed,
+            Kind.GROUP_OFFSET_RESET: self._apply_reset,
+            Kind.GROUP_DELETED: self._apply_deleted,
+        }
+
+    def _apply_created(self, record: Record) -> None:
+        group_id, _, _ = POP_FIXED.unpack(record.fixed)
+        row = orjson.loads(record.properties)
+        for name, topic_filter in (("queue", row["filter"]), ("retry", f"$retry/{group_id}")):
+            queue = self._queue(row[name], topic_filter)
+            if queue is None:
+                self._damages.skip(record, "queue", row[name])
+                self._groups.reserve_id(group_id)
+                return
+            row[name] = queue.id
+        if self._damages:
+            row["expected"] = row["cursor"]
+            row["cursor"] = min(row["cursor"], self._queues.get(row["queue"]).next_offset)
+        self._groups.add(group_id, {"name": row["group"], "epoch": 0, "retry_cursor": 0, **row})
+        self._groups.changed.add(group_id)
+
+    def _apply_changed(self, record: Record) -> None:
+        group = self._groups.of_record(record)
+        if group is not None:
+            was_fifo = group.order is not None
+            group.configure(GroupSettings.from_row(orjson.loads(record.properties)["settings"]), self._options)
+            if was_fifo and group.order is None:
+                self._groups.orders_deleted.add(group.id)
+            self._groups.changed.add(group.id)
+
+    def _apply_reset(self, record: Record) -> None:
+        """Reset a group. The first record of a reset states the cursors; each record closes the deliveries that it names."""
+        group = self._groups.of_record(record)
+        if group is None:
+            return
+        if record.properties:
+            row = orjson.loads(record.properties)
+            group.cursor = group.scanned = group.expected = row["cursor"]
+            if self._damages:
+                group.cursor = group.scanned = min(group.cursor, group.queue.next_offset)
+            group.retry_cursor = min(row["retry_cursor"], group.retry.next_offset)
+            group.frozen = False
+            group.epoch += 1
+            if group.order is not None:
+                group.order.clear()
+        self._close_named(record, group)
+        self._groups.changed.add(group.id)
+
+    def _apply_deleted(self, record: Record) -> None:
+        group = self._groups.of_record(record)
+        if group is None:
+            return
+        self._close_named(record, group)
+        if group.in_flight:
+            return  # another record follows with the rest; if a crash prevented it, the group still exists
+        self._groups.remove(group)
+        owner = f"group:{group.id}"
+        dead_letters = self._queues.find(DEAD_LETTERS + group.name)
+        if dead_letters is not None and dead_letters.owners <= {owner}:
+            self._dead_letters.delete_queue(dead_letters.id)
+        for queue in (group.queue, group.retry, dead_letters):
+            if queue is not None:
+                self._queues.release(queue, owner)  # in the same record, so that a crash leaves no queue without an owner
+
+    def _close_named(self, record: Record, group: ConsumerGroup) -> None:
+        for position, index in REFERENCE.iter_unpack(record.body):
+            checkpoint = self._checkpoints.open_delivery(record, position, index)
+            if checkpoint is not None:
+                self._checkpoints.close(checkpoint, 1 << index)
+                group.in_flight -= 1
+
+    def _queue(self, queue_id: int, topic_filter: str) -> LightQueue | None:
+        try:
+            return self._queues.get(queue_id)
+        except QueueUnknown:
+            return self._queues.find(topic_filter)  # the queue of a root gets another id after a repair
