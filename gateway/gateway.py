@@ -1,4 +1,4 @@
-"""The gateway: the MQTT listeners, who is connected, and what holds for all connections."""
+"""The gateway: builds the parts that serve MQTT over a store, starts them and stops them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,19 @@ import structlog
 from penstock.gateway.auth.access import Access
 from penstock.gateway.connection.backpressure import Backpressure
 from penstock.gateway.connection.clients import ClientRegistry
-from penstock.gateway.connection.connection import CLOSE_FLUSH_S, Connection
-from penstock.gateway.connection.disk_full import DiskFullBacklog
+from penstock.gateway.connection.close_log import CloseLog
+from penstock.gateway.connection.connection import Connection
+from penstock.gateway.connection.disk_full import DiskFullBacklog, KeptPackets
+from penstock.gateway.connection.handshake import Handshake
+from penstock.gateway.connection.inbox import Inbox
+from penstock.gateway.connection.incoming_acks import IncomingAcks
+from penstock.gateway.connection.incoming_publishes import IncomingPublishes, PublishOptions
 from penstock.gateway.connection.keep_alive import KeepAliveWheel
 from penstock.gateway.connection.open_connections import OpenConnections
-from penstock.gateway.connection.plain import PlainReads
-from penstock.gateway.connection.throttle import Meter, Throttle
+from penstock.gateway.connection.outbox import CLOSE_FLUSH_S, Outbox
+from penstock.gateway.connection.publish_fast_path import PublishFastPath
+from penstock.gateway.connection.subscribing import Subscribing
+from penstock.gateway.connection.throttle import Throttle
 from penstock.gateway.counters import GatewayCounters
 from penstock.gateway.delivery.backlog import BacklogLimit
 from penstock.gateway.delivery.client_subscriptions import Deliveries
@@ -27,12 +34,9 @@ from penstock.gateway.delivery.system import SystemTopics
 from penstock.gateway.heartbeat import Heartbeat
 from penstock.gateway.logbook import Logbook
 from penstock.gateway.options import PLAIN_NAME, GatewayOptions
-from penstock.gateway.protocol.connect import Connect
-from penstock.gateway.protocol.reasons import ReasonCode
 from penstock.gateway.sessions.journal import SessionJournal
 from penstock.gateway.sessions.lifecycle import SessionLifecycle
 from penstock.gateway.sessions.stored_sessions import StoredSessions
-from penstock.gateway.token_bucket import TokenBucket
 from penstock.gateway.traffic import Traffic
 from penstock.gateway.transport.listener import Listeners
 from penstock.gateway.transport.peer import Peer
@@ -46,18 +50,6 @@ from penstock.store.store import Store
 from penstock.timer.delayed import DelayedMessages
 
 logger = structlog.get_logger("gateway")
-
-STRUCK = frozenset(
-    (
-        ReasonCode.MALFORMED_PACKET,
-        ReasonCode.PROTOCOL_ERROR,
-        ReasonCode.PACKET_TOO_LARGE,
-        ReasonCode.BAD_USER_NAME_OR_PASSWORD,
-        ReasonCode.NOT_AUTHORIZED,
-        ReasonCode.BAD_AUTHENTICATION_METHOD,
-    )
-)
-"""Reasons for closing a connection that count as a strike of its source."""
 
 
 class Gateway:
@@ -93,7 +85,6 @@ class Gateway:
         self.retained = retained
         self.delayed = delayed
         self.options = options
-        self.delay_ms_max = delay_ms_max
         self.counters = GatewayCounters()
         self.traffic = Traffic()
         self.logbook = Logbook(options.limits.log_lines_per_s)
@@ -101,12 +92,20 @@ class Gateway:
         self.sources = Sources(options.limits)
         self.clock = clock
         self.backpressure = Backpressure(store, options.limits.undurable_bytes_max)
-        self.throttle = Throttle(self.now_ms)
+        self.throttle = Throttle(self.now_ms, options.limits)
         self.handshakes = 0
         """Connections that are not yet where MQTT begins."""
         self.clients: ClientRegistry[Connection] = ClientRegistry(options.connections_max)
-        self.connections: OpenConnections[Connection] = OpenConnections(options.connections_max)
         self.keep_alives = KeepAliveWheel()
+        self.connections: OpenConnections[Connection] = OpenConnections(
+            self.clients,
+            self.keep_alives,
+            self.backpressure,
+            self.access,
+            self.traffic,
+            clients_max=options.connections_max,
+            connect_timeout_ms=options.connect_timeout_ms,
+        )
         self.backlog = DiskFullBacklog()
         self.journal = SessionJournal(store, clock)
         self.shared = SharedSubscriptions(
@@ -150,7 +149,34 @@ class Gateway:
                 self.sys.turn,
             ),
         )
-        self.plain = PlainReads(self)
+        self.fast_path = PublishFastPath(
+            store,
+            self.counters,
+            self.backpressure,
+            self.journal,
+            packet_bytes_max=options.packet_bytes_max,
+            inflight_max=options.inflight_max,
+        )
+        self._publish_options = PublishOptions.of(options, delay_ms_max)
+        self._subscribing = Subscribing(
+            store,
+            self.counters,
+            self.logbook,
+            subscriptions_max=options.subscriptions_max,
+            tells_forbidden=options.access.denied_subscription == "not-authorized",
+        )
+        self._handshake: Handshake[Connection] = Handshake(
+            store,
+            options,
+            self.access,
+            self.clients,
+            self.lifecycle,
+            self.deliveries,
+            self.keep_alives,
+            self.counters,
+            self.traffic,
+        )
+        self._close_log = CloseLog(self.counters, self.traffic, self.logbook, self.strike)
         self.sockets: Sockets | None = None
         """Where the system has such, once it has started."""
         self.listeners = Listeners(self)
@@ -195,7 +221,7 @@ class Gateway:
             self.sockets = None
 
     def _end_turn(self) -> None:
-        self.plain.flush()
+        self.fast_path.flush()
         self.store.end_turn()
 
     def now_ms(self) -> int:
@@ -204,69 +230,47 @@ class Gateway:
 
     # --- connections ------------------------------------------------------------------------------------------------
 
-    def opened(self, connection: Connection) -> None:
-        """Note a new socket. It has `connect_timeout_ms` for its CONNECT."""
-        connection.meter = self._meter(connection.peer)
-        self.keep_alives.watch_until(connection, connection.received_s + self.options.connect_timeout_ms / 1000)
-        self.connections.add(connection)
-
-    def closed(self, connection: Connection) -> None:
-        """Forget a socket."""
-        listener, client_id = connection.peer.listener, connection.session.client_id
-        listener.closed(connection.peer)
-        self.backpressure.forget(connection)
-        self.access.left(connection)
-        if client_id:
-            self.traffic.client_disconnected(listener.name, connection.level)
-        if not connection.is_refused:
-            self.traffic.connection_closed(listener.name, None)
-        self.connections.remove(connection)
-        self.keep_alives.forget(connection)
-        self.clients.leave(client_id, connection)
-
-    def register(self, connection: Connection, client_id: str, wish: Connect) -> bool:
-        """Make a connection the one of its client id; an older one with that id is closed [MQTT-3.1.4-3] 3.1.1:[MQTT-3.1.4-2].
-
-        Gives it its session; returns whether that was there before. Raises ConnectRefused.
-        """
-        expiry_s = min(wish.session_expiry_s, self.options.session_expiry_s_max)
-        self.lifecycle.check_room(client_id, wish, expiry_s)
-        self.clients.close_older(client_id)
-        connection.session, is_present = self.lifecycle.open(client_id, wish, expiry_s, self.access.user_of(connection))
-        self.clients.enter(client_id, connection)
-        self.counters.connections_accepted += 1
-        self.access.entered(connection)
-        self.traffic.client_connected(connection.peer.listener.name, connection.level)
-        return is_present
-
-    def refused(self, connection: Connection, why: str, reason: ReasonCode) -> None:
-        """Count and log a connection that the server closes."""
-        self.counters.closed_by_reason[reason] = self.counters.closed_by_reason.get(reason, 0) + 1
-        connection.is_refused = True
-        self.traffic.connection_closed(connection.peer.listener.name, reason)
-        if reason in STRUCK:
-            self.strike(connection.peer)
-        self.logbook.note(
-            "connection.closed",
-            client=connection.session.client_id,
-            peer=str(connection.peer),
-            listener=connection.peer.listener.name,
-            reason=reason.name,
-            why=why,
-        )
-
     def strike(self, peer: Peer) -> None:
         """Note that a peer did what no client should; the source of many strikes is held off."""
         if self.sources.strike(peer.source, self.now_ms()):
             self.traffic.held_off += 1
             self.logbook.note("source.held_off", source=peer.source, for_ms=self.options.limits.hold_off_ms)
 
-    def _meter(self, peer: Peer) -> Meter | None:
-        limits, listener = self.options.limits, peer.listener
-        if not (limits.client_messages_per_s or limits.client_bytes_per_s or listener.messages.per_s or listener.bytes.per_s):
-            return None
-        own = TokenBucket(limits.client_messages_per_s), TokenBucket(limits.client_bytes_per_s)
-        return Meter(*own, listener.messages, listener.bytes)
+    def connect(self, peer: Peer) -> Connection:
+        """Return the connection of a new peer."""
+        options, listener = self.options, peer.listener
+        outbox = Outbox(
+            self.store,
+            self.counters,
+            self.traffic,
+            listener,
+            send_buffer_bytes=options.send_buffer_bytes,
+            queued_max=options.session_queued_max,
+        )
+        kept = KeptPackets(self.backlog)
+        return Connection(
+            peer,
+            Inbox(options.packet_bytes_max),
+            outbox,
+            kept,
+            IncomingPublishes(self.store, self.delayed, self.counters, outbox, kept, self._publish_options),
+            IncomingAcks(self.store, self.counters, outbox, kept, self.journal, self.shared.settlements),
+            handshake=self._handshake,
+            subscribing=self._subscribing,
+            fast_path=self.fast_path,
+            store=self.store,
+            open_connections=self.connections,
+            lifecycle=self.lifecycle,
+            backpressure=self.backpressure,
+            throttle=self.throttle,
+            meter=self.throttle.meter(listener.messages, listener.bytes),
+            close_log=self._close_log,
+            counters=self.counters,
+            traffic=self.traffic,
+            now_s=self.clock.monotonic_s,
+            loop=self.loop,
+            session_expiry_s_max=options.session_expiry_s_max,
+        )
 
     def _publish_for_plugin(self, topic: str, body: bytes, qos: int, retain: bool) -> None:
         """Publish what a plugin sends. Called on the plugins' thread."""
@@ -284,8 +288,8 @@ class Gateway:
     def _relieved(self) -> None:
         self.backlog.retry(self.loop)
         for connection in self.clients.values():
-            if connection.lagging:  # what is sent at QoS 2 is recorded first
-                connection.pump_soon()
+            if connection.outbox.lagging:  # deliveries at QoS 2 are recorded first, for which there was no room
+                connection.outbox.pump_soon()
         self.lifecycle.turn()
 
     # --- $SYS -------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 from weakref import ref
 
 import structlog
@@ -22,6 +22,8 @@ from penstock.gateway.protocol.packets import PUBLISH as PUBLISH_PACKET
 from penstock.gateway.protocol.packets import PUBLISH_RUN, PUBLISH_WITH
 from penstock.gateway.protocol.reasons import ConnectCode
 from penstock.gateway.protocol.topics import DELAYED, SHARE, without_prefix
+from penstock.gateway.sessions.session import Session
+from penstock.gateway.transport.peer import Peer
 from penstock.store.errors import PositionUnknown
 from penstock.store.lightqueue import ENTRY, ENTRY_BYTES
 from penstock.store.record import topic_of
@@ -29,7 +31,6 @@ from penstock.store.store import Store
 
 if TYPE_CHECKING:
     from penstock.gateway.auth.plugins import ClientSession, Plugins, Publish, Verdict
-    from penstock.gateway.connection.connection import Connection
     from penstock.gateway.logbook import Logbook
     from penstock.gateway.protocol.connect import Connect
     from penstock.gateway.protocol.packets import Packet
@@ -58,6 +59,25 @@ class Undecided(Exception):
     def __init__(self, ask: Callable[[Callable[[], None]], None]) -> None:
         self.ask = ask
         super().__init__("the plugins have not answered yet")
+
+
+class Applicant(Protocol):
+    """A connection, as far as its access is concerned."""
+
+    peer: Peer
+    """The other end."""
+    session: Session
+    """The client's session, once the client is accepted."""
+    plugin_session: ClientSession | None
+    """The client as the plugins see it."""
+    verdict: tuple[ClientSession, Verdict | None] | None
+    """The answer of the plugins to the CONNECT that waits for it."""
+    permissions: Guard | None
+    """What the client may do with topics, if there are plugins for topics."""
+
+    def pump_soon(self) -> None:
+        """Go on with the client's deliveries, in the next turn of the loop."""
+        ...
 
 
 class Access:
@@ -107,7 +127,7 @@ class Access:
 
     # --- connecting -------------------------------------------------------------------------------------------------
 
-    def admit(self, connection: Connection, wish: Connect) -> None:
+    def admit(self, connection: Applicant, wish: Connect) -> None:
         """Let a client connect.
 
         Raises:
@@ -143,7 +163,7 @@ class Access:
             raise ConnectRefused("the client may not publish to the topic of its will", ConnectCode.NOT_AUTHORIZED)
         connection.plugin_session = session
 
-    def user_of(self, connection: Connection) -> str:
+    def user_of(self, connection: Applicant) -> str:
         """Return the user name of a client that was admitted; empty where neither a certificate nor a plugin vouches for it."""
         if connection.peer.username is not None:
             return connection.peer.username
@@ -151,7 +171,7 @@ class Access:
         is_vouched_for = session is not None and plugins is not None and plugins.authenticates
         return session.username or "" if session is not None and is_vouched_for else ""
 
-    def entered(self, connection: Connection) -> None:
+    def entered(self, connection: Applicant) -> None:
         """Begin with a client that was admitted and has its session: give it a guard where one is needed."""
         session = connection.plugin_session
         if session is not None and self._plugins is not None:
@@ -160,7 +180,7 @@ class Access:
                 connection.permissions = Guard(self, connection, session)
             self._plugins.connected(session)
 
-    def left(self, connection: Connection) -> None:
+    def left(self, connection: Applicant) -> None:
         """Forget a client that was admitted."""
         if connection.permissions is not None:
             connection.permissions.close()
@@ -169,11 +189,11 @@ class Access:
                 self._plugins.disconnected(connection.plugin_session)
             connection.plugin_session = None
 
-    def _is_anonymous_allowed(self, connection: Connection) -> bool:
+    def _is_anonymous_allowed(self, connection: Applicant) -> bool:
         anonymous = self.options.anonymous
         return anonymous == "always" or (anonymous == "loopback" and connection.peer.listener.is_local)
 
-    def _ask_who(self, connection: Connection, plugins: Plugins, session: ClientSession, *, is_known: bool) -> Undecided:
+    def _ask_who(self, connection: Applicant, plugins: Plugins, session: ClientSession, *, is_known: bool) -> Undecided:
         def answered(verdict: Verdict | None, outcome: str) -> None:
             connection.verdict = session, verdict
             allowed = verdict is not None and verdict.authenticated and verdict.will_allowed
@@ -296,7 +316,7 @@ class Guard:
 
     __slots__ = ("_access", "_asking", "_of", "_subscribe", "is_fresh", "kept", "publish", "receive", "session")
 
-    def __init__(self, access: Access, connection: Connection, session: ClientSession) -> None:
+    def __init__(self, access: Access, connection: Applicant, session: ClientSession) -> None:
         self._access = access
         self._of = ref(connection)  # no circle: a connection goes when it ends, not when the collector has a look
         self.session: ClientSession | None = session

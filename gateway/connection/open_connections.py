@@ -5,27 +5,64 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
-from penstock.gateway.connection.clients import Closable
+from penstock.gateway.auth.access import Access, Applicant
+from penstock.gateway.connection.backpressure import Backpressure
+from penstock.gateway.connection.clients import ClientRegistry
+from penstock.gateway.connection.keep_alive import KeepAliveWheel, Watched
+from penstock.gateway.connection.pausing import Pausable
 from penstock.gateway.protocol.reasons import ReasonCode
+from penstock.gateway.traffic import Traffic
 
 CONNECTIONS_PER_CLIENT_MAX: Final = 2
 """Connections open per `mqtt.connections_max`. A connection between the two limits is told in its CONNACK that the node is
 full."""
 
-C = TypeVar("C", bound=Closable)
+
+class OpenConnection(Pausable, Watched, Applicant, Protocol):
+    """A connection, as far as it is registered somewhere."""
+
+    level: int
+    """The protocol level of its CONNECT; 0 until it is known."""
+    closed_for: ReasonCode | None
+    """Why the server closed it; None if the client ended it."""
+
+
+C = TypeVar("C", bound=OpenConnection)
 
 
 class OpenConnections(Collection[C]):
-    """The open connections.
+    """The open connections. When one closes, it is removed from everything that knows it.
 
     Parameters:
+        clients: the connections whose CONNECT was accepted.
+        keep_alives: watches all of them for silence.
+        backpressure: may wait to resume them.
+        access: keeps what the plugins have said about them.
+        traffic: counts them.
         clients_max: see `GatewayOptions.connections_max`.
+        connect_timeout_ms: see `GatewayOptions.connect_timeout_ms`.
     """
 
-    def __init__(self, clients_max: int) -> None:
+    def __init__(
+        self,
+        clients: ClientRegistry[C],
+        keep_alives: KeepAliveWheel,
+        backpressure: Backpressure,
+        access: Access,
+        traffic: Traffic,
+        *,
+        clients_max: int,
+        connect_timeout_ms: int,
+    ) -> None:
+        self._clients = clients
+        self._keep_alives = keep_alives
+        self._backpressure = backpressure
+        self._access = access
+        self._traffic = traffic
         self._connections_max = clients_max * CONNECTIONS_PER_CLIENT_MAX
+        self._connect_timeout_s = connect_timeout_ms / 1000
         self._connections: set[C] = set()
         self._emptied: asyncio.Future[None] | None = None
 
@@ -39,7 +76,8 @@ class OpenConnections(Collection[C]):
         return len(self._connections)
 
     def add(self, connection: C) -> None:
-        """Add a new connection; close it if too many are open."""
+        """Add a new connection, which must send its CONNECT in time; close it if too many are open."""
+        self._keep_alives.watch_until(connection, connection.received_s + self._connect_timeout_s)
         self._connections.add(connection)
         count = len(self._connections)
         if count > self._connections_max:
@@ -47,7 +85,17 @@ class OpenConnections(Collection[C]):
 
     def remove(self, connection: C) -> None:
         """Remove a connection that has closed."""
+        listener, client_id = connection.peer.listener, connection.session.client_id
         self._connections.discard(connection)
+        listener.closed(connection.peer)
+        self._backpressure.forget(connection)
+        self._access.left(connection)
+        if client_id:
+            self._traffic.client_disconnected(listener.name, connection.level)
+        if connection.closed_for is None:
+            self._traffic.connection_closed(listener.name, None)
+        self._keep_alives.forget(connection)
+        self._clients.leave(client_id, connection)
         if self._emptied is not None and not self._connections and not self._emptied.done():
             self._emptied.set_result(None)
 

@@ -1,84 +1,98 @@
-"""Subscribing: what a SUBSCRIBE adds to a session, what an UNSUBSCRIBE takes away, and what each is told.
+"""SUBSCRIBE and UNSUBSCRIBE: what a client asks for, and what it is told.
 
-Clauses in brackets are those of MQTT 5.0; where MQTT 3.1.1 has one of another number, it stands behind it as 3.1.1:[...].
+Clauses in brackets are those of MQTT 5.0. Where MQTT 3.1.1 has a clause of another number, it follows as 3.1.1:[...].
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from penstock.gateway.auth.access import Guard
+from penstock.gateway.counters import GatewayCounters
+from penstock.gateway.delivery.client_subscriptions import ClientSubscriptions
 from penstock.gateway.delivery.shared_subscriptions import SharedUnavailable
 from penstock.gateway.delivery.subscription import SubscriptionForbidden
+from penstock.gateway.logbook import Logbook
 from penstock.gateway.protocol.encode import encode_suback, encode_unsuback, encode_unsuback_5
 from penstock.gateway.protocol.packets import QOS
 from penstock.gateway.protocol.reasons import SUBACK_FAILURE, ReasonCode
 from penstock.gateway.protocol.subscribe import parse_subscribe, parse_unsubscribe
 from penstock.store.errors import StoreError, TopicInvalid
-
-if TYPE_CHECKING:
-    from penstock.gateway.connection.connection import Connection
+from penstock.store.store import Store
 
 
-def subscribe(connection: Connection, body: bytes) -> bytes:
-    """Add the subscriptions that a SUBSCRIBE wants; return the SUBACK.
+class Subscribing:
+    """Answers the SUBSCRIBEs and UNSUBSCRIBEs of all connections.
 
-    Raises:
-        ProtocolError: the packet is malformed, or wants what no client may.
-        Undecided: the plugins have to be asked before anything is added.
+    Parameters:
+        store: what was published before a SUBSCRIBE is committed before it.
+        counters: count filters that are refused.
+        logbook: names them.
+        subscriptions_max: see `GatewayOptions.subscriptions_max`.
+        tells_forbidden: a client of MQTT 5.0 is told that the plugins forbid a filter; see `AccessOptions.denied_subscription`.
     """
-    wish = parse_subscribe(body, is_v5=connection.is_v5)
-    # What this turn has stored is no part of the subscription: committed now, it is read as retained or not at all.
-    connection.store.commit()
-    # A packet can hold a quarter of a million filters, all the same one. More than a session may have are not looked at.
-    asked_max = connection.gateway.options.subscriptions_max
-    asked = wish.filters[:asked_max]
-    guard = connection.permissions
-    allowed = guard.may_subscribe([topic_filter for topic_filter, _ in asked]) if guard is not None else None
-    granted = [
-        _add(connection, topic_filter, options, wish.identifier)
-        if allowed is None or allowed[topic_filter]
-        else _refusal(connection, topic_filter, SubscriptionForbidden("the plugins don't allow it"))
-        for topic_filter, options in asked
-    ]
-    more = ReasonCode.QUOTA_EXCEEDED if connection.is_v5 else SUBACK_FAILURE
-    granted += [more] * (len(wish.filters) - len(granted))
-    return encode_suback(wish.packet_id, granted, connection.is_v5)
 
+    def __init__(
+        self, store: Store, counters: GatewayCounters, logbook: Logbook, *, subscriptions_max: int, tells_forbidden: bool
+    ) -> None:
+        self._store = store
+        self._counters = counters
+        self._logbook = logbook
+        self._subscriptions_max = subscriptions_max
+        self._tells_forbidden = tells_forbidden
 
-def _add(connection: Connection, topic_filter: str, options: int, identifier: int) -> int:
-    """Add a subscription; return what the SUBACK says of it."""
-    try:
-        connection.subscriptions.subscribe(topic_filter, options, identifier)
-    except StoreError as error:
-        return _refusal(connection, topic_filter, error)
-    return options & QOS
+    def subscribe(self, subscriptions: ClientSubscriptions, permissions: Guard | None, body: bytes) -> bytes:
+        """Add the subscriptions that a SUBSCRIBE asks for; return the SUBACK.
 
+        Args:
+            subscriptions: of the client.
+            permissions: what the plugins allow the client, if there are plugins for topics.
+            body: of the SUBSCRIBE.
 
-def _refusal(connection: Connection, topic_filter: str, error: StoreError) -> int:
-    """Count and log a filter that is refused; return what the SUBACK says of it."""
-    connection.gateway.counters.subscriptions_refused += 1
-    connection.gateway.logbook.note(
-        "subscription.refused", client=connection.session.client_id, filter=topic_filter[:80], why=str(error)
-    )
-    if not connection.is_v5:
-        return SUBACK_FAILURE
-    if isinstance(error, SubscriptionForbidden):
-        is_told = connection.gateway.options.access.denied_subscription == "not-authorized"
-        return ReasonCode.NOT_AUTHORIZED if is_told else SUBACK_FAILURE
-    if isinstance(error, SharedUnavailable):
-        return ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
-    return ReasonCode.TOPIC_FILTER_INVALID if isinstance(error, TopicInvalid) else ReasonCode.QUOTA_EXCEEDED
+        Raises:
+            ProtocolError: the packet is malformed, or asks for what no client may have.
+            AuthorizationPending: the plugins have to be asked before anything is added.
+        """
+        is_v5 = subscriptions.outlet.is_v5
+        wish = parse_subscribe(body, is_v5=is_v5)
+        # What this turn has stored came before the subscription: once it is committed, it is sent as retained or not at all.
+        self._store.commit()
+        # A packet can hold a quarter of a million filters, all the same one. Those beyond the limit are not looked at.
+        asked = wish.filters[: self._subscriptions_max]
+        allowed = permissions.may_subscribe([topic_filter for topic_filter, _ in asked]) if permissions is not None else None
+        granted = []
+        for topic_filter, options in asked:
+            try:
+                if allowed is not None and not allowed[topic_filter]:
+                    raise SubscriptionForbidden("the plugins don't allow the subscription")
+                subscriptions.subscribe(topic_filter, options, wish.identifier)
+                granted.append(options & QOS)
+            except StoreError as error:
+                self._counters.subscriptions_refused += 1
+                client_id = subscriptions.session.client_id
+                self._logbook.note("subscription.refused", client=client_id, filter=topic_filter[:80], why=str(error))
+                granted.append(self._reason(error) if is_v5 else SUBACK_FAILURE)
+        beyond = ReasonCode.QUOTA_EXCEEDED if is_v5 else SUBACK_FAILURE
+        granted += [beyond] * (len(wish.filters) - len(granted))
+        return encode_suback(wish.packet_id, granted, is_v5)
 
+    def _reason(self, error: StoreError) -> int:
+        """Return the reason code of MQTT 5.0 for a filter that was refused."""
+        if isinstance(error, SubscriptionForbidden):
+            return ReasonCode.NOT_AUTHORIZED if self._tells_forbidden else SUBACK_FAILURE
+        if isinstance(error, SharedUnavailable):
+            return ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
+        return ReasonCode.TOPIC_FILTER_INVALID if isinstance(error, TopicInvalid) else ReasonCode.QUOTA_EXCEEDED
 
-def unsubscribe(connection: Connection, body: bytes) -> bytes:
-    """End the subscriptions that an UNSUBSCRIBE names; return the UNSUBACK.
+    def unsubscribe(self, subscriptions: ClientSubscriptions, body: bytes) -> bytes:
+        """End the subscriptions that an UNSUBSCRIBE names; return the UNSUBACK.
 
-    Raises:
-        ProtocolError: the packet is malformed.
-    """
-    wish = parse_unsubscribe(body, is_v5=connection.is_v5)
-    end = connection.subscriptions.unsubscribe
-    codes = [ReasonCode.SUCCESS if end(each) else ReasonCode.NO_SUBSCRIPTION_EXISTED for each in wish.filters]
-    if connection.is_v5:
+        Raises:
+            ProtocolError: the packet is malformed.
+            DiskFull: the disk has no room for the record of it.
+        """
+        is_v5 = subscriptions.outlet.is_v5
+        wish = parse_unsubscribe(body, is_v5=is_v5)
+        had = [subscriptions.unsubscribe(topic_filter) for topic_filter in wish.filters]
+        if not is_v5:
+            return encode_unsuback(wish.packet_id)  # also if there was no subscription 3.1.1:[MQTT-3.10.4-5]
+        codes = [ReasonCode.SUCCESS if was_there else ReasonCode.NO_SUBSCRIPTION_EXISTED for was_there in had]
         return encode_unsuback_5(wish.packet_id, codes)
-    return encode_unsuback(wish.packet_id)  # also where there was none 3.1.1:[MQTT-3.10.4-5]

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock.gateway.connection.pausing import Pausable, PauseReason
+from penstock.gateway.options import LimitOptions
 from penstock.gateway.token_bucket import TokenBucket
 from penstock.timer.ticker import Ticker
 
@@ -65,10 +66,12 @@ class Throttle:
 
     Parameters:
         now_ms: returns a monotonic time in ms.
+        limits: the rates of each client.
     """
 
-    def __init__(self, now_ms: Callable[[], int]) -> None:
+    def __init__(self, now_ms: Callable[[], int], limits: LimitOptions) -> None:
         self._now_ms = now_ms
+        self._limits = limits
         self._ticker: Ticker[Pausable] = Ticker(now_ms, self._resume, fire_max=RESUMED_MAX, tick_ms=TICK_MS)
         self.throttled = {"client": 0, "listener": 0}
         """How often a connection had to wait, by whose limit it was."""
@@ -84,6 +87,13 @@ class Throttle:
     def stop(self) -> None:
         """Resume connections no longer."""
         self._ticker.stop()
+
+    def meter(self, listener_messages: TokenBucket, listener_size: TokenBucket) -> Meter | None:
+        """Return a meter for a new client of a listener with these buckets; None if there is no limit."""
+        messages_per_s, bytes_per_s = self._limits.client_messages_per_s, self._limits.client_bytes_per_s
+        if not (messages_per_s or bytes_per_s or listener_messages.per_s or listener_size.per_s):
+            return None
+        return Meter(TokenBucket(messages_per_s), TokenBucket(bytes_per_s), listener_messages, listener_size)
 
     def charge(self, connection: Pausable, meter: Meter, messages: int, size: int) -> None:
         """Charge a read of a connection to its meter; pause the connection if it has to wait."""

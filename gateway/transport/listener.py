@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from penstock.gateway.connection.connection import Connection
 from penstock.gateway.options import PLAIN_NAME, ListenerOptions
 from penstock.gateway.token_bucket import TokenBucket
 from penstock.gateway.transport.peer import Peer
@@ -318,7 +317,7 @@ class Listener:
         return why
 
     def _protocol(self, peer: Peer) -> asyncio.Protocol:
-        connection = Connection(self._gateway, peer)
+        connection = self._gateway.connect(peer)
         if self.options.is_websocket:
             return WebSocket(connection, self.options, self._gateway.options.packet_bytes_max)
         return connection

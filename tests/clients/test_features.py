@@ -370,8 +370,8 @@ async def topic_aliases_both_ways(stage: Stage) -> None:
         await client.publish("long/topic/name", b"%d" % number, about={Property.TOPIC_ALIAS: 2})
         assert await client.message() == Got("long/topic/name", b"%d" % number, 1)
     connection = stage.broker.connection("c")
-    assert connection.publishing.topics == {2: b"long/topic/name"}
-    assert connection.aliases is not None
+    assert connection._publishes.aliases == {2: b"long/topic/name"}
+    assert connection.outbox.aliases is not None
 
 
 @only_5

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from penstock.gateway.connection.connection import ANSWERS_BYTES_MAX
 from penstock.gateway.connection.open_connections import CONNECTIONS_PER_CLIENT_MAX
+from penstock.gateway.connection.outbox import ANSWERS_BYTES_MAX
 from penstock.gateway.protocol.encode import encode_acks, encode_publish
 from penstock.gateway.protocol.errors import ConnectRefused, UnsupportedVersion
 from penstock.gateway.protocol.packets import CONNACK, PINGRESP, PUBACK, PUBCOMP, PUBREC, PUBREL, SUBACK, UNSUBACK
@@ -230,7 +230,7 @@ async def test_a_client_that_is_silent_for_longer_than_its_keep_alive_is_closed(
     pass_time(broker.node.gateway, 14.9)
     assert await client.drained() == []
     pass_time(broker.node.gateway, 14.9)  # 29.8 s after the CONNECT, but the ping was in between
-    assert not broker.connection("pump")._closed
+    assert not broker.connection("pump")._is_closed
     pass_time(broker.node.gateway, 1.2)  # 15 s, and at most one for the wheel
     assert await client.ended() == []
     assert broker.closed(ReasonCode.KEEP_ALIVE_TIMEOUT) == 1
@@ -409,7 +409,7 @@ async def test_who_does_not_take_its_answers_is_no_longer_read(start_broker: Sta
         client.writer.write(PING * 10_000)
         pings += 10_000
         await asyncio.sleep(0)
-    assert not connection.writable
+    assert not connection.outbox.writable
     # What one read of the socket holds may be on its way through when the limit is reached.
     assert broker.unsent_bytes("flood") < 4 * KIB + ANSWERS_BYTES_MAX + 256 * KIB
 

@@ -303,7 +303,7 @@ async def test_short_runs_that_are_refused_cost_no_more_than_single_packets(
         taken_apart.append(len(packets))
         return split_runs(packets)
 
-    monkeypatch.setattr("penstock.gateway.connection.connection.split_runs", counted)
+    monkeypatch.setattr("penstock.gateway.connection.incoming_publishes.split_runs", counted)
     client = await broker.connect_5("pump")
     topics = [b"$a", b"$a", b"$b", b"$b"] * 20
     before = broker.node.gateway.counters.packets_in

@@ -118,7 +118,7 @@ async def test_a_lagging_subscriber_is_still_heard(start_broker: StartBroker) ->
     slow.stop_reading()
     await flood(publisher, 50, 16 * KIB)
     connection = broker.connection("slow")
-    assert not connection.writable
+    assert not connection.outbox.writable
     heard_s = connection.received_s
     slow.writer.write(PING + encode_publish(b"b", b"from a slow one"))
     await until(lambda: connection.received_s > heard_s)
@@ -171,7 +171,7 @@ async def test_a_long_way_to_go_is_gone_in_many_turns_of_the_loop(broker: Broker
     for qos in (0, 1):
         assert [int(message.body) for message in got if message.qos == qos] == list(range(500))
     assert await client.drained() == []
-    assert not broker.connection("client").lagging
+    assert not broker.connection("client").outbox.lagging
 
 
 # --- the in-flight window -----------------------------------------------------------------------------------------------
@@ -279,7 +279,7 @@ async def test_nothing_is_left_of_one_that_ends_while_it_lags(start_broker: Star
     slow.stop_reading()
     await flood(publisher, 100, 16 * KIB)
     connection = broker.connection("slow")
-    assert len(connection.lagging) == 3
+    assert len(connection.outbox.lagging) == 3
     if end == "reset":
         slow.reset()
     elif end == "disconnect":
@@ -289,7 +289,7 @@ async def test_nothing_is_left_of_one_that_ends_while_it_lags(start_broker: Star
     else:
         slow.writer.write(b"\xa2\x0d\0\1\0\1a\0\3a/#\0\1+")
     await until(lambda: not connection.subscriptions)
-    assert not connection.lagging
+    assert not connection.outbox.lagging
     await flood(publisher, 5, 10)
     held = broker.held_resources()
     assert (held["fanouts"], held["watchers"], held["queues"]) == (0, 0, 0)

@@ -38,7 +38,7 @@ async def take_all(broker: Broker, client: Client5) -> list[tuple[int, list[int]
     """Return what comes until all is out, as `take` does."""
     connection = broker.connection("client")
     got = []
-    while connection.lagging or connection.session.inflight.slots:
+    while connection.outbox.lagging or connection.session.inflight.slots:
         got += await take(client, 1)
     return got + await take(client, 1)
 

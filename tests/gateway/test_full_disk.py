@@ -6,7 +6,7 @@ import aiohttp
 import pytest
 from prometheus_client import generate_latest
 
-from penstock.gateway.connection import disk_full, publishing
+from penstock.gateway.connection import disk_full
 from penstock.gateway.protocol.encode import encode_acks, encode_publish
 from penstock.gateway.protocol.packets import CONNACK, PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL, SUBACK
 from penstock.gateway.protocol.properties import Property, PropertyValues
@@ -70,14 +70,14 @@ async def test_subscribers_go_on(full: Broker) -> None:
 async def test_a_client_that_sends_more_than_is_kept_is_not_read_and_not_closed_for_its_silence(
     full: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publishing, "KEPT_BYTES_MAX", 4000)
+    monkeypatch.setattr(disk_full, "CONNECTION_BYTES_MAX", 4000)
     client = await full.connect("publisher", keep_alive_s=1)
     connection = full.connection("publisher")
     count = 2000
     packets = [encode_publish(b"plant/1", b"%d" % number + b"x" * 1000, 1, packet_id=number) for number in range(1, count)]
     client.writer.write(b"".join(packets))
     await until(lambda: connection.is_unread)
-    assert len(connection.publishing.kept) < count // 2
+    assert len(connection.kept.packets) < count // 2
     gateway = full.node.gateway
     later = gateway.clock.monotonic_s() + 60
     gateway.keep_alives.check(connection, later)
@@ -92,7 +92,7 @@ async def test_a_client_that_sends_more_than_is_kept_is_not_read_and_not_closed_
 
 
 async def test_all_connections_together_keep_no_more_than_a_bound(full: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_full, "KEPT_BYTES_MAX", 2000)
+    monkeypatch.setattr(disk_full, "ALL_BYTES_MAX", 2000)
     clients = [await full.connect(f"publisher{number}") for number in range(4)]
     for client in clients:
         await client.send(encode_publish(b"plant/1", b"x" * 1000, 1, packet_id=1))

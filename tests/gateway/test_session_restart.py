@@ -503,7 +503,7 @@ async def test_what_a_session_needs_outlives_its_segments(start_broker: StartBro
     broker = await start_broker(segment_bytes=MIB, retention_bytes=2 * MIB)
     client, publisher = await begin(broker, "pump", 5), await broker.connect("publisher")
     await with_will(broker, 3000, 3600)
-    broker.connection("dies")._abort()
+    broker.connection("dies").outbox.abort()
     await client.subscribe(("a", 1))
     for n in range(3):
         await publisher.publish("a", b"%d" % n, 1)

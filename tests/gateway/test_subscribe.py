@@ -330,7 +330,7 @@ async def test_a_long_search_for_retained_messages_pauses_and_finds_them_all(
     await client.subscribe(("site/+/wanted", 0), ("+/+/wanted", 1), ("+/+/missing", 0))
     got = [(await client.message()).topic for _ in range(20)]
     assert sorted(got) == sorted([f"site/{n:04}/wanted" for n in range(0, 1000, 100)] * 2)
-    await until(lambda: not broker.connection("pump").lagging)
+    await until(lambda: not broker.connection("pump").outbox.lagging)
     assert await client.drained() == []
 
 

@@ -148,7 +148,7 @@ async def test_a_throttled_client_is_not_closed_for_silence_and_one_that_goes_le
     for _ in range(4):
         pass_time(broker.node.gateway, 2)
     assert "c" in broker.node.gateway.clients
-    broker.connection("c")._abort()
+    broker.connection("c").outbox.abort()
     await until(lambda: not broker.node.gateway.connections)
 
 
@@ -192,7 +192,7 @@ async def test_publishers_that_go_while_the_disk_is_behind_are_forgotten(start_b
         client = await broker.connect("c")
         await client.send(encode_publish(b"a", b"x" * 5000, 1, packet_id=1))
         await until(lambda: len(broker.node.gateway.backpressure) == 1)
-        broker.connection("c")._abort()
+        broker.connection("c").outbox.abort()
         await until(lambda: len(broker.node.gateway.backpressure) == 0)
 
 
@@ -213,7 +213,6 @@ async def test_messages_at_qos_0_ask_for_a_sync_when_the_disk_is_behind(start_br
 async def test_clients_cannot_flood_the_log(start_broker: StartBroker) -> None:
     broker: Broker = await start_broker(limits=LimitOptions(log_lines_per_s=5))
     with structlog.testing.capture_logs() as lines:
-        broker.node.gateway.logbook = Logbook(5)
         for _ in range(50):
             client = await broker.dial()
             await client.send(PING)

@@ -301,7 +301,7 @@ async def test_a_client_that_never_answers_a_close_is_cut_off(broker: Broker, op
 async def test_a_client_that_has_said_all_is_not_waited_for(
     broker: Broker, opened: list[WebSocketClient], monkeypatch: pytest.MonkeyPatch, is_wrong: bool
 ) -> None:
-    monkeypatch.setattr("penstock.gateway.connection.connection.CLOSE_FLUSH_S", 2 * ANSWER_S_MAX)
+    monkeypatch.setattr("penstock.gateway.connection.outbox.CLOSE_FLUSH_S", 2 * ANSWER_S_MAX)
     client = await connected(broker, b"c", opened)
     if is_wrong:
         client.frames.send_binary(b"\0\0")
@@ -322,6 +322,6 @@ async def test_a_slow_websocket_client_holds_no_memory(start_broker: StartBroker
     for number in range(count):
         await publisher.publish("a", b"%06d" % number + body, 1)
     assert broker.unsent_bytes("slow") < 600 * KIB
-    assert not broker.connection("slow").writable
+    assert not broker.connection("slow").outbox.writable
     expected = b"".join(encode_publish(b"a", b"%06d" % number + body) for number in range(count))
     await client.packets(expected=expected)

@@ -411,7 +411,7 @@ class Broker:
     def feed(self, client_id: str, data: bytes) -> None:
         """Give a client's connection a read, which is a turn by itself."""
         self.connection(client_id).data_received(data)
-        self.node.gateway.plain.flush()
+        self.node.gateway.fast_path.flush()
 
     def away(self) -> list[str]:
         """Return the clients whose sessions are stored, and which are not connected, in the order of their ids."""
@@ -425,7 +425,7 @@ class Broker:
         A ping's answer doesn't tell: deliveries wait for the plugins, and pings don't.
         """
         gateway = self.node.gateway
-        await until(lambda: not gateway.access.questions and not any(one.lagging for one in gateway.connections))
+        await until(lambda: not gateway.access.questions and not any(one.outbox.lagging for one in gateway.connections))
 
     def limit_send_buffer(self, client_id: str) -> None:
         """Let the kernel keep little of what the node sends to a client that doesn't read."""

@@ -133,7 +133,7 @@ class MqttMessageCollector(Collector):
         yield gauge(
             "penstock_mqtt_slow_consumers",
             "Clients with a subscription that reads from its cursor because it has fallen behind.",
-            sum(1 for client in gateway.clients.values() if client.lagging),
+            sum(1 for client in gateway.clients.values() if client.outbox.lagging),
         )
 
 

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 import pytest
 
 from penstock.gateway import gateway as gateway_module
-from penstock.gateway.connection import plain as plain_module
-from penstock.gateway.connection.connection import Connection
-from penstock.gateway.connection.plain import PlainReads
+from penstock.gateway.connection import publish_fast_path
+from penstock.gateway.connection.publish_fast_path import Publisher, PublishFastPath
 from penstock.gateway.protocol.encode import encode_acks, encode_publish
 from penstock.gateway.protocol.packets import CONNACK, PUBACK, PUBREC
 from penstock.gateway.protocol.reasons import ReasonCode
@@ -151,11 +150,11 @@ async def test_one_that_comes_before_what_waits_for_room_has_gone_on_waits_behin
     await client.publish("plant/0", b"known", 1)
     free(broker, GIB // 2)
     await client.send(encode_publish(b"plant/0", b"1", 1, packet_id=1))
-    await until(lambda: bool(broker.connection("c").publishing.kept))
+    await until(lambda: bool(broker.connection("c").kept.packets))
     broker.node.store.space.on_relief.clear()  # the node is about to hear of the room
     free(broker, TOTAL)
     await client.send(encode_publish(b"plant/0", b"2", 1, packet_id=2))
-    await until(lambda: len(broker.connection("c").publishing.kept) == 2)
+    await until(lambda: len(broker.connection("c").kept.packets) == 2)
     broker.node.gateway._relieved()
     assert [await client.receive() for _ in range(2)] == [(PUBACK, 1), (PUBACK, 2)]
     assert [message.body for message in broker.stored()] == [b"known", b"1", b"2"]
@@ -272,14 +271,14 @@ async def until_stored(broker: Broker, count: int) -> None:
 def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[bool]:
     """How many reads were taken for plain ones, and how many were not."""
     seen: Counter[bool] = Counter()
-    take = PlainReads.take
+    take = PublishFastPath.take
 
-    def counting(self: PlainReads, connection: Connection, data: bytes) -> bool:
-        is_taken = take(self, connection, data)
+    def counting(self: PublishFastPath, publisher: Publisher, data: bytes) -> bool:
+        is_taken = take(self, publisher, data)
         seen[is_taken] += 1
         return is_taken
 
-    monkeypatch.setattr(PlainReads, "take", counting)
+    monkeypatch.setattr(PublishFastPath, "take", counting)
     return seen
 
 
@@ -375,7 +374,7 @@ async def test_a_run_past_the_receive_maximum_ends_a_client_of_5_and_not_one_of_
 async def test_more_than_is_collected_is_stored_before_the_turn_ends(
     broker: Broker, five: list[Bare], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plain_module, "_COLLECTED_BYTES", 1000)
+    monkeypatch.setattr(publish_fast_path, "_COLLECTED_BYTES", 1000)
     for number, each in enumerate(five):
         each.send(several(b"plant/%d" % number, numbered(50), 1))
     for number, each in enumerate(five):

@@ -1,0 +1,181 @@
+"""CONNECT and CONNACK: how a connection becomes that of a client.
+
+Clauses in brackets are those of MQTT 5.0. Where MQTT 3.1.1 has a clause of another number, it follows as 3.1.1:[...].
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Generic, Protocol, TypeVar
+
+from penstock.gateway.auth.access import Access, Applicant
+from penstock.gateway.client_id import assign_client_id
+from penstock.gateway.connection.clients import ClientRegistry
+from penstock.gateway.connection.keep_alive import KeepAliveWheel, Watched
+from penstock.gateway.connection.outbox import Outbox
+from penstock.gateway.connection.redelivery import Redelivery
+from penstock.gateway.counters import GatewayCounters
+from penstock.gateway.delivery.aliases import TopicAliases
+from penstock.gateway.delivery.client_subscriptions import ClientSubscriptions, Deliveries
+from penstock.gateway.options import GatewayOptions
+from penstock.gateway.protocol.connect import Connect, parse_connect, protocol_level, stated_packet_bytes_max
+from penstock.gateway.protocol.encode import encode_connack, encode_connack_5, encode_refusal
+from penstock.gateway.protocol.errors import ConnectRefused, ProtocolError
+from penstock.gateway.protocol.packets import CONNECT, MALFORMED, NAMES, V5_0, Packet
+from penstock.gateway.protocol.properties import Property, PropertyValues
+from penstock.gateway.protocol.reasons import ConnectCode, ReasonCode
+from penstock.gateway.sessions.lifecycle import SessionLifecycle
+from penstock.gateway.sessions.session import Session
+from penstock.gateway.traffic import Traffic
+from penstock.store.store import Store
+
+
+class Connecting(Watched, Applicant, Protocol):
+    """A connection whose first packet has come."""
+
+    level: int
+    """The protocol level of the CONNECT; 0 until it is known."""
+    outbox: Outbox
+    """Sends the CONNACK."""
+
+    def begin(self, subscriptions: ClientSubscriptions) -> None:
+        """Serve the client: its session is in `session`."""
+
+
+C = TypeVar("C", bound=Connecting)
+
+
+class Handshake(Generic[C]):
+    """Accepts and refuses CONNECTs, for all connections.
+
+    Parameters:
+        store: has the messages that go out again.
+        options: what the server allows, and tells a client of MQTT 5.0.
+        access: says who may connect.
+        clients: the clients that are connected.
+        lifecycle: begins and resumes sessions.
+        deliveries: what subscriptions are made of.
+        keep_alives: watches for silence.
+        counters, traffic: count clients and CONNECTs.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        options: GatewayOptions,
+        access: Access,
+        clients: ClientRegistry[C],
+        lifecycle: SessionLifecycle,
+        deliveries: Deliveries,
+        keep_alives: KeepAliveWheel,
+        counters: GatewayCounters,
+        traffic: Traffic,
+    ) -> None:
+        self._store = store
+        self._options = options
+        self._access = access
+        self._clients = clients
+        self._lifecycle = lifecycle
+        self._deliveries = deliveries
+        self._keep_alives = keep_alives
+        self._counters = counters
+        self._traffic = traffic
+
+    def accept(self, connection: C, packet: Packet) -> None:
+        """Accept the CONNECT that must be the first packet of a connection [MQTT-3.1.0-1].
+
+        Raises:
+            AuthorizationPending: the plugins have to be asked first.
+            ProtocolError: the packet is no CONNECT, or is refused; to be answered by `refuse`.
+        """
+        if packet[0] == MALFORMED:
+            raise packet[1]
+        if packet[0] != CONNECT:
+            raise ProtocolError(f"the first packet is {NAMES[packet[0]]}, and must be CONNECT [MQTT-3.1.0-1]")
+        limits = self._store.options
+        connection.level = protocol_level(packet[2])
+        wish = parse_connect(packet[2], topic_levels_max=limits.topic_levels_max, topic_bytes_max=limits.topic_bytes_max)
+        if connection.peer.is_over_rate:
+            raise ConnectRefused(
+                "more clients connect than the listener accepts in a second: see connections_per_s",
+                ConnectCode.SERVER_UNAVAILABLE,
+                ReasonCode.CONNECTION_RATE_EXCEEDED,
+            )
+        self._access.admit(connection, wish)
+        self._clients.check_room(wish.client_id)
+        outbox = connection.outbox
+        if wish.level == V5_0:
+            alias_max = min(wish.topic_alias_max, self._options.topic_alias_max)
+            outbox.is_v5 = True
+            outbox.says_why = wish.wants_problem_information
+            outbox.packet_bytes_max = wish.packet_bytes_max
+            outbox.aliases = TopicAliases(alias_max) if alias_max else None
+        session, is_present = self._open_session(connection, wish)
+        keep_alive_s = self._keep_alive_s(wish)
+        connection.keep_alive_s = keep_alive_s * 1.5  # [MQTT-3.1.2-22] 3.1.1:[MQTT-3.1.2-24]
+        subscriptions = ClientSubscriptions(session, outbox, self._deliveries)
+        connection.begin(subscriptions)
+        self._keep_alives.watch(connection)
+        if is_present:
+            subscriptions.restore()
+            outbox.redelivery = Redelivery(self._store, self._deliveries.shared.settlements, subscriptions, outbox)
+            outbox.pump_soon()  # in another turn of the loop: the CONNACK comes first
+        outbox.send(self._connack(wish, session, is_present=is_present, keep_alive_s=keep_alive_s))
+        outbox.has_greeted = True
+        self._traffic.packets_in[CONNECT] += 1
+        self._counters.packets_in += 1
+
+    def refuse(self, connection: C, error: ProtocolError, packet: Packet) -> None:
+        """Answer a CONNECT that is refused, if its version has an answer [MQTT-3.1.4-2]. The caller closes the connection."""
+        outbox, level = connection.outbox, connection.level
+        if not level and not isinstance(error, ConnectRefused):
+            return
+        if level == V5_0:
+            outbox.packet_bytes_max = stated_packet_bytes_max(packet[2])
+        answer = outbox.explained(partial(encode_refusal, error, level), str(error))
+        if answer:
+            outbox.send(answer)
+
+    def _open_session(self, connection: C, wish: Connect) -> tuple[Session, bool]:
+        """Give a connection the session of its client id, and return it, and whether it existed before.
+
+        An older connection with that client id is closed [MQTT-3.1.4-3] 3.1.1:[MQTT-3.1.4-2]. Raises ConnectRefused.
+        """
+        client_id = wish.client_id or assign_client_id()
+        expiry_s = min(wish.session_expiry_s, self._options.session_expiry_s_max)
+        self._lifecycle.check_room(client_id, wish, expiry_s)
+        self._clients.close_older(client_id)
+        session, is_present = self._lifecycle.open(client_id, wish, expiry_s, self._access.user_of(connection))
+        session.inflight.maximum = min(wish.receive_max, self._options.inflight_max)
+        connection.session = session
+        self._clients.enter(client_id, connection)
+        self._access.entered(connection)
+        self._counters.connections_accepted += 1
+        self._traffic.client_connected(connection.peer.listener.name, connection.level)
+        return session, is_present
+
+    def _keep_alive_s(self, wish: Connect) -> int:
+        """Return the keep alive that holds: the client's, or in MQTT 5.0 the server's if that is shorter."""
+        longest_s = self._options.keep_alive_s_max
+        if wish.level == V5_0 and longest_s and not 0 < wish.keep_alive_s <= longest_s:
+            return longest_s
+        return wish.keep_alive_s
+
+    def _connack(self, wish: Connect, session: Session, *, is_present: bool, keep_alive_s: int) -> bytes:
+        if wish.level != V5_0:
+            return encode_connack(is_present and wish.level > 3, ConnectCode.ACCEPTED)  # 3.1 has no such flag
+        options = self._options
+        found: PropertyValues = {
+            Property.RECEIVE_MAXIMUM: options.inflight_max,
+            Property.MAXIMUM_PACKET_SIZE: options.packet_bytes_max,
+            Property.SHARED_SUBSCRIPTION_AVAILABLE: int(options.shared == "on"),
+        }
+        if options.topic_alias_max:
+            found[Property.TOPIC_ALIAS_MAXIMUM] = options.topic_alias_max
+        if not wish.client_id:  # [MQTT-3.1.3-7]
+            found[Property.ASSIGNED_CLIENT_ID] = session.client_id
+        if keep_alive_s != wish.keep_alive_s:  # [MQTT-3.1.2-21]
+            found[Property.SERVER_KEEP_ALIVE_S] = keep_alive_s
+        if session.expiry_s != wish.session_expiry_s:  # 3.2.2.3.2
+            found[Property.SESSION_EXPIRY_S] = session.expiry_s
+        return encode_connack_5(is_present, ReasonCode.SUCCESS, found)

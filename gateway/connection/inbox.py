@@ -1,0 +1,124 @@
+"""Framing: what one connection receives, cut into packets."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from penstock.gateway.protocol.decode import decode
+from penstock.gateway.protocol.fixed_header import Side, packet_bytes
+from penstock.gateway.protocol.packets import MALFORMED, Packet
+from penstock.gateway.transport.sockets import READ_BYTES, SocketTransport
+
+TURN_MESSAGES: Final = 512
+"""Messages of a client that waits for acks that the server handles in one turn of the loop, about. If the client sends more at
+once, then some messages are on their way to the disk, and some are acknowledged, while others are handled: the row `window` of
+`bench-mqtt`, with 1,000 messages in flight, shows it."""
+
+
+class Inbox:
+    """Joins the reads of one connection, and decodes them.
+
+    A packet that comes in many reads is collected, and joined once. What the plugins must decide on first waits here too.
+
+    Parameters:
+        packet_bytes_max: see `GatewayOptions.packet_bytes_max`.
+    """
+
+    __slots__ = ("_collected", "_missing", "_packet_bytes_max", "_turns", "deferred", "late", "rest")
+
+    def __init__(self, packet_bytes_max: int) -> None:
+        self._packet_bytes_max = packet_bytes_max
+        self._turns: SocketTransport | None = None
+        self.rest = b""
+        """The beginning of a packet, for the next read to follow."""
+        self._collected: list[bytes] = []
+        self._missing = 0
+        self.deferred: list[Packet] | None = None
+        """The packets that wait for an answer of the plugins, in order; None while none waits. Empty if a CONNECT waits, which
+        lies in `late`."""
+        self.late = b""
+        """What was received while packets are deferred: the transport had read it already."""
+
+    def open(self, turns: SocketTransport | None) -> None:
+        """Begin with a transport, if it is one that is read at most once in a turn of the loop."""
+        self._turns = turns
+
+    @property
+    def is_idle(self) -> bool:
+        """True if no part of a packet is here, nothing waits for the plugins, and reads come in turns."""
+        return self._turns is not None and self.deferred is None and not (self.rest or self._missing)
+
+    @property
+    def is_collecting(self) -> bool:
+        """True while a packet misses so many bytes that its reads are collected."""
+        return self._missing > 0
+
+    def collect(self, data: bytes) -> bytes:
+        """Add a read to the packet that `is_collecting`; return all its bytes when it is whole, and no byte before."""
+        self._collected.append(data)
+        self._missing -= len(data)
+        if self._missing > 0:
+            return b""
+        data = b"".join(self._collected)
+        self._collected.clear()
+        self._missing = 0
+        return data
+
+    def decode(self, data: bytes, side: Side, *, runs: bool) -> list[Packet]:
+        """Return the packets that are whole with this read, and keep what follows them.
+
+        Args:
+            data: what was read, after `rest`.
+            side: the packets that may come.
+            runs: whether to put PUBLISHes together that differ in packet ids and bodies only.
+        """
+        packets, used = decode(data, self._packet_bytes_max, side, runs)
+        if used == len(data):
+            self.rest = b""
+        else:
+            self.keep(data[used:], is_malformed=bool(packets) and packets[-1][0] == MALFORMED)
+        return packets
+
+    def decode_again(self, data: bytes, side: Side) -> list[Packet]:
+        """Return the packets in what follows the CONNECT in its read: only now the version is known."""
+        self.rest = b""
+        self._collected.clear()
+        self._missing = 0
+        return self.decode(data, side, runs=True)
+
+    def keep(self, rest: bytes, *, is_malformed: bool = False) -> None:
+        """Keep the beginning of a packet."""
+        wanted = 0 if is_malformed else packet_bytes(rest)
+        if wanted > len(rest):
+            self._collected.append(rest)
+            self._missing = wanted - len(rest)
+            self.rest = b""
+        else:
+            self.rest = rest
+
+    def pace(self, size: int, count: int, *, is_acked: bool) -> None:
+        """Let about `TURN_MESSAGES` be read in a turn if acks are due, going by a read of `size` bytes and `count` packets."""
+        turns = self._turns
+        if turns is not None and (count > TURN_MESSAGES or size >= turns.read_bytes):
+            turns.limit_reads(size // count * TURN_MESSAGES if count and is_acked else READ_BYTES)
+
+    # --- what waits for the plugins ---------------------------------------------------------------------------------
+
+    def defer(self, packets: list[Packet]) -> None:
+        """Let packets wait for the plugins. Nothing more is read meanwhile, so they are of one read at most."""
+        self.deferred = packets
+
+    def defer_connect(self, data: bytes) -> None:
+        """Let a CONNECT wait for the plugins, and all that was read with it. `data` is decoded again afterwards."""
+        self.rest, self.late = b"", data
+        self.deferred = []
+
+    def take_deferred(self) -> list[Packet] | None:
+        """Return the packets that have waited, which wait no longer."""
+        packets, self.deferred = self.deferred, None
+        return packets
+
+    def take_late(self) -> bytes:
+        """Return what was received while packets waited."""
+        late, self.late = self.late, b""
+        return late

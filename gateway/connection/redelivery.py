@@ -1,0 +1,80 @@
+"""The deliveries that an earlier connection of a session left unacknowledged: they go out again [MQTT-4.4.0-1]."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from penstock.gateway.delivery.client_subscriptions import ClientSubscriptions
+from penstock.gateway.delivery.encoding import encode_redelivery
+from penstock.gateway.delivery.outlet import Outlet
+from penstock.gateway.delivery.share_settlements import ShareSettlements
+from penstock.gateway.protocol.encode import encode_acks
+from penstock.gateway.protocol.packets import PUBREL
+from penstock.gateway.sessions.inflight import Slot
+from penstock.store.lightqueue import ENTRY
+from penstock.store.store import Store
+
+
+class AnsweringOutlet(Outlet, Protocol):
+    """An outlet that sends answers too."""
+
+    def send(self, data: bytes, packets: int = 1) -> None:
+        """Send answers: `packets` packets of one type."""
+
+
+class Redelivery:
+    """Sends unacknowledged deliveries once more, in their order, before anything else is delivered.
+
+    Parameters:
+        store: has the messages.
+        settlements: gives up what cannot go out again.
+        subscriptions: of the client; the `inflight` of its session is what goes out again.
+        outlet: where the packets go.
+    """
+
+    __slots__ = ("_outlet", "_packet_ids", "_settlements", "_store", "_subscriptions")
+
+    def __init__(
+        self, store: Store, settlements: ShareSettlements, subscriptions: ClientSubscriptions, outlet: AnsweringOutlet
+    ) -> None:
+        self._store = store
+        self._settlements = settlements
+        self._subscriptions = subscriptions
+        self._outlet = outlet
+        self._packet_ids = list(reversed(subscriptions.session.inflight.slots))
+        """The packet ids that are still to be sent; the next one is last."""
+
+    def send(self) -> bool:
+        """Send as many as there is room for; return whether all have been sent."""
+        outlet, inflight, waiting = self._outlet, self._subscriptions.session.inflight, self._packet_ids
+        slots = inflight.slots
+        permissions, packet_bytes_max = outlet.permissions, outlet.packet_bytes_max
+        while waiting:
+            if not outlet.writable or len(slots) - len(waiting) >= inflight.maximum:
+                return False
+            packet_id = waiting.pop()
+            slot = slots.get(packet_id)
+            if slot is None:
+                if packet_id in slots:
+                    outlet.send(encode_acks(PUBREL, [packet_id]))
+                continue
+            if permissions is not None:  # another user may have come with this client id
+                admitted, decided = permissions.admit(ENTRY.pack(slot.position, slot.size, 0))
+                if not decided:  # the outlet is pumped when the plugins have answered
+                    waiting.append(packet_id)
+                    return False
+                if not admitted:
+                    self._give_up(packet_id, slot)
+                    continue
+            data = encode_redelivery(self._store, slot, packet_id, self._subscriptions.redelivery_options(slot))
+            if data is None or len(data) > (packet_bytes_max or len(data)):
+                self._give_up(packet_id, slot)
+            else:
+                outlet.send_publishes(data, 1)
+        return True
+
+    def _give_up(self, packet_id: int, slot: Slot) -> None:
+        """Free the packet id of a delivery that cannot go out again."""
+        del self._subscriptions.session.inflight.slots[packet_id]
+        if slot.delivery:  # no other member of the group gets it [MQTT-4.8.2-4]
+            self._settlements.acknowledge([slot.delivery])
