@@ -1,4 +1,4 @@
-"""Clients whose sessions last, and nodes that end under them."""
+"""Clients whose sessions outlive their connections, and the end of the node under them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DUP = 8
 
 
 async def resume(broker: Broker, client_id: str, version: int) -> Client:
-    """Connect without a clean start, for a session that lasts; it must be there."""
+    """Resume a session that must exist."""
     if version == 5:
         client = await broker.connect_5(client_id, flags=0, about=LASTS)
         assert client.session_present
@@ -29,12 +29,14 @@ async def resume(broker: Broker, client_id: str, version: int) -> Client:
 
 
 async def begin(broker: Broker, client_id: str, version: int) -> Client:
+    """Connect a client with a new session that outlives the connection."""
     if version == 5:
         return await broker.connect_5(client_id, about=LASTS)
     return await broker.connect(client_id, flags=0)
 
 
 async def leave(client: Client) -> None:
+    """Disconnect a client in order."""
     await client.send(BYE)
     await client.ended()
 
@@ -49,16 +51,17 @@ each_end = pytest.mark.parametrize("end", ENDS)
 
 
 async def end_node(broker: Broker, end: str) -> None:
-    """Have another node on the data directory, after an orderly stop or a kill."""
+    """Stop or kill the node, and start the next one on its data directory."""
     await (broker.restart() if end == "stop" else broker.kill())
 
 
 async def recorded(broker: Broker) -> None:
-    """Return when all that sessions have got on by is recorded."""
+    """Return when the journal has recorded all changes of sessions."""
     await until(lambda: not broker.node.gateway.journal._unsaved)
     broker.node.store.commit()
 
 
 def stored(broker: Broker, client_id: str) -> StoredSession:
+    """Return the stored session of a client."""
     broker.node.store.commit()
     return {one.client_id: one for one in all_sessions(broker.node.store.index)}[client_id]

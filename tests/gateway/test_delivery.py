@@ -1,3 +1,5 @@
+"""Deliveries to many clients and to slow ones, the window of QoS 1 and 2, and the end of a client that lags."""
+
 from __future__ import annotations
 
 import asyncio
@@ -14,7 +16,7 @@ from tests.waiting import until
 
 
 async def flood(publisher: Client, count: int, body_bytes: int, *, topic: bytes = b"a", first: int = 0) -> None:
-    """Publish messages whose bodies begin with their numbers, and wait until the node has stored them."""
+    """Publish messages whose bodies begin with their numbers, and return when the node has stored them."""
     for n in range(first, first + count):
         await publisher.send(encode_publish(topic, b"%08d" % n + b"x" * body_bytes, 1, packet_id=1))
     for _ in range(count):
@@ -22,7 +24,7 @@ async def flood(publisher: Client, count: int, body_bytes: int, *, topic: bytes 
 
 
 async def numbers(client: Client, count: int) -> list[int]:
-    """Return the numbers of the next messages that `flood` published. Acknowledges those of QoS 1."""
+    """Return the numbers of the next messages that `flood` published. Those of QoS 1 are acknowledged."""
     return [int((await client.message()).body[:8]) for _ in range(count)]
 
 
@@ -81,7 +83,7 @@ async def test_a_subscriber_that_does_not_read_costs_no_memory_and_disturbs_nobo
     for first in range(0, count, 20):
         await flood(publisher, 20, body_bytes, first=first)
         assert await numbers(fast, 20) == list(range(first, first + 20))
-        # The high-water mark, and the batch with which it was passed.
+        # The buffer holds up to its high-water mark, and the batch that exceeded the mark.
         assert broker.unsent_bytes("slow") < buffer_bytes + 20 * (body_bytes + 100)
     assert not subscribed.live
     assert subscribed.cursor < count // 2
@@ -94,7 +96,7 @@ async def test_a_subscriber_that_does_not_read_costs_no_memory_and_disturbs_nobo
     assert await numbers(slow, 1) == await numbers(fast, 1) == [count]
 
 
-async def test_one_that_reads_on_while_more_is_published_gets_all_of_it_in_order(start_broker: StartBroker) -> None:
+async def test_a_subscriber_that_reads_again_during_the_flood_gets_everything_in_order(start_broker: StartBroker) -> None:
     broker = await start_broker(send_buffer_bytes=16 * KIB)
     slow, publisher = await broker.connect("slow"), await broker.connect("publisher")
     await slow.subscribe(("a", 0))
@@ -110,7 +112,7 @@ async def test_one_that_reads_on_while_more_is_published_gets_all_of_it_in_order
     assert await slow.drained() == []
 
 
-async def test_a_lagging_subscriber_is_still_heard(start_broker: StartBroker) -> None:
+async def test_the_node_still_reads_a_lagging_subscriber(start_broker: StartBroker) -> None:
     broker = await start_broker(send_buffer_bytes=16 * KIB)
     slow, publisher = await broker.connect("slow"), await broker.connect("publisher")
     await slow.subscribe(("a", 0))
@@ -139,7 +141,7 @@ async def test_subscriptions_of_a_slow_client_take_turns(start_broker: StartBrok
     slow.go_on_reading()
     got = [await slow.message() for _ in range(450)]
     last = {message.topic: at for at, message in enumerate(got)}
-    assert min(last.values()) > 200  # none was served to its end before the others
+    assert min(last.values()) > 200  # No subscription was served to its end before the others.
     for name in ("a", "b", "c"):
         assert [int(message.body[:8]) for message in got if message.topic == name] == list(range(150))
 
@@ -159,7 +161,7 @@ async def test_a_step_of_large_messages_is_bounded_by_bytes(start_broker: StartB
     assert [len(message_of(await slow.expect(PUBLISH)).body) for _ in range(20)] == [MIB - 100] * 20
 
 
-async def test_a_long_way_to_go_is_gone_in_many_turns_of_the_loop(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_long_backlog_is_sent_in_many_turns_of_the_loop(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subscription, "PUMP_STEPS", 1)
     monkeypatch.setattr(subscription, "PUMP_ENTRIES", 10)
     publisher, client = await broker.connect("publisher"), await broker.connect("client")
@@ -178,7 +180,7 @@ async def test_a_long_way_to_go_is_gone_in_many_turns_of_the_loop(broker: Broker
 
 
 @pytest.mark.parametrize("is_live", [True, False], ids=["one by one", "in one batch"])
-async def test_without_acks_exactly_the_window_comes_and_with_each_ack_one_more(
+async def test_without_acknowledgements_exactly_the_window_is_sent_and_each_acknowledgement_frees_one(
     start_broker: StartBroker, is_live: bool
 ) -> None:
     broker = await start_broker(inflight_max=10)
@@ -207,10 +209,10 @@ async def test_the_window_is_shared_by_the_subscriptions_of_a_session(start_brok
         await publisher.drained()
     got = await client.messages()
     assert sum(message.qos > 0 for message in got) == 10
-    assert sum(message.qos == 0 for message in got) == 20  # which waits for no ack
+    assert sum(message.qos == 0 for message in got) == 20  # These wait for no acknowledgement.
 
 
-async def test_messages_beyond_the_window_come_in_order_as_it_moves(start_broker: StartBroker) -> None:
+async def test_messages_beyond_the_window_are_sent_in_order_as_it_moves(start_broker: StartBroker) -> None:
     broker = await start_broker(inflight_max=3)
     client, publisher = await broker.connect("client"), await broker.connect("publisher")
     await client.subscribe(("a", 1))
@@ -222,7 +224,7 @@ async def test_messages_beyond_the_window_come_in_order_as_it_moves(start_broker
     assert (await client.drained(), broker.connection("client").session.inflight.slots) == ([], {})
 
 
-async def test_acks_out_of_order_make_room_too(start_broker: StartBroker) -> None:
+async def test_acknowledgements_out_of_order_make_room_too(start_broker: StartBroker) -> None:
     broker = await start_broker(inflight_max=4)
     client, publisher = await broker.connect("client"), await broker.connect("publisher")
     await client.subscribe(("a", 1))
@@ -244,7 +246,7 @@ async def test_a_qos_2_delivery_goes_through_its_four_packets(broker: Broker) ->
     assert (kind, flags, topic, body) == (PUBLISH, 2 << 1, b"a", b"x")
     session = broker.connection("client").session
     assert [slot.qos for slot in session.inflight.slots.values() if slot] == [2]
-    await client.send(encode_acks(PUBREC, [packet_id, packet_id]))  # the second is a repetition
+    await client.send(encode_acks(PUBREC, [packet_id, packet_id]))  # The second one is a repetition.
     assert [await client.receive() for _ in range(2)] == [(PUBREL, packet_id)] * 2
     assert session.inflight.slots == {packet_id: None}
     await client.send(encode_acks(PUBCOMP, [packet_id]))
@@ -270,7 +272,7 @@ async def test_a_qos_2_delivery_takes_its_place_in_the_window_until_it_is_comple
 
 
 @pytest.mark.parametrize("end", ["reset", "disconnect", "unsubscribe", "takeover"])
-async def test_nothing_is_left_of_one_that_ends_while_it_lags(start_broker: StartBroker, end: str) -> None:
+async def test_a_connection_that_ends_while_it_lags_leaves_nothing_behind(start_broker: StartBroker, end: str) -> None:
     broker = await start_broker(send_buffer_bytes=16 * KIB, inflight_max=100)
     slow, publisher = await broker.connect("slow"), await broker.connect("publisher")
     await flood(publisher, 5, 10, topic=b"retained")
@@ -297,19 +299,19 @@ async def test_nothing_is_left_of_one_that_ends_while_it_lags(start_broker: Star
         await until(lambda: connection not in broker.node.gateway.connections)
 
 
-async def test_one_that_is_closed_and_does_not_read_is_aborted(start_broker: StartBroker) -> None:
+async def test_a_closed_connection_that_does_not_read_is_aborted(start_broker: StartBroker) -> None:
     broker = await start_broker(send_buffer_bytes=16 * KIB)
     slow, publisher = await broker.connect("slow"), await broker.connect("publisher")
     await slow.subscribe(("a", 0))
     broker.limit_send_buffer("slow")
     slow.stop_reading()
     await flood(publisher, 50, 16 * KIB)
-    slow.writer.write_eof()  # it hangs up, but its end of the socket stays open and full
+    slow.writer.write_eof()  # The client hangs up, but its end of the socket stays open and full.
     await until(lambda: "slow" not in broker.node.gateway.clients)
     assert broker.held_resources()["connections"] == 1
 
 
-async def test_clients_that_come_and_go_while_messages_flow_leave_nothing(broker: Broker) -> None:
+async def test_clients_that_come_and_go_while_messages_flow_leave_nothing_behind(broker: Broker) -> None:
     publisher, steady = await broker.connect("publisher"), await broker.connect("steady")
     await steady.subscribe(("a/#", 1))
 

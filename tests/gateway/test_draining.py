@@ -1,4 +1,4 @@
-"""Subscriptions that overlap, of which some end while they lag: what the others relied on them for still comes, once."""
+"""Overlapping subscriptions of which some end while they lag: the messages that the others skipped are still sent, once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def publish(broker: Broker, *messages: tuple[str, bytes]) -> None:
 
 
 async def take_all(broker: Broker, client: Client5) -> list[tuple[int, list[int]]]:
-    """Return what comes until all is out, as `take` does."""
+    """Return all messages that the client still gets, as `take` returns them."""
     connection = broker.connection("client")
     got = []
     while connection.outbox.lagging or connection.session.inflight.slots:
@@ -44,7 +44,7 @@ async def take_all(broker: Broker, client: Client5) -> list[tuple[int, list[int]
 
 
 async def take(client: Client5, times: int) -> list[tuple[int, list[int]]]:
-    """Return numbers and identifiers of what comes; acknowledge what is there, so many times."""
+    """Read what has arrived and acknowledge it, `times` times; return the numbers and identifiers of the messages."""
     got = []
     for _ in range(times):
         packets = [packet for packet in await client.drained() if packet[0] in (PUBLISH, PUBLISH_WITH)]
@@ -68,7 +68,7 @@ async def lagging(
 ) -> tuple[Broker, Client5]:
     """Connect a client that reads so little that the oldest of its subscriptions is behind the others.
 
-    0 to 599 were published to a/b, and 600 to 619 to a/c/d.
+    The messages 0 to 599 are published to a/b, and 600 to 619 to a/c/d.
     """
     broker = await start_broker(send_buffer_bytes=16 * KIB, **options)
     client = await broker.connect_5("client", about=about)
@@ -81,23 +81,23 @@ async def lagging(
     while not all(one.live for one in others):
         read.append(await client.receive())
     client.unread(read)
-    assert 10 < oldest.cursor < 400, "the rest is more than what may be on its way"
+    assert 10 < oldest.cursor < 400, "more messages must remain than the buffers on the way can hold"
     return broker, client
 
 
 async def end(broker: Broker, client: Client5, *filters: str) -> None:
-    """Unsubscribe, though the client reads nothing."""
+    """Unsubscribe a client that reads nothing."""
     await client.send(unsubscribe_5(2, *(name.encode() for name in filters)))
     await until(lambda: not broker.connection("client").subscriptions.by_filter.keys() & set(filters))
 
 
 async def gone(broker: Broker) -> None:
-    """Wait until nothing is left of subscriptions that ended."""
+    """Return when no subscription is draining any more."""
     await until(lambda: not broker.connection("client").subscriptions.draining)
 
 
 @pytest.mark.parametrize("about", [{}, LASTS], ids=["clean", "lasting"])
-async def test_what_younger_ones_passed_over_comes_when_the_oldest_ends(
+async def test_messages_skipped_by_younger_subscriptions_are_sent_when_the_oldest_ends(
     start_broker: StartBroker, about: dict[Property, int]
 ) -> None:
     """[MQTT-3.3.4-2], [MQTT-3.10.4-2]."""
@@ -106,20 +106,24 @@ async def test_what_younger_ones_passed_over_comes_when_the_oldest_ends(
     await publish(broker, *numbered(620, 621), *numbered(622, topic="a/c/d"))
     await client.expect(UNSUBACK)
     got = await take_all(broker, client)
-    assert [number for number, _ in got] == [*range(600), 620, 621], "each once, in order, and nobody's not at all"
+    assert [number for number, _ in got] == [*range(600), 620, 621], (
+        "each message comes once and in order; those that no remaining subscription matches don't come"
+    )
     when = [tuple(identifiers) for _, identifiers in got].index((2,))
     assert 10 < when < 590
-    assert {tuple(identifiers) for _, identifiers in got[when:]} == {(2,)}, "no more for the filter that ended"
+    assert {tuple(identifiers) for _, identifiers in got[when:]} == {(2,)}, (
+        "the identifier of the ended subscription must not occur"
+    )
     await gone(broker)
     (left,) = broker.connection("client").subscriptions.by_filter.values()
-    assert not left.is_own, "it is back on the shared path"
+    assert not left.is_own, "the remaining subscription is back on the shared path"
     client.reset()
     if not about:
         await until(lambda: not any(broker.held_resources().values()))
 
 
 @pytest.mark.parametrize("how", ["restart", "kill"])
-async def test_it_comes_across_a_restart_of_the_node(start_broker: StartBroker, how: str) -> None:
+async def test_a_draining_subscription_goes_on_after_a_restart_of_the_node(start_broker: StartBroker, how: str) -> None:
     broker, client = await lagging(start_broker, "a/#", "a/+", about=LASTS)
     await end(broker, client, "a/#")
     await publish(broker, *numbered(620), *numbered(621, topic="a/c/d"))
@@ -127,7 +131,7 @@ async def test_it_comes_across_a_restart_of_the_node(start_broker: StartBroker, 
     again = await broker.connect_5("client", flags=0, about=LASTS)
     assert again.session_present
     numbers = [number for number, _ in await take_all(broker, again)]
-    assert numbers == [*range(600), 620], "what was under way comes again"
+    assert numbers == [*range(600), 620], "deliveries under way are sent again"
     await gone(broker)
     stored = broker.node.gateway.lifecycle.sessions.get("client")
     assert stored is not None
@@ -137,7 +141,7 @@ async def test_it_comes_across_a_restart_of_the_node(start_broker: StartBroker, 
     assert not [queue.filter for queue in broker.node.store.queues if OWNER in queue.owners]
 
 
-async def test_what_is_left_ends_with_the_session(start_broker: StartBroker) -> None:
+async def test_a_draining_subscription_ends_with_its_session(start_broker: StartBroker) -> None:
     broker, client = await lagging(start_broker, "a/#", "a/+", about=LASTS)
     await end(broker, client, "a/#")
     await broker.restart()
@@ -147,10 +151,10 @@ async def test_what_is_left_ends_with_the_session(start_broker: StartBroker) -> 
     assert not list(broker.node.store.index.rows(b"Sl"))
 
 
-async def test_an_operator_sees_what_is_left(start_broker: StartBroker) -> None:
+async def test_an_operator_sees_draining_subscriptions(start_broker: StartBroker) -> None:
     broker, client = await lagging(start_broker, "a/#", "a/+", about=LASTS)
     await end(broker, client, "a/#")
-    await broker.restart()  # which flushes the index
+    await broker.restart()  # A restart flushes the index.
     out = io.StringIO()
     inspect_sessions(broker.config.data_dir, client_id="client", limit=0, as_json=True, out=out)
     (row,) = map(orjson.loads, out.getvalue().splitlines())
@@ -160,7 +164,7 @@ async def test_an_operator_sees_what_is_left(start_broker: StartBroker) -> None:
     assert 10 < left["cursor"] < left["stop"] == 620
 
 
-async def test_a_client_of_3_1_1_that_comes_back_gets_what_is_left(start_broker: StartBroker) -> None:
+async def test_a_client_that_returns_with_3_1_1_gets_the_rest_of_a_draining_subscription(start_broker: StartBroker) -> None:
     broker, client = await lagging(start_broker, "a/#", "a/+", about=LASTS)
     await end(broker, client, "a/#")
     client.reset()
@@ -174,7 +178,7 @@ async def test_a_client_of_3_1_1_that_comes_back_gets_what_is_left(start_broker:
     await gone(broker)
 
 
-async def test_the_next_to_end_goes_on_for_the_last(start_broker: StartBroker) -> None:
+async def test_the_second_subscription_to_end_drains_for_the_last(start_broker: StartBroker) -> None:
     broker, client = await lagging(start_broker, "a/#", "+/b", "a/b", about={})
     await end(broker, client, "a/#")
     await publish(broker, *numbered(*range(620, 640)))
@@ -186,7 +190,7 @@ async def test_the_next_to_end_goes_on_for_the_last(start_broker: StartBroker) -
     await gone(broker)
 
 
-async def test_when_all_end_nothing_more_comes_and_nothing_is_kept(start_broker: StartBroker) -> None:
+async def test_when_all_subscriptions_end_nothing_more_is_sent_and_nothing_is_kept(start_broker: StartBroker) -> None:
     broker, client = await lagging(start_broker, "a/#", "a/+", "+/b", about={})
     under_way = len(broker.connection("client").session.inflight.slots)
     await end(broker, client, "a/#", "a/+", "+/b")
@@ -195,7 +199,7 @@ async def test_when_all_end_nothing_more_comes_and_nothing_is_kept(start_broker:
     assert not any(queue.transient for queue in broker.node.store.queues)
 
 
-async def test_a_client_that_is_back_on_the_filter_gets_what_comes_from_then_on(start_broker: StartBroker) -> None:
+async def test_a_client_that_subscribes_again_gets_messages_from_then_on(start_broker: StartBroker) -> None:
     broker, client = await lagging(start_broker, "a/#", "a/+", about={})
     await end(broker, client, "a/#")
     await publish(broker, *numbered(620, topic="a/c/d"))
@@ -210,12 +214,12 @@ async def test_a_client_that_is_back_on_the_filter_gets_what_comes_from_then_on(
     assert await take_all(broker, client) == [(623, [2])]
 
 
-async def test_subscriptions_that_are_leaving_count_among_a_client_s(start_broker: StartBroker) -> None:
+async def test_draining_subscriptions_count_against_the_limit(start_broker: StartBroker) -> None:
     broker, client = await lagging(start_broker, "a/#", "a/+", about={}, subscriptions_max=2)
     await end(broker, client, "a/#")
     await client.send(subscribe_5(1, (b"b", 1)))
     refused = broker.node.gateway.counters
-    await until(lambda: refused.subscriptions_refused == 1)  # else there would be a way to keep any number of queues
+    await until(lambda: refused.subscriptions_refused == 1)  # Otherwise a client could keep any number of queues.
     await take_all(broker, client)
     await gone(broker)
     assert await client.subscribe(("b", 1)) == [1]
@@ -226,13 +230,13 @@ TOPICS = ["a/b", "a/c", "x/b", "a"]
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_any_of_many_may_end_at_any_time(broker: Broker, seed: int) -> None:
-    """A message comes once where a subscription that matched it when it came is still there, and never twice; and in order."""
+async def test_any_of_many_subscriptions_may_end_at_any_time(broker: Broker, seed: int) -> None:
+    """A message is sent once if a subscription that matched it on arrival still exists, never twice, and in order."""
     rng = random.Random(seed)
     about = LASTS if seed % 2 else {}
     client = await broker.connect_5("client", about=about | FEW)
     there: dict[str, set[int]] = {}
-    """By filter: the messages that came while it was subscribed."""
+    """By filter: the messages that were published while the client was subscribed to it."""
     got: list[int] = []
     topic_of: list[str] = []
     count = 0
@@ -240,7 +244,7 @@ async def test_any_of_many_may_end_at_any_time(broker: Broker, seed: int) -> Non
         what = rng.random()
         name = rng.choice(FILTERS)
         if what < 0.25:
-            qos = 1 if about else rng.choice([0, 1])  # what is under way at QoS 0 is lost with the connection
+            qos = 1 if about else rng.choice([0, 1])  # Deliveries under way at QoS 0 are lost with the connection.
             await client.subscribe_with((name, qos), identifier=1 + FILTERS.index(name))
             there.setdefault(name, set())
         elif what < 0.45 and name in there:
@@ -262,7 +266,9 @@ async def test_any_of_many_may_end_at_any_time(broker: Broker, seed: int) -> Non
             got_before = set(got)
             await broker.restart()
             client = await broker.connect_5("client", flags=0, about=about | FEW)
-            got += [number for number, _ in await take(client, 1) if number not in got_before]  # with DUP
+            got += [
+                number for number, _ in await take(client, 1) if number not in got_before
+            ]  # Repeated deliveries have the flag DUP.
         else:
             got += [number for number, _ in await take(client, rng.randint(1, 3))]
     got += [number for number, _ in await take_all(broker, client)]

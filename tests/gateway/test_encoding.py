@@ -1,3 +1,5 @@
+"""The encoding of messages as PUBLISH packets, for one client and for many."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -21,7 +23,7 @@ from tests.clock import ManualClock
 
 
 class Stored(NamedTuple):
-    """A message as it is stored."""
+    """A stored message."""
 
     topic: bytes
     body: bytes
@@ -34,7 +36,7 @@ PROPERTIES = encode_properties(Properties(user=[("unit", "K")], tag="hot"))
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    """A store without an event loop: a test commits by itself."""
+    """Return a store without an event loop. The test commits by itself."""
     directory: Path = tmp_path_factory.mktemp("store")
     store = Store(directory, StoreOptions(segment_bytes=16 * MIB), ManualClock())
     store.recover()
@@ -44,7 +46,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 
 
 def entries_of(store: Store, messages: list[Stored]) -> bytes:
-    """Store messages; return a light-queue entry for each."""
+    """Store messages and return a light-queue entry for each."""
     entries = b""
     for message in messages:
         route = store.queues.route(message.topic)
@@ -55,7 +57,7 @@ def entries_of(store: Store, messages: list[Stored]) -> bytes:
 
 
 def patched(batch: EncodedBatch, packet_ids: Iterator[int]) -> bytes:
-    """Return a run with its slots filled, as a subscription does it."""
+    """Return a batch with its slots filled, as a subscription fills them."""
     data = bytearray(batch.data)
     for slot in batch.slots:
         SLOT.pack_into(data, slot.offset, next(packet_ids))
@@ -63,7 +65,7 @@ def patched(batch: EncodedBatch, packet_ids: Iterator[int]) -> bytes:
 
 
 def expected(messages: list[Stored], qos_max: int, *, retain: bool = False) -> list[tuple[object, ...]]:
-    """Return what a client decodes, where packet ids count from 1."""
+    """Return the packets that a client decodes, if packet ids count from 1."""
     items: list[tuple[object, ...]] = []
     packet_id = 0
     for message in messages:
@@ -85,7 +87,7 @@ def check(store: Store, messages: list[Stored], qos_max: int, *, retain: bool = 
 @pytest.mark.parametrize("qos_max", [0, 1, 2])
 @pytest.mark.parametrize("properties", [b"", PROPERTIES], ids=["plain", "properties"])
 @pytest.mark.parametrize("qos", [0, 1, 2])
-def test_a_message_goes_out_at_the_lower_qos_without_its_properties(
+def test_a_message_is_encoded_at_the_lower_qos_without_its_properties(
     store: Store, qos: int, properties: bytes, qos_max: int, retain: bool
 ) -> None:
     check(store, [Stored(b"plant/1/temperature", b"21.5", qos, properties)], qos_max, retain=retain)
@@ -93,7 +95,7 @@ def test_a_message_goes_out_at_the_lower_qos_without_its_properties(
 
 @pytest.mark.parametrize("qos_max", [0, 1])
 @pytest.mark.parametrize("remaining", [126, 127, 128, 129, 16_383, 16_384, 2_097_151, 2_097_152])
-def test_lengths_around_each_length_byte_hold(store: Store, remaining: int, qos_max: int) -> None:
+def test_packets_around_each_boundary_of_the_length_field_are_right(store: Store, remaining: int, qos_max: int) -> None:
     topic = b"plant/1"
     check(store, [Stored(topic, b"x" * (remaining - 2 - len(topic) - 2 * qos_max), 1)] * 2, qos_max)
 
@@ -101,11 +103,11 @@ def test_lengths_around_each_length_byte_hold(store: Store, remaining: int, qos_
 @pytest.mark.parametrize("qos_max", [0, 2])
 @pytest.mark.parametrize("body", [b"", b"x", b"x" * 200])
 @pytest.mark.parametrize("topic_bytes", [1, 123, 124, 125, 126, 127, 128, 300, 4096])
-def test_long_topics_and_empty_bodies_hold(store: Store, topic_bytes: int, body: bytes, qos_max: int) -> None:
+def test_packets_with_long_topics_and_empty_bodies_are_right(store: Store, topic_bytes: int, body: bytes, qos_max: int) -> None:
     check(store, [Stored(b"t" * topic_bytes, body, 2)], qos_max)
 
 
-def test_a_batch_keeps_its_order_and_each_slot_is_its_own(store: Store) -> None:
+def test_a_batch_keeps_its_order_and_each_packet_has_a_slot_of_its_own(store: Store) -> None:
     messages = [
         Stored(f"plant/{n}".encode(), b"x" * (n * 7 % 300), n % 3, PROPERTIES if n % 5 == 0 else b"") for n in range(200)
     ]
@@ -113,12 +115,12 @@ def test_a_batch_keeps_its_order_and_each_slot_is_its_own(store: Store) -> None:
         check(store, messages, qos_max)
 
 
-def test_nothing_is_a_run_of_nothing(store: Store) -> None:
+def test_no_entries_make_an_empty_batch(store: Store) -> None:
     assert encode_batch(store, b"", DeliveryOptions(1)) == EncodedBatch(b"", [], 0)
 
 
 def test_the_retain_flag_of_a_stored_message_is_not_passed_on(store: Store) -> None:
-    # [MQTT-3.3.1-9]: it is set for a new subscription only.
+    # [MQTT-3.3.1-9]: the flag is set for a new subscription only.
     message = Stored(b"plant/1", b"on", Flag.RETAIN | 1)
     batch = encode_batch(store, entries_of(store, [message]), DeliveryOptions(1))
     assert decode(patched(batch, iter([5])), MIB)[0] == [(PUBLISH, 1 << 1, b"plant/1", 5, b"on")]
@@ -137,13 +139,11 @@ def test_the_retain_flag_of_a_stored_message_is_not_passed_on(store: Store) -> N
     ),
     st.integers(0, 2),
 )
-def test_whatever_is_stored_is_what_a_client_decodes(store: Store, messages: list[Stored], qos_max: int) -> None:
+def test_a_client_decodes_what_was_stored(store: Store, messages: list[Stored], qos_max: int) -> None:
     check(store, messages, qos_max)
 
 
-def test_a_batch_of_one_client_is_read_at_once_and_one_with_others_between_message_by_message(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_adjacent_records_are_read_at_once_and_scattered_ones_one_by_one(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[int] = []
     read = store.log.read
 
@@ -163,8 +163,8 @@ def test_a_batch_of_one_client_is_read_at_once_and_one_with_others_between_messa
     assert len(reads) == 50
 
 
-def test_messages_that_go_out_as_they_are_and_others_take_turns_in_mqtt_5(store: Store) -> None:
-    """What is known of the last plain message must not be taken from one with properties that came in between."""
+def test_messages_with_and_without_properties_alternate_in_mqtt_5(store: Store) -> None:
+    """The shape of the last message without properties must not be taken from a message with properties in between."""
     messages = [
         Stored(b"a/b", b"1", 0),
         Stored(b"a/b", b"2", 0),
@@ -180,7 +180,7 @@ def test_messages_that_go_out_as_they_are_and_others_take_turns_in_mqtt_5(store:
     assert all(item[5].endswith(b"\x0b\xac\x02") for item in items)
 
 
-def test_a_batch_may_lie_in_several_segments(tmp_path: Path) -> None:
+def test_a_batch_may_span_several_segments(tmp_path: Path) -> None:
     store = Store(tmp_path, StoreOptions(segment_bytes=16 * KIB), ManualClock())
     store.recover()
     check(store, [Stored(b"plant/1", b"%d" % n, n % 2) for n in range(1500)], 0)

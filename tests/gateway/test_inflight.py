@@ -1,3 +1,5 @@
+"""The packet ids of deliveries under way, and the window of a session."""
+
 from __future__ import annotations
 
 from hypothesis import given
@@ -15,13 +17,13 @@ def test_packet_ids_count_from_1() -> None:
     assert [some.assign(AT_1) for _ in range(3)] == [1, 2, 3]
 
 
-def test_after_the_last_packet_id_comes_1_and_never_0() -> None:
+def test_packet_ids_wrap_around_to_1_and_never_to_0() -> None:
     some = Inflight(10)
     some.last_packet_id = PACKET_ID_MAX - 1
     assert [some.assign(AT_1) for _ in range(2)] == [PACKET_ID_MAX, 1]
 
 
-def test_a_packet_id_that_is_under_way_is_passed_over() -> None:
+def test_a_packet_id_in_use_is_skipped() -> None:
     some = Inflight(10)
     taken = [some.assign(AT_2) for _ in range(3)]
     assert some.acknowledge(PUBREC, taken[1])
@@ -29,14 +31,14 @@ def test_a_packet_id_that_is_under_way_is_passed_over() -> None:
     assert some.assign(AT_1) == 4
 
 
-def test_a_packet_id_is_not_used_again_before_all_others() -> None:
+def test_a_free_packet_id_is_not_reused_before_all_others() -> None:
     some = Inflight(10)
     first = some.assign(AT_1)
     assert some.acknowledge(PUBACK, first)
     assert some.assign(AT_1) == first + 1
 
 
-def test_all_packet_ids_may_be_under_way() -> None:
+def test_all_packet_ids_may_be_in_use() -> None:
     some = Inflight(PACKET_ID_MAX)
     taken = {some.assign(AT_1) for _ in range(PACKET_ID_MAX)}
     assert taken == set(range(1, PACKET_ID_MAX + 1))
@@ -45,7 +47,7 @@ def test_all_packet_ids_may_be_under_way() -> None:
     assert some.assign(AT_1) == 777
 
 
-def test_room_shrinks_with_each_delivery_and_grows_with_its_last_ack() -> None:
+def test_room_shrinks_with_each_delivery_and_grows_with_its_last_acknowledgement() -> None:
     some = Inflight(3)
     at_1, at_2 = some.assign(AT_1), some.assign(AT_2)
     assert some.room == 1
@@ -57,7 +59,7 @@ def test_room_shrinks_with_each_delivery_and_grows_with_its_last_ack() -> None:
     assert some.room == 3
 
 
-def test_an_ack_of_another_kind_than_the_one_awaited_changes_nothing() -> None:
+def test_an_acknowledgement_of_the_wrong_kind_changes_nothing() -> None:
     some = Inflight(10)
     at_1, at_2 = some.assign(AT_1), some.assign(AT_2)
     for kind, packet_id in [(PUBREC, at_1), (PUBCOMP, at_1), (PUBACK, at_2), (PUBCOMP, at_2), (PUBACK, 9)]:
@@ -65,7 +67,7 @@ def test_an_ack_of_another_kind_than_the_one_awaited_changes_nothing() -> None:
     assert some.slots == {at_1: AT_1, at_2: AT_2}
 
 
-def test_an_ack_counts_once() -> None:
+def test_an_acknowledgement_counts_once() -> None:
     some = Inflight(10)
     packet_id = some.assign(AT_1)
     assert some.acknowledge(PUBACK, packet_id)
@@ -73,7 +75,7 @@ def test_an_ack_counts_once() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from([PUBACK, PUBREC, PUBCOMP]), st.integers(0, 12)) | st.sampled_from([1, 2])))
-def test_packet_ids_under_way_are_distinct_and_within_the_window(steps: list[tuple[int, int] | int]) -> None:
+def test_packet_ids_in_use_are_distinct_and_within_the_window(steps: list[tuple[int, int] | int]) -> None:
     some = Inflight(8)
     under_way: set[int] = set()
     for step in steps:

@@ -1,3 +1,5 @@
+"""The search for retained messages and their place in the store, without a broker."""
+
 from __future__ import annotations
 
 import shutil
@@ -24,7 +26,7 @@ from tests.store.wiring import close, open_store, publish, retain, work_on
 
 
 class Retained:
-    """A store with retained messages and no event loop: a test commits by itself."""
+    """A store with retained messages and no event loop. The test commits by itself."""
 
     def __init__(self, directory: Path) -> None:
         self.clock = ManualClock()
@@ -34,7 +36,7 @@ class Retained:
         self.store.recover()
 
     def put(self, topic: str, body: bytes = b"x", *, expiry_ms: int = 0, delayed: bool = False) -> tuple[int, int]:
-        """Retain a message; return position and size of its record."""
+        """Retain a message and return position and size of its record."""
         flags = Flag.RETAIN | (Flag.DELAYED if delayed else 0)
         properties = encode_properties(Properties(expires_at_ms=self.clock.now_ms() + expiry_ms if expiry_ms else 0))
         position = self.store.append_message(self.store.queues.route(topic.encode()), body, properties, flags)
@@ -73,7 +75,9 @@ FILTERS = st.builds(
 
 @settings(max_examples=25 * DEPTH)
 @given(st.lists(TOPICS, max_size=25), st.lists(FILTERS | st.just("#"), min_size=1, max_size=8), st.data())
-def test_a_search_finds_what_the_definition_finds_in_order(stored: list[str], filters: list[str], data: st.DataObject) -> None:
+def test_a_search_finds_what_the_definition_of_a_match_finds_in_order(
+    stored: list[str], filters: list[str], data: st.DataObject
+) -> None:
     cleared = data.draw(st.lists(st.sampled_from(stored), unique=True)) if stored else []
     with TemporaryDirectory() as directory, opened(Path(directory)) as some:
         for topic in stored:
@@ -86,7 +90,7 @@ def test_a_search_finds_what_the_definition_finds_in_order(stored: list[str], fi
             assert some.found(topic_filter) == [topic for topic in left if topics.matches(topic_filter, topic)]
 
 
-def test_topics_deeper_than_the_lists_are_found(tmp_path: Path) -> None:
+def test_topics_with_more_levels_than_are_indexed_are_found(tmp_path: Path) -> None:
     deep = "/".join("abcdefghijkl")
     assert deep.count("/") >= LEVELS_INDEXED
     with opened(tmp_path) as some:
@@ -98,7 +102,7 @@ def test_topics_deeper_than_the_lists_are_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("topic_filter", "looks_max"), [("+/dev7/+", 30), ("+/+/rare", 10), ("site3/+/rare", 5), ("+", 2)])
-def test_a_search_does_not_look_at_every_topic(
+def test_a_search_does_not_read_every_topic(
     tmp_path: Path, topic_filter: str, looks_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = 0
@@ -118,7 +122,7 @@ def test_a_search_does_not_look_at_every_topic(
     assert 0 < looks <= looks_max
 
 
-def test_what_is_retained_is_there_after_a_restart(tmp_path: Path) -> None:
+def test_retained_messages_are_there_after_a_restart(tmp_path: Path) -> None:
     with opened(tmp_path) as some:
         for topic in ("a/1", "a/2", "b"):
             some.put(topic)
@@ -130,7 +134,7 @@ def test_what_is_retained_is_there_after_a_restart(tmp_path: Path) -> None:
         assert len(again.messages) == 2
 
 
-def test_one_that_has_expired_is_not_found_and_makes_room(tmp_path: Path) -> None:
+def test_an_expired_message_is_not_found_and_its_rows_are_deleted(tmp_path: Path) -> None:
     with opened(tmp_path) as some:
         some.put("a/1", expiry_ms=1000)
         some.put("a/2", expiry_ms=1001)
@@ -140,13 +144,13 @@ def test_one_that_has_expired_is_not_found_and_makes_room(tmp_path: Path) -> Non
         assert len(some.messages) == 2
         some.clock.advance(1)
         assert some.found("a/2") == []
-        some.put("a/2")  # in the turn that would forget the old one
+        some.put("a/2")  # In the same turn, the row of the old message would be deleted.
         assert some.found("#") == ["a/2", "other"]
 
 
 @pytest.mark.parametrize(("kind", "is_kept"), [(Kind.TIMER_FIRED, True), (Kind.TIMER_CANCELLED, False)])
 @pytest.mark.parametrize("restarts", [False, True])
-def test_a_delayed_one_is_retained_when_it_fires(tmp_path: Path, kind: Kind, is_kept: bool, restarts: bool) -> None:
+def test_a_delayed_message_is_retained_when_it_fires(tmp_path: Path, kind: Kind, is_kept: bool, restarts: bool) -> None:
     with opened(tmp_path) as some:
         some.put("a", b"old")
         entry = some.put("a", b"new", delayed=True)

@@ -1,4 +1,4 @@
-"""Sessions that outlive the node: its stop, and its kill at any moment."""
+"""Sessions that outlive the node, when it stops and when it is killed."""
 
 from __future__ import annotations
 
@@ -40,9 +40,7 @@ from tests.waiting import until
 
 @each_end
 @both_versions
-async def test_what_comes_while_the_client_is_away_waits_through_the_end_of_the_node(
-    broker: Broker, version: int, end: str
-) -> None:
+async def test_messages_for_a_client_that_is_away_survive_the_end_of_the_node(broker: Broker, version: int, end: str) -> None:
     """[MQTT-4.1.0-1], [MQTT-3.1.2-5], [MQTT-4.6.0-6]."""
     client, publisher = await begin(broker, "pump", version), await broker.connect("publisher")
     await client.subscribe(("a/+", 1), ("b", 2))
@@ -64,7 +62,7 @@ async def test_what_comes_while_the_client_is_away_waits_through_the_end_of_the_
 
 @each_end
 @both_versions
-async def test_what_was_under_way_comes_again_with_dup_and_its_packet_ids_in_order(
+async def test_deliveries_under_way_are_sent_again_with_dup_and_their_packet_ids_in_order(
     broker: Broker, version: int, end: str
 ) -> None:
     """[MQTT-4.4.0-1], [MQTT-3.3.1-1], [MQTT-4.6.0-1]."""
@@ -90,10 +88,10 @@ async def test_what_was_under_way_comes_again_with_dup_and_its_packet_ids_in_ord
         (PUBLISH, DUP, ids[5], b"5"),
         (PUBLISH, 0, came[-1][3], b"new"),
     ]
-    assert came[-1][3] not in ids, "the packet ids go on where they were"
+    assert came[-1][3] not in ids, "the packet ids must continue where they were"
 
 
-async def test_what_was_acknowledged_and_recorded_doesnt_come_again_after_a_kill_and_the_rest_does(broker: Broker) -> None:
+async def test_after_a_kill_only_deliveries_without_a_recorded_acknowledgement_are_sent_again(broker: Broker) -> None:
     client, publisher = await begin(broker, "pump", 5), await broker.connect("publisher")
     await client.subscribe(("a", 1))
     for n in range(6):
@@ -115,7 +113,7 @@ async def test_what_was_acknowledged_and_recorded_doesnt_come_again_after_a_kill
 
 
 @pytest.mark.parametrize("window", [1, 1000])
-async def test_a_hot_subscriber_costs_a_record_now_and_then(broker: Broker, window: int) -> None:
+async def test_a_hot_subscriber_costs_few_records(broker: Broker, window: int) -> None:
     about = LASTS | {Property.RECEIVE_MAXIMUM: window}
     client, publisher = await broker.connect_5("pump", about=about), await broker.connect("publisher")
     await client.subscribe(("a", 1))
@@ -131,7 +129,7 @@ async def test_a_hot_subscriber_costs_a_record_now_and_then(broker: Broker, wind
     assert (one.inflight, one.subscriptions["a"].cursor) == ({}, 500)
 
 
-async def test_a_record_says_only_what_has_changed(broker: Broker) -> None:
+async def test_a_record_has_only_what_has_changed(broker: Broker) -> None:
     client, publisher = await begin(broker, "pump", 5), await broker.connect("publisher")
     await client.subscribe(("a", 1))
     for n in range(20):
@@ -144,12 +142,12 @@ async def test_a_record_says_only_what_has_changed(broker: Broker) -> None:
     await client.message()
     await client.drained()
     journal.save(session)
-    assert 0 < log.end - before < 100, "one packet id"
+    assert 0 < log.end - before < 100, "the record has one packet id"
     assert list(stored(broker, "pump").inflight) == list(session.inflight.slots)
 
 
-async def test_nothing_of_qos_0_comes_twice_after_a_kill(broker: Broker) -> None:
-    """[MQTT-4.3.1-1]: what was sent since the last record isn't known, so it isn't sent at all."""
+async def test_no_message_of_qos_0_is_sent_twice_after_a_kill(broker: Broker) -> None:
+    """[MQTT-4.3.1-1]: the node doesn't know what it sent since the last record, so it sends none of that again."""
     client, publisher = await begin(broker, "pump", 5), await broker.connect("publisher")
     away = await begin(broker, "away", 5)
     for one in (client, away):
@@ -163,8 +161,8 @@ async def test_nothing_of_qos_0_comes_twice_after_a_kill(broker: Broker) -> None
     assert await (await resume(broker, "away", 5)).messages() == [Message("a", b"x")]
 
 
-async def test_one_of_qos_0_that_sends_for_another_of_qos_1_loses_nothing_by_a_kill(broker: Broker) -> None:
-    """[MQTT-3.3.4-2]: of two that overlap, the older sends at the higher QoS."""
+async def test_a_qos_0_subscription_that_sends_for_one_of_qos_1_loses_nothing_in_a_kill(broker: Broker) -> None:
+    """[MQTT-3.3.4-2]: of two overlapping subscriptions the older one sends, at the higher QoS."""
     client, publisher = await begin(broker, "pump", 5), await broker.connect("publisher")
     await client.subscribe(("a/#", 0), ("a/+", 1))
     await recorded(broker)
@@ -179,24 +177,24 @@ async def test_one_of_qos_0_that_sends_for_another_of_qos_1_loses_nothing_by_a_k
 
 
 async def test_a_packet_id_is_durable_before_a_client_sees_it_at_qos_2(broker: Broker) -> None:
-    """[MQTT-4.3.3-2]: else another node would send the message under another one."""
+    """[MQTT-4.3.3-2]: otherwise the next node would send the message under another packet id."""
     client, other = await begin(broker, "pump", 5), await broker.connect("clean")
     for one in (client, other):
         await one.subscribe(("a", 2))
     publisher = await broker.connect("publisher")
     with HeldSync(broker) as disk:
         await publisher.send(encode_publish(b"a", b"x", 2, packet_id=1))
-        assert (await other.receive())[4] == b"x", "a clean session ends with the node"
+        assert (await other.receive())[4] == b"x", "a clean session needs no record, so nothing holds its delivery back"
         assert await client.drained() == []
         await publisher.send(encode_publish(b"a", b"later"))
         assert (await other.receive())[4] == b"later"
-        assert await client.drained() == [], "it is behind the other one"
+        assert await client.drained() == [], "the delivery waits behind the one that is not durable"
         disk.release()
         assert [(await client.receive())[4] for _ in range(2)] == [b"x", b"later"]
 
 
 async def test_a_pubrec_is_durable_before_its_pubrel(broker: Broker) -> None:
-    """Else another node would send the message again to a client that has released it."""
+    """Otherwise the next node would send the message again to a client that has received it."""
     client, publisher = await begin(broker, "pump", 5), await broker.connect("publisher")
     await client.subscribe(("a", 2))
     await publisher.publish("a", b"x", 2)
@@ -233,12 +231,12 @@ async def test_a_message_received_at_qos_2_is_stored_once_across_the_end_of_the_
     again = await resume(broker, "pump", version)
     await again.send(encode_publish(b"a", b"y", 2, packet_id=7, properties=properties))
     assert await again.receive() == (PUBREC, 7)
-    assert [message.body for message in broker.stored()] == [b"x", b"y"], "its packet id was free again"
+    assert [message.body for message in broker.stored()] == [b"x", b"y"], "the packet id must be free again"
 
 
 @both_versions
 async def test_a_pubrel_is_durable_before_its_pubcomp(broker: Broker, version: int) -> None:
-    """Else another node would take the next message with this packet id for a repetition."""
+    """Otherwise the next node would take the next message with this packet id for a repetition."""
     client = await begin(broker, "pump", version)
     await client.send(encode_publish(b"a", b"x", 2, packet_id=7, properties=b"\0" if version == 5 else b""))
     assert await client.receive() == (PUBREC, 7)
@@ -249,7 +247,7 @@ async def test_a_pubrel_is_durable_before_its_pubcomp(broker: Broker, version: i
         assert await client.receive() == (PUBCOMP, 7)
 
 
-async def test_with_properties_and_delayed_messages_are_received_once_too(broker: Broker) -> None:
+async def test_messages_with_properties_and_delayed_ones_are_received_once_too(broker: Broker) -> None:
     found: PropertyValues = {Property.CONTENT_TYPE: "text"}
     client = await begin(broker, "pump", 5)
     packets = [
@@ -267,14 +265,16 @@ async def test_with_properties_and_delayed_messages_are_received_once_too(broker
     await watcher.subscribe(("c", 2))
     assert isinstance(again, type(watcher))
     await again.publish_with("c", b"z", found, 2, packet_id=3)
-    assert await watcher.message_with() == (Message("c", b"z", 2), found), "who sent it, and how, is nobody's business"
+    assert await watcher.message_with() == (Message("c", b"z", 2), found), (
+        "subscribers must not learn the publisher and its packet id"
+    )
 
 
 # --- subscriptions ------------------------------------------------------------------------------------------------------
 
 
 @each_end
-async def test_subscriptions_keep_their_options_and_those_given_up_stay_so(broker: Broker, end: str) -> None:
+async def test_subscriptions_keep_their_options_and_ended_ones_stay_ended(broker: Broker, end: str) -> None:
     """3.8.3.1, [MQTT-3.3.4-3]."""
     client, publisher = await broker.connect_5("pump", about=LASTS), await broker.connect_5("publisher")
     await client.subscribe_with(("a/+", 1 | 8), identifier=5)
@@ -307,7 +307,7 @@ async def test_a_subscription_is_durable_before_its_suback(broker: Broker) -> No
 
 @each_end
 @pytest.mark.parametrize("qos", [1, 2])
-async def test_retained_messages_that_were_not_out_yet_come_to_the_next_connection(broker: Broker, end: str, qos: int) -> None:
+async def test_retained_messages_that_were_not_yet_sent_go_to_the_next_connection(broker: Broker, end: str, qos: int) -> None:
     publisher = await broker.connect("publisher")
     for n in range(6):
         await publisher.publish(f"state/{n}", b"%d" % n, 2, retain=True)
@@ -344,7 +344,7 @@ async def test_many_sessions_that_subscribe_to_one_filter_have_one_claim_on_its_
 
 
 @each_end
-async def test_a_session_ends_at_its_time_whether_the_node_ran_meanwhile_or_not(broker: Broker, end: str) -> None:
+async def test_a_session_expires_whether_the_node_runs_or_not(broker: Broker, end: str) -> None:
     """[MQTT-3.1.2-23]."""
     client = await begin(broker, "pump", 5)
     await client.subscribe(("a", 1))
@@ -359,18 +359,18 @@ async def test_a_session_ends_at_its_time_whether_the_node_ran_meanwhile_or_not(
     assert broker.node.gateway.counters.sessions_expired == 1
 
 
-async def test_a_client_that_is_back_after_its_time_finds_nothing(broker: Broker) -> None:
+async def test_a_client_that_returns_after_the_expiry_finds_nothing(broker: Broker) -> None:
     client = await begin(broker, "pump", 5)
     await client.subscribe(("a", 1))
     await leave(client)
     await broker.restart()
     gateway = broker.node.gateway
     pass_time(gateway, 1)
-    gateway.store.clock.ahead_ms += 60_000  # type: ignore[attr-defined] # the wheel hasn't turned yet
+    gateway.store.clock.ahead_ms += 60_000  # type: ignore[attr-defined]  # The heartbeat has not come yet.
     assert not (await broker.connect_5("pump", flags=0, about=LASTS)).session_present
 
 
-async def test_who_was_connected_when_the_node_was_killed_has_left_then(broker: Broker) -> None:
+async def test_a_client_that_was_connected_at_a_kill_counts_as_gone_since_then(broker: Broker) -> None:
     client = await begin(broker, "pump", 5)
     await client.subscribe(("a", 1))
     await broker.kill()
@@ -382,8 +382,8 @@ async def test_who_was_connected_when_the_node_was_killed_has_left_then(broker: 
 
 
 @pytest.mark.parametrize("end", [*ENDS, ""])
-async def test_a_session_that_is_to_last_no_longer_ends_with_its_connection(broker: Broker, end: str) -> None:
-    """3.1.2.11.2: a client may come back with another expiry interval."""
+async def test_a_session_whose_expiry_becomes_0_ends_with_its_connection(broker: Broker, end: str) -> None:
+    """3.1.2.11.2: a client may return with another expiry interval."""
     client, publisher = await begin(broker, "pump", 5), await broker.connect("publisher")
     await client.subscribe(("a", 1))
     await leave(client)
@@ -409,7 +409,7 @@ async def test_a_clean_session_leaves_nothing_behind(broker: Broker, end: str) -
 
 
 @both_versions
-async def test_a_clean_start_ends_what_an_earlier_node_knew(broker: Broker, version: int) -> None:
+async def test_a_clean_start_ends_a_session_of_an_earlier_node(broker: Broker, version: int) -> None:
     client = await begin(broker, "pump", version)
     await client.subscribe(("a", 1))
     await broker.kill()
@@ -419,7 +419,7 @@ async def test_a_clean_start_ends_what_an_earlier_node_knew(broker: Broker, vers
     assert set(broker.held_resources().values()) == {0}
 
 
-async def test_no_session_more_than_may_be_where_all_clients_are_connected(start_broker: StartBroker) -> None:
+async def test_at_the_limit_a_session_is_refused_if_all_clients_are_connected(start_broker: StartBroker) -> None:
     broker = await start_broker(sessions_max=1)
     await begin(broker, "one", 5)
     new = await broker.connect_5("two", about=LASTS, accepted=False)
@@ -434,7 +434,7 @@ async def test_no_session_more_than_may_be_where_all_clients_are_connected(start
 
 
 @both_versions
-async def test_of_more_that_waits_than_may_the_oldest_are_passed_over(start_broker: StartBroker, version: int) -> None:
+async def test_beyond_the_backlog_limit_the_oldest_messages_are_dropped(start_broker: StartBroker, version: int) -> None:
     broker = await start_broker(session_queued_max=10)
     client, publisher = await begin(broker, "pump", version), await broker.connect("publisher")
     await client.subscribe(("flood", 1), ("quiet", 1))
@@ -452,7 +452,7 @@ async def test_of_more_that_waits_than_may_the_oldest_are_passed_over(start_brok
     assert broker.node.gateway.counters.queued_dropped == 43
 
 
-async def test_a_slow_client_loses_the_oldest_that_wait_too(start_broker: StartBroker) -> None:
+async def test_a_slow_connected_client_loses_its_oldest_messages_too(start_broker: StartBroker) -> None:
     broker = await start_broker(session_queued_max=10)
     client = await broker.connect_5("pump", about=LASTS | {Property.RECEIVE_MAXIMUM: 1})
     publisher = await broker.connect("publisher")
@@ -499,7 +499,7 @@ async def test_ten_thousand_sessions_of_clients_that_are_away_are_not_in_memory(
 KINDS = ("Session", "StoredSession", "StoredSubscription", "Subscription", "LightQueue")
 
 
-async def test_what_a_session_needs_outlives_its_segments(start_broker: StartBroker) -> None:
+async def test_records_that_a_session_needs_outlive_their_segments(start_broker: StartBroker) -> None:
     broker = await start_broker(segment_bytes=MIB, retention_bytes=2 * MIB)
     client, publisher = await begin(broker, "pump", 5), await broker.connect("publisher")
     await with_will(broker, 3000, 3600)
@@ -524,7 +524,7 @@ async def test_what_a_session_needs_outlives_its_segments(start_broker: StartBro
 
 
 @pytest.mark.parametrize("damaged", [Kind.MESSAGE, Kind.SESSION_SUBSCRIBED, Kind.SESSION_OPENED])
-async def test_on_a_log_that_was_repaired_no_new_message_is_missed(broker: Broker, damaged: Kind) -> None:
+async def test_no_new_message_is_missed_on_a_repaired_log(broker: Broker, damaged: Kind) -> None:
     for name in ("pump", "second"):
         client, publisher = await begin(broker, name, 5), await broker.connect("publisher")
         await client.subscribe(("a", 1))
@@ -550,9 +550,9 @@ async def test_on_a_log_that_was_repaired_no_new_message_is_missed(broker: Broke
         if name == "second":
             assert came == [b"new"]
         elif damaged is Kind.MESSAGE:
-            assert came == [b"0", b"1", b"2", b"new"], "what came for the second one, and what is new"
+            assert came == [b"0", b"1", b"2", b"new"], "the messages for the second session and the new one must come"
         else:
-            assert came == [], "its session, or its subscription, is what was damaged"
+            assert came == [], "the damaged record is that of the session or of the subscription"
 
 
 # --- wills --------------------------------------------------------------------------------------------------------------
@@ -593,14 +593,14 @@ async def test_a_will_has_its_properties_and_no_others(broker: Broker) -> None:
 
 
 @each_end
-async def test_a_stop_publishes_the_wills_of_who_is_connected(broker: Broker, end: str) -> None:
+async def test_a_stop_publishes_the_wills_of_connected_clients(broker: Broker, end: str) -> None:
     """3.14.4: a connection that the server closes ends without a DISCONNECT of the client."""
     await with_will(broker, 0, 60)
     await end_node(broker, end)
     await until(lambda: broker.stored() == [Message("will", b"gone", 1)])
 
 
-async def test_a_will_that_was_withdrawn_isnt_published_after_a_kill(broker: Broker) -> None:
+async def test_a_withdrawn_will_is_not_published_after_a_kill(broker: Broker) -> None:
     """[MQTT-3.14.4-3]."""
     client = await with_will(broker, 0, 60)
     await leave(client)
@@ -610,7 +610,7 @@ async def test_a_will_that_was_withdrawn_isnt_published_after_a_kill(broker: Bro
     assert broker.stored() == []
 
 
-async def test_a_client_that_is_back_in_time_after_a_kill_takes_its_will_back(broker: Broker) -> None:
+async def test_a_client_that_returns_in_time_after_a_kill_withdraws_its_will(broker: Broker) -> None:
     """[MQTT-3.1.3-9]."""
     await with_will(broker, 10, 60)
     await broker.kill()

@@ -1,4 +1,4 @@
-"""Sessions that outlive their connections, in both versions, and wills that wait. Within the life of the node."""
+"""Sessions that outlive their connections, in both versions, and delayed wills; without a restart of the node."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.waiting import until
 
 
 @both_versions
-async def test_what_comes_while_a_client_is_away_waits_for_it_in_order(broker: Broker, version: int) -> None:
+async def test_messages_for_a_client_that_is_away_wait_in_order(broker: Broker, version: int) -> None:
     """[MQTT-3.1.2-5], [MQTT-4.1.0-1], [MQTT-4.6.0-6]."""
     client, publisher = await begin(broker, "pump", version), await broker.connect("publisher")
     await client.subscribe(("a/+", 1), ("b", 2))
@@ -34,7 +34,7 @@ async def test_what_comes_while_a_client_is_away_waits_for_it_in_order(broker: B
 
 
 @both_versions
-async def test_deliveries_that_were_not_acknowledged_come_again_with_dup_in_order(broker: Broker, version: int) -> None:
+async def test_unacknowledged_deliveries_are_sent_again_with_dup_in_order(broker: Broker, version: int) -> None:
     """[MQTT-4.4.0-1], [MQTT-3.3.1-1], [MQTT-4.6.0-1]."""
     client, publisher = await begin(broker, "pump", version), await broker.connect("publisher")
     await client.subscribe(("a", 2))
@@ -83,7 +83,7 @@ async def test_a_qos_2_message_that_is_repeated_on_another_connection_is_stored_
     assert broker.stored() == [Message("a", b"x", 2)]
 
 
-async def test_what_is_sent_again_keeps_to_the_receive_maximum_and_to_the_socket(start_broker: StartBroker) -> None:
+async def test_redelivery_respects_the_receive_maximum_and_the_socket(start_broker: StartBroker) -> None:
     """[MQTT-3.3.4-7]."""
     broker = await start_broker(send_buffer_bytes=8 * KIB)
     client, publisher = await begin(broker, "pump", 5), await broker.connect("publisher")
@@ -101,7 +101,7 @@ async def test_what_is_sent_again_keeps_to_the_receive_maximum_and_to_the_socket
     assert await again.drained() == []
 
 
-async def test_a_session_may_go_on_in_another_version(broker: Broker) -> None:
+async def test_a_session_may_be_resumed_in_another_version(broker: Broker) -> None:
     client, publisher = await begin(broker, "pump", 4), await broker.connect("publisher")
     await client.subscribe(("a/#", 1), ("a/+", 1))
     await leave(client)
@@ -140,11 +140,11 @@ async def test_a_clean_session_ends_with_its_connection(broker: Broker) -> None:
     assert set(broker.held_resources().values()) == {0}
 
 
-async def test_a_session_ends_when_its_time_is_over(broker: Broker) -> None:
+async def test_a_session_ends_after_its_expiry_interval(broker: Broker) -> None:
     """[MQTT-3.1.2-23], [MQTT-4.1.0-2]."""
     client = await broker.connect_5("pump", about=LASTS)
     await client.subscribe(("a", 1))
-    pass_time(broker.node.gateway, 120)  # while the client is there
+    pass_time(broker.node.gateway, 120)  # The client is connected.
     await leave(client)
     await until(lambda: "pump" in broker.away())
     pass_time(broker.node.gateway, 59)
@@ -155,7 +155,7 @@ async def test_a_session_ends_when_its_time_is_over(broker: Broker) -> None:
     assert broker.node.gateway.counters.sessions_expired == 1
 
 
-async def test_a_client_that_is_back_in_time_keeps_its_session(broker: Broker) -> None:
+async def test_a_client_that_returns_in_time_keeps_its_session(broker: Broker) -> None:
     client = await broker.connect_5("pump", about=LASTS)
     for _ in range(3):
         await leave(client)
@@ -175,7 +175,7 @@ async def test_a_disconnect_may_change_how_long_the_session_lasts(broker: Broker
     assert broker.away() == []
 
 
-async def test_a_takeover_goes_on_with_the_session(broker: Broker) -> None:
+async def test_a_takeover_resumes_the_session(broker: Broker) -> None:
     """[MQTT-3.1.4-3]."""
     old, publisher = await begin(broker, "pump", 5), await broker.connect("publisher")
     await old.subscribe(("a", 1))
@@ -186,7 +186,7 @@ async def test_a_takeover_goes_on_with_the_session(broker: Broker) -> None:
     assert await new.message() == Message("a", b"x", 1)
 
 
-async def test_one_session_more_than_the_limit_ends_the_one_whose_time_is_over_first(start_broker: StartBroker) -> None:
+async def test_at_the_limit_a_new_session_displaces_the_one_that_expires_first(start_broker: StartBroker) -> None:
     broker = await start_broker(sessions_max=2)
     for name in ("one", "two", "three"):
         client = await broker.connect_5(name, about=LASTS)
@@ -211,7 +211,7 @@ async def test_a_session_of_a_client_that_is_away_holds_no_messages(broker: Brok
 
 
 async def dying(broker: Broker, delay_s: int, expiry_s: int) -> Client5:
-    """Return a client with a will, whose connection has broken."""
+    """Return a client with a will whose connection has broken."""
     client = await broker.connect_5(
         "pump",
         b"will",
@@ -242,7 +242,7 @@ async def test_a_will_waits_for_its_delay_or_for_the_end_of_the_session(
     assert await watcher.messages() == []
 
 
-async def test_a_will_that_waits_is_not_published_when_the_client_is_back_in_time(broker: Broker) -> None:
+async def test_a_delayed_will_is_not_published_if_the_client_returns_in_time(broker: Broker) -> None:
     """[MQTT-3.1.3-9]."""
     watcher = await broker.connect("watcher")
     await watcher.subscribe(("will", 0))
@@ -255,7 +255,7 @@ async def test_a_will_that_waits_is_not_published_when_the_client_is_back_in_tim
 
 
 @pytest.mark.parametrize(("flags", "comes"), [(CLEAN, True), (0, False)])
-async def test_a_takeover_publishes_a_will_that_waits_where_the_session_ends(broker: Broker, flags: int, comes: bool) -> None:
+async def test_a_takeover_that_ends_the_session_publishes_its_delayed_will(broker: Broker, flags: int, comes: bool) -> None:
     """[MQTT-3.1.4-3], 3.1.3.2.2."""
     watcher = await broker.connect("watcher")
     await watcher.subscribe(("will", 0))
@@ -264,8 +264,8 @@ async def test_a_takeover_publishes_a_will_that_waits_where_the_session_ends(bro
     assert await watcher.messages() == ([Message("will", b"gone")] if comes else [])
 
 
-async def test_a_will_that_waits_outlives_a_stop_of_the_node(broker: Broker) -> None:
-    """3.1.3.2.2: the session goes on, so the delay does."""
+async def test_a_delayed_will_outlives_a_stop_of_the_node(broker: Broker) -> None:
+    """3.1.3.2.2: the delay goes on as long as the session does."""
     await dying(broker, 10, 60)
     await broker.restart()
     assert broker.stored() == []
@@ -276,7 +276,7 @@ async def test_a_will_that_waits_outlives_a_stop_of_the_node(broker: Broker) -> 
     assert broker.stored() == [Message("will", b"gone")]
 
 
-async def test_messages_of_one_that_left_are_read_by_those_who_stay(broker: Broker) -> None:
+async def test_messages_of_a_client_that_left_reach_the_clients_that_stay(broker: Broker) -> None:
     client, other = await begin(broker, "pump", 4), await broker.connect("other")
     for one in (client, other):
         await one.subscribe(("a/+", 1))

@@ -1,4 +1,4 @@
-"""What is stored of sessions, changed, killed, cut, retained and opened again in any order, against a model of dicts."""
+"""Compares stored sessions with a model of dicts, while they change and the node is killed, cut, trimmed and reopened."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ filters = st.sampled_from(["plant/+", "plant/#", "office"])
 
 @dataclass
 class Modelled:
-    """A session as a list of events makes it."""
+    """A session, as the events so far describe it."""
 
     connected: bool = True
     expiry_s: int = 0
@@ -44,12 +44,12 @@ class Modelled:
     last_packet_id: int = 0
     received: set[int] = field(default_factory=set)
     inflight: list[tuple[int, int | None]] = field(default_factory=list)
-    """Packet id, and position of the message; None where its PUBREC has come."""
+    """Position of the message by packet id; None if its PUBREC has come."""
     subscriptions: dict[str, list[Any]] = field(default_factory=dict)
-    """Number, options, identifier, cursor, retained before, retained after; by filter."""
+    """By filter: number, options, identifier, cursor, retained before, retained after."""
     subscribed: int = 0
     draining: dict[int, list[Any]] = field(default_factory=dict)
-    """Filter, cursor, stop, cuts; by number."""
+    """By number: filter, cursor, stop, cuts."""
 
     @property
     def due_ms(self) -> int:
@@ -65,7 +65,7 @@ Model = dict[str, Modelled]
 
 
 def modelled(stored: StoredSession) -> Modelled:
-    """Return what is stored in the terms of the model."""
+    """Return a stored session in the form of the model."""
     will = stored.will
     return Modelled(
         stored.connected,
@@ -85,7 +85,7 @@ def modelled(stored: StoredSession) -> Modelled:
 
 
 class SessionsMachine(RuleBasedStateMachine):
-    """`events` are all records that were appended: where each ends, and what it does to the model."""
+    """The machine. `events` has for each appended record where it ends and how it changes the model."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -166,7 +166,7 @@ class SessionsMachine(RuleBasedStateMachine):
 
     @rule(client=clients, again=st.booleans())
     def end(self, client: str, again: bool) -> None:
-        """End a session; and begin the next one at once, before anything is saved."""
+        """End a session and begin the next one at once, before a save."""
         if client in self.now:
             self.append(Kind.SESSION_CLOSED, client, {"ended": True}, lambda model, _: model.__delitem__(client))
             if again:
@@ -209,7 +209,7 @@ class SessionsMachine(RuleBasedStateMachine):
 
     @rule(client=clients, name=filters, stop=st.integers(0, 9), cuts=st.dictionaries(st.integers(0, 9), st.integers(0, 9)))
     def begin_to_leave(self, client: str, name: str, stop: int, cuts: dict[int, int]) -> None:
-        """Unsubscribe from what others rely on."""
+        """Unsubscribe from a filter that other subscriptions rely on."""
 
         def then(model: Model, _: int) -> None:
             fields = model[client].subscriptions.pop(name)
@@ -275,7 +275,7 @@ class SessionsMachine(RuleBasedStateMachine):
 
     @rule(client=clients, packet_id=st.integers(0, 5), size=st.integers(0, 200))
     def publish(self, client: str, packet_id: int, size: int) -> None:
-        """Store a message that was received at QoS 2, or with 0 the will."""
+        """Store a message that was received at QoS 2; with packet id 0, the will."""
         properties = encode_properties(Properties(session=client, packet_id=packet_id))
         route = self.store.queues.route(b"plant/1")
         position = self.store.append_message(route, b"x" * size, properties, Flag.SESSION | 2)
@@ -293,7 +293,7 @@ class SessionsMachine(RuleBasedStateMachine):
     def wait(self, ms: int) -> None:
         self.clock.advance(ms)
 
-    # --- ends and beginnings ----------------------------------------------------------------------------------------
+    # --- the end of the node ----------------------------------------------------------------------------------------
 
     @rule()
     def commit(self) -> None:
@@ -312,13 +312,13 @@ class SessionsMachine(RuleBasedStateMachine):
 
     @rule(segments=st.integers(1, 5))
     def retain(self, segments: int) -> None:
-        """Let some segments fill, and drop those that are too much; what sessions need stays."""
+        """Fill some segments and let retention drop the oldest. Records that sessions need must stay."""
         for _ in range(segments):
             self.publish("ö", 1, 200)
             self.publish("ö", 2, 200)
             work_on(self.store)
         retain(self.store)
-        self.sync()  # what is copied forward is durable before anything is dropped
+        self.sync()  # Copies must be durable before retention drops a segment.
 
     @rule()
     def restart(self) -> None:
@@ -333,7 +333,7 @@ class SessionsMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.store.log.written > self.durable)
     @rule(part=st.floats(0, 1), keep_index=st.booleans())
     def cut_the_power(self, part: float, keep_index: bool) -> None:
-        """Any part of what was not durable is left: it may end within a record."""
+        """Cut the log anywhere after its durable end, even within a record."""
         durable = max(self.durable, self.store.log.segments()[-1][0])
         self.come_back(durable + int(part * (self.store.log.written - durable)), keep_index)
 
@@ -353,7 +353,7 @@ class SessionsMachine(RuleBasedStateMachine):
         self.open_store()
         self.check()
 
-    # --- what must be true ------------------------------------------------------------------------------------------
+    # --- invariants -------------------------------------------------------------------------------------------------
 
     def stored(self, client: str) -> StoredSession:
         found = self.sessions.get(client)
@@ -362,7 +362,7 @@ class SessionsMachine(RuleBasedStateMachine):
 
     @rule()
     def look(self) -> None:
-        """Before a save, what is read is what was changed."""
+        """Before a save, reads return the changed sessions."""
         for client in ("pump", "pump/7", "ö"):
             found = self.sessions.get(client)
             assert (None if found is None else modelled(found)) == self.now.get(client)

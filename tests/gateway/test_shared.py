@@ -1,4 +1,4 @@
-"""Shared subscriptions, by the clauses of MQTT 5.0, 4.8.2, and the POP groups that they are."""
+"""Shared subscriptions, by the clauses of MQTT 5.0, 4.8.2, and as POP groups."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.waiting import until
 @pytest.mark.parametrize("qos", [0, 1, 2])
 async def test_each_message_goes_to_one_member_and_each_member_gets_as_many(broker: Broker, qos: int) -> None:
     members: list[Client] = [await member(broker, "one", qos), await member(broker, "two", qos), await broker.connect("three")]
-    assert await members[2].subscribe((SHARED, qos)) == [qos]  # a client of 3.1.1
+    assert await members[2].subscribe((SHARED, qos)) == [qos]  # This is a client of 3.1.1.
     await publish(broker, *(b"%d" % n for n in range(30)), qos=qos)
     got = []
     for client in members:
@@ -55,7 +55,7 @@ async def test_each_message_goes_to_one_member_and_each_member_gets_as_many(brok
 
 
 @pytest.mark.parametrize("qos", [0, 1])
-async def test_what_does_not_come_out_even_does_so_in_the_long_run(broker: Broker, qos: int) -> None:
+async def test_an_uneven_rest_is_dealt_evenly_in_the_long_run(broker: Broker, qos: int) -> None:
     members = [await member(broker, f"member-{n}", qos) for n in range(3)]
     publisher = await broker.connect("publisher")
     for _ in range(30):
@@ -84,7 +84,7 @@ async def test_the_granted_qos_of_each_member_holds(broker: Broker) -> None:  # 
     assert [(await client.message()).qos for client in members] == [0, 1, 1]
 
 
-async def test_names_and_filters_are_shared_apart(broker: Broker) -> None:
+async def test_each_pair_of_name_and_filter_is_a_group_of_its_own(broker: Broker) -> None:
     names = ("$share/g/a/+", "$share/g/a/b", "$share/h/a/b")
     clients = [await member(broker, f"client-{n}", 1, name) for n, name in enumerate(names)]
     both = await broker.connect("both")
@@ -108,7 +108,7 @@ async def test_a_shared_and_a_plain_subscription_of_one_client_deliver_both(brok
     assert sorted(found[Property.SUBSCRIPTION_IDENTIFIER] for _, found in got) == [[7], [8, 8]]
 
 
-async def test_what_no_member_has_room_for_waits_for_the_first_that_has(broker: Broker) -> None:
+async def test_messages_wait_for_the_first_member_with_room(broker: Broker) -> None:
     narrow = {Property.RECEIVE_MAXIMUM: 2}
     one, two = [await member(broker, name, about=narrow) for name in ("one", "two")]
     await publish(broker, *(b"%d" % n for n in range(8)))
@@ -151,7 +151,9 @@ async def test_messages_wait_while_all_members_are_away(broker: Broker) -> None:
     assert [message.body for message in (await one.message(), await one.message())] == [b"1", b"2"]
 
 
-async def test_one_message_asks_a_few_members_only_however_many_wait(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_message_checks_the_room_of_few_members_however_many_wait(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     members = [await member(broker, f"member-{n}") for n in range(200)]
     asked = 0
     room: Callable[[SharedSubscription], int] = SharedSubscription.__dict__["room"].fget
@@ -173,7 +175,7 @@ async def test_one_message_asks_a_few_members_only_however_many_wait(broker: Bro
 
 
 @pytest.mark.parametrize("about", [{}, LASTS], ids=["clean", "lasting"])
-async def test_what_a_lost_connection_left_unacknowledged_goes_to_another_at_once(
+async def test_unacknowledged_messages_of_a_lost_connection_go_to_another_member_at_once(
     broker: Broker, about: dict[Property, int]
 ) -> None:
     one = await member(broker, "one", about=about)
@@ -185,7 +187,10 @@ async def test_what_a_lost_connection_left_unacknowledged_goes_to_another_at_onc
     two = await member(broker, "two")
     one.reset()
     got = [await two.receive(), await two.receive()]
-    assert [(packet[4], packet[1] >> 3) for packet in got] == [(b"1", 0), (b"3", 0)]  # to this client they are new: no DUP
+    assert [(packet[4], packet[1] >> 3) for packet in got] == [
+        (b"1", 0),
+        (b"3", 0),
+    ]  # To this client the messages are new, so DUP is not set.
     await two.send(encode_acks(PUBACK, packet_ids(got)))
     await until(lambda: group_of(broker).in_flight == 0)
     assert broker.node.gateway.counters.deliveries_returned == 2
@@ -217,7 +222,7 @@ async def test_a_member_that_does_not_acknowledge_in_time_loses_the_message(star
     assert (await two.message()).body == b"x"
     await until(lambda: group_of(broker).in_flight == 0)
     assert broker.node.pop.counters.revived == 1
-    # The late ack is let pass, and frees the packet id: there is room for one again.
+    # The late PUBACK is accepted and frees the packet id, so there is room for one message again.
     two.reset()
     await until(lambda: len(broker.node.gateway.clients) <= 2)
     await one.send(encode_acks(PUBACK, packet_ids([packet])))
@@ -226,7 +231,7 @@ async def test_a_member_that_does_not_acknowledge_in_time_loses_the_message(star
     await until(lambda: broker.node.pop.counters.acked == 2)
 
 
-async def test_what_is_under_way_when_a_client_unsubscribes_is_completed(broker: Broker) -> None:  # [MQTT-3.10.4-3]
+async def test_deliveries_under_way_at_an_unsubscribe_are_completed(broker: Broker) -> None:  # [MQTT-3.10.4-3]
     one, two = [await member(broker, name) for name in ("one", "two")]
     await publish(broker, b"1", b"2", b"3")
     first = await one.drained()
@@ -253,10 +258,10 @@ async def test_a_qos_2_message_under_way_is_completed_to_its_client_alone(broker
     assert group_of(broker).in_flight == 1
     one = await broker.connect_5("one", flags=0, about=LASTS)
     again = await one.receive()
-    assert (again[3], again[4], again[1] >> 3) == (packet[3], b"x", 1)  # DUP
+    assert (again[3], again[4], again[1] >> 3) == (packet[3], b"x", 1)  # The packet has the flag DUP.
     await one.send(encode_acks(PUBREC, [packet[3]]))
     assert await one.receive() == (PUBREL, packet[3])
-    assert group_of(broker).in_flight == 0  # it has the message
+    assert group_of(broker).in_flight == 0  # The client has the message.
     one.reset()
     await until(lambda: "one" in broker.away())
     one = await broker.connect_5("one", flags=0, about=LASTS)
@@ -265,14 +270,16 @@ async def test_a_qos_2_message_under_way_is_completed_to_its_client_alone(broker
     assert await one.drained() == await two.drained() == []
 
 
-async def test_a_qos_2_message_stays_its_clients_beyond_the_ack_timeout(start_broker: StartBroker) -> None:  # [MQTT-4.8.2-4]
+async def test_a_qos_2_message_stays_with_its_client_beyond_the_ack_timeout(
+    start_broker: StartBroker,
+) -> None:  # [MQTT-4.8.2-4]
     broker = await start_broker(share_ack_timeout_ms=100)
     one = await member(broker, "one", 2, about=LASTS)
     await publish(broker, b"2", qos=2)
     await publish(broker, b"1", qos=1)
     assert [(await one.receive())[4] for _ in range(2)] == [b"2", b"1"]
     two = await member(broker, "two", 2)
-    assert (await two.message()).body == b"1"  # its time was over; the other was handed out before it
+    assert (await two.message()).body == b"1"  # Its ack timeout has passed. The other message was delivered before it.
     assert await two.drained() == []
     assert group_of(broker).in_flight == 1
     one.reset()
@@ -290,7 +297,7 @@ async def test_a_qos_2_message_under_way_ends_with_the_session(broker: Broker, a
     one.reset()
     if about:
         await until(lambda: "one" in broker.away())
-        await broker.connect_5("one")  # clean start: that session ends
+        await broker.connect_5("one")  # A clean start ends the session.
     await until(lambda: group_of(broker).in_flight == 0)
     assert await two.drained() == []  # [MQTT-4.8.2-5]
     assert (group_of(broker).visible, group_of(broker).dead_letter_count) == (0, 0)
@@ -300,7 +307,7 @@ async def test_a_qos_2_message_under_way_ends_with_the_session(broker: Broker, a
 
 
 @pytest.mark.parametrize(("qos", "kind"), [(1, PUBACK), (2, PUBREC)])
-async def test_a_message_that_is_refused_goes_to_nobody_else_and_is_a_dead_letter(
+async def test_a_refused_message_becomes_a_dead_letter_and_goes_to_no_other_member(
     broker: Broker, qos: int, kind: int
 ) -> None:  # [MQTT-4.8.2-6]
     one, two = [await member(broker, name, qos) for name in ("one", "two")]
@@ -334,7 +341,7 @@ async def test_a_message_that_is_refused_goes_to_nobody_else_and_is_a_dead_lette
         "$share/" + "g" * 256 + "/a",
     ],
 )
-async def test_a_share_name_that_none_may_have_is_refused_alone(broker: Broker, name: str) -> None:
+async def test_an_invalid_share_name_is_refused_without_harm_to_other_filters(broker: Broker, name: str) -> None:
     client = await broker.connect_5("five")
     assert await client.subscribe((name, 1), ("b", 1)) == [ReasonCode.TOPIC_FILTER_INVALID, 1]
     older = await broker.connect("four")
@@ -384,7 +391,7 @@ async def test_they_can_be_switched_off(start_broker: StartBroker) -> None:
     assert await (await broker.connect("four")).subscribe((SHARED, 1)) == [SUBACK_FAILURE]
 
 
-async def test_limits_are_told(start_broker: StartBroker) -> None:
+async def test_the_limit_of_shared_filters_is_reported(start_broker: StartBroker) -> None:
     broker = await start_broker(shared_max=2, subscriptions_max=3)
     client = await broker.connect_5("client")
     names = ("$share/1/a", "$share/2/a", "$share/3/a", "b", "c", "$share/1/a")
@@ -392,7 +399,7 @@ async def test_limits_are_told(start_broker: StartBroker) -> None:
     assert codes == [1, 1, ReasonCode.QUOTA_EXCEEDED, 1, ReasonCode.QUOTA_EXCEEDED, 1]
 
 
-async def test_groups_are_limited_for_devices_too(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_limit_of_groups_holds_for_devices_too(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     core = broker.node.pop
     monkeypatch.setattr(core.groups, "_options", replace(core.options, groups_max=1))
     client = await broker.connect_5("client")
@@ -401,9 +408,7 @@ async def test_groups_are_limited_for_devices_too(broker: Broker, monkeypatch: p
     assert await client.subscribe(("$share/2/a", 1)) == [1]
 
 
-async def test_members_get_their_messages_where_as_many_pops_wait_as_may(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_members_get_their_messages_at_the_limit_of_waiting_pops(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     core = broker.node.pop
     monkeypatch.setattr(core.polls, "_options", replace(core.options, waiters_max=1))
     async with PopClient(str(broker.node.grpc)) as client:
@@ -416,14 +421,14 @@ async def test_members_get_their_messages_where_as_many_pops_wait_as_may(
         assert [message.body for message in await waiting] == [b"y"]
 
 
-async def test_a_message_that_is_too_large_for_its_member_is_done(broker: Broker) -> None:  # [MQTT-3.1.2-25]
+async def test_a_message_too_large_for_its_member_counts_as_delivered(broker: Broker) -> None:  # [MQTT-3.1.2-25]
     client = await member(broker, "client", about={Property.MAXIMUM_PACKET_SIZE: 100})
     await publish(broker, bytes(200), b"small")
     assert await bodies(client) == [b"small"]
     assert (group_of(broker).in_flight, broker.node.gateway.counters.deliveries_too_large) == (1, 1)
 
 
-async def test_aliases_are_given_to_each_member_for_itself(broker: Broker) -> None:
+async def test_each_member_has_topic_aliases_of_its_own(broker: Broker) -> None:
     members = [await member(broker, name, about={Property.TOPIC_ALIAS_MAXIMUM: 4}) for name in ("one", "two")]
     await publish(broker, *(b"%d" % n for n in range(4)))
     for client in members:
@@ -436,7 +441,7 @@ async def test_aliases_are_given_to_each_member_for_itself(broker: Broker) -> No
 # --- the group ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_group_that_devices_made_is_told_apart_and_ends_with_the_last_of_them(broker: Broker) -> None:
+async def test_a_group_created_for_devices_is_marked_and_ends_with_the_last_of_them(broker: Broker) -> None:
     one, two = [await member(broker, name) for name in ("one", "two")]
     assert group_of(broker).settings == CREATED
     async with PopClient(str(broker.node.grpc)) as client:
@@ -455,7 +460,7 @@ async def test_a_group_that_devices_made_is_told_apart_and_ends_with_the_last_of
     assert len(broker.node.gateway.shared) == broker.node.gateway.counters.subscriptions_shared == 0
 
 
-async def test_a_group_that_was_there_is_joined_and_stays(broker: Broker) -> None:
+async def test_an_existing_group_is_joined_and_stays(broker: Broker) -> None:
     settings = GroupSettings(attempts_max=3)
     await publish(broker, b"old")
     broker.node.groups.create("g", "a/#", "earliest", settings)
@@ -481,7 +486,7 @@ async def test_a_group_that_a_service_uses_outlasts_the_devices(broker: Broker, 
         await message.ack()
 
 
-async def test_a_group_that_an_operator_deletes_is_made_again_for_those_who_share_it(broker: Broker) -> None:
+async def test_a_group_that_an_operator_deletes_is_recreated_for_its_members(broker: Broker) -> None:
     one = await member(broker, "one")
     await publish(broker, b"1")
     assert await bodies(one) == [b"1"]
@@ -490,11 +495,11 @@ async def test_a_group_that_an_operator_deletes_is_made_again_for_those_who_shar
     await publish(broker, b"2", b"3")
     got = await one.drained()
     assert [packet[4] for packet in got] == [b"2", b"3"]
-    await one.send(encode_acks(PUBACK, [1, *packet_ids(got)]))  # that of the old group is let pass
+    await one.send(encode_acks(PUBACK, [1, *packet_ids(got)]))  # The acknowledgement for the deleted group is accepted.
     await until(lambda: group_of(broker).in_flight == 0)
 
 
-async def test_a_paused_group_delivers_when_it_goes_on(broker: Broker) -> None:
+async def test_a_paused_group_delivers_after_it_is_resumed(broker: Broker) -> None:
     one = await member(broker, "one")
     broker.node.groups.pause("g")
     await publish(broker, b"x")
@@ -520,8 +525,8 @@ async def test_members_of_a_fifo_group_get_a_topic_one_message_at_a_time(broker:
     assert got == {"a/0": list(range(0, 20, 2)), "a/1": list(range(1, 20, 2))}
 
 
-async def test_a_group_of_devices_that_a_crash_has_left_ends_at_the_next_start(broker: Broker) -> None:
-    broker.node.pop.groups.create("g", "a/#", "latest", CREATED)  # as if its sessions had gone without a word
+async def test_a_group_of_devices_left_by_a_crash_ends_at_the_next_start(broker: Broker) -> None:
+    broker.node.pop.groups.create("g", "a/#", "latest", CREATED)  # As if the node had been killed after the sessions ended.
     broker.node.pop.groups.create("operators", "a/#", "latest", DEFAULTS)
     await broker.restart()
     assert [group.name for group in broker.node.pop] == ["operators"]
@@ -561,7 +566,7 @@ async def test_devices_and_a_service_share_one_load(broker: Broker) -> None:
 
 
 async def test_members_that_vanish_lose_nothing(broker: Broker) -> None:
-    """5,000 messages; members end their connections at random with messages unacknowledged."""
+    """Publish 5,000 messages, while members end their connections at random with messages unacknowledged."""
     count, members_count = 5000, 8
     chance = random.Random(1)
     got: set[bytes] = set()
@@ -574,12 +579,12 @@ async def test_members_that_vanish_lose_nothing(broker: Broker) -> None:
             for _ in range(chance.randrange(1, 400)):
                 packet = await client.receive()
                 if chance.random() < 0.02:
-                    break  # vanishes with this one, and what is behind it, unacknowledged
+                    break  # The member vanishes; this message and later ones are unacknowledged.
                 got.add(packet[4])
                 await client.send(encode_acks(PUBACK, [packet[3]]))
             client.reset()
 
-    (await member(broker, "away", about=LASTS)).reset()  # so that the group is there when all have vanished
+    (await member(broker, "away", about=LASTS)).reset()  # So the group exists even when all members have vanished.
     await until(lambda: "away" in broker.away())
     tasks = [asyncio.create_task(sharing(number)) for number in range(members_count)]
     publisher = await broker.connect("publisher")
@@ -589,7 +594,7 @@ async def test_members_that_vanish_lose_nothing(broker: Broker) -> None:
             await publisher.expect(PUBACK)
     try:
         async with asyncio.timeout(60):
-            while len(got) < count:  # noqa: ASYNC110 - filled by the tasks
+            while len(got) < count:  # noqa: ASYNC110 - the tasks fill it
                 await asyncio.sleep(0.01)
     finally:
         for task in tasks:
@@ -600,7 +605,7 @@ async def test_members_that_vanish_lose_nothing(broker: Broker) -> None:
     assert group_of(broker).dead_letter_count == 0
 
 
-def test_a_filter_that_is_shared_has_two_parts() -> None:
+def test_a_shared_filter_is_split_into_name_and_filter() -> None:
     assert group_of_share("$share/g/a/+/#") == ("g", "a/+/#")
     assert group_of_share("$share/g//a") == ("g", "/a")
     with pytest.raises(TopicInvalid, match=r"MQTT-4\.8\.2-2"):
@@ -611,7 +616,7 @@ def test_a_filter_that_is_shared_has_two_parts() -> None:
 
 
 class Jail(BaseTopicPlugin):  # type: ignore[misc]
-    """Keeps messages of `a/secret` from clients whose name begins with "jailed"."""
+    """Forbids messages of `a/secret` to clients whose name begins with "jailed"."""
 
     async def topic_filtering(
         self, *, session: Any = None, topic: str | None = None, action: Action | None = None
@@ -622,7 +627,7 @@ class Jail(BaseTopicPlugin):  # type: ignore[misc]
 JAIL = "tests.gateway.test_shared.Jail"
 
 
-async def test_a_shared_filter_is_subscribed_to_where_the_filter_may_be(start_broker: StartBroker, script: Script) -> None:
+async def test_the_plugins_decide_about_the_filter_without_the_share_name(start_broker: StartBroker, script: Script) -> None:
     broker = await start_broker(access=plugins("Topics"))
     script.topics["subscribe", "secret/#"] = False
     client = await broker.connect_5("five")
@@ -633,7 +638,7 @@ async def test_a_shared_filter_is_subscribed_to_where_the_filter_may_be(start_br
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
-async def test_what_one_member_may_not_have_goes_to_another_that_may(start_broker: StartBroker, qos: int) -> None:
+async def test_a_message_forbidden_to_one_member_goes_to_another(start_broker: StartBroker, qos: int) -> None:
     broker = await start_broker(access=plugins(JAIL))
     jailed = [await member(broker, f"jailed-{n}", qos) for n in range(3)]
     free = await member(broker, "free", qos)
@@ -649,21 +654,22 @@ async def test_what_one_member_may_not_have_goes_to_another_that_may(start_broke
     assert len(got["jailed"]) > 3
 
 
-async def test_what_no_member_may_have_ends_among_the_dead_letters(start_broker: StartBroker) -> None:
+async def test_a_message_forbidden_to_all_members_becomes_a_dead_letter(start_broker: StartBroker) -> None:
     broker = await start_broker(access=plugins(JAIL), share_ack_timeout_ms=100)
     broker.node.groups.create("g", "a/#", "latest", GroupSettings(attempts_max=3))
     jailed = [await member(broker, f"jailed-{n}") for n in range(3)]
     await publish(broker, b"x", topic="a/secret")
     await until(lambda: group_of(broker).dead_letter_count == 1)
-    assert broker.node.pop.counters.handed_out == 3  # once an attempt: nothing spins
+    assert broker.node.pop.counters.handed_out == 3  # Each attempt hands the message out once: no loop.
     assert [await client.drained() for client in jailed] == [[], [], []]
     await publish(broker, b"y")
-    await until(lambda: broker.node.gateway.counters.publishes_out >= 1)  # when the plugins have answered
+    await until(lambda: broker.node.gateway.counters.publishes_out >= 1)  # Now the plugins have answered.
     got = [await client.drained() for client in jailed]
-    assert {packet[4] for packets in got for packet in packets} == {b"y"}  # to a second one, where a ping takes so long
+    # A second member may have got the message as well, if the ping took long enough.
+    assert {packet[4] for packets in got for packet in packets} == {b"y"}
 
 
-async def test_a_message_is_offered_to_a_few_members_however_many_may_not_have_it(start_broker: StartBroker) -> None:
+async def test_a_forbidden_message_is_offered_to_few_members_however_many_there_are(start_broker: StartBroker) -> None:
     broker = await start_broker(access=plugins(JAIL))
     for n in range(3 * REFUSERS_MAX):
         await member(broker, f"jailed-{n}")
@@ -676,7 +682,7 @@ async def test_a_message_is_offered_to_a_few_members_however_many_may_not_have_i
     assert group_of(broker).in_flight == 2
 
 
-async def test_what_waits_for_the_plugins_comes_in_order_when_they_have_answered(
+async def test_messages_that_wait_for_the_plugins_are_sent_in_order_after_the_answer(
     start_broker: StartBroker, script: Script
 ) -> None:
     broker = await start_broker(access=plugins("Topics"))
@@ -695,7 +701,7 @@ async def test_what_waits_for_the_plugins_comes_in_order_when_they_have_answered
 
 
 @pytest.mark.parametrize("leaves", ["at once", "when they have answered"])
-async def test_what_waits_for_the_plugins_of_a_member_that_leaves_goes_to_another(
+async def test_messages_that_wait_for_the_plugins_go_to_another_member_if_theirs_leaves(
     start_broker: StartBroker, script: Script, leaves: str
 ) -> None:
     broker = await start_broker(access=plugins("Topics"))

@@ -1,4 +1,4 @@
-"""Who may share a POP group over MQTT, where an access file says who consumes it: devices get nothing of a back end's."""
+"""Who may share a POP group over MQTT if an access file names its consumers: devices get no messages of a back end."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_a_device_gets_nothing_from_a_back_end_s_group(start_broker: Start
     assert "'billing'" in why[0]
     assert "pop.access_file" in why[0]
     assert broker.node.gateway.counters.subscriptions_refused == 2
-    assert [group.name for group in broker.node.pop] == ["devices"], "no group was made for who may not share it"
+    assert [group.name for group in broker.node.pop] == ["devices"], "no group may be created for a user that may not share it"
     async with pop_client(broker) as service:
         await service.pop("a/#", group="billing")
         await device.publish("a/b", b"x", 1)
@@ -80,7 +80,9 @@ async def test_a_device_gets_nothing_from_a_back_end_s_group(start_broker: Start
     assert [message.body for message in [*await device.messages(), *await old_device.messages()]] == [b"x"]
 
 
-async def test_an_operator_need_not_tell_devices_why(start_broker: StartBroker, script: Script, access_file: str) -> None:
+async def test_an_operator_may_hide_the_reason_from_devices(
+    start_broker: StartBroker, script: Script, access_file: str
+) -> None:
     broker = await start_broker(access_file=access_file, access=plugins("Users", denied_subscription="unspecified"))
     assert await (await broker.connect_5("device")).subscribe((BILLING, 1)) == [SUBACK_FAILURE]
 
@@ -98,37 +100,37 @@ async def test_users_that_the_file_names_share_the_group_with_the_back_end(
         assert await service.pop("a/#", group="billing") == []
 
 
-async def test_a_user_name_that_nothing_vouches_for_opens_no_group(
-    start_broker: StartBroker, script: Script, access_file: str
-) -> None:
-    broker = await start_broker(access_file=access_file)  # without plugins, whoever says "edge-1" is taken
+async def test_an_unverified_user_name_opens_no_group(start_broker: StartBroker, script: Script, access_file: str) -> None:
+    broker = await start_broker(access_file=access_file)  # Without plugins any client may call itself "edge-1".
     assert await (await login(broker, "edge-1")).subscribe((BILLING, 1)) == [ReasonCode.NOT_AUTHORIZED]
     filtering = await start_broker(access_file=access_file, access=plugins("Topics"))
     assert await (await login(filtering, "edge-1")).subscribe((BILLING, 1)) == [ReasonCode.NOT_AUTHORIZED]
 
 
-async def test_the_name_in_a_certificate_opens_one(start_broker: StartBroker, access_file: str, tmp_path: Path) -> None:
+async def test_the_user_name_in_a_certificate_opens_a_group(
+    start_broker: StartBroker, access_file: str, tmp_path: Path
+) -> None:
     authority = Authority(tmp_path / "tls")
     devices = authority.listener("devices", client_certificates="required", username_from="cn")
     broker = await start_broker(access_file=access_file, listeners=(devices,))
     for name, codes in (("edge-7", [1]), ("sensor-7", [ReasonCode.NOT_AUTHORIZED])):
         context = authority.context(authority.issue_client(f"{name}.example.org", common_name=name))
-        # Another user name in the CONNECT counts for nothing.
+        # The user name in the CONNECT does not count.
         client = await login(broker, "edge-1", name, listener="devices", context=context)
         assert await client.subscribe((BILLING, 1)) == codes
 
 
-async def test_a_stored_subscription_serves_only_who_may_have_it(
+async def test_a_stored_subscription_serves_only_users_that_may_share_the_group(
     start_broker: StartBroker, script: Script, access_file: str
 ) -> None:
     broker = await start_broker(access_file=access_file, access=plugins("Users"))
     edge = await login(broker, "edge-1", about=LASTS)
     assert await edge.subscribe((BILLING, 1), (DEVICES, 1)) == [1, 1]
     await broker.restart()
-    other = await login(broker, "sensor-1", flags=0, about=LASTS)  # somebody else comes with its client id
+    other = await login(broker, "sensor-1", flags=0, about=LASTS)  # Another user connects with the same client id.
     assert other.session_present
     await other.publish("a/b", b"x", 1)
-    assert [message.body for message in await other.messages()] == [b"x"], "that of the group which nobody consumes"
+    assert [message.body for message in await other.messages()] == [b"x"], "only the message of the group that has no consumer"
     assert broker.node.pop.state.groups["billing", "a/#"].visible == 1
     other.reset()
     edge = await login(broker, "edge-1", flags=0, about=LASTS)

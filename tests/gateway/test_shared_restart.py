@@ -1,4 +1,4 @@
-"""Shared subscriptions of sessions that outlive the node: its stop, and its kill at any moment."""
+"""Shared subscriptions of sessions that outlive the node, when it stops and when it is killed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def back(broker: Broker, client_id: str) -> Client5:
 
 
 @each_end
-async def test_what_comes_while_all_members_are_away_waits_for_the_first_that_is_back(broker: Broker, end: str) -> None:
+async def test_messages_wait_for_the_first_member_that_returns(broker: Broker, end: str) -> None:
     for name in ("one", "two"):
         assert await (await member(broker, name, about=LASTS)).drained() == []
         broker.clients[-1].reset()
@@ -97,7 +97,7 @@ async def test_a_qos_2_message_under_way_ends_with_the_session(broker: Broker, e
     assert (await one.receive())[4] == b"x"
     await end_node(broker, end)
     two = await member(broker, "two", 2)
-    await broker.connect_5("one")  # clean start
+    await broker.connect_5("one")  # A clean start ends the session.
     await until(lambda: group_of(broker).in_flight == 0)
     assert await two.drained() == []
     assert (group_of(broker).visible, group_of(broker).dead_letter_count) == (0, 0)
@@ -114,12 +114,12 @@ async def test_a_group_of_devices_ends_with_the_last_session_that_has_it(broker:
     assert list(broker.node.pop) == []
     assert two
     three = await member(broker, "three", about=LASTS)
-    broker.node.pop.groups.get_or_create("g", "a/#")  # a service uses it
+    broker.node.pop.groups.get_or_create("g", "a/#")  # A service uses the group.
     await three.unsubscribe(SHARED)
     assert group_of(broker).settings == DEFAULTS
 
 
-async def test_a_group_that_an_operator_deletes_is_there_again_when_a_member_is_back(broker: Broker) -> None:
+async def test_a_group_that_an_operator_deletes_is_recreated_when_a_member_returns(broker: Broker) -> None:
     one = await member(broker, "one", about=LASTS)
     one.reset()
     await until(lambda: "one" in broker.away())

@@ -1,4 +1,4 @@
-"""Consumers that don't read: memory stays bounded, and the others are not disturbed."""
+"""Consumers that don't read: memory stays bounded, and other clients are not disturbed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def test_a_few_hundred_subscribers_of_which_some_do_not_read(start_broker:
                 found = await client.receive()
                 assert int(found[4][:8]) == n
         peak = max(peak, *(broker.unsent_bytes(name) for name in slow))
-    # The high-water mark, and the batch with which it was passed: whatever was published since.
+    # The buffer holds up to its high-water mark and the batch that exceeded the mark, whatever was published since.
     assert peak < BUFFER + (batch + 1) * (BODY + 64)
     for name in slow:
         (subscription,) = broker.connection(name).subscriptions.by_filter.values()
@@ -65,7 +65,7 @@ async def test_a_few_hundred_subscribers_of_which_some_do_not_read(start_broker:
 
 
 def bytes_in_kernel(broker: Broker, client_id: str) -> int:
-    """Return how many bytes for a client the kernel of the node's end holds, sent or not."""
+    """Return how many bytes for a client the kernel holds at the node's end, sent or not."""
     transport = broker.connection(client_id)._transport
     assert transport is not None
     found = fcntl.ioctl(transport.get_extra_info("socket"), termios.TIOCOUTQ, bytes(4))
@@ -73,14 +73,14 @@ def bytes_in_kernel(broker: Broker, client_id: str) -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what it holds for a socket")
-async def test_the_kernel_holds_little_for_one_that_does_not_read(start_broker: StartBroker) -> None:
+async def test_the_kernel_buffers_little_for_a_client_that_does_not_read(start_broker: StartBroker) -> None:
     broker = await start_broker()
     client = await broker.connect("slow")
     await client.subscribe(("a", 0))
     client.stop_reading()
     publisher = await broker.connect("publisher")
     peak = 0
-    for first in range(0, 2_000, 100):  # 8 MB, of which the kernel would take four
+    for first in range(0, 2_000, 100):  # 8 MB. Without a bound the kernel would buffer 4 MB of them.
         await publisher.send(*(encode_publish(b"a", b"%08d" % n + b"x" * BODY) for n in range(first, first + 100)))
         await publisher.send(encode_publish(b"b", b"", 1, packet_id=1))
         assert (await publisher.receive())[0] == PUBACK

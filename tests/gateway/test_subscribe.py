@@ -1,3 +1,5 @@
+"""SUBSCRIBE and UNSUBSCRIBE, retained messages and wills, over a real connection."""
+
 from __future__ import annotations
 
 import pytest
@@ -36,14 +38,14 @@ async def test_a_filter_gets_the_topics_that_it_matches(
     assert await before.subscribe((topic_filter, 0)) == [0]
     for topic in (*matched, *others):
         await publisher.publish(topic, b"1", 1)
-    await after.subscribe((topic_filter, 0))  # when its topics are known already, and have routes
+    await after.subscribe((topic_filter, 0))  # Now the topics are known and have routes.
     for topic in (*others, *matched):
         await publisher.publish(topic, b"2", 1)
     assert await before.messages() == [Message(topic, body) for body in (b"1", b"2") for topic in matched]
     assert await after.messages() == [Message(topic, b"2") for topic in matched]
 
 
-async def test_a_wildcard_at_the_beginning_never_gets_topics_of_the_node(broker: Broker) -> None:
+async def test_a_leading_wildcard_never_matches_topics_of_the_node(broker: Broker) -> None:
     client = await broker.connect("pump")
     assert await client.subscribe(("#", 0), ("+/uptime", 0), ("+/broker/uptime", 0)) == [0, 0, 0]
     assert await client.messages() == []
@@ -54,7 +56,7 @@ async def test_a_wildcard_at_the_beginning_never_gets_topics_of_the_node(broker:
 
 
 async def test_each_of_overlapping_subscriptions_gets_its_copy(broker: Broker) -> None:
-    # [MQTT-3.3.5-1] allows a copy for each subscription; each has the QoS of its own.
+    # [MQTT-3.3.5-1] allows a copy for each subscription. Each copy has the QoS of its subscription.
     client, publisher = await broker.connect("pump"), await broker.connect("publisher")
     assert await client.subscribe(("a/#", 2), ("a/+", 0), ("a/b", 1)) == [2, 0, 1]
     await publisher.publish("a/b", b"x", 2)
@@ -63,7 +65,7 @@ async def test_each_of_overlapping_subscriptions_gets_its_copy(broker: Broker) -
 
 
 @pytest.mark.parametrize("granted", [0, 1, 2])
-async def test_a_message_comes_at_the_lower_of_its_qos_and_the_granted_one(broker: Broker, granted: int) -> None:
+async def test_a_message_is_delivered_at_the_lower_of_its_qos_and_the_granted_one(broker: Broker, granted: int) -> None:
     client, publisher = await broker.connect("pump"), await broker.connect("publisher")
     assert await client.subscribe(("a", granted)) == [granted]
     for qos in (0, 1, 2):
@@ -85,7 +87,7 @@ async def test_messages_of_a_topic_come_in_order(broker: Broker) -> None:
         assert [int(message.body) for message in got if message.topic == name] == list(range(count))
 
 
-async def test_a_publish_before_the_subscribe_in_one_read_is_no_part_of_it(broker: Broker) -> None:
+async def test_a_publish_before_the_subscribe_in_one_read_is_not_delivered(broker: Broker) -> None:
     client = await broker.connect("pump")
     await client.send(encode_publish(b"a", b"before"), subscribe(1, (b"a", 0)), encode_publish(b"a", b"behind"))
     assert [item[0] for item in (await client.receive(), await client.receive())] == [SUBACK, PUBLISH]
@@ -96,7 +98,7 @@ async def test_a_publish_before_the_subscribe_in_one_read_is_no_part_of_it(broke
 # --- what is refused ----------------------------------------------------------------------------------------------------
 
 
-async def test_filters_that_are_refused_are_told_so_each_on_its_own(start_broker: StartBroker) -> None:
+async def test_each_refused_filter_has_a_reason_code_of_its_own(start_broker: StartBroker) -> None:
     broker = await start_broker(topic_levels_max=4, topic_bytes_max=20)
     client = await broker.connect("pump")
     codes = await client.subscribe(("a", 1), ("1/2/3/4/5", 0), ("b/#", 2), ("x" * 21, 1), ("$share/group", 1), ("c", 0))
@@ -115,7 +117,7 @@ async def test_queues_of_the_node_that_no_topic_reaches_are_refused(broker: Brok
     assert await newer.subscribe((name, 1), ("a", 1)) == [ReasonCode.TOPIC_FILTER_INVALID, 1]
 
 
-async def test_one_subscription_more_than_the_limit_is_refused_until_another_ends(start_broker: StartBroker) -> None:
+async def test_a_subscription_beyond_the_limit_is_refused_until_another_ends(start_broker: StartBroker) -> None:
     broker = await start_broker(subscriptions_max=2)
     client = await broker.connect("pump")
     assert await client.subscribe(("a", 0), ("b", 0)) == [0, 0]
@@ -135,7 +137,7 @@ async def test_a_filter_over_the_limit_of_queues_is_refused(start_broker: StartB
     broker = await start_broker(queues_max=2)
     client, other = await broker.connect("pump"), await broker.connect("other")
     assert await client.subscribe(("a", 0), ("b", 0), ("c", 0)) == [0, 0, SUBACK_FAILURE]
-    assert await other.subscribe(("a", 0), ("c", 0)) == [0, SUBACK_FAILURE]  # it shares the queue of a
+    assert await other.subscribe(("a", 0), ("c", 0)) == [0, SUBACK_FAILURE]  # It shares the queue of the filter a.
 
 
 # --- subscribing again, unsubscribing -----------------------------------------------------------------------------------
@@ -156,7 +158,7 @@ async def test_subscribing_again_changes_the_qos_and_interrupts_nothing(broker: 
 
 async def test_subscribing_again_keeps_its_queue_when_another_serves_the_filter_by_now(broker: Broker) -> None:
     client, publisher = await broker.connect("pump"), await broker.connect("publisher")
-    await client.subscribe(("plant/#", 0))  # there is no queue of the first level yet
+    await client.subscribe(("plant/#", 0))  # The first level has no queue yet.
     for body in (b"1", b"2", b"3"):
         await publisher.publish("plant/x", body)
         assert (await client.message()).body == body
@@ -173,7 +175,7 @@ async def test_subscribing_again_keeps_its_queue_when_another_serves_the_filter_
     assert set(broker.held_resources().values()) == {0}
 
 
-async def test_after_an_unsubscribe_nothing_comes(broker: Broker) -> None:
+async def test_after_an_unsubscribe_nothing_is_sent(broker: Broker) -> None:
     client, publisher = await broker.connect("pump"), await broker.connect("publisher")
     await client.subscribe(("a/#", 1), ("a/b", 0), ("c", 0))
     await client.unsubscribe("a/#", "c", "never/subscribed")
@@ -184,13 +186,13 @@ async def test_after_an_unsubscribe_nothing_comes(broker: Broker) -> None:
     assert broker.held_resources()["queues"] == broker.held_resources()["fanouts"] == 0
 
 
-async def test_an_unsubscribe_from_nothing_is_answered(broker: Broker) -> None:
+async def test_an_unsubscribe_from_an_unknown_filter_is_answered(broker: Broker) -> None:
     client = await broker.connect("pump")
     await client.send(unsubscribe(9, b"a", b"b/+"))
     assert await client.receive() == (UNSUBACK, 9)
 
 
-async def test_an_unsubscribe_of_one_leaves_the_others(broker: Broker) -> None:
+async def test_an_unsubscribe_from_one_filter_leaves_the_others(broker: Broker) -> None:
     one, two, publisher = [await broker.connect(name) for name in ("one", "two", "publisher")]
     for client in (one, two):
         await client.subscribe(("a/+", 0))
@@ -204,7 +206,7 @@ async def test_an_unsubscribe_of_one_leaves_the_others(broker: Broker) -> None:
 
 
 async def retain(broker: Broker, *messages: tuple[str, bytes]) -> Client:
-    """Publish retained messages; return the client that did."""
+    """Publish retained messages and return the client that published them."""
     publisher = await broker.connect("publisher")
     for topic, body in messages:
         await publisher.publish(topic, body, 1, retain=True)
@@ -218,14 +220,14 @@ async def test_a_new_subscription_gets_the_last_retained_message_with_the_flag(b
     assert await client.messages() == [Message("a", b"2", 1, retain=True)]
 
 
-async def test_a_subscription_that_was_there_gets_it_without_the_flag(broker: Broker) -> None:
+async def test_an_existing_subscription_gets_the_message_without_the_flag(broker: Broker) -> None:
     client = await broker.connect("pump")
     await client.subscribe(("a", 0))
     await retain(broker, ("a", b"1"))
     assert await client.messages() == [Message("a", b"1", 0, retain=False)]  # [MQTT-3.3.1-9]
 
 
-async def test_an_empty_one_clears_and_is_delivered_like_any_other(broker: Broker) -> None:
+async def test_an_empty_message_clears_the_topic_and_is_delivered_like_any_other(broker: Broker) -> None:
     client = await broker.connect("pump")
     await client.subscribe(("a", 0))
     await retain(broker, ("a", b"1"), ("a", b""), ("never/there", b""))
@@ -282,21 +284,21 @@ async def test_retained_messages_survive_a_restart(broker: Broker) -> None:
         assert await client.messages() == [Message("a", b"4", 1, retain=True), Message("c", b"3", 1, retain=True)]
 
 
-async def test_a_retained_message_of_the_same_read_comes_once(broker: Broker) -> None:
+async def test_a_retained_message_of_the_same_read_is_sent_once(broker: Broker) -> None:
     client = await broker.connect("pump")
     packets = [encode_publish(b"a", body, 0, retain=True) for body in (b"1", b"2")]
     await client.send(packets[0], subscribe(1, (b"a", 0)), packets[1])
     assert await client.messages() == [Message("a", b"1", 0, retain=True), Message("a", b"2", 0, retain=False)]
 
 
-async def test_retained_messages_wait_for_acks_and_what_is_published_meanwhile_comes_behind_them_once(
+async def test_retained_messages_wait_for_the_window_and_new_messages_follow_them_once(
     start_broker: StartBroker,
 ) -> None:
     broker = await start_broker(inflight_max=2)
     publisher = await retain(broker, *((f"a/{n}", b"old") for n in range(6)))
     client = await broker.connect("pump")
     await client.subscribe(("a/#", 1))
-    await publisher.publish("a/5", b"new", 1, retain=True)  # while the first two wait for their acks
+    await publisher.publish("a/5", b"new", 1, retain=True)  # The first two wait for their acknowledgements.
     await publisher.publish("a/9", b"new", 1, retain=True)
     assert [await client.message() for _ in range(8)] == [
         *(Message(f"a/{n}", b"old", 1, retain=True) for n in range(6)),
@@ -306,13 +308,13 @@ async def test_retained_messages_wait_for_acks_and_what_is_published_meanwhile_c
     assert await client.drained() == []
 
 
-async def test_a_retained_message_that_is_replaced_before_it_could_be_sent_comes_once(start_broker: StartBroker) -> None:
+async def test_a_retained_message_that_is_replaced_before_it_is_sent_comes_once(start_broker: StartBroker) -> None:
     broker = await start_broker(inflight_max=1)
     publisher = await retain(broker, ("a", b"old"))
     client = await broker.connect("pump")
     await client.subscribe(("first", 1))
     await publisher.publish("first", b"", 1)
-    await client.subscribe(("a", 1))  # nothing can go out before the ack
+    await client.subscribe(("a", 1))  # Nothing can be sent before the acknowledgement.
     await publisher.publish("a", b"new", 1, retain=True)
     assert [await client.message() for _ in range(2)] == [Message("first", b"", 1), Message("a", b"new", 1)]
     assert await client.drained() == []
@@ -334,7 +336,7 @@ async def test_a_long_search_for_retained_messages_pauses_and_finds_them_all(
     assert await client.drained() == []
 
 
-async def test_thousands_of_retained_messages_come_in_the_order_of_their_topics(broker: Broker) -> None:
+async def test_thousands_of_retained_messages_are_sent_in_the_order_of_their_topics(broker: Broker) -> None:
     publisher = await broker.connect("publisher")
     await publisher.send(*(encode_publish(b"a/%05d" % n, b"%d" % n, retain=True) for n in range(5000)))
     await publisher.drained()
@@ -385,7 +387,7 @@ async def test_a_will_may_be_retained_and_an_empty_one_clears(broker: Broker) ->
         assert await watcher.messages() == kept
 
 
-async def test_a_client_gets_no_will_of_its_own(broker: Broker) -> None:
+async def test_a_client_does_not_get_its_own_will(broker: Broker) -> None:
     client = await broker.connect("pump", b"will", b"gone", flags=CLEAN | WILL)
     await client.subscribe(("will", 0))
     await client.send(b"\xf0\0")

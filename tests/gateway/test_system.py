@@ -1,4 +1,4 @@
-"""Topics that begin with `$`: what the node tells about itself, and messages that are to come later."""
+"""Topics that begin with `$`: the figures of the node below `$SYS/`, and delayed messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.gateway.wire import Broker, Message
 # --- $SYS -----------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_subscription_begins_with_all_values_it_matches(broker: Broker) -> None:
+async def test_a_subscription_first_gets_all_values_that_it_matches(broker: Broker) -> None:
     client, watcher = await broker.connect("client"), await broker.connect_5("watcher")
     await client.subscribe(("a", 0), ("b", 0))
     await client.publish("a", b"x", 1, retain=True)
@@ -43,7 +43,7 @@ async def test_a_subscription_begins_with_all_values_it_matches(broker: Broker) 
     assert int(values["bytes/received"]) > 0
 
 
-async def test_what_has_changed_comes_every_interval_and_nothing_is_stored(broker: Broker) -> None:
+async def test_changed_values_are_published_every_interval_and_nothing_is_stored(broker: Broker) -> None:
     watcher = await broker.connect("watcher")
     await watcher.subscribe(("$SYS/broker/clients/connected", 0), ("$SYS/broker/version", 0))
     assert len(await watcher.messages()) == 2
@@ -69,7 +69,7 @@ async def test_they_can_be_switched_off(start_broker: StartBroker) -> None:
     assert await watcher.messages() == []
 
 
-async def test_nobody_else_gets_them_or_publishes_to_them(broker: Broker) -> None:
+async def test_other_filters_do_not_get_them_and_no_client_publishes_to_them(broker: Broker) -> None:
     """[MQTT-4.7.2-1]."""
     watcher = await broker.connect_5("watcher")
     await watcher.subscribe(("#", 0), ("+/broker/uptime", 0), ("$other/#", 0))
@@ -90,7 +90,7 @@ async def test_nobody_else_gets_them_or_publishes_to_them(broker: Broker) -> Non
         (b"$delayed/007/a", (b"a", 8_000)),
     ],
 )
-def test_a_delayed_topic_names_its_delay_and_the_topic_behind_it(topic: bytes, expected: tuple[bytes, int]) -> None:
+def test_a_delayed_topic_names_its_delay_and_its_destination(topic: bytes, expected: tuple[bytes, int]) -> None:
     assert parse_delayed(topic, 1_000, 60_000) == expected
 
 
@@ -108,7 +108,7 @@ def test_a_delayed_topic_names_its_delay_and_the_topic_behind_it(topic: bytes, e
         (b"$delayed/" + b"9" * 4000 + b"/a", LimitExceeded),
     ],
 )
-def test_what_is_no_delayed_topic_is_refused(topic: bytes, error: type[Exception]) -> None:
+def test_an_invalid_delayed_topic_is_refused(topic: bytes, error: type[Exception]) -> None:
     with pytest.raises(error):
         parse_delayed(topic, 1_000, 60_000)
 
@@ -126,7 +126,7 @@ def fire(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("version", [4, 5])
-async def test_a_delayed_message_comes_when_it_is_due_and_not_before(broker: Broker, version: int) -> None:
+async def test_a_delayed_message_is_delivered_when_it_is_due_and_not_before(broker: Broker, version: int) -> None:
     clock = at_time(broker)
     client = await (broker.connect_5("client") if version == 5 else broker.connect("client"))
     await client.subscribe(("plant/#", 1))
@@ -156,7 +156,7 @@ async def test_a_delayed_message_is_retained_when_it_is_due(broker: Broker) -> N
     assert await again.messages() == [Message("plant/1", b"later", retain=True)]
 
 
-async def test_the_expiry_of_a_delayed_message_counts_from_when_it_is_due(broker: Broker) -> None:
+async def test_the_expiry_of_a_delayed_message_counts_from_its_due_time(broker: Broker) -> None:
     clock = at_time(broker)
     client = await broker.connect_5("client")
     await client.subscribe(("a", 1))
@@ -166,7 +166,7 @@ async def test_the_expiry_of_a_delayed_message_counts_from_when_it_is_due(broker
     assert await client.message_with() == (Message("a", b"x", 1), {Property.MESSAGE_EXPIRY_S: 10})
 
 
-async def test_limits_of_delayed_messages_are_told(start_broker: StartBroker) -> None:
+async def test_limits_of_delayed_messages_are_reported(start_broker: StartBroker) -> None:
     broker = await start_broker()
     broker.node.delayed._options = replace(broker.node.delayed._options, pending_max=2)
     client = await broker.connect_5("client")
