@@ -1,1 +1,1 @@
-"""POP consumption: a message handed out is invisible until it is acknowledged or its time is over."""
+"""POP consumption: a popped message is invisible until it is acknowledged, or its invisible time is over."""

@@ -1,4 +1,4 @@
-"""What can go wrong in POP: for a whole call, and, told by the client, for one message or handle of it."""
+"""The errors of POP: of a whole call, and of one message or handle of a call."""
 
 from __future__ import annotations
 
@@ -10,63 +10,66 @@ class PopError(Exception):
     """Base of all errors of POP."""
 
 
-# --- of a whole call: the node raises these, and the client raises them again ---------------------------------------
+# --- errors of a whole call: the node raises these, and the client raises them again --------------------------------
 
 
 class GroupInvalid(PopError):
-    """Raised for a group's name that is empty, too long, or has characters that no name may have."""
+    """Raised when the name of a group is empty, too long, or has characters that no name may have."""
 
 
 class RequestInvalid(PopError):
-    """Raised for a number that is negative or out of bounds in a request. A client hears it of every call that is wrong."""
+    """Raised when a request is not valid, for example because a number is negative or out of its bounds."""
 
 
 class ExpressionInvalid(RequestInvalid):
-    """Raised for a filter on delivery that can't be read. The message tells what is wrong, and at which character."""
+    """Raised when a filter on delivery is not valid. The message says what is wrong, and at which character."""
 
 
 class GroupUnknown(PopError):
-    """Raised when a group is named that doesn't exist, or was deleted while a call waited for its messages."""
+    """Raised when a group doesn't exist, or was deleted while a call waited for its messages."""
 
 
 class GroupExists(PopError):
-    """Raised when a group is to be created that exists, with other settings."""
+    """Raised when a group that a call creates already exists with other settings."""
 
 
 class GroupBusy(PopError):
-    """Raised when a change needs a group at rest, or a queue that is filled. The message says what to wait for."""
+    """Raised when a group can't be changed now, because it has messages in flight, or its queue is still being filled.
+
+    The message says what to wait for.
+    """
 
 
 class NotAuthenticated(PopError):
-    """Raised when a call carries no token or certificate that the node knows."""
+    """Raised when the node knows neither the token nor the certificate of a call."""
 
 
 class NotPermitted(PopError):
-    """Raised when whoever calls may not do that with this group or topic."""
+    """Raised when the caller may not do this with this group or topic."""
 
 
 class Overloaded(PopError):
-    """Raised when a bound of the node is reached. The message names the option that holds it; try again later."""
+    """Raised when the node has reached a limit. The message names the option that sets the limit. Try again later."""
 
 
 class NodeUnavailable(PopError):
-    """Raised when the node gave no answer in the time allowed. Whether it did what was asked is unknown."""
+    """Raised when the node did not respond in time. The node may or may not have done what the call asked for."""
 
 
 class CallFailed(PopError):
-    """Raised when a call ended with a gRPC status that says neither what is wrong nor that it will pass."""
+    """Raised when a call ended with a gRPC status that says neither what is wrong nor whether a later call may succeed."""
 
 
 class ClientClosed(PopError):
-    """Raised for a call on a client, or an iteration of a consumer, that was closed."""
+    """Raised when a closed client is called, or a closed consumer is iterated."""
 
 
 class BatchFailed(PopError):
-    """Raised when some of a batch failed. What isn't among `errors` was done, and is not undone.
+    """Raised when some items of a batch failed. The node has processed the other items, and doesn't undo that.
 
     Parameters:
-        errors: what went wrong, by the place in the batch.
-        results: what came of each, None for those that failed.
+        errors: the error of each item that failed, by its index in the batch.
+        results: the result of each item in order; None for those that failed.
     """
 
     def __init__(self, errors: Mapping[int, PopError], results: Sequence[object]) -> None:
@@ -80,43 +83,43 @@ class BatchFailed(PopError):
 
 
 class StatusError(PopError):
-    """Base of the errors that the node states for one message or handle of a call."""
+    """Base of the errors that the node reports for one message or handle of a call."""
 
     code: ClassVar[str] = ""
 
 
 class InternalError(StatusError):
-    """Raised for a defect of the node. Its log has the details."""
+    """Raised when the node has a defect. Its log has the details."""
 
     code = "INTERNAL"
 
 
 class InvalidTopic(StatusError):
-    """Raised when a message is sent to what isn't a topic that can be published to (MQTT 5.0, 4.7)."""
+    """Raised when nobody can publish to a topic of this name (MQTT 5.0, 4.7)."""
 
     code = "INVALID_TOPIC"
 
 
 class InvalidDeliveryTime(StatusError):
-    """Raised when a message is to be delivered at a negative time, or too far ahead."""
+    """Raised when the delivery time of a message is negative, or too far in the future."""
 
     code = "INVALID_DELIVERY_TIME"
 
 
 class InvalidInvisibleTime(StatusError):
-    """Raised when an invisible time is negative, or above the node's limit."""
+    """Raised when an invisible time is negative, or above the limit of the node."""
 
     code = "INVALID_INVISIBLE_TIME"
 
 
 class InvalidHandle(StatusError):
-    """Raised for what isn't a handle that this node gave to this group."""
+    """Raised when a handle is not one that this node gave to this group."""
 
     code = "INVALID_HANDLE"
 
 
 class HandleExpired(StatusError):
-    """Raised when the invisible time was over before: the message comes, or came, back as a new attempt."""
+    """Raised when the invisible time is over: the message becomes, or became, visible again as a new attempt."""
 
     code = "HANDLE_EXPIRED"
 
@@ -128,31 +131,31 @@ class AlreadyAcked(StatusError):
 
 
 class HandleReplaced(StatusError):
-    """Raised when a change of invisible time (extend, nack, suspend) made a newer handle."""
+    """Raised when a change of invisible time (extend, nack, suspend) gave a newer handle."""
 
     code = "HANDLE_REPLACED"
 
 
 class MessageTooLarge(StatusError):
-    """Raised when topic, properties and body together are above the node's limit."""
+    """Raised when topic, properties and body together exceed the limit of the node."""
 
     code = "MESSAGE_TOO_LARGE"
 
 
 class InvalidProperty(StatusError):
-    """Raised when a message has too many properties, or one of them, its tag or its message group is too long."""
+    """Raised when a message has too many properties, or a property, the tag or the message group is too long."""
 
     code = "INVALID_PROPERTY"
 
 
 class AlreadyFired(StatusError):
-    """Raised when a message that is recalled was delivered before."""
+    """Raised when a recalled message was delivered before."""
 
     code = "ALREADY_FIRED"
 
 
 class AlreadyRecalled(StatusError):
-    """Raised when a message that is recalled was recalled before."""
+    """Raised when a recalled message was recalled before."""
 
     code = "ALREADY_RECALLED"
 
@@ -164,42 +167,42 @@ class UnknownMessage(StatusError):
 
 
 class TooManyTimers(StatusError):
-    """Raised when the node's limit of pending delayed messages is reached. Send without a delay, or later."""
+    """Raised when the node has its maximum number of delayed messages. Send without a delay, or later."""
 
     code = "TOO_MANY_TIMERS"
 
 
 class InvalidTransaction(StatusError):
-    """Raised when half of a transaction is sent with a delay."""
+    """Raised when a half message of a transaction has a delay."""
 
     code = "INVALID_TRANSACTION"
 
 
 class TooManyTransactions(StatusError):
-    """Raised when the node's limit of pending transactions is reached. End some, or try again later."""
+    """Raised when the node has its maximum number of pending transactions. End some, or try again later."""
 
     code = "TOO_MANY_TRANSACTIONS"
 
 
 class AlreadyCommitted(StatusError):
-    """Raised when a transaction that is ended was committed before."""
+    """Raised when the transaction was committed before."""
 
     code = "ALREADY_COMMITTED"
 
 
 class AlreadyRolledBack(StatusError):
-    """Raised when a transaction that is ended was rolled back before: by its producer, or because nobody told its outcome."""
+    """Raised when the transaction was rolled back before, by its producer or after the last check."""
 
     code = "ALREADY_ROLLED_BACK"
 
 
 class UnknownTransaction(StatusError):
-    """Raised when a transaction that is ended isn't open, and none that ended lately was this."""
+    """Raised when a transaction is neither pending nor among those that ended lately."""
 
     code = "UNKNOWN_TRANSACTION"
 
 
 class TooManyQueues(StatusError):
-    """Raised when the first level of a topic is new, and the node's limit of light queues is reached."""
+    """Raised when the first level of a topic is new, and the node has its maximum number of light queues."""
 
     code = "TOO_MANY_QUEUES"

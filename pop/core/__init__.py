@@ -1,1 +1,1 @@
-"""POP without a network: groups, checkpoints, acknowledgements, revival, dead letters."""
+"""POP without a network: groups, checkpoints, acknowledgements, revival and dead letters."""

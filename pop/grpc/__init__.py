@@ -1,1 +1,1 @@
-"""The gRPC services of `penstock.pop.v1`."""
+"""The servicers of the native API, `penstock.pop.v1`."""

@@ -155,7 +155,7 @@ def test_a_condition_that_is_false_or_unknown_does_not(text: str) -> None:
 
 @pytest.mark.parametrize("text", WRONG)
 def test_what_is_not_sql_is_refused_with_the_place(text: str) -> None:
-    with pytest.raises(ExpressionInvalid, match=r"character|nested|ESCAPE|must stand"):
+    with pytest.raises(ExpressionInvalid, match=r"character|nested|ESCAPE|must be before"):
         compile_expression(text, "sql")
 
 
