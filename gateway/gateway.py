@@ -38,7 +38,7 @@ from penstock.gateway.sessions.journal import SessionJournal
 from penstock.gateway.sessions.lifecycle import SessionLifecycle
 from penstock.gateway.sessions.stored_sessions import StoredSessions
 from penstock.gateway.traffic import Traffic
-from penstock.gateway.transport.listener import Listeners
+from penstock.gateway.transport.listeners import Listeners
 from penstock.gateway.transport.peer import Peer
 from penstock.gateway.transport.sockets import HAS_TURNS, Sockets
 from penstock.gateway.transport.sources import Sources
@@ -93,8 +93,6 @@ class Gateway:
         self.clock = clock
         self.backpressure = Backpressure(store, options.limits.undurable_bytes_max)
         self.throttle = Throttle(self.now_ms, options.limits)
-        self.handshakes = 0
-        """Connections that are not yet where MQTT begins."""
         self.clients: ClientRegistry[Connection] = ClientRegistry(options.connections_max)
         self.keep_alives = KeepAliveWheel()
         self.connections: OpenConnections[Connection] = OpenConnections(
@@ -179,7 +177,7 @@ class Gateway:
         self._close_log = CloseLog(self.counters, self.traffic, self.logbook, self.strike)
         self.sockets: Sockets | None = None
         """Where the system has such, once it has started."""
-        self.listeners = Listeners(self)
+        self.listeners = Listeners(options, self.sources, self.logbook, self.now_ms, self.connect, self.strike)
 
     # --- the listeners ----------------------------------------------------------------------------------------------
 
@@ -197,7 +195,7 @@ class Gateway:
         self.sys.start(self.loop)
         await self.access.start(self.clock.monotonic_s)
         self.sockets = Sockets(self.loop, self.store.release_durable, self._end_turn) if HAS_TURNS else None
-        await self.listeners.start()
+        await self.listeners.start(self.loop, self.sockets)
         self.throttle.start(self.loop)
         self.keep_alives.start(self.clock.monotonic_s())
         self.heartbeat.start(self.loop)

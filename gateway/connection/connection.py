@@ -50,7 +50,7 @@ from penstock.gateway.sessions.lifecycle import SessionLifecycle
 from penstock.gateway.sessions.session import Session
 from penstock.gateway.traffic import Traffic
 from penstock.gateway.transport.peer import Peer
-from penstock.gateway.transport.sockets import SocketTransport
+from penstock.gateway.transport.socket_transport import SocketTransport
 from penstock.store.errors import StoreError, TopicInvalid
 from penstock.store.store import Store
 

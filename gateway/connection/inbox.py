@@ -7,7 +7,7 @@ from typing import Final
 from penstock.gateway.protocol.decode import decode
 from penstock.gateway.protocol.fixed_header import Side, packet_bytes
 from penstock.gateway.protocol.packets import MALFORMED, Packet
-from penstock.gateway.transport.sockets import READ_BYTES, SocketTransport
+from penstock.gateway.transport.socket_transport import READ_BYTES, SocketTransport
 
 TURN_MESSAGES: Final = 512
 """Messages of a client that waits for acks that the server handles in one turn of the loop, about. If the client sends more at

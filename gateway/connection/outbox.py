@@ -18,7 +18,7 @@ from penstock.gateway.protocol.encode import encode_disconnect
 from penstock.gateway.protocol.packets import DISCONNECT
 from penstock.gateway.protocol.reasons import ReasonCode
 from penstock.gateway.traffic import Traffic
-from penstock.gateway.transport.listener import Listener
+from penstock.gateway.transport.peer import PeerListener
 from penstock.store.options import KIB
 from penstock.store.store import Store
 
@@ -87,7 +87,7 @@ class Outbox:
         store: Store,
         counters: GatewayCounters,
         traffic: Traffic,
-        listener: Listener,
+        listener: PeerListener,
         *,
         send_buffer_bytes: int,
         queued_max: int,

@@ -22,7 +22,7 @@ from penstock.gateway.protocol.packets import PUBLISH, PUBLISH_RUN, Packet
 from penstock.gateway.protocol.plain import cut_plain
 from penstock.gateway.sessions.journal import SessionJournal
 from penstock.gateway.sessions.session import Session
-from penstock.gateway.transport.sockets import READ_BYTES_MIN
+from penstock.gateway.transport.socket_transport import READ_BYTES_MIN
 from penstock.store.options import MIB
 from penstock.store.queues import Route
 from penstock.store.record import HEADER_BYTES

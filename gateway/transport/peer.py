@@ -1,46 +1,64 @@
-"""A peer: who is at the other end of a connection, as far as its transport tells."""
+"""A peer: the other end of a connection, as far as the transport knows it."""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from typing import TYPE_CHECKING, Any
+from typing import Any, Final, Protocol
 
+from penstock.gateway.options import ListenerOptions
+from penstock.gateway.token_bucket import TokenBucket
 from penstock.gateway.transport.sources import source_of
 
-if TYPE_CHECKING:
-    from penstock.gateway.transport.listener import Listener
+SAN_KINDS: Final = ("URI", "email", "DNS")
+"""The kinds of alternative names in a certificate that can be a user name. The first name of any of them counts."""
 
-SAN_KINDS = ("URI", "email", "DNS")
-"""The alternative names of a certificate that can be a user name. The first one counts, of whatever kind."""
+
+class PeerListener(Protocol):
+    """The listener of a peer, as far as connections know it."""
+
+    options: ListenerOptions
+    name: str
+    is_local: bool
+    """Whether only this machine reaches the listener."""
+    messages: TokenBucket
+    """The messages that all clients of the listener together may publish."""
+    bytes: TokenBucket
+    """The bytes that all clients of the listener together may send."""
+    bytes_in: int
+    bytes_out: int
+
+    def closed(self, peer: Peer) -> None:
+        """Stop counting the connection of a peer. A second call has no effect."""
+        ...
 
 
 class Peer:
     """The other end of one connection.
 
     Parameters:
-        listener: where it came in.
-        host: its numeric address; empty on a Unix socket. Behind a proxy what the proxy says.
-        port: its port, 0 on a Unix socket.
+        listener: the listener that accepted the connection.
+        host: the numeric address, or empty on a Unix socket. Behind a proxy it is the address that the proxy states.
+        port: the port, or 0 on a Unix socket.
     """
 
     __slots__ = ("counted", "host", "is_over_rate", "listener", "port", "source", "ssl_object", "username")
 
-    def __init__(self, listener: Listener, host: str, port: int) -> None:
+    def __init__(self, listener: PeerListener, host: str, port: int) -> None:
         self.listener = listener
         self.host = host
         self.port = port
         self.source = source_of(host)
         self.counted = False
-        """Whether it counts as a connection of its listener and its source."""
+        """Whether the listener and the source count the connection."""
         self.is_over_rate = False
-        """Whether it is beyond `ListenerOptions.connections_per_s`, and to be told so."""
+        """Whether the connection exceeds `ListenerOptions.connections_per_s`, so that the server refuses its CONNECT."""
         self.username: str | None = None
-        """The user name that its certificate gives it, where the listener takes it from there."""
+        """The user name from the client's certificate, if the listener takes user names from certificates."""
         self.ssl_object: ssl.SSLObject | None = None
 
     def made(self, transport: asyncio.BaseTransport) -> None:
-        """Take what a TLS handshake has shown."""
+        """Keep what the TLS handshake has found out about the client."""
         options = self.listener.options
         if options.is_tls:
             self.ssl_object = transport.get_extra_info("ssl_object")
@@ -54,15 +72,15 @@ class Peer:
 
 
 def username_of(certificate: dict[str, Any], taken_from: str) -> str | None:
-    """Return the user name in a certificate, as `ssl.SSLSocket.getpeercert` describes it; None if there is none.
+    """Return the user name in a certificate, or None if it has none.
 
     Args:
-        certificate: empty where the client sent none.
+        certificate: the certificate as `ssl.SSLSocket.getpeercert` describes it; empty if the client sent none.
         taken_from: "cn" or "san", see `ListenerOptions.username_from`.
     """
     if taken_from == "cn":
         names = [value for part in certificate.get("subject", ()) for kind, value in part if kind == "commonName"]
     else:
         names = [value for kind, value in certificate.get("subjectAltName", ()) if kind in SAN_KINDS]
-    # A name with U+0000 would read as another one to whatever is written in C.
+    # Code in C would read a name with U+0000 as another, shorter name.
     return names[0] if names and names[0] and "\0" not in names[0] else None

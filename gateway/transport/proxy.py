@@ -1,7 +1,7 @@
-"""The PROXY protocol, versions 1 and 2: what a proxy says about the client whose bytes follow.
+"""The PROXY protocol, versions 1 and 2: the header in which a proxy states the address of its client.
 
-`header_bytes` and `client_of` are sans-IO. `read_header` takes exactly the header from a socket and leaves what follows, so
-that TLS, WebSocket or MQTT begin on that socket as on any other.
+`header_bytes` and `client_of` do no input or output. `read_header` takes exactly the header from a socket and leaves the bytes
+after it, so that TLS, WebSocket or MQTT begin on that socket as on any other.
 
 Source: haproxy.org/download/3.0/doc/proxy-protocol.txt, sections 2.1 and 2.2.
 """
@@ -16,11 +16,11 @@ from typing import Final
 
 V1: Final = b"PROXY "
 V1_BYTES_MAX: Final = 107
-"""The longest header of version 1, with its CR LF (2.1)."""
+"""The size of the longest header of version 1, with its CR LF (2.1)."""
 
 V2: Final = b"\r\n\r\n\0\r\nQUIT\n"
 V2_BYTES_MAX: Final = 4096
-"""The longest header of version 2 that is taken. The format allows 65,551; what proxies add to an address takes hundreds."""
+"""The size of the longest header of version 2 accepted. The format allows 65,551 bytes; real proxies need a few hundred."""
 
 _V2_HEAD: Final = Struct(">12sBBH")
 _LOCAL, _PROXIED = 0x20, 0x21
@@ -29,35 +29,37 @@ _PORTS = Struct(">HH")
 
 
 class ProxyHeaderInvalid(ConnectionError):
-    """Raised when a connection doesn't begin with a header of the PROXY protocol."""
+    """Raised when a connection does not begin with a valid header of the PROXY protocol."""
 
 
 def header_bytes(data: bytes) -> int:
-    """Return how long the header is with which `data` begins; 0 if too little has come to tell.
+    """Return the size of the header at the beginning of `data`; 0 if too few bytes have come to tell.
 
     Raises:
-        ProxyHeaderInvalid: it is none, or too long.
+        ProxyHeaderInvalid: `data` begins with no header, or the header is too long.
     """
     if data[:1] == V1[:1]:
         end = data.find(b"\n", 0, V1_BYTES_MAX)
         if not data.startswith(V1[: len(data)]) or (end < 0 and len(data) >= V1_BYTES_MAX):
-            raise ProxyHeaderInvalid(f"the connection begins with {data[:16]!r}, not with a PROXY header")
+            raise ProxyHeaderInvalid(f"The connection begins with {data[:16]!r} instead of a PROXY header.")
         return end + 1
     if not data.startswith(V2[: len(data)]):
-        raise ProxyHeaderInvalid(f"the connection begins with {data[:16]!r}, not with a PROXY header")
+        raise ProxyHeaderInvalid(f"The connection begins with {data[:16]!r} instead of a PROXY header.")
     if len(data) < _V2_HEAD.size:
         return 0
     size = int(_V2_HEAD.size + _V2_HEAD.unpack_from(data)[3])
     if size > V2_BYTES_MAX:
-        raise ProxyHeaderInvalid(f"a PROXY header of {size} bytes was announced; send {V2_BYTES_MAX} at most")
+        raise ProxyHeaderInvalid(f"A PROXY header announces {size} bytes. Send {V2_BYTES_MAX} at most.")
     return size
 
 
 def client_of(header: bytes) -> tuple[str, int] | None:
-    """Return address and port of the client that a whole header names; None where the proxy speaks for itself, or doesn't know.
+    """Return the address and port of the client that a complete header states.
+
+    The result is None if the proxy speaks for itself or does not know the client.
 
     Raises:
-        ProxyHeaderInvalid: it isn't a valid header.
+        ProxyHeaderInvalid: the header is not valid.
     """
     return _client_v1(header) if header.startswith(V1) else _client_v2(header)
 
@@ -72,7 +74,7 @@ def _client_v1(header: bytes) -> tuple[str, int] | None:
         if not (header.endswith(b"\r\n") and port.isdigit() and int(port) < 65_536):
             raise ValueError(port)
     except (ValueError, KeyError) as error:
-        raise ProxyHeaderInvalid(f"a PROXY header of version 1 can't be read: {header[:V1_BYTES_MAX]!r}") from error
+        raise ProxyHeaderInvalid(f"A PROXY header of version 1 can't be parsed: {header[:V1_BYTES_MAX]!r}.") from error
     return str(address), int(port)
 
 
@@ -81,25 +83,25 @@ def _client_v2(header: bytes) -> tuple[str, int] | None:
     if command == _LOCAL:
         return None
     if command != _PROXIED:
-        raise ProxyHeaderInvalid(f"a PROXY header of version 2 has the version and command {command:#04x}; use 0x20 or 0x21")
+        raise ProxyHeaderInvalid(f"A PROXY header of version 2 has the version and command {command:#04x}. Use 0x20 or 0x21.")
     address_bytes = {_TCP4: 4, _TCP6: 16}.get(family)
     if address_bytes is None:
-        return None  # a Unix socket, a datagram, or unknown: "the receiver should ignore address information" (2.2)
+        return None  # A Unix socket, a datagram, or unknown: "the receiver should ignore address information" (2.2).
     if size < 2 * address_bytes + _PORTS.size:
-        raise ProxyHeaderInvalid(f"a PROXY header of version 2 has {size} bytes of addresses, too few for its family")
+        raise ProxyHeaderInvalid(f"A PROXY header of version 2 has {size} bytes of addresses, too few for its family.")
     start = _V2_HEAD.size
     address = ip_address(header[start : start + address_bytes])
     return str(address), int(_PORTS.unpack_from(header, start + 2 * address_bytes)[0])
 
 
 async def read_header(loop: asyncio.AbstractEventLoop, end: socket.socket) -> bytes:
-    """Take the header from a socket that doesn't block, and nothing of what follows it.
+    """Return the header from a non-blocking socket, and leave the bytes after it in the socket.
 
-    It is looked at before it is taken. Whatever is there and isn't a whole header belongs to it, so it is taken at once: the
-    loop is woken for new bytes only.
+    The function peeks before it takes. While the header is incomplete, all bytes in the socket belong to it, so they are taken
+    at once. Then only new bytes wake the loop.
 
     Raises:
-        ProxyHeaderInvalid: something else came, or the end.
+        ProxyHeaderInvalid: the client sent something else, or closed the connection.
     """
     header = b""
     while True:
@@ -109,7 +111,7 @@ async def read_header(loop: asyncio.AbstractEventLoop, end: socket.socket) -> by
         except BlockingIOError:
             continue
         if not ahead:
-            raise ProxyHeaderInvalid("the connection ended before its PROXY header")
+            raise ProxyHeaderInvalid("The connection ended before its PROXY header.")
         size = header_bytes(header + ahead)
         header += end.recv(min(size - len(header), len(ahead)) if size else len(ahead))
         if size and len(header) == size:

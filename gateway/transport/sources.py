@@ -1,4 +1,4 @@
-"""Where connections come from: how many each source has open, and which sources are held off for what they did."""
+"""Sources of connections: how many each has open, and which ones are held off after too many errors."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from penstock.gateway.options import LimitOptions
 from penstock.store.recent import RecentIds
 
 IPV6_PREFIX: Final = 64
-"""Bits of an IPv6 address that name a source: what a site or a subscriber is given. The rest it makes up as it likes."""
+"""The bits of an IPv6 address that name a source. A site or a subscriber gets a prefix of this length, and chooses the rest."""
 
 EXEMPT: Final = ""
-"""The source of loopback addresses and Unix sockets: all of this machine, often one proxy for everybody. It has no limits."""
+"""The source of loopback addresses and Unix sockets. It has no limits, because it is often one proxy for all clients."""
 
 
 def source_of(host: str) -> str:
-    """Return what an address counts as: itself, or its network of 64 bits (IPv6), or `EXEMPT`.
+    """Return the source of an address: the address itself, its network of 64 bits (IPv6), or `EXEMPT`.
 
     `host` is a numeric address, with or without a scope (`fe80::1%eth0`), or empty for a Unix socket.
     """
@@ -33,7 +33,7 @@ def source_of(host: str) -> str:
 
 
 class Strikes:
-    """What a source did wrong in the current window, and until when it is held off (0: it isn't)."""
+    """The errors of a source in the current window, and until when it is held off; 0 means that it is not."""
 
     __slots__ = ("count", "held_until_ms", "window_until_ms")
 
@@ -47,21 +47,21 @@ class Sources:
     """All sources with connections or strikes.
 
     Parameters:
-        options: see `LimitOptions`.
+        options: the limits.
     """
 
     def __init__(self, options: LimitOptions) -> None:
         self._options = options
         self._open: dict[str, int] = {}
         self._strikes: RecentIds[str, Strikes] = RecentIds(options.sources_max)
-        """By source; the one that was struck longest ago comes first."""
+        """The strikes by source. The source whose last strike is oldest comes first."""
 
     def __len__(self) -> int:
-        """How many sources are remembered for their strikes."""
+        """Return the number of sources whose strikes are remembered."""
         return len(self._strikes)
 
     def refusal(self, source: str, now_ms: int) -> str:
-        """Return why a source may have no more connections, as a word for the metrics; empty if it may."""
+        """Return why a source may open no more connections, as a word for the metrics; empty if it may."""
         if source == EXEMPT:
             return ""
         strikes = self._strikes.get(source)
@@ -71,12 +71,12 @@ class Sources:
         return "source_connections" if most and self._open.get(source, 0) >= most else ""
 
     def opened(self, source: str) -> None:
-        """Count a connection."""
+        """Count a connection of a source."""
         if source != EXEMPT:
             self._open[source] = self._open.get(source, 0) + 1
 
     def closed(self, source: str) -> None:
-        """Count a connection off."""
+        """Stop counting a connection of a source."""
         if source != EXEMPT:
             left = self._open[source] - 1
             if left:
@@ -85,7 +85,7 @@ class Sources:
                 del self._open[source]
 
     def strike(self, source: str, now_ms: int) -> bool:
-        """Note that a source did something wrong; return whether that was once too often, and it is held off from now on."""
+        """Count an error of a source; return whether the source is held off from now on."""
         most = self._options.strikes_max
         if source == EXEMPT or not most:
             return False
@@ -97,7 +97,7 @@ class Sources:
         if strikes.count < most or strikes.held_until_ms > now_ms:
             return False
         strikes.held_until_ms = now_ms + self._options.hold_off_ms
-        # What it does after that counts anew. Until then its window stays open, or the next strike would forget the hold.
+        # Errors after the hold count from 0. Until then the window stays open; otherwise the next strike would end the hold.
         strikes.count = 0
         strikes.window_until_ms = strikes.held_until_ms
         return True

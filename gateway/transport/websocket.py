@@ -1,8 +1,8 @@
-"""MQTT over WebSocket (MQTT 5.0 and 3.1.1, chapter 6): a transport in which the packets are the contents of binary frames.
+"""MQTT over WebSocket (MQTT 5.0 and 3.1.1, chapter 6): binary frames carry the packets.
 
-The frames are those of the library `websockets`, used without its sockets: it is kept well, has what RFC 6455 asks for
-(masking, fragments, ping, pong and close, bounds), and amqtt needs it anyway. To the loop a `WebSocket` is a protocol; to
-the `Connection` behind it it is a transport, so there is one connection for all transports.
+The library `websockets` does the framing, without its sockets. It is well maintained, covers what RFC 6455 demands (masking,
+fragments, ping, pong, close, bounds), and amqtt needs it anyway. To the event loop a `WebSocket` is a protocol. To the MQTT
+connection it is a transport, so that one class of connections serves all transports.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from websockets.typing import Origin, Subprotocol
 from penstock.gateway.options import ListenerOptions
 
 SUBPROTOCOL: Final = Subprotocol("mqtt")
-"""What a client must offer [MQTT-6.0.0-3], and gets [MQTT-6.0.0-4]."""
+"""The subprotocol that a client must offer [MQTT-6.0.0-3] and that the server selects [MQTT-6.0.0-4]."""
 
 SILENT = logging.getLogger("penstock.websocket")
-"""Whom the library may tell that a connection was opened or refused. The gateway does that itself."""
+"""The logger for the library. It is silent because the gateway logs connections and refusals itself."""
 SILENT.setLevel(logging.CRITICAL)
 
 
@@ -31,9 +31,10 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
     """One WebSocket connection.
 
     Parameters:
-        connection: gets the contents of the binary frames, however they are cut.
-        options: which path and which origins are served.
-        message_bytes_max: bytes of one WebSocket message, all its frames together; more close the connection (1009).
+        connection: gets the contents of the binary frames.
+        options: the path and the origins that are served.
+        message_bytes_max: the maximum size of one WebSocket message with all its frames; a larger one closes the connection
+            (1009).
     """
 
     def __init__(self, connection: asyncio.Protocol, options: ListenerOptions, message_bytes_max: int) -> None:
@@ -49,13 +50,13 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
         self._transport: asyncio.Transport
         self._closing = False
         self._has_heard_all = False
-        """The client has sent all that it will, so no close frame is to come."""
+        """Whether the client sends nothing more, so that no close frame can come."""
 
     # --- a protocol, to the loop ------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._connection.connection_made(self)  # from here on the time for the CONNECT runs, the handshake's included
+        self._connection.connection_made(self)  # The time for the CONNECT runs from here on, and includes the handshake.
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connection.connection_lost(exc)
@@ -69,7 +70,7 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
     def eof_received(self) -> bool | None:
         self._has_heard_all = True
         if self._closing:
-            return False  # it won't say so: it is over
+            return False  # The client can't answer our close frame any more.
         return self._connection.eof_received()
 
     def data_received(self, data: bytes) -> None:
@@ -88,7 +89,7 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
                     break
         is_closing = self._closing
         has_ended = self._send()
-        # Also what came before a close frame in the same read: often the client's DISCONNECT.
+        # A close frame often follows the client's DISCONNECT in the same read.
         if payloads and not is_closing:
             self._connection.data_received(payloads[0] if len(payloads) == 1 else b"".join(payloads))
         if has_ended:
@@ -96,21 +97,21 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
             self._transport.close()
 
     def _answer(self, request: Request) -> bool:
-        """Answer the handshake; return False where it can't be answered."""
+        """Answer the handshake; return False if it can't be answered."""
         if self._frames.eof_sent:
-            return False  # frames came with it, before there was an answer, and were wrong: the library can't go on from there
+            return False  # Invalid frames came with the request, before the answer. The library can't continue.
         try:
             if self._path and request.path.partition("?")[0] != self._path:
                 response = self._frames.reject(404, f"MQTT is at {self._path}.\n")
             else:
                 response = self._frames.accept(request)
         except ValueError:
-            return False  # it puts what came into its answer, and not all bytes are text
+            return False  # The library quotes the request in its answer, and not all bytes are text.
         self._frames.send_response(response)
         return True
 
     def _send(self) -> bool:
-        """Write what the frames' state machine has to send; return whether it says that nothing follows."""
+        """Write the bytes that the library has to send; return whether it says that nothing follows."""
         chunks = self._frames.data_to_send()
         has_ended = bool(chunks) and chunks[-1] == SEND_EOF
         data = b"".join(chunks)
@@ -126,8 +127,10 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
             self._send()
 
     def close(self) -> None:
-        """Say that it is over, and wait for the client to say so, where it still may. Whoever calls this aborts when that takes
-        too long."""
+        """Send a close frame and wait for the client's, if the client can still send one.
+
+        The caller aborts if that takes too long.
+        """
         if self._closing or self._frames.state is not State.OPEN:
             self._closing = True
             self._transport.close()

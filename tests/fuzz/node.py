@@ -35,10 +35,10 @@ def state(broker: Broker) -> dict[str, Any]:
     return {
         "held": broker.held_resources()
         | {
-            "handshakes": gateway.handshakes,
+            "handshakes": gateway.listeners.handshakes.open,
             "sources": len(gateway.sources._open),
             "bytes that wait for room": gateway.backlog.kept_bytes,
-            "open": sum(listener.open for listener in gateway.listeners),
+            "open": sum(listener.admission.open for listener in gateway.listeners),
         },
         "anonymous_kib": int(status["RssAnon"].split()[0]),
         "descriptors": len(list(Path("/proc/self/fd").iterdir())),

@@ -6,7 +6,8 @@ import asyncio
 import socket
 from collections.abc import Callable
 
-from penstock.gateway.transport.sockets import Sockets, SocketTransport
+from penstock.gateway.transport.socket_transport import SocketTransport
+from penstock.gateway.transport.sockets import Sockets
 
 BUFFER_BYTES = 8192
 

@@ -103,8 +103,8 @@ async def test_a_connection_without_a_header_is_closed(start_broker: StartBroker
     client = await broker.dial("proxied")
     await client.send(INVALID[name])
     assert await client.ended() == []
-    assert broker.listener("proxied").refused == {"proxy_header": 1}
-    assert broker.listener("proxied").open == 0
+    assert broker.listener("proxied").admission.refused == {"proxy_header": 1}
+    assert broker.listener("proxied").admission.open == 0
 
 
 async def test_a_header_that_does_not_come_is_not_waited_for(start_broker: StartBroker) -> None:
@@ -113,14 +113,14 @@ async def test_a_header_that_does_not_come_is_not_waited_for(start_broker: Start
     client = await broker.dial("proxied")
     await client.send(b"PROXY TCP4 203.0.113.7 ")
     assert await client.ended() == []
-    assert broker.listener("proxied").refused == {"handshake_timeout": 1}
+    assert broker.listener("proxied").admission.refused == {"handshake_timeout": 1}
 
 
 async def test_only_proxies_that_are_trusted_may_name_a_client(start_broker: StartBroker) -> None:
     broker = await start_broker(listeners=(ListenerOptions(name="proxied", listen=FREE, proxy_from=("10.0.0.0/8", "::1")),))
     client = await broker.dial("proxied")
     assert await client.ended() == []
-    assert broker.listener("proxied").refused == {"untrusted_proxy": 1}
+    assert broker.listener("proxied").admission.refused == {"untrusted_proxy": 1}
 
 
 async def test_a_header_is_no_packet_where_no_proxy_stands(start_broker: StartBroker) -> None:

@@ -5,7 +5,7 @@ import pytest
 from penstock.gateway.protocol.encode import encode_acks, encode_publish
 from penstock.gateway.protocol.packets import PUBACK, PUBCOMP, PUBREC, PUBREL
 from penstock.gateway.protocol.reasons import ReasonCode
-from penstock.gateway.transport.sockets import READ_BYTES, SocketTransport
+from penstock.gateway.transport.socket_transport import READ_BYTES, SocketTransport
 from penstock.store.options import KIB
 from penstock.store.record import COPY_BYTES, HEADER_BYTES
 from tests.gateway.brokers import StartBroker

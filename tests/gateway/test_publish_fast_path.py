@@ -15,7 +15,7 @@ from penstock.gateway.connection.publish_fast_path import Publisher, PublishFast
 from penstock.gateway.protocol.encode import encode_acks, encode_publish
 from penstock.gateway.protocol.packets import CONNACK, PUBACK, PUBREC
 from penstock.gateway.protocol.reasons import ReasonCode
-from penstock.gateway.transport.sockets import SocketTransport
+from penstock.gateway.transport.socket_transport import SocketTransport
 from penstock.store.options import GIB, KIB
 from tests.gateway.brokers import StartBroker
 from tests.gateway.disk_space import TOTAL, free

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from penstock.gateway.transport import sockets
-from penstock.gateway.transport.sockets import HAS_TURNS, LOOK_EACH
+from penstock.gateway.transport import socket_transport
+from penstock.gateway.transport.sockets import HAS_TURNS, MID_TURN_SOCKETS
 from tests.gateway.stage import Recorder, Stage
 from tests.waiting import until
 
@@ -42,14 +42,14 @@ async def test_what_many_send_at_once_is_given_to_all_in_one_turn(stage: Stage) 
 
 
 async def test_in_the_course_of_a_long_turn_others_are_looked_at(stage: Stage) -> None:
-    protocols = [Recorder() for _ in range(2 * LOOK_EACH + 1)]
+    protocols = [Recorder() for _ in range(2 * MID_TURN_SOCKETS + 1)]
     far = [stage.add(protocol) for protocol in protocols]
     seen: list[int] = []
     stage.look = lambda: seen.append(sum(bool(protocol.received) for protocol in protocols))
     for end in far:
         end.send(b"x")
     await until(lambda: stage.turns > 0)
-    assert seen == [LOOK_EACH - 1, 2 * LOOK_EACH - 1]
+    assert seen == [MID_TURN_SOCKETS - 1, 2 * MID_TURN_SOCKETS - 1]
 
 
 async def test_a_turn_comes_to_its_end_though_a_look_fails(stage: Stage) -> None:
@@ -59,7 +59,7 @@ async def test_a_turn_comes_to_its_end_though_a_look_fails(stage: Stage) -> None
 
     errors: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context["exception"]))
-    protocols = [Recorder() for _ in range(LOOK_EACH)]
+    protocols = [Recorder() for _ in range(MID_TURN_SOCKETS)]
     far = [stage.add(protocol) for protocol in protocols]
     stage.look = fail
     for end in far:
@@ -72,7 +72,7 @@ async def test_a_turn_comes_to_its_end_though_a_look_fails(stage: Stage) -> None
 async def test_more_than_a_turn_reads_comes_whole_in_order_and_holds_up_nobody(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sockets, "READ_BYTES", 1000)
+    monkeypatch.setattr(socket_transport, "READ_BYTES", 1000)
     small_stage, order = Stage(), []
     large = Recorder(lambda *_: order.append("large"))
     small = Recorder(lambda *_: order.append("small"))

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from penstock.gateway.options import AccessOptions
-from penstock.gateway.transport.listener import WATCH_S
+from penstock.gateway.transport.certificates import Certificates
+from penstock.gateway.transport.listeners import WATCH_S
 from penstock.gateway.transport.peer import username_of
-from penstock.gateway.transport.tls import Certificates
 from tests.gateway.brokers import StartBroker
 from tests.gateway.certificates import Authority
 from tests.gateway.packet_cases import connect
@@ -58,24 +58,24 @@ async def test_a_server_that_the_client_does_not_trust_gets_no_connect(
     broker = await start_broker(listeners=(authority.listener("tls"),))
     with pytest.raises(ssl.SSLCertVerificationError):
         await broker.dial("tls", Authority(tmp_path).context())
-    await until(lambda: sum(broker.listener("tls").refused.values()) == 1)
-    assert broker.listener("tls").open == 0
+    await until(lambda: sum(broker.listener("tls").admission.refused.values()) == 1)
+    assert broker.listener("tls").admission.open == 0
 
 
 async def test_bytes_that_are_no_tls_are_refused_and_counted(start_broker: StartBroker, authority: Authority) -> None:
     broker = await start_broker(listeners=(authority.listener("tls"),))
     client = await broker.connect("plain", listener="tls", accepted=False)
     assert [found[0] for found in await client.ended()] in ([], [0])  # at most a TLS alert, which is no MQTT
-    await until(lambda: sum(broker.listener("tls").refused.values()) == 1)
-    assert broker.listener("tls").open == 0
+    await until(lambda: sum(broker.listener("tls").admission.refused.values()) == 1)
+    assert broker.listener("tls").admission.open == 0
 
 
 async def test_a_handshake_that_stalls_is_ended(start_broker: StartBroker, authority: Authority) -> None:
     broker = await start_broker(listeners=(authority.listener("tls"),), tls_handshake_ms=100)
     client = await broker.dial("tls")
     assert await client.ended() == []
-    assert broker.node.gateway.handshakes == 0
-    assert broker.listener("tls").open == 0
+    assert broker.node.gateway.listeners.handshakes.open == 0
+    assert broker.listener("tls").admission.open == 0
 
 
 @pytest.mark.parametrize(("version", "is_served"), [(ssl.TLSVersion.TLSv1_2, False), (ssl.TLSVersion.TLSv1_3, True)])
@@ -90,7 +90,7 @@ async def test_the_oldest_version_is_the_listeners(
     else:
         with pytest.raises((ssl.SSLError, ConnectionError)):
             await broker.dial("tls", context)
-        await until(lambda: broker.listener("tls").refused == {"tls": 1})
+        await until(lambda: broker.listener("tls").admission.refused == {"tls": 1})
 
 
 # --- clients with certificates ------------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ async def test_a_client_without_a_certificate_is_not_served_where_one_is_require
             assert await client.ended() == []
         except (ssl.SSLError, ConnectionError):
             pass
-    await until(lambda: broker.listener("mtls").refused.get("tls", 0) == 2)
+    await until(lambda: broker.listener("mtls").admission.refused.get("tls", 0) == 2)
     assert broker.node.gateway.counters.connections_accepted == 0
 
 
@@ -235,9 +235,9 @@ def test_an_encrypted_key_is_refused_and_nobody_is_asked_for_its_password(tmp_pa
 async def test_the_node_ends_while_handshakes_are_under_way(start_broker: StartBroker, authority: Authority) -> None:
     broker: Broker = await start_broker(listeners=(authority.listener("tls"),))
     clients = [await broker.dial("tls") for _ in range(3)]
-    await until(lambda: broker.node.gateway.handshakes == 3)
+    await until(lambda: broker.node.gateway.listeners.handshakes.open == 3)
     await broker.node.gateway.stop()
-    assert broker.node.gateway.handshakes == 0
+    assert broker.node.gateway.listeners.handshakes.open == 0
     for client in clients:
         assert await client.ended() == []
 

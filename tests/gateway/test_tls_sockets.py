@@ -11,8 +11,10 @@ import weakref
 
 import pytest
 
-from penstock.gateway.transport.sockets import HAS_TURNS, TlsTransport
-from penstock.gateway.transport.tls import Certificates, Tls
+from penstock.gateway.transport.certificates import Certificates
+from penstock.gateway.transport.sockets import HAS_TURNS
+from penstock.gateway.transport.tls import Tls
+from penstock.gateway.transport.tls_transport import TlsTransport
 from tests.gateway.brokers import StartBroker
 from tests.gateway.certificates import Authority
 from tests.gateway.packet_cases import connect

@@ -126,7 +126,7 @@ async def test_a_client_that_does_not_offer_it_is_refused(broker: Broker, protoc
     client, response = await dial(broker, protocols=protocols)
     assert response.status_code == 400
     assert await client.events() == []
-    await until(lambda: broker.listener("ws").open == 0)
+    await until(lambda: broker.listener("ws").admission.open == 0)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ async def test_what_is_no_request_is_refused_and_nothing_is_left(broker: Broker,
     async with asyncio.timeout(ANSWER_S_MAX):
         while await client._read():
             pass
-    await until(lambda: broker.listener("ws").open == 0)
+    await until(lambda: broker.listener("ws").admission.open == 0)
     assert broker.node.gateway.counters.connections_accepted == 0
 
 
@@ -181,7 +181,7 @@ async def test_frames_that_end_the_connection_before_it_began_do_so(broker: Brok
     await client.send(*frames.data_to_send(), frame)
     async with asyncio.timeout(ANSWER_S_MAX):
         assert await client._read() == b""
-    await until(lambda: broker.listener("ws").open == 0)
+    await until(lambda: broker.listener("ws").admission.open == 0)
 
 
 async def test_a_handshake_that_does_not_come_is_not_waited_for(start_broker: StartBroker) -> None:
@@ -288,13 +288,13 @@ async def test_a_connection_that_the_server_ends_is_closed_as_a_websocket(
     assert [event.opcode for event in events] == [OP_CLOSE]
     await client.send()
     assert await client.events() == []
-    await until(lambda: broker.listener("ws").open == 0)
+    await until(lambda: broker.listener("ws").admission.open == 0)
 
 
 async def test_a_client_that_never_answers_a_close_is_cut_off(broker: Broker, opened: list[WebSocketClient]) -> None:
     await connected(broker, b"c", opened)
     await broker.connect("c")
-    await until(lambda: broker.listener("ws").open == 0)
+    await until(lambda: broker.listener("ws").admission.open == 0)
 
 
 @pytest.mark.parametrize("is_wrong", [False, True])

@@ -22,7 +22,9 @@ class MqttConnectionCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         gateway, traffic, listeners = self._gateway, self._gateway.traffic, list(self._gateway.listeners)
         yield gauge("penstock_mqtt_connections", "Open MQTT connections.", len(gateway.connections))
-        yield gauge("penstock_mqtt_handshakes", "Connections in a TLS handshake or PROXY header.", gateway.handshakes)
+        yield gauge(
+            "penstock_mqtt_handshakes", "Connections in a TLS handshake or PROXY header.", gateway.listeners.handshakes.open
+        )
         yield labelled_gauge("penstock_mqtt_clients", "Connected clients.", ["listener", "version"], traffic.connected)
         yield labelled_counter(
             "penstock_mqtt_connections_accepted",
@@ -40,7 +42,7 @@ class MqttConnectionCollector(Collector):
             "penstock_mqtt_connections_refused",
             "Sockets closed before MQTT began on them.",
             ["listener", "reason"],
-            {(each.name, reason): count for each in listeners for reason, count in each.refused.items()},
+            {(each.name, reason): count for each in listeners for reason, count in each.admission.refused.items()},
         )
         yield from self._packets("in", "received", traffic.packets_in, gateway.counters.publishes_in)
         yield from self._packets("out", "sent", traffic.packets_out, gateway.counters.publishes_out)

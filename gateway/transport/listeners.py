@@ -1,0 +1,120 @@
+"""All listeners of a gateway."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import structlog
+
+from penstock.gateway.logbook import Logbook
+from penstock.gateway.options import PLAIN_NAME, GatewayOptions, ListenerOptions
+from penstock.gateway.transport.admission import Admission, HandshakeCount
+from penstock.gateway.transport.handshakes import Handshakes
+from penstock.gateway.transport.listener import Listener
+from penstock.gateway.transport.peer import Peer
+from penstock.gateway.transport.sockets import Sockets
+from penstock.gateway.transport.sources import Sources
+from penstock.gateway.transport.websocket import WebSocket
+
+logger = structlog.get_logger("gateway")
+
+WATCH_S: Final = 2.0
+"""How often the node looks whether the files of certificates were replaced, in seconds."""
+
+
+class Listeners:
+    """All listeners of a gateway.
+
+    Parameters:
+        options: the options of the gateway. They name the listeners.
+        sources: the sources of all connections.
+        logbook: events that clients cause are logged there.
+        now_ms: returns the monotonic time in ms.
+        connect: returns the protocol that serves MQTT to a peer.
+        strike: called for a peer that broke TLS.
+    """
+
+    def __init__(
+        self,
+        options: GatewayOptions,
+        sources: Sources,
+        logbook: Logbook,
+        now_ms: Callable[[], int],
+        connect: Callable[[Peer], asyncio.Protocol],
+        strike: Callable[[Peer], None],
+    ) -> None:
+        plain = [ListenerOptions(name=PLAIN_NAME, listen=options.listen)] if options.plain == "on" else []
+        self.handshakes = HandshakeCount(options.handshakes_max)
+
+        def connect_websocket(peer: Peer) -> asyncio.Protocol:
+            return WebSocket(connect(peer), peer.listener.options, options.packet_bytes_max)
+
+        def listener_of(each: ListenerOptions) -> Listener:
+            admission = Admission(each, self.handshakes, sources, logbook, now_ms)
+            begin = connect_websocket if each.is_websocket else connect
+            handshakes = Handshakes(each, options.tls_handshake_ms, self.handshakes, admission, begin, strike)
+            return Listener(each, options.listen_backlog, admission, handshakes, logbook)
+
+        self._listeners = [listener_of(each) for each in (*plain, *options.listeners)]
+        self._watching: asyncio.TimerHandle | None = None
+
+    def __iter__(self) -> Iterator[Listener]:
+        return iter(self._listeners)
+
+    def __getitem__(self, name: str) -> Listener:
+        return next(listener for listener in self._listeners if listener.name == name)
+
+    async def start(self, loop: asyncio.AbstractEventLoop, sockets: Sockets | None) -> None:
+        """Open all listeners.
+
+        Args:
+            loop: the loop on which they accept.
+            sockets: serves the connections; without it the loop's own transports do.
+
+        Raises:
+            OSError: a listener can't be opened. None is open then.
+        """
+        try:
+            for listener in self._listeners:
+                listener.handshakes.start(loop, sockets)
+                await listener.start(loop)
+        except BaseException:
+            self.close()
+            raise
+        if any(listener.certificates is not None for listener in self._listeners):
+            self._watch(loop)
+
+    def close(self) -> None:
+        """Stop accepting. Open connections stay."""
+        if self._watching is not None:
+            self._watching.cancel()
+            self._watching = None
+        for listener in self._listeners:
+            listener.close()
+
+    async def end_handshakes(self) -> None:
+        """Close every socket that is still in its handshake."""
+        for listener in self._listeners:
+            await listener.handshakes.end_all()
+
+    def reload(self, *, changed_only: bool = False) -> None:
+        """Read all certificates again, or only those whose files were replaced.
+
+        If a certificate can't be used, the error is logged and the listener keeps the one that it has.
+        """
+        for listener in self._listeners:
+            certificates = listener.certificates
+            if certificates is None or (changed_only and not certificates.changed()):
+                continue
+            try:
+                certificates.reload()
+            except OSError as error:
+                logger.error("tls.reload_failed", listener=listener.name, why=str(error))
+            else:
+                logger.info("tls.reloaded", listener=listener.name, certificate=listener.options.certificate)
+
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._watching = loop.call_later(WATCH_S, self._watch, loop)
+        self.reload(changed_only=True)
