@@ -1,12 +1,12 @@
-"""A filling: a new queue reads what the log had before it, in the order in which it was dispatched.
+"""Backfilling: a new queue gets the entries of messages that the log already holds, in the order in which they were dispatched.
 
-The log is read, not the root queues: a filter may span many of them, and only the log tells in which order messages of
-different roots went out: a delayed one where it fired, half a transaction where that was committed. So a queue that is
-rebuilt has the offsets that it had. Headers are looked at in place, and each topic is matched once: about 0.8 us a record, of
-which a third is its checksum. A damaged record is left out: by its topic it could come into a queue that isn't its own.
+A backfill reads the log, not the root queues. A filter may span many roots, and only the log tells in which order messages of
+different roots were dispatched: a delayed one when it fired, half of a transaction when that was committed. So a queue that is
+rebuilt gets its old offsets. Headers are read in place, and each topic is matched once. A damaged record is left out,
+because its damaged topic could put it into a wrong queue.
 
-A queue that begins at a time takes what was dispatched at that time or later: a delayed message counts by when it fired, half
-a transaction by when it was committed.
+A queue that starts at a time gets the messages that were dispatched at that time or later. A delayed message counts by when it
+fired, half of a transaction by when it was committed.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from penstock.store.record import (
 )
 
 SLICE_BYTES = 512 * 1024
-"""Bytes of log by which one slice gets on, besides those that came since the last one: about 3 ms of the loop."""
+"""Bytes of log that one slice reads, besides those that were appended since the last slice. That takes the loop a few ms."""
 
 TOPICS_MAX = 20_000
-"""Topics whose match is remembered while a queue is filled."""
+"""Maximum number of topics whose match is remembered during a backfill."""
 
 _MESSAGE = int(Kind.MESSAGE)
 _ROUTING = (int(Kind.TIMER_FIRED), int(Kind.TRANSACTION_COMMITTED))
-"""Kinds that route messages which were stored before."""
+"""Kinds that route earlier messages."""
 
 
 class Backfill:
-    """The filling of one queue.
+    """The backfill of one queue.
 
     Parameters:
-        log: what it reads.
-        queue: what it fills.
-        position: where it goes on; a record begins there.
+        log: is read.
+        queue: gets the entries.
+        position: where reading begins, or continues after a restart. A record begins there.
     """
 
     __slots__ = ("_counted", "_end", "_log", "_matches", "_seen", "_since_ms", "began", "is_noted", "position", "queue")
@@ -58,27 +58,28 @@ class Backfill:
         self._log = log
         self.queue = queue
         self.began = position
-        """Where it was to begin, though the log may begin later by now."""
+        """Position at which it was to begin, though the log may begin later by now."""
         self.position = max(position, log.start)
         self._matches: dict[bytes, bool] = {}
         self._seen = log.end
         self._since_ms = queue.start if isinstance(queue.start, int) else 0
         self._end: tuple[int, int] | None = None
         self.is_noted = False
-        """True where the log says already at which offset it ends."""
+        """Whether the log already says at which offset the backfill ends."""
         self._counted = 0
 
     def ends_at(self, position: int, next_offset: int) -> None:
-        """Note that this filling once had the queue at `next_offset` when it had read all before `position`.
+        """Note that the next offset of the queue once was `next_offset`, when all records before `position` had been read.
 
-        If the log has lost some of that since, what is left is counted first, so that each entry gets the offset that it had.
+        If retention has dropped some of those records since, the entries that are left are counted first, so that each of them
+        gets its old offset.
         """
         self.is_noted = True
         if self.began < self._log.start:
             self._end = (position, next_offset)
 
     def slice(self) -> Iterator[tuple[int, int, int]]:
-        """Yield (position, size, aux) of the entries that the next slice of the log gives the queue; move on behind it."""
+        """Yield position, size and aux of each entry that the queue gets from the next slice of the log; advance past it."""
         if self._end is None:
             yield from self._read()
             return
@@ -91,7 +92,7 @@ class Backfill:
 
     def _read(self, before: int = 2**63) -> Iterator[tuple[int, int, int]]:
         log, since_ms = self._log, self._since_ms
-        # What came since the last slice is read on top, or a busy log would never be caught up with.
+        # A slice also reads what was appended since the last one, or it would never catch up with a busy log.
         stop = min(self.position + SLICE_BYTES + log.written - self._seen, log.written, before)
         self._seen = log.end
         while self.position < stop:
@@ -110,7 +111,7 @@ class Backfill:
                         yield base + at, size, _tag_of(bytes(view[topic_stop : topic_stop + props_len]))
                 elif kind in _ROUTING:
                     yield from self._fired(decode(view, at, position=base + at))
-            # Where no record begins before the end, it was damaged since the start: that would have refused it.
+            # If no record begins before the end, the log was damaged after the start, which would have refused it.
             self.position = end if offsets else log.behind_damage(self.position)
 
     def _is_wanted(self, topic: bytes) -> bool:

@@ -1,7 +1,7 @@
-"""Copies: records that somebody still needs, carried forward before the segment that held them was dropped.
+"""Copies of records that were carried forward because some part still needed them when their segment was dropped.
 
-A copy is a COPIED record whose body is the whole old record. Everybody goes on naming it by the position that it had first,
-which is its id: entries, handles and timers stay as they are, and a look-up leads to where it is now.
+A copy is a COPIED record whose body is the whole old record. The position that the old record had first stays its id, so queue
+entries, handles and timers need no change. A lookup leads from that position to the copy.
 
 Rows of the index: key b"V", first position u64 big-endian; value position of the copy u64, size of the old record u32.
 """
@@ -24,11 +24,11 @@ _TOTAL = Struct("<Q")
 
 
 class Copies:
-    """Where the records are that were copied forward. A part of the store.
+    """Finds the copies of records that were carried forward. It is a part of the store.
 
     Parameters:
-        log: holds them.
-        index: has their rows.
+        log: holds the copies.
+        index: holds their positions.
     """
 
     def __init__(self, log: CommitLog, index: Index) -> None:
@@ -36,34 +36,34 @@ class Copies:
         self._index = index
         self._changed: dict[int, bytes | None] = {}
         self.pinned_bytes = 0
-        """Bytes of all copies that are kept: what outlives retention."""
+        """Bytes of all copies that are kept, which is what outlives retention."""
 
     def where(self, origin: int) -> int | None:
-        """Return the position of the latest copy of a record; None where it was never copied. About 3 us."""
+        """Return the position of the latest copy of a record, or None if it was never copied."""
         row = self._row(origin)
         return int(_ROW.unpack(row)[0]) if row is not None else None
 
     def read(self, origin: int, size: int) -> bytes:
-        """Return the bytes of a record that stood at `origin` first.
+        """Return the bytes of the record that was first stored at `origin`.
 
         Raises:
-            PositionUnknown: there is no copy of it.
+            PositionUnknown: the record has no copy.
         """
         copy = self.where(origin)
         if copy is None:
-            raise PositionUnknown(f"position {origin} is before the oldest record, {self._log.start}")
+            raise PositionUnknown(f"position {origin} is before the oldest record of the log, which is at {self._log.start}")
         return self._log.read(copy + COPY_BYTES, size)
 
     def any_between(self, first: int, last: int) -> bool:
-        """Return whether there is a copy of a record that stood at `first`, at `last` or between. Sees what was saved."""
+        """Return whether a record first stored from `first` to `last`, both included, has a copy. Sees saved copies only."""
         row = self._index.last_at_or_before(_KEY.pack(KeySpace.COPY, last), bytes(KeySpace.COPY))
         return row is not None and int(_KEY.unpack(row[0])[1]) >= first
 
     def forget_before(self, position: int) -> Iterator[None]:
-        """Give up the copies that lie before `position`, and pause after each row: who needed one has a later one by now."""
+        """Forget the copies that lie before `position`, one row a step. Records still needed have later copies by now."""
         for key, _ in self._index.rows(bytes(KeySpace.COPY)):
             origin = int(_KEY.unpack(key)[1])
-            row = self._row(origin)  # as it is now: it may have been copied once more since the iteration began
+            row = self._row(origin)  # read again, since the record may have been copied once more meanwhile
             if row is not None and _ROW.unpack(row)[0] < position:
                 self.pinned_bytes -= _ROW.unpack(row)[1]
                 self._changed[origin] = None
@@ -101,5 +101,5 @@ class Copies:
         self._changed.clear()
 
     def live(self, before: int) -> Iterator[tuple[int, int]]:
-        """Yield nothing: a copy is kept by who needs the record."""
+        """Yield nothing: the part that needs a record names it, and thereby keeps its copy."""
         yield from ()

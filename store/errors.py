@@ -1,4 +1,4 @@
-"""What can go wrong in the store. Each error says what was wrong, with which value, and what to do."""
+"""The errors of the store. Each message says what was wrong, the value, and what to do."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ class RecordCorrupt(StoreError):
 
 
 class LogCorrupt(StoreError):
-    """Raised at a start when records before the tail of the log are damaged: the node refuses to run on it."""
+    """Raised at a start when records before the tail of the log are damaged. The node refuses to run on such a log."""
 
 
 class SnapshotInvalid(StoreError):
-    """Raised when a snapshot can't be read back: it is damaged, not whole, or of another format."""
+    """Raised when a snapshot can't be restored: it is damaged, incomplete, or of another format."""
 
 
 class PositionUnknown(StoreError):
-    """Raised when no record can be read at a position: it is outside of the log, or not committed yet."""
+    """Raised when no record can be read at a position because it is outside of the log or not committed yet."""
 
 
 class TopicInvalid(StoreError):
-    """Raised for a topic or a topic filter that breaks MQTT 5.0, 4.7."""
+    """Raised for a topic or a topic filter that violates MQTT 5.0, 4.7."""
 
 
 class QueueUnknown(StoreError):
-    """Raised when a light queue is named that isn't declared."""
+    """Raised when no light queue has the given id."""
 
 
 class LimitExceeded(StoreError):
-    """Raised when a bound would be passed. The message names the option that holds the bound."""
+    """Raised when a limit would be exceeded. The message names the option that sets the limit."""
 
 
 class RecordTooLarge(LimitExceeded):
@@ -47,7 +47,7 @@ class RecordTooLarge(LimitExceeded):
 
 
 class DiskFull(StoreError):
-    """Raised when the disk has too little room for what is to be stored. The node goes on: try later."""
+    """Raised when the disk has too little room to store a record. The node keeps running, so the caller may try again later."""
 
 
 class DataDirLocked(StoreError):
@@ -55,8 +55,8 @@ class DataDirLocked(StoreError):
 
 
 class IndexDamaged(StoreError):
-    """Raised when RocksDB can't read what the index holds. Nothing is lost: the next start rebuilds it from the log."""
+    """Raised when RocksDB can't read the index. Nothing is lost, because the next start rebuilds the index from the log."""
 
 
 class DataDirIncompatible(StoreError):
-    """Raised when a data directory was written by a version whose formats this one does not read."""
+    """Raised when a data directory was written by a version whose formats this version can't read."""

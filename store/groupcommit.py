@@ -1,8 +1,8 @@
-"""Group commit: one fdatasync at a time, beside the event loop, for all that was written before it was asked for.
+"""Group commit: one fdatasync at a time, outside of the event loop, for everything that was written before it was requested.
 
-Who must not answer before its records are durable leaves a callback. Those who wait for one write of the log are a group, and
-have one position: to wait costs an append to a list. While syncs are under way the next groups form. Callbacks run on the event
-loop, in their order.
+Callers that must wait for durability register a callback. The callbacks that wait for one write of the log form a group
+with one position, so waiting costs an append to a list. While a sync runs, the next groups form. Callbacks run on the event
+loop, in the order of registration.
 """
 
 from __future__ import annotations
@@ -15,23 +15,24 @@ from penstock.store.commitlog import CommitLog
 from penstock.store.syncing import MakeSync
 
 ASKED_MAX = 64
-"""Syncs that are asked for and have not ended, at most. The next one is asked for while one is under way, so that it begins
-when that ends. The disk would wait otherwise until this process and the one that syncs have woken up: a quarter of the time,
-where one client publishes much (measured). One sync serves all that are asked for when it begins."""
+"""Maximum number of requested syncs that have not ended. The next sync is requested while one runs, so that it begins when that
+one ends. Otherwise the disk would idle until both this process and the one that syncs have woken up, which with one busy
+publisher is a quarter of the time (see `python -m bench store --only synced`). One sync serves all requests that are there
+when it begins."""
 
 
 class GroupCommit:
-    """Syncs a log for those who wait.
+    """Syncs a log on behalf of callers that wait for durability.
 
     Parameters:
-        log: what is synced.
-        loop: where callbacks run.
+        log: is synced.
+        loop: runs the callbacks.
         on_failure: called on the loop with the error of a failed sync. The node must end then: the kernel may have dropped
-            what was written, and a second sync would report success for data that is gone.
-        sync: makes the one who syncs.
+            written data, and a second sync would report success for data that is gone.
+        sync: creates the object that calls fdatasync.
 
     Raises:
-        OSError: there is no process to sync in.
+        OSError: the process that syncs can't be started.
     """
 
     def __init__(
@@ -45,23 +46,23 @@ class GroupCommit:
         self._loop = loop
         self._on_failure = on_failure
         self._unwritten: list[Callable[[], None]] = []
-        """Who waits for what may not be written yet."""
+        """Callbacks that wait for records which may not be written yet."""
         self._groups: deque[tuple[int, Iterator[Callable[[], None]]]] = deque()
-        """Who waits for what is written, with the position up to which that goes."""
+        """Groups of callbacks that wait for written records, each with the position up to which those go."""
         self._releasing = False
         self._targets: deque[int] = deque()
-        """Up to where the syncs go that are asked for."""
+        """Position up to which each requested sync makes the log durable."""
         self._sync = sync(log, loop, self._ended)
         self.durable = log.written
         """Everything before this position is on disk."""
         self.syncs = 0
 
     def wait(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once all that was appended so far is durable. To be followed by a `advance` when that is written."""
+        """Call `callback` once all records appended so far are durable. The caller calls `advance` when they are written."""
         self._unwritten.append(callback)
 
     def request(self) -> None:
-        """Ask for a sync if somebody waits for one. Called after each write of the log. Releases nobody."""
+        """Request a sync if a callback waits for one. Called after each write of the log. It runs no callbacks."""
         written = self._log.written
         if self._unwritten and self._log.end == written:
             self._groups.append((written, iter(self._unwritten)))
@@ -72,13 +73,13 @@ class GroupCommit:
             targets.append(written)
 
     def advance(self) -> None:
-        """As `request`; and release who waits for none."""
+        """Do what `request` does, and run the callbacks that need not wait for a sync."""
         self.request()
         if self._groups and self._groups[0][0] <= self.durable:
             self._release()
 
     def collect(self) -> None:
-        """Release who waits for a sync that has ended by now, and begin the next one."""
+        """Run the callbacks that wait for syncs which have ended by now, and request the next sync."""
         if self._targets:
             self._sync.collect()
 
@@ -89,7 +90,7 @@ class GroupCommit:
         self.syncs += 1
         for _ in range(served):
             self.durable = max(self.durable, self._targets.popleft())
-        self.request()  # the disk works while those who are released do
+        self.request()  # the disk syncs while the callbacks run
         try:
             self._release()
         finally:
@@ -97,7 +98,7 @@ class GroupCommit:
 
     def _release(self) -> None:
         groups, durable = self._groups, self.durable
-        if self._releasing:  # by a callback, that waits for nothing more than what is durable
+        if self._releasing:  # called by a callback that waits for a position which is durable already
             return
         self._releasing = True
         try:
@@ -107,14 +108,14 @@ class GroupCommit:
                 groups.popleft()
         finally:
             self._releasing = False
-            if groups and groups[0][0] <= durable:  # a callback has raised, which must not keep the others waiting
+            if groups and groups[0][0] <= durable:  # a callback has raised, and the others must still run
                 self._loop.call_soon(self._release)
 
     def finish(self) -> None:
-        """Sync here and now, and release everybody. For an orderly end, on the loop's thread.
+        """Sync at once on the loop's thread, and run all callbacks: for an orderly shutdown.
 
         Raises:
-            OSError: this sync has failed, or one before it: nobody is released then.
+            OSError: this sync or an earlier one has failed. No callback runs then.
         """
         self.stop()
         if self._sync.failure is not None:
@@ -124,5 +125,5 @@ class GroupCommit:
         self._release()
 
     def stop(self) -> None:
-        """End, after the syncs that are asked for. Nobody is released."""
+        """Stop after the requested syncs have ended. Runs no callbacks."""
         self._sync.stop()

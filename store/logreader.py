@@ -1,4 +1,4 @@
-"""Reads a CommitLog that another process may be writing: opens nothing for writing, maps nothing, changes nothing."""
+"""Reads a CommitLog that another process may be writing. It maps no files and changes nothing."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ from penstock.store.errors import LogCorrupt, PositionUnknown, RecordCorrupt
 from penstock.store.segment import SUFFIX, segment_base
 
 BLOCK_BYTES = 4 * 1024 * 1024
-"""Bytes read at a time. A larger record is read whole."""
+"""Bytes that are read at a time. A larger record is read whole."""
 
 
 def read_log(data_dir: Path, position: int = 0) -> Iterator[record.Record]:
-    """Yield the records of a data directory from `position` on, up to what is written now.
+    """Yield the records of a data directory from `position` to the last whole record that is written now.
 
-    What is behind the last whole record of the last segment is not there yet, or a torn tail: recovery will tell.
+    Bytes after the last whole record are a record that is being written, or a torn tail. Only recovery can tell which.
 
     Args:
-        data_dir: of a node, live or stopped.
-        position: where a record begins. 0 is the oldest record that there is.
+        data_dir: of a node, running or stopped.
+        position: where a record begins. 0 means the oldest record of the log.
 
     Raises:
-        PositionUnknown: there is no log, or it doesn't reach back or ahead to `position`.
-        RecordCorrupt: a record before the tail is damaged; names its segment.
+        PositionUnknown: there is no log, or it does not reach back to `position`.
+        LogCorrupt: a sealed segment has no record where one must be.
+        RecordCorrupt: a record before the tail is damaged. The error names its segment.
     """
     paths = sorted((data_dir / DIRECTORY).glob(f"*{SUFFIX}"))
     if not paths:
-        raise PositionUnknown(f"{data_dir} holds no CommitLog: give the data directory of a node")
+        raise PositionUnknown(f"{data_dir} holds no CommitLog; name the data directory of a node")
     bases = [segment_base(path) for path in paths]
     position = position or bases[0]
     if position < bases[0]:
-        raise PositionUnknown(f"position {position} is before the oldest record, {bases[0]}")
+        raise PositionUnknown(f"position {position} is before the oldest record of the log, which is at {bases[0]}")
     for path, base, following in zip(paths, bases, [*bases[1:], None], strict=True):
         if following is None or position < following:
             yield from _read_segment(path, position - base, base, following)
@@ -46,7 +47,7 @@ def _read_segment(path: Path, offset: int, base: int, following: int | None) -> 
         file = path.open("rb")
     except FileNotFoundError:
         raise PositionUnknown(
-            f"segment {path.name} was dropped by the node meanwhile: begin again, with what is left"
+            f"the node has dropped segment {path.name} meanwhile; read again from the oldest record that is left"
         ) from None
     with file:
         while stop is None or offset < stop:

@@ -1,12 +1,12 @@
 """What an option is, and the options of the store.
 
-Each package keeps its options in a frozen dataclass beside the code that uses them; `penstock.node.config` reads all of them
-from one TOML file. An option's default, unit and bounds stand once, at its field:
+Each package keeps its options in a frozen dataclass beside the code that uses them, and `penstock.node.config` reads all of
+them from one TOML file. The default, the unit and the bounds of an option are declared once, at its field:
 
     segment_bytes: int = option(256 * MIB, "Bytes of ...", minimum=MIB, maximum=4 * GIB)
 
-Bounds hold for what an operator writes: `check_options` is called on a configuration that was read. Code that makes the
-dataclass itself, as a test with tiny segments does, is not held to them.
+The bounds apply to what an operator writes: `check_options` is called for a configuration that was read from a file. Code that
+creates the dataclass itself, such as a test with tiny segments, is not bound by them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class OptionInvalid(StoreError):
-    """Raised when a value is of another type than its option, or outside of the option's bounds."""
+    """Raised when the value of an option has the wrong type or is outside of the option's bounds."""
 
     def __init__(self, name: str, value: object, allowed: str) -> None:
         self.name = name
@@ -43,7 +43,7 @@ class OptionInvalid(StoreError):
 
 @dataclass(frozen=True, slots=True, order=True)
 class HostPort:
-    """An address to listen on. Port 0 lets the system pick a free one."""
+    """An address to listen on. With port 0 the system picks a free port."""
 
     host: str
     port: int
@@ -53,7 +53,7 @@ class HostPort:
         """Return the address in `text`: `127.0.0.1:1883`, `localhost:0`, or `[::1]:1883` for IPv6.
 
         Raises:
-            OptionInvalid: there is no host, no port, or the port is not within 0 to 65535.
+            OptionInvalid: the text has no host or no port, or the port is not from 0 to 65535.
         """
         host, colon, port = text.rpartition(":")
         bracketed = host.startswith("[") and host.endswith("]")
@@ -71,15 +71,15 @@ class HostPort:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What is known of an option besides its name, type and default."""
+    """What an option declares besides its name, type and default."""
 
     doc: str
-    """What the option is for, with its unit."""
+    """What the option does, with its unit."""
 
     minimum: int | None = None
     maximum: int | None = None
     at_most: str = ""
-    """Name of the option of the same section that this one may not exceed."""
+    """Name of another option of the same section that this one must not exceed."""
 
 
 def option(
@@ -93,14 +93,14 @@ def option(
     """Declare a field of an options dataclass.
 
     Args:
-        default: the value where the operator names none. Its bounds are tested, like an operator's.
+        default: the value when the operator sets none. It must be within the bounds too, which a test checks.
         doc: one or two sentences for the operator, with the unit.
-        minimum: the smallest integer allowed (of a tuple: the smallest element).
-        maximum: the largest integer allowed (of a tuple: the largest element).
-        at_most: the option of the same dataclass that this one may not exceed.
+        minimum: the smallest integer that is allowed; for a tuple, the smallest element.
+        maximum: the largest integer that is allowed; for a tuple, the largest element.
+        at_most: name of another option of the same dataclass that this one must not exceed.
     """
     metadata = {"bounds": Bounds(doc, minimum, maximum, at_most)}
-    # A Field stands in for the default until @dataclass replaces it; type checkers see the default's type.
+    # At run time this is a Field, which @dataclass replaces. Type checkers must see the type of the default.
     declared: T = field(default=default, metadata=metadata)
     return declared
 
@@ -116,11 +116,11 @@ def check_options(options: Any, section: str = "") -> None:
     """Check every value of an options dataclass against its type and bounds.
 
     Args:
-        options: an instance of a dataclass whose fields were declared with `option`. Others are left out.
-        section: what stands before the names in an error, such as `store`.
+        options: an instance of a dataclass. Fields that were not declared with `option` are not checked.
+        section: name of the section, such as `store`. Errors put it before the names of options.
 
     Raises:
-        OptionInvalid: for the first value that doesn't fit.
+        OptionInvalid: for the first value that is not allowed.
     """
     hints = get_type_hints(type(options))
     prefix = f"{section}." if section else ""
@@ -129,7 +129,7 @@ def check_options(options: Any, section: str = "") -> None:
         name, value, bounds = f"{prefix}{declared.name}", getattr(options, declared.name), bounds_of(declared)
         if not _fits(hints[declared.name], value, bounds):
             raise OptionInvalid(name, value, describe_allowed(hints[declared.name], bounds))
-    # Only now is it certain that both sides are integers.
+    # All types have been checked, so both sides of this comparison are integers.
     for declared in checked:
         other = bounds_of(declared).at_most
         value = getattr(options, declared.name)
@@ -140,16 +140,16 @@ def check_options(options: Any, section: str = "") -> None:
 
 
 _LISTED = {str: "strings"}
-"""What the elements of a list are called, where they are no integers and no options of their own."""
+"""What errors call the elements of a list that are neither integers nor options dataclasses."""
 
 
 def _is_table(hint: Any) -> bool:
-    """Return whether an option is a table that a library will read, or None."""
+    """Return whether an option is an optional table, whose content only a library understands."""
     return any(get_origin(choice) is dict for choice in get_args(hint))
 
 
 def describe_allowed(hint: Any, bounds: Bounds) -> str:
-    """Return what values an option of type `hint` may have, to stand behind "must be"."""
+    """Return which values an option of type `hint` may have, as words that follow "must be"."""
     if get_origin(hint) is Literal:
         return " or ".join(f'"{choice}"' for choice in get_args(hint))
     if hint is int:
@@ -184,7 +184,7 @@ def _fits(hint: Any, value: object, bounds: Bounds) -> bool:
     if get_origin(hint) is tuple:
         return isinstance(value, tuple) and all(_fits(get_args(hint)[0], element, bounds) for element in value)
     if hint is int:
-        # A bool is an int to Python, and never one to an operator.
+        # In Python a bool is an int, but an operator who writes `true` for a number has made a mistake.
         return (
             isinstance(value, int)
             and not isinstance(value, bool)
@@ -199,86 +199,90 @@ def _fits(hint: Any, value: object, bounds: Bounds) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """The section `[store]`."""
+    """The options of the section `[store]`."""
 
     segment_bytes: int = option(
         256 * MIB,
-        "Bytes of a CommitLog segment. No record is larger than one.",
+        "Bytes of a CommitLog segment. No record can be larger than a segment.",
         minimum=MIB,
         maximum=4 * GIB,
     )
     flush: Literal["sync", "async"] = option(
         "sync",
-        'When a publisher gets its acknowledgement: "sync" after fdatasync of the group that its message belongs to, "async" '
-        "after the write, so that a crash of the machine (not of the process) can lose what was acknowledged.",
+        'When a publisher gets its acknowledgement. With "sync" it comes after the fdatasync that makes the message '
+        'durable. With "async" it comes after the write, so that a crash of the machine (not of the process) can lose '
+        "acknowledged messages.",
     )
     sync_in: Literal["process", "thread"] = option(
         "process",
-        'Who calls fdatasync: a "process" of its own, which takes 10 MiB, or a "thread" of the node, which has to wait for the '
-        "interpreter behind each sync: with many publishers at QoS 1 that is a fifth of what the node can take.",
+        'Where fdatasync is called: in a separate "process", which takes 10 MiB of memory, or in a "thread" of the node. A '
+        "thread must wait for the interpreter after each sync, which lowers the throughput of many publishers at QoS 1 by "
+        "about a fifth.",
     )
     reserve_bytes: int = option(
         GIB,
-        "Bytes of the disk that are kept free. With less, the node is read-only: messages, queues and groups are refused, "
-        "while what is stored can be consumed and acknowledged. The smaller of this and store.reserve_percent counts; 0 is no "
-        "reserve.",
+        "Bytes of the disk to keep free. With less free space the node is read-only: it refuses new messages, queues and "
+        "groups, while stored messages can be consumed and acknowledged. The smaller of this and store.reserve_percent "
+        "applies. 0 means no reserve.",
         minimum=0,
     )
     reserve_percent: int = option(
         5,
-        "Percent of the disk that are kept free, if that is less than store.reserve_bytes, so that a small disk can be used.",
+        "Percent of the disk to keep free if that is less than store.reserve_bytes. It makes small disks usable.",
         minimum=0,
         maximum=50,
     )
     index_flush_bytes: int = option(
         128 * MIB,
-        "Bytes of log after which the RocksDB index is flushed. A start replays at most about this much.",
+        "Bytes of log after which the RocksDB index is flushed. A start replays at most about this much log.",
         minimum=MIB,
         maximum=16 * GIB,
     )
     index_flush_ms: int = option(
         30 * SECOND_MS,
-        "Milliseconds after which the RocksDB index is flushed if anything was written.",
+        "Milliseconds after which the RocksDB index is flushed if anything was written since the last flush.",
         minimum=100,
         maximum=HOUR_MS,
     )
     retention_ms: int = option(
         72 * HOUR_MS,
-        "Milliseconds for which records are kept at least. Whole segments go, so some stay a quarter longer. 0: no bound.",
+        "Milliseconds for which records are kept at least. Segments are deleted as a whole, so some records are kept up to a "
+        "quarter longer. 0 means that records never expire by age.",
         minimum=0,
     )
     retention_bytes: int = option(
         0,
-        "Bytes of log above which the oldest segments go, whatever their age. The open segment always stays. 0: no bound.",
+        "Bytes of log above which the oldest segments are deleted, whatever their age. The open segment is never deleted. "
+        "0 means no limit.",
         minimum=0,
     )
     copied_bytes_max: int = option(
         16 * GIB,
-        "Bytes of records that outlive retention because somebody still needs them: pending delayed messages, deliveries that "
-        "are not acknowledged, retained messages. Above that no segment is dropped.",
+        "Bytes of records that may outlive retention because they are still needed: pending delayed messages, unacknowledged "
+        "deliveries, retained messages. Above this limit no segment is deleted.",
         minimum=0,
     )
     route_cache_max: int = option(
         100_000,
-        "Topics whose matching queues are kept in memory.",
+        "Maximum number of topics whose matching queues are kept in memory.",
         minimum=1,
         maximum=10_000_000,
     )
     queues_max: int = option(
         1_000_000,
-        "Light queues that may exist. A filter that would need one more is refused.",
+        "Maximum number of light queues. A filter that would need one more is refused.",
         minimum=1,
         maximum=100_000_000,
     )
     topic_levels_max: int = option(
         128,
-        "Levels of a topic or of a topic filter.",
+        "Maximum number of levels of a topic or of a topic filter.",
         minimum=1,
         maximum=32_768,
     )
     topic_bytes_max: int = option(
         4096,
-        "Bytes of a topic or of a topic filter in UTF-8. MQTT itself allows no more than 65535.",
+        "Maximum number of bytes of a topic or of a topic filter in UTF-8. MQTT itself allows at most 65535.",
         minimum=16,
         maximum=65_535,
     )

@@ -1,4 +1,7 @@
-"""A part: a state that is derived from the log. What every part can do is all that the store knows of it."""
+"""A part: state that is derived from the log, such as POP's groups or the retained messages.
+
+The store knows its parts only by the protocol in this module.
+"""
 
 from __future__ import annotations
 
@@ -12,24 +15,24 @@ Apply = Callable[[Record], None]
 
 
 class Part(Protocol):
-    """A state that is derived from the log."""
+    """State that is derived from the log: a function of the records that were applied, in their order."""
 
     def applies(self) -> Mapping[Kind, Apply]:
-        """Return what this part does with records, by kind. For `MESSAGE` only those that have a flag besides the QoS."""
+        """Return the functions that apply records, by kind. Of `MESSAGE` a part gets those with a flag besides the QoS."""
         ...
 
     def load(self, index: Index) -> None:
-        """Read the state as of the covered position. Called once, before anything is applied."""
+        """Read the state that the index holds. The store calls it once, before any record is applied."""
         ...
 
     def save(self, batch: Batch) -> None:
-        """Put all rows that changed since the last call into `batch`."""
+        """Put all rows that have changed since the last call into `batch`."""
         ...
 
     def live(self, before: int) -> Iterator[tuple[int, int]]:
-        """Yield position and size of each record before `before` that this part still needs: retention carries those forward.
+        """Yield position and size of each record before `before` that this part still needs. Retention carries those forward.
 
-        Other work goes on between two of them. What the part comes to need meanwhile need not be named: nothing new refers to
-        a record before `before` from the moment of the call on.
+        Other work runs between two of them. The part need not yield records that it comes to need meanwhile: from the call on,
+        no new state refers to a record before `before`.
         """
         ...

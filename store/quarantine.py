@@ -1,4 +1,4 @@
-"""Where bytes of the log go that are about to be cut or overwritten: to the folder `damaged`, before anything else happens."""
+"""Copies damaged bytes of the log to the folder `damaged` before they are cut or overwritten."""
 
 from __future__ import annotations
 
@@ -8,19 +8,25 @@ from pathlib import Path
 from penstock.store.segment import segment_base, sync_directory
 
 QUARANTINE = "damaged"
-"""Folder of a data directory with what was damaged: `<position>-<length>.bin`."""
+"""Folder of a data directory that holds the copies of damaged bytes, as `<position>-<length>.bin`."""
 
 COPY_BYTES = 4 * 1024 * 1024
-"""Bytes copied at a time."""
+"""Bytes that are copied at a time."""
 
 
 def quarantine(segment: Path, position: int, length: int, name: str) -> None:
-    """Copy `length` bytes of a segment's file, which are there, to a file of `QUARANTINE`, and make that durable.
+    """Copy bytes of a segment to a file in `QUARANTINE`, and make the copy durable.
 
-    A copy of that name stays as it is: it is of what was there before an earlier run, which was killed.
+    If the file exists already it stays as it is: an earlier run that was killed has copied the bytes that were there first.
+
+    Args:
+        segment: path of the segment's file.
+        position: of the first byte, in the log.
+        length: bytes to copy. The file has that many from `position` on.
+        name: of the copy.
 
     Raises:
-        OSError: it can't be written.
+        OSError: the copy can't be written.
     """
     data_dir = segment.parent.parent
     folder = data_dir / QUARANTINE

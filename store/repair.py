@@ -1,8 +1,8 @@
-"""Repair of a CommitLog that a node refuses to start on: what is damaged is set aside, and all else keeps its position.
+"""Repairs a CommitLog that a node refuses to start on. It quarantines damaged ranges; other records keep their positions.
 
-A damaged range goes from the first byte that is no valid record to the next record that is one, or to the end of its
-segment. It is copied to the folder `damaged` and overwritten by records of kind `DAMAGED` with exactly its size. Killed at any
-point, a second run ends what the first began.
+A damaged range goes from the first byte that is not part of a valid record to the next valid record, or to the end of its
+segment. It is copied to the folder `damaged`, and overwritten by records of kind `DAMAGED` with exactly its size. If a run
+is killed, at any point, a second run completes it.
 """
 
 from __future__ import annotations
@@ -26,46 +26,46 @@ __all__ = ["QUARANTINE", "Damage", "Findings", "repair", "survey"]
 
 
 class Damage(NamedTuple):
-    """A range of the log that holds no valid record."""
+    """A damaged range: a range of the log that holds no valid record."""
 
     position: int
     length: int
     segment: str
-    """Name of the file that it lies in."""
+    """Name of the segment's file."""
     missing: int
-    """Bytes at its end that no file has."""
+    """Bytes at the end of the range that the file does not have."""
     records_behind: int
-    """Valid records behind it, up to the next damaged range or the end of the segment."""
+    """Number of valid records after the range, up to the next damaged range or the end of the segment."""
     store_ms: int
-    """Time of storing of the record before it; 0 where there is none."""
+    """When the record before the range was stored, in ms since 1970; 0 if there is none."""
 
     @property
     def copy_name(self) -> str:
-        """Name of the file in `QUARANTINE` that gets what is left of it."""
+        """Name of the file in `QUARANTINE` that gets the bytes of the range."""
         return f"{self.position}-{self.length}.bin"
 
 
 class Findings(NamedTuple):
-    """What `survey` saw."""
+    """What `survey` found."""
 
     damages: list[Damage]
     torn_bytes: int
-    """Bytes behind the last record of the log that are no record. That is no damage: the next start clears them."""
+    """Bytes after the last record of the log that are not a record. They are no damage, since the next start clears them."""
 
 
 # --- looking --------------------------------------------------------------------------------------------------------
 
 
 def survey(data_dir: Path) -> Findings:
-    """Verify every record of the log of a data directory that no process has open. Changes nothing; about 1 s per 256 MiB.
+    """Verify every record of the log of a data directory. No process may have it open. Nothing is changed.
 
     Raises:
         PositionUnknown: there is no log.
-        LogCorrupt: a file is no segment, or a damaged range is too small to be filled, which damage alone can't bring about.
+        LogCorrupt: a file is not a segment, or a damaged range is too small to hold a record, which damage alone can't cause.
     """
     bases = sorted(segment_base(path) for path in (data_dir / DIRECTORY).glob(f"*{SUFFIX}"))
     if not bases:
-        raise PositionUnknown(f"{data_dir} holds no CommitLog: give the data directory of a node")
+        raise PositionUnknown(f"{data_dir} holds no CommitLog; name the data directory of a node")
     damages: list[Damage] = []
     store_ms = 0
     for base, following in pairwise(bases):
@@ -82,16 +82,16 @@ def survey(data_dir: Path) -> Findings:
         if damage.length < HEADER_BYTES:
             raise LogCorrupt(
                 f"the {damage.length} bytes at position {damage.position} of segment {damage.segment} are no record, and too "
-                f"few for one: this can't be repaired in place; restore the file"
+                f"few for one, so they can't be repaired in place; restore the file from a backup"
             )
     return Findings(damages, torn_bytes)
 
 
 def _survey_segment(path: Path, full: int, store_ms: int, *, is_last: bool = False) -> tuple[list[Damage], int]:
-    """Return the damaged ranges of a segment and the time of its last record.
+    """Return the damaged ranges of a segment and the store time of its last record.
 
-    `full` is where the next segment begins, as an offset. The last one ends where its data ends, and not before `full`: that is
-    how much of it was durable.
+    `full` is the offset at which the next segment begins. The last segment ends where its data ends, but not before `full`,
+    which is then how much of it was durable.
     """
     size = path.stat().st_size if is_last else min(path.stat().st_size, full)
     if size == 0:
@@ -110,9 +110,9 @@ def _survey_segment(path: Path, full: int, store_ms: int, *, is_last: bool = Fal
 
 
 def _ranges(segment: Segment, full: int, is_last: bool, store_ms: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield start and end of each damaged range, the end of the valid run behind it, and the time before it.
+    """Yield start and end of each damaged range, the end of the valid records after it, and the store time before it.
 
-    The last is empty where the segment ends with a valid record.
+    The last range is empty if the segment ends with a valid record.
     """
     view, size = segment.view, segment.capacity
     start, stop = 0, valid_until(view)
@@ -140,16 +140,16 @@ def _last_ms(view: memoryview, start: int, stop: int) -> int:
 
 
 def repair(data_dir: Path, damages: list[Damage]) -> None:
-    """Set the damaged ranges aside and make the log readable again. The index is deleted: the next start rebuilds it.
+    """Quarantine the damaged ranges and make the log readable again. Deletes the index, which the next start rebuilds.
 
-    Nothing is overwritten before its copy is durable and the index, which knows the damaged records, is gone.
+    Nothing is overwritten before its copy is durable and the index, which knows the damaged records, is deleted.
 
     Args:
-        data_dir: no process has it open.
-        damages: from `survey`, with no change since.
+        data_dir: no process may have it open.
+        damages: from `survey`. Nothing may have changed since.
 
     Raises:
-        OSError: a file can't be written. Run it again when that is mended.
+        OSError: a file can't be written. The caller may run the repair again when the cause is removed.
     """
     if not damages:
         return
@@ -162,7 +162,7 @@ def repair(data_dir: Path, damages: list[Damage]) -> None:
 
 
 def _fill(path: Path, damage: Damage) -> None:
-    """Overwrite a range with records of kind DAMAGED; where the file is too short, it becomes as long as it must be."""
+    """Overwrite a range with records of kind DAMAGED. A file that is too short is extended."""
     with path.open("r+b") as file:
         file.seek(damage.position - segment_base(path))
         for size in _filler_sizes(damage.length):
@@ -172,9 +172,9 @@ def _fill(path: Path, damage: Damage) -> None:
 
 
 def _filler_sizes(length: int) -> Iterator[int]:
-    """Yield sizes of records that together have `length` bytes, each one that a record can have."""
+    """Yield valid sizes of records that together have `length` bytes."""
     assert length >= HEADER_BYTES, length
     while length > RECORD_BYTES_MAX:
-        yield RECORD_BYTES_MAX - HEADER_BYTES  # what is left has room for a header, whatever it is
+        yield RECORD_BYTES_MAX - HEADER_BYTES  # the rest always has room for a header
         length -= RECORD_BYTES_MAX - HEADER_BYTES
     yield length

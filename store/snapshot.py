@@ -1,12 +1,13 @@
-"""Snapshots: what the index says at the beginning of a segment, in a file of its own.
+"""Snapshots: files with the content of the index at the beginning of a segment.
 
-While the log has everything, the index follows from it. Once old segments are dropped, it follows from a snapshot at the
-position where the log begins now, and from the log. So a segment may be dropped when a snapshot at its end is durable.
+While the log has everything, the index can be rebuilt from it. Once old segments are dropped, the index is rebuilt from a
+snapshot at the position where the log begins now, and from the log. So a segment may be dropped when a snapshot at its end
+is durable.
 
-A snapshot has all rows of the index, but no entries of a message queue, only how many there were: those that the log
-still has come back by replay, at the offsets that they had. The file `snapshots/<position, 20 digits>.snap` is a run of records
-of kind SNAPSHOT (`store.record`): the first has properties with `format` and `store_ms`, the last with `rows`, those between
-have rows in their bodies: key length u32, value length u32, key, value.
+A snapshot has all rows of the index except the entries of message queues, of which it has only the number. A replay brings back
+those entries that the log still has, at their old offsets. The file `snapshots/<position, 20 digits>.snap` is a sequence of
+records of kind SNAPSHOT (`store.record`). The first has the properties `format` and `store_ms`, the last has `rows`, and
+the bodies of the others hold rows: key length u32, value length u32, key, value.
 """
 
 from __future__ import annotations
@@ -28,28 +29,28 @@ from penstock.store.record import HEADER_BYTES, RECORD_BYTES_MAX, Kind, decode, 
 from penstock.store.segment import NAME_DIGITS, sync_directory
 
 DIRECTORY = "snapshots"
-"""Folder of the snapshots inside a data directory."""
+"""Folder of a data directory that holds the snapshots."""
 
 SUFFIX = ".snap"
 
 BODY_BYTES = 256 * KIB
-"""Rows that one record takes, about."""
+"""Approximate number of bytes of rows in one record."""
 
 ROWS_PER_STEP = 64
-"""Rows between two pauses, about 0.1 ms."""
+"""Rows that one step writes."""
 
 _LENGTHS = Struct("<II")
 
 
 def snapshot_path(data_dir: Path, position: int) -> Path:
-    """Return the file of the snapshot at a position."""
+    """Return the path of the snapshot at a position."""
     return data_dir / DIRECTORY / f"{position:0{NAME_DIGITS}d}{SUFFIX}"
 
 
 def snapshots(data_dir: Path) -> dict[int, int]:
-    """Return the snapshots of a data directory in order: position, and time of storing of the last record before it.
+    """Return the snapshots of a data directory by position, in order, with the store time of the last record before each.
 
-    What was left half written isn't one. Of those that are damaged the time may be anything.
+    The time is in ms since 1970; in a damaged snapshot it may be anything. Files that were left half written are left out.
     """
     found = {}
     for path in sorted((data_dir / DIRECTORY).glob(f"*{SUFFIX}")):
@@ -61,7 +62,7 @@ def snapshots(data_dir: Path) -> dict[int, int]:
 
 
 def remove_other_snapshots(data_dir: Path, positions: Collection[int]) -> None:
-    """Delete the snapshots that aren't at one of `positions`, and those that were left half written. Raises OSError."""
+    """Delete the snapshots that are not at one of `positions`, and files that were left half written. Raises OSError."""
     for path in (data_dir / DIRECTORY).glob("*"):
         if path.suffix != SUFFIX or int(path.stem) not in positions:
             path.unlink()
@@ -71,13 +72,16 @@ def remove_other_snapshots(data_dir: Path, positions: Collection[int]) -> None:
 
 
 class SnapshotWriter:
-    """Writes a snapshot in slices, of the index as it was when the writer was made.
+    """Writes a snapshot, in steps, of the index as it was when the writer was created.
 
     Parameters:
         data_dir: of the node.
-        index: everything before `position` is applied and saved, and nothing else.
+        index: everything before `position` is applied and saved in it, and nothing else.
         position: where a segment begins.
-        store_ms: time of storing of the last record before it.
+        store_ms: when the last record before `position` was stored, in ms since 1970.
+
+    Raises:
+        OSError: the file can't be created.
     """
 
     def __init__(self, data_dir: Path, index: Index, position: int, store_ms: int) -> None:
@@ -92,7 +96,7 @@ class SnapshotWriter:
         self._rows = bytearray()
 
     def slices(self) -> Iterator[None]:
-        """Write all rows, and pause again and again. `finish` makes a snapshot of it. Raises OSError."""
+        """Write all rows in steps. `finish` then completes the snapshot. Raises OSError."""
         view = self._view
         assert view is not None, "closed"
         self._record(properties={"format": FORMAT, "store_ms": self._store_ms})
@@ -115,7 +119,7 @@ class SnapshotWriter:
         self.bytes += len(encoded)
 
     def finish(self) -> None:
-        """Make what was written durable, and a snapshot. Takes as long as the disk does. Raises OSError."""
+        """Make the file durable and give it its name as a snapshot. This waits for the disk. Raises OSError."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
@@ -124,7 +128,7 @@ class SnapshotWriter:
         sync_directory(self._path.parent.parent)
 
     def close(self) -> None:
-        """Let go of the index; give up what isn't finished."""
+        """Release the view of the index, and delete the file if the snapshot is not complete."""
         self._view = None
         if not self._file.closed:
             self._file.close()
@@ -132,7 +136,7 @@ class SnapshotWriter:
 
 
 def _rows(view: IndexView) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the rows of a snapshot: all but the entries of queues that topics reach. Of internal ones, which none does, all."""
+    """Yield the rows of a snapshot: all except the entries of message queues. Internal queues keep their entries."""
     entries = bytes(KeySpace.ENTRIES)
     for key, value in chain(view.rows(b"", until=entries), view.rows(after(entries))):
         if key == META_KEY:
@@ -148,16 +152,16 @@ def _rows(view: IndexView) -> Iterator[tuple[bytes, bytes]]:
 
 
 def restore(data_dir: Path, position: int, index: Index) -> Covered:
-    """Put the rows of a snapshot into an index that is empty; return what that covers now.
+    """Put the rows of a snapshot into an empty index. Return how far the index covers the log then.
 
     Raises:
-        SnapshotInvalid: it is damaged, not whole, or of another format.
+        SnapshotInvalid: the snapshot is damaged, incomplete, or of another format.
     """
     path = snapshot_path(data_dir, position)
     records = _records(path)
     first = orjson.loads(next(records, (b"", b""))[0] or b"{}")
     if first.get("format") != FORMAT:
-        raise SnapshotInvalid(f"the snapshot {path} has format {first.get('format')}, this version reads {FORMAT}")
+        raise SnapshotInvalid(f"the snapshot {path} has format {first.get('format')}, but this version reads {FORMAT}")
     count, expected = 0, -1
     for properties, body in records:
         batch = Batch()
@@ -172,7 +176,7 @@ def restore(data_dir: Path, position: int, index: Index) -> Covered:
         if properties:
             expected = orjson.loads(properties)["rows"]
     if count != expected:
-        raise SnapshotInvalid(f"the snapshot {path} has {count} rows, and should have {expected}: it is not whole")
+        raise SnapshotInvalid(f"the snapshot {path} has {count} rows but should have {expected}; it is incomplete")
     covered = Covered(position, position, int(first["store_ms"]))
     batch = Batch()
     batch.put_covered(covered)

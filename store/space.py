@@ -1,20 +1,21 @@
-"""The disk reserve: what may still be stored while the disk gets full.
+"""The disk reserve: which records may still be appended while the disk fills up.
 
-The log is the last that should find out that a disk is full. So free space is looked at before that, and three levels say
-what may be appended. Which kind of record is refused at which level stands here and nowhere else:
+A write to the log should never be what finds the disk full. The node therefore measures free space ahead of it, and three
+levels say which records may be appended. This module alone decides which kinds are refused at which level:
 
-    OPEN        everything
-    READ_ONLY   less than the reserve is free. What adds work is refused (`ADDS`): messages, be they delayed or half of a
-                transaction; queues; groups and their settings; sessions and their subscriptions; dead letters that are sent
-                back. What ends work goes on, for the reserve is there for it: pops of existing groups and their
-                acknowledgements, changes of invisible time, revivals, timers that fire or are cancelled, transactions that
-                are committed, rolled back or asked about, resets, dead letters (and the declaration of their queue), clients
-                that come back to their sessions, and what they acknowledge.
-    EXHAUSTED   less than the floor is free, or the kernel has refused room for the log. Only what frees space is appended
-                (`FREES`). Pops find nothing, acknowledgements hear `DiskFull`, timers wait. What is left belongs to the
-                index, which must be able to write its memtables and to compact.
+    OPEN        Everything may be appended.
+    READ_ONLY   Less than the reserve is free. Records that add work are refused (`ADDS`): messages, also delayed ones and
+    halves
+                of transactions; queues; groups and their settings; sessions and their subscriptions; redriven dead letters.
+                Records that finish work are appended, because the reserve exists for them: pops of existing groups and their
+                acknowledgements, changes of invisible time, revivals, timers that fire or are cancelled, commits, rollbacks and
+                checks of transactions, resets, dead letters (and the declaration of their queue), clients that resume their
+                sessions, and what those acknowledge.
+    EXHAUSTED   Less than the floor is free, or the kernel has refused room for the log. Only records that free space are
+                appended (`FREES`). Pops return nothing, acknowledgements fail with `DiskFull`, timers wait. The space that is
+                left belongs to the index, which must be able to write its memtables and to compact.
 
-A level is left by itself when there is a ninth more than its bound, so that a node at the bound does not waver.
+The node returns to a better level when a ninth more than that level's bound is free, so that it does not waver at the bound.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from penstock.store.record import Kind
 logger = structlog.get_logger("store")
 
 FLOOR_DIVISOR = 4
-"""The floor is this part of the reserve: with the default, 256 MiB, which is what the memtables of the index may take."""
+"""The floor is the reserve divided by this. By default that is 256 MiB, which is what the memtables of the index may take."""
 
 ADDS = frozenset(
     (
@@ -48,7 +49,7 @@ ADDS = frozenset(
         Kind.DEAD_LETTER_REDRIVEN,
     )
 )
-"""Kinds that bring new work. Refused from `READ_ONLY` on."""
+"""Kinds that add work. They are refused at `READ_ONLY` and at `EXHAUSTED`."""
 
 FREES = frozenset(
     (
@@ -61,14 +62,14 @@ FREES = frozenset(
         Kind.COPIED,
     )
 )
-"""Kinds after which less is needed than before: with copies, segments can go. Never refused while the disk takes them."""
+"""Kinds that free space: with copies, for example, segments can be dropped. They are never refused while the disk has room."""
 
 DEAD_LETTERS = b"$dlq/"
-"""Queues of dead letters may be declared while the node is read-only: that is part of a revival, not of new work."""
+"""Prefix of dead-letter queues. They may be declared while the node is read-only, as part of a revival."""
 
 
 class Level(IntEnum):
-    """How much may be stored. 0 is everything, so that the hot path asks for truth only."""
+    """How much may be stored. OPEN is 0, so that the hot path only tests for truth."""
 
     OPEN = 0
     READ_ONLY = 1
@@ -76,26 +77,26 @@ class Level(IntEnum):
 
 
 class Usage(NamedTuple):
-    """Bytes of a file system."""
+    """Free and total bytes of a file system."""
 
     free: int
-    """For processes that aren't root's."""
+    """Bytes that processes without root's privileges can use."""
     total: int
 
 
 def usage_of(path: Path) -> Usage:
-    """Return the usage of the file system that `path` is on; about 1 us. Raises OSError."""
+    """Return the usage of the file system that `path` is on. Raises OSError."""
     found = os.statvfs(path)
     return Usage(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
 
 
 class Space:
-    """What the disk of a data directory has left, and what follows from it.
+    """The free space of a data directory's disk, and the level that follows from it.
 
     Parameters:
-        data_dir: on that disk.
-        reserve_bytes: see `StoreOptions`; 0 for none.
-        reserve_percent: of the file system. The smaller of the two counts.
+        data_dir: a directory on that disk.
+        reserve_bytes: bytes to keep free, see `StoreOptions`. 0 means no reserve.
+        reserve_percent: percent of the file system to keep free. The smaller of the two applies.
     """
 
     def __init__(self, data_dir: Path, *, reserve_bytes: int = 0, reserve_percent: int = 100) -> None:
@@ -104,25 +105,25 @@ class Space:
         self._reserve_percent = reserve_percent
         self._refusal = ""
         self.probe: Callable[[], Usage] = partial(usage_of, data_dir)
-        """Tells the usage. Tests put their own in its place."""
+        """Returns the usage. Tests replace it."""
         self.level = Level.OPEN
         self.usage = Usage(0, 0)
-        """As of the last look."""
+        """Usage at the last measurement."""
         self.reserve = 0
-        """Bytes."""
+        """Bytes to keep free, as of the last measurement."""
         self.refused: dict[tuple[Kind, Level], int] = {}
-        """Records that were refused, by their kind and by the level at which that was."""
+        """Number of refused records, by kind and level."""
         self.on_relief: list[Callable[[], None]] = []
-        """Called on the loop when more may be stored than before."""
+        """Functions that are called on the loop, in order, when more may be stored than before."""
 
     def measure(self, *, may_rise: bool = True) -> None:
-        """Look at the disk, and change the level.
+        """Measure the free space, and change the level accordingly.
 
         Args:
-            may_rise: also back to a better level. Not in the midst of an append, for those who wait for it append, too.
+            may_rise: whether the level may get better. It must not during an append, since `on_relief` appends too.
 
         Raises:
-            OSError: the file system tells nothing.
+            OSError: the file system can't be asked.
         """
         self.usage = self.probe()
         self.reserve = min(self._reserve_bytes, self.usage.total * self._reserve_percent // 100)
@@ -146,22 +147,22 @@ class Space:
 
     @property
     def was_refused(self) -> bool:
-        """True where the kernel refused room for the log, whatever it says to be free: a quota isn't in that figure."""
+        """Whether the kernel has refused room for the log. Its figure of free space does not tell, as it leaves out quotas."""
         return bool(self._refusal)
 
     def refuse(self, error: OSError) -> DiskFull:
-        """Note that the kernel gave the log no room (ENOSPC, EDQUOT); return what to raise."""
+        """Note that the kernel has refused room for the log (ENOSPC, EDQUOT). Return the error to raise."""
         self._refusal = error.strerror or str(error)
         if self.level is not Level.EXHAUSTED:
             self._change(Level.EXHAUSTED)
         return DiskFull(self.why())
 
     def granted(self) -> None:
-        """Note that the kernel gives the log room again."""
+        """Note that the kernel grants room for the log again."""
         self._refusal = ""
 
     def check(self, kind: Kind, topic: bytes = b"") -> None:
-        """Raise DiskFull where a record of this kind may not be appended now. `topic` is the record's."""
+        """Raise DiskFull if a record of this kind and topic may not be appended at the present level."""
         level = self.level
         if level is Level.EXHAUSTED:
             refused = kind not in FREES
@@ -172,7 +173,7 @@ class Space:
             raise DiskFull(self.why())
 
     def why(self) -> str:
-        """Return a sentence on the level, with what to do."""
+        """Return a sentence that explains the level and says what to do."""
         if self.level is Level.OPEN:
             return "everything can be stored"
         stored = "nothing new is stored" if self.level is Level.READ_ONLY else "nothing is stored"

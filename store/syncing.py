@@ -1,8 +1,9 @@
-"""Who calls fdatasync for group commit: a process of its own, or a thread.
+"""Calls fdatasync for group commit, in a separate process or in a thread.
 
-A thread needs the interpreter when its call returns, and the event loop has it. The loop gives it up for each system call, and
-takes it again before the thread has woken. So a sync took twice as long as the disk did, and to wake it in vain a tenth of the
-loop's time where many clients publish (measured). A process has an interpreter of its own.
+When the call returns, a thread needs the interpreter, which the event loop holds. The loop releases it for each system
+call, but takes it back before the thread has woken up. So a sync in a thread takes longer than the disk needs, and waking
+the thread in vain costs time of the loop (compare `store.sync_in` with `python -m bench store --only synced`). A process
+has its own interpreter.
 """
 
 from __future__ import annotations
@@ -28,31 +29,31 @@ from penstock.store.segment import Segment
 CHILD: Final = str(Path(syncchild.__file__))
 
 Ended = Callable[[OSError | None, int], None]
-"""Told of the end of a sync: its error, or None, and how many of those that were begun it was, which is one or more."""
+"""Called when a sync has ended, with its error or None, and with the number of requests that it served, at least one."""
 
 
 class Sync(Protocol):
-    """Syncs a log, one sync at a time. Those that are begun while one is under way are one together, which follows it.
+    """Syncs a log, one sync at a time. One sync serves all requests that came while the one before it ran.
 
-    It is made with the log, the loop, and what is called there when a sync has ended. An error is final: the kernel may have
-    dropped what was written, and a second sync would report success for data that is gone.
+    It is created with the log, the loop, and a function that is called on the loop when a sync has ended. An error is
+    final: the kernel may have dropped written data, and a second sync would report success for data that is gone.
     """
 
     failure: OSError | None
-    """Why the last sync has failed: also where the loop has not been told yet."""
+    """Error of the failed sync, even if the loop has not been told yet; None while all have succeeded."""
 
     def begin(self) -> bool:
-        """Sync what is written now. Return False where that can't be asked for before a sync that is under way has ended."""
+        """Request a sync of everything written so far. Return False if that is impossible until a running sync has ended."""
 
     def collect(self) -> None:
-        """Tell of a sync that has ended, where the loop has not come to that yet: it may have others to serve first."""
+        """Report a sync that has ended at once, without waiting until the loop gets to it."""
 
     def stop(self) -> None:
-        """End, when the syncs that were begun have. If one has failed, the loop is still told."""
+        """Stop after the requested syncs have ended. If one has failed, the loop is still told."""
 
 
 class SyncThread:
-    """Syncs on a thread of this process."""
+    """Syncs in a thread of this process."""
 
     def __init__(self, log: CommitLog, loop: asyncio.AbstractEventLoop, ended: Ended) -> None:
         self.failure: OSError | None = None
@@ -61,7 +62,7 @@ class SyncThread:
         self._ended = ended
         self._requests: SimpleQueue[bool] = SimpleQueue()
         self._done: deque[tuple[OSError | None, int]] = deque()
-        """How the syncs have ended that nobody has been told of."""
+        """Results of syncs that have not been reported yet."""
         self._thread = Thread(target=self._run, name="penstock-sync", daemon=True)
         self._thread.start()
 
@@ -82,7 +83,7 @@ class SyncThread:
             except OSError as error:
                 self.failure = error
             self._done.append((self.failure, served))
-            with suppress(RuntimeError):  # the loop was closed in between: nobody waits any more
+            with suppress(RuntimeError):  # the loop was closed meanwhile, so nobody waits
                 self._loop.call_soon_threadsafe(self.collect)
             if self.failure is not None:
                 return
@@ -98,10 +99,10 @@ class SyncThread:
 
 
 class SyncProcess:
-    """Syncs in a process of its own, `store.syncchild`, which ends with this one.
+    """Syncs in a child process, `store.syncchild`, which ends with this process.
 
     Raises:
-        OSError: it can't be started.
+        OSError: the child process can't be started.
     """
 
     def __init__(self, log: CommitLog, loop: asyncio.AbstractEventLoop, ended: Ended) -> None:
@@ -110,9 +111,9 @@ class SyncProcess:
         self._loop = loop
         self._ended = ended
         self._segment: Segment | None = None
-        """The one whose descriptor the process has. It is the same open file as here: of an error only one of us hears."""
+        """Segment whose descriptor the child has. Both share one open file, so only one of them gets an error of it."""
         self._asked = 0
-        """Syncs that it has not answered; none after a failure."""
+        """Number of requests that the child has not answered; 0 after a failure."""
         null = subprocess.DEVNULL
         self._end, other = socket.socketpair()
         with other:
@@ -122,13 +123,14 @@ class SyncProcess:
             except OSError as error:
                 self._end.close()
                 raise OSError(
-                    error.errno, f'the process that syncs the log can\'t be started: {error}; set store.sync_in = "thread"'
+                    error.errno,
+                    f'the process that syncs the log can\'t be started: {error}; set store.sync_in = "thread"',
                 ) from error
         loop.add_reader(self._end.fileno(), self._readable)
 
     @property
     def pid(self) -> int:
-        """The number of the process, by which the system knows it."""
+        """Process id of the child."""
         return self._process.pid
 
     def begin(self) -> bool:
@@ -145,7 +147,7 @@ class SyncProcess:
         except BlockingIOError:
             return False
         except OSError:
-            pass  # it has ended: the answer says so
+            pass  # the child has ended, which `_receive` notices
         self._asked += 1
         return True
 
@@ -159,7 +161,7 @@ class SyncProcess:
             self._ended(self.failure, served)
 
     def _receive(self) -> int:
-        """Take an answer, or the end of the process; return how many syncs that was, and 0 where there is neither."""
+        """Receive an answer or the end of the child. Return how many requests it served; 0 if nothing has come."""
         try:
             answer = self._end.recv(syncchild.ANSWER.size)
         except BlockingIOError:
@@ -169,7 +171,7 @@ class SyncProcess:
         number, served = syncchild.ANSWER.unpack(answer) if answer else (0, max(self._asked, 1))
         self._asked -= served
         if not answer:
-            self.failure = OSError(errno.EPIPE, "the process that syncs the log has ended; see what has killed it")
+            self.failure = OSError(errno.EPIPE, "the process that syncs the log has ended; see the system log")
         elif number:
             self.failure = OSError(number, os.strerror(number))
         if self.failure is not None:
@@ -183,7 +185,7 @@ class SyncProcess:
             return
         with suppress(RuntimeError):  # the loop is closed
             self._loop.remove_reader(self._end.fileno())
-        self._end.setblocking(True)  # the loop has set it otherwise
+        self._end.setblocking(True)  # the loop has made it non-blocking
         while self._asked:
             served = self._receive()
             if self.failure is not None:
@@ -198,4 +200,4 @@ SYNCS: Final[dict[str, MakeSync]] = {
     "process": SyncProcess,
     "thread": SyncThread,
 }
-"""By the option `store.sync_in`."""
+"""Classes by the value of the option `store.sync_in`."""

@@ -1,8 +1,8 @@
-"""Delayed messages: stored now, routed when their time has come, or recalled before.
+"""Delayed messages: they are stored at once, and routed when they are due unless they are recalled before.
 
-A delayed message is an ordinary record with the flag DELAYED and `deliver_at_ms` in its properties. When it is due, a
-TIMER_FIRED record names it, and applying that record puts its entries into the light queues: in one commit, so it fires
-exactly once, whatever crashes. The body stays where it is.
+A delayed message is an ordinary record with the flag DELAYED and `deliver_at_ms` in its properties. When it is due, the node
+appends a TIMER_FIRED record that names it, and applying that record puts its entries into the light queues. Both happen in one
+commit, so the message fires exactly once across any crash. The body stays where it is.
 
 Rows of the index: key b"T", due ms u64 big-endian, position u64 big-endian; value size u32.
 """
@@ -29,14 +29,15 @@ from penstock.timer.ticker import Ticker
 logger = structlog.get_logger("timer")
 
 RECALLED_REMEMBERED = 100_000
-"""Recalled messages that a second recall is told exactly about. After that, and after a restart, it hears "fired"."""
+"""Number of recalled messages that are remembered, so that a second recall returns ALREADY_CANCELLED. For older ones, and after
+a restart, it returns ALREADY_FIRED once they are due."""
 
 _KEY = Struct(">cQQ")
 _SIZE = Struct("<I")
 
 
 class Recalled(Enum):
-    """What came of a recall."""
+    """Result of a recall."""
 
     CANCELLED = "cancelled"
     ALREADY_FIRED = "already fired"
@@ -45,9 +46,13 @@ class Recalled(Enum):
 
 
 def routes_of(store: Store, entries: list[tuple[int, int]]) -> bytes:
-    """Return the properties of a record that routes messages which were stored before, given by position and size.
+    """Return the properties of a record that routes earlier messages: their topics and the hashes of their tags, as JSON.
 
-    They are topics and hashes of tags (see `store.record.TIMER_ENTRY`). A message that soon expires is carried forward.
+    See `store.record.TIMER_ENTRY`. A message that would expire soon is carried forward.
+
+    Args:
+        store: where the messages are.
+        entries: position and size of each message.
     """
     return orjson.dumps([_route(store, position, size) for position, size in entries])
 
@@ -55,10 +60,10 @@ def routes_of(store: Store, entries: list[tuple[int, int]]) -> bytes:
 def _route(store: Store, position: int, size: int) -> tuple[str, int]:
     try:
         message = decode(store.read(position, size), position=position)
-        if message.kind != Kind.MESSAGE:  # repair has set it aside
+        if message.kind != Kind.MESSAGE:  # `penstock repair` has put a record of kind DAMAGED in its place
             raise RecordCorrupt(position, "it was damaged")
     except (PositionUnknown, RecordCorrupt) as error:
-        # Without its topic it can go nowhere; the others must.
+        # A message without a topic can't be routed, but the others must be.
         logger.error("message.unreadable", position=position, error=str(error))
         return "", 0
     store.retention.carry_if_expiring(position, size)
@@ -66,17 +71,17 @@ def _route(store: Store, position: int, size: int) -> tuple[str, int]:
 
 
 def routed(record: Record) -> Iterator[tuple[int, int, str, int]]:
-    """Yield position, size, topic and tag hash of the messages that a record routes."""
+    """Yield position, size, topic and tag hash of each message that a record routes."""
     routes = orjson.loads(record.properties)
     for (position, size), (topic, tag) in zip(TIMER_ENTRY.iter_unpack(record.body), routes, strict=True):
         yield position, size, topic, tag
 
 
 class DelayedMessages:
-    """The delayed messages that are pending. A part of the store.
+    """Fires and recalls delayed messages. It is a part of the store.
 
     Parameters:
-        store: where they are, and where they go.
+        store: holds the messages and gets them back when they are due.
         options: see `TimerOptions`.
     """
 
@@ -94,21 +99,29 @@ class DelayedMessages:
         self.cancelled = 0
 
     def __len__(self) -> int:
-        """Return how many are pending."""
+        """Return how many messages are pending."""
         return len(self._pending)
 
     def check_room(self) -> None:
-        """Raise LimitExceeded where `timer.pending_max` delayed messages are pending. To be called before one is stored."""
+        """Raise LimitExceeded when `timer.pending_max` delayed messages are pending. Callers call it before they store one."""
         if len(self._pending) >= self._options.pending_max:
-            raise LimitExceeded(f"{len(self._pending)} delayed messages are pending, which is the limit: see timer.pending_max")
+            raise LimitExceeded(
+                f"{len(self._pending)} delayed messages are pending, which is the limit: wait until some fire, or raise "
+                "timer.pending_max"
+            )
 
     def due_ms(self, position: int) -> int | None:
-        """Return when a pending message is due; None if no such message is pending."""
+        """Return when a pending message is due, in ms since 1970; None if no message is pending at `position`."""
         found = self._pending.get(position)
         return found[0] if found else None
 
     def recall(self, position: int, due_ms: int) -> Recalled:
-        """Cancel the message at `position`, which was stored to be due at `due_ms`. O(1)."""
+        """Cancel a delayed message. O(1).
+
+        Args:
+            position: of the message.
+            due_ms: when it is due, in ms since 1970, as its handle says. It tells apart old messages that are not remembered.
+        """
         found = self._pending.get(position)
         if found is not None:
             self._store.append(Kind.TIMER_CANCELLED, body=TIMER_ENTRY.pack(position, found[1]))
@@ -122,22 +135,22 @@ class DelayedMessages:
     # --- firing -----------------------------------------------------------------------------------------------------
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Fire by itself from now on; first, in due order and paced, what became due while nobody ran."""
+        """Fire messages on `loop` from now on. Those that became due while no node ran fire first, in due order and paced."""
         self._ticker.start(loop)
 
     def stop(self) -> None:
-        """Fire nothing any more."""
+        """Fire no more messages."""
         self._ticker.stop()
 
     def fire_due(self) -> bool:
-        """Fire what is due now, one portion; return whether more may be due. For a clock that is moved by hand."""
+        """Fire at most `timer.fire_max` due messages; return whether more may be due. For tests, which move the clock."""
         return self._ticker.fire_due()
 
     def _fire(self, positions: list[int]) -> None:
         pending = self._pending
         entries = [(position, pending[position][1]) for position in positions if position in pending]
         if entries:
-            self._store.commit()  # what was stored in this very turn is read back below, so it must be written
+            self._store.commit()  # the messages are read back below, so those of this turn must be written
             body = b"".join(TIMER_ENTRY.pack(position, size) for position, size in entries)
             self._store.append(Kind.TIMER_FIRED, body=body, properties=routes_of(self._store, entries))
 

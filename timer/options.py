@@ -1,4 +1,4 @@
-"""The options of the timer."""
+"""The options of timers and delayed messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ YEAR_MS = 31_557_600 * SECOND_MS
 
 @dataclass(frozen=True, slots=True)
 class TimerOptions:
-    """The section `[timer]`."""
+    """The options of the section `[timer]`."""
 
     tick_ms: int = option(
         10,
@@ -22,19 +22,19 @@ class TimerOptions:
     )
     pending_max: int = option(
         1_000_000,
-        "Delayed messages that may be pending. One more is refused.",
+        "Maximum number of pending delayed messages. Further ones are refused.",
         minimum=1,
         maximum=1_000_000_000,
     )
     delay_ms_max: int = option(
         10 * YEAR_MS,
-        "Milliseconds that a message may be delayed. A longer delay is refused.",
+        "Maximum number of milliseconds by which a message can be delayed. Longer delays are refused.",
         minimum=SECOND_MS,
         maximum=100 * YEAR_MS,
     )
     fire_max: int = option(
         4096,
-        "Timers fired in one turn of the event loop. When more are due, other work runs in between.",
+        "Maximum number of timers that fire in one turn of the event loop. When more are due, other work runs in between.",
         minimum=1,
         maximum=1_000_000,
     )

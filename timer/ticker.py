@@ -1,4 +1,4 @@
-"""Drives a timer wheel on the event loop: one loop timer, armed for the earliest item, whatever is pending."""
+"""Drives a timer wheel with one timer of the event loop, which is armed for the earliest item."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from penstock.timer.wheel import TICK_MS, TimerWheel
 T = TypeVar("T")
 
 SLEEP_MS_MAX = 60_000
-"""The loop timer is armed at most this far ahead, so that a clock that was set forward is noticed."""
+"""Maximum number of ms for which the loop timer is armed, so that a clock that was set forward is noticed."""
 
-
-HELD_MS = 1_000
-"""How long what is due waits, where nothing may be stored that says so."""
+RETRY_MS = 1_000
+"""Milliseconds after which items fire again when the disk was too full to record that they fired."""
 
 
 class Ticker(Generic[T]):
-    """A wheel with a hand that moves it.
+    """Calls a function with the items of a timer wheel when they are due.
 
     Parameters:
-        now_ms: tells the time, in ms since 1970.
-        fire: called with the items that are due, in due order. At most `fire_max` at a time: when more are due, other work
-            runs in between, so a million at one instant delay nobody. Where it raises DiskFull, it gets the same items again
-            after `HELD_MS`, and skips those that it is done with.
-        start_ms: where the wheel starts; what is scheduled before that is late and fires first.
+        now_ms: returns the time, in ms since 1970.
+        fire: called with the items that are due, in due order. When it raises DiskFull it gets the same items again after
+            `RETRY_MS`, and must skip those that it has already dealt with.
+        fire_max: maximum number of items of one call. When more are due, other work runs in between, so that a million items
+            that are due at one instant delay nothing else for long.
+        tick_ms: width of a slot of the wheel.
+        start_ms: where the wheel starts, by default now. Items that are due before that are late and fire first.
     """
 
     def __init__(
@@ -51,33 +52,33 @@ class Ticker(Generic[T]):
         return len(self._wheel)
 
     def schedule(self, due_ms: int, item: T) -> None:
-        """Have `fire` called with `item` at `due_ms`: never before it, and as a rule within a tick after it."""
+        """Call `fire` with `item` at `due_ms`: never earlier, and usually at most one tick later."""
         self._wheel.schedule(due_ms, item)
         if self._loop is not None and (self._armed is None or due_ms < self._armed_ms):
             self._arm(due_ms)
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Move by itself from now on. Until then `fire_due` moves it."""
+        """Fire items on `loop` from now on. Before that, only `fire_due` fires them."""
         self._loop = loop
         self._arm(self._now_ms())
 
     def stop(self) -> None:
-        """Fire nothing any more by itself."""
+        """Fire no more items unless `fire_due` is called."""
         self._loop = None
         if self._armed is not None:
             self._armed.cancel()
             self._armed = None
 
     def fire_due(self) -> bool:
-        """Fire what is due now, one portion of it. Return whether more may be due."""
+        """Fire at most `fire_max` items that are due now. Return whether more may be due."""
         items = self._wheel.advance(self._now_ms(), self._fire_max)
         if items:
             try:
                 self._fire(items)
             except DiskFull:
-                # Nobody is told of each: the store has logged the level that makes them wait.
+                # Single items are not logged, because the store has logged that the disk is full.
                 for item in items:
-                    self._wheel.schedule(self._now_ms() + HELD_MS, item)
+                    self._wheel.schedule(self._now_ms() + RETRY_MS, item)
         due_ms = self._wheel.next_due_ms()
         return due_ms is not None and due_ms <= self._now_ms()
 
@@ -92,8 +93,8 @@ class Ticker(Generic[T]):
     def _move(self) -> None:
         self._armed = None
         more = self.fire_due()
-        # Whatever `fire` armed by scheduling: the wheel may hold something earlier.
+        # `fire` may have scheduled items and armed the timer, but the wheel may hold an earlier item.
         due_ms = self._wheel.next_due_ms()
         if self._loop is not None and due_ms is not None:
-            # A millisecond is the clock's grain: due "now" is asked again in the next one, not in a hot loop.
+            # The clock counts whole milliseconds. Items due "now" wait for the next one, or this would be a busy loop.
             self._arm(due_ms if more else max(due_ms, self._now_ms() + 1))
