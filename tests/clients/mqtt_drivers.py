@@ -1,4 +1,4 @@
-"""Real clients behind one face, so that a feature is told once and shown with each of them, in each version that it speaks."""
+"""Real MQTT clients behind one interface, so that one test of a feature runs with each client in each of its versions."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ NAMES: dict[Property, str] = {
     Property.USER_PROPERTY: "UserProperty",
     Property.MAXIMUM_PACKET_SIZE: "MaximumPacketSize",
 }
-"""What paho calls them. MQTT.js begins with a small letter, and says `userProperties`."""
+"""Names of the properties in paho. MQTT.js starts them with a small letter, and writes `userProperties`."""
 
 
 class Got(NamedTuple):
-    """A message as a client hands it out."""
+    """A message as a client delivers it to the application."""
 
     topic: str
     body: bytes
@@ -62,11 +62,11 @@ class Will:
 
 
 class Greeting(NamedTuple):
-    """What a CONNACK said: a reason, or in MQTT 3.1.1 a return code."""
+    """Reason code of the CONNACK, or its return code in MQTT 3.1.1."""
 
     code: int
     session_present: bool | None = None
-    """None, as other things, where the library doesn't tell."""
+    """None, as other fields, if the library does not tell."""
     about: Found | None = None
 
 
@@ -86,40 +86,40 @@ class Driver(Protocol):
         ca: Path | None = None,
         scheme: str = "mqtt",
     ) -> Greeting:
-        """Connect; `scheme` is mqtt, mqtts, ws or wss."""
+        """Connect by the scheme mqtt, mqtts, ws or wss."""
 
     async def subscribe(self, *filters: tuple[str, int], options: int = 0, about: Found | None = None) -> list[int]:
-        """Subscribe to filters and QoS; `options` are those of MQTT 5.0 besides. Return what the SUBACK says."""
+        """Subscribe to filters with a QoS each, and with options of MQTT 5.0. Return the codes of the SUBACK."""
 
     async def unsubscribe(self, *filters: str) -> list[int] | None:
-        """Return what the UNSUBACK says; nothing in MQTT 3.1.1."""
+        """Unsubscribe. Return the codes of the UNSUBACK, which has none in MQTT 3.1.1."""
 
     async def publish(
         self, topic: str, body: bytes = b"x", qos: int = 1, *, retain: bool = False, about: Found | None = None
     ) -> int | None:
-        """Publish; return the reason of the last ack, None where the library doesn't tell."""
+        """Publish. Return the reason code of the last ack, or None if the library does not tell."""
 
     async def message(self) -> Got:
         """Return the next message."""
 
     async def disconnected(self) -> int:
-        """Return the reason of the server's DISCONNECT."""
+        """Return the reason code of the server's DISCONNECT."""
 
     async def pinged(self) -> None:
-        """Return when a PINGRESP has come."""
+        """Send a PINGREQ; return when the PINGRESP has come."""
 
     async def drop(self) -> None:
         """End the connection without a DISCONNECT."""
 
     async def close(self) -> None:
-        """Disconnect, if need be, and end."""
+        """Disconnect if connected, and release everything."""
 
 
 # --- MQTT.js --------------------------------------------------------------------------------------------------------------
 
 
 class MqttJs:
-    """MQTT.js, in a Node process of its own that does what lines of JSON say."""
+    """MQTT.js, in a Node process of its own that follows commands as lines of JSON."""
 
     untold: frozenset[str] = frozenset()
 
@@ -205,7 +205,7 @@ class MqttJs:
     async def message(self) -> Got:
         found = await self._events["message"].get()
         about = _from_js(found["properties"])
-        about.pop(Property.TOPIC_ALIAS, None)  # it has put the topic in its place
+        about.pop(Property.TOPIC_ALIAS, None)  # MQTT.js replaced the alias by the topic.
         return Got(found["topic"], bytes.fromhex(found["body"]), found["qos"], found["retain"], about)
 
     async def disconnected(self) -> int:
@@ -266,7 +266,7 @@ def _from_js(shown: dict[str, Any]) -> Found:
 
 
 class Paho:
-    """paho-mqtt, whose network loop runs on a thread of its own."""
+    """paho-mqtt. Its network loop runs on a thread of its own."""
 
     untold: frozenset[str] = frozenset()
 
@@ -357,7 +357,7 @@ class Paho:
         found = await self._events["message"].get()
         about = _from_paho(getattr(found, "properties", None))
         topic = found.topic
-        if Property.TOPIC_ALIAS in about:  # paho leaves them to who uses it
+        if Property.TOPIC_ALIAS in about:  # paho leaves topic aliases to the application.
             topic = self._topics.setdefault(about.pop(Property.TOPIC_ALIAS), topic)
         return Got(topic, found.payload, found.qos, found.retain, about)
 
@@ -409,7 +409,7 @@ class Aiomqtt:
             "topic_aliases_both_ways",
         )
     )
-    """Features about which it says nothing; and it knows no aliases of a server."""
+    """Features about which aiomqtt tells nothing. It does not resolve topic aliases of a server."""
 
     def __init__(self, version: int) -> None:
         self.version = version
@@ -495,7 +495,7 @@ class Aiomqtt:
 
     async def close(self) -> None:
         if self._client is not None:
-            with suppress(importlib.import_module("aiomqtt").MqttError):  # it was dropped, or the node has closed it
+            with suppress(importlib.import_module("aiomqtt").MqttError):  # The connection was dropped, or the node closed it.
                 await self._client.__aexit__(None, None, None)
 
 
@@ -503,10 +503,10 @@ class Aiomqtt:
 
 
 class Amqtt:
-    """amqtt's MQTTClient, which has an implementation of MQTT 3.1.1 of its own."""
+    """amqtt's MQTTClient, which implements MQTT 3.1.1 by itself."""
 
     untold = frozenset(("a_takeover", "pings", "an_assigned_client_id"))
-    """Features about which it says nothing. It makes up an id itself where it is given none."""
+    """Features about which amqtt tells nothing. It makes up a client id if it is given none."""
 
     def __init__(self, version: int) -> None:
         assert version == 4
@@ -581,4 +581,4 @@ DRIVERS: dict[str, type[MqttJs] | type[Paho] | type[Aiomqtt] | type[Amqtt]] = {
 }
 
 VERSIONS = {"amqtt": (4,)}
-"""Levels of the versions that a client speaks, where these aren't both."""
+"""Protocol levels of the clients that speak only one version."""

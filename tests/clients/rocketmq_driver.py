@@ -1,7 +1,7 @@
-"""The official Python client of RocketMQ as a process: does what it is told on stdin, one JSON object a line, and answers so.
+"""The official Python client of RocketMQ as a process. It reads commands from stdin as lines of JSON, and answers likewise.
 
-Each line is `{"do": NAME, ...}`; its answer is what the function of that name returned, or `{"error": ..., "code": ...}`. The
-driver of the Node client, node/driver.js, understands the same lines.
+Each line is `{"do": NAME, ...}`. Its answer is the result of the method of that name, or `{"error": ..., "code": ...}`. The
+driver of the Node client, rocketmqjs/driver.js, understands the same lines.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Answer = dict[str, Any]
 
 
 def told(message: Any) -> Answer:
-    """Return what a message says."""
+    """Return the fields of a message."""
     return {
         "topic": message.topic,
         "body": message.body.decode(),
@@ -52,7 +52,7 @@ def told(message: Any) -> Answer:
 
 
 class Checker(TransactionChecker):  # type: ignore[misc]  # the package ships no types
-    """Tells what it is asked about as committed, but for what is `undecided`; remembers what it was asked about."""
+    """Commits each transaction that the node asks about, except those in `undecided`. Remembers what the node asked."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -66,11 +66,11 @@ class Checker(TransactionChecker):  # type: ignore[misc]  # the package ships no
 
 
 class Listener(MessageListener):  # type: ignore[misc]
-    """Remembers what it is given.
+    """Remembers the messages that it gets.
 
     Parameters:
-        failing: how often a message of a body fails.
-        slow_s: how long each takes.
+        failing: Number of failures of the message with a body.
+        slow_s: Time to process a message, in seconds.
     """
 
     def __init__(self, failing: dict[str, int], slow_s: float) -> None:
@@ -95,11 +95,11 @@ class Listener(MessageListener):  # type: ignore[misc]
 
 
 class Driver:
-    """One process's clients: at most one of each kind.
+    """The clients of this process: at most one of each kind.
 
     Parameters:
-        target: HOST:PORT of the node.
-        key, secret: of its access key.
+        target: `HOST:PORT` of the node.
+        key, secret: Access key and its secret.
     """
 
     def __init__(self, target: str, key: str = "", secret: str = "") -> None:
@@ -213,7 +213,7 @@ class Driver:
     def _subscribe_lite(self, lite: list[str]) -> Answer:
         for name in lite:
             self._consumer.subscribe_lite(name)
-        # 5.1.2 sends the characters of a name as names of their own; this sends all of them as they are.
+        # Version 5.1.2 sends the characters of a name as separate names. This sends the name as a whole.
         self._consumer.subscribe_lite_all()
         return {}
 
@@ -232,7 +232,7 @@ def main() -> None:
         do: Callable[..., Answer] = getattr(driver, wish.pop("do"))
         try:
             answer = do(**wish)
-        except Exception as error:  # whatever the client raises is what the test asks for
+        except Exception as error:  # The test wants to see whatever the client raises.
             code = getattr(error, "code", 0)
             answer = {"error": f"{type(error).__name__}: {error}", "code": code if isinstance(code, int) else 0}
         sys.stdout.write(json.dumps(answer) + "\n")

@@ -1,4 +1,4 @@
-"""The official RocketMQ clients as processes, each driven by lines: see rocketmq_driver.py."""
+"""The official RocketMQ clients as processes that follow commands as lines of JSON: see rocketmq_driver.py."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Kind = Literal["python", "node"]
 
 
 def skip_unless_there(kind: Kind) -> None:
-    """Skip a test whose client isn't installed, and say what to do."""
+    """Skip a test whose client is not installed, and say how to install the client."""
     if kind == "node" and shutil.which("node") is None:
         pytest.skip("Node.js is not installed: it runs the official Node client")
     if kind == "node" and not (NODE_FOLDER / "node_modules").is_dir():
@@ -30,7 +30,7 @@ def skip_unless_there(kind: Kind) -> None:
 
 
 class ClientFailed(Exception):
-    """Raised when the client raised something; `code` is the protocol's, or 0."""
+    """Raised when the client raised an error. `code` is the code of the protocol, or 0."""
 
     def __init__(self, error: str, code: int) -> None:
         self.code = code
@@ -41,10 +41,10 @@ class ClientProcess:
     """A process with the official client of a language.
 
     Parameters:
-        kind: which.
-        target: HOST:PORT of the node.
-        home: where it may write; the Python client does.
-        key, secret: of an access key.
+        kind: The language.
+        target: `HOST:PORT` of the node.
+        home: Home directory of the process. The Python client writes there.
+        key, secret: Access key and its secret.
     """
 
     def __init__(self, kind: Kind, target: str, home: Path, key: str = "", secret: str = "") -> None:
@@ -62,13 +62,13 @@ class ClientProcess:
         )
 
     def ask(self, do: str, **wish: Any) -> None:
-        """Tell it to do something; `answer` waits for what comes of it."""
+        """Send a command. `answer` waits for its result."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"do": do, **wish}) + "\n")
         self._process.stdin.flush()
 
     def answer(self) -> Any:
-        """Return what came of the oldest wish.
+        """Return the result of the oldest command.
 
         Raises:
             ClientFailed: the client raised an error.
@@ -82,17 +82,17 @@ class ClientProcess:
         return answer
 
     def do(self, do: str, **wish: Any) -> Any:
-        """Have something done; return what came of it."""
+        """Send a command; return its result."""
         self.ask(do, **wish)
         return self.answer()
 
     def receive(self, **wish: Any) -> list[dict[str, Any]]:
-        """Return what a SimpleConsumer receives in one call."""
+        """Return the messages that a SimpleConsumer receives in one call."""
         found: list[dict[str, Any]] = self.do("receive", **wish)["messages"]
         return found
 
     def until(self, do: str, holds: Callable[[Any], bool], within_s: float = 20) -> Any:
-        """Return the first answer that is as wanted."""
+        """Return the first result that satisfies a condition."""
         ends_s = time.monotonic() + within_s
         while not holds(answer := self.do(do)):
             assert time.monotonic() < ends_s, answer
@@ -100,12 +100,12 @@ class ClientProcess:
         return answer
 
     def kill(self) -> None:
-        """End it as a crash would."""
+        """Kill the process, as a crash would end it."""
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
 
     def close(self) -> None:
-        """End it, at once."""
+        """End the process at once."""
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()

@@ -1,4 +1,4 @@
-"""Every feature of MQTT as real clients use it: a row a feature, run with each client in each version that has it."""
+"""Every feature of MQTT as real clients use it. Each feature runs with each client, in each version that has the feature."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PLUGINS: dict[str, Any] = {"tests.gateway.scripted_plugins.Users": {}, "tests.ga
 
 
 class Stage:
-    """A node, and clients of one make and version."""
+    """A node, and clients of one library and version."""
 
     def __init__(self, make: str, version: int, path: Path) -> None:
         self.make = make
@@ -59,12 +59,12 @@ class Stage:
 
     @property
     def lasting(self) -> dict[str, Any]:
-        """Options of a connection whose session lasts."""
+        """Options of a connection whose session survives it."""
         return {"clean": False, "about": {Property.SESSION_EXPIRY_S: 60} if self.is_5 else None}
 
 
 def told(found: object, expected: object) -> bool:
-    """Return whether a client says what is expected, or nothing."""
+    """Return whether a client tells the expected value, or tells nothing."""
     return found is None or found == expected
 
 
@@ -491,5 +491,5 @@ async def test_a_client_uses_a_feature(stage: Stage, feature: Feature) -> None:
         await feature(stage)
 
 
-def test_what_a_client_says_nothing_about_are_features() -> None:
+def test_the_features_that_a_client_tells_nothing_about_exist() -> None:
     assert {name for driver in DRIVERS.values() for name in driver.untold} <= set(BOTH | ONLY_5)

@@ -1,4 +1,4 @@
-"""Each example runs against a real node, and ends well."""
+"""Each example runs against a real node and succeeds."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def node(tmp_path: Path) -> Iterator[NodeProcess]:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_does_what_it_says(node: NodeProcess, tmp_path: Path, name: str) -> None:
+def test_an_example_prints_what_it_promises(node: NodeProcess, tmp_path: Path, name: str) -> None:
     command = [sys.executable, str(ROOT / "examples" / name), node.addresses["pop"]]
-    # HOME, because the RocketMQ client writes its log there.
+    # The RocketMQ client writes its log to HOME.
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
     ended = subprocess.run(command, capture_output=True, text=True, timeout=RUN_S, check=False, env=environment)
     assert ended.returncode == 0, ended.stderr

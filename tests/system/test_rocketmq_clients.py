@@ -1,4 +1,4 @@
-"""The official RocketMQ clients, each in its own process, against a node as a process; and MQTT on the other side."""
+"""The official RocketMQ clients, each in a process of its own, against a node as a process and MQTT clients."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def process(node: NodeProcess, kind: Kind, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def client(process: ClientProcess) -> Iterator[ClientProcess]:
-    """A process that all tests of a kind share, since it takes a second to start: its clients are each test's own."""
+    """Return a process that all tests of a kind share, because it takes a second to start. Each test has clients of its own."""
     yield process
     process.do("stop")
 
 
 @pytest.fixture
 def start(node: NodeProcess, kind: Kind, tmp_path: Path) -> Iterator[Start]:
-    """Start more processes; they are ended with the test."""
+    """Return a function that starts more processes. They end with the test."""
     started: list[ClientProcess] = []
 
     def begin(**more: Any) -> ClientProcess:
@@ -71,7 +71,7 @@ def start(node: NodeProcess, kind: Kind, tmp_path: Path) -> Iterator[Start]:
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
-    """A topic of the test's own."""
+    """Return a topic that no other test uses."""
     return f"{request.node.name.replace('[', '/').strip(']')}/1/temp"
 
 
@@ -85,7 +85,7 @@ def bodies(messages: list[dict[str, Any]]) -> list[str]:
     return [message["body"] for message in messages]
 
 
-def test_a_message_and_all_it_says_goes_there_and_comes_back(client: ClientProcess, topic: str) -> None:
+def test_a_message_comes_back_with_all_its_fields(client: ClientProcess, topic: str) -> None:
     name = encode(topic)
     client.do("producer", topics=[name])
     client.do("simple", group="billing", topics={name: "*"})
@@ -133,7 +133,7 @@ def test_mqtt_and_rocketmq_send_to_each_other(node: NodeProcess, client: ClientP
         device.loop_stop()
 
 
-def test_fifo_gives_one_of_a_message_group_at_a_time_in_order(client: ClientProcess, native: SyncClient, topic: str) -> None:
+def test_fifo_delivers_a_message_group_one_by_one_in_order(client: ClientProcess, native: SyncClient, topic: str) -> None:
     name = encode(topic)
     native.groups.create("ledger", topic, settings=group_settings(fifo=True, backoff=()))
     client.do("producer", topics=[name])
@@ -144,7 +144,7 @@ def test_fifo_gives_one_of_a_message_group_at_a_time_in_order(client: ClientProc
     seen: list[tuple[str, str]] = []
     first = client.receive()
     assert sorted(bodies(first)) == ["a0", "b0"]
-    client.do("change", id=first[0]["id"], invisible_s=0)  # it comes again, before the next of its account
+    client.do("change", id=first[0]["id"], invisible_s=0)  # The message comes again before the next one of its account.
     client.do("ack", id=first[1]["id"])
     while len(seen) < 5:
         for message in client.receive():
@@ -155,7 +155,7 @@ def test_fifo_gives_one_of_a_message_group_at_a_time_in_order(client: ClientProc
         assert [body for group, body in seen if group == account] == expected[0 if account == first[0]["group"] else 1 :]
 
 
-def test_a_delayed_message_comes_when_it_is_due_and_a_recalled_one_never(client: ClientProcess, topic: str) -> None:
+def test_a_delayed_message_comes_when_it_is_due_and_a_recalled_one_does_not(client: ClientProcess, topic: str) -> None:
     name = encode(topic)
     client.do("producer", topics=[name])
     client.do("simple", group="billing", topics={name: "*"}, wait_s=10)
@@ -194,7 +194,7 @@ def test_a_transaction_is_committed_rolled_back_or_asked_about(client: ClientPro
     assert "orphan" in heir.do("checked")["bodies"]
 
 
-def test_a_message_not_acknowledged_comes_back_and_one_extended_later(client: ClientProcess, topic: str) -> None:
+def test_an_unacknowledged_message_comes_back_and_an_extended_one_comes_later(client: ClientProcess, topic: str) -> None:
     name = encode(topic)
     client.do("producer", topics=[name])
     client.do("simple", group="billing", topics={name: "*"}, wait_s=10)
@@ -212,7 +212,7 @@ def test_a_message_not_acknowledged_comes_back_and_one_extended_later(client: Cl
     client.do("ack", id=first["extended"]["id"])
 
 
-def test_a_poll_that_waits_gets_a_message_when_it_is_sent(client: ClientProcess, native: SyncClient, topic: str) -> None:
+def test_a_waiting_poll_gets_a_message_when_it_is_sent(client: ClientProcess, native: SyncClient, topic: str) -> None:
     client.do("simple", group="billing", topics={encode(topic): "*"}, wait_s=20)
     client.ask("receive")
     wait_for(lambda: any(each.waiting for each in described(native, topic)))
@@ -222,7 +222,7 @@ def test_a_poll_that_waits_gets_a_message_when_it_is_sent(client: ClientProcess,
     assert time.monotonic() - began_s < 5
 
 
-def test_filters_by_tag_and_sql_leave_the_rest_out(client: ClientProcess, native: SyncClient, topic: str) -> None:
+def test_filters_by_tag_and_sql_select_messages(client: ClientProcess, native: SyncClient, topic: str) -> None:
     name = encode(topic)
     for number, tag in enumerate(("a", "b", "c", "a")):
         native.send(topic, f"{tag}{number}".encode(), tag=tag, properties={"number": str(number)})
@@ -234,7 +234,7 @@ def test_filters_by_tag_and_sql_leave_the_rest_out(client: ClientProcess, native
     client.do("stop")
 
     def receive_by_nonsense() -> None:
-        """One client hears that its expression is wrong when it starts, the other when it receives."""
+        """Start a consumer with an invalid expression. One client raises at the start, the other when it receives."""
         client.do("simple", group="by-nonsense", topics={name: "number >"}, sql=True)
         client.receive()
 
@@ -242,7 +242,7 @@ def test_filters_by_tag_and_sql_leave_the_rest_out(client: ClientProcess, native
         receive_by_nonsense()
 
 
-def test_a_push_consumer_gets_all_and_what_fails_again_and_keeps_what_takes_longer_than_the_invisible_time(
+def test_a_push_consumer_gets_all_messages_retries_failures_and_keeps_slow_ones_beyond_the_invisible_time(
     start: Start, native: SyncClient, topic: str
 ) -> None:
     native.groups.create("billing", topic, settings=group_settings(invisible_ms=200))
@@ -255,7 +255,7 @@ def test_a_push_consumer_gets_all_and_what_fails_again_and_keeps_what_takes_long
     wait_for(lambda: not any(each.in_flight for each in described(native, topic)))
 
 
-def test_a_fifo_push_consumer_tries_again_in_order_and_gives_up_what_never_succeeds(
+def test_a_fifo_push_consumer_retries_in_order_and_forwards_what_never_succeeds(
     start: Start, native: SyncClient, topic: str
 ) -> None:
     group = f"ledger-{topic.split('/')[1]}"
@@ -288,7 +288,7 @@ def test_lite_topics_are_topics_below_their_parent(client: ClientProcess, start:
     assert third.body == b"to 3"
 
 
-def test_a_handle_stays_good_when_the_node_is_restarted(tmp_path: Path, kind: Kind) -> None:
+def test_a_handle_stays_valid_across_a_restart_of_the_node(tmp_path: Path, kind: Kind) -> None:
     node = NodeProcess(tmp_path / "data").start()
     client = ClientProcess(kind, node.addresses["pop"], tmp_path)
     name = encode("plant/1/temp")
@@ -308,7 +308,7 @@ def test_a_handle_stays_good_when_the_node_is_restarted(tmp_path: Path, kind: Ki
 
 
 def is_done(client: ClientProcess, do: str, **wish: Any) -> bool:
-    """Have something done; return False while the client has no connection for it."""
+    """Send a command; return False while the client has no connection for it."""
     try:
         client.do(do, **wish)
     except ClientFailed as error:
@@ -323,7 +323,7 @@ def described(native: SyncClient, topic: str) -> list[pb.GroupDescription]:
 
 
 def wait_for(condition: Callable[[], Any], within_s: float = 10) -> None:
-    """Return when a condition holds."""
+    """Return when a condition holds; fail after a while."""
     ends_s = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < ends_s

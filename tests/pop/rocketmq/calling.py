@@ -1,4 +1,4 @@
-"""Calls of `apache.rocketmq.v2.MessagingService` as they go over the wire, for what no official client would send."""
+"""Calls of `apache.rocketmq.v2.MessagingService` by hand, for requests that no official client sends."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # it is there
 
 
 class Caller:
-    """A client that says exactly what a test wants.
+    """A client that sends exactly what a test wants.
 
     Parameters:
-        channel: to the node.
-        client_id: of its metadata; empty to leave it out.
-        metadata: more of it.
+        channel: Channel to the node.
+        client_id: Client id in the metadata; empty to leave it out.
+        metadata: More metadata.
     """
 
     def __init__(self, channel: grpc.aio.Channel, client_id: str = "c1", *metadata: tuple[str, str]) -> None:
@@ -42,7 +42,7 @@ class Caller:
         return await self._method(name, self._channel.unary_unary)(request, metadata=self.metadata, timeout=20)
 
     def stream(self, name: str, request: Any, timeout_s: float = 20) -> Any:
-        """Return the call of a method that answers with a stream."""
+        """Return the call of a method whose response is a stream."""
         return self._method(name, self._channel.unary_stream)(request, metadata=self.metadata, timeout=timeout_s)
 
     def telemetry(self) -> Any:
@@ -53,7 +53,7 @@ class Caller:
         return await self.call("SendMessage", service_pb.SendMessageRequest(messages=messages))
 
     async def receive(self, **wanted: Any) -> tuple[int, list[Any]]:
-        """Return the code of the status, and the messages."""
+        """Return the code of the status and the messages of a poll."""
         code, messages = 0, []
         async for response in self.stream("ReceiveMessage", receive_request(**wanted)):
             if response.HasField("status"):
@@ -78,7 +78,7 @@ def named(name: str) -> Any:
 
 
 def outgoing(body: bytes = b"x", topic: str = TOPIC, kind: int = TYPE.NORMAL, **system: Any) -> Any:
-    """Return a message to be sent."""
+    """Return a message to send."""
     return pb.Message(topic=named(topic), body=body, system_properties=pb.SystemProperties(message_type=kind, **system))
 
 
@@ -111,11 +111,11 @@ def receive_request(
 
 
 def settings(client_type: int, **more: Any) -> Any:
-    """Return the command by which a client reports its settings."""
+    """Return the command with which a client states its settings."""
     return service_pb.TelemetryCommand(settings=pb.Settings(client_type=client_type, **more))
 
 
 async def commands(stream: Any) -> AsyncIterator[Any]:
-    """Yield what comes on a Telemetry stream."""
+    """Yield the commands from the node on a Telemetry stream."""
     while (command := await asyncio.wait_for(stream.read(), 20)) is not EOF:
         yield command

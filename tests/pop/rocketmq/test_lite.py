@@ -1,4 +1,4 @@
-"""Lite topics: who has subscribed to which, across restarts of the node, and how long their groups last."""
+"""Lite topics: their subscribers, also after a restart of the node, and the life of their groups."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def sync(caller: Caller, action: str, *lite: str, **more: Any) -> int:
 
 
 async def lite_topics(caller: Caller, wait_ms: int = 0) -> list[str]:
-    """Return the lite topics of all that is there for a client, and acknowledge it."""
+    """Return the lite topics of all visible messages of a client, and acknowledge the messages."""
     found: list[str] = []
     while messages := (await caller.receive(topic="chat", wait_ms=0 if found else wait_ms))[1]:
         assert {message.topic.name for message in messages} == {"chat"}
@@ -69,7 +69,7 @@ def chat(*lite: str) -> list[Any]:
     return [outgoing(topic="chat", kind=TYPE.LITE, lite_topic=name) for name in lite]
 
 
-async def test_a_client_gets_the_lite_topics_that_it_has_subscribed_to(node: Node, caller: Caller) -> None:
+async def test_a_client_gets_messages_of_the_lite_topics_that_it_subscribed_to(node: Node, caller: Caller) -> None:
     await caller.call("Heartbeat", service_pb.HeartbeatRequest(client_type=TYPES.LITE_SIMPLE_CONSUMER, group=named(GROUP)))
     assert await sync(caller, "PARTIAL_ADD", "a") == Code.OK
     assert await sync(caller, "PARTIAL_ADD", "b") == Code.OK
@@ -87,7 +87,7 @@ async def test_a_client_gets_the_lite_topics_that_it_has_subscribed_to(node: Nod
     assert await lite_topics(caller) == []
 
 
-async def test_a_waiting_poll_gets_the_first_message_of_any_lite_topic_also_of_a_new_one(node: Node, caller: Caller) -> None:
+async def test_a_waiting_poll_gets_the_first_message_of_any_lite_topic_even_a_new_one(node: Node, caller: Caller) -> None:
     await sync(caller, "PARTIAL_ADD", "a", "b")
     for name in ("a", "b", "a"):
         poll = asyncio.ensure_future(caller.receive(topic="chat", wait_ms=20_000))
@@ -113,7 +113,7 @@ async def test_two_lite_topics_in_one_turn_serve_a_waiting_poll_once(node: Node,
     assert len((await caller.receive(topic="chat"))[1]) == 1
 
 
-async def test_a_lite_topic_is_read_from_where_its_subscriber_says(caller: Caller) -> None:
+async def test_a_lite_topic_is_read_from_the_place_that_its_subscriber_names(caller: Caller) -> None:
     policies = pb.OffsetOption.Policy
     await caller.send(*chat("a"))
     for option, expected in (
@@ -135,7 +135,7 @@ async def test_all_lite_topics_of_a_parent_are_one_subscription(node: Node, call
     assert await lite_topics(caller, wait_ms=1_000) == ["a", "b"]
 
 
-# --- across restarts, and for how long ------------------------------------------------------------------------------------
+# --- restarts and ends ------------------------------------------------------------------------------------
 
 
 def subscribers(group: ConsumerGroup) -> list[str]:
@@ -158,11 +158,11 @@ async def started(directory: Path, **options: Any) -> Node:
 
 
 async def end(caller: Caller) -> None:
-    """Let a client say that it ends."""
+    """Announce the end of a client."""
     await caller.call("NotifyClientTermination", service_pb.NotifyClientTerminationRequest(group=named(GROUP)))
 
 
-async def test_after_a_restart_of_the_node_a_client_gets_its_lite_topics_without_another_word(tmp_path: Path) -> None:
+async def test_after_a_restart_of_the_node_a_client_keeps_its_lite_topics(tmp_path: Path) -> None:
     node = await started(tmp_path / "data")
     async with calling(node) as caller:
         await sync(caller, "PARTIAL_ADD", "a", "b", "c/d", "e")
@@ -182,7 +182,7 @@ async def test_after_a_restart_of_the_node_a_client_gets_its_lite_topics_without
         await node.stop()
 
 
-async def test_saying_the_same_again_writes_nothing(node: Node, caller: Caller) -> None:
+async def test_repeating_a_subscription_writes_no_record(node: Node, caller: Caller) -> None:
     await sync(caller, "COMPLETE_ADD", "a", "b")
     end = node.store.log.end
     await sync(caller, "COMPLETE_ADD", "b", "a")
@@ -190,7 +190,7 @@ async def test_saying_the_same_again_writes_nothing(node: Node, caller: Caller) 
     assert node.store.log.end == end
 
 
-async def test_the_group_ends_when_the_last_client_has_unsubscribed_and_nothing_is_out(node: Node, caller: Caller) -> None:
+async def test_the_group_ends_when_the_last_client_unsubscribed_and_nothing_is_in_flight(node: Node, caller: Caller) -> None:
     async with calling(node, "c2") as other:
         for each in (caller, other):
             await sync(each, "PARTIAL_ADD", "a")
@@ -204,13 +204,13 @@ async def test_the_group_ends_when_the_last_client_has_unsubscribed_and_nothing_
         assert subscribers(group) == []
         await sync(other, "PARTIAL_ADD", "b")
         await sync(other, "PARTIAL_REMOVE", "b")
-        await node.until(lambda: filters(node) == ["chat/a"])  # what the first one has is not taken from it
+        await node.until(lambda: filters(node) == ["chat/a"])  # The first client keeps its messages.
         answer = await caller.ack(*handles([message]))
         assert answer.status.code == Code.OK
         await node.until(lambda: filters(node) == [])
 
 
-async def test_one_that_subscribes_again_before_that_goes_on_where_it_was(node: Node, caller: Caller) -> None:
+async def test_a_client_that_subscribes_again_before_the_end_continues_where_it_was(node: Node, caller: Caller) -> None:
     await sync(caller, "PARTIAL_ADD", "a")
     node.settle_queues()
     await caller.send(*chat("a"))
@@ -225,7 +225,7 @@ async def test_one_that_subscribes_again_before_that_goes_on_where_it_was(node: 
 
 
 @pytest.mark.parametrize("how", ["ends", "falls silent"])
-async def test_one_whose_client_is_gone_is_kept_for_a_while(node: Node, caller: Caller, how: str) -> None:
+async def test_the_group_of_a_client_that_is_gone_is_kept_for_a_while(node: Node, caller: Caller, how: str) -> None:
     await sync(caller, "PARTIAL_ADD", "a")
     node.settle_queues()
     await caller.send(*chat("a"))
@@ -248,7 +248,7 @@ async def test_one_whose_client_is_gone_is_kept_for_a_while(node: Node, caller: 
         assert group.settings.lite_ends_ms == 0
 
 
-async def test_then_it_ends_also_across_a_restart(tmp_path: Path) -> None:
+async def test_the_group_of_a_client_that_is_gone_ends_also_after_a_restart(tmp_path: Path) -> None:
     node = await started(tmp_path / "data", lite_idle_ms=0)
     async with calling(node) as caller:
         await sync(caller, "PARTIAL_ADD", "a", "b")
@@ -267,13 +267,13 @@ async def test_then_it_ends_also_across_a_restart(tmp_path: Path) -> None:
         await node.stop()
 
 
-async def test_a_group_that_others_use_outlasts_the_lite_subscriptions(node: Node, caller: Caller) -> None:
+async def test_a_group_that_services_use_outlives_its_lite_subscriptions(node: Node, caller: Caller) -> None:
     async with PopClient(node.target) as service:
         await service.groups.create(GROUP, "chat/operator's")
         await sync(caller, "PARTIAL_ADD", "operator's", "adopted", "used", "theirs")
         await service.groups.create(GROUP, "chat/adopted", settings=group_settings(attempts_max=3))
         await service.pop("chat/used", group=GROUP)
-        await service.groups.create(GROUP, "chat/operator's")  # it is still the one that was created
+        await service.groups.create(GROUP, "chat/operator's")  # The group is still the one that was created.
         await caller.send(*chat("adopted"))
         assert await lite_topics(caller, wait_ms=1_000) == ["adopted"], "it has still subscribed"
         await sync(caller, "COMPLETE_REMOVE")
@@ -281,7 +281,9 @@ async def test_a_group_that_others_use_outlasts_the_lite_subscriptions(node: Nod
         assert [group.settings.lite for group in node.core] == [()] * 3
 
 
-async def test_as_many_clients_as_may_have_a_lite_topic(caller: Caller, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lite_topic_has_a_bounded_number_of_clients(
+    caller: Caller, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(lite_module, "LITE_CLIENTS_MAX", 1)
     await sync(caller, "PARTIAL_ADD", "a")
     async with calling(node, "c2") as other:
@@ -289,7 +291,7 @@ async def test_as_many_clients_as_may_have_a_lite_topic(caller: Caller, node: No
     assert await sync(caller, "PARTIAL_ADD", "a") == Code.OK
 
 
-async def test_on_a_full_disk_what_is_over_ends_later(tmp_path: Path) -> None:
+async def test_on_a_full_disk_expired_groups_end_later(tmp_path: Path) -> None:
     node = Node(tmp_path / "data", pop=PopOptions(lite_idle_ms=0), store=StoreOptions(segment_bytes=MIB, reserve_bytes=GIB))
     await node.start()
     try:

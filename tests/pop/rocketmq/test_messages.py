@@ -1,4 +1,4 @@
-"""Messages there, and as they are stored."""
+"""Messages of the protocol, and how they are stored."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0|"
 
 
 @given(st.dictionaries(text, text, max_size=4), text, st.lists(text, max_size=3), text, st.integers(1, 2**42))
-def test_what_a_message_says_is_the_same_when_it_comes_back(
+def test_a_message_comes_back_with_all_its_fields(
     user: dict[str, str], tag: str, keys: list[str], host: str, born_ms: int
 ) -> None:
     message = outgoing(user=user, tag=tag, keys=keys, born_host=host, born_timestamp=stamp(born_ms))
@@ -65,7 +65,7 @@ def test_what_a_message_says_is_the_same_when_it_comes_back(
         ({"message_type": TYPE.LITE, "lite_topic": "a"}, "producer", ""),
     ],
 )
-def test_each_type_is_stored_as_what_it_is(system: dict[str, Any], field: str, value: object) -> None:
+def test_each_type_is_stored_as_its_kind_of_message(system: dict[str, Any], field: str, value: object) -> None:
     assert getattr(properties_of(outgoing(**system), "plant/1"), field) == value
 
 
@@ -90,7 +90,7 @@ def test_each_type_is_stored_as_what_it_is(system: dict[str, Any], field: str, v
         (outgoing(message_type=TYPE.TRANSACTION, message_group="a"), Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE),
     ],
 )
-def test_a_message_that_can_t_be_is_refused_with_its_own_code(message: Any, code: Code) -> None:
+def test_an_invalid_message_is_refused_with_a_code_of_its_own(message: Any, code: Code) -> None:
     with pytest.raises(Refused) as refused:
         properties_of(message, "plant/1")
     assert refused.value.code is code
@@ -110,12 +110,12 @@ CRC = zlib.crc32(BODY)
         (pb.DigestType.DIGEST_TYPE_UNSPECIFIED, ""),
     ],
 )
-def test_a_digest_is_read_however_its_client_writes_it(kind: int, checksum: str) -> None:
+def test_a_digest_is_read_in_each_way_that_clients_write_it(kind: int, checksum: str) -> None:
     message = outgoing(body_digest={"type": kind, "checksum": checksum})
     assert topic_and_body_of(message, BODY_MAX) == ("plant/1", BODY)
 
 
-def test_a_body_is_stored_unpacked() -> None:
+def test_a_body_is_stored_uncompressed() -> None:
     body = b"x" * BODY_MAX
     packed = outgoing(gzip.compress(body), body_encoding=pb.Encoding.GZIP)
     assert topic_and_body_of(packed, BODY_MAX) == ("plant/1", body)
@@ -132,13 +132,13 @@ def test_a_body_is_stored_unpacked() -> None:
         (outgoing(body_encoding=7), Code.UNSUPPORTED),
     ],
 )
-def test_a_body_that_can_t_be_is_refused(message: Any, code: Code) -> None:
+def test_an_invalid_body_is_refused(message: Any, code: Code) -> None:
     with pytest.raises(Refused) as refused:
         topic_and_body_of(message, BODY_MAX)
     assert refused.value.code is code
 
 
-def test_a_delivery_says_whose_it_is_and_which_attempt() -> None:
+def test_a_delivery_has_its_handle_and_attempt() -> None:
     message = message_of(
         stored(Properties([("a", "1"), ("a", "2")])),
         entry=Entry(255, 7, 100, 3, 0),
@@ -151,7 +151,7 @@ def test_a_delivery_says_whose_it_is_and_which_attempt() -> None:
     assert (system.message_id, system.receipt_handle, system.delivery_attempt) == ("00000000000000ff", "h", 3)
     assert (system.queue_offset, system.invisible_duration.ToMilliseconds(), system.store_host) == (7, 1_500, "n")
     assert (system.body_digest.type, system.body_digest.checksum) == (pb.DigestType.MD5, md5(BODY).hexdigest().upper())
-    # From MQTT: nobody said when it was made.
+    # A message from MQTT has no birth time of its own.
     assert system.born_timestamp.ToMilliseconds() == system.store_timestamp.ToMilliseconds() == 1_700_000_000_123
 
 
@@ -165,13 +165,13 @@ def test_a_delivery_says_whose_it_is_and_which_attempt() -> None:
         (Properties(), 1, "plant", TYPE.LITE),
     ],
 )
-def test_a_message_has_the_type_that_it_was_sent_with(properties: Properties, flags: int, lite_parent: str, kind: int) -> None:
+def test_a_message_keeps_the_type_that_it_was_sent_as(properties: Properties, flags: int, lite_parent: str, kind: int) -> None:
     message = message_of(stored(properties, flags=flags), lite_parent=lite_parent)
     assert message.system_properties.message_type == kind
     if lite_parent:
         assert (message.topic.name, message.system_properties.lite_topic) == ("plant", "1")
 
 
-def test_a_dead_letter_says_where_it_was_read() -> None:
+def test_a_dead_letter_names_the_filter_by_which_it_was_read() -> None:
     letter = message_of(stored(Properties()), dead_of="plant/+").system_properties.dead_letter_queue
     assert (letter.topic, letter.message_id) == ("plant%2F%2B", "00000000000000ff")

@@ -1,4 +1,4 @@
-"""Names there, and the topics and groups that they mean."""
+"""Names of the protocol, and the topics and groups that they mean."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from penstock.pop.rocketmq.status import Code, Refused
 from penstock.pop.rocketmq.stubs import pb
 
 CLIENTS_PATTERN = re.compile(r"[%a-zA-Z0-9_-]+")
-"""What the official clients let through."""
+"""Names that the official clients accept."""
 
 
 def resource(name: str, namespace: str = "") -> object:
@@ -51,14 +51,14 @@ def test_a_name_is_a_filter_percent_encoded(name: str, topic_filter: str) -> Non
 @pytest.mark.parametrize(
     "name", ["", "a%", "a%2", "a%zz", "%FF", "a%00b", "a%2F%23%2Fb", "a%2Bb", "x" * 70_000, "%41" * 66_000]
 )
-def test_what_is_no_filter_is_an_illegal_topic(name: str) -> None:
+def test_a_name_of_no_valid_filter_is_an_illegal_topic(name: str) -> None:
     with pytest.raises(Refused) as refused:
         filter_of(resource(name))
     assert refused.value.code is Code.ILLEGAL_TOPIC
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0+#"), min_size=1, max_size=60))
-def test_every_topic_has_a_name_that_the_clients_let_through_and_comes_back(topic: str) -> None:
+def test_every_topic_has_a_name_that_clients_accept_and_that_means_the_topic(topic: str) -> None:
     name = encode(topic)
     assert CLIENTS_PATTERN.fullmatch(name)
     assert filter_of(resource(name)) == topic
@@ -70,7 +70,7 @@ def test_a_namespace_is_refused() -> None:
     assert refused.value.code is Code.BAD_REQUEST
 
 
-def test_a_group_s_name_is_percent_encoded_where_it_must_be() -> None:
+def test_the_name_of_a_group_is_percent_encoded_where_needed() -> None:
     assert group_of(resource("billing")) == "billing"
     assert group_of(resource(encode("rechnung süd.1"))) == "rechnung süd.1"
     for name in ("", "a%2Fb", "%24x", " "):
@@ -100,13 +100,13 @@ def test_a_lite_topic_is_a_topic_below_its_parent() -> None:
         ("$dlq/x", "a", Code.ILLEGAL_TOPIC),
     ],
 )
-def test_what_can_t_be_a_lite_topic_is_refused(parent: str, lite_topic: str, code: Code) -> None:
+def test_an_invalid_lite_topic_is_refused(parent: str, lite_topic: str, code: Code) -> None:
     with pytest.raises(Refused) as refused:
         lite_filter_of(parent, lite_topic)
     assert refused.value.code is code
 
 
-def test_nothing_is_sent_to_all_lite_topics() -> None:
+def test_a_message_to_all_lite_topics_is_refused() -> None:
     with pytest.raises(Refused) as refused:
         topic_of_message(pb.Message(topic=resource("chat"), system_properties=pb.SystemProperties(lite_topic="*")))
     assert refused.value.code is Code.ILLEGAL_LITE_TOPIC

@@ -123,7 +123,7 @@ WRONG: list[tuple[str, Any, Code]] = [
 ]
 
 
-async def test_each_thing_that_is_wrong_has_its_own_code(caller: Caller) -> None:
+async def test_each_invalid_request_has_a_code_of_its_own(caller: Caller) -> None:
     for method, request, code in WRONG:
         answer = await caller.call(method, request)
         assert answer.status.code == code, (method, request, answer.status)
@@ -146,7 +146,7 @@ UNRECEIVABLE: list[tuple[dict[str, Any], Code]] = [
 ]
 
 
-async def test_a_receive_that_can_t_be_is_refused_and_creates_no_group(node: Node, caller: Caller) -> None:
+async def test_an_invalid_receive_is_refused_and_creates_no_group(node: Node, caller: Caller) -> None:
     for wanted, code in UNRECEIVABLE:
         assert await caller.receive(**wanted) == (code, []), wanted
     assert list(node.core) == []
@@ -162,7 +162,7 @@ async def test_a_call_without_a_client_id_is_refused(channel: grpc.aio.Channel) 
     assert [command.status.code async for command in commands(stream)] == [Code.CLIENT_ID_REQUIRED]
 
 
-async def test_one_message_of_a_batch_that_is_wrong_does_not_stop_the_others(node: Node, caller: Caller) -> None:
+async def test_an_invalid_message_of_a_batch_does_not_stop_the_others(node: Node, caller: Caller) -> None:
     answer = await caller.send(outgoing(b"1"), outgoing(b"2", topic="a/#"), outgoing(b"3"))
     assert [entry.status.code for entry in answer.entries] == [Code.OK, Code.ILLEGAL_TOPIC, Code.OK]
     assert answer.status.code == Code.MULTIPLE_RESULTS
@@ -188,7 +188,7 @@ async def test_each_handle_of_a_batch_has_its_own_status(caller: Caller) -> None
     assert (await caller.ack(changed.receipt_handle)).status.code == Code.OK
 
 
-async def test_a_change_that_can_t_be_gives_the_handle_back(caller: Caller) -> None:
+async def test_a_refused_change_returns_the_old_handle(caller: Caller) -> None:
     await caller.send(outgoing())
     (handle,) = handles((await caller.receive())[1])
     for invisible_ms in (-1, 10**12):
@@ -198,11 +198,11 @@ async def test_a_change_that_can_t_be_gives_the_handle_back(caller: Caller) -> N
     assert (await caller.ack(handle)).status.code == Code.OK
 
 
-async def test_what_a_consumer_gives_up_is_read_as_a_dead_letter_that_says_whence(caller: Caller) -> None:
+async def test_a_forwarded_message_is_read_as_a_dead_letter_that_names_its_origin(caller: Caller) -> None:
     await caller.send(outgoing(b"bad"))
     ((message,), (handle,)) = ((found := (await caller.receive(topic=FILTER))[1]), handles(found))
     request = service_pb.ForwardMessageToDeadLetterQueueRequest(group=named(GROUP), receipt_handle=handle)
-    for _ in range(2):  # the clients ask until they hear OK
+    for _ in range(2):  # Clients repeat the call until they get OK.
         assert (await caller.call("ForwardMessageToDeadLetterQueue", request)).status.code == Code.OK
     request = receive_request(group="auditors")
     request.message_queue.topic.name = f"%DLQ%{GROUP}"
@@ -215,13 +215,13 @@ async def test_what_a_consumer_gives_up_is_read_as_a_dead_letter_that_says_whenc
 # --- receiving ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_stream_has_status_messages_and_time_in_that_order(caller: Caller) -> None:
+async def test_a_response_has_status_messages_and_time_in_this_order(caller: Caller) -> None:
     await caller.send(outgoing(b"1"), outgoing(b"2"))
     found = [response.WhichOneof("content") async for response in caller.stream("ReceiveMessage", receive_request())]
     assert found == ["status", "message", "message", "delivery_timestamp"]
 
 
-async def test_a_poll_that_is_cancelled_takes_nothing(node: Node, caller: Caller) -> None:
+async def test_a_cancelled_poll_takes_no_message(node: Node, caller: Caller) -> None:
     poll = caller.stream("ReceiveMessage", receive_request(wait_ms=20_000))
     asyncio.ensure_future(poll.read())  # noqa: RUF006 - it ends with the call
     await node.until(lambda: node.core.waiting == 1)
@@ -237,7 +237,7 @@ async def test_a_poll_ends_before_the_deadline_of_its_call(caller: Caller) -> No
     assert [response.status.code async for response in call] == [Code.MESSAGE_NOT_FOUND]
 
 
-async def test_an_attempt_id_gets_the_same_messages_again(caller: Caller) -> None:
+async def test_a_repeated_attempt_id_gets_the_same_messages(caller: Caller) -> None:
     await caller.send(outgoing(b"1"), outgoing(b"2"))
     for auto_renew in (False, True):
         first = (await caller.receive(count=1, attempt_id=f"a{auto_renew}", auto_renew=auto_renew))[1]
@@ -245,7 +245,7 @@ async def test_an_attempt_id_gets_the_same_messages_again(caller: Caller) -> Non
         assert handles(first) == handles(again) != []
 
 
-async def test_where_pops_may_create_groups_the_last_consumer_says_what_they_get(node: Node, caller: Caller) -> None:
+async def test_if_pops_may_create_groups_the_last_consumer_decides_on_the_expression(node: Node, caller: Caller) -> None:
     await caller.send(outgoing(b"a1", tag="a"), outgoing(b"b1", tag="b"))
     assert bodies((await caller.receive(expression="a"))[1]) == [b"a1"]
     await caller.send(outgoing(b"a2", tag="a"), outgoing(b"b2", tag="b"))
@@ -255,7 +255,7 @@ async def test_where_pops_may_create_groups_the_last_consumer_says_what_they_get
     assert len(list(node.core)) == 1
 
 
-async def test_where_they_may_not_only_what_a_group_is_set_to_can_be_asked_for(tmp_path: Path) -> None:
+async def test_if_pops_may_not_create_groups_consumers_must_ask_for_the_group_s_expression(tmp_path: Path) -> None:
     node = Node(tmp_path / "data", pop=PopOptions(groups_auto_create=False))
     await node.start()
     try:
@@ -273,7 +273,7 @@ async def test_where_they_may_not_only_what_a_group_is_set_to_can_be_asked_for(t
 # --- leases ---------------------------------------------------------------------------------------------------------
 
 
-async def test_what_a_client_that_vanished_had_comes_back_as_another_attempt(node: Node, caller: Caller) -> None:
+async def test_messages_of_a_client_that_vanished_come_back_as_another_attempt(node: Node, caller: Caller) -> None:
     assert node.rocketmq is not None
     await caller.send(outgoing(b"1"), outgoing(b"2"))
     (first, _) = (await caller.receive(auto_renew=True))[1]
@@ -281,13 +281,13 @@ async def test_what_a_client_that_vanished_had_comes_back_as_another_attempt(nod
     assert (await caller.ack(*handles([first]))).status.code == Code.OK
     client = node.rocketmq.clients.get("c1")
     assert client is not None
-    client.heard_ms = 0  # it was silent for long
+    client.heard_ms = 0  # The client was silent for too long.
     other = Caller(caller._channel, "c2")
     ((second,),) = [(await other.receive(auto_renew=True))[1]]
     assert (second.body, second.system_properties.delivery_attempt) == (b"2", 2)
 
 
-async def test_what_a_client_that_ended_had_comes_back_and_is_no_attempt(node: Node, caller: Caller) -> None:
+async def test_messages_of_a_client_that_announced_its_end_come_back_uncounted(node: Node, caller: Caller) -> None:
     await caller.send(outgoing())
     assert len((await caller.receive(auto_renew=True))[1]) == 1
     answer = await caller.call("NotifyClientTermination", service_pb.NotifyClientTerminationRequest())
@@ -296,7 +296,7 @@ async def test_what_a_client_that_ended_had_comes_back_and_is_no_attempt(node: N
     assert again.system_properties.delivery_attempt == 1
 
 
-async def test_a_node_that_was_restarted_knows_whose_a_lease_is(tmp_path: Path) -> None:
+async def test_a_restarted_node_knows_the_holder_of_a_lease(tmp_path: Path) -> None:
     node = Node(tmp_path / "data")
     await node.start()
     try:
@@ -322,7 +322,7 @@ async def test_a_node_that_was_restarted_knows_whose_a_lease_is(tmp_path: Path) 
         await node.stop()
 
 
-async def test_on_a_full_disk_a_client_is_told_so_and_leases_are_returned_when_there_is_room(tmp_path: Path) -> None:
+async def test_on_a_full_disk_clients_get_an_error_and_leases_return_when_there_is_room(tmp_path: Path) -> None:
     node = Node(tmp_path / "data", store=StoreOptions(segment_bytes=MIB, reserve_bytes=GIB))
     await node.start()
     try:
@@ -350,12 +350,12 @@ async def test_on_a_full_disk_a_client_is_told_so_and_leases_are_returned_when_t
 
 
 def free(node: Node, amount: int) -> None:
-    """Let the disk have that many bytes free."""
+    """Set the number of free bytes of the disk."""
     node.store.space.probe = lambda: Usage(amount, 100 * GIB)
     node.store.measure_disk()
 
 
-async def test_an_address_to_advertise_that_is_none_is_an_error_at_the_start(tmp_path: Path) -> None:
+async def test_an_invalid_advertised_address_is_an_error_at_the_start(tmp_path: Path) -> None:
     node = Node(tmp_path / "data", pop=PopOptions(rocketmq_advertise="nowhere"))
     with pytest.raises(OptionInvalid, match=r"pop\.rocketmq_advertise is 'nowhere'"):
         await node.start()
@@ -365,7 +365,7 @@ async def test_an_address_to_advertise_that_is_none_is_an_error_at_the_start(tmp
 # --- telemetry ------------------------------------------------------------------------------------------------------
 
 
-async def test_settings_come_back_completed_and_wrong_ones_with_their_code(caller: Caller) -> None:
+async def test_settings_come_back_completed_and_invalid_ones_with_a_code(caller: Caller) -> None:
     stream = caller.telemetry()
     await stream.write(settings(TYPES.PRODUCER, publishing=pb.Publishing(topics=[named("a")])))
     answer = await stream.read()
@@ -375,7 +375,7 @@ async def test_settings_come_back_completed_and_wrong_ones_with_their_code(calle
     assert [command.status.code async for command in commands(stream)] == [Code.UNRECOGNIZED_CLIENT_TYPE]
 
 
-async def test_a_subscription_that_can_t_be_is_refused_at_once(caller: Caller) -> None:
+async def test_an_invalid_subscription_is_refused_at_once(caller: Caller) -> None:
     wrong = [
         (pb.Subscription(group=named("a/b")), Code.ILLEGAL_CONSUMER_GROUP),
         (
@@ -396,7 +396,7 @@ async def test_a_subscription_that_can_t_be_is_refused_at_once(caller: Caller) -
         assert [command.status.code async for command in commands(stream)] == [code]
 
 
-async def test_a_fifo_group_says_so_to_its_consumers(node: Node, caller: Caller) -> None:
+async def test_consumers_of_a_fifo_group_learn_that_it_is_fifo(node: Node, caller: Caller) -> None:
     node.create(GROUP, TOPIC, fifo=True)
     entries = [pb.SubscriptionEntry(topic=named(TOPIC))]
     stream = caller.telemetry()
@@ -408,7 +408,7 @@ async def test_a_fifo_group_says_so_to_its_consumers(node: Node, caller: Caller)
         assert assignment.message_queue.id == queue_id
 
 
-async def test_only_a_producer_of_the_topic_is_asked_for_an_outcome_and_later_if_none_is_there(tmp_path: Path) -> None:
+async def test_only_a_producer_of_the_topic_is_asked_for_an_outcome_as_soon_as_there_is_one(tmp_path: Path) -> None:
     node = Node(tmp_path / "data", pop=PopOptions(transaction_check_ms=100))
     await node.start()
     try:
@@ -444,7 +444,7 @@ async def test_only_a_producer_of_the_topic_is_asked_for_an_outcome_and_later_if
         await node.stop()
 
 
-async def test_open_streams_don_t_hold_up_the_end_of_a_node(tmp_path: Path) -> None:
+async def test_open_streams_do_not_delay_the_stop_of_a_node(tmp_path: Path) -> None:
     node = Node(tmp_path / "data")
     await node.start()
     async with grpc.aio.insecure_channel(node.target) as channel:
@@ -501,7 +501,7 @@ STRANGERS: list[tuple[tuple[str, str], ...]] = [
 ]
 
 
-async def test_a_stranger_is_told_so_by_every_method(guarded: Node) -> None:
+async def test_every_method_refuses_a_caller_without_a_principal(guarded: Node) -> None:
     async with grpc.aio.insecure_channel(guarded.target) as channel:
         for metadata in STRANGERS:
             stranger = Caller(channel, "c1", *metadata)
@@ -514,7 +514,7 @@ async def test_a_stranger_is_told_so_by_every_method(guarded: Node) -> None:
     assert guarded.store.messages_stored == 0
 
 
-async def test_who_signs_may_do_what_the_file_says_and_nothing_else(guarded: Node) -> None:
+async def test_a_caller_that_signs_has_the_rights_of_the_access_file(guarded: Node) -> None:
     async with grpc.aio.insecure_channel(guarded.target) as channel:
         caller = Caller(channel, "c1", *signature())
         assert (await caller.send(outgoing())).status.code == Code.OK
@@ -538,7 +538,7 @@ async def test_who_signs_may_do_what_the_file_says_and_nothing_else(guarded: Nod
 
 
 @pytest.mark.parametrize("kind", ["python", "node"])
-async def test_the_official_clients_sign_as_the_node_reads_it(guarded: Node, tmp_path: Path, kind: Kind) -> None:
+async def test_the_node_accepts_the_signatures_of_the_official_clients(guarded: Node, tmp_path: Path, kind: Kind) -> None:
     def use() -> None:
         client = ClientProcess(kind, guarded.target, tmp_path, "key", "s3cret")
         try:
@@ -560,7 +560,7 @@ async def test_the_official_clients_sign_as_the_node_reads_it(guarded: Node, tmp
     assert guarded.store.messages_stored == 1
 
 
-async def test_nobody_ends_the_client_of_another_principal_by_its_name(guarded: Node) -> None:
+async def test_a_principal_can_t_end_the_client_of_another_one(guarded: Node) -> None:
     assert guarded.rocketmq is not None
     async with grpc.aio.insecure_channel(guarded.target) as channel:
         caller = Caller(channel, "c1", *signature())
@@ -574,7 +574,7 @@ async def test_nobody_ends_the_client_of_another_principal_by_its_name(guarded: 
         assert (await caller.ack(*handles(leased))).status.code == Code.OK
 
 
-async def test_an_access_key_works_for_nobody_else_s_token(guarded: Node) -> None:
+async def test_an_access_key_does_not_work_with_another_principal_s_token(guarded: Node) -> None:
     async with Client(guarded.target, security=Security(token="s3cret")) as client:
         with pytest.raises(PopError, match="token"):
             await client.send(TOPIC, b"a")
@@ -590,7 +590,7 @@ assert rocketmq_service(None, None, None, None) is None
 """
 
 
-def test_without_the_extra_a_node_says_how_to_get_it_and_goes_on() -> None:
+def test_a_node_without_the_extra_logs_how_to_install_it_and_runs() -> None:
     ended = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True, timeout=60)
     assert install_hint("rocketmq") in ended.stdout + ended.stderr
 
@@ -606,9 +606,9 @@ assert rocketmq.Producer and definition_pb2 is pb
 """
 
 
-def test_the_stubs_come_without_the_client_which_can_be_imported_later(tmp_path: Path) -> None:
+def test_the_stubs_load_without_the_client_which_can_be_imported_later(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", WITHOUT_CLIENT], check=True, timeout=60, env={"HOME": str(tmp_path), "PATH": ""})
 
 
-def test_the_service_is_the_protocol_s() -> None:
+def test_the_service_is_that_of_the_protocol() -> None:
     assert SERVICE.full_name == "apache.rocketmq.v2.MessagingService"

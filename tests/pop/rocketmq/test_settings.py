@@ -1,4 +1,4 @@
-"""The settings that a client is answered, the expressions that it asks for, and the routes that it is sent."""
+"""The settings that a client gets, the expressions that it asks for, and the routes to the node."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ GROWING = Exponential(min_ms=100, max_ms=300)
         (GROWING, True, LANGUAGES.PYTHON, (100, 200, 300, 300, 300, 300, 300)),
     ],
 )
-def test_a_failed_message_waits_in_the_consumer_or_at_the_node_but_not_in_both(
+def test_a_failed_message_waits_either_in_the_consumer_or_at_the_node(
     parts: Parts, backoff: Backoff | None, fifo: bool, language: int, told: Backoff
 ) -> None:
     group = parts.create(backoff=backoff, fifo=fifo, attempts_max=7)
@@ -66,7 +66,7 @@ def test_a_policy_has_the_form_of_its_back_off() -> None:
     assert policy_of((), 3).max_attempts == 3
 
 
-def test_a_producer_keeps_what_it_said_and_is_told_the_limits() -> None:
+def test_a_producer_keeps_its_settings_and_gets_the_limits() -> None:
     said = pb.Settings(client_type=TYPES.PRODUCER, publishing=pb.Publishing(topics=[pb.Resource(name="a")], max_body_size=1))
     answer = merged(said, (), OPTIONS)
     assert [topic.name for topic in answer.publishing.topics] == ["a"]
@@ -81,7 +81,7 @@ def test_a_producer_keeps_what_it_said_and_is_told_the_limits() -> None:
     ("client_type", "asked_ms", "told_ms"),
     [(TYPES.PUSH_CONSUMER, 0, 20_000), (TYPES.SIMPLE_CONSUMER, 5_000, 5_000), (TYPES.SIMPLE_CONSUMER, 10**8, 60_000)],
 )
-def test_a_consumer_is_told_how_its_group_is_set(parts: Parts, client_type: int, asked_ms: int, told_ms: int) -> None:
+def test_a_consumer_gets_the_settings_of_its_group(parts: Parts, client_type: int, asked_ms: int, told_ms: int) -> None:
     said = pb.Settings(client_type=client_type, subscription=pb.Subscription(group=pb.Resource(name="billing")))
     if asked_ms:
         said.subscription.long_polling_timeout.FromMilliseconds(asked_ms)
@@ -103,11 +103,11 @@ def test_a_consumer_is_told_how_its_group_is_set(parts: Parts, client_type: int,
         (pb.FilterType.SQL, "a = 1", ("a = 1", "sql")),
     ],
 )
-def test_an_expression_is_a_group_s(kind: int, text: str, expected: tuple[str, str]) -> None:
+def test_an_expression_has_the_form_of_a_group_s_settings(kind: int, text: str, expected: tuple[str, str]) -> None:
     assert expression_of(pb.FilterExpression(type=kind, expression=text)) == expected
 
 
-def test_an_expression_that_can_t_be_read_is_refused() -> None:
+def test_an_expression_with_a_syntax_error_is_refused() -> None:
     with pytest.raises(ExpressionInvalid):
         expression_of(pb.FilterExpression(type=pb.FilterType.SQL, expression="a ="))
     with pytest.raises(Refused) as refused:
@@ -119,7 +119,7 @@ def test_an_expression_that_can_t_be_read_is_refused() -> None:
     ("host", "scheme"),
     [("127.0.0.1", "IPv4"), ("::1", "IPv6"), ("broker.example.org", "DOMAIN_NAME")],
 )
-def test_a_client_is_sent_where_it_came_from_unless_the_operator_says_otherwise(host: str, scheme: str) -> None:
+def test_a_client_is_routed_to_the_address_by_which_it_came_or_to_the_advertised_one(host: str, scheme: str) -> None:
     came_by = endpoints_of(HostPort(host, 8081))
     assert pb.AddressScheme.Name(came_by.scheme) == scheme
     assert [(address.host, address.port) for address in endpoints_for(came_by, None).addresses] == [(host, 8081)]
@@ -134,7 +134,7 @@ def test_a_client_that_names_no_access_point_is_refused() -> None:
         assert refused.value.code is Code.ILLEGAL_ACCESS_POINT
 
 
-def test_what_can_t_be_published_to_can_only_be_read() -> None:
+def test_filters_and_topics_of_the_node_are_read_only() -> None:
     for topic_filter, permission in (
         ("a/b", pb.Permission.READ_WRITE),
         ("a/+", pb.Permission.READ),

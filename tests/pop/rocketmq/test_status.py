@@ -1,4 +1,4 @@
-"""The codes that clients are told."""
+"""The status codes of errors and outcomes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from penstock.store.errors import DiskFull, LimitExceeded, RecordTooLarge, Topic
 from penstock.timer.delayed import Recalled
 
 
-def test_the_codes_are_the_protocol_s() -> None:
+def test_the_codes_are_those_of_the_protocol() -> None:
     assert {code.name: code.value for code in Code}.items() <= dict(pb.Code.items()).items()
 
 
@@ -45,11 +45,11 @@ def test_the_codes_are_the_protocol_s() -> None:
         (SendRefused(Refusal.INVALID_DELIVERY_TIME, "x"), Code.ILLEGAL_DELIVERY_TIME),
     ],
 )
-def test_each_error_has_a_code_and_says_what_is_wrong(error: Exception, code: Code) -> None:
+def test_each_error_has_a_code_and_a_detail(error: Exception, code: Code) -> None:
     assert (code_of(error), detail_of(error)) == (code, "x")
 
 
-def test_of_a_defect_a_client_hears_that_there_is_one_and_nothing_else() -> None:
+def test_a_client_gets_no_details_of_a_defect() -> None:
     error = KeyError("secret")
     assert code_of(error) is Code.INTERNAL_SERVER_ERROR
     assert "secret" not in detail_of(error)
@@ -58,7 +58,7 @@ def test_of_a_defect_a_client_hears_that_there_is_one_and_nothing_else() -> None
 def test_every_outcome_has_a_code() -> None:
     assert set(OUTCOME_CODES) == set(AckOutcome)
     assert set(RECALL_CODES) == set(Recalled)
-    # To the clients this would be no error.
+    # Clients do not treat this code as an error.
     assert Code.MESSAGE_NOT_FOUND not in [code for code, _ in RECALL_CODES.values()]
 
 
@@ -73,18 +73,18 @@ def test_every_outcome_has_a_code() -> None:
         (EndOutcome.UNKNOWN_TRANSACTION, True, Code.INVALID_TRANSACTION_ID),
     ],
 )
-def test_to_end_a_transaction_twice_is_right_unless_it_ended_otherwise(ended: EndOutcome, commit: bool, code: Code) -> None:
+def test_ending_a_transaction_twice_is_right_unless_the_ends_differ(ended: EndOutcome, commit: bool, code: Code) -> None:
     assert end_code(ended, commit=commit) is code
 
 
-def test_a_batch_has_the_code_of_its_parts_where_they_agree() -> None:
+def test_a_batch_has_the_code_of_its_parts_if_they_agree() -> None:
     assert overall_code([Code.OK, Code.OK]) is Code.OK
     assert overall_code([Code.ILLEGAL_TOPIC]) is Code.ILLEGAL_TOPIC
     assert overall_code([Code.OK, Code.ILLEGAL_TOPIC]) is Code.MULTIPLE_RESULTS
 
 
 @pytest.mark.parametrize("method", [method.name for method in SERVICE.methods])
-def test_a_refusal_is_an_answer_of_every_method(method: str) -> None:
+def test_a_refusal_is_a_valid_response_of_every_method(method: str) -> None:
     response = getattr(service_pb, SERVICE.methods_by_name[method].output_type.name)
     status = response.FromString(refusal(Code.FORBIDDEN, "no entry ✋")).status
     assert (status.code, status.message) == (Code.FORBIDDEN, "no entry ✋")
