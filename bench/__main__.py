@@ -1,4 +1,4 @@
-"""`python -m bench [NAME] [OPTION...]`: run one benchmark with its options, or all of them as they are."""
+"""`python -m bench [BENCHMARK] [OPTION...]`: run one benchmark with its options, or all of them with their defaults."""
 
 from __future__ import annotations
 
@@ -7,33 +7,38 @@ from collections.abc import Sequence
 from importlib import import_module
 
 BENCHES = {
-    "mqtt": "MQTT in and out, beside mosquitto and nats-server",
-    "pop": "POP over gRPC, beside Redis streams and beanstalkd",
-    "store": "the store by itself: append, read, many queues, starts",
-    "compare": "this tree beside another tree of the project; only where it is named",
-    "curve": "cost of a record while the log grows to 20 GiB; only where it is named",
+    "mqtt": "Measure MQTT, beside mosquitto and nats-server.",
+    "pop": "Measure POP over gRPC, beside Redis streams and beanstalkd.",
+    "store": "Measure the store alone: append, read, many queues, starts.",
+    "compare": "Compare this tree with another tree of the project. It runs only by name.",
+    "curve": "Plot the cost of a record while the log grows to 20 GiB. It runs only by name.",
 }
-"""Name and subject of each benchmark; `bench.<name>.main(arguments)` runs it and returns its exit status."""
+"""Summary of each benchmark, by name. `bench.<name>.main(arguments)` runs it and returns its exit status."""
 
 NAMED_ONLY = ("compare", "curve")
-"""What `python -m bench` alone leaves out: the one needs another tree, the other tens of gigabytes."""
+"""Benchmarks that `python -m bench` alone does not run: one needs another tree, the other tens of gigabytes of disk."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what the command line names and return the exit status: that of the first benchmark that failed, or 0."""
+    """Run the benchmark that the command line names, or all. Return the status of the first one that failed, or 0."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given and given[0] not in BENCHES:
-        print("usage: python -m bench [NAME] [OPTION...]   (NAME --help lists the options)", file=sys.stderr)
-        for name, subject in BENCHES.items():
-            print(f"  {name:10} {subject}", file=sys.stderr)
-        return 0 if given[0] in ("-h", "--help") else 2
+        is_help = given[0] in ("-h", "--help")
+        out = sys.stdout if is_help else sys.stderr
+        if not is_help:
+            print(f"There is no benchmark {given[0]}.\n", file=out)
+        print("usage: python -m bench [BENCHMARK] [OPTION...]\n", file=out)
+        for name, summary in BENCHES.items():
+            print(f"  {name:10} {summary}", file=out)
+        print("\nWithout a name, mqtt, pop and store run. `python -m bench BENCHMARK --help` lists the options.", file=out)
+        return 0 if is_help else 2
     if given:
         return _run(given[0], given[1:])
     return next((status for status in [_run(name, []) for name in BENCHES if name not in NAMED_ONLY] if status), 0)
 
 
 def _run(name: str, arguments: Sequence[str]) -> int:
-    # Imported by name and late: one benchmark needs a C compiler, another gRPC, and neither the other's.
+    # Each benchmark is imported only when it runs: one needs a C compiler and another gRPC, and neither needs both.
     status: int = import_module(f"bench.{name}").main(arguments)
     return status
 

@@ -31,7 +31,7 @@ from rich.table import Table
 
 from bench import mqtt, pop
 from bench.load import LoadFailed, LoadUnavailable, run_load
-from bench.peers import Peer, PeerFailed, penstock, processor_s
+from bench.peers import BrokerFailed, BrokerProcess, penstock, processor_s
 from bench.rows import Figures, Found, Measure, Row, RowFailed, Setting, parser_of, run, text_of
 from bench.trees import THIS, JobFailed, Tree, job_processes
 
@@ -77,7 +77,7 @@ def _in_turn(name: str, open_load: OpenLoad) -> Measure:
 
 
 @contextmanager
-def _node(setting: Setting, tree: Tree) -> Iterator[Peer]:
+def _node(setting: Setting, tree: Tree) -> Iterator[BrokerProcess]:
     data_dir = setting.fresh()
     try:
         with penstock(data_dir, tree=tree) as node:
@@ -269,6 +269,6 @@ def main(arguments: list[str] | None = None) -> int:
         parser,
         rows,
         arguments,
-        failures=(PeerFailed, LoadFailed, LoadUnavailable, JobFailed),
+        failures=(BrokerFailed, LoadFailed, LoadUnavailable, JobFailed),
         table_of=lambda title, found, chosen: table_of(title, found, chosen, options.worse_max),
     )

@@ -1,4 +1,4 @@
-"""The load: `mqload.c`, compiled once per version of its source, run once per measurement."""
+"""The MQTT load generator `mqload.c`, which is compiled once per version of its source and runs once per measurement."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ import orjson
 SOURCE = Path(__file__).with_name("mqload.c")
 
 CONNECT_S_MAX = 60
-"""Seconds that mqload waits for its connections, besides those of the load itself."""
+"""Seconds that mqload may take for its connections, in addition to the load's own timeout."""
 
 
 class LoadUnavailable(Exception):
-    """Raised when the load generator can't be compiled. The message says what is missing."""
+    """Raised when the load generator can't be compiled. The message says why."""
 
 
 class LoadFailed(Exception):
-    """Raised when the load generator ended with an error: the broker refused or closed a connection."""
+    """Raised when the load generator ends with an error, such as a connection that the broker refuses or closes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is asked of a broker. The names are mqload's options, which its source explains."""
+    """A load on a broker. The fields are the options of mqload, which its source explains."""
 
     pubs: int = 1
     subs: int = 0
@@ -53,7 +53,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What mqload measured. Latencies are from sending to delivery, and to PUBACK, in us; 0 where there were none."""
+    """Result of mqload. Latencies are in us, from sending to delivery and to PUBACK; 0 means that none was measured."""
 
     msgs: int
     sent: int
@@ -70,20 +70,20 @@ class Result:
     ack_us_p99: float
     ack_us_max: float
     broker_s: float = 0
-    """Seconds for which the broker had a processor meanwhile: set by who knows its process."""
+    """Processor time of the broker during the load, in seconds. The caller, which knows the broker's process, sets it."""
 
     def missing(self, load: Load) -> int:
-        """Return how many messages were not sent (QoS > 0: not acknowledged) or not delivered before the end."""
+        """Return how many messages were not sent (with QoS > 0: not acknowledged) or not delivered before the end."""
         return self.msgs - (self.acked if load.qos else self.sent) + self.expected - self.delivered
 
 
 def compile_load() -> Path:
-    """Compile mqload if this version of it isn't in the cache yet, and return its path.
+    """Compile mqload unless this version is in the cache, and return its path.
 
     The cache is `$XDG_CACHE_HOME/penstock`, or `~/.cache/penstock`.
 
     Raises:
-        LoadUnavailable: there is no C compiler, or it failed.
+        LoadUnavailable: there is no C compiler, or the compiler failed.
     """
     source = SOURCE.read_bytes()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "penstock")
@@ -92,19 +92,19 @@ def compile_load() -> Path:
         return binary
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
-        raise LoadUnavailable("the load generator is written in C, and there is no C compiler (apt-get install gcc libc6-dev)")
+        raise LoadUnavailable("The load generator needs a C compiler (apt-get install gcc libc6-dev).")
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as directory:
         made = Path(directory, "mqload")
         compiled = subprocess.run([compiler, "-O2", "-o", made, SOURCE], capture_output=True, text=True, check=False)
         if compiled.returncode != 0:
-            raise LoadUnavailable(f"{compiler} could not compile {SOURCE} (it needs Linux's epoll):\n{compiled.stderr}")
-        made.replace(binary)  # at once: another run may be looking for it
+            raise LoadUnavailable(f"{compiler} can't compile {SOURCE}, which needs epoll of Linux:\n{compiled.stderr}")
+        made.replace(binary)  # atomically, because another run may use it
     return binary
 
 
 def run_load(host: str, port: int, load: Load) -> Result:
-    """Put `load` on the broker at `host` (an IPv4 address) and return what was measured.
+    """Put a load on the broker at `host`, an IPv4 address, and return the result.
 
     Raises:
         LoadUnavailable, LoadFailed
@@ -114,7 +114,7 @@ def run_load(host: str, port: int, load: Load) -> Result:
 
 
 class RunningLoad:
-    """A load that is under way. `start_load` makes it."""
+    """A load in progress. `start_load` creates it."""
 
     def __init__(self, process: subprocess.Popen[bytes], load: Load) -> None:
         self._process = process
@@ -125,7 +125,7 @@ class RunningLoad:
         return self._process.poll() is None
 
     def result(self) -> Result:
-        """Wait for what was measured: the end of the load, or where it holds its connections, that they are accepted.
+        """Wait for the result: until the end of the load, or if it holds its connections, until all are accepted.
 
         Raises:
             LoadFailed
@@ -136,7 +136,7 @@ class RunningLoad:
         if not line:
             self._process.kill()
             _, errors = self._process.communicate()
-            what = f"status {self._process.returncode}" if is_readable else f"nothing in {self._timeout_s} s"
+            what = f"status {self._process.returncode}" if is_readable else f"no result within {self._timeout_s} s"
             assert isinstance(self._process.args, list)
             raise LoadFailed(f"{' '.join(self._process.args)} ended with {what}: {errors.decode(errors='replace').strip()}")
         fields = orjson.loads(line)
@@ -148,14 +148,14 @@ class RunningLoad:
 
 @contextmanager
 def start_load(host: str, port: int, load: Load) -> Iterator[RunningLoad]:
-    """Begin a load; at the end of the context it is over.
+    """Start a load, and end it at the end of the context.
 
     Raises:
         LoadUnavailable
     """
     options = [f"{name}={value}" for name, value in asdict(load).items()]
     command = [str(compile_load()), host, str(port), *options]
-    # A load that holds its connections ends with its standard input.
+    # A load that holds its connections ends when its standard input is closed.
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:
             yield RunningLoad(process, load)

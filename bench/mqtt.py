@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 
 from bench.load import Load, LoadFailed, LoadUnavailable, Result, compile_load, run_load, start_load
-from bench.peers import OURS, Peer, PeerFailed, floor, memory_of, mosquitto, nats_server, path_of, processor_s
+from bench.peers import OURS, BrokerFailed, BrokerProcess, floor, memory_of, mosquitto, nats_server, path_of, processor_s
 from bench.rows import Figures, Goal, Measure, Row, RowFailed, Setting, add_beside, beside, find_rivals, parser_of, run
 
 RIVAL = "mosquitto"
@@ -43,7 +43,7 @@ first time, what it holds in memory only grows."""
 SPARE_FILES = 200
 """File descriptors that a process needs besides its connections."""
 
-Start = Callable[[], AbstractContextManager[Peer]]
+Start = Callable[[], AbstractContextManager[BrokerProcess]]
 
 
 # --- the brokers ------------------------------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ def _prepare(setting: Setting) -> None:
 
 
 @contextmanager
-def _brokers(setting: Setting, *, bounded: bool = False) -> Iterator[list[Peer]]:
+def _brokers(setting: Setting, *, bounded: bool = False) -> Iterator[list[BrokerProcess]]:
     """Run Penstock, and the others that are to be measured. `bounded`: mosquitto drops what its default bounds say."""
     starts: dict[str, Start] = {
         RIVAL: lambda: mosquitto(bounded=bounded),
@@ -69,7 +69,7 @@ def _brokers(setting: Setting, *, bounded: bool = False) -> Iterator[list[Peer]]
         yield brokers
 
 
-def _in_turn(setting: Setting, brokers: list[Peer], load: Load) -> dict[str, Result]:
+def _in_turn(setting: Setting, brokers: list[BrokerProcess], load: Load) -> dict[str, Result]:
     """Put a load on each broker; one of the others that fails it is left out of the row from then on."""
     results = {}
     for broker in list(brokers):
@@ -300,4 +300,4 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark and return the exit status."""
     parser = parser_of("mqtt", "MQTT of Penstock beside other brokers.", ROWS)
     add_beside(parser, RIVALS)
-    return run(parser, ROWS, arguments, failures=(PeerFailed, LoadFailed, LoadUnavailable), prepare=_prepare)
+    return run(parser, ROWS, arguments, failures=(BrokerFailed, LoadFailed, LoadUnavailable), prepare=_prepare)

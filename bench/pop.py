@@ -23,7 +23,7 @@ import grpc.aio
 
 from bench import clients
 from bench.clients import Clients, Publisher, Span, Stubs, Tick, check, connected, rate_of
-from bench.peers import OURS, NotInstalled, Peer, PeerFailed, beanstalkd, memory_of, path_of, redis_server
+from bench.peers import OURS, BrokerFailed, BrokerProcess, NotInstalled, beanstalkd, memory_of, path_of, redis_server
 from bench.rows import Figures, Goal, Measure, Row, RowFailed, Setting, add_beside, beside, find_rivals, parser_of, run
 from penstock.pop.proto import pop_pb2 as pb
 
@@ -54,7 +54,7 @@ _runs = itertools.count()
 class Broker:
     """A broker that runs, and its jobs."""
 
-    peer: Peer
+    peer: BrokerProcess
     address: str
     share: int
     """It gets one of so many messages."""
@@ -64,7 +64,7 @@ class Broker:
     """Takes all from it and acknowledges, that many a batch, with that many consumers."""
 
 
-def _penstock(peer: Peer) -> Broker:
+def _penstock(peer: BrokerProcess) -> Broker:
     address = peer.addresses["pop"]
 
     def drain(processes: Clients, name: str, batch: int, consumers: int) -> list[Span]:
@@ -81,7 +81,7 @@ def _penstock(peer: Peer) -> Broker:
     )
 
 
-def _redis(peer: Peer) -> Broker:
+def _redis(peer: BrokerProcess) -> Broker:
     address = f"{peer.host}:{peer.port}"
 
     def drain(processes: Clients, name: str, batch: int, consumers: int) -> list[Span]:
@@ -94,7 +94,7 @@ def _redis(peer: Peer) -> Broker:
     return Broker(peer, address, 1, send, drain)
 
 
-def _beanstalkd(peer: Peer) -> Broker:
+def _beanstalkd(peer: BrokerProcess) -> Broker:
     address = f"{peer.host}:{peer.port}"
     return Broker(
         peer,
@@ -126,7 +126,7 @@ def _node(setting: Setting) -> Iterator[Broker]:
 @contextmanager
 def _brokers(setting: Setting) -> Iterator[list[Broker]]:
     """Run Penstock, and the others that are there."""
-    starts: dict[str, tuple[Callable[[], AbstractContextManager[Peer]], Callable[[Peer], Broker]]] = {
+    starts: dict[str, tuple[Callable[[], AbstractContextManager[BrokerProcess]], Callable[[BrokerProcess], Broker]]] = {
         "Redis": (lambda: redis_server(setting.fresh()), _redis),
         "beanstalkd": (lambda: beanstalkd(setting.fresh()), _beanstalkd),
     }
@@ -261,7 +261,7 @@ def _arrival(setting: Setting) -> Generator[Figures]:
     """Messages published over MQTT into a poll that waits: from PUBACK to the poll's answer, which may be there before."""
     count = setting.count(500, 20)
 
-    async def work(stubs: Stubs, peer: Peer, name: str) -> list[float]:
+    async def work(stubs: Stubs, peer: BrokerProcess, name: str) -> list[float]:
         publisher = await Publisher.connect(peer.host, peer.port)
         request = pb.PopRequest(group=name, filter=f"{name}/#", messages_max=1, wait_ms=10_000, start=pb.LATEST)
         groups = pb.GroupRequest(group=name)
@@ -452,4 +452,4 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark and return the exit status."""
     parser = parser_of("pop", "POP over gRPC beside Redis streams and beanstalkd.", ROWS)
     add_beside(parser, (RIVAL, "beanstalkd"))
-    return run(parser, ROWS, arguments, failures=(PeerFailed, RuntimeError, grpc.RpcError), prepare=_prepare)
+    return run(parser, ROWS, arguments, failures=(BrokerFailed, RuntimeError, grpc.RpcError), prepare=_prepare)

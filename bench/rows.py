@@ -1,8 +1,8 @@
-"""Rows of a benchmark: what is measured together, the goals of its figures, and the table of goals beside what is reached.
+"""Rows of a benchmark: figures that are measured together, their goals, and the table of goals and results.
 
-Every benchmark with goals is a dict of rows, and `run` is its command: it measures each row several times and prints medians. A
-row is a generator that yields the figures of one run at a time and keeps meanwhile what its runs share, such as brokers. One
-that takes long yields once.
+A benchmark is a dict of rows, and `run` is its command: it measures each row several times and prints medians. A row is a
+generator that yields the figures of one run at a time. Between runs it keeps what they share, such as brokers. A row that takes
+minutes yields only once.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
-from bench.peers import OURS, NotInstalled, Peer, penstock
+from bench.peers import OURS, BrokerProcess, NotInstalled, penstock
 from bench.profile import profiled, told
 
 RUNS = 5
 TABLE_WIDTH_MIN = 150
 
 Figures = dict[str, float]
-"""What one run came to, by name. `FIGURE@BROKER` is what stands in the column of that broker beside the figure."""
+"""Results of one run, by name. `FIGURE@BROKER` is the value of a figure in the column of a broker."""
 
 
 class RowFailed(Exception):
-    """Raised when a row can't be measured; the others are. The message says what is wrong."""
+    """Raised when a row can't be measured. The other rows are measured all the same. The message says what is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A line of the table: a figure, and what it should be. `goal` is None where only the figure is told."""
+    """A line of the table: a figure and its goal. `goal` is None for a figure without a goal."""
 
     figure: str
     title: str
     unit: str
     goal: float | None = None
     is_most: bool = False
-    """The goal is the most that the figure may be; else the least."""
+    """Whether the goal is the maximum of the figure. Otherwise it is the minimum."""
 
     def is_met(self, reached: float) -> bool:
         return self.goal is None or (reached <= self.goal if self.is_most else reached >= self.goal)
@@ -56,12 +56,12 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a row may depend on.
+    """The setting in which rows are measured.
 
     Parameters:
-        directory: where nodes store what they store.
-        options: the command line.
-        tell: shows a line at once, such as that something is left out.
+        directory: directory for the data of nodes.
+        options: the parsed command line.
+        tell: prints a line at once, such as a broker that is skipped.
     """
 
     directory: Path
@@ -69,7 +69,7 @@ class Setting:
     tell: Callable[[str], None]
 
     def count(self, full: int, quick: int) -> int:
-        """Return how many there shall be: `quick` where the figures don't matter, only that the row works."""
+        """Return `full`, or `quick` if the run only has to show that the row works."""
         return quick if self.options.quick else full
 
     def fresh(self) -> Path:
@@ -77,11 +77,11 @@ class Setting:
         return Path(tempfile.mkdtemp(dir=self.directory))
 
     @contextmanager
-    def node(self, data_dir: Path | None = None) -> Iterator[Peer]:
-        """Run a node, on a directory of its own where none is given. Where a profile is asked for, say where its time went.
+    def node(self, data_dir: Path | None = None) -> Iterator[BrokerProcess]:
+        """Run a node on `data_dir`, or on a new directory. With `--profile`, print where its time went.
 
         Raises:
-            PeerFailed
+            BrokerFailed
         """
         with penstock(data_dir or self.fresh()) as node:
             if not self.options.profile:
@@ -91,7 +91,7 @@ class Setting:
             try:
                 with profiled(node.pid, profile):
                     yield node
-            finally:  # a row is closed when it has run often enough
+            finally:  # rows are closed after their last run
                 for line in told(profile):
                     self.tell(line)
 
@@ -101,20 +101,20 @@ Measure = Callable[[Setting], Generator[Figures]]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What is measured together. Measured as often as runs are asked for, or as `measure` yields, whichever is less."""
+    """Figures that are measured together, in as many runs as `--runs` says, or fewer if `measure` ends before."""
 
     measure: Measure
     goals: tuple[Goal, ...]
 
 
 Found = dict[str, list[float]]
-"""What each run gave, by figure."""
+"""Results of all runs, by figure."""
 
 
 def measure_all(
     rows: Mapping[str, Row], setting: Setting, found: Found, failures: tuple[type[Exception], ...] = ()
 ) -> list[str]:
-    """Measure rows one after the other, into `found`; return what failed. A row that fails doesn't end the others."""
+    """Measure rows one after the other and add the results to `found`. Return the failures, which don't stop other rows."""
     failed: list[str] = []
     caught: tuple[type[Exception], ...] = (RowFailed, *failures)
     for name, row in rows.items():
@@ -132,7 +132,7 @@ def measure_all(
 
 
 def beside(figure: str, reached: Mapping[str, float], rival: str = "") -> Figures:
-    """Return each broker's value for its column; with a `rival` that was measured too, the figure is the ratio to that one."""
+    """Return each broker's value for its column, and the figure: our value, or its ratio to a `rival` that was measured."""
     figures = {f"{figure}@{name}": value for name, value in reached.items()}
     if not rival:
         figures[figure] = reached[OURS]
@@ -142,7 +142,7 @@ def beside(figure: str, reached: Mapping[str, float], rival: str = "") -> Figure
 
 
 def table_of(title: str, found: Found, rows: Mapping[str, Row]) -> Table:
-    """Return the table: what, each broker where there are several, goal, reached, met."""
+    """Return the table, with the columns title, brokers if there are several, goal, median, extremes, and met."""
     brokers = list(dict.fromkeys(figure.partition("@")[2] for figure in found if "@" in figure))
     table = Table(title)
     for name in (*brokers, "goal", "reached", "lowest to highest"):
@@ -155,11 +155,11 @@ def table_of(title: str, found: Found, rows: Mapping[str, Row]) -> Table:
 
 
 def _reached(goal: Goal, found: Found) -> tuple[str, str, str, str]:
-    """Return the last cells of a line: goal, median, extremes, whether the goal is met."""
+    """Return the last cells of a line: goal, median, extremes, and whether the goal is met."""
     bound = "" if goal.goal is None else f"{'<=' if goal.is_most else '>='} {text_of(goal.goal)} {goal.unit}".rstrip()
     runs = found.get(goal.figure)
     if not runs:
-        return bound, "", "", ""  # not measured, or nothing was there to compare it with
+        return bound, "", "", ""  # the row failed, or no rival is installed
     spread = f"{text_of(min(runs))} to {text_of(max(runs))}" if len(runs) > 1 else ""
     met = "" if goal.goal is None else "yes" if goal.is_met(median(runs)) else "NO"
     return bound, f"{text_of(median(runs))} {goal.unit}".rstrip(), spread, met
@@ -176,45 +176,47 @@ def text_of(figure: float) -> str:
 
 
 def parser_of(name: str, description: str, rows: Mapping[str, Row], *, runs: int = RUNS) -> argparse.ArgumentParser:
-    """Return a parser of the options that all benchmarks with rows have. More may be added before `run`."""
+    """Return a parser of the options that all benchmarks with rows have. Callers may add more before `run`."""
     parser = argparse.ArgumentParser(prog=f"python -m bench {name}", description=description)
-    parser.add_argument("--only", metavar="ROW,...", help=f"of {', '.join(rows)}; all without it")
-    parser.add_argument("--runs", type=int, default=runs, help="runs of each row that don't take minutes (%(default)s)")
+    parser.add_argument("--only", metavar="ROW,...", help=f"Rows to measure, of {', '.join(rows)} (all rows).")
+    parser.add_argument("--runs", type=int, default=runs, help="Runs of each row that doesn't take minutes (%(default)s).")
     parser.add_argument(
-        "--quick", action="store_true", help="one run with small counts: it shows that all works, and nothing else"
+        "--quick",
+        action="store_true",
+        help="Make one run with small counts, which only shows that the rows work.",
     )
-    parser.add_argument("--profile", action="store_true", help="say where the node's time goes, by function (needs py-spy)")
-    parser.add_argument("--dir", type=Path, help="where nodes store; a disk, not tmpfs (a temporary directory)")
-    parser.add_argument("--json", metavar="FILE", help="write all figures of all runs there; - is standard output")
+    parser.add_argument("--profile", action="store_true", help="Print where the node's time goes, by function; needs py-spy.")
+    parser.add_argument("--dir", type=Path, help="Directory for data, on a disk and not in tmpfs (a temporary one).")
+    parser.add_argument("--json", metavar="FILE", help="Write all figures of all runs to this file; - is standard output.")
     return parser
 
 
 def add_beside(parser: argparse.ArgumentParser, brokers: Iterable[str]) -> None:
-    """Let the command line name what is measured besides Penstock."""
+    """Add `--beside`, which names the other brokers to measure."""
     all_of_them = ",".join(brokers)
     parser.add_argument(
         "--beside",
         default=all_of_them,
         metavar="BROKER,...",
-        help="other brokers to measure, where they are installed; or none (%(default)s)",
+        help="Other brokers to measure if they are installed, or none (%(default)s).",
     )
 
 
 def find_rivals(setting: Setting, programs: Mapping[str, Callable[[], object]]) -> None:
-    """Set `options.rivals` to those asked for that are there; say of the others what is missing.
+    """Set `options.rivals` to the brokers of `--beside` that are installed, and print which are not.
 
     Args:
-        programs: by broker, what raises NotInstalled where it is not there.
+        programs: for each broker, a function that raises NotInstalled if the broker is missing.
     """
     asked_for = [name for name in setting.options.beside.split(",") if name not in ("", "none")]
     setting.options.rivals = []
     for name in asked_for:
         if name not in programs:
-            raise RowFailed(f"no broker is called {name}: there are {', '.join(programs)}")
+            raise RowFailed(f"There is no broker {name}. The brokers are {', '.join(programs)}.")
         try:
             programs[name]()
         except NotInstalled as error:
-            setting.tell(f"{name} is left out: {error}")
+            setting.tell(f"{name} is skipped: {error}")
         else:
             setting.options.rivals.append(name)
 
@@ -228,12 +230,15 @@ def run(
     prepare: Callable[[Setting], None] = lambda setting: None,
     table_of: Callable[[str, Found, Mapping[str, Row]], Table] = table_of,
 ) -> int:
-    """Measure the rows that the command line names, print the table, and return the exit status: 1 when a row failed.
+    """Measure the rows that the command line names, print the table, and return the exit status, which is 1 if a row failed.
 
-    A goal that is missed is no failure: it depends on the machine.
+    A missed goal is no failure, because results depend on the machine.
 
     Args:
-        failures: errors that end a row, and not the benchmark.
+        parser: parser of the command line, from `parser_of`.
+        rows: all rows of the benchmark, by name.
+        arguments: the command line; None for that of the process.
+        failures: errors that end a row but not the benchmark.
         prepare: called once before the first row.
         table_of: returns the table to print, given its title, the figures and the rows that were chosen.
     """
@@ -241,7 +246,7 @@ def run(
     chosen = list(rows) if options.only is None else options.only.split(",")
     unknown = sorted(set(chosen) - rows.keys())
     if unknown or options.runs < 1:
-        parser.error(f"no row is called {', '.join(unknown)}" if unknown else "--runs must be at least 1")
+        parser.error(f"There is no row {', '.join(unknown)}." if unknown else "--runs must be at least 1.")
     if options.quick:
         options.runs = 1
     chosen_rows = {name: row for name, row in rows.items() if name in chosen}
@@ -250,12 +255,12 @@ def run(
         about = machine(Path(directory))
         console.print("  ".join(f"{name} {value}" for name, value in about.items()))
         if about["filesystem"] == "tmpfs":
-            console.print("The data directory is in memory: nothing is really synced. Name another with --dir.")
+            console.print("The data directory is in memory, so nothing is synced. Name a directory on a disk with --dir.")
         setting = Setting(Path(directory), options, console.print)
         prepare(setting)
         found: Found = {}
         failed = ["interrupted"]
-        # Asked to end, it ends the brokers, and shows what it has: that took minutes.
+        # On SIGTERM, stop the brokers and print the results so far, which took minutes.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         with suppress(KeyboardInterrupt):
             failed = measure_all(chosen_rows, setting, found, failures)
@@ -269,12 +274,12 @@ def run(
         shown = Console()
         shown.width = max(shown.width, TABLE_WIDTH_MIN)
         title = parser.prog.rpartition(" ")[2]
-        shown.print(table_of(f"{title}, quick: no figures" if options.quick else title, found, chosen_rows))
+        shown.print(table_of(f"{title}, quick: figures mean nothing" if options.quick else title, found, chosen_rows))
     return 1 if failed else 0
 
 
 def machine(directory: Path) -> dict[str, Any]:
-    """Return what a figure depends on besides the brokers: processors, system, and where the log is written."""
+    """Return a description of the machine: processors, system, and the file system of the log."""
     return {
         "cpus": os.cpu_count(),
         "load": round(os.getloadavg()[0], 1),
@@ -286,7 +291,7 @@ def machine(directory: Path) -> dict[str, Any]:
 
 
 def _filesystem_of(directory: Path) -> str:
-    """Return the type of the file system that holds `directory`: "ext4", or "tmpfs", which syncs nothing."""
+    """Return the type of the file system of `directory`, such as "ext4", or "tmpfs", which never syncs."""
     mounts = [line.split(" ") for line in Path("/proc/self/mounts").read_text().splitlines()]
     holding = [(len(at), kind) for _, at, kind, *_ in mounts if directory.resolve().is_relative_to(at)]
     return max(holding)[1] if holding else "unknown"

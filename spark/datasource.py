@@ -1,6 +1,6 @@
 """The CommitLog as a Spark data source: `spark.read.format("commitlog").load(data_dir)`.
 
-Spark 4.1 to 4.3 hand filters to a Python data source, but not the columns that a query needs: the option `columns` says them.
+Spark 4.1 to 4.3 pass filters to a Python data source, but not the columns that a query needs. The option `columns` names them.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from penstock.spark import segments
-from penstock.spark.errors import OptionInvalid
-from penstock.spark.explode import Array, Records
-from penstock.spark.segments import Segment
+from penstock.spark.errors import ReadOptionInvalid
+from penstock.spark.records import Array, Records
+from penstock.spark.segments import LogSegment
 from penstock.spark.tables import KIND_NAMES, TABLES, Table
 
-PART_BYTES = 64 * 1024 * 1024
-"""Bytes of the log that one task reads: enough to outweigh a task's start, about a second of work."""
+PARTITION_BYTES = 64 * 1024 * 1024
+"""Bytes of the log that one task reads: enough that the start of a task costs little beside its work."""
 
 ROWS_MAX = 100_000
-"""Rows of one Arrow batch, so that neither the worker nor the JVM holds much more than a block of the log at once."""
+"""Maximum number of rows in an Arrow batch. It bounds the memory of the worker and of the JVM."""
 
 INT64_MAX = 2**63 - 1
 
 
 @dataclass(frozen=True)
-class Part(InputPartition):
-    """A run of whole records in one segment, from position `start` to `stop`: what one task reads."""
+class LogPartition(InputPartition):
+    """The input of one task: whole records of a segment, from position `start` to `stop`."""
 
     path: str
     base: int
@@ -53,8 +53,8 @@ class Part(InputPartition):
 
 
 @dataclass
-class Bounds:
-    """Which records a query wants. Limits are inclusive; `kinds` None means all."""
+class RecordFilter:
+    """The filters of a query that record headers answer. Limits are inclusive. None for `kinds` means all kinds."""
 
     position_min: int = 0
     position_max: int = INT64_MAX
@@ -63,7 +63,7 @@ class Bounds:
     kinds: frozenset[int] | None = None
 
     def mask(self, records: Records) -> Array:
-        """Return which of the records are wanted."""
+        """Return a mask of the records that pass the filter."""
         ms = records.header["store_ms"]
         mask = (ms >= self.ms_min) & (ms <= self.ms_max)
         mask &= (records.position >= self.position_min) & (records.position <= self.position_max)
@@ -72,23 +72,23 @@ class Bounds:
         return np.asarray(mask)
 
     def narrow(self, name: str, low: int, high: int) -> None:
-        """Keep what lies in `low` to `high` too. `name` is "position" or "ms"."""
+        """Also require that `name`, which is "position" or "ms", is from `low` to `high`."""
         setattr(self, f"{name}_min", max(getattr(self, f"{name}_min"), low))
         setattr(self, f"{name}_max", min(getattr(self, f"{name}_max"), high))
 
     def keep(self, kinds: Iterable[int]) -> None:
-        """Keep only these kinds."""
+        """Also require one of these kinds."""
         self.kinds = frozenset(kinds) if self.kinds is None else self.kinds & frozenset(kinds)
 
 
 @dataclass
-class Options:
-    """Options of the data source, checked. See `CommitlogSource`."""
+class ReadOptions:
+    """The checked options of the data source. `CommitlogSource` explains them."""
 
     path: str
     table_name: str = "records"
     columns: list[str] = field(default_factory=list)
-    part_bytes: int = PART_BYTES
+    partition_bytes: int = PARTITION_BYTES
     rows_max: int = ROWS_MAX
     end_position: int | None = None
     verify: bool = True
@@ -98,27 +98,29 @@ class Options:
         return TABLES[self.table_name]
 
     @classmethod
-    def of(cls, options: MutableMapping[str, str]) -> Options:
-        """Read the options as Spark hands them over. Raises OptionInvalid."""
+    def of(cls, options: MutableMapping[str, str]) -> ReadOptions:
+        """Return the options that Spark passes as strings. Raises ReadOptionInvalid."""
         if not options.get("path"):
-            raise OptionInvalid("the path is missing: load(path) with a data directory, or its folder `commitlog`")
+            raise ReadOptionInvalid("The path is missing. Call load(path) with a data directory, or its folder `commitlog`.")
         table_name = options.get("table", "records")
         if table_name not in TABLES:
-            raise OptionInvalid(f"there is no table {table_name!r}; there are {', '.join(TABLES)}")
+            raise ReadOptionInvalid(f"The table {table_name!r} does not exist. The tables are {', '.join(TABLES)}.")
         table = TABLES[table_name]
         columns = [name.strip() for name in options.get("columns", ",".join(table.columns)).split(",")]
         unknown = [name for name in columns if name not in table.columns]
         if unknown or len(set(columns)) < len(columns):
-            raise OptionInvalid(f"columns={','.join(columns)!r}: give each once, of {', '.join(table.columns)}")
+            raise ReadOptionInvalid(
+                f"columns is {','.join(columns)!r}, but must name each column once, of {', '.join(table.columns)}."
+            )
         verify = options.get("verify", "true").lower()
         if verify not in ("true", "false"):
-            raise OptionInvalid(f"verify={verify!r} must be true or false")
+            raise ReadOptionInvalid(f"verify is {verify!r}, but must be true or false.")
         return cls(
             path=options["path"],
             table_name=table_name,
             columns=columns,
-            part_bytes=_number(options, "part_bytes", 0, PART_BYTES),
-            rows_max=_number(options, "max_rows", 1, ROWS_MAX),
+            partition_bytes=_number(options, "partition_bytes", 0, PARTITION_BYTES),
+            rows_max=_number(options, "rows_max", 1, ROWS_MAX),
             end_position=_number(options, "end_position", 0, 0) if "end_position" in options else None,
             verify=verify == "true",
         )
@@ -127,34 +129,35 @@ class Options:
 def _number(options: MutableMapping[str, str], name: str, low: int, default: int) -> int:
     text = options.get(name, str(default))
     if not text.isdecimal() or int(text) < low:
-        raise OptionInvalid(f"{name}={text!r} must be a whole number from {low} on")
+        raise ReadOptionInvalid(f"{name} is {text!r}, but must be a whole number of at least {low}.")
     return int(text)
 
 
 class CommitlogSource(DataSource):
-    """A CommitLog, of a stopped node, of a running one, or copied anywhere that all workers can read.
+    """A CommitLog of a stopped or running node, or a copy of it that all workers can read.
 
-    Rows are in no order across partitions. Times are ms since 1970 UTC.
+    Rows of different partitions are in no order. Times are in ms since 1970 UTC.
 
     Options:
         path: a data directory, or its folder `commitlog`. `load(path)` sets it.
-        table: what a row is. `records` (default): any record; `messages`; `checkpoints`: a delivery that begins;
-            `settlements`: a delivery that ends; `events`: both of these in one, numbers only, for one `groupBy` on `key`;
-            `groups`: id, name and filter of a POP group, repeated.
-        columns: names of the columns wanted, separated by commas, default all. What isn't named isn't decoded.
-        part_bytes: what one task reads, default 64 MiB; 0 makes a task of each segment, and planning reads nothing but
-            the last one. Else planning follows the size fields of all segments, 0.1 us a record.
-        max_rows: bound of an Arrow batch, default 100,000.
-        end_position: read the log up to this position, which must be the end of a record. The default is the end that the
-            log has when the query is planned; several queries see the same log only when they name the same end.
-        verify: false skips the checksums of records, 0.3 us each.
+        table: meaning of a row. `records` (the default): any record; `messages`: a message; `checkpoints`: the beginning of a
+            delivery; `settlements`: the end of a delivery; `events`: both of these, as numbers only, for one `groupBy` on
+            `key`; `groups`: id, name and filter of a POP group, with repetitions.
+        columns: names of columns, separated by commas; all by default. Other columns are not decoded.
+        partition_bytes: bytes of the log that one task reads, 64 MiB by default. With 0 each segment is one task, and
+            planning reads only the last segment; otherwise planning follows the size fields of all segments.
+        rows_max: maximum number of rows in an Arrow batch, 100,000 by default.
+        end_position: position at which the log ends for this query; it must be the end of a record. The default is the end
+            of the log when Spark plans the query. Several queries see the same log only if they name the same end.
+        verify: false skips the checksums of records.
 
-    Filters on `position`, `kind` and the table's time (`store_ms`, `pop_ms`, `at_ms`) are applied before a record is
-    decoded, and whole segments are skipped; that needs `spark.sql.python.filterPushdown.enabled`, which `register` sets.
+    Filters on `position`, `kind` and the table's time (`store_ms`, `pop_ms` or `at_ms`) apply before a record is decoded, and
+    skip whole segments. This needs `spark.sql.python.filterPushdown.enabled`, which `register` sets.
 
-    Raises (as a Spark exception that names it):
-        OptionInvalid, LogMissing: see there.
-        RecordCorrupt, LogCorrupt: the log is damaged anywhere but in its torn tail.
+    Raises (as a Spark exception that names the error):
+        ReadOptionInvalid: an option is invalid.
+        LogMissing: the directory holds no log.
+        RecordCorrupt, LogCorrupt: the log is damaged, other than by a torn tail.
     """
 
     @classmethod
@@ -162,31 +165,31 @@ class CommitlogSource(DataSource):
         return "commitlog"
 
     def schema(self) -> str:
-        options = Options.of(self.options)
+        options = ReadOptions.of(self.options)
         return ", ".join(f"`{name}` {options.table.columns[name]}" for name in options.columns)
 
     def reader(self, schema: StructType) -> CommitlogReader:
-        return CommitlogReader(Options.of(self.options))
+        return CommitlogReader(ReadOptions.of(self.options))
 
 
 class CommitlogReader(DataSourceReader):
-    """Plans the parts of a log, and reads one on a worker."""
+    """Plans the partitions of a log, and reads one of them on a worker."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: ReadOptions) -> None:
         self.options = options
-        self.bounds = Bounds()
+        self.filter = RecordFilter()
         if options.table.kinds:
-            self.bounds.keep(options.table.kinds)
+            self.filter.keep(options.table.kinds)
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take the filters that headers answer; return the others."""
-        return [each for each in filters if not self._take(each)]
+        """Accept the filters that record headers answer, and return the others."""
+        return [each for each in filters if not self._accept(each)]
 
-    def _take(self, wanted: Filter) -> bool:
-        """Narrow the bounds by a filter. Return False, with nothing changed, where that can't express all of it."""
+    def _accept(self, wanted: Filter) -> bool:
+        """Add a filter to ours. Return False, with nothing changed, if ours can't express all of it."""
         attribute: tuple[str, ...] = getattr(wanted, "attribute", ())
         if attribute == ("kind",):
-            return self._take_kinds(wanted)
+            return self._accept_kinds(wanted)
         names: dict[tuple[str, ...], str] = {("position",): "position", (self.options.table.time_column,): "ms"}
         name = names.get(attribute)
         if name is None:
@@ -198,66 +201,66 @@ class CommitlogReader(DataSourceReader):
             return False
         match wanted:
             case EqualTo():
-                self.bounds.narrow(name, value, value)
+                self.filter.narrow(name, value, value)
             case GreaterThan():
-                self.bounds.narrow(name, value + 1, INT64_MAX)
+                self.filter.narrow(name, value + 1, INT64_MAX)
             case GreaterThanOrEqual():
-                self.bounds.narrow(name, value, INT64_MAX)
+                self.filter.narrow(name, value, INT64_MAX)
             case LessThan():
-                self.bounds.narrow(name, -INT64_MAX, value - 1)
+                self.filter.narrow(name, -INT64_MAX, value - 1)
             case LessThanOrEqual():
-                self.bounds.narrow(name, -INT64_MAX, value)
+                self.filter.narrow(name, -INT64_MAX, value)
             case _:
                 return False
         return True
 
-    def _take_kinds(self, wanted: Filter) -> bool:
+    def _accept_kinds(self, wanted: Filter) -> bool:
         match wanted:
             case IsNotNull():
                 pass
             case EqualTo(value=str(name)):
-                self.bounds.keep(number for number, known in enumerate(KIND_NAMES) if known == name)
+                self.filter.keep(number for number, known in enumerate(KIND_NAMES) if known == name)
             case In(value=names):
-                self.bounds.keep(number for number, known in enumerate(KIND_NAMES) if known in names)
+                self.filter.keep(number for number, known in enumerate(KIND_NAMES) if known in names)
             case _:
                 return False
         return True
 
     def partitions(self) -> list[InputPartition]:
-        """Cut the log into parts, leaving out the segments in which the filters can't find anything."""
-        options, bounds = self.options, self.bounds
+        """Split the log into partitions, without the segments in which no record can pass the filters."""
+        options, wanted = self.options, self.filter
         if options.end_position is None:
             listed = segments.survey(options.path).segments
         else:
             listed = segments.survey_until(options.path, options.end_position)
-        parts: list[InputPartition] = []
+        planned: list[InputPartition] = []
         for segment in self._in_time(listed):
-            cuts = iter([segment[1:]]) if not 0 < options.part_bytes < segment.stop - segment.base else None
-            for start, stop in cuts or segments.split(segment, options.part_bytes):
-                if start < stop and stop > bounds.position_min and start <= bounds.position_max:
-                    parts.append(Part(segment.path, segment.base, start, stop))
-        return parts
+            cuts = iter([segment[1:]]) if not 0 < options.partition_bytes < segment.stop - segment.base else None
+            for start, stop in cuts or segments.split(segment, options.partition_bytes):
+                if start < stop and stop > wanted.position_min and start <= wanted.position_max:
+                    planned.append(LogPartition(segment.path, segment.base, start, stop))
+        return planned
 
-    def _in_time(self, listed: list[Segment]) -> Iterator[Segment]:
-        """Yield the segments that can hold a time wanted: store times never decrease along the log."""
-        bounds = self.bounds
-        if bounds.ms_min == -INT64_MAX and bounds.ms_max == INT64_MAX:
+    def _in_time(self, listed: list[LogSegment]) -> Iterator[LogSegment]:
+        """Yield the segments that can hold a wanted time. Store times never decrease along the log."""
+        wanted = self.filter
+        if wanted.ms_min == -INT64_MAX and wanted.ms_max == INT64_MAX:
             yield from listed
             return
         starts = [*(segments.first_ms(segment) for segment in listed), None]
         for segment, (start_ms, next_ms) in zip(listed, pairwise(starts), strict=True):
-            if start_ms is None or start_ms > bounds.ms_max or (next_ms is not None and next_ms < bounds.ms_min):
+            if start_ms is None or start_ms > wanted.ms_max or (next_ms is not None and next_ms < wanted.ms_min):
                 continue
             yield segment
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """Yield the Arrow batches of a part. Runs on a worker."""
-        if not isinstance(partition, Part):  # Spark's stand-in where `partitions` found none
+        """Yield the Arrow batches of a partition. This runs on a worker."""
+        if not isinstance(partition, LogPartition):  # Spark passes a placeholder if `partitions` returned none
             return
         table, names, rows_max = self.options.table, self.options.columns, self.options.rows_max
         for block in segments.blocks(partition.path, partition.base, partition.start, partition.stop):
             records = Records.of(block)
-            records = records.where(self.bounds.mask(records))
+            records = records.where(self.filter.mask(records))
             if not len(records):
                 continue
             if self.options.verify:
@@ -268,6 +271,6 @@ class CommitlogReader(DataSourceReader):
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format `commitlog` known to a session, and let Spark hand filters to it."""
+    """Register the format `commitlog` in a session, and let Spark pass filters to it."""
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     spark.dataSource.register(CommitlogSource)

@@ -1,23 +1,23 @@
-"""What can go wrong in Spark's part. Damage in the log itself is told by `store.errors.RecordCorrupt` and `LogCorrupt`."""
+"""Errors of reconciliation. Damage of the log itself is `RecordCorrupt` or `LogCorrupt` of `penstock.store.errors`."""
 
 from __future__ import annotations
 
 
 class ReconcileError(Exception):
-    """Base of all errors of Spark's part."""
+    """Base of the errors of reconciliation and of the data source."""
 
 
 class JavaMissing(ReconcileError):
-    """Raised when no Java that Spark can run on is found. Only Spark's part of Penstock needs Java."""
+    """Raised when there is no Java that Spark can use. Only reconciliation needs Java."""
 
 
 class LogMissing(ReconcileError):
-    """Raised when a directory holds no CommitLog, or a segment of it is gone by the time it is read."""
+    """Raised when a directory holds no CommitLog, or a segment disappears before it is read."""
 
 
-class OptionInvalid(ReconcileError):
-    """Raised for an option of the data source or of the reconciliation with a value that can't be."""
+class ReadOptionInvalid(ReconcileError):
+    """Raised for an invalid option of the data source or of the reconciliation."""
 
 
 class ReportDirInUse(ReconcileError):
-    """Raised when a report would be written over files that are not an earlier report."""
+    """Raised when a report would replace files that are not an earlier report."""

@@ -1,44 +1,44 @@
-"""The pairing of deliveries with what settled them, the one outcome that each delivery gets, and the figures over all."""
+"""Pairs deliveries with their settlements, gives each delivery one outcome, and computes figures over all deliveries."""
 
 from __future__ import annotations
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from penstock.spark.explode import HANDED_OUT
-from penstock.spark.summary import QUANTILES, CountRow, MessagesRow, Outcome, SpreadRow
+from penstock.spark.records import HANDED_OUT
+from penstock.spark.summary import QUANTILES, CountRow, DeliveryOutcome, MessagesRow, SpreadRow
 from penstock.store.record import Kind
 
-ACKED = (Outcome.ACKED_IN_TIME.value, Outcome.ACKED_LATE.value)
+ACKED = (DeliveryOutcome.ACKED_IN_TIME.value, DeliveryOutcome.ACKED_LATE.value)
 
 QUANTILE_ACCURACY = 10_000
-"""A quantile's rank is off by at most one in this many."""
+"""The rank of a quantile is exact to one part in this many."""
 
 _OUTCOME_OF_KIND = {
-    Kind.POP_REVIVED: Outcome.REVIVED,
-    Kind.POP_INVISIBLE_CHANGED: Outcome.EXTENDED,
-    Kind.POP_DEAD_LETTER: Outcome.DEAD_LETTERED,
-    Kind.GROUP_OFFSET_RESET: Outcome.VOIDED,
-    Kind.GROUP_DELETED: Outcome.VOIDED,
+    Kind.POP_REVIVED: DeliveryOutcome.REVIVED,
+    Kind.POP_INVISIBLE_CHANGED: DeliveryOutcome.EXTENDED,
+    Kind.POP_DEAD_LETTER: DeliveryOutcome.DEAD_LETTERED,
+    Kind.GROUP_OFFSET_RESET: DeliveryOutcome.VOIDED,
+    Kind.GROUP_DELETED: DeliveryOutcome.VOIDED,
 }
 
 _KIND_BITS = 5
-"""An end is packed as `at_ms << 5 | kind`, so that one `min` finds the earliest and its kind."""
+"""An end is packed as `at_ms << 5 | kind`, so that one `min` finds the earliest end and its kind."""
 
 _ENDS = (Kind.POP_ACK, *_OUTCOME_OF_KIND)
 assert max(_ENDS) < 1 << _KIND_BITS
 
 
 def pair(events: DataFrame) -> DataFrame:
-    """Bring together all that the log says of each delivery: one groupBy, no join.
+    """Collect all events of each delivery in one row, with one groupBy and no join.
 
-    That is half of what an outer join of the two sides costs: there is one shuffle, and its rows are a few numbers.
+    An outer join of beginnings and ends would need two shuffles. This needs one, of rows that are a few numbers.
 
     Args:
         events: the table `events` of the data source.
 
     Returns:
-        One row per key. Where `pop_ms` is null nothing handed that delivery out: what ended it is an orphan.
+        One row per key. If `pop_ms` is null, the log has no beginning of the delivery, and its end is an orphan.
     """
     begins = F.col("event") == HANDED_OUT
     packed_end = F.shiftleft("at_ms", _KIND_BITS).bitwiseOR(F.col("event").cast("bigint"))
@@ -62,19 +62,19 @@ def classify(pairs: DataFrame, *, as_of_ms: int, grace_ms: int) -> DataFrame:
 
     Args:
         pairs: what `pair` returns.
-        as_of_ms: the time at which a window is open or over.
-        grace_ms: how long after its deadline, and the back-off behind it, a delivery may stay unsettled before it is lost.
+        as_of_ms: the time at which deadlines are judged.
+        grace_ms: how long a delivery may stay unsettled after its deadline and back-off before it is lost.
 
     Returns:
-        The columns of `pairs` but `end` and `return_ms`, and: outcome (null for an orphan), end_kind, settled_ms,
-        duplicate_acks (acks after the first), and conflicting (ended in two ways, or twice in one that isn't an ack; its
-        outcome is the earliest, and of two in one ms the ack).
+        The columns of `pairs` except `end` and `return_ms`, and: outcome (null for an orphan), end_kind, settled_ms,
+        duplicate_acks (acks after the first), and conflicting (whether the delivery ended in two ways, or twice in a way
+        that isn't an ack). The outcome of a conflicting delivery is its earliest end; of two ends in the same ms, the ack.
     """
     kind = F.col("end").bitwiseAND((1 << _KIND_BITS) - 1)
     settled_ms = F.shiftright("end", _KIND_BITS)
     acked = F.when(settled_ms <= F.col("deadline_ms"), ACKED[0]).otherwise(ACKED[1])
     is_open = F.col("return_ms") + grace_ms >= as_of_ms
-    unsettled = F.when(is_open, Outcome.IN_FLIGHT.value).otherwise(Outcome.LOST.value)
+    unsettled = F.when(is_open, DeliveryOutcome.IN_FLIGHT.value).otherwise(DeliveryOutcome.LOST.value)
     outcome = F.when(F.col("pop_ms").isNull(), F.lit(None).cast("string")).when(kind == int(Kind.POP_ACK), acked)
     for end_kind, name in _OUTCOME_OF_KIND.items():
         outcome = outcome.when(kind == int(end_kind), name.value)
@@ -109,7 +109,7 @@ def count(deliveries: DataFrame) -> list[CountRow]:
 def spread(deliveries: DataFrame) -> list[SpreadRow]:
     """Return the quantiles of ack latency and revive lateness by group."""
     latency = F.when(F.col("outcome").isin(*ACKED), F.col("settled_ms") - F.col("pop_ms"))
-    lateness = F.when(F.col("outcome") == Outcome.REVIVED.value, F.col("settled_ms") - F.col("deadline_ms"))
+    lateness = F.when(F.col("outcome") == DeliveryOutcome.REVIVED.value, F.col("settled_ms") - F.col("deadline_ms"))
     rows = deliveries.groupBy("group_id").agg(
         F.percentile_approx(latency, list(QUANTILES), QUANTILE_ACCURACY),
         F.percentile_approx(lateness, list(QUANTILES), QUANTILE_ACCURACY),
@@ -118,7 +118,7 @@ def spread(deliveries: DataFrame) -> list[SpreadRow]:
 
 
 def count_messages(deliveries: DataFrame) -> list[MessagesRow]:
-    """Count the distinct messages of each group, and those of them that were acknowledged."""
+    """Count the distinct messages of each group, and how many of them were acknowledged."""
     acked = F.max(F.col("outcome").isin(*ACKED).cast("int"))
     messages = deliveries.groupBy("group_id", "message_position").agg(acked.alias("acked"))
     rows = messages.groupBy("group_id").agg(F.count("*"), F.sum("acked"))
@@ -126,7 +126,7 @@ def count_messages(deliveries: DataFrame) -> list[MessagesRow]:
 
 
 def count_orphans(orphans: DataFrame, log_start: int) -> tuple[int, int, int]:
-    """Count ends without a delivery: acks, others, and those whose delivery began before the log's first segment."""
+    """Count the ends without a delivery: acks, other ends, and ends of deliveries from before the log's first segment."""
     before = F.col("key") < log_start
     row = orphans.agg(
         F.sum(F.when(~before, F.col("acks"))),

@@ -1,4 +1,4 @@
-"""Reconciliation: every delivery that the log hands out is paired with what settled it."""
+"""Reconciliation: pairs every delivery in the log with the record that settled it."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from penstock.spark import outcomes, report, segments
-from penstock.spark.datasource import PART_BYTES
-from penstock.spark.errors import LogMissing, OptionInvalid, ReconcileError, ReportDirInUse
-from penstock.spark.segments import Log
+from penstock.spark.datasource import PARTITION_BYTES
+from penstock.spark.errors import LogMissing, ReadOptionInvalid, ReconcileError, ReportDirInUse
+from penstock.spark.segments import LogSurvey
 from penstock.spark.session import open_session
 from penstock.spark.summary import (
     REPORT,
     SCHEMA_VERSION,
+    DeliveryOutcome,
     Example,
     GroupName,
     LogRange,
-    Outcome,
     Summary,
     group_row,
     group_sections,
@@ -38,13 +38,13 @@ from penstock.spark.summary import (
 from penstock.store.errors import LogCorrupt, StoreError
 
 GRACE_MS = 60_000
-"""How long after deadline and back-off a delivery may stay unsettled: covers the tick and a burst of revivals."""
+"""How long a delivery may stay unsettled after its deadline and back-off. Covers the timer's tick and bursts of revivals."""
 
 EXAMPLES_MAX = 20
-"""Deliveries shown of each bad kind. Every one is in the table `deliveries/`."""
+"""Maximum number of examples of each bad outcome. The table `deliveries/` has all of them."""
 
-PARTS_PER_CORE = 4
-"""With this many segments per core, a segment is a task of its own: then planning need not walk through the log."""
+SEGMENTS_PER_CORE = 4
+"""From this many segments per core up, each segment is one task, so that planning does not read the whole log."""
 
 SUMMARY_FILE = "summary.json"
 TABLES = ("deliveries", "groups", "orphans")
@@ -55,43 +55,43 @@ _EXAMPLE_ORDER = {
     "dead_lettered": ("settled_ms", False),
     "revived": ("attempt", False),
 }
-"""Which examples are the worst: by this column, and whether ascending."""
+"""Column by which the worst examples come first, and whether it ascends."""
 
 
 class _Job(NamedTuple):
-    """One reconciliation under way."""
+    """The inputs of one reconciliation."""
 
     spark: SparkSession
-    log: Log
-    part_bytes: int
+    log: LogSurvey
+    partition_bytes: int
     as_of_ms: int
     grace_ms: int
 
     def read(self, table: str, *, verify: bool = True) -> DataFrame:
-        """Return a table of the log as it was surveyed."""
+        """Return a table of the log up to the surveyed end."""
         reader = self.spark.read.format("commitlog").option("table", table).option("end_position", self.log.end)
-        return reader.option("part_bytes", self.part_bytes).option("verify", verify).load(str(self.log.directory))
+        return reader.option("partition_bytes", self.partition_bytes).option("verify", verify).load(str(self.log.directory))
 
 
 @dataclass
 class Reconciliation:
-    """What a reconciliation found. Holds Spark's cache until `close`."""
+    """The result of a reconciliation. It occupies Spark's cache until `close`."""
 
     summary: Summary
     deliveries: DataFrame
     """key, group_id, group, message_position, attempt, source, pop_ms, deadline_ms, outcome, settled_ms, duplicate_acks,
     conflicting; one row per delivery."""
     orphans: DataFrame
-    """key, group_id, group, end_kind, settled_ms, acks, other_ends, before_log; one row per key that was never handed out."""
+    """key, group_id, group, end_kind, settled_ms, acks, other_ends, before_log; one row per key without a delivery."""
     groups: DataFrame
-    """The groups' sections of the summary, flat."""
+    """The sections of the groups in the summary, one flat row each."""
     cached: DataFrame
 
     def write(self, out: str | Path) -> None:
-        """Write the tables as Parquet and `summary.json` to the directory `out`, over an earlier report there.
+        """Write the tables as Parquet, and `summary.json`, to the directory `out`. An earlier report there is replaced.
 
         Raises:
-            ReportDirInUse: `out` has files and isn't an earlier report.
+            ReportDirInUse: `out` has files, and they aren't an earlier report.
         """
         directory = Path(out)
         check_out(directory)
@@ -103,40 +103,40 @@ class Reconciliation:
         _write_summary(directory, self.summary)
 
     def close(self) -> None:
-        """Give back Spark's cache; the DataFrames are computed anew if they are used after that."""
+        """Free Spark's cache. Spark computes the DataFrames again if they are used afterwards."""
         self.cached.unpersist()
 
 
 def reconcile(
     spark: SparkSession, data_dir: str | Path, *, as_of_ms: int | None = None, grace_ms: int = GRACE_MS
 ) -> Reconciliation:
-    """Reconcile the log of a stopped or a running node, as it stands now.
+    """Reconcile the log of a node, which may be running. The result covers the log up to its end at the time of the call.
 
-    Deliveries and what settled them are paired by position of the checkpoint plus index. A reference whose index is
-    behind the end of its checkpoint is therefore an orphan only if that sum is no other delivery's.
+    The key of a pair is the position of the checkpoint plus the index of the entry. A settlement whose index is beyond the
+    end of its checkpoint is therefore an orphan only if no other delivery has that sum as its key.
 
     Args:
-        spark: a session from `open_session`, or one that `datasource.register` was called for.
+        spark: a session from `open_session`, or any session passed to `datasource.register`.
         data_dir: the node's data directory, or its folder `commitlog`.
-        as_of_ms: the time, ms since 1970 UTC, at which a delivery's window is open or over; what was stored later is left
-            out. Default: the time of the log's last record, since a stopped node revives nothing.
-        grace_ms: how long after its deadline, and its group's back-off, a delivery may stay unsettled before it counts as lost.
+        as_of_ms: the time at which deadlines are judged, in ms since 1970 UTC. Records stored later are ignored. The default
+            is the store time of the log's last record, because a stopped node revives nothing.
+        grace_ms: how long a delivery may stay unsettled after its deadline and its group's back-off before it counts as lost.
 
     Raises:
-        OptionInvalid: `grace_ms` or `as_of_ms` is negative.
-        LogMissing: there is no log.
+        ReadOptionInvalid: `grace_ms` or `as_of_ms` is negative.
+        LogMissing: the directory holds no log.
         LogCorrupt, RecordCorrupt: the log is damaged. The message names segment and position.
     """
     if grace_ms < 0 or (as_of_ms is not None and as_of_ms < 0):
-        raise OptionInvalid(f"grace_ms={grace_ms} and as_of_ms={as_of_ms} must not be negative")
+        raise ReadOptionInvalid(f"grace_ms is {grace_ms} and as_of_ms is {as_of_ms}, but neither may be negative.")
     log = segments.survey(data_dir)
     as_of_ms = log.last_ms if as_of_ms is None else as_of_ms
-    many = len(log.segments) >= PARTS_PER_CORE * spark.sparkContext.defaultParallelism
-    job = _Job(spark, log, 0 if many else PART_BYTES, as_of_ms, grace_ms)
+    many = len(log.segments) >= SEGMENTS_PER_CORE * spark.sparkContext.defaultParallelism
+    job = _Job(spark, log, 0 if many else PARTITION_BYTES, as_of_ms, grace_ms)
     with _log_errors():
         events = job.read("events").drop("position").where(F.col("at_ms") <= as_of_ms)
         pairs = outcomes.classify(outcomes.pair(events), as_of_ms=as_of_ms, grace_ms=grace_ms)
-        # Aggregates and tables are all made of it. What does not fit into memory goes to local disks.
+        # All aggregates and tables are computed from it. Spark puts what exceeds memory on local disks.
         cached = pairs.persist(StorageLevel.MEMORY_AND_DISK)
         try:
             return _summarise(job, cached)
@@ -186,12 +186,12 @@ def _summarise(job: _Job, cached: DataFrame) -> Reconciliation:
 
 
 def _group_names(job: _Job) -> dict[int, GroupName]:
-    """Return who each group id is. Records of it were verified by the scan for events."""
+    """Return the name and filter of each group id. The scan for events has verified the records."""
     named = job.read("groups", verify=False).groupBy("group_id").agg(F.first("group"), F.max("filter")).collect()
     return {group_id: GroupName(group, filter_) for group_id, group, filter_ in named}
 
 
-def _examples(deliveries: DataFrame, name: str, names: dict[int, GroupName], log: Log) -> list[Example]:
+def _examples(deliveries: DataFrame, name: str, names: dict[int, GroupName], log: LogSurvey) -> list[Example]:
     column, ascending = _EXAMPLE_ORDER[name]
     wanted = F.col("conflicting") if name == "conflicting" else F.col("outcome") == name
     rows = deliveries.where(wanted).orderBy(column, "key", ascending=[ascending, True]).limit(EXAMPLES_MAX).collect()
@@ -246,7 +246,7 @@ _GROUPS_SCHEMA = ", ".join(
     (
         "group_id bigint, group string, filter string, deliveries bigint, conflicting bigint, duplicate_acks bigint",
         "messages bigint, messages_acked bigint, oldest_in_flight_ms bigint",
-        *(f"{outcome.value} bigint" for outcome in Outcome),
+        *(f"{outcome.value} bigint" for outcome in DeliveryOutcome),
         *(f"ack_latency_ms_{each} bigint, revive_lateness_ms_{each} bigint" for each in ("p50", "p90", "p99", "max")),
     )
 )
@@ -254,7 +254,7 @@ _GROUPS_SCHEMA = ", ".join(
 
 @contextmanager
 def _log_errors() -> Iterator[None]:
-    """Raise what a worker found wrong with the log as the error that it is: Spark hands over its traceback as text."""
+    """Raise an error of the log again as its own class. Spark passes the traceback of a worker as text."""
     try:
         yield
     except PySparkException as error:
@@ -265,23 +265,23 @@ def _log_errors() -> Iterator[None]:
 
 
 def check_out(directory: Path) -> None:
-    """Refuse a directory that a report must not be written to.
+    """Check that a report may be written to a directory.
 
     Raises:
-        ReportDirInUse: it has files, and isn't an earlier report.
+        ReportDirInUse: it has files, and they aren't an earlier report.
     """
     if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
         return
     try:
         earlier = orjson.loads((directory / SUMMARY_FILE).read_bytes())
     except (OSError, ValueError) as error:
-        raise ReportDirInUse(f"{directory} is not empty, and not an earlier report: name another directory") from error
+        raise ReportDirInUse(f"{directory} is not empty, and it holds no earlier report. Name another directory.") from error
     if not isinstance(earlier, dict) or earlier.get("report") != REPORT:
-        raise ReportDirInUse(f"{directory / SUMMARY_FILE} is not one of ours: name another directory")
+        raise ReportDirInUse(f"{directory / SUMMARY_FILE} was not written by `penstock reconcile`. Name another directory.")
 
 
 def _write_summary(directory: Path, summary: object) -> None:
-    """Replace the summary in one step, so that no reader sees half of it."""
+    """Replace the summary atomically, so that no reader sees a partial file."""
     part = directory / f".{SUMMARY_FILE}.part"
     part.write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2))
     os.replace(part, directory / SUMMARY_FILE)
@@ -295,13 +295,13 @@ def run(
     as_of_ms: int | None = None,
     grace_ms: int = GRACE_MS,
 ) -> int:
-    """Reconcile a log, write the report to `out` if that is given, and print it: what `penstock reconcile` does.
+    """Reconcile a log, write the report to `out` if it is given, and print it. This is the command `penstock reconcile`.
 
-    With `json` stdout gets the summary and nothing else. Errors go to stderr.
+    With `json`, the command prints only the summary. Errors go to stderr.
 
     Returns:
-        The exit status: 0, 1 where something is lost or conflicting, 2 where no reconciliation could be made (no log, a
-        damaged log, no Java, a directory in use, a wrong option).
+        The exit status: 0 if all is well, 1 if a delivery is lost or conflicting, 2 if the reconciliation is impossible (no
+        log, a damaged log, no Java, a directory in use, an invalid option).
     """
     try:
         if out is not None:

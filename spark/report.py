@@ -1,4 +1,4 @@
-"""A reconciliation's summary as tables for the terminal. Needs no Spark."""
+"""The summary of a reconciliation as tables for the terminal. This module needs no Spark."""
 
 from __future__ import annotations
 
@@ -9,39 +9,40 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from penstock.spark.summary import Example, Group, Outcome, Summary
+from penstock.spark.summary import DeliveryOutcome, Example, GroupSection, Summary
 
 OUTCOME_TITLES = {
-    Outcome.ACKED_IN_TIME: "acked",
-    Outcome.ACKED_LATE: "late",
-    Outcome.REVIVED: "revived",
-    Outcome.EXTENDED: "extended",
-    Outcome.DEAD_LETTERED: "dead",
-    Outcome.VOIDED: "voided",
-    Outcome.IN_FLIGHT: "in flight",
-    Outcome.LOST: "lost",
+    DeliveryOutcome.ACKED_IN_TIME: "acked",
+    DeliveryOutcome.ACKED_LATE: "late",
+    DeliveryOutcome.REVIVED: "revived",
+    DeliveryOutcome.EXTENDED: "extended",
+    DeliveryOutcome.DEAD_LETTERED: "dead",
+    DeliveryOutcome.VOIDED: "voided",
+    DeliveryOutcome.IN_FLIGHT: "in flight",
+    DeliveryOutcome.LOST: "lost",
 }
 
-ALARMING = {Outcome.ACKED_LATE: "yellow", Outcome.DEAD_LETTERED: "yellow", Outcome.LOST: "bold red"}
-"""Styles of outcomes whose count should be 0, where it isn't."""
+ALARMING = {DeliveryOutcome.ACKED_LATE: "yellow", DeliveryOutcome.DEAD_LETTERED: "yellow", DeliveryOutcome.LOST: "bold red"}
+"""Styles of the outcomes whose count should be 0, for counts above 0."""
 
 EXAMPLES_SHOWN_MAX = 5
-"""Examples of one kind on a terminal; `summary.json` has more."""
+"""Maximum number of examples of one kind on a terminal. `summary.json` has more."""
 
 
 def show(summary: Summary, console: Console | None = None) -> None:
-    """Print a summary on `console`, by default on stdout."""
+    """Print a summary on `console`, which is stdout if it is None."""
     console = console or Console()
     log, found = summary["log"], summary["totals"]
     console.print(
         f"Log {summary['data_dir']}: positions {log['start_position']:,} to {log['end_position']:,}, "
-        f"{_time(log['first_ms'])} to {_time(log['last_ms'])}; outcomes as of {_time(summary['as_of_ms'])}, "
-        f"grace {summary['grace_ms']:,} ms",
+        f"stored from {_time(log['first_ms'])} to {_time(log['last_ms'])}. Outcomes as of {_time(summary['as_of_ms'])}, "
+        f"with {summary['grace_ms']:,} ms of grace.",
         soft_wrap=True,
         highlight=False,
+        markup=False,
     )
     if log["torn_tail"]:
-        console.print("The last record is not whole yet, and was left out.")
+        console.print("The last record is incomplete and is not part of this report.")
     console.print(_outcomes_table(summary))
     console.print(_messages_table(summary["groups"]))
     console.print(_times_table(summary["groups"]))
@@ -49,31 +50,32 @@ def show(summary: Summary, console: Console | None = None) -> None:
         if examples:
             console.print(_examples_table(name, examples))
     console.print(
-        f"conflicting {found['conflicting']:,}, duplicate acks {found['duplicate_acks']:,}, orphan acks "
-        f"{found['orphan_acks']:,}, other orphans {found['orphan_others']:,}, begun before the log {found['before_log']:,}",
+        f"Conflicting deliveries: {found['conflicting']:,}. Duplicate acks: {found['duplicate_acks']:,}. "
+        f"Acks without a delivery: {found['orphan_acks']:,}. Other ends without a delivery: {found['orphan_others']:,}. "
+        f"Ends of deliveries older than the log: {found['before_log']:,}.",
         soft_wrap=True,
         highlight=False,
     )
-    console.print(_verdict(summary))
+    console.print(_result_line(summary))
 
 
-def _verdict(summary: Summary) -> Text:
+def _result_line(summary: Summary) -> Text:
     found = summary["totals"]
     if summary["ok"]:
-        return Text(f"OK: all of {found['deliveries']:,} deliveries are accounted for", style="bold green")
-    lost = found["outcomes"][Outcome.LOST]
-    return Text(f"NOT OK: {lost:,} lost, {found['conflicting']:,} conflicting", style="bold red")
+        return Text(f"OK: all {found['deliveries']:,} deliveries are accounted for.", style="bold green")
+    lost = found["outcomes"][DeliveryOutcome.LOST]
+    return Text(f"NOT OK: {lost:,} deliveries are lost, {found['conflicting']:,} are conflicting.", style="bold red")
 
 
 def _table(title: str, *columns: str) -> Table:
-    """Return an empty table narrow enough for 80 columns: the first column is text, numbers stand at the right."""
+    """Return an empty table that fits 80 columns. The first column is text; the others are numbers, aligned to the right."""
     table = Table(title=title, box=box.SIMPLE, padding=(0, 1, 0, 0), pad_edge=False, title_justify="left")
     for number, column in enumerate(columns):
         table.add_column(column, justify="right" if number else "left", overflow="fold")
     return table
 
 
-def _group_cell(group: Group) -> Text:
+def _group_cell(group: GroupSection) -> Text:
     return Text(f"{group['group']}\n  {group['filter'] or '?'}")
 
 
@@ -92,8 +94,8 @@ def _outcome_cells(outcomes: dict[str, int]) -> list[Text]:
     return [Text(f"{outcomes[each]:,}", style=ALARMING.get(each, "") if outcomes[each] else "dim") for each in OUTCOME_TITLES]
 
 
-def _messages_table(groups: list[Group]) -> Table:
-    table = _table("Messages", "group\n  filter", "handed out", "acked", "oldest in\nflight, ms", "deliveries\nby attempt")
+def _messages_table(groups: list[GroupSection]) -> Table:
+    table = _table("Messages", "group\n  filter", "delivered", "acked", "oldest in\nflight, ms", "deliveries\nby attempt")
     for group in groups:
         oldest = group["oldest_in_flight_ms"]
         table.add_row(
@@ -106,7 +108,7 @@ def _messages_table(groups: list[Group]) -> Table:
     return table
 
 
-def _times_table(groups: list[Group]) -> Table:
+def _times_table(groups: list[GroupSection]) -> Table:
     table = _table("Times, ms", "group\n  filter", "", "p50", "p90", "p99", "max")
     for group in groups:
         cell = _group_cell(group)
@@ -120,7 +122,13 @@ def _times_table(groups: list[Group]) -> Table:
 
 def _examples_table(name: str, examples: list[Example]) -> Table:
     table = _table(
-        f"The worst {name.replace('_', ' ')}", "topic\n  group", "message", "attempt", "popped", "deadline", "settled"
+        f"Worst deliveries: {name.replace('_', ' ')}",
+        "topic\n  group",
+        "message",
+        "attempt",
+        "popped",
+        "deadline",
+        "settled",
     )
     for each in examples[:EXAMPLES_SHOWN_MAX]:
         settled_ms = each["settled_ms"]
@@ -136,7 +144,7 @@ def _examples_table(name: str, examples: list[Example]) -> Table:
 
 
 def _time(ms: int) -> str:
-    """Return an instant in UTC to the ms, or the number where no calendar has it."""
+    """Return a time in UTC to the millisecond, or the number itself if no calendar has it."""
     try:
         return datetime.fromtimestamp(ms / 1000, UTC).isoformat(sep=" ", timespec="milliseconds").removesuffix("+00:00")
     except (OverflowError, OSError, ValueError):

@@ -1,7 +1,7 @@
-"""The CommitLog's files, as a reader beside a running node sees them.
+"""The files of a CommitLog, read beside a running node.
 
-The node may be appending: the last segment is a file with a hole behind its data, and its last record may be half
-written. Files are read with `pread`, never through a map, since the node cuts a segment to its size when it seals it.
+The node may be appending: the last segment is a file with a hole after its data, and its last record may be incomplete.
+This module reads files with `pread` and never maps them, because the node truncates a segment when it seals it.
 """
 
 from __future__ import annotations
@@ -20,56 +20,56 @@ from penstock.store import record
 from penstock.store.errors import LogCorrupt, RecordCorrupt
 
 DIRECTORY = "commitlog"
-"""Folder of the segments inside a data directory."""
+"""Folder of the segments in a data directory."""
 
 SUFFIX = ".log"
 NAME_DIGITS = 20
 
 BLOCK_BYTES = 8 * 1024 * 1024
-"""Bytes of the log that a reader holds at once, more only where one record is larger. Bounds a worker's memory."""
+"""Bytes of the log that a reader holds at once, more only where one record is larger. RecordFilter a worker's memory."""
 
 _SIZE_CRC = Struct("<II")
 
-REMEDY = "restore the file, or run `penstock repair`"
+REMEDY = "Restore the file, or run `penstock repair`."
 
 
-class Segment(NamedTuple):
-    """One file of the log, and the positions that its records take."""
+class LogSegment(NamedTuple):
+    """One file of the log, and the positions of its records."""
 
     path: str
     base: int
     """Position of the file's first byte."""
     stop: int
-    """Position behind its last record."""
+    """Position after its last record."""
 
 
-class Block(NamedTuple):
-    """Some whole records of a segment, in one buffer."""
+class RecordBlock(NamedTuple):
+    """Whole records of a segment in one buffer."""
 
     path: str
     buffer: bytes
     position: int
     """Position of the buffer's first byte."""
     offsets: np.ndarray[Any, np.dtype[np.int64]]
-    """Where in the buffer each record starts."""
+    """Offset in the buffer at which each record starts."""
 
 
-class Tail(NamedTuple):
-    """How the last segment ends."""
+class LogTail(NamedTuple):
+    """The end of the last segment."""
 
     end: int
-    """Position behind the last whole record."""
+    """Position after the last whole record."""
     last_ms: int | None
-    """When that record was stored, or None where there is none."""
+    """Store time of that record, or None if there is no record."""
     torn: bool
-    """Something stands behind it that is not a whole record: the node is writing it, or died while it did."""
+    """Whether an incomplete record follows: the node is writing it, or ended while it wrote it."""
 
 
-class Log(NamedTuple):
-    """What a log held at the moment when it was surveyed. A reader that stops at `end` sees one state of it."""
+class LogSurvey(NamedTuple):
+    """The extent of a log at one moment. Readers that stop at `end` all see the same state of the log."""
 
     directory: Path
-    segments: list[Segment]
+    segments: list[LogSegment]
     start: int
     end: int
     first_ms: int
@@ -78,60 +78,60 @@ class Log(NamedTuple):
 
 
 def find(path: str | Path) -> Path:
-    """Return the directory of the segments, given that or the data directory that holds it.
+    """Return the directory of the segments, given that directory or the data directory around it.
 
     Raises:
-        LogMissing: neither has a segment.
+        LogMissing: neither holds a segment.
     """
     for directory in (Path(path) / DIRECTORY, Path(path)):
         if directory.is_dir() and any(directory.glob(f"*{SUFFIX}")):
             return directory
-    raise LogMissing(f"{path} holds no CommitLog: name a data directory, or its folder `{DIRECTORY}`")
+    raise LogMissing(f"{path} holds no CommitLog. Name a data directory, or its folder `{DIRECTORY}`.")
 
 
-def survey(path: str | Path) -> Log:
-    """List the log's segments and find its end. Reads the last segment whole, about 0.5 s for 256 MiB.
+def survey(path: str | Path) -> LogSurvey:
+    """List the segments of a log and find its end. It reads all of the last segment.
 
     Raises:
-        LogMissing: there is no log.
-        LogCorrupt: bytes are missing between two segments, or a file there isn't a segment.
-        RecordCorrupt: a record of the last segment is damaged, and whole ones follow it.
+        LogMissing: the directory holds no log.
+        LogCorrupt: bytes are missing between two segments, or a file isn't a segment.
+        RecordCorrupt: a record of the last segment is damaged, and whole records follow it.
     """
     directory = find(path)
     bases = _bases(directory)
     segments = _sealed(directory, bases)
     last = _segment_path(directory, bases[-1])
     tail = find_tail(last, bases[-1])
-    segments.append(Segment(last, bases[-1], tail.end))
+    segments.append(LogSegment(last, bases[-1], tail.end))
     last_ms = tail.last_ms
     if last_ms is None and len(segments) > 1:  # the node has just opened a segment
         last_ms = _last_ms(segments[-2])
     first_ms = _ms_at(segments[0], segments[0].base) if tail.end > bases[0] else 0
-    return Log(directory, segments, bases[0], tail.end, first_ms, last_ms or 0, tail.torn)
+    return LogSurvey(directory, segments, bases[0], tail.end, first_ms, last_ms or 0, tail.torn)
 
 
-def survey_until(path: str | Path, end: int) -> list[Segment]:
-    """List the segments below `end`, which an earlier `survey` has found to be the end of a record. Reads no record."""
+def survey_until(path: str | Path, end: int) -> list[LogSegment]:
+    """List the segments before `end`, the end of a record that an earlier `survey` found. It reads no record."""
     directory = find(path)
     bases = _bases(directory)
     segments = _sealed(directory, bases)
-    segments.append(Segment(_segment_path(directory, bases[-1]), bases[-1], max(end, bases[-1])))
-    return [Segment(path, base, min(stop, end)) for path, base, stop in segments if base < end]
+    segments.append(LogSegment(_segment_path(directory, bases[-1]), bases[-1], max(end, bases[-1])))
+    return [LogSegment(path, base, min(stop, end)) for path, base, stop in segments if base < end]
 
 
-def blocks(path: str, base: int, start: int, stop: int | None, *, block_bytes: int = BLOCK_BYTES) -> Iterator[Block]:
-    """Yield the records of a segment from position `start` to `stop`; without `stop`, as far as they are whole.
+def blocks(path: str, base: int, start: int, stop: int | None, *, block_bytes: int = BLOCK_BYTES) -> Iterator[RecordBlock]:
+    """Yield the records of a segment from position `start` to `stop`, or without `stop` up to the last whole record.
 
-    Follows the size fields only: whether a checksum holds is asked by `verify`.
+    It follows the size fields and checks no checksum; `verify` does that.
 
     Raises:
-        RecordCorrupt: with `stop`, where no record ends exactly there.
-        LogMissing: the file is gone.
+        RecordCorrupt: no record ends exactly at `stop`.
+        LogMissing: the file does not exist.
     """
     try:
         fd = os.open(path, os.O_RDONLY)
     except FileNotFoundError as error:
-        raise LogMissing(f"{path} was removed while the log was read (retention, or a copy under way): run again") from error
+        raise LogMissing(f"{path} was removed during the read, by retention or an unfinished copy. Run again.") from error
     try:
         position, want = start, block_bytes
         while stop is None or position < stop:
@@ -139,7 +139,7 @@ def blocks(path: str, base: int, start: int, stop: int | None, *, block_bytes: i
             buffer = os.pread(fd, room, position - base)
             offsets, end = record.walk(buffer)
             if offsets:
-                yield Block(path, buffer, position, np.array(offsets, dtype=np.int64))
+                yield RecordBlock(path, buffer, position, np.array(offsets, dtype=np.int64))
                 position, want = position + end, block_bytes
                 continue
             size = int.from_bytes(buffer[:4], "little") if len(buffer) >= record.HEADER_BYTES else 0
@@ -151,29 +151,29 @@ def blocks(path: str, base: int, start: int, stop: int | None, *, block_bytes: i
                 return
             raise RecordCorrupt(
                 position,
-                f"byte {position - base} of the file holds the size {size}, but records go on to byte {stop - base}; {REMEDY}",
+                f"byte {position - base} of the file holds the size {size}, but records end at byte {stop - base}. {REMEDY}",
                 os.path.basename(path),
             )
     finally:
         os.close(fd)
 
 
-def verify(block: Block, offsets: np.ndarray[Any, np.dtype[np.int64]]) -> None:
-    """Check the checksums of the records at `offsets` of a block, about 0.3 us each and 1 GB/s.
+def verify(block: RecordBlock, offsets: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+    """Check the checksums of the records at `offsets` of a block.
 
     Raises:
-        RecordCorrupt: one does not hold.
+        RecordCorrupt: a checksum does not match.
     """
     for offset in offsets.tolist():
         if not _intact(block.buffer, offset):
-            raise RecordCorrupt(block.position + offset, f"its checksum does not hold; {REMEDY}", os.path.basename(block.path))
+            raise RecordCorrupt(block.position + offset, f"its checksum does not match. {REMEDY}", os.path.basename(block.path))
 
 
-def find_tail(path: str, base: int) -> Tail:
-    """Find the end of the last segment: the first record that is not whole, if nothing whole follows it.
+def find_tail(path: str, base: int) -> LogTail:
+    """Find the end of the last segment: the first incomplete record that no whole record follows.
 
     Raises:
-        RecordCorrupt: whole records follow it, so it was written and then damaged.
+        RecordCorrupt: whole records follow an incomplete one, so it was damaged after it was written.
     """
     end, last_ms = base, None
     torn: int | None = None
@@ -183,32 +183,32 @@ def find_tail(path: str, base: int) -> Tail:
             if not _intact(block.buffer, offset):
                 torn = position if torn is None else torn
                 continue
-            # A block is read while the node writes it, so what was half there may be whole a moment later.
+            # The node may be writing the block that is read, so an incomplete record may be whole a moment later.
             if torn is not None and not _intact_in_file(path, base, torn):
-                reason = f"its checksum does not hold, and whole records follow it; {REMEDY}"
+                reason = f"its checksum does not match, and whole records follow it. {REMEDY}"
                 raise RecordCorrupt(torn, reason, os.path.basename(path))
             torn = None
             size, _, _, _, _, _, last_ms = record.HEADER.unpack_from(block.buffer, offset)
             end = position + size
     with open(path, "rb") as file:
         behind = os.pread(file.fileno(), 4, end - base)
-    return Tail(end, last_ms, any(behind))
+    return LogTail(end, last_ms, any(behind))
 
 
-def split(segment: Segment, part_bytes: int) -> Iterator[tuple[int, int]]:
-    """Yield the positions (start, stop) of parts of a segment, each of `part_bytes` or little more, cut between records."""
+def split(segment: LogSegment, partition_bytes: int) -> Iterator[tuple[int, int]]:
+    """Yield positions (start, stop) that split a segment between records into partitions of about `partition_bytes`."""
     start = segment.base
     for block in blocks(*segment[:2], segment.base, segment.stop):
         positions = block.offsets + block.position
-        while (cut := int(np.searchsorted(positions, start + part_bytes))) < len(positions):
+        while (cut := int(np.searchsorted(positions, start + partition_bytes))) < len(positions):
             yield start, int(positions[cut])
             start = int(positions[cut])
     if start < segment.stop:
         yield start, segment.stop
 
 
-def topic_at(segments: list[Segment], position: int) -> str | None:
-    """Return the topic of the message at `position`, or None where the log no longer has it."""
+def topic_at(segments: list[LogSegment], position: int) -> str | None:
+    """Return the topic of the message at `position`, or None if the log no longer has it."""
     segment = next((each for each in segments if each.base <= position < each.stop), None)
     if segment is None:
         return None
@@ -222,8 +222,8 @@ def topic_at(segments: list[Segment], position: int) -> str | None:
     return head[record.HEADER_BYTES : record.HEADER_BYTES + topic_len].decode(errors="replace")
 
 
-def first_ms(segment: Segment) -> int | None:
-    """Return when the first record of a segment was stored, or None where it has none."""
+def first_ms(segment: LogSegment) -> int | None:
+    """Return the store time of the first record of a segment, or None if the segment is empty."""
     return _ms_at(segment, segment.base) if segment.stop > segment.base else None
 
 
@@ -232,7 +232,7 @@ def _bases(directory: Path) -> list[int]:
     for path in directory.glob(f"*{SUFFIX}"):
         digits = path.name.removesuffix(SUFFIX)
         if len(digits) != NAME_DIGITS or not digits.isdigit():
-            raise LogCorrupt(f"{path} is not a segment: its name must be {NAME_DIGITS} digits and {SUFFIX}; move the file away")
+            raise LogCorrupt(f"{path} is not a segment: its name is not {NAME_DIGITS} digits and {SUFFIX}. Move the file away.")
         bases.append(int(digits))
     return sorted(bases)
 
@@ -241,18 +241,18 @@ def _segment_path(directory: Path, base: int) -> str:
     return str(directory / f"{base:0{NAME_DIGITS}d}{SUFFIX}")
 
 
-def _sealed(directory: Path, bases: list[int]) -> list[Segment]:
-    """Return all segments but the last. A sealed one ends where the next begins, also while its hole is still there."""
+def _sealed(directory: Path, bases: list[int]) -> list[LogSegment]:
+    """Return all segments but the last. A sealed segment ends where the next one begins, even before it is truncated."""
     segments = []
     for base, following in pairwise(bases):
         path = _segment_path(directory, base)
         size = os.stat(path).st_size
         if base + size < following:
             raise LogCorrupt(
-                f"segment {os.path.basename(path)} has {size} bytes, but the next one starts at position {following}: "
-                f"{following - base - size} bytes from position {base + size} on are missing; {REMEDY}"
+                f"Segment {os.path.basename(path)} has {size} bytes, but the next one starts at position {following}: "
+                f"{following - base - size} bytes from position {base + size} on are missing. {REMEDY}"
             )
-        segments.append(Segment(path, base, following))
+        segments.append(LogSegment(path, base, following))
     return segments
 
 
@@ -267,13 +267,13 @@ def _intact_in_file(path: str, base: int, position: int) -> bool:
     return False
 
 
-def _ms_at(segment: Segment, position: int) -> int:
+def _ms_at(segment: LogSegment, position: int) -> int:
     with open(segment.path, "rb") as file:
         header = os.pread(file.fileno(), record.HEADER_BYTES, position - segment.base)
     return int(record.HEADER.unpack(header)[6])
 
 
-def _last_ms(segment: Segment) -> int:
+def _last_ms(segment: LogSegment) -> int:
     last_ms = 0
     for block in blocks(segment.path, segment.base, segment.base, segment.stop):
         last_ms = record.HEADER.unpack_from(block.buffer, int(block.offsets[-1]))[6]

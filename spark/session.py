@@ -1,4 +1,4 @@
-"""A Spark session for Penstock's jobs: the right interpreter, quiet, and our packages importable on every worker."""
+"""A Spark session for Penstock's jobs: with this interpreter, little logging, and our packages importable on every worker."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ JAVA_VERSION_MIN = 17
 """Spark 4 runs on Java 17 and later (spark.apache.org/docs/4.0.0, Overview)."""
 
 JAVA_TIMEOUT_S = 30
-"""A JVM that takes longer than this to print its version is not one to work with."""
+"""Seconds that a JVM may take to print its version."""
 
 DRIVER_MEMORY = "2g"
-"""Heap of the driver, which on a local master is also the heap of all tasks. Spark's default of 1 GiB makes the shuffle of
-a few million deliveries spill."""
+"""Heap of the driver. On a local master all tasks share this heap, and with Spark's default of 1 GiB the shuffle of a few
+million deliveries spills to disk."""
 
 PACKAGES = ("spark", "store")
-"""What a worker imports of `penstock` to read the log."""
+"""Packages of `penstock` that a worker imports to read the log."""
 
 _PENSTOCK = Path(__file__).parents[1]
 
 
 def open_session(master: str = "local[*]", app_name: str = "penstock") -> SparkSession:
-    """Start a session, or return the one that runs in this process, with the format `commitlog` known to it.
+    """Start a session, or return the running one, with the format `commitlog` registered.
 
-    On a local master workers are this interpreter with this source tree, and all ports are on 127.0.0.1. On any other
-    master a zip of our packages goes to the executors, which need numpy, orjson and pyarrow, and must see the log and the
-    report's directory under the same paths.
+    On a local master, workers use this interpreter and this source tree, and all ports are on 127.0.0.1. On any other
+    master, the session sends a zip of our packages to the executors. These need numpy, orjson and pyarrow, and must see the
+    log and the report's directory under the same paths.
 
     Args:
         master: a Spark master URL.
-        app_name: what Spark shows for the job.
+        app_name: name of the job in Spark.
 
     Raises:
-        JavaMissing: no Java 17 or later is found.
+        JavaMissing: there is no Java 17 or later.
     """
     java_version()
     local = re.fullmatch(r"local(\[.*\])?", master) is not None
@@ -67,19 +67,19 @@ def open_session(master: str = "local[*]", app_name: str = "penstock") -> SparkS
 
 
 def java_version() -> int:
-    """Return the major version of the Java that Spark will run on: that of JAVA_HOME, else the first on PATH.
+    """Return the major version of the Java that Spark will use: that of JAVA_HOME, or else the first one on PATH.
 
     Raises:
-        JavaMissing: there is none, it can't be run, or it is older than `JAVA_VERSION_MIN`.
+        JavaMissing: there is no Java, it can't be run, or it is older than `JAVA_VERSION_MIN`.
     """
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     remedy = (
-        f"Only Spark's part of Penstock needs Java: install a JRE of version {JAVA_VERSION_MIN} or later "
-        f"(Debian, Ubuntu: apt install openjdk-17-jre-headless), or point JAVA_HOME to one"
+        f"Reconciliation needs Java; the node does not. Install a JRE of version {JAVA_VERSION_MIN} or later "
+        f"(Debian and Ubuntu: apt install openjdk-17-jre-headless), or set JAVA_HOME."
     )
     if java is None:
-        raise JavaMissing(f"there is no `java` on PATH, and JAVA_HOME is not set. {remedy}")
+        raise JavaMissing(f"There is no `java` on PATH, and JAVA_HOME is not set. {remedy}")
     try:
         answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=JAVA_TIMEOUT_S, check=True)
     except (OSError, subprocess.SubprocessError) as error:
@@ -108,7 +108,7 @@ def _settings(local: bool) -> dict[str, str]:
 
 @contextmanager
 def _importable() -> Iterator[None]:
-    """Put our packages on the PYTHONPATH that the JVM inherits, and hands on to the workers that it starts."""
+    """Put our packages on PYTHONPATH. The JVM inherits it and passes it on to its workers."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(_PENSTOCK.parent), *([before] if before else [])])
     try:

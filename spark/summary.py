@@ -1,4 +1,4 @@
-"""What a reconciliation found, as plain values: the content of `summary.json`. Needs no Spark."""
+"""The result of a reconciliation as plain values: the content of `summary.json`. This module needs no Spark."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ from enum import StrEnum
 from typing import Any, NamedTuple, TypedDict
 
 SCHEMA_VERSION = 1
-"""Raised when a name in the summary changes its meaning or goes away; new names may come without."""
+"""Version of the summary. It rises when a name is removed or changes its meaning, and not when a name is added."""
 
 REPORT = "penstock reconcile"
-"""What `report` of a summary says: by this a directory is known to be an earlier report."""
+"""Value of `report` in a summary, by which an earlier report is recognised."""
 
 QUANTILES = (0.5, 0.9, 0.99, 1.0)
 """p50, p90, p99 and max."""
 
 
-class Outcome(StrEnum):
-    """What became of a delivery. Each has exactly one."""
+class DeliveryOutcome(StrEnum):
+    """The outcome of a delivery. Each delivery has exactly one."""
 
     ACKED_IN_TIME = "acked_in_time"
     ACKED_LATE = "acked_late"
-    """Acknowledged after its deadline. The node refuses that, so it tells of a defect or of a foreign log."""
+    """Acknowledged after its deadline. The node refuses such acks, so this outcome points to a defect or to a foreign log."""
     REVIVED = "revived"
     EXTENDED = "extended"
-    """A change of invisible time ended it and began another delivery of the same message."""
+    """Ended by a change of invisible time, which began another delivery of the same message."""
     DEAD_LETTERED = "dead_lettered"
     VOIDED = "voided"
-    """An operator reset its group's offset, or deleted the group."""
+    """Ended because an operator reset the group's offset, or deleted the group."""
     IN_FLIGHT = "in_flight"
-    """Nothing followed yet, and its deadline plus back-off and grace is not over."""
+    """Not settled, and the time of deadline, back-off and grace is not over."""
     LOST = "lost"
-    """Nothing followed, and deadline, back-off and grace are over."""
+    """Not settled, although the time of deadline, back-off and grace is over."""
 
 
 class Quantiles(TypedDict):
-    """In ms. The p-th is the least value that at least that share of the values does not exceed, of rank exact to 0.01 %."""
+    """Quantiles in ms. The rank of each is exact to 0.01 %."""
 
     p50: int
     p90: int
@@ -44,14 +44,14 @@ class Quantiles(TypedDict):
 
 
 class LogRange(TypedDict):
-    """What was read: positions from start to end, records stored from first_ms to last_ms."""
+    """Range of the log that was read: positions and store times."""
 
     start_position: int
     end_position: int
     first_ms: int
     last_ms: int
     torn_tail: bool
-    """Bytes that are not a whole record stand behind the end. Normal while the node writes."""
+    """Whether an incomplete record follows the end. This is normal while the node writes."""
 
 
 class Totals(TypedDict):
@@ -59,46 +59,46 @@ class Totals(TypedDict):
 
     deliveries: int
     outcomes: dict[str, int]
-    """By `Outcome`; every outcome is there."""
+    """Count of each `DeliveryOutcome`, zeros included."""
     conflicting: int
-    """Deliveries that ended in two ways, or twice in one that isn't an ack. Must be 0."""
+    """Deliveries that ended in two ways, or twice in a way that isn't an ack. Must be 0."""
     duplicate_acks: int
-    """Acks of a delivery after its first."""
+    """Acks after the first ack of a delivery."""
     orphan_acks: int
     """Acks that match no delivery."""
     orphan_others: int
-    """Revivals, changes and dead letters that match no delivery."""
+    """Revivals, changes of invisible time and dead letters that match no delivery."""
     before_log: int
-    """Ends of deliveries that began in a segment which is gone (retention). Nothing is wrong with them."""
+    """Ends of deliveries whose beginning retention has deleted. These are no findings."""
 
 
-class Group(TypedDict):
+class GroupSection(TypedDict):
     """One POP group on one filter."""
 
     group_id: int
     group: str
     filter: str | None
-    """None where the record that created the group is gone."""
+    """None if retention has deleted the record that created the group."""
     deliveries: int
     outcomes: dict[str, int]
     conflicting: int
     duplicate_acks: int
     messages: int
-    """Distinct messages handed out. One that retention has copied forward counts again."""
+    """Distinct messages delivered. A message that retention has copied forward counts again."""
     messages_acked: int
-    """Of these, with at least one delivery acknowledged."""
+    """Messages with at least one acknowledged delivery."""
     ack_latency_ms: Quantiles | None
-    """From pop to ack, of deliveries acknowledged."""
+    """Time from pop to ack of acknowledged deliveries."""
     revive_lateness_ms: Quantiles | None
-    """From deadline to revival. Negative for a message given back before its deadline."""
+    """Time from deadline to revival. It is negative for a message that its consumer returned before the deadline."""
     attempts: dict[str, int]
-    """Deliveries by attempt, from "1"."""
+    """Count of deliveries by attempt, from "1" up."""
     oldest_in_flight_ms: int | None
     """Age of the oldest delivery in flight."""
 
 
 class Example(TypedDict):
-    """One delivery to look at."""
+    """One delivery that an operator may want to examine."""
 
     key: int
     group_id: int
@@ -106,7 +106,7 @@ class Example(TypedDict):
     outcome: str
     message_position: int
     topic: str | None
-    """None where the message is no longer in the log."""
+    """None if the message is no longer in the log."""
     attempt: int
     pop_ms: int
     deadline_ms: int
@@ -119,17 +119,17 @@ class Summary(TypedDict):
     report: str
     schema_version: int
     complete: bool
-    """False while the tables beside it are being written."""
+    """False while the tables of the report are being written."""
     ok: bool
-    """Nothing is lost or conflicting."""
+    """Whether no delivery is lost or conflicting."""
     data_dir: str
     log: LogRange
     as_of_ms: int
     grace_ms: int
     totals: Totals
-    groups: list[Group]
+    groups: list[GroupSection]
     examples: dict[str, list[Example]]
-    """The worst deliveries, under "lost", "conflicting", "dead_lettered" and "revived"."""
+    """The worst deliveries, by "lost", "conflicting", "dead_lettered" and "revived"."""
 
 
 class CountRow(NamedTuple):
@@ -161,7 +161,7 @@ class MessagesRow(NamedTuple):
 
 
 class GroupName(NamedTuple):
-    """Who a group id is."""
+    """Name and filter of a group."""
 
     group: str
     filter: str | None
@@ -174,8 +174,8 @@ def group_sections(
     names: dict[int, GroupName],
     *,
     as_of_ms: int,
-) -> list[Group]:
-    """Return the sections of the groups that have deliveries, by name and id."""
+) -> list[GroupSection]:
+    """Return the sections of the groups that have deliveries, in the order of name and id."""
     spread_of = {row.group_id: row for row in spreads}
     messages_of = {row.group_id: row for row in messages}
     rows_of: dict[int, list[CountRow]] = {}
@@ -195,15 +195,15 @@ def _group_section(
     messages: MessagesRow,
     names: dict[int, GroupName],
     as_of_ms: int,
-) -> Group:
-    outcomes = {outcome.value: 0 for outcome in Outcome}
+) -> GroupSection:
+    outcomes = {outcome.value: 0 for outcome in DeliveryOutcome}
     attempts: dict[int, int] = {}
     for row in rows:
         outcomes[row.outcome] += row.deliveries
         attempts[row.attempt] = attempts.get(row.attempt, 0) + row.deliveries
-    in_flight = [row.first_pop_ms for row in rows if row.outcome == Outcome.IN_FLIGHT]
+    in_flight = [row.first_pop_ms for row in rows if row.outcome == DeliveryOutcome.IN_FLIGHT]
     name = names.get(group_id, GroupName(f"group {group_id}", None))
-    return Group(
+    return GroupSection(
         group_id=group_id,
         group=name.group,
         filter=name.filter,
@@ -227,11 +227,11 @@ def _quantiles(values: list[int] | None) -> Quantiles | None:
     return Quantiles(p50=p50, p90=p90, p99=p99, max=most)
 
 
-def totals(groups: list[Group], *, orphan_acks: int, orphan_others: int, before_log: int) -> Totals:
+def totals(groups: list[GroupSection], *, orphan_acks: int, orphan_others: int, before_log: int) -> Totals:
     """Return the counts over all groups."""
     return Totals(
         deliveries=sum(group["deliveries"] for group in groups),
-        outcomes={each.value: sum(group["outcomes"][each] for group in groups) for each in Outcome},
+        outcomes={each.value: sum(group["outcomes"][each] for group in groups) for each in DeliveryOutcome},
         conflicting=sum(group["conflicting"] for group in groups),
         duplicate_acks=sum(group["duplicate_acks"] for group in groups),
         orphan_acks=orphan_acks,
@@ -241,12 +241,12 @@ def totals(groups: list[Group], *, orphan_acks: int, orphan_others: int, before_
 
 
 def is_ok(found: Totals) -> bool:
-    """Return whether nothing is lost or conflicting."""
-    return found["outcomes"][Outcome.LOST] == 0 and found["conflicting"] == 0
+    """Return whether no delivery is lost or conflicting."""
+    return found["outcomes"][DeliveryOutcome.LOST] == 0 and found["conflicting"] == 0
 
 
-def group_row(group: Group) -> dict[str, Any]:
-    """Return a group's section flat: one row of the table `groups/`. The histogram of attempts is JSON's business only."""
+def group_row(group: GroupSection) -> dict[str, Any]:
+    """Return a group's section as a flat row of the table `groups/`. The histogram of attempts exists only in the JSON."""
     row: dict[str, Any] = {name: value for name, value in group.items() if not isinstance(value, dict)}
     row |= group["outcomes"]
     for name, spread in (("ack_latency_ms", group["ack_latency_ms"]), ("revive_lateness_ms", group["revive_lateness_ms"])):

@@ -1,4 +1,4 @@
-"""The tables that the log can be read as: their columns, and how a block of records becomes one Arrow batch of each."""
+"""The tables of the data source: their columns, and how a block of records becomes an Arrow batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from penstock.spark.explode import FIXED_BYTES, HANDED_OUT, HANDING, SETTLING, Array, Records, handed_out, settled
+from penstock.spark.records import FIXED_BYTES, HANDED_OUT, HANDING, SETTLING, Array, Records, handed_out, settled
 from penstock.store import record
 from penstock.store.record import Flag, Kind
 
@@ -25,23 +25,23 @@ ARROW_TYPES = {
 POP_KINDS = (*sorted({*HANDING, *SETTLING}), Kind.GROUP_CREATED, Kind.GROUP_CHANGED, Kind.DEAD_LETTER_REDRIVEN)
 
 KIND_NAMES = [f"KIND_{number}" for number in range(256)]
-"""What the column `kind` holds: the name in `store.record.Kind`; a kind that this version doesn't know is KIND_<number>."""
+"""Values of the column `kind`: names of `store.record.Kind`, or KIND_<number> for a kind that this version doesn't know."""
 for _kind in Kind:
     KIND_NAMES[_kind] = _kind.name
 
 Columns = Mapping[str, Callable[[], Any]]
-"""The columns of a batch by name; each is made (an Arrow array) when it is called, so that only what is wanted costs."""
+"""The columns of a batch by name. Calling a value makes the Arrow array, so columns that nobody wants cost nothing."""
 
 
 class Table(NamedTuple):
     """One way to read the log."""
 
     columns: dict[str, str]
-    """Names and Spark types of the columns."""
+    """Name and Spark type of each column."""
     kinds: tuple[int, ...]
-    """Kinds of the records that it reads; none means all."""
+    """Kinds of the records that the table reads; empty for all kinds."""
     time_column: str
-    """Which column is the record's store time."""
+    """Name of the column with the record's store time."""
     rows: Callable[[Records], Columns]
 
     def arrow_schema(self, names: Sequence[str]) -> Any:
@@ -49,7 +49,7 @@ class Table(NamedTuple):
         return pa.schema([(name, ARROW_TYPES[self.columns[name]]) for name in names])
 
     def batch(self, records: Records, names: Sequence[str]) -> Any:
-        """Return the columns `names` of the rows that `records` make, as one Arrow record batch."""
+        """Return the rows of some records as an Arrow record batch with the columns `names`."""
         columns = self.rows(records)
         return pa.RecordBatch.from_arrays([columns[name]() for name in names], schema=self.arrow_schema(names))
 
@@ -75,7 +75,7 @@ def _group_names(records: Records, group_ids: Array) -> Any:
     known, first = np.unique(records.pop["group_id"], return_index=True)
     named = records.where(np.sort(first))
     names = named.texts(named.topic_from, named.props_from)
-    by_position = np.argsort(np.argsort(first))  # names stand in the order of the log, `known` in that of the ids
+    by_position = np.argsort(np.argsort(first))  # `names` is in the order of the log, `known` in the order of the ids
     indices = by_position[np.searchsorted(known, group_ids)] if len(known) else group_ids
     return names.take(pa.array(indices))
 
@@ -134,7 +134,7 @@ def _settlements_rows(records: Records) -> Columns:
 
 
 EVENT_VALUES = ("deadline_ms", "return_ms", "message_position", "attempt", "source")
-"""Columns of `events` that only a delivery that begins has."""
+"""Columns of `events` that are null for the end of a delivery."""
 
 
 def _events_rows(records: Records) -> Columns:
@@ -159,7 +159,7 @@ def _events_rows(records: Records) -> Columns:
 
 
 def _groups_rows(records: Records) -> Columns:
-    """One row per group id of a block, and the filter from the record that created it, where that is among them."""
+    """Return one row per group id of a block, with the filter if the block holds the record that created the group."""
     group_ids = np.unique(records.pop["group_id"]).astype(np.int64)
     filters = {}
     for offset in records.of_kind(Kind.GROUP_CREATED).offsets.tolist():

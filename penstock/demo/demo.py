@@ -1,8 +1,8 @@
-"""`penstock demo`: the whole path on one machine, with real connections, real failures and a reconciliation at the end.
+"""`penstock demo`: devices, a node and consumers on one machine, with real connections and failures, and a reconciliation.
 
-A node, a fleet of devices, a dashboard and three consumers run as they would in earnest: each a process or a connection of
-its own. One consumer dies with messages in its hands and one is too slow, so that the node has to revive what they held.
-Then Spark pairs every delivery with what became of it.
+The node, the fleet of devices and each of three consumers are processes of their own; each device and the dashboard have an
+MQTT connection. One consumer is killed while it holds messages and one is too slow, so the node has to revive messages. Then
+Spark pairs every delivery with its outcome.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ DASHBOARD_FILTER = "plant/#"
 
 READY_S_MAX = 30.0
 FINISH_S_MAX = 180.0
-"""How long the consumers may take after the last reading: revived messages come back several times at worst."""
+"""Seconds that the consumers may take after the last reading. A message may be revived several times."""
 
 STOP_S_MAX = 20.0
 POLL_S = 0.2
 
 
 class DemoFailed(Exception):
-    """Raised when a step of the demo did not do what it should. The message says which, and where to look."""
+    """Raised when a step of the demo fails. The message names the step, and the log to read."""
 
 
 class _Demo:
-    """One run.
+    """One run of the demo.
 
     Parameters:
-        directory: where its files go: the node's data and log, and the report.
-        console: where progress and the report are shown.
+        directory: directory for the node's data, its log, and the report.
+        console: shows the progress.
     """
 
     def __init__(self, directory: Path, console: Console, *, devices: int, readings: int, seed: int) -> None:
@@ -71,10 +71,10 @@ class _Demo:
         )
 
     async def run(self) -> dict[str, int]:
-        """Run everything up to the orderly end of the node; return the node's own POP counters.
+        """Run the demo up to the orderly end of the node, and return the node's POP counters.
 
         Raises:
-            DemoFailed: something did not come about.
+            DemoFailed
         """
         try:
             addresses = await self._start_node()
@@ -112,19 +112,24 @@ class _Demo:
         except TimeoutError:
             line = ""
         if not line.startswith("ready "):
-            raise DemoFailed(f"the node did not start; its log is {self.node_log}")
+            raise DemoFailed(f"The node did not start. Its log is {self.node_log}.")
         words = dict(word.split("=", 1) for word in line.split()[1:])
-        self.console.print(f"node: mqtt {words['mqtt']}, pop {words['pop']}, admin http://{words['admin']}/metrics")
+        self.console.print(
+            f"\nA node is running. MQTT is on {words['mqtt']}, gRPC on {words['pop']}, metrics on http://{words['admin']}/metrics.\n"
+            f"{self.devices} devices publish {self.readings:,} temperature readings over MQTT. A dashboard subscribes to all "
+            f"of them, and three consumers of the group {GROUP!r} pop and acknowledge them over gRPC. One consumer is killed, "
+            "and one is too slow: the node delivers their messages again.\n"
+        )
         return {name: HostPort.parse(words[name]) for name in ("mqtt", "pop", "admin")}
 
     async def _stop_node(self) -> None:
         self._node.terminate()
         status = await asyncio.wait_for(self._node.wait(), STOP_S_MAX)
         if status != 0:
-            raise DemoFailed(f"the node ended with status {status}; its log is {self.node_log}")
+            raise DemoFailed(f"The node ended with status {status}. Its log is {self.node_log}.")
 
     async def _worker(self, pop: HostPort, habit: str) -> None:
-        """Run a consumer and keep what it reports. One that dies is left dead: the others have its messages soon."""
+        """Run a consumer and keep its latest report. A consumer that dies is not restarted: the others get its messages."""
         process = await self._spawn(
             "penstock.demo.worker", "--pop", str(pop), "--group", GROUP, "--filter", FILTER, "--habit", habit
         )
@@ -135,7 +140,7 @@ class _Demo:
         if status == -signal.SIGKILL:
             self.deaths += 1
         elif status != 0:
-            raise DemoFailed(f"the {habit} consumer ended with status {status}; see {self.node_log}")
+            raise DemoFailed(f"The {habit} consumer ended with status {status}. Read {self.node_log}.")
 
     async def _stop_workers(self, workers: list[asyncio.Task[None]]) -> None:
         for process in self._processes:
@@ -146,7 +151,7 @@ class _Demo:
     # --- the dashboard ----------------------------------------------------------------------------------------------
 
     async def _watch(self, mqtt: HostPort) -> None:
-        """Subscribe as a dashboard does, and count what comes."""
+        """Subscribe as a dashboard does, and count the messages that arrive."""
         client = MQTTClient(client_id="dashboard", config={"auto_reconnect": False, "keep_alive": 60, "plugins": {}})
         await client.connect(f"mqtt://{mqtt}/")
         await client.subscribe([(DASHBOARD_FILTER, 0)])
@@ -160,9 +165,9 @@ class _Demo:
 
     async def _publish_and_drain(self, addresses: dict[str, HostPort]) -> dict[str, int]:
         tasks = {
-            "published": self._progress.add_task(f"{self.devices} devices publish at QoS 1", total=self.readings),
-            "received": self._progress.add_task("dashboard receives", total=self.readings),
-            "acked": self._progress.add_task("3 consumers acknowledge", total=self.readings),
+            "published": self._progress.add_task("Readings published, QoS 1", total=self.readings),
+            "received": self._progress.add_task("Received by the dashboard", total=self.readings),
+            "acked": self._progress.add_task("Acknowledged by 3 consumers", total=self.readings),
         }
         fleet = asyncio.create_task(self._run_fleet(addresses["mqtt"], tasks["published"]))
         deadline = time.monotonic() + FINISH_S_MAX
@@ -173,7 +178,7 @@ class _Demo:
             self._progress.update(
                 tasks["acked"],
                 completed=counters["acked"],
-                description=f"3 consumers acknowledge ({counters['revived']} revived)",
+                description=f"Acknowledged ({counters['revived']} revived)",
             )
             if fleet.done():
                 fleet.result()
@@ -183,8 +188,8 @@ class _Demo:
                 deadline = time.monotonic() + FINISH_S_MAX
             if time.monotonic() > deadline:
                 raise DemoFailed(
-                    f"{counters['acked']} of {self.readings} readings were acknowledged and {self.received} reached the "
-                    f"dashboard in {FINISH_S_MAX:.0f} s after the last was published; the node's log is {self.node_log}"
+                    f"Of {self.readings:,} readings, {counters['acked']:,} were acknowledged and {self.received:,} reached the "
+                    f"dashboard within {FINISH_S_MAX:.0f} s of the last publish. The node's log is {self.node_log}."
                 )
             await asyncio.sleep(POLL_S)
 
@@ -200,7 +205,7 @@ class _Demo:
             if "published" in self.fleet:
                 self._progress.update(task, completed=self.fleet.get("acknowledged", self.fleet["published"]))
         if await process.wait() != 0:
-            raise DemoFailed(f"the fleet failed: {self.fleet}")
+            raise DemoFailed(f"The fleet of devices failed: {self.fleet}")
 
 
 def _is_drained(state: dict[str, Any]) -> bool:
@@ -217,24 +222,24 @@ async def _state(admin: HostPort) -> dict[str, Any]:
 
 
 def run_demo(directory: Path | None, *, devices: int, readings: int, seed: int) -> int:
-    """Run the demo and show its report.
+    """Run the demo and print its report.
 
     Args:
-        directory: where its files go, empty or missing; None for a new temporary directory.
-        devices: MQTT connections, at least 1.
-        readings: PUBLISHes in total.
-        seed: of the simulation.
+        directory: directory for the demo's files, which must be empty or missing; None for a new temporary directory.
+        devices: number of devices, at least 1. Each has an MQTT connection.
+        readings: number of readings that all devices publish together.
+        seed: seed of the simulated readings.
 
     Returns:
-        The exit status: 0 only when every reading that was published was acknowledged by the group and nothing is lost.
+        The exit status: 0 only if the group acknowledged every published reading and no delivery is lost.
     """
-    console = Console()
+    console = Console(markup=False, highlight=False)  # paths and errors may hold brackets
     try:
         from penstock.spark.errors import ReconcileError
         from penstock.spark.session import java_version
     except ModuleNotFoundError as error:
         hint = f"penstock demo: {error.name} is not installed: {install_hint('spark')}"
-        console.print(hint, style="red", markup=False)
+        console.print(hint, style="red")
         return 2
     try:
         java_version()
@@ -242,8 +247,8 @@ def run_demo(directory: Path | None, *, devices: int, readings: int, seed: int) 
         console.print(f"penstock demo: {error}", style="red")
         return 2
     directory = _directory(directory)
-    logging.getLogger("amqtt").setLevel(logging.CRITICAL)  # what matters of its errors comes as exceptions
-    console.print(f"files: {directory}")
+    logging.getLogger("amqtt").setLevel(logging.CRITICAL)  # amqtt raises its errors as well as logging them
+    console.print(f"The files of this demo are in {directory}.")
     demo = _Demo(directory, console, devices=devices, readings=readings, seed=seed)
     began = time.monotonic()
     try:
@@ -251,7 +256,7 @@ def run_demo(directory: Path | None, *, devices: int, readings: int, seed: int) 
     except DemoFailed as error:
         console.print(f"penstock demo: {error}", style="red")
         return 1
-    console.print(f"\nThe node has stopped. Spark reconciles {demo.data_dir} ...")
+    console.print("\nThe node has stopped. Apache Spark now reads its log and pairs every delivery with its outcome.\n")
     from penstock.spark.reconcile import run
 
     status = run(demo.data_dir, demo.report_dir)
@@ -263,16 +268,16 @@ def _directory(directory: Path | None) -> Path:
         return Path(tempfile.mkdtemp(prefix="penstock-demo-"))
     directory.mkdir(parents=True, exist_ok=True)
     if any(directory.iterdir()):
-        raise FileExistsError(f"{directory} is not empty: name another directory for the demo's files")
+        raise FileExistsError(f"{directory} is not empty. Name another directory for the demo's files.")
     return directory.resolve()
 
 
 def _conclude(console: Console, demo: _Demo, status: int, seconds: float) -> int:
-    """Compare what was published with what Spark found; say so, and return the exit status."""
+    """Compare the published readings with the result of Spark, print a conclusion, and return the exit status."""
     if status == 2:
         return 1
     summary = orjson.loads((demo.report_dir / "summary.json").read_bytes())
-    # A reading whose PUBACK came too late for the fleet was sent again, and is stored twice.
+    # The fleet sends a reading again if its PUBACK is late. The node then stores it twice.
     stored = demo.readings + int(demo.fleet["resent"])
     groups = [group for group in summary["groups"] if group["group"] == GROUP]
     acked = sum(group["messages_acked"] for group in groups)
@@ -282,14 +287,17 @@ def _conclude(console: Console, demo: _Demo, status: int, seconds: float) -> int
     revived = sum(group["outcomes"]["revived"] for group in groups)
     lost = summary["totals"]["outcomes"]["lost"]
     console.print(
-        f"\n{demo.readings} readings published by {demo.devices} devices, {demo.received} deliveries to the dashboard, "
-        f"{acked} readings acknowledged by group {GROUP!r}.\n"
-        f"{demo.deaths} consumer died with a batch in its hands; the slow one acknowledged {late} too late. "
-        f"{revived} deliveries were revived, {lost} lost."
+        f"\n{demo.devices} devices published {demo.readings:,} readings. The dashboard received {demo.received:,}, and the "
+        f"group {GROUP!r} acknowledged {acked:,}.\n"
+        f"{demo.deaths} consumer was killed while it held a batch, and the slow one acknowledged {late:,} messages too late. "
+        f"The node delivered {revived:,} messages again; {lost:,} were lost."
     )
-    console.print(f"report: {demo.report_dir} (summary.json, Parquet tables)  data: {demo.data_dir}  {seconds:.0f} s")
+    console.print(f"The report is in {demo.report_dir}: summary.json and Parquet tables. The demo took {seconds:.0f} s.")
     if not complete:
-        console.print(f"NOT COMPLETE: {demo.readings} readings, {handed_out} handed out, {acked} acknowledged", style="red")
+        console.print(
+            f"NOT COMPLETE: of {demo.readings:,} readings, {handed_out:,} were delivered and {acked:,} acknowledged.",
+            style="red",
+        )
     elif status == 0:
-        console.print("every reading was acknowledged, and nothing is lost", style="green")
+        console.print("Every reading was acknowledged, and no delivery is lost.", style="green")
     return 0 if complete and status == 0 else 1

@@ -1,8 +1,8 @@
-"""The demo's devices: a plant whose sensors can be simulated from a seed, and their MQTT connections, which are real.
+"""The demo's devices: sensors of a plant, simulated from a seed, with real MQTT connections.
 
-`python -m penstock.demo.fleet --port 1883` runs a fleet as a process of its own, so that its load shares no event loop with the
-node. Its standard output is JSON lines: `{"published": n}` while it runs, and at last one with `"done": true` and the counts of
-`FleetReport`. It ends with status 0 when every reading was acknowledged, and with 1 otherwise.
+`python -m penstock.demo.fleet --port 1883` runs a fleet as a process of its own, so that it shares no event loop with the node.
+It prints JSON lines: `{"published": n}` while it runs, and at the end one line with `"done": true` and the counts of
+`FleetReport`. The exit status is 0 if every reading was acknowledged, else 1.
 """
 
 from __future__ import annotations
@@ -25,37 +25,37 @@ from amqtt.errors import AMQTTError, ClientError, ConnectError, ProtocolHandlerE
 from amqtt.mqtt.constants import QOS_1
 
 START_MS = 1_767_225_600_000
-"""When the simulated readings begin: 2026-01-01T00:00:00Z. Fixed, so that a seed gives the same bytes on any day."""
+"""Time of the first simulated readings, 2026-01-01T00:00:00Z. It is fixed, so that a seed gives the same bytes on any day."""
 
 DEVICES_PER_LINE = 25
 INTERVAL_MS = 1_000
 """Time between two readings of a device, before jitter."""
 
 DUPLICATE_SHARE = 0.02
-"""Share of readings that a device sends twice: it lost the acknowledgement and does not know."""
+"""Share of readings that a device sends twice, as if it had missed the acknowledgement."""
 
 LATE_SHARE = 0.01
-"""Share of readings that a device holds back, and sends after up to `LATE_BY_MAX` later ones."""
+"""Share of readings that a device sends only after up to `LATE_BY_MAX` later readings."""
 
 LATE_BY_MAX = 5
 SPIKE_SHARE = 0.003
-"""Share of readings far above the truth: a loose contact."""
+"""Share of readings that are far too high, as from a loose contact."""
 
 WINDOW = 8
-"""PUBLISHes of one device without their PUBACK. 200 devices come to 1,600: a broker that acknowledges more than 320 a second
-stays within the 5 s after which amqtt gives up on a PUBACK."""
+"""Unacknowledged PUBLISH packets per device. With 200 devices that is 1,600 packets: a broker that acknowledges more than 320
+packets a second meets the 5 s after which amqtt stops waiting for a PUBACK."""
 
 CONNECTING_MAX = 32
-"""Devices that connect at a time, fewer than the backlog of any listener."""
+"""Number of devices that connect at the same time. It is below the backlog of any listener."""
 
 CONNECT_S_MAX = 60.0
-"""Seconds until a connection is given up that has no CONNACK. amqtt itself bounds only the TCP connection."""
+"""Seconds that a device waits for its CONNACK. amqtt itself limits only the time of the TCP connection."""
 
 ATTEMPTS_MAX = 12
-"""PUBLISHes of one reading, 5 s apart, until it counts as failed: a minute without a PUBACK."""
+"""Attempts to publish one reading, 5 s apart, before it counts as failed: a minute without a PUBACK."""
 
 ERRORS_MAX = 10
-"""Reasons that a report tells: what stops one device mostly stops all of them."""
+"""Maximum number of errors in a report. One cause usually stops all devices."""
 
 PROGRESS_S = 0.2
 """Seconds between two lines of progress."""
@@ -85,7 +85,7 @@ class Reading(NamedTuple):
 
     @property
     def body(self) -> bytes:
-        """Return the JSON that goes out. `late` and `duplicate_of` are in it only where they say something."""
+        """Return the JSON that the device sends. It has `late` and `duplicate_of` only if they are set."""
         fields: dict[str, Any] = {
             "device": self.device,
             "sequence": self.sequence,
@@ -101,7 +101,7 @@ class Reading(NamedTuple):
 
 
 class _Sample(NamedTuple):
-    """What a sensor measured: number, from 1, time and temperature."""
+    """One measurement of a sensor: its number, from 1 up, its time and the temperature."""
 
     number: int
     ts_ms: int
@@ -111,23 +111,25 @@ class _Sample(NamedTuple):
 def simulate(seed: int, devices: int = 200, readings: int = 20_000) -> list[Reading]:
     """Return the `readings` PUBLISHes of a plant with `devices` devices, in the order in which they are sent.
 
-    The same arguments give the same list, on any machine. Every device sends the same number of PUBLISHes, but for the
-    remainder of the division, which the first ones take.
+    The same arguments give the same list on any machine. Every device sends the same number of readings; the first devices
+    send one more each if the number of readings is not divisible by the number of devices.
 
     Raises:
         ValueError: there is no device, or a negative number of readings.
     """
     if devices < 1 or readings < 0:
-        raise ValueError(f"a fleet needs at least one device and no negative readings, not {devices} and {readings}")
+        raise ValueError(
+            f"A fleet needs at least 1 device and 0 readings, but devices is {devices} and readings is {readings}."
+        )
     share, rest = divmod(readings, devices)
     by_device = [_readings_of(seed, index, share + (index < rest)) for index in range(devices)]
-    # Round after round, as devices that measure at the same interval send.
+    # In rounds, because all devices measure at the same interval.
     return [sent[turn] for turn in range(share + 1) for sent in by_device if turn < len(sent)]
 
 
 def _readings_of(seed: int, index: int, count: int) -> list[Reading]:
     """Return the `count` readings that one device sends."""
-    # A generator per device: a larger fleet leaves the devices that were there before as they were.
+    # Each device has a generator of its own, so that the size of the fleet does not change what a device sends.
     random = Random(f"{seed}/{index}")
     device, line = f"device-{index + 1:04d}", f"line-{index // DEVICES_PER_LINE + 1:02d}"
     readings: list[Reading] = []
@@ -144,7 +146,7 @@ def _readings_of(seed: int, index: int, count: int) -> list[Reading]:
 
 
 def _measure(random: Random) -> Iterator[_Sample]:
-    """Measure without end: a base that is the device's own, a slow swing and drift, noise, and now and then a spike."""
+    """Yield measurements for ever: a base temperature of the device, a slow oscillation, drift, noise, and rare spikes."""
     base = random.uniform(35.0, 75.0)
     swing, period_ms, phase = random.uniform(0.5, 3.0), random.uniform(300_000, 1_800_000), random.uniform(0, math.tau)
     noise = random.uniform(0.05, 0.3)
@@ -162,7 +164,7 @@ def _measure(random: Random) -> Iterator[_Sample]:
 
 
 def _send_order(random: Random, samples: Iterator[_Sample], count: int) -> list[_Sample]:
-    """Return `count` samples as they are sent: some of them twice, some of them after later ones."""
+    """Return `count` samples in the order of sending: some of them twice, some after later samples."""
     sent: list[_Sample] = []
     while len(sent) < count:
         sent.append(next(samples))
@@ -179,7 +181,7 @@ def _send_order(random: Random, samples: Iterator[_Sample], count: int) -> list[
 
 @dataclass(slots=True)
 class FleetReport:
-    """What came of a fleet's readings. `acknowledged + failed == readings` when it is done."""
+    """Counts of a fleet's readings. At the end `acknowledged + failed == readings`."""
 
     devices: int
     readings: int
@@ -187,16 +189,16 @@ class FleetReport:
     published: int = 0
     """Readings that were sent at least once."""
     resent: int = 0
-    """PUBLISHes sent again because their PUBACK had not come in 5 s. The broker may have got both."""
+    """Readings sent again because no PUBACK arrived within 5 s. The broker may have stored both."""
     acknowledged: int = 0
     failed: int = 0
     elapsed_s: float = 0.0
     errors: list[str] = field(default_factory=list)
-    """Why devices could not connect or lost their connection, at most `ERRORS_MAX` of them."""
+    """Errors of devices that could not connect or lost their connection, at most `ERRORS_MAX`."""
 
 
 class _ConnectionLost(Exception):
-    """Raised when a device's connection is gone: what it had yet to send has failed."""
+    """Raised when a device loses its connection. Its remaining readings have failed."""
 
 
 async def publish_fleet(
@@ -210,16 +212,16 @@ async def publish_fleet(
 ) -> FleetReport:
     """Publish `readings` at QoS 1, each device over an MQTT 3.1.1 connection of its own and in its order.
 
-    A device that can't connect, or loses its connection, fails with what it had yet to send; the others go on. A PUBLISH that
-    is not acknowledged in 5 s is sent again, up to `ATTEMPTS_MAX` times.
+    If a device can't connect or loses its connection, its remaining readings fail; the other devices continue. A device sends
+    a reading again if it is not acknowledged within 5 s, up to `ATTEMPTS_MAX` times.
 
     Args:
         host: name or address of the broker.
         port: TCP port of its MQTT listener.
-        readings: what to send, as from `simulate`.
-        progress: called after each PUBACK with how many there were.
-        window: PUBLISHes without PUBACK per device, at least 1.
-        connecting_max: devices that connect at a time, at least 1.
+        readings: the readings to send, such as those of `simulate`.
+        progress: called after each PUBACK with the number of PUBACKs so far.
+        window: maximum number of unacknowledged readings per device, at least 1.
+        connecting_max: maximum number of devices that connect at the same time, at least 1.
     """
     by_device: dict[str, list[Reading]] = {}
     for reading in readings:
@@ -252,10 +254,10 @@ def _client_of(device: str) -> MQTTClient:
     config = {
         "auto_reconnect": False,
         "connection_timeout": int(CONNECT_S_MAX),
-        # amqtt pings when nothing was sent for `keep_alive - ping_delay` seconds.
+        # amqtt sends a PINGREQ after `keep_alive - ping_delay` seconds without another packet.
         "keep_alive": 60,
         "ping_delay": 10,
-        # The default plugin logs each packet, and takes a task for each.
+        # The default plugin logs each packet, in a task of its own.
         "plugins": {},
     }
     return MQTTClient(client_id=device, config=config)
@@ -266,7 +268,7 @@ async def _publish_all(
 ) -> None:
     """Publish the readings of one device, `window` at a time.
 
-    Each of `window` tasks takes the next reading and writes it before it waits for anything, so they go out in order.
+    Each of `window` tasks takes the next reading and writes it before it awaits anything, so the readings stay in order.
     """
     following = iter(readings)
 
@@ -287,10 +289,10 @@ async def _publish_all(
 
 
 async def _publish_until_acknowledged(client: MQTTClient, reading: Reading, report: FleetReport) -> bool:
-    """Publish one reading, and say whether it was acknowledged after at most `ATTEMPTS_MAX` times.
+    """Publish one reading, up to `ATTEMPTS_MAX` times. Return whether it was acknowledged.
 
     Raises:
-        _ConnectionLost: the connection is gone.
+        _ConnectionLost: the device has lost its connection.
     """
     for attempt in range(ATTEMPTS_MAX):
         report.resent += attempt > 0
@@ -298,16 +300,16 @@ async def _publish_until_acknowledged(client: MQTTClient, reading: Reading, repo
             await client.publish(reading.topic, reading.body, qos=QOS_1)
             return True
         except TimeoutError:
-            continue  # amqtt forgets a PUBLISH whose PUBACK takes more than 5 s
+            continue  # amqtt waits 5 s for a PUBACK
         except asyncio.CancelledError:
-            # amqtt cancels what waits for a PUBACK when the connection ends; only a task that was itself cancelled may end so.
+            # amqtt cancels tasks that wait for a PUBACK when the connection ends. Only our own cancellation may propagate.
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            raise _ConnectionLost("the broker closed the connection") from None
+            raise _ConnectionLost("The broker closed the connection.") from None
         except (AMQTTError, ClientError, ProtocolHandlerError, OSError, AttributeError) as error:
-            # AttributeError: amqtt's handler has dropped its session and stream under a publish that was under way.
-            raise _ConnectionLost(f"the connection is gone ({error!r})") from error
+            # AttributeError: amqtt's handler dropped its session and stream while this publish was in progress.
+            raise _ConnectionLost(f"The connection is lost ({error!r}).") from error
     return False
 
 
@@ -320,7 +322,7 @@ def _print_line(fields: dict[str, Any]) -> None:
 
 
 def _progress_printer() -> Callable[[int], None]:
-    """Return a `progress` that prints at most one line in `PROGRESS_S`."""
+    """Return a `progress` function that prints at most one line every `PROGRESS_S`."""
     next_s = 0.0
 
     def progress(acknowledged: int) -> None:
@@ -335,14 +337,18 @@ def _progress_printer() -> Callable[[int], None]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a fleet from the command line and return the exit status."""
     parser = argparse.ArgumentParser(prog="penstock.demo.fleet", description="Publish the readings of simulated devices.")
-    parser.add_argument("--host", default="127.0.0.1", help="address of the broker (%(default)s)")
-    parser.add_argument("--port", type=int, default=1883, help="its MQTT port (%(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="same seed, same readings (%(default)s)")
-    parser.add_argument("--devices", type=int, default=200, help="devices, one connection each (%(default)s)")
-    parser.add_argument("--readings", type=int, default=20_000, help="PUBLISHes in total (%(default)s)")
-    parser.add_argument("--window", type=int, default=WINDOW, help="unacknowledged PUBLISHes per device (%(default)s)")
+    parser.add_argument("--host", default="127.0.0.1", help="Address of the broker (%(default)s).")
+    parser.add_argument("--port", type=int, default=1883, help="Port of its MQTT listener (%(default)s).")
+    parser.add_argument("--seed", type=int, default=1, help="Seed of the readings: the same seed gives the same (%(default)s).")
+    parser.add_argument("--devices", type=int, default=200, help="Number of devices, with one connection each (%(default)s).")
+    parser.add_argument(
+        "--readings", type=int, default=20_000, help="Number of readings that all devices publish together (%(default)s)."
+    )
+    parser.add_argument(
+        "--window", type=int, default=WINDOW, help="Maximum number of unacknowledged readings per device (%(default)s)."
+    )
     options = parser.parse_args(arguments)
-    # What matters of amqtt's warnings comes out as an error of the report; it has one for each connection that ends.
+    # amqtt logs a warning for each connection that ends. The report has the errors that matter.
     logging.getLogger("amqtt").setLevel(logging.CRITICAL)
     readings = simulate(options.seed, options.devices, options.readings)
     publishing = publish_fleet(options.host, options.port, readings, progress=_progress_printer(), window=options.window)

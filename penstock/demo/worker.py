@@ -1,7 +1,7 @@
-"""The demo's consumers: processes that pop readings of one group. One works, one is slow, one dies.
+"""The demo's consumers: processes that pop readings of one group. One is steady, one is slow, one dies.
 
 `python -m penstock.demo.worker --pop 127.0.0.1:8081 --group billing --filter 'plant/#' --habit steady` prints
-JSON lines with how many deliveries it popped, acknowledged, and acknowledged too late.
+JSON lines with the number of deliveries that it popped, acknowledged, and acknowledged too late.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ HABITS = ("steady", "slow", "dies")
 
 BATCH = 64
 INVISIBLE_MS = 3_000
-"""Invisible time of all three: short, so that the demo shows revived messages soon."""
+"""Invisible time of all three. It is short, so that the demo soon shows revived messages."""
 
 NAP_S = INVISIBLE_MS / 1000 + 0.3
-"""How long the slow one thinks about a batch: its acknowledgements come too late."""
+"""Seconds for which the slow consumer keeps a batch, so that its acknowledgements are too late."""
 
 NAPS_AFTER = 200
-"""Deliveries that the slow one handles first: by then batches have a size worth sleeping over."""
+"""Deliveries that the slow consumer handles at full speed first. By then batches are large."""
 
 NAPS_MAX = 2
-"""Batches after which the slow one has learnt to hurry."""
+"""Number of batches that the slow consumer acknowledges too late."""
 
 DIES_AFTER = 1_500
-"""Deliveries that the one that dies has acknowledged before it is killed with a batch in its hands."""
+"""Deliveries that the dying consumer acknowledges before it kills itself while it holds a batch."""
 
 PROGRESS_S = 0.2
 
 
 @dataclass(slots=True)
 class Work:
-    """What a worker has done."""
+    """Counts of a consumer's deliveries."""
 
     popped: int = 0
     acked: int = 0
@@ -56,7 +56,7 @@ class Worker:
     """One consumer of a group.
 
     Parameters:
-        client: connected to the node.
+        client: a client of the node.
         habit: one of `HABITS`.
     """
 
@@ -70,11 +70,11 @@ class Worker:
         self.work = Work()
 
     def stop(self) -> None:
-        """Let the round that is under way be the last."""
+        """Stop after the current pop."""
         self._stopping = True
 
     async def run(self) -> None:
-        """Pop and acknowledge until stopped, or until the habit ends it."""
+        """Pop and acknowledge until `stop`, or until the habit kills the process."""
         while not self._stopping:
             messages = await self._client.pop(
                 self._filter, group=self._group, messages_max=BATCH, invisible_ms=INVISIBLE_MS, wait_ms=1_000
@@ -100,7 +100,7 @@ class Worker:
                 self.work.acked += 1
 
     def report(self, *, always: bool = False) -> None:
-        """Print what was done, not more often than every `PROGRESS_S`."""
+        """Print the counts, at most once every `PROGRESS_S` unless `always` is set."""
         if always or monotonic() >= self._printed_s + PROGRESS_S:
             self._printed_s = monotonic()
             sys.stdout.write(orjson.dumps(asdict(self.work)).decode() + "\n")
@@ -117,7 +117,7 @@ async def _work(options: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a worker from the command line until SIGTERM; return the exit status."""
+    """Run a consumer until SIGTERM, and return the exit status."""
     parser = argparse.ArgumentParser(prog="penstock.demo.worker", description="A consumer of the demo.")
     parser.add_argument("--pop", required=True, metavar="HOST:PORT")
     parser.add_argument("--group", required=True)

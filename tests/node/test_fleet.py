@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.peers import NotInstalled, Peer, mosquitto
+from bench.peers import BrokerProcess, NotInstalled, mosquitto
 from penstock.demo import fleet
 from penstock.demo.fleet import Reading, publish_fleet, simulate
 from tests.depth import DEPTH
@@ -94,7 +94,7 @@ def test_devices_are_as_they_were_in_a_smaller_fleet() -> None:
 
 @pytest.mark.parametrize(("devices", "readings"), [(0, 10), (1, -1)])
 def test_a_fleet_that_cannot_be_is_refused(devices: int, readings: int) -> None:
-    with pytest.raises(ValueError, match="at least one device"):
+    with pytest.raises(ValueError, match="at least 1 device"):
         simulate(1, devices, readings)
 
 
@@ -102,7 +102,7 @@ def test_a_fleet_that_cannot_be_is_refused(devices: int, readings: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def broker() -> Iterator[Peer]:
+def broker() -> Iterator[BrokerProcess]:
     try:
         with mosquitto() as peer:
             yield peer
@@ -110,7 +110,7 @@ def broker() -> Iterator[Peer]:
         pytest.skip(str(missing))
 
 
-async def test_every_reading_arrives_and_each_device_keeps_its_order(broker: Peer) -> None:
+async def test_every_reading_arrives_and_each_device_keeps_its_order(broker: BrokerProcess) -> None:
     readings = simulate(5, 30, 1_500)
     received: dict[str, list[bytes]] = defaultdict(list)
     subscriber = fleet._client_of("subscriber")
@@ -129,7 +129,7 @@ async def test_every_reading_arrives_and_each_device_keeps_its_order(broker: Pee
     assert received == expected
 
 
-async def test_the_process_prints_progress_and_ends_with_its_report(broker: Peer) -> None:
+async def test_the_process_prints_progress_and_ends_with_its_report(broker: BrokerProcess) -> None:
     options = {"port": broker.port, "seed": 2, "devices": 10, "readings": 300}
     process = await asyncio.create_subprocess_exec(
         sys.executable,

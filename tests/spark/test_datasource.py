@@ -24,8 +24,8 @@ from pyspark.sql.datasource import (
     Not,
 )
 
-from penstock.spark.datasource import CommitlogReader, Options, Part
-from penstock.spark.errors import OptionInvalid
+from penstock.spark.datasource import CommitlogReader, LogPartition, ReadOptions
+from penstock.spark.errors import ReadOptionInvalid
 from penstock.store import record
 from penstock.store.record import Flag, Kind
 from tests.spark.log_writer import LogWriter
@@ -59,12 +59,12 @@ def load(spark: SparkSession, path: Path, **options: str | int) -> DataFrame:
 
 
 def reader(path: Path, filters: list[Filter], **options: str) -> tuple[CommitlogReader, list[Filter]]:
-    made = CommitlogReader(Options.of({"path": str(path), **options}))
+    made = CommitlogReader(ReadOptions.of({"path": str(path), **options}))
     return made, list(made.pushFilters(filters))
 
 
 def test_every_record_is_one_row(spark: SparkSession, log: LogWriter, data_dir: Path) -> None:
-    rows = load(spark, data_dir, part_bytes=2_000, max_rows=7).orderBy("position").collect()
+    rows = load(spark, data_dir, partition_bytes=2_000, rows_max=7).orderBy("position").collect()
     found = [(row.position, row.size, row.kind, row.store_ms, row.topic, bytes(row.body)) for row in rows]
     assert found == [
         (each.position, each.size, Kind(each.kind).name, each.store_ms, each.topic.decode(), each.body)
@@ -131,7 +131,7 @@ def test_spark_leaves_the_filters_on_headers_to_the_source(spark: SparkSession, 
 def test_a_filter_on_a_header_narrows_the_scan(data_dir: Path, wanted: Filter, bounds: dict[str, object]) -> None:
     made, left = reader(data_dir, [wanted])
     assert left == []
-    assert {name: getattr(made.bounds, name) for name in bounds} == bounds
+    assert {name: getattr(made.filter, name) for name in bounds} == bounds
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_a_filter_on_a_header_narrows_the_scan(data_dir: Path, wanted: Filter, b
 def test_other_filters_are_left_to_spark(data_dir: Path, wanted: Filter) -> None:
     made, left = reader(data_dir, [wanted])
     assert left == [wanted]
-    assert made.bounds == CommitlogReader(made.options).bounds
+    assert made.filter == CommitlogReader(made.options).filter
 
 
 def test_segments_without_what_is_wanted_are_not_planned(data_dir: Path, log: LogWriter) -> None:
@@ -156,7 +156,7 @@ def test_segments_without_what_is_wanted_are_not_planned(data_dir: Path, log: Lo
 
     def planned(*filters: Filter) -> list[int]:
         made, _ = reader(data_dir, list(filters))
-        return [part.base for part in made.partitions() if isinstance(part, Part)]
+        return [part.base for part in made.partitions() if isinstance(part, LogPartition)]
 
     assert planned() == bases
     assert planned(LessThan(("store_ms",), 40_000)) == bases[:1]
@@ -194,14 +194,14 @@ def test_damage_in_the_middle_names_segment_and_position(spark: SparkSession, lo
     ("options", "complaint"),
     [
         ({}, "path is missing"),
-        ({"path": "x", "table": "acks"}, "no table 'acks'"),
+        ({"path": "x", "table": "acks"}, "The table 'acks' does not exist"),
         ({"path": "x", "columns": "position,colour"}, "colour"),
-        ({"path": "x", "columns": "position,position"}, "give each once"),
-        ({"path": "x", "max_rows": "0"}, "max_rows='0'"),
-        ({"path": "x", "part_bytes": "64M"}, "part_bytes='64M'"),
-        ({"path": "x", "verify": "perhaps"}, "verify='perhaps'"),
+        ({"path": "x", "columns": "position,position"}, "each column once"),
+        ({"path": "x", "rows_max": "0"}, "rows_max is '0'"),
+        ({"path": "x", "partition_bytes": "64M"}, "partition_bytes is '64M'"),
+        ({"path": "x", "verify": "perhaps"}, "verify is 'perhaps'"),
     ],
 )
 def test_a_wrong_option_is_named(options: dict[str, str], complaint: str) -> None:
-    with pytest.raises(OptionInvalid, match=complaint):
-        Options.of(options)
+    with pytest.raises(ReadOptionInvalid, match=complaint):
+        ReadOptions.of(options)

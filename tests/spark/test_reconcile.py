@@ -15,16 +15,16 @@ pytest.importorskip("pyspark", reason="Spark's part needs the extra `spark`")
 
 from pyspark.sql import SparkSession
 
-from penstock.spark.errors import OptionInvalid, ReportDirInUse
+from penstock.spark.errors import ReadOptionInvalid, ReportDirInUse
 from penstock.spark.reconcile import Reconciliation, reconcile, run
-from penstock.spark.summary import Outcome
+from penstock.spark.summary import DeliveryOutcome
 from penstock.store import record
 from penstock.store.errors import LogCorrupt
 from penstock.store.record import CHANGE_ENTRY, CHECKPOINT_ENTRY, POP_FIXED, REFERENCE, Kind, Record
 from tests.spark.log_writer import LogWriter
 
 GRACE_MS = 60_000
-NO_OUTCOMES = {outcome.value: 0 for outcome in Outcome}
+NO_OUTCOMES = {outcome.value: 0 for outcome in DeliveryOutcome}
 
 
 def every_outcome() -> LogWriter:
@@ -81,21 +81,21 @@ def found(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iter
 def test_every_outcome_is_told_apart(found: Reconciliation) -> None:
     pumps, other = found.summary["groups"]
     expected = {
-        Outcome.ACKED_IN_TIME.value: 4,  # 0, 1, the changed one, the retried one
-        Outcome.ACKED_LATE.value: 2,
-        Outcome.REVIVED.value: 2,
-        Outcome.EXTENDED.value: 1,
-        Outcome.DEAD_LETTERED.value: 1,
-        Outcome.VOIDED.value: 2,  # neither lost nor open, though nobody acknowledges them any more
-        Outcome.IN_FLIGHT.value: 1,  # 160,000 + 60,000 is behind the log's end
-        Outcome.LOST.value: 1,
+        DeliveryOutcome.ACKED_IN_TIME.value: 4,  # 0, 1, the changed one, the retried one
+        DeliveryOutcome.ACKED_LATE.value: 2,
+        DeliveryOutcome.REVIVED.value: 2,
+        DeliveryOutcome.EXTENDED.value: 1,
+        DeliveryOutcome.DEAD_LETTERED.value: 1,
+        DeliveryOutcome.VOIDED.value: 2,  # neither lost nor open, though nobody acknowledges them any more
+        DeliveryOutcome.IN_FLIGHT.value: 1,  # 160,000 + 60,000 is behind the log's end
+        DeliveryOutcome.LOST.value: 1,
     }
     assert pumps["outcomes"] == expected
-    assert other["outcomes"] == {**NO_OUTCOMES, Outcome.IN_FLIGHT.value: 1}
+    assert other["outcomes"] == {**NO_OUTCOMES, DeliveryOutcome.IN_FLIGHT.value: 1}
     assert (pumps["group"], pumps["filter"], other["group"], other["filter"]) == ("pumps", "a/#", "pumps", "b/#")
     assert found.summary["totals"] == {
         "deliveries": 15,
-        "outcomes": {**expected, Outcome.IN_FLIGHT.value: 2},
+        "outcomes": {**expected, DeliveryOutcome.IN_FLIGHT.value: 2},
         "conflicting": 1,
         "duplicate_acks": 1,
         "orphan_acks": 1,
@@ -140,8 +140,8 @@ def test_an_earlier_time_shows_the_log_as_it_was_then(spark: SparkSession, tmp_p
     earlier = reconcile(spark, tmp_path, as_of_ms=40_005)
     later = reconcile(spark, tmp_path, as_of_ms=10**9)
     assert earlier.summary["totals"]["deliveries"] == 12
-    assert earlier.summary["totals"]["outcomes"][Outcome.IN_FLIGHT] == 3  # 6, 7 and 8
-    assert later.summary["totals"]["outcomes"][Outcome.LOST] == 3
+    assert earlier.summary["totals"]["outcomes"][DeliveryOutcome.IN_FLIGHT] == 3  # 6, 7 and 8
+    assert later.summary["totals"]["outcomes"][DeliveryOutcome.LOST] == 3
     earlier.close()
     later.close()
 
@@ -160,7 +160,7 @@ def test_a_delivery_that_waits_for_its_back_off_is_not_lost(
     log.save(tmp_path)
     result = reconcile(spark, tmp_path, as_of_ms=2_000 + waited_ms, grace_ms=GRACE_MS)
     found = result.summary["totals"]["outcomes"]
-    assert (found[Outcome.IN_FLIGHT], found[Outcome.LOST]) == (2 - lost, lost)
+    assert (found[DeliveryOutcome.IN_FLIGHT], found[DeliveryOutcome.LOST]) == (2 - lost, lost)
     result.close()
 
 
@@ -187,10 +187,10 @@ def test_a_directory_with_other_files_is_not_written_to(found: Reconciliation, t
     out = tmp_path / "mine"
     out.mkdir()
     (out / "thesis.txt").write_text("do not lose")
-    with pytest.raises(ReportDirInUse, match="not an earlier report"):
+    with pytest.raises(ReportDirInUse, match="holds no earlier report"):
         found.write(out)
     (out / "summary.json").write_text('{"report": "something else"}')
-    with pytest.raises(ReportDirInUse, match="not one of ours"):
+    with pytest.raises(ReportDirInUse, match="was not written by"):
         found.write(out)
     assert (out / "thesis.txt").read_text() == "do not lose"
 
@@ -204,7 +204,7 @@ def test_a_log_without_deliveries_is_in_order(spark: SparkSession, tmp_path: Pat
 
 
 def test_a_negative_grace_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    with pytest.raises(OptionInvalid, match="grace_ms=-1"):
+    with pytest.raises(ReadOptionInvalid, match="grace_ms is -1"):
         reconcile(spark, tmp_path, grace_ms=-1)
 
 
@@ -328,15 +328,15 @@ class Model:
         self.duplicates += max(acks - 1, 0)
         self.conflicting += min(acks, 1) + len(ends) - acks > 1
         if not ends:
-            outcome = Outcome.IN_FLIGHT if as_of_ms <= deadline_ms + GRACE_MS else Outcome.LOST
+            outcome = DeliveryOutcome.IN_FLIGHT if as_of_ms <= deadline_ms + GRACE_MS else DeliveryOutcome.LOST
         else:
             at_ms, kind = min(ends)
             outcome = {
-                Kind.POP_ACK: Outcome.ACKED_IN_TIME if at_ms <= deadline_ms else Outcome.ACKED_LATE,
-                Kind.POP_REVIVED: Outcome.REVIVED,
-                Kind.POP_DEAD_LETTER: Outcome.DEAD_LETTERED,
-                Kind.GROUP_OFFSET_RESET: Outcome.VOIDED,
-                Kind.POP_INVISIBLE_CHANGED: Outcome.EXTENDED,
+                Kind.POP_ACK: DeliveryOutcome.ACKED_IN_TIME if at_ms <= deadline_ms else DeliveryOutcome.ACKED_LATE,
+                Kind.POP_REVIVED: DeliveryOutcome.REVIVED,
+                Kind.POP_DEAD_LETTER: DeliveryOutcome.DEAD_LETTERED,
+                Kind.GROUP_OFFSET_RESET: DeliveryOutcome.VOIDED,
+                Kind.POP_INVISIBLE_CHANGED: DeliveryOutcome.EXTENDED,
             }[Kind(kind)]
             if kind == Kind.POP_ACK:
                 self.latencies[group_id].append(at_ms - pop_ms)

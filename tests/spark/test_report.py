@@ -13,11 +13,11 @@ from rich.console import Console
 from penstock.spark import report
 from penstock.spark.summary import (
     CountRow,
+    DeliveryOutcome,
     Example,
     GroupName,
     LogRange,
     MessagesRow,
-    Outcome,
     SpreadRow,
     Summary,
     group_row,
@@ -32,10 +32,10 @@ NAMES = {1: GroupName("pumps", "a/#"), 2: GroupName("[red]valves", None)}
 def a_summary(lost: int) -> Summary:
     groups = group_sections(
         [
-            CountRow(1, Outcome.ACKED_IN_TIME, 1, 1_200, 0, 3, 5_000),
-            CountRow(1, Outcome.ACKED_IN_TIME, 2, 34, 0, 0, 6_000),
-            CountRow(2, Outcome.IN_FLIGHT, 1, 7, 0, 0, 8_000),
-            *([CountRow(1, Outcome.LOST, 1, lost, 0, 0, 7_000)] if lost else []),
+            CountRow(1, DeliveryOutcome.ACKED_IN_TIME, 1, 1_200, 0, 3, 5_000),
+            CountRow(1, DeliveryOutcome.ACKED_IN_TIME, 2, 34, 0, 0, 6_000),
+            CountRow(2, DeliveryOutcome.IN_FLIGHT, 1, 7, 0, 0, 8_000),
+            *([CountRow(1, DeliveryOutcome.LOST, 1, lost, 0, 0, 7_000)] if lost else []),
         ],
         [SpreadRow(1, [10, 20, 30, 4_000], None), SpreadRow(2, None, [-5, 1, 2, 3])],
         [MessagesRow(1, 1_210, 1_205), MessagesRow(2, 7, 0)],
@@ -78,16 +78,16 @@ def shown(summary: Summary) -> str:
 
 def test_a_reconciliation_without_loss_says_so() -> None:
     text = shown(a_summary(lost=0))
-    assert "OK: all of 1,241 deliveries are accounted for" in text
+    assert "OK: all 1,241 deliveries are accounted for" in text
     assert "1: 1,200, 2: 34" in text
     assert "1,205" in text
-    assert "orphan acks 4" in text
-    assert "not whole yet" in text
+    assert "Acks without a delivery: 4." in text
+    assert "incomplete" in text
 
 
-def test_loss_is_the_last_word() -> None:
+def test_the_report_ends_with_the_losses() -> None:
     text = shown(a_summary(lost=3))
-    assert text.rstrip().endswith("NOT OK: 3 lost, 0 conflicting")
+    assert text.rstrip().endswith("NOT OK: 3 deliveries are lost, 0 are conflicting.")
     assert text.count("77") == 3
 
 
@@ -97,7 +97,7 @@ def test_a_name_is_never_taken_for_markup() -> None:
 
 def test_sections_hold_what_the_rows_said() -> None:
     valves, pumps = a_summary(lost=3)["groups"]
-    assert pumps["outcomes"][Outcome.ACKED_IN_TIME] == 1_234
+    assert pumps["outcomes"][DeliveryOutcome.ACKED_IN_TIME] == 1_234
     assert pumps["attempts"] == {"1": 1_203, "2": 34}
     assert pumps["oldest_in_flight_ms"] is None
     assert valves["oldest_in_flight_ms"] == 2_000

@@ -120,17 +120,17 @@ def test_blocks_of_any_size_hold_every_record_once(tmp_path: Path, block_bytes: 
     assert found == [each.position for each in log.records()]
 
 
-@pytest.mark.parametrize("part_bytes", [1, 100, 10_000])
-def test_parts_are_cut_between_records_and_leave_nothing_out(tmp_path: Path, part_bytes: int) -> None:
+@pytest.mark.parametrize("partition_bytes", [1, 100, 10_000])
+def test_parts_are_cut_between_records_and_leave_nothing_out(tmp_path: Path, partition_bytes: int) -> None:
     log = three_segments()
     log.save(tmp_path)
     starts = {each.position for each in log.records()}
     for segment in segments.survey(tmp_path).segments:
-        parts = list(segments.split(segment, part_bytes))
+        parts = list(segments.split(segment, partition_bytes))
         assert [start for start, _ in parts] == [segment.base, *(stop for _, stop in parts[:-1])]
         assert parts[-1][1] == segment.stop
         assert starts.issuperset(start for start, _ in parts)
-        assert all(stop - start >= part_bytes for start, stop in parts[:-1])
+        assert all(stop - start >= partition_bytes for start, stop in parts[:-1])
 
 
 def test_a_survey_beside_a_writer_sees_only_whole_records(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def a_java(home: Path, script: str) -> None:
 def test_without_java_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(JavaMissing, match=r"Only Spark's part .* apt install openjdk-17"):
+    with pytest.raises(JavaMissing, match=r"Reconciliation needs Java.* apt install openjdk-17"):
         session.java_version()
 
 
@@ -63,7 +63,7 @@ def test_the_zip_for_executors_holds_what_a_worker_imports(tmp_path: Path) -> No
     assert {
         "penstock/__init__.py",
         "penstock/spark/datasource.py",
-        "penstock/spark/explode.py",
+        "penstock/spark/records.py",
         "penstock/spark/segments.py",
         "penstock/store/record.py",
         "penstock/store/errors.py",

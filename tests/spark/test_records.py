@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("pyarrow", reason="Spark's part needs the extra `spark`")
 
-from penstock.spark import explode
-from penstock.spark.explode import Records
-from penstock.spark.segments import Block
+from penstock.spark.records import SETTLING, Records, handed_out, settled
+from penstock.spark.segments import RecordBlock
 from penstock.spark.tables import TABLES
 from penstock.store import record
 from penstock.store.errors import RecordCorrupt
@@ -66,7 +65,7 @@ def encoded(draw: st.DrawFn) -> bytes:
 def load(data: bytes) -> tuple[Records, list[Record]]:
     offsets, _ = record.walk(data)
     decoded = [record.decode(data, offset, position=BASE + offset) for offset in offsets]
-    block = Block(f"{BASE:020d}.log", data, BASE, np.array(offsets, dtype=np.int64))
+    block = RecordBlock(f"{BASE:020d}.log", data, BASE, np.array(offsets, dtype=np.int64))
     return Records.of(block), decoded
 
 
@@ -90,7 +89,7 @@ def test_handed_out_is_every_entry_that_begins_a_delivery(data: bytes) -> None:
             return_ms = deadline_ms + (2 ** min(backoff, 40) if backoff else 0)
             head = (key, each.position, group_id, each.store_ms, deadline_ms, return_ms)
             expected.add((*head, message, offset, size, attempt, source, changed))
-    found = explode.handed_out(records)
+    found = handed_out(records)
     assert set(zip(*(column.tolist() for column in found.values()), strict=True)) == expected
 
 
@@ -99,12 +98,12 @@ def test_settled_is_every_reference_that_ends_a_delivery(data: bytes) -> None:
     records, decoded = load(data)
     expected = []
     for each in decoded:
-        if each.kind in explode.SETTLING:
+        if each.kind in SETTLING:
             layout = CHANGE_ENTRY if each.kind == Kind.POP_INVISIBLE_CHANGED else REFERENCE
             group_id = POP_FIXED.unpack(each.fixed)[0]
             for checkpoint, index, *_ in layout.iter_unpack(each.body):
                 expected.append((checkpoint + index, each.position, each.kind, group_id, each.store_ms))
-    found = explode.settled(records)
+    found = settled(records)
     assert sorted(zip(*(column.tolist() for column in found.values()), strict=True)) == sorted(expected)
 
 
@@ -136,7 +135,7 @@ def test_events_are_what_begins_and_what_ends(data: bytes) -> None:
     records, _ = load(data)
     records = records.of_kind(*TABLES["events"].kinds)
     rows = TABLES["events"].batch(records, list(TABLES["events"].columns)).to_pylist()
-    begun, ended = explode.handed_out(records), explode.settled(records)
+    begun, ended = handed_out(records), settled(records)
     assert [row["key"] for row in rows] == [*begun["key"].tolist(), *ended["key"].tolist()]
     assert [row["event"] for row in rows] == [Kind.POP_CHECKPOINT] * len(begun["key"]) + ended["kind"].tolist()
     assert [row["deadline_ms"] for row in rows] == [*begun["deadline_ms"].tolist(), *[None] * len(ended["key"])]
@@ -167,15 +166,15 @@ def test_a_body_that_is_no_array_of_entries_is_corrupt() -> None:
     bad = record.encode(Kind.POP_ACK, b"g", b"x" * 13, store_ms=1, fixed=POP_FIXED.pack(1, 1, 0))
     records, _ = load(good + bad)
     with pytest.raises(RecordCorrupt, match=rf"position {BASE + len(good)} in segment .* not a multiple of 12 bytes"):
-        explode.settled(records)
+        settled(records)
 
 
 def test_fields_longer_than_the_record_are_corrupt() -> None:
     data = bytearray(record.encode(Kind.POP_ACK, b"g", REFERENCE.pack(1, 2), store_ms=1, fixed=POP_FIXED.pack(1, 1, 0)))
     struct.pack_into("<H", data, 10, 500)
-    block = Block("s.log", bytes(data), BASE, np.array([0], dtype=np.int64))
-    with pytest.raises(RecordCorrupt, match="longer than its size"):
-        explode.settled(Records.of(block))
+    block = RecordBlock("s.log", bytes(data), BASE, np.array([0], dtype=np.int64))
+    with pytest.raises(RecordCorrupt, match="exceed its size"):
+        settled(Records.of(block))
 
 
 def test_a_topic_that_is_not_utf_8_is_corrupt() -> None:

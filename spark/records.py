@@ -1,6 +1,6 @@
-"""Records by the million: fields taken out of a block with numpy, arrays in bodies turned into rows.
+"""Records as columns: numpy takes fields out of a block, and turns the arrays in bodies into rows.
 
-Nothing here costs Python time per record. A row of a body is one *entry*: `np.repeat` gives it the fields of its record.
+No Python code runs per record. An element of an array in a body is an *entry*; `np.repeat` gives it the fields of its record.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.lib.stride_tricks import sliding_window_view
 
-from penstock.spark.segments import REMEDY, Block
+from penstock.spark.segments import REMEDY, RecordBlock
 from penstock.store import record
 from penstock.store.errors import RecordCorrupt
 from penstock.store.record import Kind
@@ -24,8 +24,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 FIXED_BYTES = np.array(record.FIXED_BYTES, dtype=np.int64)
 
 HANDED_OUT = int(Kind.POP_CHECKPOINT)
-"""The event of a delivery that begins, whether a checkpoint or a change of invisible time handed it out. A delivery that
-ends has the kind of the record that ended it."""
+"""Event for the beginning of a delivery, by a checkpoint or by a change of invisible time. The event for the end of a delivery
+is the kind of the record that ended it."""
 
 HANDING = (Kind.POP_CHECKPOINT, Kind.POP_INVISIBLE_CHANGED)
 """Kinds whose entries begin a delivery."""
@@ -42,11 +42,11 @@ SETTLING = (
 
 
 BACKOFF_MAX = 40
-"""The field `backoff` of an entry counts up to here, 35 years: what is above it was never written."""
+"""Maximum of the field `backoff` of an entry, which stands for 35 years. The node never writes a larger value."""
 
 
 def gather(buffer: bytes, offsets: Array, dtype: np.dtype[Any]) -> Array:
-    """Return the values of `dtype` at `offsets` of `buffer`, which need not be aligned; about 10 ns each."""
+    """Return the values of `dtype` at `offsets` of `buffer`. The offsets need not be aligned."""
     if not len(offsets):
         return np.empty(0, dtype)
     windows = sliding_window_view(np.frombuffer(buffer, dtype=np.uint8), dtype.itemsize)
@@ -56,8 +56,8 @@ def gather(buffer: bytes, offsets: Array, dtype: np.dtype[Any]) -> Array:
 def slices(buffer: bytes, starts: Array, stops: Array) -> Any:
     """Return `buffer[start:stop]` for each pair as an Arrow array of binary. The pairs must be in order and not overlap.
 
-    One array is laid over the whole buffer without a copy, whose elements are slice, gap, slice, ...; Arrow then takes
-    every second element.
+    One array covers the whole buffer without a copy; its elements are slice, gap, slice and so on. Arrow then takes every
+    second element.
     """
     count = len(starts)
     if not count:
@@ -70,20 +70,20 @@ def slices(buffer: bytes, starts: Array, stops: Array) -> Any:
 
 @dataclass(frozen=True)
 class Records:
-    """Records of one block, by column. Offsets are into the block's buffer."""
+    """Records of one block as columns. Offsets refer to the block's buffer."""
 
-    block: Block
+    block: RecordBlock
     offsets: Array
     header: Array
-    """`record.HEADER_DTYPE`, one row a record."""
+    """An array of `record.HEADER_DTYPE`, with one row per record."""
 
     @classmethod
-    def of(cls, block: Block) -> Records:
+    def of(cls, block: RecordBlock) -> Records:
         """Return all records of a block."""
         return cls(block, block.offsets, gather(block.buffer, block.offsets, record.HEADER_DTYPE))
 
     def where(self, chosen: Array) -> Records:
-        """Return some of the records, chosen by a mask or by ascending indices."""
+        """Return the records that a mask, or ascending indices, select."""
         return Records(self.block, self.offsets[chosen], self.header[chosen])
 
     def of_kind(self, *kinds: int) -> Records:
@@ -108,9 +108,9 @@ class Records:
 
     @cached_property
     def body_from(self) -> Array:
-        """Where each body starts. Raises RecordCorrupt where that is behind the record's end."""
+        """Offset of each body. Raises RecordCorrupt if a body would start after the end of its record."""
         starts = np.asarray(self.props_from + self.header["props_len"])
-        self._refuse(starts > self.stop, "its fields are longer than its size")
+        self._refuse(starts > self.stop, "its fields exceed its size.")
         return starts
 
     @cached_property
@@ -119,9 +119,9 @@ class Records:
 
     @cached_property
     def pop(self) -> Array:
-        """The fixed fields of POP and GROUP records, `record.POP_FIXED_DTYPE`; records of other kinds must not be here."""
+        """The fixed fields, `record.POP_FIXED_DTYPE`. All records must be of POP or GROUP kinds."""
         assert (FIXED_BYTES[self.header["kind"]] == record.POP_FIXED.size).all()
-        self._refuse(self.topic_from > self.stop, "its fields are longer than its size")
+        self._refuse(self.topic_from > self.stop, "its fields exceed its size.")
         return gather(self.block.buffer, self.offsets + record.HEADER_BYTES, record.POP_FIXED_DTYPE)
 
     def slices(self, starts: Array, stops: Array) -> Any:
@@ -129,7 +129,7 @@ class Records:
         return slices(self.block.buffer, starts, stops)
 
     def texts(self, starts: Array, stops: Array) -> Any:
-        """Return parts of the records as an Arrow array of strings. Raises RecordCorrupt for what is not UTF-8."""
+        """Return parts of the records as an Arrow array of strings. Raises RecordCorrupt if a part is not UTF-8."""
         binary = self.slices(starts, stops)
         try:
             return binary.cast(pa.string())
@@ -138,21 +138,22 @@ class Records:
                 try:
                     text.decode()
                 except UnicodeDecodeError as error:
-                    raise self._corrupt(position, f"its text is not UTF-8 ({error.reason})") from error
+                    raise self._corrupt(position, f"its text is not UTF-8 ({error.reason}).") from error
             raise
 
     def entries(self, kind: Kind) -> tuple[Array, Array, Array]:
-        """Return the entries in the bodies of the records, all of which must be of `kind`.
+        """Return the entries in the bodies of the records. All records must be of `kind`.
 
         Returns:
-            For each entry: which of the records holds it, its index in that record, and its value (`record.BODY_DTYPE`).
+            Three arrays with one element per entry: the index of its record, its index in that record, and its value, of
+            `record.BODY_DTYPE`.
 
         Raises:
-            RecordCorrupt: a body isn't a whole number of entries.
+            RecordCorrupt: the size of a body is not a multiple of the size of an entry.
         """
         dtype = record.BODY_DTYPE[kind]
         lengths = self.stop - self.body_from
-        self._refuse(lengths % dtype.itemsize != 0, f"its body is not a multiple of {dtype.itemsize} bytes")
+        self._refuse(lengths % dtype.itemsize != 0, f"its body is not a multiple of {dtype.itemsize} bytes.")
         counts = lengths // dtype.itemsize
         owner = np.repeat(np.arange(len(self)), counts)
         index = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -164,15 +165,15 @@ class Records:
             raise self._corrupt(int(self.position[np.argmax(wrong)]), reason)
 
     def _corrupt(self, position: int, reason: str) -> RecordCorrupt:
-        return RecordCorrupt(position, f"{reason}; {REMEDY}", os.path.basename(self.block.path))
+        return RecordCorrupt(position, f"{reason} {REMEDY}", os.path.basename(self.block.path))
 
 
 def handed_out(records: Records) -> dict[str, Array]:
     """Return one row per delivery that begins in `records`.
 
-    Columns: key (position of the record plus index), position, group_id, pop_ms, deadline_ms, return_ms (up to when the message
-    comes back: the deadline and the back-off behind it), message_position, queue_offset, message_bytes, attempt, source (0 the
-    group's filter, 1 its retry queue), changed (a change of invisible time replaced an earlier delivery by this one).
+    Columns: key (position of the record plus index), position, group_id, pop_ms, deadline_ms, return_ms (time by which the
+    message returns: the deadline plus the back-off), message_position, queue_offset, message_bytes, attempt, source (0 for the
+    group's filter, 1 for its retry queue), changed (whether a change of invisible time began this delivery).
     """
     return _stack([_handed_out_by(records.of_kind(kind), kind) for kind in HANDING])
 
