@@ -18,6 +18,7 @@ from penstock.gateway.delivery.options import DeliveryOptions
 from penstock.gateway.delivery.outlet import Outlet
 from penstock.gateway.delivery.overlaps import mark_overlaps
 from penstock.gateway.delivery.retained_messages import RetainedMessages
+from penstock.gateway.delivery.retained_replay import RetainedReplay
 from penstock.gateway.delivery.shared_subscription import SharedSubscription
 from penstock.gateway.delivery.shared_subscriptions import SharedSubscriptions
 from penstock.gateway.delivery.subscription import Subscription, combined_options
@@ -147,7 +148,7 @@ class ClientSubscriptions:
             subscription.stored = session.stored.subscriptions[topic_filter]
             subscription.cursor = subscription.stored.cursor
         if wants_retained:
-            subscription.retained = self._deliveries.retained.matching(topic_filter, before=before)
+            subscription.retained = RetainedReplay(self._deliveries.retained.matching(topic_filter, before=before))
         if old is not None:
             old.stop()
             self._deliveries.system.unsubscribed(old)
@@ -289,10 +290,9 @@ class ClientSubscriptions:
         subscription = Subscription(self, one.filter, queue, one.options, one.identifier)
         subscription.number, subscription.cursor, subscription.stored = one.number, one.cursor, one
         if one.retained_before is not None:
-            subscription.retained_after = one.retained_after
-            subscription.retained = self._deliveries.retained.matching(
-                one.filter, before=one.retained_before, after=one.retained_after
-            )
+            after = one.retained_after
+            found = self._deliveries.retained.matching(one.filter, before=one.retained_before, after=after)
+            subscription.retained = RetainedReplay(found, after)
         self.by_filter[one.filter] = subscription
         self.session.no_local += subscription.no_local
         mark_overlaps(self.by_filter, subscription)

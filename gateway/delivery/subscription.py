@@ -18,8 +18,7 @@ as 3.1.1:[MQTT-3.3.5-1] allows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, islice
+from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
 import numpy as np
@@ -29,12 +28,13 @@ from penstock.gateway.delivery.context import DeliveryContext
 from penstock.gateway.delivery.encoding import SLOT, EncodedBatch, encode_batch, encode_for_client
 from penstock.gateway.delivery.options import DeliveryOptions
 from penstock.gateway.delivery.outlet import Outlet
+from penstock.gateway.delivery.retained_replay import RetainedReplay
 from penstock.gateway.protocol.packets import NO_LOCAL, QOS, RETAIN_AS_PUBLISHED
 from penstock.gateway.sessions.session import Session
 from penstock.gateway.sessions.stored_subscription import StoredSubscription
 from penstock.store import topics
 from penstock.store.errors import DiskFull, StoreError
-from penstock.store.lightqueue import ENTRY, ENTRY_BYTES, LightQueue, entries_array
+from penstock.store.lightqueue import ENTRY_BYTES, LightQueue, entries_array
 from penstock.store.options import KIB, MIB
 
 PUMP_ENTRIES: Final = 256
@@ -140,7 +140,6 @@ class Subscription:
         "qos",
         "queue",
         "retained",
-        "retained_after",
         "session",
         "stored",
         "subscriber",
@@ -163,11 +162,8 @@ class Subscription:
         """The number of the subscription in its session. Older ones have lower numbers."""
         self.cursor = queue.committed_offset
         """Offset of the next message in the light queue."""
-        self.retained: Iterator[bytes] | None = None
-        """Entries of retained messages, which are sent first (see `RetainedMessages.matching`); None if no more are to be
-        sent."""
-        self.retained_after = b""
-        """In a session that lasts: the topic of the last retained message that was sent."""
+        self.retained: RetainedReplay | None = None
+        """The retained messages, which are sent first; None if no more are to be sent."""
         self.stored: StoredSubscription | None = None
         """In a session that lasts: the stored subscription."""
         self.live = False
@@ -215,6 +211,11 @@ class Subscription:
     def has_retained(self) -> bool:
         """Whether retained messages are still to be sent."""
         return self.retained is not None
+
+    @property
+    def retained_after(self) -> bytes:
+        """In a session that lasts: the topic of the last retained message that was sent; empty if no more are to be sent."""
+        return self.retained.after if self.retained is not None else b""
 
     @property
     def _has_siblings(self) -> bool:
@@ -387,39 +388,29 @@ class Subscription:
 
     # --- retained messages ------------------------------------------------------------------------------------------
 
-    def _send_retained(self, retained: Iterator[bytes], room: int) -> bool:
+    def _send_retained(self, retained: RetainedReplay, room: int) -> bool:
         """Send the next retained messages, `room` at most; note when there are no more.
 
         Return False if the plugins must be asked first, or the disk has no room for what must be recorded.
         """
-        entries = bytearray()
-        body_bytes = 0
-        for entry in islice(retained, room):
-            if not entry:  # The search pauses.
-                break
-            entries += entry
-            body_bytes += ENTRY.unpack(entry)[1]
-            if body_bytes >= PUMP_BYTES:
-                break
-        else:
-            if len(entries) < room * ENTRY_BYTES:
-                self.retained = None
+        entries = retained.read(room, PUMP_BYTES)
+        if retained.is_exhausted:
+            self.retained = None
         if not entries:
             if self.session.lasts:
                 self.context.journal.mark(self.session)
             return True
-        admitted, decided = self._admit(bytes(entries))
-        after = self.retained_after
+        admitted, decided = self._admit(entries)
+        after = retained.after
         if self.session.lasts and decided:
-            last = bytes(entries[(decided - 1) * ENTRY_BYTES : decided * ENTRY_BYTES])
-            self.retained_after = topics_of(self.context.store, last)[0] or after
+            last = entries[(decided - 1) * ENTRY_BYTES : decided * ENTRY_BYTES]
+            retained.after = topics_of(self.context.store, last)[0] or after
         if admitted and not self._send(self._encode(admitted, is_retained=True)):
-            self.retained_after = after
+            retained.after = after
             decided = 0
-        remaining = entries[decided * ENTRY_BYTES :]
-        if remaining:  # They come first the next time.
-            again = (bytes(remaining[at : at + ENTRY_BYTES]) for at in range(0, len(remaining), ENTRY_BYTES))
-            self.retained = chain(again, retained)
+        if decided * ENTRY_BYTES < len(entries):
+            retained.put_back(entries[decided * ENTRY_BYTES :])
+            self.retained = retained
         return decided > 0
 
 
