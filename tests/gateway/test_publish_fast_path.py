@@ -105,7 +105,7 @@ async def test_a_filter_that_comes_in_the_same_turn_gets_what_is_stored_behind_i
 
 async def test_one_that_is_taken_over_in_the_same_turn_still_gets_its_ack(broker: Broker, five: list[Bare]) -> None:
     successor = await Bare.dial(broker)
-    await asyncio.sleep(0.05)  # it is accepted
+    await until(lambda: len(broker.node.gateway.connections) == len(five) + 1)
     five[0].send(encode_publish(b"plant/0", b"last", 1, packet_id=7))
     successor.send(connect(CLEAN, b"c0"))
     assert await five[0].client.ended() == [(PUBACK, 7)]
@@ -194,7 +194,7 @@ async def test_more_than_the_receive_maximum_ends_a_client_of_5_though_each_came
             await client.send(encode_publish(b"a", b"", 1, packet_id=packet_id, properties=b"\0"))
             assert await client.drained() == []
         await client.send(encode_publish(b"a", b"", 1, packet_id=4, properties=b"\0"))
-        await asyncio.sleep(0.05)
+        await until(lambda: broker.closed(ReasonCode.RECEIVE_MAXIMUM_EXCEEDED) == 1)
         held.release()
         assert await client.disconnected() == (
             ReasonCode.RECEIVE_MAXIMUM_EXCEEDED,

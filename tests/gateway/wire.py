@@ -38,7 +38,7 @@ from penstock.pop.options import PopOptions
 from penstock.store.options import KIB, MIB, HostPort, StoreOptions
 from penstock.store.queues import ROOT
 from penstock.store.record import Kind
-from tests.clock import AheadClock
+from tests.clock import AheadClock, ManualClock
 from tests.gateway.packet_cases import connect, packet, subscribe, unsubscribe
 from tests.gateway.packet_cases_5 import connect_5, subscribe_5, unsubscribe_5
 from tests.store.wiring import copy_left
@@ -297,10 +297,17 @@ C = TypeVar("C", bound=Client)
 
 
 class Broker:
-    """A node on a data directory, and the clients of a test. Its options: `[mqtt]`, `[store]`, `access_file`."""
+    """A node on a data directory, and the clients of a test.
+
+    Parameters:
+        data_dir: where the node stores.
+        options: options of the sections `[mqtt]` and `[store]`; `access_file` of `[pop]`; and `clock`, by default one that runs
+            with the machine's and can be set ahead.
+    """
 
     def __init__(self, data_dir: Path, options: dict[str, Any]) -> None:
         access_file = options.pop("access_file", "")
+        self.clock: AheadClock | ManualClock = options.pop("clock", None) or AheadClock()
         store = {name: options.pop(name) for name in tuple(options) if name in StoreOptions.__slots__}
         self.config = replace(
             Config(),
@@ -311,7 +318,6 @@ class Broker:
             admin=AdminOptions(listen=FREE),
         )
         self.clients: list[Client] = []
-        self.clock = AheadClock()
         self.node = Node(self.config, self.clock)
 
     async def start(self) -> Self:
