@@ -1,4 +1,4 @@
-"""Fixtures of POP's tests."""
+"""Fixtures for the tests of POP."""
 
 from __future__ import annotations
 

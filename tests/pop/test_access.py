@@ -1,4 +1,4 @@
-"""Who may do what over gRPC: tokens, certificates, permissions; against a real node with TLS."""
+"""Access control over gRPC: tokens, certificates and permissions, on a real node with TLS."""
 
 from __future__ import annotations
 
@@ -200,11 +200,11 @@ def test_an_access_file_that_is_wrong_says_why(tmp_path: Path, text: str, reason
         ("edge", "billing", False),
         ("", "billing", False),
         ("edge-1", "audit-1", False),
-        ("edge-1", "devices", True),  # nobody consumes it over gRPC
+        ("edge-1", "devices", True),  # no principal consumes it over gRPC
         ("", "devices", True),
         ("", "public", True),
         ("edge-1", "public", True),
-        ("billing", "billing", False),  # the name of a principal is no user name
+        ("billing", "billing", False),  # the name of a principal is not a user name
     ],
 )
 def test_a_group_that_somebody_consumes_is_shared_only_with_the_users_that_consume_it(
@@ -229,12 +229,12 @@ def test_an_access_file_that_is_missing_says_so(tmp_path: Path) -> None:
         load_access_policy(tmp_path / "none.toml")
 
 
-# --- TLS ------------------------------------------------------------------------------------------------------------
+# --- TLS --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Path]]:
-    """Make certificates of one authority with openssl; its own is `ca.crt` beside them."""
+    """Make certificates of one authority with openssl. The certificate of the authority is `ca.crt` beside them."""
     directory = tmp_path_factory.mktemp("certificates")
 
     def run(*arguments: object) -> None:

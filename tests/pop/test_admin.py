@@ -1,4 +1,4 @@
-"""Groups that an operator creates, changes, resets, pauses and deletes: on a real store, with a clock that the test moves."""
+"""Operators create, change, reset, pause and delete groups, on a real store with a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.store.record import REFERENCE, Flag, Kind, Properties, backoff_cod
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Parts
 
 RESTARTS = [None, True, False]
-"""No restart; one that keeps the index; one that rebuilds it."""
+"""No restart, a restart that keeps the index, and one that rebuilds it."""
 
 
 def restarted(parts: Parts, keep_index: bool | None) -> Parts:
@@ -28,7 +28,7 @@ def bodies(parts: Parts, messages_max: int = 100) -> list[bytes]:
     return [message.body for message in parts.pop(messages_max)]
 
 
-# --- settings -------------------------------------------------------------------------------------------------------
+# --- settings ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -143,11 +143,11 @@ def test_a_back_off_grows_without_end_only_to_its_maximum() -> None:
     assert Exponential(1_000, 60_000, 100.0).wait_ms(65_535) == 60_000
 
 
-# --- pause ----------------------------------------------------------------------------------------------------------
+# --- pause ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("keep_index", RESTARTS)
-def test_a_paused_group_gets_nothing_and_settles_what_is_out(parts: Parts, keep_index: bool | None) -> None:
+def test_a_paused_group_gets_nothing_and_can_acknowledge_messages_in_flight(parts: Parts, keep_index: bool | None) -> None:
     parts.publish(b"a", b"b", b"c")
     acked, expires = parts.pop(2)
     parts.admin.pause(GROUP)
@@ -163,7 +163,7 @@ def test_a_paused_group_gets_nothing_and_settles_what_is_out(parts: Parts, keep_
     after.close()
 
 
-# --- reset ----------------------------------------------------------------------------------------------------------
+# --- reset ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("keep_index", RESTARTS)
@@ -248,7 +248,7 @@ def test_a_reset_to_a_time_or_a_position_skips_nothing_among_messages_that_came_
         parts.admin.reset(GROUP, FILTER, to)
         parts.store.commit()
         got = bodies(parts)
-        # What was committed or fired just before may come, too.
+        # Messages that were committed or fired just before may come too.
         assert got[-len(came[first:]) :] == came[first:]
         assert [body for body in got if body.isdigit()] == [body for body in came[first:] if body.isdigit()]
 
@@ -319,13 +319,11 @@ def test_a_reset_waits_for_the_filling_of_its_queue(parts: Parts) -> None:
     parts.admin.reset(GROUP, "plant/+", ResetTo(end="latest"))
 
 
-# --- delete ---------------------------------------------------------------------------------------------------------
+# --- delete -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("keep_index", RESTARTS)
-def test_a_deleted_group_is_gone_with_its_queues_and_a_new_one_of_that_name_begins_anew(
-    parts: Parts, keep_index: bool | None
-) -> None:
+def test_a_deleted_group_loses_its_queues_and_a_new_one_of_that_name_begins_anew(parts: Parts, keep_index: bool | None) -> None:
     parts.create(topic_filter="plant/+/temperature", attempts_max=1)
     queues = {queue.filter for queue in parts.store.queues}
     parts.publish(b"dead", b"out", b"waits")
@@ -335,7 +333,7 @@ def test_a_deleted_group_is_gone_with_its_queues_and_a_new_one_of_that_name_begi
     end = parts.store.log.end
     parts.admin.delete(GROUP)
     parts.store.commit()
-    # Of two records a crash could leave the first alone, and a queue that nobody drops any more.
+    # With two records, a crash could leave the first one alone, and a queue that is never dropped.
     assert [record.kind for record in parts.store.log.scan(end)] == [Kind.GROUP_DELETED]
     after = restarted(parts, keep_index)
     assert list(after.core) == []
@@ -363,7 +361,7 @@ def test_dead_letters_that_another_group_consumes_outlive_their_group(parts: Par
     assert [message.body for message in parts.pop(group="operators", topic_filter=f"$dlq/{GROUP}")] == [b"dead"]
 
 
-# --- in flight ------------------------------------------------------------------------------------------------------
+# --- in flight --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("keep_index", RESTARTS)
@@ -379,7 +377,7 @@ def test_a_group_s_in_flight_limit_is_exact_after_a_restart(parts: Parts, keep_i
     after.close()
 
 
-def test_a_description_tells_how_a_group_stands(parts: Parts) -> None:
+def test_a_snapshot_shows_the_backlog_of_a_group(parts: Parts) -> None:
     parts.create(attempts_max=2, backoff=(5_000,))
     parts.publish(b"dead", b"fails", b"out", b"waits")
     parts.advance(1_000)

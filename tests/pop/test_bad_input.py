@@ -1,4 +1,4 @@
-"""Bad input: a specific error each, and no effect."""
+"""Bad input gets a specific error, and has no effect."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def test_huge_sizes_are_cut_to_what_the_node_allows(node: Node) -> None:
 @pytest.mark.parametrize(
     "change", ["truncated", "longer", "flipped", "upper", "spaces", "not hex", "empty", "of another group"]
 )
-async def test_a_handle_that_is_not_right_settles_nothing_and_stops_no_other(node: Node, change: str) -> None:
+async def test_a_wrong_handle_acknowledges_nothing_and_stops_no_other(node: Node, change: str) -> None:
     node.publish(b"a", b"b")
     async with grpc.aio.insecure_channel(node.target) as channel:
         stub = PopServiceStub(channel)

@@ -29,7 +29,7 @@ def tuned(tmp_path: Path, *, timer: TimerOptions | None = None, store: StoreOpti
     return Parts(tmp_path / "tuned", pop=PopOptions(**options), timer=timer, store=store)  # type: ignore[arg-type]
 
 
-# --- visible and invisible ------------------------------------------------------------------------------------------
+# --- visible and invisible --------------------------------------------------------------------------------------------
 
 
 def test_a_message_handed_out_is_invisible_until_its_time_is_over(parts: Parts) -> None:
@@ -67,7 +67,7 @@ def test_an_acknowledged_message_never_comes_back(parts: Parts) -> None:
     assert bodies_of(parts) == [b"c"]
 
 
-def test_a_checkpoint_with_a_far_deadline_leaves_nothing_behind_when_it_is_settled(parts: Parts) -> None:
+def test_a_closed_checkpoint_with_a_far_deadline_takes_no_memory(parts: Parts) -> None:
     parts.publish(b"a")
     (message,) = parts.pop(1, 43_200_000)
     assert parts.core.checkpoints_open == 1
@@ -77,7 +77,7 @@ def test_a_checkpoint_with_a_far_deadline_leaves_nothing_behind_when_it_is_settl
     assert parts.core.counters.revived == 0
 
 
-# --- handles --------------------------------------------------------------------------------------------------------
+# --- handles ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_handle_is_good_once(parts: Parts) -> None:
@@ -85,7 +85,7 @@ def test_a_handle_is_good_once(parts: Parts) -> None:
     first, second = parts.pop()
     assert parts.ack(first.handle, first.handle) == [AckOutcome.OK, AckOutcome.ALREADY_ACKED]
     assert parts.ack(first.handle) == [AckOutcome.ALREADY_ACKED]
-    assert parts.ack(second.handle) == [AckOutcome.OK]  # the checkpoint is settled now
+    assert parts.ack(second.handle) == [AckOutcome.OK]  # the checkpoint is closed now
     assert parts.ack(first.handle, second.handle) == [AckOutcome.ALREADY_ACKED, AckOutcome.ALREADY_ACKED]
     assert parts.core.counters.acked == 2
 
@@ -94,7 +94,9 @@ def test_an_expired_handle_changes_nothing(parts: Parts) -> None:
     parts.publish(b"a")
     (stale,) = parts.pop()
     parts.clock.advance(10_000)  # type: ignore[attr-defined]
-    assert parts.ack(stale.handle) == [AckOutcome.HANDLE_EXPIRED]  # at its deadline, even before the revive has run
+    assert parts.ack(stale.handle) == [
+        AckOutcome.HANDLE_EXPIRED
+    ]  # the handle expires at the deadline, even before the message is revived
     parts.settle()
     (again,) = parts.pop()
     assert parts.ack(stale.handle) == [AckOutcome.HANDLE_EXPIRED]
@@ -125,7 +127,7 @@ def test_a_forged_handle_is_refused_and_the_others_of_the_call_go_on(parts: Part
     assert parts.ack(first.handle) == [AckOutcome.OK]
 
 
-def test_a_settled_checkpoint_does_not_keep_its_entries(parts: Parts) -> None:
+def test_a_closed_checkpoint_does_not_keep_its_entries(parts: Parts) -> None:
     parts.publish(b"a")
     (message,) = parts.pop()
     (checkpoint,) = parts.core.state.checkpoints
@@ -135,7 +137,7 @@ def test_a_settled_checkpoint_does_not_keep_its_entries(parts: Parts) -> None:
     assert settled.body == b""
 
 
-# --- revival --------------------------------------------------------------------------------------------------------
+# --- revival ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_last_attempt_ends_among_the_dead_letters_once(tmp_path: Path) -> None:
@@ -200,9 +202,7 @@ def test_a_nack_waits_for_the_back_off_too_and_its_handle_is_void_meanwhile(tmp_
 
 
 @pytest.mark.parametrize("segment_bytes", [MIB // 8])
-def test_all_that_is_due_at_one_instant_comes_back_in_portions_and_fits_into_segments(
-    tmp_path: Path, segment_bytes: int
-) -> None:
+def test_messages_due_at_one_instant_are_revived_in_portions_that_fit_into_segments(tmp_path: Path, segment_bytes: int) -> None:
     parts = tuned(
         tmp_path,
         messages_max=1_000,
@@ -244,7 +244,7 @@ def test_more_revived_at_once_than_a_segment_holds_references_of(tmp_path: Path)
     parts.close()
 
 
-# --- change of invisible time ---------------------------------------------------------------------------------------
+# --- change of invisible time -----------------------------------------------------------------------------------------
 
 
 def test_a_nack_returns_the_message_at_once_as_a_failed_attempt(parts: Parts) -> None:
@@ -331,7 +331,7 @@ def test_a_failed_attempt_counts_after_a_suspension(tmp_path: Path) -> None:
     parts.close()
 
 
-# --- groups ---------------------------------------------------------------------------------------------------------
+# --- groups -----------------------------------------------------------------------------------------------------------
 
 
 def test_each_message_goes_to_each_group(parts: Parts) -> None:
@@ -344,7 +344,7 @@ def test_each_message_goes_to_each_group(parts: Parts) -> None:
     assert parts.pop() == []
 
 
-def test_a_group_has_a_cursor_in_each_of_its_filters_and_may_settle_all_in_one_call(parts: Parts) -> None:
+def test_a_group_has_a_cursor_for_each_of_its_filters_and_may_acknowledge_all_in_one_call(parts: Parts) -> None:
     parts.publish(b"a")
     parts.publish(b"b", topic="plant/2/pressure")
     (temperature,) = parts.pop(topic_filter="plant/+/temperature")
@@ -411,7 +411,7 @@ def test_more_groups_than_allowed_are_refused_and_those_that_exist_go_on(tmp_pat
     parts.close()
 
 
-# --- bounds ---------------------------------------------------------------------------------------------------------
+# --- bounds -----------------------------------------------------------------------------------------------------------
 
 
 def test_at_the_in_flight_limit_a_group_gets_nothing_until_it_acknowledges(tmp_path: Path) -> None:
@@ -423,7 +423,7 @@ def test_at_the_in_flight_limit_a_group_gets_nothing_until_it_acknowledges(tmp_p
     parts.ack(first[0].handle)
     assert bodies_of(parts) == [b"3"]
     parts.change(first[1].handle, 0)
-    assert parts.pop() == []  # on its way back, but not there
+    assert parts.pop() == []  # the message waits for its back-off
     parts.settle()
     assert len(parts.pop()) == 1
     assert parts.group().in_flight == 3
@@ -483,7 +483,7 @@ def test_no_two_options_make_a_pop_hand_out_nothing_and_count_it(parts: Parts) -
     assert parts.core.checkpoints_open == 0
 
 
-# --- release --------------------------------------------------------------------------------------------------------
+# --- requeue ----------------------------------------------------------------------------------------------------------
 
 
 def test_what_is_released_is_visible_at_once_and_is_no_attempt(parts: Parts) -> None:
@@ -499,7 +499,7 @@ def test_what_is_released_is_visible_at_once_and_is_no_attempt(parts: Parts) -> 
     assert parts.ack(second.handle) == [AckOutcome.HANDLE_EXPIRED]
 
 
-# --- restart --------------------------------------------------------------------------------------------------------
+# --- restart ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("keep_index", [True, False])
@@ -529,7 +529,7 @@ def test_a_restart_keeps_what_is_in_flight_acknowledged_extended_and_dead(
     assert after.ack(acked.handle)[0] in (
         AckOutcome.ALREADY_ACKED,
         AckOutcome.HANDLE_EXPIRED,
-    )  # what was settled may be forgotten
+    )  # a closed checkpoint may be forgotten
     assert after.ack(handle) == [AckOutcome.OK]
     assert bodies_of(after, group="operators", topic_filter=f"$dlq/{GROUP}") == [b"dead"]
     after.close()
@@ -544,7 +544,7 @@ def test_what_became_due_while_nobody_ran_is_revived_at_the_start(parts: Parts, 
     after.close()
 
 
-def test_a_handle_of_a_checkpoint_that_a_crash_cut_off_is_not_taken_for_its_successor(parts: Parts, tmp_path: Path) -> None:
+def test_a_handle_of_a_checkpoint_that_a_crash_cut_off_does_not_name_its_successor(parts: Parts, tmp_path: Path) -> None:
     parts.publish(b"a", b"b")
     parts.group()
     before = parts.store.log.written
@@ -552,8 +552,8 @@ def test_a_handle_of_a_checkpoint_that_a_crash_cut_off_is_not_taken_for_its_succ
     length = parts.store.log.written - before
     after = parts.after_crash("again", keep_index=False)
     after.close()
-    (after.data_dir / "synced").unlink()  # as if that end had not been in order
-    # The crash took the checkpoint with it, as it may before anybody was told of it.
+    (after.data_dir / "synced").unlink()  # as if the node had not stopped in order
+    # The crash destroyed the checkpoint, which may happen before the consumer gets a response.
     segment = next((after.data_dir / "commitlog").iterdir())
     data = segment.read_bytes()
     segment.write_bytes(data[:before] + bytes(length) + data[before + length :])
@@ -568,7 +568,7 @@ def test_a_handle_of_a_checkpoint_that_a_crash_cut_off_is_not_taken_for_its_succ
 
 @settings(max_examples=20 * DEPTH)
 @given(st.lists(st.tuples(st.integers(0, READ_AHEAD), st.integers(0, READ_AHEAD)), max_size=6))
-def test_however_many_come_and_are_taken_at_a_time_each_is_handed_out_once_in_order(steps: list[tuple[int, int]]) -> None:
+def test_whatever_the_sizes_of_batches_each_message_is_handed_out_once_in_order(steps: list[tuple[int, int]]) -> None:
     with TemporaryDirectory() as directory:
         parts = Parts(Path(directory) / "data")
         group = parts.group()
@@ -583,5 +583,5 @@ def test_however_many_come_and_are_taken_at_a_time_each_is_handed_out_once_in_or
         assert group.in_flight == len(taken)
         taken += [message.body for message in parts.pop(len(bodies))]
         assert taken == bodies
-        assert group.ahead == (0, b"")  # what nobody waits for is not kept
+        assert group.ahead == (0, b"")  # no entries are kept if no poll waits for them
         parts.close()

@@ -1,4 +1,4 @@
-"""POP against a model of dictionaries, through crashes: what was decided stays decided, and nothing is lost."""
+"""POP and a model made of dictionaries come to the same state through crashes. Decisions hold, and no message is lost."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ TOPICS = {"plant/1/temperature": ("billing", "audit"), "plant/1/pressure": ("bil
 
 @dataclass
 class Delivery:
-    """A message that is out."""
+    """A message in flight."""
 
     position: int
     deadline_ms: int
     suspended: bool = False
 
     def back_ms(self, failed: int) -> int:
-        """Return when it comes back, or is a dead letter: at once, if this was its last attempt."""
+        """Return when the message becomes visible again or a dead letter, which is at once if this was its last attempt."""
         is_last = failed + 1 >= ATTEMPTS_MAX
         return self.deadline_ms + (0 if self.suspended or is_last else BACKOFF_MS)
 
 
 @dataclass
 class Model:
-    """What one group must know."""
+    """The state that one group must have."""
 
-    visible: dict[int, int] = field(default_factory=dict)  # position: attempts that failed
+    visible: dict[int, int] = field(default_factory=dict)  # failed attempts by position
     out: dict[str, Delivery] = field(default_factory=dict)  # by handle
-    failed: dict[int, int] = field(default_factory=dict)  # position of what is out: attempts that failed
+    failed: dict[int, int] = field(default_factory=dict)  # failed attempts of messages in flight, by position
     acked: set[int] = field(default_factory=set)
     dead: set[int] = field(default_factory=set)
-    skipped: set[int] = field(default_factory=set)  # by a reset
+    skipped: set[int] = field(default_factory=set)  # positions that a reset skipped
     paused: bool = False
     void: list[str] = field(default_factory=list)
 
@@ -93,7 +93,7 @@ class PopMachine(RuleBasedStateMachine):
         return self.parts.clock.now_ms()
 
     def draw_handle(self, data: st.DataObject, name: str) -> str | None:
-        """Return the handle of a delivery whose time is not over."""
+        """Return the handle of a delivery whose invisible time is not over."""
         open_handles = sorted(h for h, delivery in self.models[name].out.items() if delivery.deadline_ms > self.now_ms())
         return data.draw(st.sampled_from(open_handles)) if open_handles else None
 
@@ -143,7 +143,7 @@ class PopMachine(RuleBasedStateMachine):
             self.advance(0)
 
     @rule(name=groups, data=st.data())
-    def give_up(self, name: str, data: st.DataObject) -> None:
+    def dead_letter(self, name: str, data: st.DataObject) -> None:
         handle = self.draw_handle(data, name)
         if handle is not None:
             model = self.models[name]
@@ -200,7 +200,7 @@ class PopMachine(RuleBasedStateMachine):
 
     @rule(keep_index=st.booleans(), unfinished=st.booleans(), outage_ms=st.sampled_from([0, 1_000, HOUR_MS]))
     def crash(self, keep_index: bool, unfinished: bool, outage_ms: int) -> None:
-        if unfinished:  # decided, but not written, and so nobody was told
+        if unfinished:  # the decision was not written, so nobody was told
             for name, topic_filter in FILTERS.items():
                 self.parts.core.pop(self.parts.core.groups.get_or_create(name, topic_filter), 10, 1_000)
                 self.parts.core.ack(name, list(self.models[name].out))

@@ -1,4 +1,4 @@
-"""Dead letters: exactly once, with reason and origin, and exactly once back."""
+"""A message becomes a dead letter exactly once, with reason and origin, and is redriven exactly once."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_dead_letter_goes_back_once_as_a_new_message(parts: Parts, keep_index:
     assert after.pop() == []
     assert [letter.position for letter in after.dead_letters.list(GROUP)] == [first]
     assert (after.group().dead_letter_count, after.group().in_flight) == (1, 1)
-    # It may die again, and go back again.
+    # The message may become a dead letter again, and be redriven again.
     after.advance(10_000)
     assert [letter.position for letter in after.dead_letters.list(GROUP)] == [first, second]
     assert after.dead_letters.redrive(GROUP) == 2
@@ -92,8 +92,8 @@ def test_what_was_sent_back_is_not_popped_from_the_dead_letters_any_more(parts: 
     parts.store.commit()
     assert bodies(parts, group="operators", topic_filter=DLQ) == [b"2"]
     parts.pop()
-    parts.advance(10_000)  # dead again: in the queue twice, and one of the two was sent back
-    assert sorted(bodies(parts, group="operators", topic_filter=DLQ)) == [b"1", b"2"]  # the second came back, too
+    parts.advance(10_000)  # dead again: the queue has the message twice, and one of the two was redriven
+    assert sorted(bodies(parts, group="operators", topic_filter=DLQ)) == [b"1", b"2"]  # the second became visible again too
 
 
 def test_a_group_with_two_filters_gets_its_dead_letters_back_where_they_came_from(parts: Parts) -> None:
@@ -130,12 +130,12 @@ def test_a_group_without_dead_letters_has_none_to_list_or_to_send_back(parts: Pa
     assert parts.dead_letters.redrive("nobody") == 0
 
 
-# --- attempt ids ----------------------------------------------------------------------------------------------------
+# --- attempt ids ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("keep_index", RESTARTS)
 @pytest.mark.parametrize("fifo", [False, True])
-def test_the_same_attempt_id_gets_the_same_messages_while_they_are_out(
+def test_the_same_attempt_id_gets_the_same_messages_while_they_are_in_flight(
     parts: Parts, keep_index: bool | None, fifo: bool
 ) -> None:
     parts.create(fifo=fifo)
@@ -163,7 +163,7 @@ def test_an_attempt_id_whose_messages_have_expired_gets_new_ones(parts: Parts) -
     assert [message.attempt for message in parts.pop(attempt_id="x")] == [2]
 
 
-def test_attempt_ids_take_no_memory_once_their_messages_are_settled(parts: Parts) -> None:
+def test_attempt_ids_take_no_memory_after_their_messages_are_acknowledged(parts: Parts) -> None:
     group = parts.group()
     for number in range(50):
         parts.publish(b"a")

@@ -1,4 +1,4 @@
-"""What users of the field's brokers report, each a test by its name; numbers are issues of apache/rocketmq (or its clients)."""
+"""Defects that users of other brokers report. Numbers are issues of apache/rocketmq or of its clients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from penstock.timer.options import TimerOptions
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node, Parts
 
 LATE_MS_MAX = 200
-"""A revival comes at most this long after its deadline."""
+"""Maximum time from a deadline to the revival of the message."""
 
 RESTARTS = pytest.mark.parametrize("keep_index", [None, True, False])
 
@@ -31,7 +31,7 @@ def restarted(parts: Parts, keep_index: bool | None) -> Parts:
     return parts if keep_index is None else parts.after_crash("restarted", keep_index=keep_index)
 
 
-# --- lost, or wrong -------------------------------------------------------------------------------------------------
+# --- lost, or wrong ---------------------------------------------------------------------------------------------------
 
 
 @RESTARTS
@@ -93,7 +93,7 @@ def test_9583_and_11174_the_handle_of_a_change_acknowledges_and_is_not_lost(part
     after.close()
 
 
-# --- twice ----------------------------------------------------------------------------------------------------------
+# --- twice ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("keep_index", [True, False])
@@ -126,7 +126,7 @@ def test_9105_a_light_queue_is_popped_once(parts: Parts) -> None:
     assert sorted(seen) == sorted(b"%d" % n for n in range(20))
 
 
-# --- slow, or stuck -------------------------------------------------------------------------------------------------
+# --- slow, or stuck ---------------------------------------------------------------------------------------------------
 
 
 def test_9956_a_hundred_thousand_equal_deadlines_are_revived_in_portions_that_leave_room(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_10658_one_bad_record_stops_no_other(parts: Parts) -> None:
     assert [message.body for message in parts.pop()] == [b"%d" % n for n in range(10) if n != 4]
 
 
-def test_9112_a_pop_does_not_scan_what_was_settled_before_it(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_9112_a_pop_does_not_scan_messages_that_were_acknowledged_before(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(30):
         parts.publish(*([b"x"] * 100))
         parts.ack(*(message.handle for message in parts.pop(100)))
@@ -197,7 +197,7 @@ async def test_6681_and_9632_a_retry_wakes_the_poll_that_waits_within_200_ms(tmp
             due_ms = message.visible_at_ms if how == "expiry" else time.time() * 1000
             (again,) = await asyncio.wait_for(poll, 10)
             assert again.attempt == 2
-            assert time.time() * 1000 - due_ms < LATE_MS_MAX + 100  # the answer's way included
+            assert time.time() * 1000 - due_ms < LATE_MS_MAX + 100  # including the way of the response
         assert node.core.counters.revive_late_ms_max <= LATE_MS_MAX
     finally:
         await node.stop()
@@ -253,7 +253,7 @@ def test_8657_and_10058_a_backlog_of_retries_starves_no_new_message_nor_the_othe
     assert (served.count(b"new"), served.count(b"retry")) == (50, 50)
 
 
-# --- memory, and counts ---------------------------------------------------------------------------------------------
+# --- memory, and counts -----------------------------------------------------------------------------------------------
 
 
 def test_7772_a_consumer_that_never_acks_stops_at_its_limit(tmp_path: Path) -> None:
@@ -306,7 +306,7 @@ def test_9217_and_10899_counts_are_exact_whatever_happened(parts: Parts, keep_in
     after.close()
 
 
-# --- wishes ---------------------------------------------------------------------------------------------------------
+# --- feature requests -------------------------------------------------------------------------------------------------
 
 
 def test_8332_and_10050_an_extension_is_no_attempt(parts: Parts) -> None:
@@ -361,11 +361,11 @@ def test_clients_1218_message_groups_of_one_queue_go_side_by_side(parts: Parts) 
     assert len(parts.pop(100)) == 10
 
 
-# --- what its tests assert ------------------------------------------------------------------------------------------
+# --- assertions of RocketMQ's own tests -------------------------------------------------------------------------------
 
 
 def test_of_1_2_3_4_in_order_a_nack_of_2_brings_2_before_3(parts: Parts) -> None:
-    """RocketMQ gives out 1, 2, 3 as a batch, and after a nack of 2 the rest again: 1, 2, 3, 2, 3, 4. Here 3 waits for 2."""
+    """RocketMQ delivers 1, 2, 3 as a batch, and after a nack of 2 again 2, 3 and then 4. Penstock lets 3 wait for 2."""
     parts.create(fifo=True)
     for number in (b"1", b"2", b"3", b"4"):
         parts.publish(number)

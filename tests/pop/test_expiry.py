@@ -1,4 +1,4 @@
-"""Messages whose time to live (MQTT 5.0, 3.3.2.3.3) is over: no consumer gets them."""
+"""No consumer gets a message whose time to live (MQTT 5.0, 3.3.2.3.3) has passed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def bodies(parts: Parts, messages_max: int = 100) -> list[bytes]:
 
 
 @pytest.mark.parametrize("fifo", [False, True])
-def test_an_expired_message_is_passed_over_and_those_around_it_are_not(parts: Parts, fifo: bool) -> None:
+def test_an_expired_message_is_skipped_and_those_around_it_are_not(parts: Parts, fifo: bool) -> None:
     parts.create(fifo=fifo)
     parts.publish(b"before")
     publish(parts, b"short", ttl_ms=1_000)
@@ -59,7 +59,7 @@ def test_a_backlog_that_has_expired_hides_nothing_behind_it(parts: Parts) -> Non
 
 
 @pytest.mark.parametrize("keep_index", [True, False])
-def test_what_was_passed_over_stays_so_after_a_crash(parts: Parts, keep_index: bool) -> None:
+def test_a_skipped_message_stays_skipped_after_a_crash(parts: Parts, keep_index: bool) -> None:
     publish(parts, b"short", ttl_ms=1_000)
     parts.publish(b"lasting")
     parts.advance(1_000)

@@ -1,4 +1,4 @@
-"""Filters on delivery: what an expression takes, what it refuses to read, and how a group moves over what it doesn't want."""
+"""Filters on delivery: which messages match, which expressions are refused, and how a group skips unwanted messages."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_like_does_not_backtrack_without_end() -> None:
     assert not takes("v LIKE '" + "%a" * 500 + "b'", fields={"v": "a" * 10_000})
 
 
-# --- delivery -------------------------------------------------------------------------------------------------------
+# --- delivery ---------------------------------------------------------------------------------------------------------
 
 
 def publish(parts: Parts, *tags: str) -> list[int]:
@@ -246,7 +246,7 @@ def test_a_hash_that_two_tags_share_gives_no_wrong_message(parts: Parts) -> None
 
 
 @pytest.mark.parametrize("keep_index", [True, False])
-def test_what_was_passed_over_is_not_looked_at_again_without_bound(parts: Parts, keep_index: bool) -> None:
+def test_the_number_of_messages_inspected_again_is_bounded(parts: Parts, keep_index: bool) -> None:
     parts.create(expression="wanted")
     for _ in range(3):
         parts.publish(*([b"x"] * PASSED_MAX), properties=Properties([], "other"))
@@ -261,7 +261,7 @@ def test_what_was_passed_over_is_not_looked_at_again_without_bound(parts: Parts,
     after.close()
 
 
-def test_a_new_expression_holds_for_what_no_pop_has_looked_at(parts: Parts) -> None:
+def test_a_new_expression_applies_to_messages_that_no_pop_has_inspected(parts: Parts) -> None:
     from dataclasses import replace
 
     parts.create(expression="a")
@@ -291,7 +291,7 @@ async def test_a_sparse_match_wakes_a_poll_promptly(tmp_path: Path) -> None:
         await node.stop()
 
 
-async def test_a_pop_that_does_not_wait_looks_to_the_end_of_its_queue(tmp_path: Path) -> None:
+async def test_a_pop_that_does_not_wait_scans_to_the_end_of_its_queue(tmp_path: Path) -> None:
     node = Node(tmp_path / "data")
     await node.start()
     try:

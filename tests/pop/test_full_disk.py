@@ -1,4 +1,4 @@
-"""POP and delayed messages on a full disk: work is ended from the reserve, and below the floor everything waits."""
+"""POP and delayed messages on a full disk: the reserve lets consumers finish, and below the floor everything waits."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def parts(tmp_path: Path) -> Iterator[Parts]:
     parts.close()
 
 
-def test_a_read_only_node_pops_acknowledges_revives_and_buries(parts: Parts) -> None:
+def test_a_read_only_node_pops_acknowledges_revives_and_dead_letters(parts: Parts) -> None:
     free(parts.store, READ_ONLY)
     first, _ = parts.pop(2, 1000)
     assert parts.ack(first.handle) == [AckOutcome.OK]
@@ -101,7 +101,7 @@ def test_below_the_floor_what_has_a_back_off_is_revived_once_when_there_is_room(
     parts.publish(b"0", b"1", b"2")
     for invisible_ms in (1_000, 1_500, 1_500):
         parts.pop(1, invisible_ms)
-    parts.advance(4_000)  # the first is due; the others wait
+    parts.advance(4_000)  # the first message is due, and the others wait
     assert parts.core.counters.revived == 1
     free(parts.store, EXHAUSTED)
     for _ in range(10):
@@ -114,7 +114,7 @@ def test_below_the_floor_what_has_a_back_off_is_revived_once_when_there_is_room(
 
 
 @pytest.mark.parametrize("settings", [{"fifo": True}, {"expression": "rare"}])
-def test_below_the_floor_a_group_that_looks_finds_nothing_and_passes_nothing_over(parts: Parts, settings: dict) -> None:
+def test_below_the_floor_a_selective_group_finds_nothing_and_skips_nothing(parts: Parts, settings: dict) -> None:
     group = parts.create("careful", **settings)
     parts.publish(b"2", properties=Properties(tag="rare"))
     free(parts.store, EXHAUSTED)
@@ -184,7 +184,7 @@ def test_below_the_floor_delayed_messages_wait_and_come_in_their_order(parts: Pa
     assert parts.delayed.recall(position, due_ms) is Recalled.ALREADY_FIRED
 
 
-# --- over gRPC ------------------------------------------------------------------------------------------------------
+# --- over gRPC --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Handles: exact, and not to be made up."""
+"""A handle names exactly one delivery, and nobody can make one up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Indexes of deliveries as rows of bytes: the same as integers would give."""
+"""Indexes as rows of bytes give the same results as integers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_references_are_as_the_record_has_them(checkpoint: int, numbers: list[in
     assert rows(numbers).references(checkpoint) == b"".join(REFERENCE.pack(checkpoint, number) for number in numbers)
 
 
-# Positions that share bytes, with each other and with indexes: a run must end where its position does.
+# These positions share bytes with each other and with indexes. A run must end with its position.
 positions = st.one_of(st.sampled_from([0, 1, 256, 2**32, 2**32 + 1, 2**63]), st.integers(0, 2**64 - 1))
 
 

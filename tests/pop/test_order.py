@@ -1,4 +1,4 @@
-"""FIFO by message group: one of each in flight, the others go on, and order holds across retries and crashes."""
+"""FIFO by message group: one message of each group is in flight, and the order holds across retries and crashes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def restarted(parts: Parts, keep_index: bool | None) -> Parts:
 
 
 def publish(parts: Parts, *texts: str) -> None:
-    """Publish messages such as "a1": number 1 of the message group a, all to one topic."""
+    """Publish messages to one topic. "a1" is message 1 of the message group a."""
     for text in texts:
         parts.publish(text.encode(), properties=Properties(message_group=text[0]))
 
@@ -67,10 +67,10 @@ def test_a_topic_and_a_message_group_of_its_name_are_two(parts: Parts) -> None:
 
 @pytest.mark.parametrize("keep_index", RESTARTS)
 @pytest.mark.parametrize("how", ["nack", "suspend", "expire", "extend and expire", "release"])
-def test_a_message_that_fails_comes_back_before_later_ones_of_its_message_group(
+def test_a_failed_message_is_delivered_again_before_later_ones_of_its_message_group(
     parts: Parts, how: str, keep_index: bool | None
 ) -> None:
-    """Of the sequence 1, 2 (fails), 3, 4 a consumer sees 1, 2, 2, 3, 4: 3 isn't out while 2 isn't done."""
+    """Of the sequence 1, 2 (fails), 3, 4 a consumer gets 1, 2, 2, 3, 4: it doesn't get 3 before 2 is acknowledged."""
     parts.create(fifo=True)
     publish(parts, "a1", "a2", "a3", "a4")
     seen = []
@@ -158,7 +158,7 @@ def test_a_damaged_message_does_not_hold_its_message_group(parts: Parts) -> None
     assert texts(parts.pop()) == ["a3"]
 
 
-def test_a_thousand_waiting_messages_of_a_busy_message_group_are_looked_at_once(
+def test_a_thousand_waiting_messages_of_a_busy_message_group_are_inspected_once(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts.create(fifo=True)
@@ -218,7 +218,7 @@ def test_large_messages_that_fill_an_answer_stay_in_order(tmp_path: Path) -> Non
     parts.close()
 
 
-def test_fifo_changes_only_while_nothing_is_out(parts: Parts) -> None:
+def test_fifo_changes_only_while_no_message_is_in_flight(parts: Parts) -> None:
     from dataclasses import replace
 
     parts.create()
@@ -237,7 +237,7 @@ def test_fifo_changes_only_while_nothing_is_out(parts: Parts) -> None:
     assert texts(parts.pop()) == ["a6", "a7"]
 
 
-# --- against a model ------------------------------------------------------------------------------------------------
+# --- against a model --------------------------------------------------------------------------------------------------
 
 steps = st.lists(
     st.one_of(
@@ -286,7 +286,7 @@ def test_order_holds_whatever_happens(steps: list[tuple[str, object]]) -> None:
                 free = [key for key in "abcd" if key not in busy and (key in returning or sent_back[key] or waiting[key])]
                 messages = parts.pop(int(str(value)))
                 assert len(messages) <= min(len(free), int(str(value)))
-                # One that has to look at new messages beside retries may leave room, but not all of it.
+                # A pop that scans new messages beside retries may leave some room unused, but not all of it.
                 assert bool(messages) is bool(free)
                 for message in messages:
                     text = message.body.decode()

@@ -1,4 +1,4 @@
-"""Long polls: who waits for the first message, who gets it, and what a call that ends early takes with it."""
+"""Long polls: calls wait for the first message, the oldest gets it, and a call that ends early loses no message."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONG_MS = 60_000
 
 @pytest.fixture
 async def live(tmp_path: Path) -> AsyncIterator[Parts]:
-    """Parts that commit by themselves; time is still moved by hand."""
+    """Parts that commit by themselves, with a clock that the test moves."""
     parts = Parts(tmp_path / "data", pop=PopOptions(waiters_max=3, in_flight_max=4, attempts_max=2))
     parts.store.start(asyncio.get_running_loop(), lambda error: pytest.fail(str(error)))
     yield parts
@@ -30,7 +30,7 @@ def wait_for_message(parts: Parts, messages_max: int = 10, wait_ms: int = LONG_M
 
 
 async def is_waiting(parts: Parts, polls: int = 1) -> None:
-    while parts.core.waiting < polls:  # noqa: ASYNC110 - there is no event for it
+    while parts.core.waiting < polls:  # noqa: ASYNC110 - the core has no event for this
         await asyncio.sleep(0)
 
 
@@ -127,7 +127,7 @@ async def test_a_cancelled_poll_takes_nothing(live: Parts) -> None:
 async def test_a_poll_that_is_cancelled_when_it_was_served_returns_what_it_got(live: Parts) -> None:
     polls = [wait_for_message(live), wait_for_message(live)]
     await is_waiting(live, 2)
-    live.publish(b"a")  # commits, which serves the first poll
+    live.publish(b"a")  # this commits, which serves the first poll
     assert live.group().in_flight == 1
     polls[0].cancel()
     taken = await polls[1]

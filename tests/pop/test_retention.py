@@ -1,4 +1,4 @@
-"""What POP and delayed messages need outlives the segments that it was stored in; what nobody has taken expires."""
+"""Messages that POP and the timer need outlive their segments. Messages that no group has popped are dropped."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ def parts(tmp_path: Path) -> Iterator[Parts]:
 
 
 def let_expire(parts: Parts) -> None:
-    """Let an hour pass, in which other things come in; all that was stored before it is dropped."""
+    """Let an hour pass in which other messages arrive. All that was stored before is dropped."""
     end = parts.store.log.end
     parts.advance(HOUR_MS // 2)
-    retain(parts.store)  # what is a quarter of an hour old is sealed
+    retain(parts.store)  # segments older than a quarter of an hour are sealed
     for _ in range(20):
         parts.publish(FILLER, topic="other/1")
-        work_on(parts.store)  # its snapshot, where that began a segment
+        work_on(parts.store)  # takes the snapshot, if a segment began
     parts.advance(HOUR_MS // 2)
     retain(parts.store)
     assert parts.store.log.start > end - SEGMENT_BYTES
 
 
 def reopened(parts: Parts, tmp_path: Path) -> Parts:
-    """Return what starts without the index, from snapshot and log alone."""
+    """Return the parts of a start without the index, from snapshot and log alone."""
     parts.close()
     shutil.rmtree(tmp_path / "data" / "index")
     return Parts(tmp_path / "data", parts.clock, store=STORE, pop=POP)
 
 
-def test_messages_that_nobody_took_expire_and_the_next_are_handed_out(parts: Parts) -> None:
+def test_messages_that_nobody_popped_are_dropped_and_the_next_are_handed_out(parts: Parts) -> None:
     parts.group()
     parts.publish(b"never taken")
     let_expire(parts)
@@ -89,7 +89,7 @@ def test_a_poll_that_comes_while_segments_are_being_dropped_gets_nothing_that_ex
     assert all(message.position >= boundary for message in taken)
 
 
-def test_a_delivery_in_flight_comes_back_when_its_segment_is_gone(parts: Parts, tmp_path: Path) -> None:
+def test_a_message_in_flight_is_revived_after_its_segment_was_dropped(parts: Parts, tmp_path: Path) -> None:
     parts.group()
     (position,) = parts.publish(b"slow work")
     (message,) = parts.pop(invisible_ms=3 * HOUR_MS)
@@ -158,7 +158,7 @@ def test_a_group_has_its_place_again_without_index_and_first_records(parts: Part
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_a_delayed_message_fires_long_after_its_segment_is_gone(parts: Parts, tmp_path: Path, restarted: bool) -> None:
+def test_a_delayed_message_fires_long_after_its_segment_was_dropped(parts: Parts, tmp_path: Path, restarted: bool) -> None:
     parts.group()
     due_ms = parts.clock.now_ms() + 5 * HOUR_MS
     route = parts.store.queues.route(TOPIC.encode())
@@ -195,7 +195,7 @@ def test_a_delayed_message_that_fires_shortly_before_its_segment_goes_is_kept(pa
     assert [message.body for message in parts.pop()] == [b"late"]
 
 
-def test_a_dead_letter_whose_message_is_gone_is_neither_listed_nor_counted_nor_sent_back(parts: Parts) -> None:
+def test_a_dead_letter_whose_message_was_dropped_is_neither_listed_nor_counted_nor_redriven(parts: Parts) -> None:
     parts.create("ledger", FILTER)
     parts.group("mourners", "$dlq/ledger")
     parts.publish(b"old")
@@ -261,7 +261,7 @@ def test_a_transaction_outlives_the_segment_of_its_half_message(
     parts.close()
 
 
-def test_a_long_backlog_that_expires_is_passed_over_in_few_steps(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_backlog_of_dropped_messages_is_skipped_in_few_steps(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     parts.group()
     for _ in range(40):
         parts.publish(*[b"old"] * 250)

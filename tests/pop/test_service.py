@@ -1,4 +1,4 @@
-"""The gRPC face: every call, every bad input, and that the node goes on after each of them."""
+"""The native services: every call and every bad input. The node must continue to work after each of them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def recall(stub: PopServiceAsyncStub, *handles: str) -> list[int]:
 
 
 async def serves_on(stub: PopServiceAsyncStub) -> None:
-    """Fail unless the node does its work as if nothing had been."""
+    """Fail unless the node works as if nothing had happened."""
     await send(stub, b"alive", topic="alive/1")
     (message,) = await pop(stub, group="alive", topic_filter="alive/#")
     assert message.body == b"alive"
@@ -78,7 +78,7 @@ async def serves_on(stub: PopServiceAsyncStub) -> None:
 
 @pytest.fixture
 async def small(tmp_path: Path) -> AsyncIterator[PopServiceAsyncStub]:
-    """A node whose limits a test can reach."""
+    """A node with limits that a test can reach."""
     node = Node(
         tmp_path / "small",
         pop=PopOptions(message_bytes_max=2_000, groups_max=2, waiters_max=1, messages_max=3, wait_ms_max=20),
@@ -91,7 +91,7 @@ async def small(tmp_path: Path) -> AsyncIterator[PopServiceAsyncStub]:
     await node.stop()
 
 
-# --- what it is for -------------------------------------------------------------------------------------------------
+# --- the normal case --------------------------------------------------------------------------------------------------
 
 
 async def test_what_is_sent_is_popped_with_all_that_it_carries(stub: PopServiceAsyncStub) -> None:
@@ -117,7 +117,9 @@ async def test_an_empty_message_and_an_empty_pop_are_no_errors(stub: PopServiceA
     assert await recall(stub) == []
 
 
-async def test_a_message_not_acknowledged_comes_back_to_a_waiting_poll_within_200_ms(stub: PopServiceAsyncStub) -> None:
+async def test_an_unacknowledged_message_reaches_a_waiting_poll_within_200_ms_of_its_deadline(
+    stub: PopServiceAsyncStub,
+) -> None:
     await send(stub, b"a")
     (first,) = await pop(stub, invisible_ms=50)
     (again,) = await pop(stub)
@@ -155,7 +157,7 @@ async def test_a_pop_acknowledges_what_it_names_by_the_same_call(node: Node, stu
     request = pb.PopRequest(group=GROUP, filter=FILTER, acks=[message.handle for message in first])
     answer = await stub.Pop(request)
     assert [message.body for message in answer.messages] == [b"2"]
-    assert list(answer.ack_statuses) == []  # all are OK
+    assert list(answer.ack_statuses) == []  # empty, because all acknowledgements are OK
     assert node.store.durable_position == node.store.log.end
     assert (node.group().in_flight, node.core.counters.acked) == (1, 2)
 
@@ -279,7 +281,7 @@ async def test_a_recalled_message_never_comes(node: Node, stub: PopServiceAsyncS
 
 
 async def test_a_big_body_is_identical_after_a_retry(stub: PopServiceAsyncStub) -> None:
-    body = bytes(range(256)) * 4 * 4_000  # 4,096,000 bytes: above gRPC's default for an answer
+    body = bytes(range(256)) * 4 * 4_000  # 4,096,000 bytes: above gRPC's default maximum for a response
     await send(stub, body, topic="plant/big")
     (first,) = await pop(stub)
     await change(stub, first.handle, 0)
@@ -313,7 +315,7 @@ async def test_a_group_may_start_with_what_comes_now(stub: PopServiceAsyncStub) 
     assert [message.body for message in (await stub.Pop(request)).messages] == [b"after"]
 
 
-# --- calls that end early -------------------------------------------------------------------------------------------
+# --- calls that end early ---------------------------------------------------------------------------------------------
 
 
 async def test_a_poll_that_its_consumer_cancels_leaves_the_message_to_another(node: Node, stub: PopServiceAsyncStub) -> None:
@@ -345,7 +347,7 @@ async def test_a_poll_with_a_deadline_leaves_the_message_to_another(node: Node, 
     assert [(message.body, message.attempt) for message in await pop(stub)] == [(b"a", 1)]
 
 
-# --- bad messages: a status each, and the others of the batch are stored ---------------------------------------------
+# --- bad messages: each has a status, and the others of the batch are stored ------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -406,7 +408,7 @@ async def test_a_topic_that_needs_one_queue_too_many_is_refused(small: PopServic
     await send(small, b"a", topic="level0/y")
 
 
-# --- bad calls: a gRPC status ---------------------------------------------------------------------------------------
+# --- bad calls end with a gRPC status ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -446,7 +448,7 @@ async def test_more_than_a_pop_may_have_is_cut_to_it(small: PopServiceAsyncStub)
     await send(small, *([b"x"] * 5))
     assert len(await pop(small, messages_max=2**31 - 1)) == 3
     assert len(await pop(small)) == 2
-    assert await pop(small, wait_ms=2**63 - 1) == []  # after wait_ms_max
+    assert await pop(small, wait_ms=2**63 - 1) == []  # the wait ends after wait_ms_max
 
 
 async def test_one_group_too_many_is_refused(small: PopServiceAsyncStub) -> None:
@@ -493,7 +495,7 @@ async def test_a_call_full_of_forged_handles_is_refused_quickly(stub: PopService
     forged = [n.to_bytes(8, "little").hex() + "00" * 12 + "ffff" + "00" * 8 for n in range(HANDLES_MAX)]
     began_s = time.perf_counter()
     assert set(await ack(stub, *forged)) == {pb.INVALID_HANDLE}
-    assert time.perf_counter() - began_s < 2.0  # a code per index up to the one named would take 10 s and more
+    assert time.perf_counter() - began_s < 2.0  # computing a code for each index up to the named one would take 10 s and more
 
 
 @pytest.mark.parametrize("invisible_ms", [-1, -(2**63), 12 * 3_600_000 + 1, 2**63 - 1])
@@ -504,7 +506,7 @@ async def test_a_bad_invisible_time_is_refused_and_the_handle_stays_good(stub: P
     assert await ack(stub, message.handle) == [pb.OK]
 
 
-# --- the listener ---------------------------------------------------------------------------------------------------
+# --- the listener -----------------------------------------------------------------------------------------------------
 
 
 async def test_a_port_that_is_taken_is_an_error_that_says_what_to_do(node: Node, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Consumers inside the node: they settle by ids, hold what is theirs, and make groups that end with them."""
+"""Consumers inside the node settle deliveries by ids, extend their deadlines, and create groups that end with them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHARED = GroupSettings(shared=True)
 
 
 def take(parts: Parts, count: int = 100) -> list[int]:
-    """Take what is visible; return the ids of the deliveries."""
+    """Pop the visible messages, and return the ids of the deliveries."""
     taken = parts.core.pop(parts.group(), count, INVISIBLE_MS)
     parts.store.commit()
     return [delivery_id(taken.checkpoint.position, index) for index in range(taken.checkpoint.count)] if taken else []
@@ -51,13 +51,13 @@ def test_deliveries_are_settled_by_their_ids(parts: Parts, is_after_crash: bool)
     (letter,) = parts.dead_letters.list(GROUP)
     assert (letter.reason, letter.attempts) == (Reason.FORWARDED, 1)
     (back,) = parts.pop()
-    assert (back.body, back.attempt) == (b"4", 1)  # it was no attempt
+    assert (back.body, back.attempt) == (b"4", 1)  # the requeue is not counted as an attempt
     assert parts.core.is_open(first[3])
     assert not parts.core.is_open(first[0])
     parts.close()
 
 
-def test_what_is_over_is_let_pass(parts: Parts) -> None:
+def test_deliveries_that_are_over_are_skipped(parts: Parts) -> None:
     parts.publish(b"a", b"b", b"c")
     one, two, three = take(parts)
     assert settle(parts, Kind.POP_ACK, one, one) == 1
@@ -70,13 +70,13 @@ def test_what_is_over_is_let_pass(parts: Parts) -> None:
     assert settle(parts, Kind.POP_ACK, three) == 0
 
 
-def test_what_is_held_is_invisible_for_as_long_and_has_another_id(parts: Parts) -> None:
+def test_an_extended_delivery_stays_invisible_and_has_another_id(parts: Parts) -> None:
     parts.publish(b"a", b"b", b"c")
     one, two, three = take(parts)
     settle(parts, Kind.POP_ACK, two)
     long_ms = parts.core.options.invisible_ms_max * 10
     held = parts.core.extend(parts.group(), [three, two, one], long_ms)
-    assert held[1] == two  # over: there is nothing to hold
+    assert held[1] == two  # this delivery is over, so nothing is extended
     parts.advance(INVISIBLE_MS)
     assert parts.pop() == []
     assert not parts.core.is_open(one)
@@ -88,10 +88,10 @@ def test_what_is_held_is_invisible_for_as_long_and_has_another_id(parts: Parts) 
     parts.close()
 
 
-# --- groups that end with their subscriptions ---------------------------------------------------------------------------
+# --- groups that end with their subscriptions -------------------------------------------------------------------------
 
 
-def test_a_group_that_is_made_for_a_subscription_is_known_as_such_after_a_crash(parts: Parts) -> None:
+def test_a_group_created_for_a_subscription_is_known_as_such_after_a_crash(parts: Parts) -> None:
     parts.core.groups.create(GROUP, FILTER, "latest", SHARED)
     parts.store.commit()
     parts = parts.after_crash("crashed")
@@ -100,7 +100,7 @@ def test_a_group_that_is_made_for_a_subscription_is_known_as_such_after_a_crash(
 
 
 @pytest.mark.parametrize("by", ["consuming", "creating", "changing"])
-def test_it_is_a_group_like_others_when_somebody_else_counts_on_it(tmp_path: Path, by: str) -> None:
+def test_such_a_group_becomes_permanent_when_a_service_uses_it(tmp_path: Path, by: str) -> None:
     parts = Parts(tmp_path / "data")
     group = parts.core.groups.create(GROUP, FILTER, "latest", SHARED)
     if by == "consuming":
@@ -112,5 +112,7 @@ def test_it_is_a_group_like_others_when_somebody_else_counts_on_it(tmp_path: Pat
         assert group.settings == wanted
     else:
         parts.admin.pause(GROUP)
-        assert group.settings == GroupSettings(paused=True, shared=True)  # that alone is no claim
+        assert group.settings == GroupSettings(
+            paused=True, shared=True
+        )  # a change of settings alone doesn't make the group permanent
     parts.close()

@@ -1,4 +1,4 @@
-"""Where a group begins, and that an index made anew begins there too."""
+"""A group begins where its creator says, also after the index was rebuilt."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_group_from_latest_gets_nothing_old_while_a_queue_of_its_filter_is_fil
     parts = Parts(tmp_path / "0")
     parts.publish(b"old", topic="plant/1/a")
     parts.core.groups.get_or_create("early", "plant/+/a", "earliest")
-    parts.core.groups.get_or_create("late", "plant/+/a", "latest")  # the first one's queue has nothing yet
+    parts.core.groups.get_or_create("late", "plant/+/a", "latest")  # the queue of the first group has no messages yet
     parts.settle_queues()
     parts.publish(b"new", topic="plant/1/a")
     assert bodies(parts, group="late", topic_filter="plant/+/a") == [b"new"]

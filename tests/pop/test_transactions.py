@@ -1,4 +1,4 @@
-"""Transactional messages: seen once where committed, never where not, and asked about in between."""
+"""A transactional message is delivered once after a commit, and never without one. The node asks pending producers."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_transaction_that_never_was_is_unknown(parts: Parts) -> None:
 
 
 @pytest.mark.parametrize("start", ["before", "after"])
-def test_a_committed_message_stands_where_it_was_committed_in_queues_of_any_age(parts: Parts, start: str) -> None:
+def test_a_committed_message_has_its_place_by_its_commit_in_queues_of_any_age(parts: Parts, start: str) -> None:
     if start == "before":
         parts.group(topic_filter="plant/+/temperature")
     position = store_half(parts, b"half")
@@ -153,7 +153,7 @@ async def test_a_poll_that_is_cancelled_leaves_the_question_to_the_next(parts: P
     assert await _polled(parts, "orders") == [position]
     assert await _polled(parts, "orders") == []
     parts.advance(1_000)
-    assert await _polled(parts, "orders") == [position]  # asked again
+    assert await _polled(parts, "orders") == [position]  # the node asks again
 
 
 def test_pending_transactions_are_listed_and_bounded(parts: Parts) -> None:

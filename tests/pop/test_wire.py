@@ -1,4 +1,4 @@
-"""The messages that are written by hand are what protobuf would write, or read."""
+"""Messages written by hand have the bytes that protobuf writes, or that it reads as the same message."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ message = st.fixed_dictionaries(
 
 
 def repeated(drawn: list[tuple[dict, int]]) -> list[dict]:
-    """Return messages of which some follow others that are like them, but for offset and body."""
+    """Return messages, some of which differ from the message before only in offset and body."""
     return [
         {**each, "offset": each["offset"] + at, "body": each["body"][at:] + each["body"][:at]}
         for each, count in drawn
@@ -75,7 +75,7 @@ def test_popped_messages_are_read_by_protobuf_as_they_were(messages: list[dict],
     joined = Handles(SECRET).deliveries_joined(77, 123, 4, len(messages))
     data = popped_messages(body, records, joined, deadline_ms, dead)
     assert pb.PopResponse.FromString(data) == pb.PopResponse(messages=expected)
-    # Joined, several answers are one.
+    # Several joined responses are one response.
     assert len(pb.ConsumeResponse.FromString(data + data).messages) == 2 * len(expected)
 
 

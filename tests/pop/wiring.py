@@ -59,11 +59,11 @@ class Delivered(NamedTuple):
 
 
 class Parts:
-    """A store with its parts, without a network. What a loop does by itself, `settle` does by hand.
+    """A store with its parts, without a network and a loop. `settle` does by hand what a loop does by itself.
 
     Parameters:
-        data_dir: empty, or what an earlier one left.
-        clock: by default one that only the test moves.
+        data_dir: empty, or used by an earlier instance.
+        clock: by default a clock that only the test moves.
     """
 
     def __init__(
@@ -94,13 +94,13 @@ class Parts:
         self.settle_queues()
 
     def advance(self, ms: int) -> None:
-        """Let time go on, and do what it brings."""
+        """Advance the clock, and do all work that becomes due."""
         assert isinstance(self.clock, ManualClock)
         self.clock.advance(ms)
         self.settle()
 
     def settle(self) -> None:
-        """Do all that is due, and commit it."""
+        """Do all work that is due, and commit it."""
         self.store.commit()
         while self.core.fire_due():
             self.store.commit()
@@ -109,7 +109,7 @@ class Parts:
         self.settle_queues()
 
     def settle_queues(self) -> None:
-        """Fill what is to be filled, and commit."""
+        """Fill all queues that must be filled, and commit."""
         self.store.commit()
         while self.store.queues.backfill():
             self.store.commit()
@@ -147,13 +147,13 @@ class Parts:
         topic_filter: str = FILTER,
         attempt_id: str = "",
     ) -> list[Delivered]:
-        """Take what is visible, as a consumer would."""
+        """Pop visible messages as a consumer does."""
         taken = self.core.pop(self.group(group, topic_filter), messages_max, invisible_ms, attempt_id)
         self.store.commit()
         return self.delivered(taken) if taken else []
 
     def delivered(self, taken: PopResult) -> list[Delivered]:
-        """Return the messages that were taken, those that can be read."""
+        """Return the popped messages that can be read."""
         checkpoint = taken.checkpoint
         handles = self.core.handles.deliveries(checkpoint.position, checkpoint.pop_ms, checkpoint.group_id, checkpoint.count)
         messages = []
@@ -164,6 +164,7 @@ class Parts:
         return messages
 
     def snapshots(self, groups: Iterable[ConsumerGroup]) -> list[GroupSnapshot]:
+        """Return the snapshots of groups."""
         return snapshots(groups, self.core.state, self.store)
 
     def ack(self, *handles: str, group: str = GROUP) -> list[AckOutcome]:
@@ -179,9 +180,9 @@ class Parts:
         return changed
 
     def after_crash(self, name: str, *, keep_index: bool = True) -> Parts:
-        """Return what starts from a copy of the files as they are now: all that a killed process leaves.
+        """Return the parts of a start from a copy of the files as they are now, which is what a killed process leaves.
 
-        What is only in the memory of the index is lost. `name` is that of the new directory, beside the old one.
+        Rows that the index has only in memory are lost. `name` is the name of the new directory beside the old one.
         """
         left = self.data_dir.with_name(name)
         while not _copied_at_rest(self.data_dir, left):
@@ -246,7 +247,7 @@ class Node(Parts):
         return f"127.0.0.1:{self.port}"
 
     async def stop(self) -> None:
-        """End in order."""
+        """Stop in order."""
         if self._server is not None:
             await self._server.stop()
         self.core.stop()
@@ -255,8 +256,8 @@ class Node(Parts):
         await self.store.close()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Return when a condition on the node's state holds. It is looked at after each turn of the loop."""
-        while not condition():  # noqa: ASYNC110 - the node has no events for what only a test looks at
+        """Return when a condition on the node's state holds. The condition is checked every millisecond."""
+        while not condition():  # noqa: ASYNC110 - the node has no events for state that only tests check
             await asyncio.sleep(0.001)
 
 
@@ -266,7 +267,7 @@ def stub_of(channel: grpc.aio.Channel) -> PopServiceAsyncStub:
 
 
 def _copied_at_rest(source: Path, target: Path) -> bool:
-    """Copy a live data directory; return False where RocksDB compacted meanwhile, so that the copy is of no one instant."""
+    """Copy a live data directory. Return False if RocksDB compacted meanwhile, so that the copy is inconsistent."""
 
     def files() -> list[tuple[str, int]]:
         return sorted(
