@@ -1,4 +1,4 @@
-"""`python -m penstock` is `penstock`."""
+"""Run the command line: `python -m penstock` is the command `penstock`."""
 
 import sys
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -70,6 +71,16 @@ def test_a_command_imports_what_it_needs(module: str, needs: set[str]) -> None:
 )
 def test_the_clients_import_grpc_and_nothing_else_that_is_heavy(source: str, needs: set[str]) -> None:
     assert imported_by(f"exec({source!r})") & HEAVY == needs
+
+
+MEASURE = "import time; before = time.process_time(); from penstock import Client; print(time.process_time() - before)"
+
+
+def test_importing_the_client_takes_a_fraction_of_a_second(record_property: Callable[[str, object], None]) -> None:
+    ended = subprocess.run([sys.executable, "-c", MEASURE], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    import_s = float(ended.stdout)
+    record_property("import_processor_s", import_s)  # 0.3 s is the goal. The bound allows for a slow machine.
+    assert import_s < 2
 
 
 def test_the_clients_import_no_part_of_the_node() -> None:
