@@ -19,6 +19,7 @@ from penstock.gateway.delivery.outlet import Outlet
 from penstock.gateway.delivery.overlaps import mark_overlaps
 from penstock.gateway.delivery.retained_messages import RetainedMessages
 from penstock.gateway.delivery.retained_replay import RetainedReplay
+from penstock.gateway.delivery.share_group import ShareGroup
 from penstock.gateway.delivery.shared_subscription import SharedSubscription
 from penstock.gateway.delivery.shared_subscriptions import SharedSubscriptions
 from penstock.gateway.delivery.subscription import Subscription, combined_options
@@ -41,10 +42,15 @@ class Deliveries:
     """The parts of a node that deliver messages to clients."""
 
     context: DeliveryContext
+    """What all subscriptions use."""
     retained: RetainedMessages
+    """The retained messages, for new subscriptions."""
     shared: SharedSubscriptions
+    """The shared subscriptions."""
     system: SystemTopics
+    """The topics below `$SYS/`."""
     backlog: BacklogLimit
+    """The limit on what waits for one client (`mqtt.session_queued_max`)."""
     subscriptions_max: int
     """Subscriptions that one session may have (`mqtt.subscriptions_max`)."""
 
@@ -151,7 +157,7 @@ class ClientSubscriptions:
             subscription.retained = RetainedReplay(self._deliveries.retained.matching(topic_filter, before=before))
         if old is not None:
             old.stop()
-            self._deliveries.system.unsubscribed(old)
+            self._deliveries.system.remove(old)
             subscription.cursor = old.cursor  # So no message is missed while the subscription is replaced.
             subscription.number = old.number
             subscription.overlaps = old.overlaps
@@ -162,7 +168,7 @@ class ClientSubscriptions:
         session.no_local += bool(granted & NO_LOCAL) - (old is not None and old.no_local)
         self._find_overlaps(subscription)
         subscription.start()
-        self._deliveries.system.subscribed(subscription, says_all=subscription.retained is not None)
+        self._deliveries.system.add(subscription, sends_all=subscription.retained is not None)
 
     def _subscribe_shared(self, topic_filter: str, granted: int, identifier: int, old: Subscription | None) -> None:
         session, shared = self.session, self._deliveries.shared
@@ -186,12 +192,12 @@ class ClientSubscriptions:
         else:
             session.subscribed += 1
             self.context.counters.subscriptions += 1
-            self._add_shared(subscription)
+            self._add_shared(subscription, group)
         subscription.start()
 
-    def _add_shared(self, subscription: SharedSubscription) -> None:
+    def _add_shared(self, subscription: SharedSubscription, group: ShareGroup) -> None:
         self.by_filter[subscription.filter] = subscription
-        subscription.group.count += 1
+        group.join()
         self.context.counters.subscriptions_shared += 1
 
     # --- UNSUBSCRIBE ------------------------------------------------------------------------------------------------
@@ -243,7 +249,7 @@ class ClientSubscriptions:
         counters = self.context.counters
         counters.subscriptions -= 1
         counters.subscriptions_shared -= subscription.is_shared
-        self._deliveries.system.unsubscribed(subscription)
+        self._deliveries.system.remove(subscription)
         subscription.release()
 
     def _find_overlaps(self, changed: Subscription) -> None:
@@ -277,7 +283,7 @@ class ClientSubscriptions:
         self.context.counters.subscriptions += len(self.by_filter)
         for subscription in self.by_filter.values():
             subscription.start()
-            self._deliveries.system.subscribed(subscription, says_all=False)
+            self._deliveries.system.add(subscription, sends_all=False)
         for draining in self.draining:
             draining.start()
 
@@ -305,7 +311,7 @@ class ClientSubscriptions:
             return
         subscription = SharedSubscription(self, one.filter, group, one.options, one.identifier)
         subscription.number, subscription.cursor, subscription.stored = one.number, one.cursor, one
-        self._add_shared(subscription)
+        self._add_shared(subscription, group)
 
     def stop(self) -> None:
         """Send nothing more, because the connection has ended. `close` comes after the session's last record."""

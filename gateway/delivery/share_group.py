@@ -129,6 +129,10 @@ class ShareGroup:
         if not self._waiting:
             self._cancel_poll()
 
+    def join(self) -> None:
+        """Count one more member."""
+        self.count += 1
+
     def leave(self) -> None:
         """Take one member out of the group. When the last one leaves, the group gives up what it keeps."""
         self.count -= 1

@@ -21,9 +21,6 @@ NO_REFUSERS: Final[Refusers] = frozenset()
 class ShareMembership(Protocol):
     """The share group, as one of its members sees it. Messages are named by the ids of their deliveries."""
 
-    count: int
-    """Number of members."""
-
     @property
     def group(self) -> ConsumerGroup:
         """The POP group that the members consume."""

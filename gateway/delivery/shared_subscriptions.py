@@ -111,7 +111,7 @@ class SharedSubscriptions:
     def group_for(self, shared_filter: str, user: str) -> ShareGroup:
         """Return the share group of a filter with `$share/`, for a user to become a member of.
 
-        The caller adds the member to `ShareGroup.count`, or calls `forget_unused`.
+        The caller calls `ShareGroup.join` for the new member; or `forget_unused`, if the member can't be added.
 
         Raises:
             SubscriptionForbidden: the user may not take from the group.

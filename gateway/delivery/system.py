@@ -49,15 +49,15 @@ class SystemTopics:
         """Begin to work on a loop."""
         self._loop = loop
 
-    def subscribed(self, subscription: Subscription, *, says_all: bool) -> None:
-        """Serve a subscription to topics below `$SYS/`. With `says_all` it first gets all values as retained messages."""
+    def add(self, subscription: Subscription, *, sends_all: bool) -> None:
+        """Serve a subscription to topics below `$SYS/`. With `sends_all` it first gets all values as retained messages."""
         if not subscription.filter.startswith(PREFIX) or not self._interval_s:
             return
         self._subscriptions[subscription] = None
-        if says_all:  # The SUBACK is sent first.
+        if sends_all:  # The SUBACK is sent first.
             self._loop.call_soon(self._send_all, subscription)
 
-    def unsubscribed(self, subscription: Subscription) -> None:
+    def remove(self, subscription: Subscription) -> None:
         """Serve a subscription no longer."""
         self._subscriptions.pop(subscription, None)
 
