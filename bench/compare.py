@@ -47,7 +47,7 @@ BEGIN_AFTER_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one run of a load came to: messages per second, and the processor time of a message in microseconds."""
+    """Result of one run of a load: messages per second, and the processor time of a message in microseconds."""
 
     per_s: float
     us: float
@@ -57,7 +57,7 @@ Load = Callable[[], Cost]
 """Puts a row's load on one tree once."""
 
 OpenLoad = Callable[[Setting, Tree], AbstractContextManager[Load]]
-"""Prepares a row's load for one tree; at the end of the context, what it needed has ended."""
+"""Prepares a row's load for one tree. The end of the context stops its processes."""
 
 
 def _in_turn(name: str, open_load: OpenLoad) -> Measure:
@@ -245,25 +245,30 @@ def table_of(title: str, found: Found, rows: Mapping[str, Row], worse_max: float
 def main(arguments: list[str] | None = None) -> int:
     """Run the comparison and return the exit status: 1 when a row failed."""
     every_row = {name: row for rows in AREAS.values() for name, row in rows.items()}
-    parser = parser_of("compare", "This tree beside another tree of the project, in turn.", every_row, runs=RUNS)
-    parser.add_argument("areas", nargs="*", metavar="AREA", help=f"of {', '.join(AREAS)}; all without one")
-    parser.add_argument("--base", type=Path, required=True, metavar="DIR", help="the other tree: the root of a checkout")
+    parser = parser_of(
+        "compare",
+        "Compare this tree with another tree, measured in turn.",
+        every_row,
+        runs=RUNS,
+    )
+    parser.add_argument("areas", nargs="*", metavar="AREA", help=f"Areas to measure, of {', '.join(AREAS)} (all areas).")
+    parser.add_argument("--base", type=Path, required=True, metavar="DIR", help="Root of the checkout of the other tree.")
     parser.add_argument(
         "--base-command",
         default="python -m penstock",
         metavar="COMMAND",
-        help="command line of the other tree, run in DIR with DIR on PYTHONPATH; `python` is this Python (%(default)s)",
+        help="Command line of the other tree, which runs in DIR; `python` means this Python (%(default)s).",
     )
     parser.add_argument(
         "--worse-max",
         type=float,
         default=WORSE_MAX,
         metavar="PERCENT",
-        help="mark rows whose processor time is higher by more than this (%(default)g)",
+        help="Mark rows whose processor time is higher by more (%(default)g).",
     )
     options = parser.parse_args(arguments)
     if unknown := sorted(set(options.areas) - AREAS.keys()):
-        parser.error(f"no area is called {', '.join(unknown)}: there are {', '.join(AREAS)}")
+        parser.error(f"There is no area {', '.join(unknown)}. The areas are {', '.join(AREAS)}.")
     rows = {name: row for area in options.areas or AREAS for name, row in AREAS[area].items()}
     return run(
         parser,

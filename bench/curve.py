@@ -1,8 +1,8 @@
-"""`python -m bench curve`: what a record costs while the log grows, as a plot.
+"""`python -m bench curve`: the cost of a record while the log grows, as a plot.
 
-Records of 1 KiB are appended, routed and indexed on an event loop, a batch a turn, with syncs and index flushes when a node
-makes them; nobody waits for a record. For each part of the log two figures are kept: microseconds of the clock and of the
-processor a record. The clock's has the disk in it, and whatever else the machine does; the processor's has RocksDB's threads.
+The benchmark appends, routes and indexes records of 1 KiB on an event loop, one batch a turn, with the syncs and index flushes
+of a node; nothing waits for a record. For each part of the log it keeps two figures in microseconds a record: elapsed time and
+processor time. Elapsed time includes the disk and other work on the machine; processor time includes the threads of RocksDB.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BODY = b"x" * 1024
 BATCH = 256
 TOPICS = 10_000
 FIRST_GIB = 1
-"""Flat is measured from here on: before, memtables and caches fill."""
+"""Size of the log from which `growth` counts. Before, memtables and caches fill."""
 
 WIDTH, HEIGHT = 720, 320
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 44, 44
@@ -37,16 +37,16 @@ COLOURS = ("#1f6feb", "#bf5700")
 
 
 class Point(NamedTuple):
-    """Of one part of the log."""
+    """The cost of a record in one part of the log."""
 
     log_gib: float
-    """Size of the log at its end."""
+    """Size of the log at the end of the part."""
     clock_us: float
     processor_us: float
 
 
 async def append(data_dir: Path, log_bytes: int, part_bytes: int, tell: Callable[[Point], None]) -> list[Point]:
-    """Append until the log has `log_bytes`; return a point for each `part_bytes`."""
+    """Append until the log has `log_bytes`, and return a point for each `part_bytes`."""
     store = Store(data_dir, StoreOptions(), SystemClock())
     store.recover()
     store.start(asyncio.get_running_loop(), _give_up)
@@ -72,11 +72,11 @@ async def append(data_dir: Path, log_bytes: int, part_bytes: int, tell: Callable
 
 
 def _give_up(error: OSError) -> None:
-    raise SystemExit(f"the log can't be written: {error}")
+    raise SystemExit(f"The log can't be written: {error}")
 
 
 def growth(points: Sequence[Point]) -> tuple[float, float]:
-    """Return the cost of a record in the last quarter of the log by that in the first behind `FIRST_GIB`: both figures."""
+    """Return the cost in the last quarter of the log after `FIRST_GIB`, divided by that in its first, of both figures."""
     settled = [point for point in points if point.log_gib > FIRST_GIB] or list(points)
     quarter = max(len(settled) // 4, 1)
     first, last = settled[:quarter], settled[-quarter:]
@@ -87,7 +87,7 @@ def growth(points: Sequence[Point]) -> tuple[float, float]:
 
 
 def svg_of(points: Sequence[Point]) -> str:
-    """Return the plot: size of the log to the right, cost of a record upwards, a line for each figure."""
+    """Return the plot: the size of the log on the x axis, the cost of a record on the y axis, and a line for each figure."""
     across = max(point.log_gib for point in points)
     up = max(max(point.clock_us, point.processor_us) for point in points) * 1.1
 
@@ -110,7 +110,7 @@ def svg_of(points: Sequence[Point]) -> str:
             f'<text x="{x(across * step / 5):.1f}" y="{HEIGHT - 24}" text-anchor="middle">{across * step / 5:.1f}</text>'
         )
     parts.append(f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 8}" text-anchor="middle">GiB of log</text>')
-    for number, (name, field) in enumerate((("us by the clock", 1), ("us of the processor", 2))):
+    for number, (name, field) in enumerate((("us elapsed", 1), ("us of processor time", 2))):
         line = " ".join(f"{x(point.log_gib):.1f},{y(point[field]):.1f}" for point in points)
         parts.append(f'<polyline points="{line}" fill="none" stroke="{COLOURS[number]}" stroke-width="2"/>')
         parts.append(f'<text x="{LEFT + number * 160}" y="36" fill="{COLOURS[number]}">{name}</text>')
@@ -118,21 +118,22 @@ def svg_of(points: Sequence[Point]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark, write plot and figures, and return the exit status."""
-    parser = argparse.ArgumentParser(prog="bench curve", description="Cost of a record while the log grows.")
-    parser.add_argument("--gib", type=float, default=20, help="how far the log grows; that much disk is needed (%(default)s)")
-    parser.add_argument("--part-mib", type=int, default=512, help="log of one point of the curve (%(default)s)")
-    parser.add_argument("--dir", type=Path, help="where it stores; a disk, not tmpfs (a temporary directory)")
-    parser.add_argument("--out", type=Path, default=Path("docs"), help="where append-curve.svg and .csv go (%(default)s)")
+    """Run the benchmark, write the plot and the figures, and return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m bench curve", description="Plot the cost of a record while the log grows.")
+    parser.add_argument("--gib", type=float, default=20, help="Final size of the log in GiB (%(default)s).")
+    parser.add_argument("--part-mib", type=int, default=512, help="MiB of log for one point of the curve (%(default)s).")
+    parser.add_argument("--dir", type=Path, help="Directory for data, on a disk and not in tmpfs (a temporary one).")
+    parser.add_argument("--out", type=Path, default=Path("docs"), help="Directory for append-curve.svg and .csv (%(default)s).")
     options = parser.parse_args(arguments)
     if options.part_mib < 1 or options.gib * GIB < options.part_mib * MIB:
-        parser.error("--gib must be at least one --part-mib, and that at least 1")
+        parser.error("--part-mib must be at least 1, and --gib at least one part.")
     console = Console(stderr=True)
     console.print(f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f} before the run")
 
     def tell(point: Point) -> None:
         console.print(
-            f"{point.log_gib:.1f} GiB: {point.clock_us:.2f} us, of the processor {point.processor_us:.2f}", highlight=False
+            f"{point.log_gib:.1f} GiB: {point.clock_us:.2f} us elapsed, {point.processor_us:.2f} us of processor",
+            highlight=False,
         )
 
     with tempfile.TemporaryDirectory(prefix="penstock-bench-", dir=options.dir) as directory:
@@ -144,5 +145,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows.writerow(("log_gib", "clock_us", "processor_us"))
         rows.writerows([f"{figure:.3f}" for figure in point] for point in points)
     by_clock, by_processor = growth(points)
-    console.print(f"last quarter to first: {by_clock:.2f} by the clock, {by_processor:.2f} of the processor")
+    console.print(f"Last quarter divided by first: {by_clock:.2f} elapsed, {by_processor:.2f} of processor time")
     return 0

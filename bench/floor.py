@@ -1,10 +1,9 @@
-"""A server that does as little as an event loop in Python can: it answers each PUBLISH at QoS 1 at once, and stores nothing.
+"""A server that does the least that an event loop in Python can: it answers each PUBLISH at QoS 1, and stores nothing.
 
     python -m bench mqtt --only window,hundred,hundred-single,many-single --beside mosquitto,floor
 
-It is no broker. What it reaches is what no broker with an event loop in Python can exceed on that machine, whatever it does
-with the messages; where it is close to mosquitto, a message's time is the kernel's. For rows without subscribers, and packets
-of up to 16 KiB.
+It is not a broker. No broker with an event loop in Python can exceed its rate on the same machine. If its rate is close to that
+of mosquitto, the time of a message is spent in the kernel. It serves rows without subscribers, and packets of up to 16 KiB.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ PUBLISH = 0x30
 
 
 def serve(port: int) -> None:
-    """Answer on a port of this machine until the process is ended."""
+    """Answer on a port of this machine until the process is stopped."""
     listening = socket.create_server(("127.0.0.1", port), backlog=4096)
     epoll = select.epoll()
     epoll.register(listening.fileno(), select.EPOLLIN)
@@ -52,7 +51,7 @@ def serve(port: int) -> None:
 
 
 def answers_to(data: bytes) -> tuple[bytes, int]:
-    """Return what is answered to the whole packets at the beginning of `data`, and how many bytes they are."""
+    """Return the answers to the whole packets at the beginning of `data`, and the size of these packets in bytes."""
     answers: list[bytes] = []
     at, end = 0, len(data)
     while at + 5 <= end:

@@ -1,8 +1,8 @@
-"""Where a node's time goes while a benchmark measures: samples of its event loop's thread, by function.
+"""A profile of a node during a benchmark: samples of the event loop's thread, by function.
 
-py-spy takes them from outside, so the node is started as ever; it only pauses for each sample. A function's own time is with
-what it calls in C: the encoding of a packet, a write to a socket, a write to the log. Threads that sync are left out: they
-hold no lock of Python's while they do.
+py-spy takes the samples from outside, so the node runs as usual and only pauses for each sample. The own time of a function
+includes the C code that it calls: the encoding of a packet, a write to a socket, a write to the log. Threads that sync are left
+out, because they don't hold the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ LINES = 20
 
 
 def profiler_path() -> str | None:
-    """Return where py-spy is: on the path, or beside this Python."""
+    """Return the path of py-spy, which is on the PATH or beside this Python, or None."""
     return shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
 
 
 @contextmanager
 def profiled(pid: int, to: Path) -> Iterator[None]:
-    """Sample a process into a file until the context ends. Without py-spy, or leave to look into it, there is no file."""
+    """Sample a process into a file until the context ends. There is no file without py-spy, or without permission."""
     path = profiler_path()
     if path is None:
         yield
@@ -40,12 +40,12 @@ def profiled(pid: int, to: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            process.send_signal(signal.SIGINT)  # upon which it writes the file
+            process.send_signal(signal.SIGINT)  # then py-spy writes the file
             process.wait(END_S_MAX)
 
 
 def shares_of(stacks: Iterable[str]) -> list[tuple[float, str]]:
-    """Return each function's share in % of the main thread's samples, without those of functions that it calls; greatest first.
+    """Return the share of each function in the main thread's samples, in %, without functions that it calls; greatest first.
 
     Args:
         stacks: lines `THREAD;FUNCTION;...;FUNCTION SAMPLES`, the innermost function last.
@@ -61,7 +61,7 @@ def shares_of(stacks: Iterable[str]) -> list[tuple[float, str]]:
 
 
 def told(profile: Path) -> list[str]:
-    """Return the lines to print of a profile."""
+    """Return the lines to print for a profile."""
     if not profile.exists():
-        return ["  no profile: py-spy is not installed (pip install py-spy), or may not look into the node"]
+        return ["  There is no profile: py-spy is not installed (pip install py-spy), or has no permission."]
     return [f"  {share:5.1f} %  {name}" for share, name in shares_of(profile.read_text().splitlines())[:LINES]]

@@ -1,4 +1,4 @@
-"""What the benchmarks print, and that each row of them still runs: a figure that misses its goal must say so."""
+"""The tables that the benchmarks print, and a quick run of each of their rows."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_the_table_judges_the_median_and_shows_the_extremes() -> None:
     assert "NO" in _shown({"x": [90.0, 1_000.0, 99.0]}, Goal("x", "the title", "msg/s", 100))
 
 
-def test_a_ratio_is_told_beside_what_each_broker_did() -> None:
+def test_a_ratio_is_shown_beside_the_value_of_each_broker() -> None:
     figures = beside("x", {"Penstock": 300.0, "other": 900.0, "rival": 100.0}, "rival")
     shown = _shown({name: [value] for name, value in figures.items()}, Goal("x", "the title", "x", 2))
     line = next(line for line in shown.splitlines() if "the title" in line)
@@ -107,7 +107,7 @@ def test_without_the_rival_a_ratio_is_neither_met_nor_missed() -> None:
     assert "NO" not in shown
 
 
-def test_runs_are_as_many_as_asked_for_and_what_they_share_is_ended(tmp_path: Path) -> None:
+def test_a_row_has_as_many_runs_as_asked_for_and_is_then_closed(tmp_path: Path) -> None:
     ended = []
 
     def measure(setting: Setting) -> Generator[Figures]:
@@ -122,7 +122,7 @@ def test_runs_are_as_many_as_asked_for_and_what_they_share_is_ended(tmp_path: Pa
     assert (found, failed, ended) == ({"x": [1.0, 1.0, 1.0]}, [], [True])
 
 
-def test_a_row_that_fails_leaves_the_others_and_what_it_had_found(tmp_path: Path) -> None:
+def test_a_row_that_fails_keeps_its_results_and_stops_no_other_row(tmp_path: Path) -> None:
     def fails(setting: Setting) -> Generator[Figures]:
         yield {"x": 1.0}
         raise RowFailed("no more")
@@ -137,7 +137,7 @@ def test_a_row_that_fails_leaves_the_others_and_what_it_had_found(tmp_path: Path
 
 
 @pytest.mark.parametrize(("arguments", "status"), [([], 1), (["--only", "good"], 0)])
-def test_the_status_tells_whether_a_row_failed(arguments: list[str], status: int, tmp_path: Path) -> None:
+def test_the_exit_status_is_1_if_a_row_failed(arguments: list[str], status: int, tmp_path: Path) -> None:
     def fails(setting: Setting) -> Generator[Figures]:
         yield from ()
         raise RowFailed("no")
@@ -148,13 +148,13 @@ def test_the_status_tells_whether_a_row_failed(arguments: list[str], status: int
     assert orjson.loads(out.read_bytes())["failed"] == ["bad: no"] * status
 
 
-def test_a_row_that_is_not_there_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_row_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         mqtt.main(["--only", "fanout,fan-in"])
-    assert "no row is called fan-in" in capsys.readouterr().err
+    assert "There is no row fan-in" in capsys.readouterr().err
 
 
-def test_shares_are_of_the_loop_alone_and_of_what_each_function_does_itself() -> None:
+def test_shares_count_the_own_time_of_functions_on_the_main_thread() -> None:
     stacks = [
         "thread (0x1): MainThread;run (cli.py);write (log.py) 30",
         "thread (0x1): MainThread;run (cli.py);write (log.py);pack (record.py) 60",
@@ -168,7 +168,7 @@ def test_shares_are_of_the_loop_alone_and_of_what_each_function_does_itself() ->
 
 
 @needs_compiler
-def test_a_load_is_delivered_to_whom_it_is_for(tmp_path: Path) -> None:
+def test_a_load_reaches_the_subscribers_that_it_is_for(tmp_path: Path) -> None:
     with penstock(tmp_path) as node:
         to_all = run_load(node.host, node.port, Load(pubs=2, subs=3, msgs=100, qos=1, subqos=1, window=5))
         assert (to_all.acked, to_all.delivered, to_all.expected) == (100, 300, 300)
@@ -215,7 +215,7 @@ def test_every_row_runs(name: str, tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     found = orjson.loads(out.read_bytes())["figures"]
-    # What is not there to be compared with gives no ratio; each broker that is there has its column.
+    # Without a rival there is no ratio, but each broker that was measured has its column.
     told = {figure.partition("@")[0] for figure in found}
     assert {goal.figure for row in TABLES[name].values() for goal in row.goals} <= told
 
@@ -234,7 +234,7 @@ def test_a_tree_is_compared_with_itself_in_each_area(tmp_path: Path) -> None:
     )
 
 
-def test_the_comparison_tells_the_ratio_of_medians_and_marks_what_is_worse() -> None:
+def test_the_comparison_shows_the_ratio_of_medians_and_marks_worse_rows() -> None:
     found = {"window_us@base": [1.0, 2.0, 9.0], "window_us@this tree": [2.1, 1.0, 3.0]}
     found |= {"window_per_s@base": [100.0] * 3, "window_per_s@this tree": [50.0] * 3}
     console = Console(file=io.StringIO(), width=200)
@@ -269,7 +269,7 @@ def test_the_plot_is_svg_with_a_line_for_each_figure() -> None:
     st.lists(st.tuples(st.integers(1, 65_535), st.sampled_from([0, 10, 100, 118, 119, 200, 16_000])), max_size=20),
     st.integers(0, 400),
 )
-def test_the_floor_answers_each_whole_publish_and_keeps_the_rest(publishes: list[tuple[int, int]], cut: int) -> None:
+def test_the_floor_answers_whole_packets_and_keeps_an_incomplete_one(publishes: list[tuple[int, int]], cut: int) -> None:
     packets = [encode_publish(b"bench/1", bytes(size), 1, packet_id=packet_id) for packet_id, size in publishes]
     stream = connect(CLEAN, b"c") + b"".join(packets)
     answers, used = floor.answers_to(stream)

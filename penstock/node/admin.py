@@ -1,4 +1,4 @@
-"""The admin listener: health, metrics and state of a node over HTTP. It only answers questions, and changes nothing."""
+"""The admin listener: health, metrics and state of a node over HTTP. It is read-only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.node.errors import AdminUnavailable
 from penstock.store.options import HostPort
 
 SHUTDOWN_S = 1.0
-"""How long `stop` waits for answers under way. Each takes milliseconds."""
+"""Seconds that `stop` waits for responses in progress, each of which takes milliseconds."""
 
 PATHS = {
     "/healthz": "200 while the process is alive",
@@ -37,15 +37,15 @@ class Admin:
         state: Callable[[], dict[str, Any]],
         level: Callable[[], str] = lambda: "open",
     ) -> None:
-        """Prepare the server; `start` opens it.
+        """Create the server. `start` opens its listener.
 
         Args:
-            listen: where to listen. Port 0 picks a free one.
-            registry: what `/metrics` shows.
-            ready: tells whether the node accepts clients. Called on the event loop, so it must not block.
-            level: tells how much may be stored: open, read_only or exhausted. A node that isn't open is ready all the same: its
-                consumers are who frees it.
-            state: what `/api/v1/state` shows, of types that orjson knows. Called on the event loop, so it must not block.
+            listen: address of the listener. Port 0 picks a free port.
+            registry: the metrics that `/metrics` shows.
+            ready: returns whether the node accepts clients. It runs on the event loop, so it must not block.
+            state: returns the state that `/api/v1/state` shows, of types that orjson can encode. It must not block either.
+            level: returns how much the node may store: open, read_only or exhausted. A node that isn't open is still ready,
+                because its consumers free the disk.
         """
         self._listen = listen
         self._registry = registry
@@ -55,10 +55,10 @@ class Admin:
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> int:
-        """Start to listen, and return the port.
+        """Open the listener, and return its port.
 
         Raises:
-            AdminUnavailable: the address is in use, or isn't one of this machine.
+            AdminUnavailable: the address is in use, or isn't an address of this machine.
         """
         app = web.Application()
         app.add_routes(
@@ -70,7 +70,7 @@ class Admin:
                 web.get("/api/v1/state", self._show_state),
             ]
         )
-        # No access log: scrapes and probes come every few seconds, for ever.
+        # No access log, because scrapes and probes arrive every few seconds.
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S)
         await runner.setup()
         try:
@@ -78,15 +78,15 @@ class Admin:
         except OSError as error:
             await runner.cleanup()
             raise AdminUnavailable(
-                f"the admin listener can't listen on {self._listen}: {error.strerror or error}; "
-                "free the address, or set admin.listen to another (port 0 picks a free one)"
+                f"The admin listener can't listen on {self._listen}: {error.strerror or error}. "
+                "Free the address, or set admin.listen to another one. Port 0 picks a free port."
             ) from error
         self._runner = runner
         port: int = runner.addresses[0][1]
         return port
 
     async def stop(self) -> None:
-        """Stop to listen, and close the connections. Does nothing when it isn't running."""
+        """Close the listener and its connections. It does nothing if the listener isn't open."""
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()

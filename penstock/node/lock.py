@@ -1,4 +1,4 @@
-"""One node at a time on a data directory."""
+"""The lock that lets only one node at a time use a data directory."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ PID_BYTES_MAX = 20
 class DataDirLock:
     """An exclusive lock of a data directory, held until `release` or the end of the process.
 
-    The kernel holds it (flock(2)), so a node that was killed leaves no stale lock. The file `lock` names the pid of the
-    holder. It is never deleted: another process may have just opened it, and would lock a file that nobody sees.
+    It is a lock of the kernel (flock(2)), so a killed node leaves no stale lock. The file `lock` holds the pid of its holder.
+    The file is never deleted: another process may have just opened it, and would then lock a file without a name.
     """
 
     __slots__ = ("_fd", "data_dir")
 
     def __init__(self, data_dir: Path) -> None:
-        """Lock `data_dir`, and make it if it is missing.
+        """Lock `data_dir`, and create it if it is missing.
 
         Raises:
-            DataDirLocked: another process, or another lock of this one, has it.
-            OSError: the directory can't be made or written to.
+            DataDirLocked: another process, or another lock of this process, holds it.
+            OSError: the directory can't be created or written to.
         """
         self.data_dir = data_dir
         data_dir.mkdir(parents=True, exist_ok=True)
@@ -37,19 +37,19 @@ class DataDirLock:
             os.ftruncate(fd, 0)
             os.pwrite(fd, b"%d\n" % os.getpid(), 0)
         except BlockingIOError as error:
-            # Empty for the moment between the holder's lock and its pid.
+            # The file is empty between the holder's lock and the writing of its pid.
             pid = os.pread(fd, PID_BYTES_MAX, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(fd)
             raise DataDirLocked(
-                f"the data directory {data_dir} is in use by the process with pid {pid}: stop that, or choose another"
+                f"The data directory {data_dir} is in use by the process with pid {pid}. Stop it, or use another directory."
             ) from error
-        except BaseException:  # whatever it was, the descriptor must not stay open
+        except BaseException:  # the descriptor must not stay open after any error
             os.close(fd)
             raise
         self._fd = fd
 
     def release(self) -> None:
-        """Give the directory free. Does nothing the second time."""
+        """Release the lock. A second call does nothing."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -1,7 +1,7 @@
-"""The node's own log, on stderr: one event a line.
+"""The node's own log on stderr, with one event per line.
 
-Modules take their logger from `structlog.get_logger`, name the event and hand in values:
-`log.info("segment sealed", position=position, bytes=size)`. Nothing is logged per message.
+Modules get their logger from `structlog.get_logger`, and log the name of an event with its values:
+`log.info("segment sealed", position=position, bytes=size)`. No code logs per message.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNI
 
 
 def configure_logging(options: LogOptions, stream: TextIO | None = None) -> None:
-    """Send the events of this process, and those of libraries that use `logging`, to `stream` (stderr) in one format.
+    """Write the events of this process, and those of libraries that use `logging`, to `stream` in one format.
 
-    May be called again: the last call counts.
+    `stream` is stderr if it is None. The last call counts.
     """
     stream = stream or sys.stderr
     level = LEVELS[options.level]
@@ -34,7 +34,7 @@ def configure_logging(options: LogOptions, stream: TextIO | None = None) -> None
     ]
     rendering: list[structlog.typing.Processor]
     if is_console:
-        # A plain traceback: the pretty ones print local variables, message bodies and passwords among them.
+        # Plain tracebacks, because the rich ones print local variables, among them message bodies and passwords.
         exceptions = structlog.dev.plain_traceback
         rendering = [structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=exceptions)]
     else:
@@ -56,6 +56,6 @@ def configure_logging(options: LogOptions, stream: TextIO | None = None) -> None
 
 
 def _render_json(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> str:
-    """Render an event; what JSON has no type for becomes its `repr`, since a log line must not raise."""
+    """Render an event as JSON. Values without a type in JSON become their `repr`, because logging must not raise."""
     options = orjson.OPT_NON_STR_KEYS
     return orjson.dumps(event, default=repr, option=options).decode()

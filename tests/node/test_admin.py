@@ -1,3 +1,5 @@
+"""The admin listener over HTTP."""
+
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
@@ -15,7 +17,7 @@ FREE = HostPort("127.0.0.1", 0)
 
 
 class Node:
-    """What the admin listener asks: a test changes the answers."""
+    """The node that the admin listener asks. A test sets the answers."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

@@ -1,3 +1,5 @@
+"""The lock of a data directory."""
+
 from __future__ import annotations
 
 import os
@@ -22,14 +24,14 @@ sys.stdin.read()
 """
 
 
-def test_the_directory_is_made_and_the_lock_names_its_holder(tmp_path: Path) -> None:
+def test_the_directory_is_created_and_the_lock_file_holds_the_pid(tmp_path: Path) -> None:
     data_dir = tmp_path / "new" / "data"
     with DataDirLock(data_dir):
         assert (data_dir / "lock").read_text() == f"{os.getpid()}\n"
 
 
 def test_a_second_lock_in_the_same_process_is_refused(tmp_path: Path) -> None:
-    with DataDirLock(tmp_path), pytest.raises(DataDirLocked, match=f"{tmp_path} .* pid {os.getpid()}:"):
+    with DataDirLock(tmp_path), pytest.raises(DataDirLocked, match=rf"{tmp_path} .* pid {os.getpid()}\."):
         DataDirLock(tmp_path)
 
 
@@ -37,7 +39,7 @@ def test_a_released_directory_can_be_locked_again(tmp_path: Path) -> None:
     lock = DataDirLock(tmp_path)
     lock.release()
     with DataDirLock(tmp_path):
-        lock.release()  # of what it no longer holds: nothing happens
+        lock.release()  # a second release does nothing
         with pytest.raises(DataDirLocked):
             DataDirLock(tmp_path)
 
@@ -51,9 +53,9 @@ def test_a_refused_lock_leaves_no_descriptor_open(tmp_path: Path) -> None:
         assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
-def test_the_pid_of_a_longer_named_holder_leaves_no_trace(tmp_path: Path) -> None:
+def test_a_shorter_pid_replaces_all_of_a_longer_one(tmp_path: Path) -> None:
     (tmp_path / "lock").write_text("99999999999\n")
-    with DataDirLock(tmp_path), pytest.raises(DataDirLocked, match=f"pid {os.getpid()}:"):
+    with DataDirLock(tmp_path), pytest.raises(DataDirLocked, match=rf"pid {os.getpid()}\."):
         DataDirLock(tmp_path)
 
 
@@ -63,7 +65,7 @@ def test_another_process_holds_the_directory_until_it_is_killed(tmp_path: Path) 
         try:
             assert holder.stdout is not None
             assert holder.stdout.readline() == b"locked\n"
-            with pytest.raises(DataDirLocked, match=f"pid {holder.pid}:"):
+            with pytest.raises(DataDirLocked, match=rf"pid {holder.pid}\."):
                 DataDirLock(tmp_path)
         finally:
             holder.send_signal(signal.SIGKILL)

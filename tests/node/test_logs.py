@@ -1,3 +1,5 @@
+"""The node's own log."""
+
 from __future__ import annotations
 
 import io
@@ -16,7 +18,7 @@ from penstock.node.logs import configure_logging
 def _restore_logging() -> Iterator[None]:
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
-    root.handlers = []  # pytest's own: configure_logging closes those that it replaces
+    root.handlers = []  # configure_logging closes the handlers that it replaces, and these are pytest's
     yield
     structlog.reset_defaults()
     root.handlers, root.level = handlers, level
@@ -40,7 +42,7 @@ def test_events_of_libraries_come_in_the_same_format() -> None:
     assert (event["event"], event["level"], event["logger"]) == ("2 plugins", "warning", "amqtt.plugins")
 
 
-def test_what_is_below_the_level_is_left_out() -> None:
+def test_events_below_the_level_are_not_logged() -> None:
     stream = io.StringIO()
     configure_logging(LogOptions(level="warning"), stream)
     structlog.get_logger().info("quiet")
@@ -61,7 +63,7 @@ def test_an_error_shows_its_traceback_and_no_local_variables(log_format: str) ->
     assert "hunter2" not in stream.getvalue()
 
 
-def test_the_last_configuration_counts_for_loggers_that_were_made_before() -> None:
+def test_the_last_configuration_applies_to_existing_loggers() -> None:
     first, last = io.StringIO(), io.StringIO()
     log = structlog.get_logger()
     configure_logging(LogOptions(), first)
@@ -71,7 +73,7 @@ def test_the_last_configuration_counts_for_loggers_that_were_made_before() -> No
     assert "moved" in last.getvalue()
 
 
-def test_auto_is_json_where_nobody_watches() -> None:
+def test_auto_is_json_without_a_terminal() -> None:
     stream = io.StringIO()
     configure_logging(LogOptions(format="auto"), stream)
     structlog.get_logger().error("full")

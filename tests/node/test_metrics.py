@@ -1,4 +1,4 @@
-"""What `/metrics` shows: names that Prometheus takes, and labels that don't grow with the clients."""
+"""The metrics of a node: names that Prometheus accepts, and labels that don't grow with the clients."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
 
 
 def samples(broker: Broker) -> dict[str, float]:
-    """Return all samples as a scrape gets them, by name and labels."""
+    """Return all samples of a scrape, by name and labels."""
     families = text_string_to_metric_families(generate_latest(broker.node.registry).decode())
     found = {}
     for family in families:
@@ -34,7 +34,7 @@ def samples(broker: Broker) -> dict[str, float]:
     return found
 
 
-async def test_clients_are_counted_by_listener_and_version_and_counted_off(broker: Broker) -> None:
+async def test_clients_are_counted_by_listener_and_version_until_they_leave(broker: Broker) -> None:
     first, _ = await broker.connect("a"), await broker.connect("b", listener="second")
     bad = await broker.dial("second")
     await bad.send(PING)
@@ -105,7 +105,7 @@ async def test_labels_do_not_grow_with_clients_and_topics(broker: Broker) -> Non
     assert set(samples(broker)) == before
 
 
-async def test_names_and_units_are_those_that_prometheus_wants(broker: Broker) -> None:
+async def test_names_and_help_texts_follow_the_rules_of_prometheus(broker: Broker) -> None:
     await broker.connect("a")
     for family in broker.node.registry.collect():
         assert re.fullmatch(r"(penstock|process)_[a-z0-9_]+", family.name), family.name
@@ -113,7 +113,7 @@ async def test_names_and_units_are_those_that_prometheus_wants(broker: Broker) -
         assert not family.name.endswith("_total"), "the client library adds it to counters"
 
 
-async def test_shared_subscriptions_are_counted_and_their_groups_are_told(broker: Broker) -> None:
+async def test_shared_subscriptions_and_their_groups_have_metrics(broker: Broker) -> None:
     one, two = [await broker.connect(name) for name in ("one", "two")]
     await one.subscribe(("$share/g/a", 1), ("$share/h/a", 1), ("b", 1))
     await two.subscribe(("$share/g/a", 1))
