@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import structlog
 
-from penstock.gateway.auth.access import Access
+from penstock.gateway.auth.authorizer import Authorizer
 from penstock.gateway.connection.backpressure import Backpressure
 from penstock.gateway.connection.clients import ClientRegistry
 from penstock.gateway.connection.close_log import CloseLog
@@ -88,7 +88,7 @@ class Gateway:
         self.counters = GatewayCounters()
         self.traffic = Traffic()
         self.logbook = Logbook(options.limits.log_lines_per_s)
-        self.access = Access(options.access, store, self.logbook, self._publish_for_plugin)
+        self.authorizer = Authorizer(options.access, store, self.logbook, self._publish_for_plugin)
         self.sources = Sources(options.limits)
         self.clock = clock
         self.backpressure = Backpressure(store, options.limits.undurable_bytes_max)
@@ -99,7 +99,7 @@ class Gateway:
             self.clients,
             self.keep_alives,
             self.backpressure,
-            self.access,
+            self.authorizer,
             self.traffic,
             clients_max=options.connections_max,
             connect_timeout_ms=options.connect_timeout_ms,
@@ -140,7 +140,7 @@ class Gateway:
         self.heartbeat = Heartbeat(
             clock.monotonic_s,
             (
-                lambda _: self.access.expire(),
+                lambda _: self.authorizer.expire(),
                 lambda _: self.logbook.turn_page(),
                 self.keep_alives.turn,
                 lambda _: self.lifecycle.turn(),
@@ -166,7 +166,7 @@ class Gateway:
         self._handshake: Handshake[Connection] = Handshake(
             store,
             options,
-            self.access,
+            self.authorizer,
             self.clients,
             self.lifecycle,
             self.deliveries,
@@ -193,7 +193,7 @@ class Gateway:
         self.journal.start(self.loop)
         self.shared.start(self.loop)
         self.sys.start(self.loop)
-        await self.access.start(self.clock.monotonic_s)
+        await self.authorizer.start(self.clock.monotonic_s)
         self.sockets = Sockets(self.loop, self.store.release_durable, self._end_turn) if HAS_TURNS else None
         await self.listeners.start(self.loop, self.sockets)
         self.throttle.start(self.loop)
@@ -213,7 +213,7 @@ class Gateway:
         self.journal.stop()
         self.shared.settlements.flush()
         await self.connections.wait_closed(CLOSE_FLUSH_S + 1)
-        await self.access.stop()
+        await self.authorizer.stop()
         if self.sockets is not None:
             self.sockets.close()
             self.sockets = None

@@ -12,7 +12,8 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
-from penstock.gateway.auth.access import Guard, Undecided
+from penstock.gateway.auth.pending import AuthorizationPending
+from penstock.gateway.auth.permissions import Permissions
 from penstock.gateway.connection.backpressure import Backpressure
 from penstock.gateway.connection.close_log import CloseLog
 from penstock.gateway.connection.disk_full import KeptPackets
@@ -190,7 +191,7 @@ class Connection(asyncio.Protocol):
         """The client as the plugins see it."""
         self.verdict: tuple[ClientSession, Verdict | None] | None = None
         """The answer to the CONNECT that waits for it."""
-        self.permissions: Guard | None = None
+        self.permissions: Permissions | None = None
         """What the client may do with topics, if there are plugins for topics."""
         # Keep alive:
         self.keep_alive_s = 0.0
@@ -315,7 +316,7 @@ class Connection(asyncio.Protocol):
         """Handle the first packet of a connection; return whether what follows it in `data` can be handled now."""
         try:
             self._handshake.accept(self, packet)
-        except Undecided as question:
+        except AuthorizationPending as question:
             self._inbox.defer_connect(data)
             self._wait_for(question)
             return False
@@ -380,7 +381,7 @@ class Connection(asyncio.Protocol):
             packets = publishes.admit(packets)
         at = 0
         farewell: Packet | None = None
-        pending: Undecided | None = None
+        pending: AuthorizationPending | None = None
         try:
             while at < len(packets):
                 packet = packets[at]
@@ -397,7 +398,7 @@ class Connection(asyncio.Protocol):
                 else:
                     self._control(packet)
                 at += 1
-        except Undecided as question:
+        except AuthorizationPending as question:
             pending = question.with_traceback(None)  # the traceback holds this frame
         finally:
             # Also if a packet is malformed: the messages before it are stored, and are acknowledged.
@@ -463,7 +464,7 @@ class Connection(asyncio.Protocol):
 
     # --- what waits -------------------------------------------------------------------------------------------------
 
-    def _wait_for(self, question: Undecided) -> None:
+    def _wait_for(self, question: AuthorizationPending) -> None:
         """Ask the plugins; read nothing before they have answered."""
         self.pause_reading(PauseReason.AUTHORIZATION_PENDING)
         question.ask(self._authorized)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
-from penstock.gateway.auth.access import Access, Applicant
+from penstock.gateway.auth.authorizer import Applicant, Authorizer
 from penstock.gateway.client_id import assign_client_id
 from penstock.gateway.connection.clients import ClientRegistry
 from penstock.gateway.connection.keep_alive import KeepAliveWheel, Watched
@@ -33,6 +33,8 @@ from penstock.store.store import Store
 class Connecting(Watched, Applicant, Protocol):
     """A connection whose first packet has come."""
 
+    session: Session
+    """The client's session, once the client is accepted."""
     level: int
     """The protocol level of the CONNECT; 0 until it is known."""
     outbox: Outbox
@@ -51,7 +53,7 @@ class Handshake(Generic[C]):
     Parameters:
         store: has the messages that go out again.
         options: what the server allows, and tells a client of MQTT 5.0.
-        access: says who may connect.
+        authorizer: says who may connect.
         clients: the clients that are connected.
         lifecycle: begins and resumes sessions.
         deliveries: what subscriptions are made of.
@@ -63,7 +65,7 @@ class Handshake(Generic[C]):
         self,
         store: Store,
         options: GatewayOptions,
-        access: Access,
+        authorizer: Authorizer,
         clients: ClientRegistry[C],
         lifecycle: SessionLifecycle,
         deliveries: Deliveries,
@@ -73,7 +75,7 @@ class Handshake(Generic[C]):
     ) -> None:
         self._store = store
         self._options = options
-        self._access = access
+        self._authorizer = authorizer
         self._clients = clients
         self._lifecycle = lifecycle
         self._deliveries = deliveries
@@ -101,7 +103,7 @@ class Handshake(Generic[C]):
                 ConnectCode.SERVER_UNAVAILABLE,
                 ReasonCode.CONNECTION_RATE_EXCEEDED,
             )
-        self._access.admit(connection, wish)
+        self._authorizer.admit(connection, wish)
         self._clients.check_room(wish.client_id)
         outbox = connection.outbox
         if wish.level == V5_0:
@@ -145,11 +147,11 @@ class Handshake(Generic[C]):
         expiry_s = min(wish.session_expiry_s, self._options.session_expiry_s_max)
         self._lifecycle.check_room(client_id, wish, expiry_s)
         self._clients.close_older(client_id)
-        session, is_present = self._lifecycle.open(client_id, wish, expiry_s, self._access.user_of(connection))
+        session, is_present = self._lifecycle.open(client_id, wish, expiry_s, self._authorizer.user_of(connection))
         session.inflight.maximum = min(wish.receive_max, self._options.inflight_max)
         connection.session = session
         self._clients.enter(client_id, connection)
-        self._access.entered(connection)
+        self._authorizer.entered(connection, session.client_id)
         self._counters.connections_accepted += 1
         self._traffic.client_connected(connection.peer.listener.name, connection.level)
         return session, is_present

@@ -17,7 +17,7 @@ from typing import Final
 
 import orjson
 
-from penstock.gateway.auth.access import Guard
+from penstock.gateway.auth.permissions import Permissions
 from penstock.gateway.connection.disk_full import PACKET_OVERHEAD_BYTES, KeptPackets
 from penstock.gateway.connection.outbox import Outbox
 from penstock.gateway.counters import GatewayCounters
@@ -144,7 +144,7 @@ class IncomingPublishes:
         self._kept = kept
         self._options = options
         self._session: Session
-        self._permissions: Guard | None = None
+        self._permissions: Permissions | None = None
         self._is_v5 = False
         self.aliases: dict[int, bytes] = {}
         """The topics for which the client has given an alias."""
@@ -155,7 +155,7 @@ class IncomingPublishes:
         self._pubrec_ids: list[int] = []
         self._denied: dict[int, Denial] = {}
 
-    def begin(self, session: Session, permissions: Guard | None, *, is_v5: bool) -> None:
+    def begin(self, session: Session, permissions: Permissions | None, *, is_v5: bool) -> None:
         """Serve a session: the CONNECT was accepted."""
         self._session = session
         self._permissions = permissions

@@ -7,12 +7,13 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from typing import Final, Protocol, TypeVar
 
-from penstock.gateway.auth.access import Access, Applicant
+from penstock.gateway.auth.authorizer import Applicant, Authorizer
 from penstock.gateway.connection.backpressure import Backpressure
 from penstock.gateway.connection.clients import ClientRegistry
 from penstock.gateway.connection.keep_alive import KeepAliveWheel, Watched
 from penstock.gateway.connection.pausing import Pausable
 from penstock.gateway.protocol.reasons import ReasonCode
+from penstock.gateway.sessions.session import Session
 from penstock.gateway.traffic import Traffic
 
 CONNECTIONS_PER_CLIENT_MAX: Final = 2
@@ -23,6 +24,8 @@ full."""
 class OpenConnection(Pausable, Watched, Applicant, Protocol):
     """A connection, as far as it is registered somewhere."""
 
+    session: Session
+    """The client's session, once the client is accepted."""
     level: int
     """The protocol level of its CONNECT; 0 until it is known."""
     closed_for: ReasonCode | None
@@ -39,7 +42,7 @@ class OpenConnections(Collection[C]):
         clients: the connections whose CONNECT was accepted.
         keep_alives: watches all of them for silence.
         backpressure: may wait to resume them.
-        access: keeps what the plugins have said about them.
+        authorizer: keeps what the plugins have said about them.
         traffic: counts them.
         clients_max: see `GatewayOptions.connections_max`.
         connect_timeout_ms: see `GatewayOptions.connect_timeout_ms`.
@@ -50,7 +53,7 @@ class OpenConnections(Collection[C]):
         clients: ClientRegistry[C],
         keep_alives: KeepAliveWheel,
         backpressure: Backpressure,
-        access: Access,
+        authorizer: Authorizer,
         traffic: Traffic,
         *,
         clients_max: int,
@@ -59,7 +62,7 @@ class OpenConnections(Collection[C]):
         self._clients = clients
         self._keep_alives = keep_alives
         self._backpressure = backpressure
-        self._access = access
+        self._authorizer = authorizer
         self._traffic = traffic
         self._connections_max = clients_max * CONNECTIONS_PER_CLIENT_MAX
         self._connect_timeout_s = connect_timeout_ms / 1000
@@ -89,7 +92,7 @@ class OpenConnections(Collection[C]):
         self._connections.discard(connection)
         listener.closed(connection.peer)
         self._backpressure.forget(connection)
-        self._access.left(connection)
+        self._authorizer.left(connection)
         if client_id:
             self._traffic.client_disconnected(listener.name, connection.level)
         if connection.closed_for is None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final, Protocol
 
-from penstock.gateway.auth.access import Guard
+from penstock.gateway.auth.permissions import Permissions
 from penstock.gateway.connection.backpressure import Backpressure
 from penstock.gateway.connection.inbox import TURN_MESSAGES
 from penstock.gateway.connection.outbox import Outbox
@@ -40,7 +40,7 @@ class Publisher(Pausable, Protocol):
     side: Side
     is_v5: bool
     session: Session
-    permissions: Guard | None
+    permissions: Permissions | None
     outbox: Outbox
 
     def continue_read(self, data: bytes, used: int, count: int, *, is_acked: bool) -> None:

@@ -5,7 +5,7 @@ Clauses in brackets are those of MQTT 5.0. Where MQTT 3.1.1 has a clause of anot
 
 from __future__ import annotations
 
-from penstock.gateway.auth.access import Guard
+from penstock.gateway.auth.permissions import Permissions
 from penstock.gateway.counters import GatewayCounters
 from penstock.gateway.delivery.client_subscriptions import ClientSubscriptions
 from penstock.gateway.delivery.shared_subscriptions import SharedUnavailable
@@ -39,7 +39,7 @@ class Subscribing:
         self._subscriptions_max = subscriptions_max
         self._tells_forbidden = tells_forbidden
 
-    def subscribe(self, subscriptions: ClientSubscriptions, permissions: Guard | None, body: bytes) -> bytes:
+    def subscribe(self, subscriptions: ClientSubscriptions, permissions: Permissions | None, body: bytes) -> bytes:
         """Add the subscriptions that a SUBSCRIBE asks for; return the SUBACK.
 
         Args:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from penstock.gateway.auth.access import topics_of
 from penstock.gateway.delivery.encoding import EncodedBatch, encode_batch
 from penstock.gateway.delivery.options import DeliveryOptions
 from penstock.gateway.delivery.outlet import Outlet
+from penstock.gateway.entry_topics import topics_of
 from penstock.store.lightqueue import ENTRY_BYTES, LightQueue
 from penstock.store.store import Store
 

@@ -23,12 +23,12 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from penstock.gateway.auth.access import topics_of
 from penstock.gateway.delivery.context import DeliveryContext
 from penstock.gateway.delivery.encoding import SLOT, EncodedBatch, encode_batch, encode_for_client
 from penstock.gateway.delivery.options import DeliveryOptions
 from penstock.gateway.delivery.outlet import Outlet
 from penstock.gateway.delivery.retained_replay import RetainedReplay
+from penstock.gateway.entry_topics import topics_of
 from penstock.gateway.protocol.packets import NO_LOCAL, QOS, RETAIN_AS_PUBLISHED
 from penstock.gateway.sessions.session import Session
 from penstock.gateway.sessions.stored_subscription import StoredSubscription

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from penstock.gateway.auth.access import TOPICS_ASKED_MAX, Access
+from penstock.gateway.auth.authorizer import Authorizer
+from penstock.gateway.auth.permissions import TOPICS_ASKED_MAX
 from penstock.gateway.auth.plugins import PluginsUnavailable
 from penstock.gateway.options import AccessOptions, ListenerOptions
 from penstock.gateway.protocol.encode import encode_publish
@@ -94,7 +95,7 @@ async def test_all_plugins_that_answer_must_agree_and_one_must(
     client = await login(broker, "c", "ann", "secret")
     assert await client.receive() == ((CONNACK, 0, b"\0\0") if is_taken else BAD_PASSWORD)
     outcome = "allowed" if is_taken else "error" if BROKEN in (first, second) else "denied"
-    assert broker.node.gateway.access.decisions == {("connect", outcome): 1}
+    assert broker.node.gateway.authorizer.questions.outcomes == {("connect", outcome): 1}
 
 
 @pytest.mark.parametrize("answer", [True, False, None, BROKEN])
@@ -177,7 +178,7 @@ async def test_a_denied_message_is_acknowledged_and_dropped(start_broker: StartB
     await client.publish("b", b"y", qos, packet_id=2)
     assert await client.drained() == []
     assert broker.stored() == [Message("b", b"y", qos)]
-    assert broker.node.gateway.access.decisions == {("publish", "denied"): 1, ("publish", "allowed"): 1}
+    assert broker.node.gateway.authorizer.questions.outcomes == {("publish", "denied"): 1, ("publish", "allowed"): 1}
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
@@ -317,12 +318,12 @@ async def test_a_client_keeps_so_many_answers_and_asks_again_for_more(start_brok
     client = await broker.connect("c")
     for number in range(100):
         await client.publish(f"t/{number}", b"x", 1)
-        assert broker.node.gateway.access.kept <= TOPICS_ASKED_MAX
+        assert broker.node.gateway.authorizer.decisions.kept <= TOPICS_ASKED_MAX
     assert len(broker.stored()) == 100
     guard = broker.connection("c").permissions
     assert guard is not None
     client.reset()
-    await until(lambda: broker.node.gateway.access.kept == 0)
+    await until(lambda: broker.node.gateway.authorizer.decisions.kept == 0)
 
 
 async def test_all_clients_together_keep_so_many_answers(start_broker: StartBroker, script: Script) -> None:
@@ -331,7 +332,7 @@ async def test_all_clients_together_keep_so_many_answers(start_broker: StartBrok
     for number in range(30):
         for client in clients:
             await client.publish(f"t/{number}", b"x", 1)
-            assert broker.node.gateway.access.kept <= 50
+            assert broker.node.gateway.authorizer.decisions.kept <= 50
     assert len(broker.stored()) == 300
 
 
@@ -368,7 +369,7 @@ async def test_publishes_that_were_read_before_the_answer_come_behind_what_waits
     script.may_answer.clear()
     run = b"".join(encode_publish(b"known", b"%d" % number, 1, packet_id=number) for number in range(2, 10))
     await client.send(encode_publish(b"new", b"1", 1, packet_id=1) + run[:5])
-    await until(lambda: broker.node.gateway.access.questions == 1)
+    await until(lambda: broker.node.gateway.authorizer.questions.waiting == 1)
     broker.connection("c").data_received(run[5:])  # a transport of the loop's may have it already
     script.may_answer.set()
     assert [await client.receive() for _ in range(9)] == [(PUBACK, number) for number in range(1, 10)]
@@ -395,12 +396,12 @@ async def test_a_client_that_goes_while_the_plugins_think_leaves_nothing(start_b
     script.may_answer.clear()
     connecting = await login(broker, "connecting", "ann", "secret")
     await thinking.send(encode_publish(b"new", b"x"))
-    await until(lambda: broker.node.gateway.access.questions == 2)
+    await until(lambda: broker.node.gateway.authorizer.questions.waiting == 2)
     connecting.reset()
     broker.connection("thinking").close("the test says so", ReasonCode.ADMINISTRATIVE_ACTION)
     assert await thinking.ended() == []
     script.may_answer.set()
-    await until(lambda: not broker.node.gateway.connections and not broker.node.gateway.access.questions)
+    await until(lambda: not broker.node.gateway.connections and not broker.node.gateway.authorizer.questions.waiting)
     assert broker.stored() == []
     assert set(broker.held_resources().values()) == {0}
 
@@ -435,7 +436,7 @@ async def test_what_the_plugins_do_not_answer_in_time_is_denied(
     assert await client.expect(PUBACK) == (PUBACK, 1)
     script.may_answer.set()
     assert broker.stored() == []
-    decisions = broker.node.gateway.access.decisions
+    decisions = broker.node.gateway.authorizer.questions.outcomes
     assert (decisions["connect", "timeout"], decisions["publish", "timeout"]) == (1, 1)
 
 
@@ -454,7 +455,7 @@ async def test_too_many_questions_are_denied_at_once(start_broker: StartBroker, 
     broker = await start_broker(access=plugins("Users", questions_max=2))
     script.may_answer.clear()
     waiting = [await login(broker, f"c{number}", "ann", "x") for number in range(2)]
-    await until(lambda: broker.node.gateway.access.questions == 2)
+    await until(lambda: broker.node.gateway.authorizer.questions.waiting == 2)
     assert await (await login(broker, "c3", "ann", "x")).ended() == [BAD_PASSWORD]
     script.may_answer.set()
     for client in waiting:
@@ -467,7 +468,7 @@ async def test_nobody_is_closed_for_silence_while_it_is_not_heard(start_broker: 
     script.may_answer.clear()
     connecting = await login(broker, "connecting", "ann", "secret")
     await client.send(encode_publish(b"new", b"x", 1, packet_id=1))
-    await until(lambda: broker.node.gateway.access.questions == 2)
+    await until(lambda: broker.node.gateway.authorizer.questions.waiting == 2)
     for _ in range(4):
         pass_time(broker.node.gateway, 1.2)
     script.may_answer.set()
@@ -517,6 +518,6 @@ async def test_with_an_answer_at_hand_a_publish_asks_for_nothing(start_broker: S
 
 async def test_without_plugins_there_is_no_guard_and_no_thread(broker: Broker) -> None:
     await broker.connect("c")
-    access: Access = broker.node.gateway.access
+    authorizer: Authorizer = broker.node.gateway.authorizer
     assert broker.connection("c").permissions is None
-    assert (access._plugins, access.decisions) == (None, {})
+    assert (authorizer._plugins, authorizer.questions.outcomes) == (None, {})

@@ -130,9 +130,9 @@ async def test_damaged_streams_disturb_nobody(start_broker: StartBroker, tmp_pat
     await until(lambda: len(broker.node.gateway.connections) == 1)
     await until(lambda: broker.listener("l").admission.open == 0)
     gateway = broker.node.gateway
-    await until(lambda: not gateway.access.questions)  # those of clients that have gone are answered all the same
+    await until(lambda: not gateway.authorizer.questions.waiting)  # those of clients that have gone are answered all the same
     guard = broker.connection("good").permissions
-    assert gateway.access.kept == (guard.kept if guard is not None else 0)
+    assert gateway.authorizer.decisions.kept == (guard.kept if guard is not None else 0)
     assert (gateway.listeners.handshakes.open, len(gateway.sources._open)) == (0, 0)
     assert sum(gateway.traffic.connected.values()) == 1
     assert failures == []

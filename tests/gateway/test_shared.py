@@ -675,10 +675,10 @@ async def test_a_forbidden_message_is_offered_to_few_members_however_many_there_
         await member(broker, f"jailed-{n}")
     await publish(broker, b"x", topic="a/secret")
     await until(lambda: group_of(broker).in_flight == 1)
-    await until(lambda: broker.node.gateway.access.decisions.get(("receive", "denied"), 0) >= REFUSERS_MAX)
+    await until(lambda: broker.node.gateway.authorizer.questions.outcomes.get(("receive", "denied"), 0) >= REFUSERS_MAX)
     await publish(broker, b"y")
     await until(lambda: broker.node.gateway.counters.publishes_out == 1)
-    assert broker.node.gateway.access.decisions["receive", "denied"] == REFUSERS_MAX
+    assert broker.node.gateway.authorizer.questions.outcomes["receive", "denied"] == REFUSERS_MAX
     assert group_of(broker).in_flight == 2
 
 

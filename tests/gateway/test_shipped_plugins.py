@@ -283,7 +283,7 @@ async def test_a_service_that_is_down_lets_nobody_in(start_broker: StartBroker, 
     text = f'[mqtt.access.plugins."amqtt.contrib.http.UserAuthHttpPlugin"]\nhost = "127.0.0.1"\nport = {service.port}\n'
     broker = await start_broker(access=access_of(tmp_path, text))
     assert await (await login(broker, "c", "ann", "anns password")).ended() == [BAD_PASSWORD]
-    assert broker.node.gateway.access.decisions == {("connect", "error"): 1}
+    assert broker.node.gateway.authorizer.questions.outcomes == {("connect", "error"): 1}
 
 
 # --- certificates, databases --------------------------------------------------------------------------------------------

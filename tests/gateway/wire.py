@@ -431,7 +431,8 @@ class Broker:
         A ping's answer doesn't tell: deliveries wait for the plugins, and pings don't.
         """
         gateway = self.node.gateway
-        await until(lambda: not gateway.access.questions and not any(one.outbox.lagging for one in gateway.connections))
+        questions = gateway.authorizer.questions
+        await until(lambda: not questions.waiting and not any(one.outbox.lagging for one in gateway.connections))
 
     def limit_send_buffer(self, client_id: str) -> None:
         """Let the kernel keep little of what the node sends to a client that doesn't read."""

@@ -146,15 +146,17 @@ class MqttProtectionCollector(Collector):
         self._gateway = gateway
 
     def collect(self) -> Iterator[Metric]:
-        gateway, access, backpressure = self._gateway, self._gateway.access, self._gateway.backpressure
+        gateway, authorizer, backpressure = self._gateway, self._gateway.authorizer, self._gateway.backpressure
         yield labelled_counter(
             "penstock_mqtt_access_decisions",
             "Decisions of the plugins, and of the node where no plugin answers.",
             ["action", "outcome"],
-            access.decisions,
+            authorizer.questions.outcomes,
         )
-        yield gauge("penstock_mqtt_access_answers", "Cached answers of the plugins about topics.", access.kept)
-        yield gauge("penstock_mqtt_access_questions", "Questions that wait for an answer of the plugins.", access.questions)
+        yield gauge("penstock_mqtt_access_answers", "Cached answers of the plugins about topics.", authorizer.decisions.kept)
+        yield gauge(
+            "penstock_mqtt_access_questions", "Questions that wait for an answer of the plugins.", authorizer.questions.waiting
+        )
         yield labelled_counter(
             "penstock_mqtt_throttled",
             "Times that a client was paused by a rate limit.",

@@ -1,0 +1,213 @@
+"""What the plugins allow one client to do with topics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Protocol
+from weakref import ref
+
+from penstock.gateway.auth.actions import PUBLISH, RECEIVE, SUBSCRIBE
+from penstock.gateway.auth.decisions import Decisions
+from penstock.gateway.auth.pending import AuthorizationPending
+from penstock.gateway.entry_topics import topics_of
+from penstock.gateway.protocol.packets import PUBLISH as PUBLISH_PACKET
+from penstock.gateway.protocol.packets import PUBLISH_RUN, PUBLISH_WITH, Packet
+from penstock.store.lightqueue import ENTRY_BYTES
+from penstock.store.store import Store
+
+if TYPE_CHECKING:
+    from penstock.gateway.auth.plugins import ClientSession
+
+TOPICS_ASKED_MAX: Final = 16
+"""The maximum number of topics in one question. It is at most the least value of `decisions_per_client_max`; otherwise answers
+would be forgotten before they are used."""
+
+_PUBLISHES: Final = (PUBLISH_PACKET, PUBLISH_WITH, PUBLISH_RUN)
+
+
+class Pumped(Protocol):
+    """The connection of the client."""
+
+    def pump_soon(self) -> None:
+        """Continue the client's deliveries in the next turn of the loop."""
+        ...
+
+
+class TopicAsker(Protocol):
+    """Asks the plugins about topics."""
+
+    def ask_topics(
+        self,
+        session: ClientSession | None,
+        action: str,
+        topics: list[bytes],
+        answered: Callable[[list[bool]], None],
+        then: Callable[[], None],
+    ) -> None:
+        """Ask what a client may do with topics or filters. `answered` gets the answers in order; then `then` is called."""
+        ...
+
+
+class Permissions:
+    """The answers of the plugins about one client and topics.
+
+    Parameters:
+        asker: asks the plugins.
+        decisions: bounds the answers that are kept.
+        store: the topics of messages that the client is about to receive are read there.
+        connection: the connection of the client.
+        session: the client as the plugins see it.
+    """
+
+    __slots__ = (
+        "_asker",
+        "_connection",
+        "_decisions",
+        "_is_asking",
+        "_store",
+        "_subscribe",
+        "is_fresh",
+        "kept",
+        "publish",
+        "receive",
+        "session",
+    )
+
+    def __init__(
+        self, asker: TopicAsker, decisions: Decisions, store: Store, connection: Pumped, session: ClientSession
+    ) -> None:
+        self._asker = asker
+        self._decisions = decisions
+        self._store = store
+        self._connection = ref(connection)  # A weak reference, so that a connection that ends is freed at once.
+        self.session: ClientSession | None = session
+        self.publish: dict[bytes, bool] = {}
+        """By topic: whether the client may publish to it."""
+        self.receive: dict[bytes, bool] = {}
+        """By topic: whether the client may receive its messages."""
+        self._subscribe: dict[bytes, bool] = {}
+        self._is_asking = False
+        self.kept = 0
+        """The number of answers kept."""
+        self.is_fresh = False
+        """Whether `Decisions` knows when the answers have to be forgotten."""
+
+    def forget(self) -> None:
+        """Forget all answers."""
+        self._decisions.remove(self)
+        self.publish.clear()
+        self.receive.clear()
+
+    def close(self) -> None:
+        """Forget all answers for good, because the client has gone."""
+        self.forget()
+        self.session = None
+
+    def _keep(self, answers: dict[bytes, bool], topics: list[bytes], allowed: list[bool]) -> None:
+        if self.session is None:
+            return
+        if self.kept + len(topics) > self._decisions.per_client_max:
+            self.forget()
+        self._decisions.make_room(len(topics))
+        answers.update(zip(topics, allowed, strict=True))
+        self._decisions.add(self, len(topics))
+
+    # --- publishing -------------------------------------------------------------------------------------------------
+
+    def may_publish(self, topic: bytes, packets: list[Packet]) -> bool:
+        """Return whether the client may publish to a topic that `publish` does not allow.
+
+        One question also covers the topics of the other `packets` of the same read, so that the connection waits once.
+
+        Raises:
+            AuthorizationPending: the plugins have not answered yet.
+        """
+        allowed = self.publish.get(topic)
+        if allowed is None:
+            others = {packet[2] for packet in packets if packet[0] in _PUBLISHES} - self.publish.keys() - {topic, b""}
+            topics = [topic, *others][:TOPICS_ASKED_MAX]
+            raise AuthorizationPending(
+                lambda then: self._asker.ask_topics(
+                    self.session, PUBLISH, topics, lambda answers: self._keep(self.publish, topics, answers), then
+                )
+            )
+        return allowed
+
+    # --- subscribing ------------------------------------------------------------------------------------------------
+
+    def may_subscribe(self, filters: list[str]) -> dict[str, bool]:
+        """Return for each filter of a SUBSCRIBE whether the client may have it. Each SUBSCRIBE asks again.
+
+        Raises:
+            AuthorizationPending: the plugins have not answered yet.
+        """
+        names = [name.encode() for name in dict.fromkeys(filters)]
+        if not all(name in self._subscribe for name in names):
+            raise AuthorizationPending(
+                lambda then: self._asker.ask_topics(self.session, SUBSCRIBE, names, self._answer_for(names), then)
+            )
+        answers = {name.decode(): self._subscribe[name] for name in names}
+        self._subscribe.clear()
+        return answers
+
+    def _answer_for(self, names: list[bytes]) -> Callable[[list[bool]], None]:
+        def answered(allowed: list[bool]) -> None:
+            self._subscribe = dict(zip(names, allowed, strict=True))
+
+        return answered
+
+    # --- receiving --------------------------------------------------------------------------------------------------
+
+    def admit(self, entries: bytes) -> tuple[bytes, int]:
+        """Return the entries whose messages the client may receive, and the number of entries that were decided.
+
+        Args:
+            entries: entries of a light queue.
+
+        The method stops before the first entry that is not decided yet. Then it asks the plugins about all that are left, and
+        the deliveries of the connection continue when they have answered.
+        """
+        admitted = bytearray()
+        topics = topics_of(self._store, entries)
+        receive = self.receive
+        for number, topic in enumerate(topics):
+            if not topic:
+                continue
+            allowed = receive.get(topic)
+            if allowed is None:
+                self._ask_receive([each for each in dict.fromkeys(topics[number:]) if each and each not in receive])
+                return bytes(admitted), number
+            if allowed:
+                admitted += entries[number * ENTRY_BYTES : (number + 1) * ENTRY_BYTES]
+        return bytes(admitted), len(topics)
+
+    def passes(self, topics: frozenset[bytes]) -> bool:
+        """Return whether the client is known to be allowed the messages of all these topics."""
+        get = self.receive.get
+        return all(get(topic) for topic in topics)
+
+    def receivable(self, topics: list[bytes], then: Callable[[], None]) -> list[bytes] | None:
+        """Return the topics whose messages the client may receive.
+
+        If some are not decided yet, the result is None, and `then` is called when the plugins have answered.
+        """
+        unknown = [topic for topic in topics if topic not in self.receive]
+        if not unknown:
+            return [topic for topic in topics if self.receive[topic]]
+        unknown = unknown[:TOPICS_ASKED_MAX]
+        self._asker.ask_topics(self.session, RECEIVE, unknown, lambda answers: self._keep(self.receive, unknown, answers), then)
+        return None
+
+    def _ask_receive(self, topics: list[bytes]) -> None:
+        if self._is_asking:
+            return
+        self._is_asking = True
+        topics = topics[:TOPICS_ASKED_MAX]
+
+        def answered(allowed: list[bool]) -> None:
+            self._is_asking = False
+            self._keep(self.receive, topics, allowed)
+
+        connection = self._connection()
+        assert connection is not None, "a connection that delivers exists"
+        self._asker.ask_topics(self.session, RECEIVE, topics, answered, connection.pump_soon)
