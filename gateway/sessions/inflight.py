@@ -44,7 +44,7 @@ class Inflight:
         self.last_packet_id = 0
         """The packet id that was assigned last."""
         self.slots: dict[int, Slot | None] = {}
-        """The deliveries in the order of sending. None stands for one whose PUBREC has come and whose PUBCOMP hasn't."""
+        """The deliveries in the order of sending; None for one whose PUBREC has come and whose PUBCOMP has not."""
 
     @property
     def room(self) -> int:

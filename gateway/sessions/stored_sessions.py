@@ -45,7 +45,7 @@ class StoredSessions:
         self._uses: dict[int, int] = {}
         """Number of subscriptions by queue id, for the queues where it has changed since the last save."""
         self._count = 0
-        self._is_mended = False
+        self._is_repaired = False
         """Whether `penstock repair` has set messages aside. Then cursors in the log may exceed the ends of their queues."""
         self._saved_totals = b""
 
@@ -175,7 +175,7 @@ class StoredSessions:
         one.options, one.identifier = row["options"], row["identifier"]
         one.retained_before, one.retained_after = row.get("retained"), b""
         stored.changed_filters.add(topic_filter)
-        if self._is_mended:
+        if self._is_repaired:
             self._clamp(stored, one)
 
     def _apply_unsubscribed(self, record: Record) -> None:
@@ -204,7 +204,7 @@ class StoredSessions:
         if stored is None:
             return
         stored.apply(Changes.decode(record.body, record.properties))
-        if self._is_mended:
+        if self._is_repaired:
             for one in stored.subscriptions.values():
                 self._clamp(stored, one)
 
@@ -216,7 +216,7 @@ class StoredSessions:
             stored.changed_filters.add(one.filter)
 
     def _apply_damaged(self, _: Record) -> None:
-        self._is_mended = True
+        self._is_repaired = True
 
     def _apply_message(self, record: Record) -> None:
         if not record.flags & Flag.SESSION:
@@ -261,7 +261,7 @@ class StoredSessions:
         row = index.get(rows.TOTALS_KEY)
         if row is not None:
             self._saved_totals = row
-            self._count, self._is_mended = rows.TOTALS.unpack(row)
+            self._count, self._is_repaired = rows.TOTALS.unpack(row)
 
     def save(self, batch: Batch) -> None:
         for stored in self._changed.values():
@@ -274,7 +274,7 @@ class StoredSessions:
             else:
                 batch.delete(key)
         self._uses.clear()
-        totals = rows.TOTALS.pack(self._count, self._is_mended)
+        totals = rows.TOTALS.pack(self._count, self._is_repaired)
         if totals != self._saved_totals:
             self._saved_totals = totals
             batch.put(rows.TOTALS_KEY, totals)

@@ -15,7 +15,7 @@ class StoredSubscription:
     """A subscription, and how far it has got.
 
     Parameters:
-        topic_filter: as the client sent it, with `$share/` and the share name where it is shared.
+        topic_filter: as the client sent it, with `$share/` and the share name if it is shared.
         number: the number of the subscription in its session, counted from 0.
         queue_id: of its light queue.
         options: the subscription options (MQTT 5.0, 3.8.3.1).
