@@ -1,20 +1,21 @@
-"""The catalogue: which durable queues exist. It is in the index; in memory are those that somebody uses.
+"""The catalogue of durable queues. It is in the index, and only queues in use are in memory.
 
-A million queues of devices that are silent cost no memory and no time at a start. A queue is loaded when its filter, its id or
-a message to it asks for it, about 5 us, and is one object as long as anybody holds it: a route, a group, a filling.
+So a million queues of silent devices cost no memory, and no time at a start. A queue is loaded when its filter, its id or a
+message needs it, and there is one object for it as long as a route, a group or a backfill refers to it.
 
 Rows of the index:
 
-    key b"F" or b"W", filter         the filter's queues, one behind the other: id u32, start i64, offset of the open row u64,
-                                     entries of the open row u8, and these; b"W" where the filter has wildcards
+    key b"F" or b"W", filter         the queues of the filter, in sequence: id u32, start i64, offset of the open row u64,
+    number
+                                     of entries of the open row u8, these entries; b"W" if the filter has wildcards
     key b"N", queue id u32           JSON: filter, list of the owners
-    key b"L", queue id u32           the queue is being filled: position that it is at, u64
-    key b"Mqueues"                   next queue id, queues that exist, those of them that are plain: u32 each
+    key b"L", queue id u32           the queue is being backfilled: position that it has reached, u64
+    key b"Mqueues"                   next queue id, number of queues, number of plain queues: u32 each
 
-Numbers in keys, and in the last two, are big-endian, in the queues of a filter little-endian, as entries are. A start is a time
-in ms, or one of the ends of time. All queues of a filter are one row, so one lookup finds where the messages of a topic go, and
-what the queue of a silent device has. Owners are a row of their own: there may be many, and a commit writes the first row again
-where it adds entries.
+Numbers in keys, and in the last two values, are big-endian. In the queues of a filter they are little-endian, as in entries. A
+start is a time in ms, or an extreme value for `earliest` and `latest`. All queues of a filter are one row, so that one
+lookup finds where the messages of a topic go, and which entries the queue of a silent device has. Owners are in a row of
+their own, because there may be many, and each commit that adds entries writes the first row again.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ _ENDS: dict[int, Start] = {_EARLIEST: "earliest", _LATEST: "latest"}
 _CODES: dict[Start, int] = {start: code for code, start in _ENDS.items()}
 
 SWEEP_MIN = 1_024
-"""Queues that are loaded before those that nobody holds any more are looked for: 0.1 ms, each time twice as many are left."""
+"""Number of loaded queues from which on dead references are swept. Each sweep sets it to twice the number that is left."""
 
 ROWS_AT_ONCE = 64
-"""Rows that a walk over all filters reads between two pauses: it holds no iterator while others write."""
+"""Rows that a walk over all filters reads at once. Between two reads it holds no iterator, so that others can write."""
 
 PLAIN_MAX = 65_536
-"""Plain filters that are kept in memory as well, 0.1 KiB each: most topics are none of them, and need no lookup to know it."""
+"""Maximum number of plain filters that are kept in memory as well. Most topics are none of them, which then needs no lookup."""
 
 _NAME = bytes(KeySpace.NAME)
 _WILDCARD = bytes(KeySpace.WILDCARD)
@@ -65,13 +66,13 @@ def _is_plain(topic_filter: str) -> bool:
 
 
 def _queue_row(queue: LightQueue) -> bytes:
-    """Return what the row of its filter has of a queue."""
+    """Return the bytes of a queue in the row of its filter."""
     row = queue.open_row
     return _QUEUE.pack(queue.id, _CODES.get(queue.start, queue.start), queue.open_offset, len(row) // ENTRY_BYTES) + row
 
 
 def _queue_rows(row: bytes | None) -> dict[int, bytes]:
-    """Return what the row of a filter has of each of its queues, by their ids."""
+    """Return the bytes of each queue in the row of a filter, by queue id."""
     found = {}
     at = 0
     while row is not None and at < len(row):
@@ -83,7 +84,7 @@ def _queue_rows(row: bytes | None) -> dict[int, bytes]:
 
 
 def without_entries(row: bytes) -> bytes:
-    """Return the row of a filter whose queues are where they are, but have no open rows."""
+    """Return the row of a filter with the same queues and offsets, but without the entries of open rows."""
     parts = []
     for part in _queue_rows(row).values():
         queue_id, start, offset, count = _QUEUE.unpack_from(part)
@@ -92,7 +93,7 @@ def without_entries(row: bytes) -> bytes:
 
 
 def load_next_offset(index: Index, queue_id: int) -> int:
-    """Return the offset behind the last entry of a durable queue, from the index; 0 where there is no such queue."""
+    """Return the offset after the last entry of a durable queue, as the index has it; 0 if there is no such queue."""
     name = index.get(name_key(queue_id))
     row = index.get(_filter_key(name_of(name)[0])) if name is not None else None
     part = _queue_rows(row).get(queue_id)
@@ -103,9 +104,9 @@ def load_next_offset(index: Index, queue_id: int) -> int:
 
 
 class _Loaded(dict[int, ref[LightQueue]]):
-    """The queues that somebody holds, by id, and up to as many that nobody does any more.
+    """Weak references to the loaded queues, by id.
 
-    What is gone is swept out now and then: a callback for each, as of a `WeakValueDictionary`, costs a find a tenth.
+    Dead references are swept now and then. A callback for each, as in `WeakValueDictionary`, would slow down every lookup.
     """
 
     def __init__(self) -> None:
@@ -128,25 +129,25 @@ class Catalogue:
     """The durable queues of an index.
 
     Parameters:
-        index: where they are.
+        index: holds the catalogue.
     """
 
     def __init__(self, index: Index) -> None:
         self._index = index
         self._loaded = _Loaded()
         self._unsaved: dict[str, dict[int, LightQueue | None]] = {}
-        """What the next save writes, by filter and id; None where the queue is gone. Goes before what the index says."""
+        """Queues that the next save writes, by filter and id; None for deleted ones. They override the rows of the index."""
         self._renamed: dict[int, LightQueue] = {}
-        """Queues that are new or have other owners, by id: of those the next save writes the name as well."""
+        """Queues that are new or whose owners have changed, by id. The next save writes their names as well."""
         self._fill_positions: dict[int, int | None] = {}
-        """How far fillings are that the next save writes; None where one has ended."""
+        """Positions of backfills that the next save writes, by queue id; None for those that have ended."""
         self._totals_changed = False
         self.next_id = 1
         self.count = 0
         self.plain = 0
-        """Queues that a topic finds by its own name: neither wildcards nor internal."""
+        """Number of plain queues: those without wildcards that are not internal, which a topic finds by its own name."""
         self._plain_filters: set[str] | None = set()
-        """Their filters; None while there are more than `PLAIN_MAX`, or have been since the start."""
+        """Filters of the plain queues; None if there have been more than `PLAIN_MAX` since the start."""
 
     def get(self, queue_id: int) -> LightQueue | None:
         """Return the queue with an id, or None."""
@@ -159,11 +160,11 @@ class Catalogue:
         return next((each for each in self.named(name_of(name)[0]) if each.id == queue_id), None)
 
     def may_name(self, topic: str) -> bool:
-        """Return whether `named` is to be asked for the plain queues of a topic: False where there are surely none."""
+        """Return whether a topic may have plain queues, which `named` then returns; False if it surely has none."""
         return self._plain_filters is None or topic in self._plain_filters
 
     def find(self, topic_filter: str, start: Start) -> LightQueue | None:
-        """Return the queue of a filter and start, or None: about 1 us where there is none."""
+        """Return the queue of a filter and start, or None."""
         if topic_filter not in self._unsaved:
             key = _filter_key(topic_filter)
             row = self._index.get(key)
@@ -175,7 +176,7 @@ class Catalogue:
         return next((each for each in self.named(topic_filter) if each.start == start), None)
 
     def named(self, topic_filter: str) -> list[LightQueue]:
-        """Return all queues of a filter, by one lookup."""
+        """Return all queues of a filter, with one lookup."""
         key = _filter_key(topic_filter)
         row = self._index.get(key)
         unsaved = self._unsaved.get(topic_filter)
@@ -189,7 +190,7 @@ class Catalogue:
         return [first] if first.alone_at else [self._load(topic_filter, b"", part) for part in _queue_rows(row).values()]
 
     def _load(self, topic_filter: str, key: bytes, row: bytes) -> LightQueue:
-        """Return the first queue of a filter's row: what somebody holds, or a new object. `key` is that of a whole row."""
+        """Return the first queue of a filter's row: the loaded object or a new one. `key` is given for a whole row."""
         queue_id, code, offset, count = _QUEUE.unpack_from(row)
         held = self._loaded.get(queue_id)
         queue = held() if held is not None else None
@@ -202,7 +203,7 @@ class Catalogue:
         return queue
 
     def add(self, queue: LightQueue) -> None:
-        """Note a queue that is new."""
+        """Add a new queue."""
         self._loaded.keep(queue)
         if queue.id < RESTORED:
             self.next_id = max(self.next_id, queue.id + 1)
@@ -218,14 +219,14 @@ class Catalogue:
                     self._plain_filters = None
 
     def change(self, queue: LightQueue, backfill_position: int | None = None) -> None:
-        """Note that a queue's owners have changed, or how far its filling is; None where it isn't filled (any more)."""
+        """Note that the owners of a queue or the position of its backfill have changed. None means no backfill."""
         if queue.start != "latest":
             self._fill_positions[queue.id] = backfill_position
         self._renamed[queue.id] = queue
         self._note(queue)
 
     def remove(self, queue: LightQueue) -> None:
-        """Note that a queue is gone, with its entries."""
+        """Remove a queue and its entries."""
         self._loaded.pop(queue.id, None)
         self._renamed.pop(queue.id, None)
         if queue.start != "latest":
@@ -239,16 +240,16 @@ class Catalogue:
                 self._plain_filters.discard(queue.filter)
 
     def _note(self, queue: LightQueue) -> None:
-        # Holds the queue, so that it isn't loaded again from a row that is out of date.
+        # This also keeps the queue alive, so that it isn't loaded again from a row that is out of date.
         self._unsaved.setdefault(queue.filter, {})[queue.id] = queue
 
     def backfill_position(self, queue: LightQueue) -> int | None:
-        """Return how far a queue's filling was at the last save, or None where it wasn't being filled."""
+        """Return the position of a queue's backfill at the last save, or None if it was not being backfilled."""
         row = self._index.get(_filling_key(queue.id))
         return None if row is None else int(_POSITION.unpack(row)[0])
 
     def __iter__(self) -> Iterator[LightQueue]:
-        """Yield all queues: those that are saved by their ids, then new ones. Loads each: for tools and tests."""
+        """Yield all queues: saved ones by id, then new ones. This loads each of them, so it is for tools and tests."""
         for key, _ in self._index.rows(bytes(KeySpace.QUEUE)):
             queue = self.get(_ID.unpack(key[1:])[0])
             if queue is not None:
@@ -259,7 +260,7 @@ class Catalogue:
                     yield queue
 
     def open_rows(self) -> Iterator[tuple[int, bytes]]:
-        """Yield id and open row of each queue that has one, as saved. About 2 us each; others may write in between."""
+        """Yield id and open row of each queue that has one, as saved. Callers may write meanwhile."""
         for prefix in (_NAME, _WILDCARD):
             start = b""
             while rows := list(islice(self._index.rows(prefix, start), ROWS_AT_ONCE)):
@@ -272,17 +273,17 @@ class Catalogue:
     # --- the index --------------------------------------------------------------------------------------------------
 
     def load(self) -> tuple[list[LightQueue], list[LightQueue]]:
-        """Read totals; return the queues whose filter is a wildcard, and those that are being filled."""
+        """Read the totals. Return the queues whose filter has wildcards, and those that are being backfilled."""
         totals = self._index.get(_TOTALS_KEY)
         if totals is not None:
             self.next_id, self.count, self.plain = _TOTALS.unpack(totals)
         self._plain_filters = self._load_plain_filters() if self.plain <= PLAIN_MAX else None
         wildcards = [queue for key, row in self._index.rows(_WILDCARD) for queue in self._load_all(key[1:].decode(), key, row)]
-        filling = [self._known(_ID.unpack(key[1:])[0]) for key, _ in self._index.rows(bytes(KeySpace.BACKFILL))]
-        return wildcards, filling
+        backfilled = [self._known(_ID.unpack(key[1:])[0]) for key, _ in self._index.rows(bytes(KeySpace.BACKFILL))]
+        return wildcards, backfilled
 
     def _load_plain_filters(self) -> set[str]:
-        """Read the filters between those that are internal: all names that don't begin with `$`."""
+        """Read the filters of all plain queues, which are the names that don't begin with `$`."""
         before = takewhile(lambda row: row[0] < _NAME + b"$", self._index.rows(_NAME))
         return {key[1:].decode() for key, _ in chain(before, self._index.rows(_NAME, b"%"))}
 
@@ -292,14 +293,14 @@ class Catalogue:
         return queue
 
     def save_open_row(self, batch: Batch, queue: LightQueue) -> None:
-        """Put where a queue is, and its open row, into `batch`; where it isn't alone in its row, `save` does it."""
+        """Put offset and open row of a queue into `batch`. If other queues share its row, `save` does that instead."""
         if queue.alone_at and queue.filter not in self._unsaved:
             batch.put(queue.alone_at, _queue_row(queue))
         else:
             self._note(queue)
 
     def save(self, batch: Batch) -> None:
-        """Put what changed into `batch`."""
+        """Put all changes since the last save into `batch`."""
         for topic_filter, changes in self._unsaved.items():
             key = _filter_key(topic_filter)
             parts = _queue_rows(self._index.get(key))

@@ -1,7 +1,7 @@
-"""The CommitLog: every record once, in one order, on disk.
+"""The CommitLog holds every record once, in one order, on disk.
 
-`add` gives a record its position and collects it; `write` puts all that was collected into the open segment with one
-call; `sync` makes it durable and may run on another thread. What is written can be read; what isn't can't.
+`add` gives a record its position and collects it. `write` puts all collected records into the open segment with one call.
+`sync` makes them durable, and may run on another thread. Only records that are written can be read.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from penstock.store.syncmark import FILE, SyncMark
 logger = structlog.get_logger("store")
 
 DIRECTORY = "commitlog"
-"""Folder of the segments inside a data directory."""
+"""Folder of a data directory that holds the segments."""
 
 OPEN_MAPS_MAX = 64
-"""Sealed segments that stay mapped for readers. A map costs address space and a descriptor, no memory of its own."""
+"""Maximum number of sealed segments that stay mapped. A map costs address space and a descriptor, but no memory of its own."""
 
 ALLOCATE_BYTES = 4 * 1024 * 1024
-"""Room on the disk that is taken ahead of the records, and so the bytes after which free space is looked at again."""
+"""Bytes of disk that are reserved ahead of the records. Free space is measured again each time."""
 
 AHEAD_BYTES = 256 * 1024
-"""Log that is read at once for records that stand side by side: a copy of it costs less than a read of each."""
+"""Maximum number of bytes that are read at once for adjacent records. One large copy costs less than a read of each record."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -60,31 +60,35 @@ class Tail(NamedTuple):
     """What recovery found at the end of the log."""
 
     end: int
-    """Position behind the last valid record."""
+    """Position after the last valid record."""
     torn_bytes: int
-    """Bytes behind it, up to the last that wasn't zero, that were no whole record. They are gone now."""
+    """Bytes after that position, up to the last one that wasn't zero, that were not a whole record. They are cleared now."""
 
 
 class Block(NamedTuple):
-    """Records that stand side by side."""
+    """Adjacent records of one segment."""
 
     view: memoryview
-    """Of their segment."""
+    """The whole segment."""
     base: int
     """Position of the segment."""
     offsets: list[int]
-    """Where in `view` each record begins."""
+    """Offset in `view` at which each record begins."""
     end: int
-    """Position behind the last."""
+    """Position after the last record."""
 
 
 class CommitLog:
     """An append-only log of records in segments.
 
     Parameters:
-        data_dir: the node's data directory; the segments lie in its folder `commitlog`.
+        data_dir: the node's data directory. The segments are in its folder `commitlog`.
         segment_bytes: capacity of a segment. No record may be larger.
-        space: told when the disk has no room for the log, and to look whenever some was taken.
+        space: is told when the disk has no room for the log, and measures free space whenever the log has reserved some.
+
+    Raises:
+        LogCorrupt: bytes of a segment are missing.
+        OSError: a file can't be opened or created.
     """
 
     def __init__(self, data_dir: Path, *, segment_bytes: int, space: Space | None = None) -> None:
@@ -99,15 +103,15 @@ class CommitLog:
         self._failure: OSError | None = None
         self._is_recovered = False
         self._refused_bytes = 0
-        """Bytes of the last record that room was asked for."""
+        """Size of the last record for which the log requested room."""
         self._record_bytes_max = min(segment_bytes, RECORD_BYTES_MAX) - COPY_BYTES
-        """Whatever is stored can be copied forward."""
+        """It leaves room for the header of a copy, so that every record can be carried forward."""
         self.on_roll: Callable[[], None] = lambda: None
-        """Called when a new segment was begun at `end`, before anything is in it."""
+        """Called when a new segment begins at `end`, before it has any record."""
         self.written = 0
-        """Position up to which records are in their files, and readable."""
+        """Position up to which records are in their files and can be read."""
         self.end = 0
-        """Position of the next record: `written` plus what `add` has collected."""
+        """Position of the next record: `written` plus the bytes that `add` has collected."""
         if not self._bases:
             self._bases = [0]
         self._check_chain()
@@ -116,7 +120,7 @@ class CommitLog:
         capacity = max(segment_bytes, path.stat().st_size if path.exists() else 0)
         self._open = Segment(path, capacity, writable=True)
         self._limit = base
-        """Position up to which the disk has set room aside: a record that ends before it can be added."""
+        """Position up to which the disk has reserved room. A record that ends before it can be added."""
 
     @property
     def start(self) -> int:
@@ -128,24 +132,26 @@ class CommitLog:
             size = (self.directory / segment_name(base)).stat().st_size
             if size < following - base:
                 raise LogCorrupt(
-                    f"segment {segment_name(base)} has {size} bytes, but the next one starts {following - base} bytes "
-                    f"after it: {following - base - size} bytes are missing; restore the file, or run `penstock repair`"
+                    f"segment {segment_name(base)} has {size} bytes, but the next one begins {following - base} bytes after "
+                    f"its start, so {following - base - size} bytes are missing; restore the file, or run `penstock repair`"
                 )
 
     # --- recovery ---------------------------------------------------------------------------------------------------
 
     def recover(self, verified_until: int = 0) -> Tail:
-        """Find the end of the log; clear a torn tail. To be called once, before anything is added.
+        """Find the end of the log, and clear a torn tail. The caller calls it once, before it adds anything.
 
-        The last segment is read whole, about 1.5 s for 256 MiB of small records. Of the sealed ones, what lies below
-        `verified_until` is known to be durable and isn't read again. All that is found is durable afterwards: an earlier
-        process may have been killed before it synced.
+        The last segment is read as a whole. Sealed segments below `verified_until` are known to be durable and are not read
+        again. All records that are found are durable afterwards, because an earlier process may have been killed before it
+        synced them.
 
-        The tail begins behind the last valid record, and behind the sync mark (`store.syncmark`). Where valid records stand in
-        it, a power cut has left the pages of the last groups out of order: it is set aside and cleared like any other.
+        The tail begins after the last valid record and after the sync mark (`store.syncmark`). If there are valid records
+        in the tail, a power cut has left the pages of the last groups out of order. Such a tail is quarantined, and cleared
+        too.
 
         Raises:
-            LogCorrupt: a record is damaged that isn't the tail of the last segment, or some of what was durable is gone.
+            LogCorrupt: a damaged record is not in the tail of the last segment, or some records that were durable are gone.
+            OSError: a file can't be read or written.
         """
         for at, (base, following) in enumerate(pairwise(self._bases)):
             if following > verified_until:
@@ -185,27 +191,31 @@ class CommitLog:
 
     def _cut_sealed(self, base: int, size: int) -> None:
         path = self.directory / segment_name(base)
-        if path.stat().st_size > size:  # killed between opening the next segment and cutting this one
+        if path.stat().st_size > size:  # the node was killed after it began the next segment and before it cut this one
             os.truncate(path, size)
 
     # --- writing ----------------------------------------------------------------------------------------------------
 
     def add(self, head: bytes, payload: bytes, size: int, spare: int = 0) -> int:
-        """Collect a record of `size` bytes, given in two pieces; return its position.
+        """Collect a record that is given in two pieces; return its position.
 
-        `spare` bytes of it don't count for the limit: a copy takes `COPY_BYTES` more than what it holds.
+        Args:
+            head: size and checksum.
+            payload: the rest of the record.
+            size: of the whole record.
+            spare: bytes that don't count for the limit, because a copy takes `COPY_BYTES` more than the record that it holds.
 
         Raises:
-            RecordTooLarge: it would not fit into a segment, or is larger than any record may be.
-            DiskFull: the disk has no room for it. Nothing was added, and the log goes on.
-            OSError: the segment is full, and the next one can't be made.
+            RecordTooLarge: the record would not fit into a segment, or is larger than any record may be.
+            DiskFull: the disk has no room. Nothing was added, and the log can still be used.
+            OSError: the segment is full, and the next one can't be created.
         """
         position = self.end
         end = position + size
         if size - spare > self._record_bytes_max:
             raise RecordTooLarge(
-                f"a record of {size} bytes is larger than {self._record_bytes_max}: that, and {COPY_BYTES} for when it is "
-                f"copied forward, is the least of store.segment_bytes and {RECORD_BYTES_MAX}; send less"
+                f"the record has {size} bytes, but at most {self._record_bytes_max} are allowed: the smaller of "
+                f"store.segment_bytes and {RECORD_BYTES_MAX}, less {COPY_BYTES} for carrying it forward; send a smaller message"
             )
         if end > self._limit:
             self._make_room(size)
@@ -215,10 +225,10 @@ class CommitLog:
         return position
 
     def begin_run(self, size_max: int) -> list[bytes] | None:
-        """Return the list to which the caller appends the pieces of records, in order, before it calls `end_run`.
+        """Return the list to which the caller appends the pieces of many records, in order, before it calls `end_run`.
 
-        None, and nothing is done, where `size_max` bytes may need more room than the segment or the disk has: each record is to
-        be added by itself then.
+        Return None when the segment or the disk may not have room for `size_max` bytes. The caller then adds each record by
+        itself.
 
         Raises:
             OSError: the disk failed.
@@ -237,11 +247,11 @@ class CommitLog:
         return True
 
     def end_run(self, end: int) -> None:
-        """Note where the records of a run end."""
+        """Note the position at which the records of a run end."""
         self.end = end
 
     def write(self) -> int:
-        """Write what was collected; return how many bytes. An OSError is final: each later call raises it again."""
+        """Write the collected records; return the number of bytes. An OSError is final: each later call raises it again."""
         if self._failure is not None:
             raise self._failure
         if not self._parts:
@@ -257,7 +267,7 @@ class CommitLog:
         return len(data)
 
     def has_room(self) -> bool:
-        """Try to get room from the disk for what it had none for; return whether it gave that."""
+        """Request again the room that the disk has refused last; return whether the disk grants it now."""
         try:
             self._make_room(self._refused_bytes)
         except DiskFull:
@@ -265,9 +275,9 @@ class CommitLog:
         return True
 
     def _make_room(self, size: int) -> None:
-        """Have the disk set room aside for `size` bytes, and a step more, before a record that needs them is there.
+        """Reserve room on the disk for `size` bytes and `ALLOCATE_BYTES` more, before a record needs it.
 
-        So a full disk is noticed where nothing has been applied yet. A `write` that failed would be the node's end.
+        So a full disk is noticed before any record is applied. A failed `write` would end the node.
         """
         self._refused_bytes = size
         try:
@@ -276,7 +286,7 @@ class CommitLog:
             else:
                 self._limit = self._allocate(self._open, max(self._limit, self.end), self.end + size)
         except OSError as error:
-            self._failure = error  # who appends need not know: the commit of this turn ends the node
+            self._failure = error  # also remembered, so that the commit of this turn ends the node
             raise
         self._space.measure(may_rise=False)
 
@@ -291,15 +301,15 @@ class CommitLog:
         return until
 
     def roll(self, size: int = 0) -> None:
-        """Seal the open segment, which must hold something, and begin the next one, with room for `size` bytes.
+        """Seal the open segment, which must hold a record, and begin the next one with room for `size` bytes.
 
         Raises:
-            DiskFull: the disk has no room for it. The open segment stays open.
+            DiskFull: the disk has no room for the next segment. The open one stays open.
             OSError: the disk failed.
         """
         self.write()
         full, base = self._open, self.end
-        # Durable before the next segment exists: only the last segment can have a torn tail.
+        # It must be durable before the next segment exists, so that only the last segment can have a torn tail.
         self._fdatasync(full)
         self._open, self._limit = self._begin_segment(base, size)
         self._bases.append(base)
@@ -309,7 +319,7 @@ class CommitLog:
         self.on_roll()
 
     def _begin_segment(self, base: int, size: int) -> tuple[Segment, int]:
-        """Make the next segment, with room for a record of `size` bytes; without any, the last one stays the open one."""
+        """Create the next segment with room for a record of `size` bytes. If that fails, its file is deleted again."""
         path = self.directory / segment_name(base)
         try:
             segment = Segment(path, self.segment_bytes, writable=True)
@@ -324,23 +334,23 @@ class CommitLog:
             raise
 
     def sync(self) -> None:
-        """Make all that is written durable (fdatasync). Safe to call from another thread, one at a time.
+        """Make all written records durable (fdatasync). Another thread may call it, but only one at a time.
 
-        An OSError is final: after a failed sync the kernel may have dropped the data, and a second one would report success.
+        An OSError is final: after a failed sync the kernel may have dropped the data, and a second sync would report success.
         """
         self._fdatasync(self._open)
 
     def fail(self, error: OSError) -> None:
-        """Note that somebody else has failed to sync what was written: nothing is written or synced any more."""
+        """Note that another process has failed to sync the log. Nothing is written or synced any more."""
         self._failure = error
 
     @property
     def open_segment(self) -> Segment:
-        """The segment that is written to. Those before it are durable."""
+        """The segment to which records are written. Earlier segments are durable."""
         return self._open
 
     def _fdatasync(self, segment: Segment) -> None:
-        # The argument keeps the segment, and its descriptor, while another thread may roll.
+        # The argument keeps the segment and its descriptor alive when `roll` runs on another thread meanwhile.
         if self._failure is not None:
             raise self._failure
         try:
@@ -352,19 +362,20 @@ class CommitLog:
     # --- dropping ---------------------------------------------------------------------------------------------------
 
     def segments(self) -> list[tuple[int, int]]:
-        """Return (position, position behind) of each segment, the open one last: it ends where it is written to."""
+        """Return begin and end position of each segment in order. The open segment ends at `written`."""
         return list(pairwise([*self._bases, self.written]))
 
     def stored_ms(self, position: int) -> int:
-        """Return when the record at `position` was stored; where nothing is written there yet, 0."""
+        """Return when the record at `position` was stored, in ms since 1970; 0 if none is written there yet."""
         if position + HEADER_BYTES > self.written:
             return 0
         return store_ms_of(self.read(position, HEADER_BYTES))
 
     def drop_before(self, position: int) -> int:
-        """Delete the segments before `position`, at which one begins; return how many. They are gone for good.
+        """Delete the segments before `position`, where a segment must begin; return how many.
 
-        The oldest goes first, so that a log which is killed here has no gap. Who reads one of them now may read on.
+        The oldest is deleted first, so that the log has no gap if the node is killed meanwhile. Readers that hold a view of a
+        deleted segment can go on reading it.
         """
         assert position in self._bases, position
         dropped = 0
@@ -378,48 +389,48 @@ class CommitLog:
     # --- reading ----------------------------------------------------------------------------------------------------
 
     def read(self, position: int, size: int) -> bytes:
-        """Return `size` bytes at `position`: a record, as a light-queue entry names it.
+        """Return `size` bytes at `position`: the record that a light-queue entry names.
 
         Raises:
-            PositionUnknown: that is before the start of the log, behind what is written, or not in one segment.
+            PositionUnknown: the range is before the start of the log, after `written`, or not within one segment.
         """
         if position + size > self.written:
-            raise PositionUnknown(f"position {position} is behind the end of what is written, {self.written}")
+            raise PositionUnknown(f"position {position} is after the last written record, which ends at {self.written}")
         segment = self._open
         if position < segment.base:
             segment = self._segment_of(position)
-            if position + size > segment.base + segment.capacity:  # behind its end the map has no file: that is SIGBUS
+            if position + size > segment.base + segment.capacity:  # reading there would raise SIGBUS
                 raise PositionUnknown(f"{size} bytes at position {position} reach beyond segment {segment.path.name}")
         offset = position - segment.base
         return segment.map[offset : offset + size]
 
     def read_ahead(self, position: int, size: int, until: int) -> bytes:
-        """Return the bytes of the record at `position`, and those behind it up to `until`: `AHEAD_BYTES` of them at most.
+        """Return the bytes of the record at `position` and the bytes after it up to `until`, at most `AHEAD_BYTES` in all.
 
-        For who reads several records, and knows from `dense_until` that they are most of what stands there. Raises
+        This is for callers that read several records and know from `dense_until` that those make up most of the bytes. Raises
         PositionUnknown as `read` does.
         """
         ahead = min(until - position, AHEAD_BYTES)
         if ahead > size:
-            with suppress(PositionUnknown):  # the segment ends in between
+            with suppress(PositionUnknown):  # the segment ends before `until`
                 return self.read(position, ahead)
         return self.read(position, size)
 
     def record(self, position: int, size: int = 0) -> Record:
-        """Return the record at `position`; its size is looked up where 0 is given.
+        """Return the record at `position`. With `size` 0, its size is read from the record.
 
         Raises:
-            PositionUnknown: nothing is there.
-            RecordCorrupt: what is there is damaged.
+            PositionUnknown: no record is there.
+            RecordCorrupt: the record is damaged.
         """
         size = size or _SIZE.unpack(self.read(position, _SIZE.size))[0]
         return decode(self.read(position, size), position=position)
 
     def scan(self, position: int, end: int | None = None) -> Iterator[Record]:
-        """Yield the records from `position` up to `end`, by default to what is written now.
+        """Yield the records from `position` to `end`, by default to `written` as it is now.
 
         Raises:
-            RecordCorrupt: one of them is damaged; names its segment.
+            RecordCorrupt: a record is damaged. The error names its segment.
         """
         end = self.written if end is None else end
         while position < end:
@@ -437,9 +448,9 @@ class CommitLog:
             position = base + offset
 
     def block(self, position: int, bytes_max: int) -> Block:
-        """Return records from `position` on for a reader who looks at many: of one segment, about `bytes_max`, at least one.
+        """Return adjacent records from `position` on, for callers that read many: about `bytes_max` bytes, at least one record.
 
-        Empty at the end of what is written. About 0.1 us a record; nothing is verified.
+        All are in one segment. The block is empty at `written`. Nothing is verified.
         """
         segment = self._open if position >= self._open.base else self._segment_of(position)
         base = segment.base
@@ -451,9 +462,9 @@ class CommitLog:
         return Block(segment.view, base, offsets, base + end)
 
     def behind_damage(self, position: int) -> int:
-        """Return where a reader goes on who found no valid record at `position`; the node's log names what is between.
+        """Return where to continue after a damaged record at `position`, and log the damaged range.
 
-        A start verifies what may not be durable yet. What is damaged later, or deep in the past, is found by who reads it.
+        A start verifies only records that may not be durable yet. Later damage, or damage of old records, is found by readers.
         """
         segment = self._open if position >= self._open.base else self._segment_of(position)
         stop = min(self.written - segment.base, segment.capacity)
@@ -463,16 +474,16 @@ class CommitLog:
         return behind
 
     def position_at(self, store_ms: int) -> int:
-        """Return the base of a segment: all records stored at a time or after it, in ms since 1970 UTC, are from there on.
+        """Return the position of a segment such that no earlier segment has a record stored at `store_ms` or later.
 
-        Records before it are in that segment too. Who wants none of them looks at their times on the way; to find the first
-        one here would take up to half a second, for a reader who goes by slices.
+        That segment may begin with earlier records. Callers that don't want those check the times as they read, because finding
+        the first wanted record here would hold up the loop. `store_ms` is in ms since 1970 UTC.
         """
         at = bisect_left(range(len(self._bases)), store_ms, key=self._first_ms)
         return self._bases[max(at - 1, 0)]
 
     def _first_ms(self, at: int) -> int:
-        """Return the time of storing of a segment's first record; behind all times where it has none yet."""
+        """Return when the first record of a segment was stored; a time after all others if it has none yet."""
         return self.stored_ms(self._bases[at]) or 2**63
 
     def _segment_of(self, position: int) -> Segment:
@@ -485,7 +496,7 @@ class CommitLog:
         base = self._bases[at]
         segment = self._sealed.get(base)
         if segment is None:
-            # It ends where the next begins, even where its file was not cut.
+            # It ends where the next one begins, even if its file was not cut.
             size = self._bases[at + 1] - base
             segment = Segment(self.directory / segment_name(base), size, writable=False)
             self._keep_mapped(segment)
@@ -494,40 +505,42 @@ class CommitLog:
     def _keep_mapped(self, segment: Segment) -> None:
         self._sealed[segment.base] = segment
         if len(self._sealed) > OPEN_MAPS_MAX:
-            # Not closed here: a scan or a sync may be using it.
+            # The segment is not closed here, because a scan or a sync may be using it.
             del self._sealed[next(iter(self._sealed))]
 
     @property
     def marked(self) -> int:
-        """Position up to which the sync mark says that all is durable."""
+        """Position up to which the sync mark says that the log is durable."""
         return self._mark.position
 
     def mark(self, position: int) -> None:
-        """Let the sync mark say that all before `position` is durable. Safe to call from another thread. Raises OSError."""
+        """Write to the sync mark that everything before `position` is durable. Another thread may call it. Raises OSError."""
         self._mark.write(position)
 
     def close(self) -> None:
-        """Write and sync what is left (unless that has failed before), cut nothing, close the files."""
+        """Write and sync the collected records, unless that has failed before, and close the files. Raises OSError."""
         try:
             if self._failure is None:
                 self.write()
                 self.sync()
-                if self._is_recovered:  # or the mark of what is there would be lost
+                if self._is_recovered:  # otherwise the existing mark would be overwritten
                     self._mark.write(self.written)
         finally:
             self.abandon()
 
     def abandon(self) -> None:
-        """Close the files, and write nothing."""
+        """Close the files without writing anything."""
         for segment in (*self._sealed.values(), self._open):
             segment.close()
         self._sealed.clear()
 
 
 def dense_until(first: tuple[int, int], last: tuple[int, int], count: int) -> int:
-    """Return the position behind the last of some records where they are most of what the log has between them; else 0.
+    """Return the end position of the last of some records if they make up most of the log between them; else 0.
 
-    Each is given by position and size. The size of the first stands for that of the others.
+    Args:
+        first, last: position and size of the first and the last record.
+        count: number of records. All are taken to have the size of the first.
     """
     until = last[0] + last[1]
     return until if 0 < until - first[0] <= count * 2 * first[1] else 0
@@ -535,14 +548,14 @@ def dense_until(first: tuple[int, int], last: tuple[int, int], count: int) -> in
 
 def _damaged(segment: Segment, offset: int) -> LogCorrupt:
     return LogCorrupt(
-        f"the record at position {segment.base + offset} (byte {offset} of segment {segment.path.name}) is damaged, and "
-        f"it is not the tail of the log: the node does not start on it; restore the file, or run `penstock repair`"
+        f"the record at position {segment.base + offset} (byte {offset} of segment {segment.path.name}) is damaged, and it is "
+        f"not the tail of the log, so the node does not start; restore the file, or run `penstock repair`"
     )
 
 
 def _lost(segment: Segment, offset: int, durable: int) -> LogCorrupt:
     return LogCorrupt(
-        f"the log was durable up to position {durable}, and no valid record is at position {segment.base + offset} (byte "
-        f"{offset} of segment {segment.path.name}): the node does not start on it; restore the file, or run `penstock repair`; "
-        f"to do without what was there, delete the file {segment.path.parent.parent / FILE}"
+        f"the log was durable up to position {durable}, but there is no valid record at position {segment.base + offset} (byte "
+        f"{offset} of segment {segment.path.name}), so the node does not start; restore the file, or run `penstock repair`; "
+        f"to accept the loss, delete the file {segment.path.parent.parent / FILE}"
     )

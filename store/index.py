@@ -1,12 +1,11 @@
-"""The index: one RocksDB, through rocksdict, that holds everything that can be derived from the log.
+"""The index: one RocksDB, accessed through rocksdict, that holds state derived from the log.
 
-All key spaces share one column family and are told apart by the first byte of the key. That is deliberate: with the WAL
-off, a manual flush of one column family of several leaves the others behind even where atomic flush is on (RocksDB
-flushes only the family that was asked for), so what is recovered would not be a prefix of what was written. In one
-column family it always is: memtables are flushed in order, and each WriteBatch is in one memtable, together with the log
-position that it covers.
+All key spaces share one column family, and the first byte of a key tells them apart. This is deliberate. With the WAL off, a
+manual flush of one of several column families leaves the others behind even if atomic flush is on, because RocksDB flushes only
+the requested family. The recovered state would then not be a prefix of what was written. In one column family it always is:
+memtables are flushed in order, and each WriteBatch is in one memtable together with the log position that it covers.
 
-The index is disposable. Delete it and a start rebuilds it from the log.
+The index is disposable: if it is deleted, the next start rebuilds it from the log.
 """
 
 from __future__ import annotations
@@ -38,45 +37,43 @@ from penstock.store.segment import sync_directory
 
 DIRECTORY = "index"
 DISCARDED = "index.discarded"
-"""What an index is renamed to before it is deleted, so that half of one is never opened."""
+"""Name that an index gets before it is deleted, so that a half-deleted index is never opened."""
 
 DAMAGED = "index.damaged"
-"""A file with the reason why the next start rebuilds the index. Without it a node that meets a damaged block would do so at
-each start."""
+"""File with the reason why the next start must rebuild the index. Without it, each start would meet the damaged block again."""
 
 _SIGNS = ("Corruption", "No such file or directory", "Input/output error")
-"""What RocksDB says where a file of it is damaged or gone. What passes isn't on this list: a full disk, no descriptors left."""
+"""Words in RocksDB's errors that mean a damaged or missing file. Transient errors, such as a full disk, have none of them."""
 
 _SIGNS_AT_OPEN = (*_SIGNS, "Invalid argument")
-"""The last: another version has made it, with options or column families that this one doesn't know."""
+"""The last one means that another version has created the index, with options or column families that this version lacks."""
 
 FORMAT = 9
-"""Version of the key and value formats. Another one is not read: a start rebuilds the index."""
+"""Version of the key and value formats. A start rebuilds an index of any other version."""
 
 MEMTABLE_BYTES = 64 * 1024 * 1024
 BLOCK_CACHE_BYTES = 256 * 1024 * 1024
-"""Nearly all rows of a million queues of ten entries: reads of them at random, 84,000 a second with 192 MiB, are 101,000 with
-this. RocksDB's "hyper clock" cache: a lookup takes no lock and moves nothing in a list."""
+"""Size of the block cache. It holds nearly all rows of a million queues of ten entries (`python -m bench store --only queues`).
+It is RocksDB's "hyper clock" cache, where a lookup takes no lock."""
 
 BLOCK_BYTES = 4 * 1024
-"""What one cold read has to fetch, check and unpack."""
+"""Size of a block, which is what a cold read must fetch, verify and decompress."""
 
 BLOOM_BITS = 10
 
 FILES_MAX = 512
-"""Files that are open. Each has its bloom filter and its index in memory, whole: about 2.5 MB for the 64 MB of a file, so that
-an index of 1 GB takes 40 MB, and none more than 1.3 GB. Cut into pieces, of which the cache holds those in use, they would be
-bounded by that; but then a lookup finds three blocks in the cache in place of one, and takes a third longer (and one that finds
-nothing, as for the filter of a new topic, twice as long)."""
+"""Maximum number of open files. Each keeps its bloom filter and its index in memory: about 2.5 MB for a file of 64 MB. So an
+index of 1 GB takes 40 MB, and no index more than 1.3 GB. Partitioned filters and indexes would be bounded by the block
+cache, but then a lookup would need three cached blocks instead of one."""
 
 META_KEY = b"Mcovered"
-"""Key of the row that says how far the index reflects the log."""
+"""Key of the row that says how far the index covers the log."""
 _META = Struct("<IQQq")
 _VERSION = Struct("<I")
 
 
 class KeySpace(bytes, Enum):
-    """First byte of a key: which part's rows."""
+    """First byte of a key, which tells whose rows these are."""
 
     META = b"M"
     QUEUE = b"N"
@@ -99,14 +96,14 @@ class KeySpace(bytes, Enum):
 
 
 class Covered(NamedTuple):
-    """How far the index reflects the log."""
+    """How far the index covers the log."""
 
     position: int
-    """Everything before this position has been applied."""
+    """Everything before this position is applied."""
     durable: int
-    """Everything before this position was durable when this was written."""
+    """Everything before this position was durable when the row was written."""
     store_ms: int
-    """Time of storing of the last record before `position`: the next one is not older."""
+    """When the last record before `position` was stored, in ms since 1970. The next record is not older."""
 
 
 def _options() -> Options:
@@ -127,7 +124,7 @@ def _options() -> Options:
 
 
 class Batch:
-    """The index changes of one commit, written as one."""
+    """The index changes of one commit, which are written atomically."""
 
     __slots__ = ("_batch", "delete", "delete_range", "put")
 
@@ -149,11 +146,11 @@ class Index:
     """The RocksDB of a data directory.
 
     Parameters:
-        data_dir: the node's data directory; the database lies in its folder `index`.
-        read_only: open what is there, beside a live node; nothing can be written.
+        data_dir: the node's data directory. The database is in its folder `index`.
+        read_only: open an existing index, also beside a running node. Nothing can be written.
 
     Raises:
-        IndexDamaged: RocksDB can't open what is there.
+        IndexDamaged: RocksDB can't open the index because it is damaged.
         OSError: RocksDB can't open it for another reason, such as a full disk.
     """
 
@@ -161,16 +158,16 @@ class Index:
         self.path = data_dir / DIRECTORY
         self._marker = None if read_only else data_dir / DAMAGED
         self.is_damaged = False
-        """True once a read or a write has found damage. This process must end, and the next start rebuilds the index."""
+        """Whether a read or a write has found damage. The process must end then, and the next start rebuilds the index."""
         self.on_damage: Callable[[IndexDamaged], None] = lambda _: None
-        """Called where damage is found, before it is raised."""
+        """Called with the error when damage is found, before the error is raised."""
         access = AccessType.read_only(False) if read_only else AccessType.read_write()
         options = _options()
-        # Named, or rocksdict would open what is there with the options that were saved with it, and a block cache of 8 MiB.
+        # Without explicit families, rocksdict would use the options saved in the database, and a block cache of 8 MiB.
         families = {"default": options}
         try:
             self._db = Rdict(str(self.path), options, column_families=families, access_type=access)
-        except Exception as error:  # rocksdict has no narrower class for what RocksDB reports
+        except Exception as error:  # rocksdict raises no narrower class for errors of RocksDB
             raise self._error("opened", error, _SIGNS_AT_OPEN) from error
         self._write_options = WriteOptions()
         self._write_options.disable_wal = True  # type: ignore[method-assign, assignment] # its stub takes the setter for a method
@@ -178,7 +175,7 @@ class Index:
         self._get = self._db.get
 
     def get(self, key: bytes) -> bytes | None:
-        """Return the value of a key, or None. Raises IndexDamaged, as all that reads does."""
+        """Return the value of a key, or None. Raises IndexDamaged, as all methods that read do."""
         try:
             found: bytes | None = self._get(key)
         except Exception as error:  # as above
@@ -188,17 +185,21 @@ class Index:
     def _error(
         self, verb: str, error: Exception, signs: tuple[str, ...] = _SIGNS, *, tell: bool = True
     ) -> IndexDamaged | OSError:
-        """Return what to raise for what RocksDB reports; where that is damage, let the next start know.
+        """Return the error to raise for an error of RocksDB. If it means damage, tell the next start and `on_damage`.
 
-        Without `tell`, as on another thread, `on_damage` is not called.
+        Args:
+            verb: what failed, as a past participle for the message.
+            error: from rocksdict.
+            signs: words in errors that mean damage.
+            tell: whether to call `on_damage`. Other threads must not.
         """
         text = str(error)
         if not any(sign in text for sign in signs):
             return OSError(errno.EIO, f"the index can't be {verb}: {text}", str(self.path))
-        damage = IndexDamaged(f"the index {self.path} is damaged, it can't be {verb}: {text}; the next start rebuilds it")
+        damage = IndexDamaged(f"the index {self.path} is damaged and can't be {verb}: {text}; the next start rebuilds it")
         if self._marker is not None and not self.is_damaged:
             self.is_damaged = True
-            with suppress(OSError):  # a full disk: then the next start meets the damage by itself, and tries again
+            with suppress(OSError):  # the disk is full; the next start then meets the damage itself
                 self._marker.write_text(f"{damage}\n")
                 sync_directory(self._marker.parent)
             if tell:
@@ -206,26 +207,26 @@ class Index:
         return damage
 
     def covered(self) -> Covered | None:
-        """Return how far the index reflects the log; None where it is new.
+        """Return how far the index covers the log; None if the index is new.
 
         Raises:
-            DataDirIncompatible: another version wrote it. It can be deleted: a start rebuilds it.
+            DataDirIncompatible: another version wrote the index. It may be deleted, since a start rebuilds it.
         """
         row = self.get(META_KEY)
         if row is None:
             return None
         (version,) = _VERSION.unpack_from(row)
         if version != FORMAT:
-            raise DataDirIncompatible(f"{self.path} has format {version}, this version reads {FORMAT}: delete that folder")
+            raise DataDirIncompatible(f"{self.path} has format {version}, but this version reads {FORMAT}; delete that folder")
         _, position, durable, store_ms = _META.unpack(row)
         return Covered(position, durable, store_ms)
 
     def write(self, batch: Batch) -> None:
-        """Apply a batch. It is on disk once a `flush` that began later has ended.
+        """Apply a batch. It is on disk after the next `flush`.
 
         Raises:
-            OSError: RocksDB refuses, as it does once a flush or a compaction of its own has failed.
-            IndexDamaged: it has failed because a file is damaged.
+            OSError: RocksDB refuses the write, as it does after a failed flush or compaction.
+            IndexDamaged: a file is damaged.
         """
         self._cursor = None
         try:
@@ -234,10 +235,10 @@ class Index:
             raise self._error("written", error) from error
 
     def flush(self) -> None:
-        """Write the memtable to disk and wait. Releases the GIL: meant for another thread.
+        """Write the memtable to disk and wait for it. It releases the GIL and is meant for another thread.
 
         Raises:
-            OSError: it can't be written, as on a full disk. RocksDB takes no more writes then.
+            OSError: the memtable can't be written, for example on a full disk. RocksDB then accepts no more writes.
             IndexDamaged: a file is damaged.
         """
         try:
@@ -246,10 +247,10 @@ class Index:
             raise self._error("flushed", error, tell=False) from error
 
     def rows(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """Yield the rows whose key starts with `prefix`, in key order, from key `prefix + start` on."""
+        """Yield the rows whose keys start with `prefix`, in key order, from key `prefix + start` on."""
         options = ReadOptions()
         options.set_iterate_upper_bound(after(prefix))
-        # Not `Rdict.items`: at a damaged block that ends as if there were no more rows.
+        # `Rdict.items` won't do: at a damaged block it ends as if there were no more rows.
         cursor = self._db.iter(options)
         cursor.seek(prefix + start)
         while cursor.valid():
@@ -258,30 +259,30 @@ class Index:
         self.check(cursor)
 
     def cursor(self) -> RdictIter:
-        """Return an iterator over all rows as they are now, to be sought to a key by whoever leaps.
+        """Return an iterator over all rows as they are now, for callers that seek keys themselves.
 
-        It has no bounds. Where it is not valid, `check` tells whether that is the end.
+        It has no bounds. When it is not valid, the caller must call `check` to tell the end from damage.
         """
         return self._db.iter()
 
     def last_at_or_before(self, key: bytes, prefix: bytes) -> tuple[bytes, bytes] | None:
-        """Return the row with the greatest key that isn't above `key`, if it starts with `prefix`."""
+        """Return the row with the greatest key up to `key`, if that key starts with `prefix`; else None."""
         return _row_at(self._at_or_before(key), prefix, self.check)
 
     def first_at_or_after(self, key: bytes, prefix: bytes) -> tuple[bytes, bytes] | None:
-        """Return the row with the least key that isn't below `key`, if it starts with `prefix`."""
+        """Return the row with the least key from `key` on, if that key starts with `prefix`; else None."""
         cursor = self._iterator()
         cursor.seek(key)
         return _row_at(cursor, prefix, self.check)
 
     def view(self) -> IndexView:
-        """Return the index as it is now, whatever is written later. To be let go before the index is closed."""
+        """Return the index as it is now, whatever is written later. It must be released before the index is closed."""
         return IndexView(self._db.iter(), self._db.iter(), self.check)
 
     def rows_around(self, key: bytes, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the rows of the queue that `prefix` is of, from the last one at or before `key` on, or else from the first.
+        """Yield the rows with a prefix, from the last row at or before `key` on, or else from the first row.
 
-        Costs a seek. To be used up, or left, before anything else is read.
+        It costs a seek. The caller must finish or drop the iterator before it reads anything else.
         """
         cursor = self._at_or_before(key)
         if not cursor.valid() or not cursor.key().startswith(prefix):
@@ -295,7 +296,7 @@ class Index:
         self.check(cursor)
 
     def _at_or_before(self, key: bytes) -> RdictIter:
-        # A new iterator costs four times a seek, and an old one does not see what was written since: one serves all reads
+        # A new iterator costs several times a seek, and an old one does not see later writes. So one iterator serves all reads
         # between two writes.
         cursor = self._iterator()
         cursor.seek_for_prev(key)
@@ -307,21 +308,21 @@ class Index:
         return self._cursor
 
     def check(self, cursor: RdictIter) -> None:
-        """Raise IndexDamaged where a cursor ended because RocksDB could not read: that must not pass for an empty queue."""
+        """Raise IndexDamaged if a cursor has ended because RocksDB could not read, which must not look like an empty queue."""
         try:
             cursor.status()
         except Exception as error:  # as above
             raise self._error("read", error) from error
 
     def close(self) -> None:
-        """Flush and close. Raises OSError, or IndexDamaged, unless that is what was found before."""
+        """Flush and close the index. Raises OSError or IndexDamaged, but not for damage that was found before."""
         self._cursor = None
         try:
             self._db.close()
         except Exception as error:  # as above
             was_damaged = self.is_damaged
             damage = self._error("closed", error)
-            del self._db, self._get  # what it could not flush keeps it open
+            del self._db, self._get  # RocksDB stays open while it has data that it could not flush
             if not was_damaged:
                 raise damage from None
 
@@ -329,10 +330,10 @@ class Index:
     def destroy(data_dir: Path) -> None:
         """Delete the index of a data directory that no process has open. Raises OSError.
 
-        The rename is durable first: an index that came back after a power cut would not belong to what the log holds by then.
+        The rename is made durable first, because an index that came back after a power cut would not fit the log any more.
         """
         path, discarded = data_dir / DIRECTORY, data_dir / DISCARDED
-        if discarded.exists():  # killed in between, the last time
+        if discarded.exists():  # an earlier deletion was killed
             shutil.rmtree(discarded)
         if path.exists():
             path.rename(discarded)
@@ -343,7 +344,7 @@ class Index:
 
     @staticmethod
     def damage_of(data_dir: Path) -> str:
-        """Return why an earlier process found that the index must be rebuilt; empty where none did. Raises OSError."""
+        """Return why the index must be rebuilt, as an earlier process has noted; empty if none has. Raises OSError."""
         marker = data_dir / DAMAGED
         return (marker.read_text().strip() or "an earlier process found it damaged") if marker.exists() else ""
 
@@ -351,11 +352,11 @@ class Index:
 class IndexView:
     """An index as it was at one moment.
 
-    Iterators, not rocksdict's `Snapshot`: what that gives to iterate with sees later writes. An iterator never does.
+    It uses iterators, which never see later writes. The iterators of rocksdict's `Snapshot` do.
 
     Parameters:
-        scan, lookup: iterators that were made with no write between them.
-        check: raises where an iterator ended because RocksDB could not read.
+        scan, lookup: iterators that were created with no write between them.
+        check: raises if an iterator has ended because RocksDB could not read.
     """
 
     def __init__(self, scan: RdictIter, lookup: RdictIter, check: Callable[[RdictIter], None]) -> None:
@@ -364,11 +365,11 @@ class IndexView:
         self._check = check
 
     def rows(self, start: bytes, until: bytes = b"\xff" * 64) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the rows from key `start` to before key `until`, in key order. One at a time; the other methods may go on."""
+        """Yield the rows from key `start` to before key `until`, in key order. Only one such iteration may run at a time."""
         return self._rows(self._scan, start, until)
 
     def rows_of(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the rows whose key starts with `prefix`, in key order. To be used up before anything else is looked up."""
+        """Yield the rows whose keys start with `prefix`, in key order. The caller must finish it before the next lookup."""
         return self._rows(self._lookup, prefix, after(prefix))
 
     def _rows(self, cursor: RdictIter, start: bytes, until: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -383,7 +384,7 @@ class IndexView:
 
 
 def _row_at(cursor: RdictIter, prefix: bytes, check: Callable[[RdictIter], None]) -> tuple[bytes, bytes] | None:
-    """Return the row that a cursor is at, if its key starts with `prefix`."""
+    """Return the row at which a cursor is, if its key starts with `prefix`; else None."""
     if not cursor.valid():
         check(cursor)
         return None
@@ -392,6 +393,6 @@ def _row_at(cursor: RdictIter, prefix: bytes, check: Callable[[RdictIter], None]
 
 
 def after(prefix: bytes) -> bytes:
-    """Return the first key behind all keys that start with `prefix`."""
+    """Return the first key after all keys that start with `prefix`."""
     stripped = prefix.rstrip(b"\xff")
     return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else b"\xff" * 64

@@ -1,20 +1,22 @@
-"""Light queues: small indexes that let a million topics and wildcards read one log.
+"""Light queues: small indexes that let consumers of a million topics and wildcards read one log.
 
-A queue is a topic filter with an integer id. Its entries point at records, 16 bytes each: position u64, size u32, aux u32
-(little-endian). `aux` is the tag's hash in a queue of messages, and the attempt in a retry queue. They are in rows of some that
-follow each other:
+A queue is a topic filter with an integer id. Its entries point at records and have 16 bytes each: position u64, size u32,
+aux u32 (little-endian). `aux` is the hash of the tag in a queue of messages, and the attempt in a retry queue. A row of the
+index holds several adjacent entries:
 
     key    b"Q", queue id u32 big-endian, offset of the first entry u64 big-endian
     value  entries
 
-Such rows end at multiples of `ROW_ENTRIES`: a commit puts all that it has for a queue up to the last multiple as one row, so a
-hot queue costs a put a batch, not one a message. What is behind the last multiple is the *open row*: less than `ROW_ENTRIES`
-entries, in memory while the queue is loaded. That of a durable queue stands in the catalogue (`store.catalogue`), in the row by
-which the queue is found, and is written again with each commit that adds to it. So one lookup finds a queue, where it ends and
-its last entries, and of a queue that has no more than those, all. A million queues of ten entries have two rows each.
+Such rows end at multiples of `ROW_ENTRIES`. A commit writes all new entries of a queue up to the last multiple as one row, so
+that a hot queue costs one put per batch, not one per message. The entries after the last multiple are the *open row*: fewer
+than `ROW_ENTRIES` entries, which are in memory while the queue is loaded. The open row of a durable queue is in the
+catalogue (`store.catalogue`), in the row by which the queue is found, and each commit that adds to it writes it again. So
+one lookup finds a queue, its end and its last entries; for a short queue those are all entries. A million queues of ten
+entries have two rows each.
 
-Rows begin at multiples of `ROW_ENTRIES` as well, so that an entry's row is found by its key. Where that isn't its row (in the
-middle of a large batch; behind a snapshot, where the first row begins anywhere), a lookup seeks the last row at or before it.
+Rows also begin at multiples of `ROW_ENTRIES`, so that the row of an entry is found by its key. That fails in the middle of
+a large batch, and after a snapshot, where the first row begins anywhere. Then a lookup seeks the last row at or before the
+entry.
 """
 
 from __future__ import annotations
@@ -38,53 +40,53 @@ ENTRY_BYTES = ENTRY.size
 assert ENTRY_DTYPE.itemsize == ENTRY_BYTES
 
 ROW_ENTRIES = 16
-"""Rows begin and end at multiples of this. So an entry is written up to so many times: at most 256 bytes go into the index
-where 16 would do. A device's last messages are mostly in one row."""
+"""Rows begin and end at multiples of this. An entry is written up to this many times, so at most 256 bytes go into the index
+instead of 16. In return the last messages of a device are mostly in one row."""
 
 _ARRAY_MIN = 48
-"""From so many entries on numpy makes them faster (measured)."""
+"""Number of entries from which on numpy makes them faster (see `python -m bench store --only append`)."""
 
 UNCLEAR_MAX = 64
-"""Entries that a search for a time goes back over, where they don't tell on which side of it they are."""
+"""Maximum number of unclear entries that a search for a time skips backwards: those that may be on either side of the time."""
 
 RESTORED = 0x4000_0000
-"""Queue ids from here to `TRANSIENT` are of roots whose declaration was damaged. They follow from the filter, so that each
-rebuild gives the same, and no record names another queue by them."""
+"""Queue ids from here up to `TRANSIENT` belong to roots whose declaration was damaged. They are derived from the filter, so
+that each rebuild gives the same id and no record names another queue by it."""
 
 TRANSIENT = 0x8000_0000
-"""Queue ids from here on last as long as the process: no record declares them, and a start deletes their entries."""
+"""Queue ids from here on belong to transient queues. No record declares those, and a start deletes their entries."""
 
 _ENTRIES = bytes(KeySpace.ENTRIES)
 _KEY = Struct(">cIQ")
 _PREFIX = Struct(">cI")
 
 End = Literal["earliest", "latest"]
-"""One end of a queue: the oldest message that it still has, or what comes from now on."""
+"""One end of a queue: its oldest message, or the next message that it gets."""
 
 Start = End | int
-"""Where a queue that is new begins: with all that the log still has, with what comes from now on, or with the messages that
-were stored (delayed ones: that fired) at a time or after it, in ms since 1970 UTC."""
+"""Where a new queue begins: with all messages that the log still has, with messages from now on, or with messages that were
+stored (delayed ones: that fired) at a time or later, in ms since 1970 UTC."""
 
 Watcher = Callable[["LightQueue", int, bytes], None]
 """Called after a commit with the queue, the offset of the first new entry, and the new entries."""
 
 
 def queue_prefix(queue_id: int) -> bytes:
-    """Return what all keys of a queue's entries start with."""
+    """Return the prefix of all keys of a queue's entries."""
     return _PREFIX.pack(KeySpace.ENTRIES, queue_id)
 
 
 class LightQueue:
-    """One light queue. Only `Queues` writes it; whoever holds it may read and watch it.
+    """One light queue. Only `Queues` writes to it; everybody may read and watch it.
 
     Parameters:
-        queue_id: its number.
-        topic_filter: what it is of.
-        index: where its entries are.
-        open_offset: the offset behind those of its entries that are in rows.
-        open_row: the entries from there on, less than `ROW_ENTRIES`.
-        start: where it began.
-        owners: who needs it; None where that is to be looked up when somebody asks for it.
+        queue_id: id of the queue.
+        topic_filter: selects its messages.
+        index: holds its entries.
+        open_offset: offset after the entries that are in complete rows.
+        open_row: the entries from there on, fewer than `ROW_ENTRIES`.
+        start: where the queue began.
+        owners: names of its owners; None if they are to be looked up when needed.
     """
 
     __slots__ = (
@@ -121,19 +123,19 @@ class LightQueue:
         self.open_offset = open_offset
         self.open_row = open_row
         self.committed_offset = open_offset + len(open_row) // ENTRY_BYTES
-        """Offset behind the last entry that can be read."""
+        """Offset after the last entry that can be read."""
         self.alone_at = b""
-        """Key of the catalogue's row of its filter, where that has only this queue."""
+        """Key of the catalogue's row of its filter, if this queue is the only one in that row; else empty."""
         self._owners = None if owners is None else set(owners)
 
     @property
     def transient(self) -> bool:
-        """True where the queue ends with the process."""
+        """Whether the queue ends with the process."""
         return self.id >= TRANSIENT
 
     @property
     def owners(self) -> set[str]:
-        """Who needs it. Looked up in the index when it is asked for first: few who find a queue do."""
+        """Names of the owners. They are looked up in the index when first needed, which is rare."""
         if self._owners is None:
             row = self.index.get(name_key(self.id))
             assert row is not None, self.id
@@ -142,22 +144,22 @@ class LightQueue:
 
     @property
     def next_offset(self) -> int:
-        """Offset of the next entry: behind those that a commit hasn't written yet, too."""
+        """Offset of the next entry, counting entries that no commit has written yet."""
         return self.committed_offset + len(self.pending) // ENTRY_BYTES
 
     def begin_at(self, offset: int) -> None:
-        """Let the first entry have `offset`. Before there is any."""
+        """Give the first entry the offset `offset`. The queue must not have any entry yet."""
         assert not self.pending, self.filter
         self.committed_offset = offset
         self.begin_row()
 
     def begin_row(self) -> None:
-        """Let the next entries begin a row: what the open one had is gone."""
+        """Make the next entry begin a row. The entries of the open row are dropped."""
         self.open_offset = self.committed_offset
         self.open_row = b""
 
     def save(self, batch: Batch) -> bytes:
-        """Put the pending entries into `batch`, but for the open row; return them. They are readable when it is written."""
+        """Put the pending entries into `batch`, except the open row; return them. They can be read when it is written."""
         entries = bytes(self.pending)
         self.pending.clear()
         row = self.open_row + entries if self.open_row else entries
@@ -172,18 +174,18 @@ class LightQueue:
         return entries
 
     def read(self, offset: int, count: int) -> bytes:
-        """Return up to `count` entries from `offset` on, 16 bytes each; fewer at the end, none behind it.
+        """Return up to `count` entries from `offset` on, 16 bytes each; fewer at the end of the queue, and none after it.
 
-        Where older entries are trimmed, the first that is returned has the offset `first_offset`: see `read_from`.
+        If entries there have been trimmed, the first one returned has a later offset: see `read_from`.
         """
         return self.read_from(offset, count)[1]
 
     def read_from(self, offset: int, count: int) -> tuple[int, bytes]:
-        """Return up to `count` entries from `offset` on, and the offset of the first: a later one where entries are trimmed.
+        """Return the offset of the first entry, and up to `count` entries. The offset is later than `offset` after trimming.
 
-        The open row is in memory, and nothing is sought behind it: a seek there passes over the range deletions of all queues
-        that were dropped lately. Another row is mostly found by its key, which costs half a seek, and no new iterator where
-        something was written since.
+        The open row is in memory, and nothing is sought after it: a seek there would pass over the range deletions of all
+        queues that were dropped lately. Other rows are mostly found by their keys, which is cheaper than a seek and needs
+        no new iterator after a write.
         """
         wanted = count * ENTRY_BYTES
         if offset >= self.open_offset:
@@ -212,10 +214,10 @@ class LightQueue:
         return begin, bytes(found + self.open_row[: wanted - len(found)])
 
     def read_back(self, offset: int, count: int) -> bytes:
-        """Return up to `count` entries that stand before `offset`, oldest first: the last of them is that of `offset - 1`.
+        """Return up to `count` entries before `offset`, oldest first. The last of them has the offset `offset - 1`.
 
-        Behind the end, or at it, these are the newest entries. Who goes back through a queue asks next with the offset less
-        the number of entries returned.
+        With an offset at the end or after it, these are the newest entries. To go further back, a caller subtracts the
+        number of returned entries from the offset.
         """
         end = min(offset, self.committed_offset)
         start = max(end - count, self.first_offset())
@@ -227,22 +229,22 @@ class LightQueue:
             yield int.from_bytes(key[len(prefix) :], "big"), entries
 
     def first_offset(self) -> int:
-        """Return the offset of the oldest entry that the queue has; `committed_offset` where it has none. A seek, at most."""
+        """Return the offset of the oldest entry; `committed_offset` if the queue has none. It costs at most one seek."""
         if not self.open_offset:
             return 0
         row = self.index.first_at_or_after(entries_key(self.id, 0), queue_prefix(self.id))
         return self.open_offset if row is None else int.from_bytes(row[0][-8:], "big")
 
     def offset_at(self, store_ms: int, log: CommitLog) -> int:
-        """Return the offset of the first entry whose record was stored at a time or later; `committed_offset` where none was.
+        """Return the offset of the first message that was stored at a time or later; `committed_offset` if there is none.
 
-        What the log no longer has counts as before. For queues of messages. They are in the order of storing but for delayed
-        ones, which count by when they were due: they fired then, or soon after. After an outage that was longer than their
-        delay, the offset may be among those that fired late. Half of a transaction counts by when it was committed.
+        Expired messages count as earlier. Messages are in the order of storing except delayed ones, which count by their
+        due time: they fired then or soon after. After an outage that was longer than their delay, the offset may be among
+        those that fired late. Half of a transaction counts by when it was committed. This is for queues of messages only.
 
         Args:
-            store_ms: ms since 1970 UTC.
-            log: where the records are.
+            store_ms: the time, in ms since 1970 UTC.
+            log: holds the records.
         """
 
         def is_before(message: Record) -> bool | None:
@@ -255,9 +257,10 @@ class LightQueue:
         return self._offset_behind(is_before, log)
 
     def offset_from(self, position: int, log: CommitLog) -> int:
-        """Return the offset of the first entry that came into the queue when the log had reached `position`, or later.
+        """Return the offset of the first entry that was added when the log had reached `position`, or later.
 
-        As `offset_at`, but by position: delayed messages and halves of transactions stand where they were dispatched.
+        It works as `offset_at`, but by position: delayed messages and halves of transactions count by when they were
+        dispatched.
         """
 
         def is_before(message: Record) -> bool | None:
@@ -268,10 +271,11 @@ class LightQueue:
         return self._offset_behind(is_before, log)
 
     def _offset_behind(self, is_before: Callable[[Record], bool | None], log: CommitLog) -> int:
-        """Return the offset behind the last entry of which `is_before` is true: all in front of that are, and none behind it.
+        """Return the offset after the last entry for which `is_before` is true. It must be true for all entries before that.
 
-        By bisection: about log2(n) records are looked at, 10 us each. Where it is None, or a message is damaged, the one in
-        front of it decides, up to `UNCLEAR_MAX` of them. Those at the border count as behind it: twice is better than never.
+        This is a bisection, which reads about log2(n) records. If `is_before` returns None, or a message is damaged, the entry
+        before it decides, up to `UNCLEAR_MAX` entries back. Unclear entries at the border count as after it, since
+        delivering them twice is better than never.
         """
         low, high = self.first_offset(), self.committed_offset
         while low < high:
@@ -296,22 +300,22 @@ class LightQueue:
 
 
 def entries_key(queue_id: int, offset: int) -> bytes:
-    """Return the key of the row of a queue whose first entry has an offset."""
+    """Return the key of the row of a queue whose first entry has the given offset."""
     return _KEY.pack(_ENTRIES, queue_id, offset)
 
 
 def name_key(queue_id: int) -> bytes:
-    """Return the key of the row that has a durable queue's filter and owners."""
+    """Return the key of the row that holds filter and owners of a durable queue."""
     return _PREFIX.pack(KeySpace.QUEUE, queue_id)
 
 
 def name_row(queue: LightQueue) -> bytes:
-    """Return that row of a queue: JSON, filter and owners."""
+    """Return the row that holds filter and owners of a queue, as JSON."""
     return orjson.dumps([queue.filter, sorted(queue.owners)])
 
 
 def name_of(row: bytes) -> tuple[str, list[str]]:
-    """Return the filter and the owners of such a row."""
+    """Return the filter and the owners in a row that `name_row` made."""
     topic_filter, owners = orjson.loads(row)
     return topic_filter, owners
 
@@ -322,14 +326,14 @@ def delete_entries(batch: Batch, queue_id: int) -> None:
 
 
 def delete_transient_entries(batch: Batch) -> None:
-    """Delete what the transient queues of an earlier process left, with one range delete."""
+    """Delete the entries that transient queues of an earlier process have left, with one range delete."""
     batch.delete_range(queue_prefix(TRANSIENT), after(bytes(KeySpace.ENTRIES)))
 
 
 def consecutive_entries(position: int, sizes: list[int], counts: list[int]) -> tuple[bytes, int]:
-    """Return the entries of records that stand one behind the other from `position` on, and where the last one ends.
+    """Return the entries of adjacent records from `position` on, and the position at which the last record ends.
 
-    Each of `sizes` is that of as many of them as `counts` says. 0.01 us a record where they are many.
+    `counts` says how many records have each of `sizes`, in order.
     """
     total = sum(counts)
     if total < _ARRAY_MIN:

@@ -1,11 +1,11 @@
-"""All light queues, and the way from a topic to the queues that its messages belong to.
+"""All light queues, and the routes from topics to the queues that get their messages.
 
-There is one root queue per first level (`plant/#`), always, and one per filter that somebody has declared. A durable queue
-is declared by a record, so it is there again after a restart; a transient one serves a connection and ends with the process.
+There is always one root queue per first level (`plant/#`), and one queue per declared filter. A durable queue is declared by a
+record, so it exists again after a restart. A transient queue serves connections and ends with the process.
 
-A durable queue that starts at `earliest`, or at a time, is filled once, from the log (`store.filling`), in slices between other
-work. It joins live routing in the turn in which the filling has caught up: nothing is skipped and nothing comes twice. A filter
-has a queue for each start that is asked for: one with all that was, one with what came since, one from a time on.
+A durable queue that starts at `earliest`, or at a time, is backfilled once from the log (`store.backfill`), in slices between
+other work. It joins live routing in the turn in which the backfill has caught up, so that no message is skipped or comes
+twice. A filter has one queue for each start that was requested: `earliest`, `latest`, or a time.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ from penstock.store.record import QUEUE_FIXED, Kind, Record
 logger = structlog.get_logger("store")
 
 INTERNAL = ("$retry/", "$dlq/")
-"""Filters that begin like this name queues that no topic reaches: retries and dead letters. Entries come by `append_to`."""
+"""Prefixes of filters that name internal queues, for retries and dead letters. No topic reaches them; see `append_to`."""
 
 EVICTED_SHARE = 128
-"""Of the route cache, one part in so many goes when it is full. One route at a time, each search for the oldest would walk over
-what the dict has left of those before it: that was half of what a new topic cost."""
+"""When the route cache is full, one route in this many is evicted. If routes were evicted singly, each search for the oldest
+would walk over the dict's slots of all those that were evicted before."""
 
 OUTDATED = -1
-"""Version of a route that is no longer valid, whatever its root's is."""
+"""Version of a route that is invalid whatever the version of its root is."""
 
 ROOT = "root"
-"""Owner of the root queues."""
+"""Name of the owner of root queues."""
 
 
 class Root:
-    """What the topics of one first level have in common: their root queue, and the version of their routes."""
+    """The root queue of the topics of one first level, and the version of their routes."""
 
     __slots__ = ("queue", "version")
 
@@ -63,10 +63,10 @@ class Root:
 
 
 class Route:
-    """Where the messages of one topic go. Valid while `version` is its root's.
+    """The queues that get the messages of one topic. It is valid while `version` equals the version of its root.
 
-    `beginning` is what the last record began with behind its checksum, topic included, where that had no properties, and
-    `flags` and `turn_ms` are what stood in it. The next one mostly begins so too.
+    `beginning` holds what the last record without properties had between its checksum and its body, with `flags` and
+    `turn_ms` in it. The next record mostly begins the same way.
     """
 
     __slots__ = ("beginning", "flags", "name", "queues", "root", "topic", "turn_ms", "version")
@@ -86,10 +86,11 @@ class Queues:
     """The light queues of a store.
 
     Parameters:
-        log: where the records are.
-        options: bounds of topics and queues.
-        append: appends a record to the store: `append(kind, fixed, topic, body, properties)`.
-        now_ms: tells the time that a record appended now would carry.
+        log: holds the records.
+        index: holds the entries and the catalogue of durable queues.
+        options: limits of topics and queues.
+        append: appends a record to the store, as `append(kind, fixed, topic, body, properties)`.
+        now_ms: returns the time that a record appended now would carry.
     """
 
     def __init__(
@@ -102,36 +103,36 @@ class Queues:
         self._now_ms = now_ms
         self._catalogue = Catalogue(index)
         self._trie: topics.FilterTrie[list[int]] = topics.FilterTrie()
-        """Ids of the queues whose filters have wildcards, by filter. Others are looked up by the topic itself."""
+        """Ids of the queues whose filters have wildcards, by filter. Other queues are looked up by the topic itself."""
         self._transient: dict[str, LightQueue] = {}
         self._transient_by_id: dict[int, LightQueue] = {}
         self._roots: dict[str, Root] = {}
         self._backfills: dict[int, Backfill] = {}
         self.routes: dict[bytes, Route] = {}
-        """The cache of `route`, by topic. A route in it may be outdated; its topic is one that `route` takes."""
+        """The cache of `route`, by topic. A cached route may be outdated, but its topic is one that `route` accepts."""
         self._next_transient_id = TRANSIENT
         self._transient_removed: list[int] = []
         self.dirty: list[LightQueue] = []
         self.first_position: Callable[[], int] = lambda: log.start
-        """Returns where a queue begins that wants all that there is."""
+        """Returns the position from which a queue that starts at `earliest` is backfilled."""
         self.on_backfill: Callable[[], None] = lambda: None
-        """Called when a filling begins: the owner then calls `fill` until it returns False."""
+        """Called when a backfill begins. The owner then calls `backfill` until it returns False."""
 
     def __len__(self) -> int:
         return self._catalogue.count + len(self._transient)
 
     def __iter__(self) -> Iterator[LightQueue]:
-        """Yield all queues. Loads each: for tools and tests."""
+        """Yield all queues. This loads each of them, so it is for tools and tests."""
         yield from self._catalogue
         yield from self._transient.values()
 
     # --- routing: the hot path --------------------------------------------------------------------------------------
 
     def route(self, topic: bytes) -> Route:
-        """Return the route of a topic, from the cache where it is still valid: about 0.1 us, else 5 us.
+        """Return the route of a topic, from the cache if it is still valid there.
 
         Raises:
-            TopicInvalid: that isn't a topic one can publish to.
+            TopicInvalid: clients can't publish to this topic.
             LimitExceeded: its first level is new, and `store.queues_max` queues exist.
         """
         route = self.routes.get(topic)
@@ -140,11 +141,11 @@ class Queues:
         options = self._options
         name = topics.check_topic(topic, levels_max=options.topic_levels_max, bytes_max=options.topic_bytes_max)
         if name.startswith("$"):
-            raise TopicInvalid(f"the topic {name[:64]!r} begins with '$': such topics belong to the node; publish to another")
+            raise TopicInvalid(f"the topic {name[:64]!r} begins with '$', which only the node may use; choose another topic")
         return self._resolve(topic, name)
 
     def route_stored(self, topic: bytes) -> Route:
-        """Return the route of a topic that stands in the log: bounds that were lowered since don't hold for it."""
+        """Return the route of a topic that is in the log. Limits that were lowered since then don't apply to it."""
         route = self.routes.get(topic)
         if route is not None and route.version == route.root.version:
             return route
@@ -174,17 +175,17 @@ class Queues:
             yield from (queue for queue in self._catalogue.named(name) if queue.id not in self._backfills)
 
     def _forget(self, topic: bytes) -> None:
-        """Take a route out of the cache, and tell those who keep it that it is no longer kept up to date."""
+        """Remove a route from the cache, and mark it as outdated for callers that hold it."""
         route = self.routes.pop(topic, None)
         if route is not None:
             route.version = OUTDATED
 
     def dispatch(self, route: Route, position: int, size: int, aux: int) -> None:
-        """Add an entry for a message to each queue of its route. The entries are readable after the commit."""
+        """Add an entry for a message to each queue of its route. The entries can be read after the commit."""
         self.dispatch_run(route.queues, ENTRY.pack(position, size, aux))
 
     def dispatch_run(self, queues: tuple[LightQueue, ...], entries: bytes) -> None:
-        """Add entries to each of the queues of a route, one behind the other, as `dispatch` does one."""
+        """Add several entries, in order, to each queue of a route."""
         for queue in queues:
             pending = queue.pending
             if not pending:
@@ -192,7 +193,7 @@ class Queues:
             pending += entries
 
     def append_to(self, queue: LightQueue, position: int, size: int, aux: int) -> None:
-        """Add an entry to one queue, whatever the record's topic is: retries and dead letters come this way."""
+        """Add an entry to one queue, whatever the topic of the record is: for retries, dead letters and backfills."""
         if not queue.pending:
             self.dirty.append(queue)
         queue.pending += ENTRY.pack(position, size, aux)
@@ -203,31 +204,33 @@ class Queues:
         """Return the queue with an id. Raises QueueUnknown."""
         queue = self._transient_by_id.get(queue_id) or self._catalogue.get(queue_id)
         if queue is None:
-            raise QueueUnknown(f"no light queue has the id {queue_id}")
+            raise QueueUnknown(f"no light queue has the id {queue_id}; it may have been dropped")
         return queue
 
     def is_backfilling(self, queue: LightQueue) -> bool:
-        """Return whether a queue doesn't have all yet that the log had before it."""
+        """Return whether a queue is still being backfilled."""
         return queue.id in self._backfills
 
     def find(self, topic_filter: str, start: Start = "latest") -> LightQueue | None:
-        """Return the durable queue of a filter and start, or None. Roots and internal queues start at `latest`."""
+        """Return the durable queue of a filter and start, or None. Root queues and internal queues start at `latest`."""
         return self._catalogue.find(topic_filter, start)
 
     def declare(self, topic_filter: str, owner: str, start: Start = "latest") -> LightQueue:
-        """Return the durable queue of a filter and start; declare it if it isn't there. It lasts until its last owner drops it.
+        """Return the durable queue of a filter and start; declare it if needed. It lasts until its last owner drops it.
 
-        A root's filter has the root queue, whatever the start, and an internal name its one queue: they have everything anyway.
+        For the filter of a root this is the root queue, and for an internal name its only queue, whatever the start: those
+        have all entries anyway.
 
         Args:
-            topic_filter: an MQTT topic filter, or a name that begins as `INTERNAL` says.
-            owner: who needs it, such as `group:billing`.
-            start: where the queue begins: with all that the log still has, with what came since the first who asked, or with
-                what was stored at or after a time; a time that has not come yet is "latest".
+            topic_filter: an MQTT topic filter, or a name with a prefix of `INTERNAL`.
+            owner: names who needs the queue, such as `group:billing`.
+            start: where the queue begins: with everything that the log still has, with messages from the declaration on, or
+                with messages that were stored at a time or later. A time in the future counts as "latest".
 
         Raises:
-            TopicInvalid: the filter breaks MQTT 5.0, 4.7, or a bound of the options.
+            TopicInvalid: the filter violates MQTT 5.0, 4.7, or a limit of the options.
             LimitExceeded: `store.queues_max` queues exist.
+            DiskFull: the disk has no room for the declaration.
         """
         self._check_filter(topic_filter)
         level = topics.first_level(topic_filter)
@@ -240,20 +243,20 @@ class Queues:
         return self._claim(topic_filter, owner, start)
 
     def offset_of(self, queue: LightQueue, start: Start) -> int:
-        """Return the offset at which one who asked `declare` for `start` begins to read the queue that it returned."""
+        """Return the offset at which a caller that declared `queue` with `start` begins to read it."""
         if start == "latest" or (isinstance(start, int) and start > self._now_ms()):
             return queue.next_offset
         if start == "earliest" or start == queue.start or queue.filter.startswith(INTERNAL):
             return 0
-        return queue.offset_at(start, self._log)  # a root, which has more
+        return queue.offset_at(start, self._log)  # a root queue, which has older entries as well
 
     def _declare_root(self, level: str) -> Root:
-        # Not held to the options: a topic within their bounds has a root, though that has a level and two bytes more.
+        # The limits of the options don't apply: a topic within them has a root, whose filter is a level and two bytes longer.
         self._claim(topics.check_filter(f"{level}/#"), ROOT, "latest")
         return self._roots[level]
 
     def _restore_root(self, level: str) -> None:
-        """Bring back the root of a message whose declaration `penstock repair` has set aside; no record is appended."""
+        """Restore the root of a message whose declaration `penstock repair` has quarantined. No record is appended."""
         topic_filter = f"{level}/#"
         queue_id = RESTORED + crc32(topic_filter.encode()) % RESTORED
         while self._catalogue.get(queue_id) is not None:
@@ -278,7 +281,7 @@ class Queues:
         return queue
 
     def drop(self, queue: LightQueue, owner: str) -> None:
-        """Give up an owner's claim. With the last claim the queue and its entries go."""
+        """Remove an owner of a queue. With the last owner the queue and its entries are deleted."""
         if queue.transient:
             if queue.owners == {owner}:
                 del self._transient[queue.filter]
@@ -291,10 +294,10 @@ class Queues:
             self._append(Kind.QUEUE_DROPPED, QUEUE_FIXED.pack(queue.id), queue.filter.encode(), b"", row)
 
     def attach(self, topic_filter: str, owner: str) -> LightQueue:
-        """Return a queue for a connection: the root queue if the filter is a root's, else the filter's transient queue.
+        """Return a queue for a connection: the root queue if the filter is a root's, else the transient queue of the filter.
 
         Raises:
-            TopicInvalid, LimitExceeded: as `declare` does; TopicInvalid also for an internal name, which no topic reaches.
+            TopicInvalid, LimitExceeded: as `declare` does. TopicInvalid also for an internal name.
         """
         self._check_reached(topic_filter)
         root = self._roots.get(topics.first_level(topic_filter))
@@ -311,7 +314,7 @@ class Queues:
         return queue
 
     def detach(self, queue: LightQueue, owner: str) -> None:
-        """Give up what `attach` returned."""
+        """Remove an owner of a queue that `attach` returned."""
         if queue.transient:
             self.drop(queue, owner)
 
@@ -322,11 +325,11 @@ class Queues:
     def _check_reached(self, topic_filter: str) -> None:
         self._check_filter(topic_filter)
         if topic_filter.startswith(INTERNAL):
-            raise TopicInvalid(f"the filter {topic_filter[:64]!r} names a queue of the node's own; no topic reaches it")
+            raise TopicInvalid(f"the filter {topic_filter[:64]!r} names an internal queue of the node; use another filter")
 
     def _check_room(self) -> None:
         if len(self) >= self._options.queues_max:
-            raise LimitExceeded(f"{len(self)} light queues exist, which is the limit: see store.queues_max")
+            raise LimitExceeded(f"{len(self)} light queues exist, which is the limit; raise store.queues_max")
 
     def _new_id(self) -> int:
         self._check_room()
@@ -335,16 +338,16 @@ class Queues:
     # --- apply: live and in recovery --------------------------------------------------------------------------------
 
     def apply_declared(self, record: Record) -> None:
-        """Apply QUEUE_DECLARED: a new queue, or one more owner of an old one."""
+        """Apply QUEUE_DECLARED: create a queue, or add an owner to one that exists."""
         (queue_id,) = QUEUE_FIXED.unpack(record.fixed)
         row = orjson.loads(record.properties)
         self.claim(queue_id, record.topic.decode(), row["owner"], row["start"], row.get("from", 0))
 
     def prepare(self, topic_filter: str) -> int:
-        """Return the id with which a part may `claim` the queue of a filter that has what comes from now on.
+        """Return the id with which a part may `claim` the queue of a filter that starts at `latest`.
 
         Raises:
-            TopicInvalid, LimitExceeded: as `declare` does; TopicInvalid also for an internal name, which no topic reaches.
+            TopicInvalid, LimitExceeded: as `declare` does. TopicInvalid also for an internal name.
         """
         self._check_reached(topic_filter)
         level = topics.first_level(topic_filter)
@@ -354,18 +357,18 @@ class Queues:
         return queue.id if queue is not None else self._new_id()
 
     def claim(self, queue_id: int, topic_filter: str, owner: str, start: Start = "latest", position: int = 0) -> LightQueue:
-        """Return a durable queue, of which somebody is an owner from now on: for a part, when it applies a record that says so.
+        """Add an owner to a durable queue, which is created if needed, and return it. Parts call it when they apply a record.
 
         Args:
-            queue_id: of a queue that is new.
+            queue_id: id of the queue if it is new.
             topic_filter, owner, start: as in `declare`.
-            position: from where on a new queue is filled, unless it starts at `latest`.
+            position: from which a new queue is backfilled, unless it starts at `latest`.
         """
         queue = self._catalogue.get(queue_id) or self._catalogue.find(topic_filter, start)
         if queue is None:
             queue = LightQueue(queue_id, topic_filter, self._index, start=start)
             self._catalogue.add(queue)
-            # The first declaration of a root is the root's own, unless repair has set that aside.
+            # The first declaration of a root is the node's own, unless `penstock repair` has quarantined that.
             first_owner = ROOT if _is_root(topic_filter) else owner
             queue.owners.add(first_owner)
             self._begin(queue, first_owner, position)
@@ -374,14 +377,14 @@ class Queues:
         return queue
 
     def apply_dropped(self, record: Record) -> None:
-        """Apply QUEUE_DROPPED: one owner less, and with the last the queue is gone."""
+        """Apply QUEUE_DROPPED: remove an owner, and with the last owner the queue."""
         (queue_id,) = QUEUE_FIXED.unpack(record.fixed)
         queue = self._catalogue.get(queue_id)
         if queue is not None:
             self.release(queue, orjson.loads(record.properties)["owner"])
 
     def release(self, queue: LightQueue, owner: str) -> None:
-        """Take away an owner's claim on a durable queue: for a part, when it applies a record that ends the owner."""
+        """Remove an owner of a durable queue. Parts call it when they apply a record that ends the owner."""
         if owner not in queue.owners:
             return
         queue.owners.remove(owner)
@@ -393,20 +396,20 @@ class Queues:
         self._retire(queue)
 
     def apply_backfilled(self, record: Record) -> None:
-        """Apply QUEUE_BACKFILLED: a filling that begins later than it once did learns at which offset it must end."""
+        """Apply QUEUE_BACKFILLED: tell a backfill that begins later than it once did at which offset it must end."""
         (queue_id,) = QUEUE_FIXED.unpack(record.fixed)
-        filling = self._backfills.get(queue_id)
-        if filling is not None:
-            filling.ends_at(record.position, orjson.loads(record.properties)["next_offset"])
+        backfill = self._backfills.get(queue_id)
+        if backfill is not None:
+            backfill.ends_at(record.position, orjson.loads(record.properties)["next_offset"])
 
     def open_rows(self) -> Iterator[tuple[int, bytes]]:
-        """Yield id and open row of each queue that has one: for retention. Others may write in between."""
+        """Yield id and open row of each queue that has one. Retention needs them. Callers may write meanwhile."""
         yield from self._catalogue.open_rows()
         for queue in list(self._transient.values()):
             yield queue.id, queue.open_row
 
     def drop_open_row(self, queue_id: int, open_row: bytes) -> bool:
-        """Delete the open row of a queue, if it is still `open_row` and there is no other; return whether it is deleted."""
+        """Delete the open row of a queue if it is still `open_row` and the queue has no other row; return whether it did."""
         queue = self._transient_by_id.get(queue_id) or self._catalogue.get(queue_id)
         if queue is None or queue.open_row != open_row or queue.first_offset() < queue.open_offset:
             return False
@@ -418,11 +421,11 @@ class Queues:
         return True
 
     def _changed(self, queue: LightQueue) -> None:
-        filling = self._backfills.get(queue.id)
-        self._catalogue.change(queue, filling.position if filling else None)
+        backfill = self._backfills.get(queue.id)
+        self._catalogue.change(queue, backfill.position if backfill else None)
 
     def _begin(self, queue: LightQueue, owner: str, position: int = 0) -> None:
-        """Start a new queue: roots and internal queues at once, others by filling from `position` where they want what was."""
+        """Start a new queue. It goes live at once, or after a backfill from `position` if it does not start at `latest`."""
         if owner == ROOT:
             self._go_live(queue)
             self._roots[topics.first_level(queue.filter)] = Root(queue)
@@ -438,8 +441,8 @@ class Queues:
         self.on_backfill()
 
     def backfills_from_before(self, position: int) -> bool:
-        """Return whether a queue is being filled that began to read before `position`."""
-        return any(filling.began < position for filling in self._backfills.values())
+        """Return whether a backfill is running that began before `position`."""
+        return any(backfill.began < position for backfill in self._backfills.values())
 
     def _go_live(self, queue: LightQueue) -> None:
         if topics.is_wildcard(queue.filter):
@@ -451,7 +454,7 @@ class Queues:
         self._outdate(queue.filter)
 
     def _retire(self, queue: LightQueue) -> None:
-        """Take a queue that is gone out of routing."""
+        """Remove a deleted queue from routing."""
         if queue.pending:
             self.dirty.remove(queue)
         sharing = self._trie.get(queue.filter)
@@ -462,7 +465,7 @@ class Queues:
         self._outdate(queue.filter)
 
     def _outdate(self, topic_filter: str) -> None:
-        """Make the cached routes that a filter may concern be resolved again."""
+        """Outdate the cached routes that a filter may affect."""
         if not topics.is_wildcard(topic_filter):
             self._forget(topic_filter.encode())
             return
@@ -473,31 +476,31 @@ class Queues:
         elif level in self._roots:
             self._roots[level].version += 1
 
-    # --- filling ----------------------------------------------------------------------------------------------------
+    # --- backfilling ------------------------------------------------------------------------------------------------
 
     def backfill(self) -> bool:
-        """Do one slice for each queue that is being filled. Return whether any is left.
+        """Do one slice of each backfill. Return whether any backfill is left.
 
-        To be called with nothing uncommitted: a filling that has read all that is written goes live here and now.
+        The caller must have committed everything, because a queue whose backfill has read the whole log goes live here.
         """
         end = self._log.written
         assert self._log.end == end, "commit first"
-        for queue_id, filling in list(self._backfills.items()):
-            for position, size, aux in filling.slice():
-                self.append_to(filling.queue, position, size, aux)
-            if filling.position == end:
-                if not filling.is_noted:
-                    row = orjson.dumps({"next_offset": filling.queue.next_offset})
-                    self._append(Kind.QUEUE_BACKFILLED, QUEUE_FIXED.pack(queue_id), filling.queue.filter.encode(), b"", row)
+        for queue_id, backfill in list(self._backfills.items()):
+            for position, size, aux in backfill.slice():
+                self.append_to(backfill.queue, position, size, aux)
+            if backfill.position == end:
+                if not backfill.is_noted:
+                    row = orjson.dumps({"next_offset": backfill.queue.next_offset})
+                    self._append(Kind.QUEUE_BACKFILLED, QUEUE_FIXED.pack(queue_id), backfill.queue.filter.encode(), b"", row)
                 del self._backfills[queue_id]
-                self._go_live(filling.queue)
-            self._changed(filling.queue)
+                self._go_live(backfill.queue)
+            self._changed(backfill.queue)
         return bool(self._backfills)
 
     # --- the index --------------------------------------------------------------------------------------------------
 
     def save(self, batch: Batch) -> list[tuple[LightQueue, int, bytes]]:
-        """Put what this commit changed into `batch`; return each queue that has new entries, with the entries."""
+        """Put the changes of this commit into `batch`. Return each queue with new entries: queue, first offset, entries."""
         fresh = []
         for queue in self.dirty:
             first = queue.committed_offset
@@ -512,13 +515,13 @@ class Queues:
         return fresh
 
     def load(self) -> None:
-        """Begin with the durable queues of the index, and delete what transient ones left."""
+        """Load the durable queues of the index, and delete the entries that transient queues have left."""
         if self._index.first_at_or_after(entries_key(TRANSIENT, 0), bytes(KeySpace.ENTRIES)) is not None:
-            batch = Batch()  # only then: each lookup asks the range deletions first
+            batch = Batch()  # only if needed, because range deletions slow down every lookup
             delete_transient_entries(batch)
             self._index.write(batch)
-        wildcards, filling = self._catalogue.load()
-        for queue in filling:
+        wildcards, backfilled = self._catalogue.load()
+        for queue in backfilled:
             position = self._catalogue.backfill_position(queue)
             assert position is not None, queue.filter
             self._backfill_from(queue, position)

@@ -1,6 +1,6 @@
-"""The one definition of a CommitLog record.
+"""The definition of a CommitLog record, which writer, reader, recovery, Spark and tests all use.
 
-Writer, reader, recovery, Spark and tests all use this module. A record is self-contained and little-endian:
+A record is self-contained and little-endian:
 
     offset  field        type   meaning
     0       size         u32    bytes of the whole record, this field included
@@ -15,11 +15,11 @@ Writer, reader, recovery, Spark and tests all use this module. A record is self-
     ..      properties   bytes  JSON, orjson
     ..      body         bytes  up to the end of the record
 
-The *position* of a record is the log-wide offset of its first byte. It is the record's id.
+The *position* of a record is the offset of its first byte in the whole log. It is the id of the record.
 
-A POP checkpoint hands out several messages at once. One *delivery* of it is named by the checkpoint's position and
-an index. An entry takes 24 bytes, so `position + index` is unique over the whole log: that sum is the 64-bit key by
-which Spark pairs deliveries with acknowledgements.
+A POP checkpoint hands out several messages at once. Each *delivery* is identified by the position of the checkpoint and an
+index. An entry takes 24 bytes, so `position + index` is unique in the whole log. That sum is the 64-bit key by which Spark
+pairs deliveries with acknowledgements.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from fastcrc.crc32 import iso_hdlc
 from penstock.store.errors import RecordCorrupt
 
 RECORD_BYTES_MAX = 64 * 1024 * 1024
-"""No record is larger. A size field above this is corruption, so a reader never allocates what a damaged field asks for."""
+"""Maximum size of a record. A larger size field means damage, so a reader never allocates what a damaged field asks for."""
 
 TOPIC_BYTES_MAX = 65_535
 """MQTT 5.0, 1.5.4: a UTF-8 string is at most 65,535 bytes."""
 
 
 checksum = iso_hdlc
-"""The checksum of bytes, from that of what stands before them: CRC-32 as in ISO/IEC 3309, the same as `zlib.crc32`. That takes
-twice as long for 64 bytes and ten times for 64 KiB."""
+"""Return the CRC-32 (ISO/IEC 3309) of bytes, optionally continued from the checksum of the bytes before them. The result is the
+same as that of `zlib.crc32`, which is slower."""
 
 SEARCH_BYTES = 1024 * 1024
-"""Bytes that `find_valid` looks at in one step: bounds its memory."""
+"""Bytes that `find_valid` examines in one step. This bounds its memory."""
 
 
 class Kind(IntEnum):
-    """What a record says. The numbers are on disk: never reuse one."""
+    """The kinds of records. Their numbers are on disk, so a number must never be reused."""
 
     MESSAGE = 1
     QUEUE_DECLARED = 2
@@ -66,52 +66,52 @@ class Kind(IntEnum):
     TIMER_FIRED = 11
     TIMER_CANCELLED = 12
     SESSION_OPENED = 13
-    """A client has connected, and its session begins. For the six kinds of sessions see `SESSION_SLOT`."""
+    """A client has connected, and its session begins. `SESSION_SLOT` explains the six kinds of sessions."""
     SESSION_CLOSED = 14
-    """A client has left, or its session is over."""
+    """A client has disconnected, or its session has ended."""
     SESSION_OFFSETS = 15
-    """How far a client has got: cursors, and packet ids under way."""
+    """Progress of a session: its cursors and its packet ids in flight."""
     RETAINED_CLEARED = 16
     DAMAGED = 17
-    """A range that `penstock repair` set aside. Nothing is applied; positions behind it are what they were."""
+    """A range that `penstock repair` has quarantined. Nothing is applied. Later records keep their positions."""
     COPIED = 18
-    """A whole older record, copied before its segment was dropped. Whoever names the old position is given this body."""
+    """A whole older record, copied before its segment was dropped. Reads of the old position return this body."""
     QUEUE_BACKFILLED = 19
-    """A queue has all that the log had before it. States its next offset, by which a rebuilt queue gets the same offsets."""
+    """The backfill of a queue has ended. The record states the next offset, so that a rebuilt queue gets the same offsets."""
     GROUP_CHANGED = 20
-    """A group's settings, all of them, in the properties."""
+    """All settings of a group, in the properties."""
     GROUP_DELETED = 21
-    """The group is gone. Settles the deliveries in its body; as many records as they need."""
+    """A group is deleted. The record settles the deliveries in its body. If they don't fit, several records do."""
     TRANSACTION_COMMITTED = 22
-    """Half messages are visible from here on: they go into their queues now."""
+    """Half messages become visible, and get their entries in queues now."""
     TRANSACTION_ROLLED_BACK = 23
-    """Half messages are never delivered."""
+    """Half messages are discarded, and never delivered."""
     TRANSACTION_CHECKED = 24
-    """Half messages whose producers are asked for the outcome once more."""
+    """The producers of half messages are asked for the outcome once more."""
     SNAPSHOT = 25
-    """Rows of a snapshot (`store.snapshot`). Stands in files of its own, never in the log."""
+    """Rows of a snapshot (`store.snapshot`). Such records are in separate files, never in the log."""
     DEAD_LETTER_REDRIVEN = 26
-    """Dead letters go back to their group, as new messages."""
+    """Dead letters return to their group as new messages."""
     SESSION_RESUMED = 27
-    """A client is back, and goes on with its session."""
+    """A client has reconnected, and resumes its session."""
     SESSION_SUBSCRIBED = 28
-    """A session has a subscription more, or another one to the same filter. Claims the filter's queue, too."""
+    """A session has a new subscription, or has replaced one. The record also claims the queue of the filter."""
     SESSION_UNSUBSCRIBED = 29
 
 
 class Flag(IntFlag):
-    """Flags of a message: the publisher's QoS in the two low bits, then what routing must know."""
+    """Flags of a message: the publisher's QoS in the two low bits, and bits for routing."""
 
     QOS_MASK = 0x03
     RETAIN = 0x04
     DELAYED = 0x08
-    """Not routed when it is stored: a `TIMER_FIRED` record routes it."""
+    """The message is not routed when it is stored. A `TIMER_FIRED` record routes it."""
     SUSPENDED = 0x10
-    """On POP_INVISIBLE_CHANGED: when the time is over the message returns without counting an attempt."""
+    """On POP_INVISIBLE_CHANGED: when the invisible time ends, the message returns without counting an attempt."""
     HALF = 0x20
-    """Half of a transaction. Not routed when it is stored: a `TRANSACTION_COMMITTED` record routes it."""
+    """Half of a transaction. It is not routed when it is stored. A `TRANSACTION_COMMITTED` record routes it."""
     SESSION = 0x40
-    """A session changes with it, which its properties name: it was received at QoS 2, or is the session's will."""
+    """The message changes the session that its properties name: it was received at QoS 2, or it is the session's will."""
 
 
 UNROUTED = int(Flag.DELAYED | Flag.HALF)
@@ -154,14 +154,14 @@ QUEUE_FIXED = struct.Struct("<I")
 """Fixed fields of QUEUE_DECLARED, QUEUE_DROPPED and QUEUE_BACKFILLED: queue id."""
 
 COPY_FIXED = struct.Struct("<Q")
-"""Fixed field of COPIED: position at which the record stood first. It is the record's id still."""
+"""Fixed field of COPIED: position at which the record was stored first. It remains the id of the record."""
 COPY_BYTES = HEADER_BYTES + COPY_FIXED.size
-"""What a copy takes beyond the record that it holds."""
+"""Bytes that a copy takes in addition to the record that it holds."""
 
 POP_FIXED = struct.Struct("<IIq")
 POP_FIXED_DTYPE = np.dtype([("group_id", "<u4"), ("epoch", "<u4"), ("deadline_ms", "<i8")])
-"""Fixed fields of every POP and GROUP record. `deadline_ms` is when the invisible time of a checkpoint (or of a change)
-is over, and 0 on the others."""
+"""Fixed fields of every POP and GROUP record. `deadline_ms` is when the invisible time of a checkpoint (or a change) ends, and
+0 in other records."""
 
 _POP_KINDS = (
     Kind.POP_CHECKPOINT,
@@ -177,7 +177,7 @@ _POP_KINDS = (
 )
 
 FIXED_BYTES: list[int] = [0] * 256
-"""Bytes of the fixed fields, by kind."""
+"""Number of bytes of the fixed fields, by kind."""
 for _kind in (Kind.QUEUE_DECLARED, Kind.QUEUE_DROPPED, Kind.QUEUE_BACKFILLED):
     FIXED_BYTES[_kind] = QUEUE_FIXED.size
 FIXED_BYTES[Kind.COPIED] = COPY_FIXED.size
@@ -207,9 +207,9 @@ that doesn't take every message, `cursor` (offset up to which its queue was look
 
 
 def backoff_code(wait_ms: int) -> int:
-    """Return the field `backoff` of an entry whose message, when the deadline has passed, waits for up to `wait_ms` more.
+    """Return the field `backoff` of an entry whose message waits for up to `wait_ms` more after its deadline.
 
-    It is rounded up to a power of two: who reads the log only needs to know when a delivery is overdue.
+    It is rounded up to a power of two, since readers of the log only need to know when a delivery is overdue.
     """
     return max(wait_ms - 1, 1).bit_length() if wait_ms > 0 else 0
 
@@ -283,7 +283,7 @@ for _struct, _dtype in (
 
 
 class Record(NamedTuple):
-    """One record, decoded. For control paths: the hot paths read the fields that they need in place."""
+    """A decoded record. It is for control paths; hot paths read the fields that they need in place."""
 
     position: int
     size: int
@@ -307,26 +307,26 @@ class Properties(NamedTuple):
     message_group: str = ""
     deliver_at_ms: int = 0
     expires_at_ms: int = 0
-    """When nobody is to get it any more, in ms since 1970; 0 is never."""
+    """When the message expires, in ms since 1970; 0 means never."""
     payload_format: int | None = None
-    """As the publisher said it: 1 for UTF-8, 0 for any bytes."""
+    """As the publisher set it: 1 for UTF-8, 0 for any bytes."""
     content_type: str | None = None
     response_topic: str | None = None
     correlation_data: bytes | None = None
     publisher: str = ""
-    """The client that published it, where one of its own subscriptions must not get it (MQTT 5.0, no local)."""
+    """Client id of the publisher, if one of its own subscriptions must not get the message (MQTT 5.0, no local)."""
     producer: str = ""
-    """Of half a transaction: whom to ask for its outcome."""
+    """For half of a transaction: the producer to ask for the outcome."""
     keys: list[str] = []  # noqa: RUF012 - never mutated: a NamedTuple default
-    """What its business is about, such as the number of an order, for who searches for it."""
+    """Business keys, such as the number of an order, by which operators search for messages."""
     born_host: str = ""
-    """Where it was made, as its producer says."""
+    """Host on which the message was created, as its producer says."""
     born_ms: int = 0
-    """When it was made, ms since 1970 by its producer's clock; 0 where that isn't known."""
+    """When the message was created, in ms since 1970 by its producer's clock; 0 if unknown."""
     session: str = ""
-    """With `Flag.SESSION`: the client id of the session that changes."""
+    """With `Flag.SESSION`: the client id of the session that the message changes."""
     packet_id: int = 0
-    """With `Flag.SESSION`: the packet id under which it was received; 0 of a will."""
+    """With `Flag.SESSION`: the packet id with which the message was received; 0 for a will."""
 
 
 NO_PROPERTIES = Properties()
@@ -342,7 +342,17 @@ def encode(
     properties: bytes = b"",
     flags: int = 0,
 ) -> bytes:
-    """Return the bytes of a record. `fixed` must have `FIXED_BYTES[kind]` bytes; `topic` at most `TOPIC_BYTES_MAX`."""
+    """Return the bytes of a record.
+
+    Args:
+        kind: of `Kind`.
+        topic: at most `TOPIC_BYTES_MAX` bytes.
+        body: any bytes.
+        store_ms: when the record is stored, in ms since 1970.
+        fixed: the fixed fields of the kind, `FIXED_BYTES[kind]` bytes.
+        properties: encoded properties, or nothing.
+        flags: of `Flag`, combined.
+    """
     assert len(fixed) == FIXED_BYTES[kind], (kind, len(fixed))
     size = HEADER_BYTES + len(fixed) + len(topic) + len(properties) + len(body)
     head = HEADER_TAIL.pack(kind, flags, len(topic), len(properties), store_ms)
@@ -351,14 +361,14 @@ def encode(
 
 
 def decode(buffer: bytes | memoryview, offset: int = 0, *, position: int = 0, verify: bool = True) -> Record:
-    """Decode the record at `offset` of `buffer`, which lies at `position` of the log.
+    """Decode the record at `offset` of `buffer`, which is at `position` of the log.
 
     Raises:
-        RecordCorrupt: the bytes there aren't a whole record, or (with `verify`) its checksum doesn't hold.
+        RecordCorrupt: the bytes are not a whole record, or (with `verify`) the checksum does not match.
     """
     end = len(buffer)
     if offset + HEADER_BYTES > end:
-        raise RecordCorrupt(position, f"{end - offset} bytes are left, a header takes {HEADER_BYTES}")
+        raise RecordCorrupt(position, f"only {end - offset} bytes are left, but a header takes {HEADER_BYTES}")
     size, crc, kind, flags, topic_len, props_len, store_ms = HEADER.unpack_from(buffer, offset)
     fixed_from = offset + HEADER_BYTES
     topic_from = fixed_from + FIXED_BYTES[kind]
@@ -366,9 +376,9 @@ def decode(buffer: bytes | memoryview, offset: int = 0, *, position: int = 0, ve
     body_from = props_from + props_len
     stop = offset + size
     if size > RECORD_BYTES_MAX or body_from > stop or stop > end:
-        raise RecordCorrupt(position, f"its size field says {size} bytes, which can't be")
+        raise RecordCorrupt(position, f"its size field says {size} bytes, which is impossible")
     if verify and checksum(buffer[offset + CRC_FROM : stop]) != crc:
-        raise RecordCorrupt(position, "its checksum does not hold")
+        raise RecordCorrupt(position, "its checksum does not match")
     return Record(
         position,
         size,
@@ -418,9 +428,9 @@ def size_of(data: bytes | memoryview, at: int = 0) -> int:
 
 
 def is_intact(data: bytes, at: int = 0, size: int | None = None) -> bool:
-    """Return whether the record at `at` of `data` has the size and the checksum that it states. About 0.3 us.
+    """Return whether the record at offset `at` of `data` has the size and the checksum that it states.
 
-    `size` is what it should have; without that it must end where `data` ends.
+    `size` is the size that it should have. By default it must end where `data` ends.
     """
     if size is None:
         size = len(data) - at
@@ -431,10 +441,10 @@ def is_intact(data: bytes, at: int = 0, size: int | None = None) -> bool:
 
 
 def walk(buffer: bytes | memoryview, offset: int = 0, end: int | None = None) -> tuple[list[int], int]:
-    """Return the offsets of the whole records from `offset` to `end`, and the offset behind the last.
+    """Return the offsets of the whole records from `offset` to `end`, and the offset after the last one.
 
-    Follows the size fields only, about 0.1 us a record: checksums are for `valid_until`. Stops at the zeros behind the
-    last record of an open segment, at a size that can't be, and at a record that `end` cuts.
+    It only follows the size fields; `valid_until` verifies checksums. It stops at the zeros after the last record of an open
+    segment, at an impossible size, and at a record that `end` cuts off.
     """
     end = len(buffer) if end is None else end
     offsets: list[int] = []
@@ -451,10 +461,7 @@ def walk(buffer: bytes | memoryview, offset: int = 0, end: int | None = None) ->
 
 
 def valid_until(buffer: bytes | memoryview, offset: int = 0, end: int | None = None) -> int:
-    """Return the offset behind the last record of the unbroken run of valid ones that starts at `offset`.
-
-    Reads everything: about 0.5 us a record and 1 GB/s.
-    """
+    """Return the offset after the last of the valid records that follow each other from `offset` on. It reads all bytes."""
     end = len(buffer) if end is None else end
     unpack = HEADER.unpack_from
     last = end - HEADER_BYTES
@@ -469,10 +476,11 @@ def valid_until(buffer: bytes | memoryview, offset: int = 0, end: int | None = N
 
 
 def find_valid(buffer: bytes | memoryview, offset: int, last: int, end: int) -> int | None:
-    """Return the offset of the first valid record that starts within `offset` to `last` and ends before `end`, or None.
+    """Return the offset of the first valid record that starts from `offset` to `last` and ends before `end`, or None.
 
-    That tells a damaged record from the torn tail of a log. Looks at every byte, since the size may be what is damaged;
-    numpy leaves over what can be a header at all: a known kind, a size within bounds, a time of 48 bits.
+    This tells a damaged record from the torn tail of a log. It examines every byte, since the size field may be damaged.
+    With numpy it first rules out bytes that can't be a header: a header has a known kind, a size within bounds, and a time
+    of 48 bits.
     """
     last = min(last, end - HEADER_BYTES)
     for start in range(offset, last + 1, SEARCH_BYTES):
@@ -488,11 +496,12 @@ def find_valid(buffer: bytes | memoryview, offset: int, last: int, end: int) -> 
 
 
 def next_valid(buffer: bytes | memoryview, damaged: int, last: int, end: int) -> int | None:
-    """Return the offset of the first valid record behind the damaged one at `damaged`, or None. It starts at `last` at most.
+    """Return the offset of the first valid record after the damaged one at `damaged`, or None. It starts at `last` at most.
 
-    Where its size field leads to a valid record, that is the one: a search could find what only looks like a record inside
-    of its body, which a publisher may have put there. Unless its checksum, which leaves the size out, says that it ends where
-    the search finds one: then the size field is what is damaged.
+    If the size field of the damaged record leads to a valid record, that is the one. A search could find bytes inside of
+    its body that only look like a record, which a publisher may have put there. But if its checksum, which does not cover
+    the size, says that it ends where the search finds a record, then only the size field is damaged, and the search is
+    right.
     """
     found = find_valid(buffer, damaged + HEADER_BYTES, last, end)
     if damaged + HEADER_BYTES <= end:
@@ -502,14 +511,14 @@ def next_valid(buffer: bytes | memoryview, damaged: int, last: int, end: int) ->
         following = damaged + size
         plausible = HEADER_BYTES <= following - damaged <= RECORD_BYTES_MAX
         if plausible and following == end:
-            return None  # the last one
+            return None  # the damaged record is the last one
         if plausible and find_valid(buffer, following, following, end) == following:
             return int(following)
     return found
 
 
 def headers(buffer: bytes | memoryview, offsets: list[int]) -> np.ndarray[Any, np.dtype[Any]]:
-    """Return the headers at `offsets` of `buffer` as an array of `HEADER_DTYPE`, one row a record."""
+    """Return the headers at `offsets` of `buffer` as an array of `HEADER_DTYPE`, one row per record."""
     raw = np.frombuffer(buffer, dtype=np.uint8)
     rows = raw[np.asarray(offsets, dtype=np.int64)[:, None] + np.arange(HEADER_BYTES)]
     found: np.ndarray[Any, np.dtype[Any]] = rows.reshape(-1).view(HEADER_DTYPE)
@@ -517,7 +526,7 @@ def headers(buffer: bytes | memoryview, offsets: list[int]) -> np.ndarray[Any, n
 
 
 def encode_properties(properties: Properties) -> bytes:
-    """Return the JSON of `properties`, or nothing at all where they are empty: most messages carry none."""
+    """Return the JSON of `properties`; empty bytes if there are none, as in most messages."""
     if properties == NO_PROPERTIES:
         return b""
     fields: dict[str, Any] = {
@@ -531,7 +540,7 @@ def encode_properties(properties: Properties) -> bytes:
 
 
 def decode_properties(data: bytes) -> Properties:
-    """Return the properties in `data`, the inverse of `encode_properties`. Names that this version doesn't know are dropped."""
+    """Return the properties in `data`: the inverse of `encode_properties`. Unknown names are dropped."""
     if not data:
         return NO_PROPERTIES
     fields: dict[str, Any] = orjson.loads(data)
@@ -557,5 +566,5 @@ def decode_properties(data: bytes) -> Properties:
 
 
 def tag_hash(tag: str) -> int:
-    """Return the 32-bit hash of a tag that stands in a light-queue entry; 0 is "no tag"."""
+    """Return the 32-bit hash of a tag for a light-queue entry; 0 means no tag."""
     return checksum(tag.encode()) if tag else 0

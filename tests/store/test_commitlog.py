@@ -99,7 +99,7 @@ def test_what_is_added_has_a_position_at_once_and_is_read_after_the_write(tmp_pa
     position = add(log, message(1))
     assert (position, log.written, log.end) == (RECORD_BYTES, RECORD_BYTES, 2 * RECORD_BYTES)
     for reach in (1, RECORD_BYTES):
-        with pytest.raises(PositionUnknown, match=f"position {position} is behind the end"):
+        with pytest.raises(PositionUnknown, match=f"position {position} is after the last written record"):
             log.read(position, reach)
     with pytest.raises(PositionUnknown):
         log.read(position - 1, 2)
@@ -212,7 +212,7 @@ def test_a_copy_of_the_largest_record_may_fill_a_segment_to_the_last_byte(tmp_pa
 def test_a_record_larger_than_a_segment_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     log, _ = opened(tmp_path)
     append(log, 1)
-    with pytest.raises(RecordTooLarge, match=f"{LARGEST + 1} bytes is larger than {LARGEST}.*store.segment_bytes"):
+    with pytest.raises(RecordTooLarge, match=f"{LARGEST + 1} bytes, but at most {LARGEST} are allowed.*store.segment_bytes"):
         add(log, message(1, LARGEST + 1))
     assert log.end == log.written == RECORD_BYTES
     append(log, 1, first=1)
@@ -225,7 +225,7 @@ def test_a_record_larger_than_any_may_be_is_refused_where_the_segment_has_room(
 ) -> None:
     monkeypatch.setattr(commitlog, "RECORD_BYTES_MAX", 100)
     log, _ = opened(tmp_path)
-    with pytest.raises(RecordTooLarge, match="69 bytes is larger than 68"):
+    with pytest.raises(RecordTooLarge, match="69 bytes, but at most 68 are allowed"):
         add(log, message(0, 69))
     assert add(log, message(0, 68)) == 0
     log.close()
