@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-import structlog
-
 from penstock.gateway.auth.authorizer import Authorizer
 from penstock.gateway.connection.backpressure import Backpressure
 from penstock.gateway.connection.clients import ClientRegistry
@@ -34,9 +32,12 @@ from penstock.gateway.delivery.system import SystemTopics
 from penstock.gateway.heartbeat import Heartbeat
 from penstock.gateway.logbook import Logbook
 from penstock.gateway.options import PLAIN_NAME, GatewayOptions
+from penstock.gateway.plugin_publisher import PluginPublisher
 from penstock.gateway.sessions.journal import SessionJournal
 from penstock.gateway.sessions.lifecycle import SessionLifecycle
 from penstock.gateway.sessions.stored_sessions import StoredSessions
+from penstock.gateway.strikes import Strikes
+from penstock.gateway.system_figures import SystemFigures
 from penstock.gateway.traffic import Traffic
 from penstock.gateway.transport.listeners import Listeners
 from penstock.gateway.transport.peer import Peer
@@ -44,28 +45,24 @@ from penstock.gateway.transport.sockets import HAS_TURNS, Sockets
 from penstock.gateway.transport.sources import Sources
 from penstock.pop.core.admin import GroupAdmin
 from penstock.store.clock import Clock
-from penstock.store.errors import DiskFull, StoreError
-from penstock.store.record import Flag
 from penstock.store.store import Store
 from penstock.timer.delayed import DelayedMessages
 
-logger = structlog.get_logger("gateway")
-
 
 class Gateway:
-    """MQTT over a store.
+    """Serves MQTT over a store.
 
     Parameters:
         store: where messages go, and come from.
         retained: the retained messages, a part of that store.
-        delayed: the delayed messages, another part of it.
-        groups: POP's groups, which are what shared subscriptions are.
-        sessions: what outlives connections, another part of it.
+        delayed: the delayed messages, a part of that store.
+        groups: the groups of POP. A shared subscription is one of these.
+        sessions: the stored sessions, a part of that store.
         options: see `GatewayOptions`.
-        clock: its monotonic time is that of all timeouts, limits and keep alives.
-        delay_ms_max: how long a message may be delayed.
-        may_share: whether a user may take from a group, where that is restricted. A user name is empty where nobody vouches
-            for one.
+        clock: all timeouts, rate limits and keep alives go by its monotonic time.
+        delay_ms_max: the longest delay of a message, in ms.
+        may_share: returns whether a user may take messages from a group; None if every user may. The user name is empty if
+            neither a certificate nor a plugin vouches for one.
     """
 
     def __init__(
@@ -88,9 +85,12 @@ class Gateway:
         self.counters = GatewayCounters()
         self.traffic = Traffic()
         self.logbook = Logbook(options.limits.log_lines_per_s)
-        self.authorizer = Authorizer(options.access, store, self.logbook, self._publish_for_plugin)
-        self.sources = Sources(options.limits)
+        self._plugin_publisher = PluginPublisher(store, self.counters)
+        self.authorizer = Authorizer(options.access, store, self.logbook, self._plugin_publisher.publish)
         self.clock = clock
+        self.sources = Sources(options.limits)
+        strikes = Strikes(self.sources, self.traffic, self.logbook, self.now_ms, hold_off_ms=options.limits.hold_off_ms)
+        self.listeners = Listeners(options, self.sources, self.logbook, self.now_ms, self.connect, strikes.add)
         self.backpressure = Backpressure(store, options.limits.undurable_bytes_max)
         self.throttle = Throttle(self.now_ms, options.limits)
         self.clients: ClientRegistry[Connection] = ClientRegistry(options.connections_max)
@@ -126,7 +126,8 @@ class Gateway:
             clock,
             sessions_max=options.sessions_max,
         )
-        self.sys = SystemTopics(options.sys_interval_s, self._system_figures, clock.monotonic_s)
+        figures = SystemFigures(store, retained, self.clients, self.lifecycle, self.listeners, self.counters, self.traffic)
+        self.sys = SystemTopics(options.sys_interval_s, figures.read, clock.monotonic_s)
         self.fanouts = Fanouts(store)
         self.deliveries = Deliveries(
             DeliveryContext(store, self.fanouts, self.journal, self.counters),
@@ -174,21 +175,21 @@ class Gateway:
             self.counters,
             self.traffic,
         )
-        self._close_log = CloseLog(self.counters, self.traffic, self.logbook, self.strike)
+        self._close_log = CloseLog(self.counters, self.traffic, self.logbook, strikes.add)
         self.sockets: Sockets | None = None
-        """Where the system has such, once it has started."""
-        self.listeners = Listeners(options, self.sources, self.logbook, self.now_ms, self.connect, self.strike)
+        """Once the gateway has started, if the system has epoll."""
 
     # --- the listeners ----------------------------------------------------------------------------------------------
 
     async def start(self) -> int:
-        """Load the plugins and open the listeners; return the port of the plain one, 0 where there is none.
+        """Load the plugins and open the listeners; return the port of the plain one, or 0 if there is none.
 
         Raises:
-            OSError: an address can't be listened on, or a plugin can't be loaded.
+            OSError: the gateway cannot listen on an address, or cannot load a plugin.
         """
         self.loop = asyncio.get_running_loop()
         self.store.space.on_relief.append(self._relieved)
+        self._plugin_publisher.start(self.loop)
         self.backpressure.start(self.loop)
         self.journal.start(self.loop)
         self.shared.start(self.loop)
@@ -203,7 +204,7 @@ class Gateway:
         return self.listeners[PLAIN_NAME].address.port if self.options.plain == "on" else 0
 
     async def stop(self) -> None:
-        """Accept nothing more; close all connections."""
+        """Accept no more connections, and close all that are open."""
         self.heartbeat.stop()
         self.listeners.close()
         await self.listeners.end_handshakes()
@@ -223,16 +224,10 @@ class Gateway:
         self.store.end_turn()
 
     def now_ms(self) -> int:
-        """Return the monotonic time in ms: for limits, which no change of the time of day may disturb."""
+        """Return the monotonic time in ms. Limits go by it, so a change of the time of day does not disturb them."""
         return int(self.clock.monotonic_s() * 1000)
 
     # --- connections ------------------------------------------------------------------------------------------------
-
-    def strike(self, peer: Peer) -> None:
-        """Note that a peer did what no client should; the source of many strikes is held off."""
-        if self.sources.strike(peer.source, self.now_ms()):
-            self.traffic.held_off += 1
-            self.logbook.note("source.held_off", source=peer.source, for_ms=self.options.limits.hold_off_ms)
 
     def connect(self, peer: Peer) -> Connection:
         """Return the connection of a new peer."""
@@ -270,46 +265,12 @@ class Gateway:
             session_expiry_s_max=options.session_expiry_s_max,
         )
 
-    def _publish_for_plugin(self, topic: str, body: bytes, qos: int, retain: bool) -> None:
-        """Publish what a plugin sends. Called on the plugins' thread."""
-        self.loop.call_soon_threadsafe(self._publish, topic, body, qos | (Flag.RETAIN if retain else 0))
-
-    def _publish(self, topic: str, body: bytes, flags: int) -> None:
-        try:
-            self.store.append_message(self.store.queues.route(topic.encode()), body, b"", flags)
-        except StoreError as error:
-            self.counters.publishes_dropped += isinstance(error, DiskFull)
-            logger.warning("plugin.publish_refused", topic=topic[:80], why=str(error))
-
     # --- a full disk ------------------------------------------------------------------------------------------------
 
     def _relieved(self) -> None:
+        """Go on with everything that has waited for room on the disk, which has some again."""
         self.backlog.retry(self.loop)
         for connection in self.clients.values():
-            if connection.outbox.lagging:  # deliveries at QoS 2 are recorded first, for which there was no room
+            if connection.outbox.lagging:  # at QoS 2 a delivery is recorded first, for which there was no room
                 connection.outbox.pump_soon()
         self.lifecycle.turn()
-
-    # --- $SYS -------------------------------------------------------------------------------------------------------
-
-    def _system_figures(self) -> dict[str, object]:
-        """Return the figures below `$SYS/broker/`, under the names that users of mosquitto know."""
-        counters, traffic, listeners = self.counters, self.traffic, tuple(self.listeners)
-        connected, away = len(self.clients), self.lifecycle.away
-        return {
-            "clients/connected": connected,
-            "clients/disconnected": away,
-            "clients/total": connected + away,
-            "clients/expired": counters.sessions_expired,
-            "messages/received": counters.packets_in,
-            "messages/sent": sum(traffic.packets_out) + counters.publishes_out,
-            "publish/messages/received": counters.publishes_in,
-            "publish/messages/sent": counters.publishes_out,
-            "publish/messages/dropped": counters.publishes_refused + counters.publishes_dropped + counters.deliveries_too_large,
-            "bytes/received": sum(listener.bytes_in for listener in listeners),
-            "bytes/sent": sum(listener.bytes_out for listener in listeners),
-            "subscriptions/count": counters.subscriptions,
-            "shared_subscriptions/count": counters.subscriptions_shared,
-            "retained messages/count": len(self.retained),
-            "messages/stored": self.store.messages_stored,
-        }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.layout import ROOT, circles, imported_modules, module_graph, sources
+from tests.layout import ROOT, circles, imported_modules, module_graph, room_graph, sources
 
 ALLOWED: dict[str, set[str]] = {
     "store": set(),
@@ -39,6 +39,16 @@ def test_imports_point_one_way() -> None:
         module = f"{name}.__init__" if path.name == "__init__.py" else name
         found += [f"{name} imports {each}" for each in violations(path.read_text("utf-8"), module)]
     assert found == []
+
+
+def test_there_are_no_circles() -> None:
+    assert circles(room_graph()) == []
+    assert circles(module_graph()) == []
+
+
+def test_the_gateway_itself_is_imported_by_the_node_alone() -> None:
+    importers = {module for module, imported in module_graph().items() if "penstock.gateway.gateway" in imported}
+    assert {module for module in importers if not module.startswith("penstock.node.")} == set()
 
 
 def test_circles_are_found() -> None:
