@@ -1,13 +1,15 @@
-"""The clients of `bench.pop`: jobs that run in processes of their own, for Penstock, Redis and beanstalkd.
+"""The clients of `bench.pop`: jobs for Penstock, Redis and beanstalkd that run in processes of their own.
 
-Each job takes its number among the processes, the instant at which all begin (`time.monotonic`, the same clock in all of
-them) and the broker's address; by that instant it is connected and has made what it will send. It returns what it did, and
-when. Whoever takes messages off ends with the last of them, not when it finds that no more come.
+The first arguments of a job are its number among the processes, the instant at which all jobs begin (`time.monotonic`, which
+all processes share), and the broker's address. By that instant the job is connected and has prepared its messages. It returns
+what it did, and when. The time of a consumer ends with its last message, not when it finds the queue empty.
 
-The native stubs are used bare for large batches, where the rates with `penstock.Client` are lower by what its conveniences
-cost; for small ones it is that client. The others are driven as fast as a client of theirs in Python goes: redis-py with
-hiredis, a batch a round trip; beanstalkd with its commands written a batch at a time. Penstock and Redis get the
-acknowledgements of a batch with the request for the next one.
+Jobs with large batches use the gRPC stubs, because `penstock.Client` has costs of its own; jobs with small batches use that
+client. The other brokers have the fastest clients in Python: redis-py with hiredis and one round trip a batch, and for
+beanstalkd raw commands, one write a batch. Penstock and Redis get the acknowledgements of a batch with the request for the
+next one.
+
+`bench.compare` runs these jobs of two trees by name, so names and arguments must stay the same.
 """
 
 from __future__ import annotations
@@ -34,22 +36,22 @@ if TYPE_CHECKING:
 
 PROCESSES = 2
 BEGIN_AFTER_S = 0.5
-"""Seconds that clients have for connecting, and for making what they send. Who is late counts as if it had begun then."""
+"""Seconds in which clients connect and prepare their messages. A late client counts as if it had begun in time."""
 
 BODY = b"x" * 64
 TOPICS = 16
 QUIET_S = 0.5
-"""A stream on which nothing came for so long has had everything."""
+"""Seconds without a message after which a stream is complete."""
 
 CREDITS = 16_384
-"""Messages that may be out on a stream. A message is out for two syncs, that of its delivery and that of its ack: a stream
-brings no more than its credits in that time. This is the most that a node grants."""
+"""Maximum number of unacknowledged messages on a stream. A message takes a credit for two syncs, of its delivery and its ack,
+so a stream delivers at most its credits in that time. This is the most that a node grants."""
 
 CHANNEL_OPTIONS = [("grpc.max_receive_message_length", -1)]
 
 
 class Span(NamedTuple):
-    """What one client did."""
+    """Work of one client."""
 
     messages: int
     began_s: float
@@ -57,14 +59,14 @@ class Span(NamedTuple):
 
 
 class Tick(NamedTuple):
-    """Messages that were durable at an instant."""
+    """Messages that became durable at an instant."""
 
     at_s: float
     messages: int
 
 
 def rate_of(spans: Sequence[Span]) -> float:
-    """Return messages per second of all clients together: from the first one's beginning to the last one's end."""
+    """Return the messages per second of all clients, from the first beginning to the last end."""
     return sum(span.messages for span in spans) / (max(span.ended_s for span in spans) - min(span.began_s for span in spans))
 
 
@@ -73,7 +75,7 @@ R = TypeVar("R")
 
 
 class Clients:
-    """The client processes. They live as long as the benchmark, since Python takes a second to start."""
+    """The client processes. They live as long as the benchmark, because Python takes a second to start."""
 
     def __init__(self, begin_after_s: float = BEGIN_AFTER_S) -> None:
         self._begin_after_s = begin_after_s
@@ -81,7 +83,7 @@ class Clients:
         self.run(_nothing)
 
     def run(self, job: Callable[Concatenate[int, float, P], R], *arguments: P.args, **named: P.kwargs) -> list[R]:
-        """Run a job in each process at once; return what each returned."""
+        """Run a job in all processes at the same time, and return their results."""
         begin_s = time.monotonic() + self._begin_after_s
         running = [self._pool.submit(job, number, begin_s, *arguments, **named) for number in range(PROCESSES)]
         return [each.result() for each in running]
@@ -91,27 +93,27 @@ class Clients:
 
 
 def _nothing(number: int, begin_s: float) -> None:
-    """Keep a process busy until the other has started, too."""
+    """Keep a process busy until the others have started."""
     time.sleep(max(begin_s - time.monotonic(), 0))
 
 
 def share(total: int, number: int) -> int:
-    """Return how many of `total` things the process of this number has."""
+    """Return the share of `total` for the process with this number."""
     return total // PROCESSES + (number < total % PROCESSES)
 
 
 def check(statuses: Sequence[pb.Status]) -> None:
-    """Raises RuntimeError where the node refused one of a batch."""
+    """Raise RuntimeError if the node refused a message of a batch."""
     for status in statuses:
         if status.code:
-            raise RuntimeError(f"the node refused one of a batch: {pb.Code.Name(status.code)}, {status.detail}")
+            raise RuntimeError(f"The node refused a message of a batch: {pb.Code.Name(status.code)}, {status.detail}")
 
 
 # --- Penstock ---------------------------------------------------------------------------------------------------------
 
 
 class Stubs:
-    """The node's services, of one channel."""
+    """Stubs of the node's services on one channel."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.pop: PopServiceAsyncStub = PopServiceStub(channel)
@@ -119,7 +121,7 @@ class Stubs:
 
 
 def connected(address: str, work: Callable[[Stubs], Awaitable[R]]) -> R:
-    """Run `work` on an event loop with a channel to the node; return what it returns."""
+    """Run `work` on an event loop with a channel to the node, and return its result."""
 
     async def run() -> R:
         async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
@@ -140,7 +142,7 @@ def _requests(first_level: str, batch: int, count: int) -> list[pb.SendRequest]:
 
 
 def send(number: int, begin_s: float, address: str, first_level: str, batch: int, count: int, parallel: int) -> Span:
-    """Send `count` messages among all clients, `batch` a call, `parallel` calls at a time."""
+    """Send `count` messages with all clients together, `batch` a call and `parallel` calls at a time."""
 
     async def work(stubs: Stubs) -> Span:
         own = share(count, number)
@@ -159,7 +161,7 @@ def send(number: int, begin_s: float, address: str, first_level: str, batch: int
 
 
 def send_until(number: int, begin_s: float, address: str, first_level: str, batch: int, end_s: float) -> list[Tick]:
-    """Send from now on until an instant, and return when each batch was durable."""
+    """Send batches until an instant, and return when each batch became durable."""
 
     async def work(stubs: Stubs) -> list[Tick]:
         (request,) = _requests(first_level, batch, batch)
@@ -175,7 +177,7 @@ def send_until(number: int, begin_s: float, address: str, first_level: str, batc
 def pop_and_ack(
     number: int, begin_s: float, address: str, group: str, filter: str, batch: int, consumers: int, *, is_acked: bool = True
 ) -> Span:
-    """Pop what is there, `batch` a call, until nothing is left; the call that pops a batch acknowledges the one before."""
+    """Pop all messages, `batch` a call. Each call acknowledges the batch of the call before."""
 
     async def work(stubs: Stubs) -> Span:
         done = Span(0, begin_s, begin_s)
@@ -201,7 +203,7 @@ def pop_and_ack(
 
 
 def shared(address: str, work: Callable[[Client], Awaitable[R]]) -> R:
-    """Run `work` on an event loop with the client that users have; return what it returns."""
+    """Run `work` on an event loop with a `penstock.Client`, and return its result."""
 
     async def run() -> R:
         async with Client(address) as client:
@@ -212,7 +214,7 @@ def shared(address: str, work: Callable[[Client], Awaitable[R]]) -> R:
 
 
 def send_singly(number: int, begin_s: float, address: str, first_level: str, count: int, tasks: int) -> Span:
-    """Send `count` messages among all clients, each with a call of `Client.send` that returns when it is durable."""
+    """Send `count` messages with all clients together, each with a call of `Client.send`, which returns when it is durable."""
 
     async def work(client: Client) -> Span:
         own = share(count, number)
@@ -231,7 +233,7 @@ def send_singly(number: int, begin_s: float, address: str, first_level: str, cou
 
 
 def pop_with_client(number: int, begin_s: float, address: str, group: str, filter: str, batch: int, consumers: int) -> Span:
-    """As `pop_and_ack`, with the client that users have."""
+    """Do the same as `pop_and_ack` with `penstock.Client`."""
 
     async def work(client: Client) -> Span:
         done = Span(0, begin_s, begin_s)
@@ -242,7 +244,7 @@ def pop_with_client(number: int, begin_s: float, address: str, group: str, filte
             while True:
                 messages = await client.pop(filter, group=group, messages_max=batch, invisible_ms=3_600_000, acks=handles)
                 if messages.refused:
-                    raise RuntimeError(f"an ack failed: {next(iter(messages.refused.values()))}")
+                    raise RuntimeError(f"An ack failed: {next(iter(messages.refused.values()))}")
                 done = Span(done.messages + len(handles), begin_s, time.monotonic() if handles else done.ended_s)
                 if not messages:
                     return
@@ -256,7 +258,7 @@ def pop_with_client(number: int, begin_s: float, address: str, group: str, filte
 
 
 def consume(number: int, begin_s: float, address: str, group: str, filter: str, batch: int, streams: int) -> Span:
-    """Take all messages from streams, `batch` a response, and acknowledge each response as it comes."""
+    """Consume all messages with streams, `batch` a response, and acknowledge each response as it arrives."""
 
     async def work(stubs: Stubs) -> Span:
         opening = pb.ConsumeOpen(group=group, filter=filter, credits=CREDITS, batch_max=batch)
@@ -273,7 +275,7 @@ def consume(number: int, begin_s: float, address: str, group: str, filter: str, 
             while (answer := await call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]  # the stubs of grpcio lack it
                 heard_s = time.monotonic()
                 if answer.refused:
-                    raise RuntimeError(f"an ack failed: {answer.refused[0]}")
+                    raise RuntimeError(f"An ack failed: {answer.refused[0]}")
                 if answer.messages:
                     await call.write(pb.ConsumeRequest(acks=[message.handle for message in answer.messages]))
                 if answer.acked > acked:
@@ -304,7 +306,7 @@ def _redis(address: str) -> Any:
 
 
 def redis_send(number: int, begin_s: float, address: str, stream: str, batch: int, count: int) -> Span:
-    """XADD, a batch a pipeline."""
+    """Send messages with XADD, one pipeline a batch."""
     own = share(count, number)
     with _redis(address) as client:
         client.ping()
@@ -319,7 +321,7 @@ def redis_send(number: int, begin_s: float, address: str, stream: str, batch: in
 
 
 def redis_drain(number: int, begin_s: float, address: str, stream: str, batch: int) -> Span:
-    """XREADGROUP and XACK, each batch's XACK in one round trip with the next XREADGROUP."""
+    """Drain with XREADGROUP and XACK. The XACK of a batch shares a round trip with the next XREADGROUP."""
     group, consumer, count, ended_s = "bench", f"client{number}", 0, begin_s
     with _redis(address) as client:
         client.ping()
@@ -342,7 +344,7 @@ def redis_drain(number: int, begin_s: float, address: str, stream: str, batch: i
 
 
 def redis_group(address: str, stream: str) -> None:
-    """Make the group that `redis_drain` reads with."""
+    """Create the group that `redis_drain` uses."""
     with _redis(address) as client:
         client.xgroup_create(stream, "bench", id="0", mkstream=True)
 
@@ -352,7 +354,7 @@ def redis_group(address: str, stream: str) -> None:
 
 @contextmanager
 def _beanstalk(address: str, tube: str) -> Generator[tuple[socket.socket, Any]]:
-    """Connect, and use one tube alone, which `beanstalk_send` and `beanstalk_drain` do."""
+    """Connect, and use and watch only one tube."""
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port))) as connection, connection.makefile("rb") as answers:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -363,7 +365,7 @@ def _beanstalk(address: str, tube: str) -> Generator[tuple[socket.socket, Any]]:
 
 
 def beanstalk_send(number: int, begin_s: float, address: str, tube: str, batch: int, count: int) -> Span:
-    """Put jobs, a batch a write."""
+    """Put jobs, one write a batch."""
     own = share(count, number)
     put = b"put 0 0 3600 %d\r\n%b\r\n" % (len(BODY), BODY)
     with _beanstalk(address, tube) as (connection, answers):
@@ -379,7 +381,7 @@ def beanstalk_send(number: int, begin_s: float, address: str, tube: str, batch: 
 
 
 def beanstalk_drain(number: int, begin_s: float, address: str, tube: str, batch: int) -> Span:
-    """Reserve and delete jobs, the deletions of a batch in one write with the next reservations."""
+    """Reserve and delete jobs. The deletions of a batch share a write with the next reservations."""
     reserve = b"reserve-with-timeout 0\r\n" * batch
     count, ended_s = 0, begin_s
     with _beanstalk(address, tube) as (connection, answers):
@@ -406,7 +408,7 @@ def beanstalk_drain(number: int, begin_s: float, address: str, tube: str, batch:
 
 
 class Publisher:
-    """An MQTT 3.1.1 client that publishes with QoS 1, one message at a time. `connect` makes it."""
+    """An MQTT 3.1.1 client that publishes with QoS 1, one message at a time. `connect` creates it."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -418,16 +420,16 @@ class Publisher:
         publisher._writer.write(b"\x10\x11\x00\x04MQTT\x04\x02\x00\x3c\x00\x05bench")
         answer = await publisher._reader.readexactly(4)
         if answer != b"\x20\x02\x00\x00":
-            raise RuntimeError(f"the node answered {answer!r} to CONNECT")
+            raise RuntimeError(f"The node answered CONNECT with {answer!r}.")
         return publisher
 
     async def publish(self, topic: bytes, body: bytes) -> None:
-        """Publish a message of at most 100 bytes in all; return with its PUBACK."""
+        """Publish a message of at most 100 bytes in all, and return when its PUBACK arrives."""
         packet = b"\x32%c\x00%c%b\x00\x01%b" % (4 + len(topic) + len(body), len(topic), topic, body)
         self._writer.write(packet)
         answer = await self._reader.readexactly(4)
         if answer != b"\x40\x02\x00\x01":
-            raise RuntimeError(f"the node answered {answer!r} to PUBLISH")
+            raise RuntimeError(f"The node answered PUBLISH with {answer!r}.")
 
     async def close(self) -> None:
         self._writer.close()

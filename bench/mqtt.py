@@ -1,11 +1,11 @@
-"""`python -m bench mqtt`: MQTT in and out, the same load on Penstock, mosquitto and nats-server, in turn, on one machine.
+"""`python -m bench mqtt`: the same MQTT load on Penstock, mosquitto and nats-server, in turn, on one machine.
 
-For each row the brokers are started anew and get a tenth of the load to warm up. Then they take turns (A B C A B C ...), so
-that whatever else the machine does falls on all; those that are not measured are idle. What stands in a broker's column is the
-median of its runs; a ratio is the median of the ratios of each run with that of mosquitto beside it.
+For each row the benchmark starts the brokers anew and warms them up with a tenth of the load. Then they take turns (A B C A B C
+...), so that other work on the machine affects all of them; the brokers that are not measured are idle. A broker's column shows
+the median of its runs. A ratio is the median of the ratios of each run to mosquitto's run beside it.
 
-The load generator is a process of one thread: on two cores it has one, and the broker the other with what the generator leaves
-of the first. What the brokers promise is not the same: see `bench.peers`.
+The load generator is a process with one thread. On two cores it uses one, and the broker uses the other and what is idle of the
+first. The promises of the brokers differ: see `bench.peers`.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ SLOW_S = 60
 SLOW_SUBSCRIBERS = 1_000
 SLOW_STALLED = 100
 SETTLED_SHARE = 2
-"""What is told is how it is behind one of so many parts of the minute: the index is flushed every 30 s, and until it is for the
-first time, what it holds in memory only grows."""
+"""The row counts after one of so many parts of the minute. The node flushes the index every 30 s, and before the first flush
+the memory of the index only grows."""
 
 SPARE_FILES = 200
-"""File descriptors that a process needs besides its connections."""
+"""File descriptors that a process needs in addition to its connections."""
 
 Start = Callable[[], AbstractContextManager[BrokerProcess]]
 
@@ -50,14 +50,14 @@ Start = Callable[[], AbstractContextManager[BrokerProcess]]
 
 
 def _prepare(setting: Setting) -> None:
-    """Compile the load generator, and leave out brokers that aren't there, with a line that says so."""
+    """Compile the load generator, and skip brokers that aren't installed, with a line that says so."""
     compile_load()
     find_rivals(setting, {name: partial(path_of, name) for name in RIVALS} | {"floor": lambda: None})
 
 
 @contextmanager
 def _brokers(setting: Setting, *, bounded: bool = False) -> Iterator[list[BrokerProcess]]:
-    """Run Penstock, and the others that are to be measured. `bounded`: mosquitto drops what its default bounds say."""
+    """Run Penstock and its rivals. With `bounded`, mosquitto drops messages above its default limits."""
     starts: dict[str, Start] = {
         RIVAL: lambda: mosquitto(bounded=bounded),
         "nats-server": lambda: nats_server(setting.fresh()),
@@ -70,7 +70,7 @@ def _brokers(setting: Setting, *, bounded: bool = False) -> Iterator[list[Broker
 
 
 def _in_turn(setting: Setting, brokers: list[BrokerProcess], load: Load) -> dict[str, Result]:
-    """Put a load on each broker; one of the others that fails it is left out of the row from then on."""
+    """Put a load on each broker in turn. A rival that fails is skipped for the rest of the row."""
     results = {}
     for broker in list(brokers):
         try:
@@ -80,13 +80,13 @@ def _in_turn(setting: Setting, brokers: list[BrokerProcess], load: Load) -> dict
         except LoadFailed as error:
             if broker.name == OURS:
                 raise
-            setting.tell(f"{broker.name} is left out of this row: {error}")
+            setting.tell(f"{broker.name} is skipped in this row: {error}")
             brokers.remove(broker)
     return results
 
 
 def _runs(setting: Setting, load: Load, *, bounded: bool = False) -> Generator[dict[str, Result]]:
-    """Warm up, and put a load on each broker again and again."""
+    """Warm up, then put a load on each broker in turn, without end."""
     load = replace(load, msgs=max(setting.count(load.msgs, load.msgs // QUICK_SHARE), load.pubs))
     with _brokers(setting, bounded=bounded) as brokers:
         _in_turn(setting, brokers, replace(load, msgs=max(load.msgs // WARM_UP_SHARE, load.pubs)))
@@ -102,11 +102,11 @@ def _runs(setting: Setting, load: Load, *, bounded: bool = False) -> Generator[d
 
 
 def _rate(name: str, *, bounded: bool = False) -> Measure:
-    """Return the measurement of messages delivered per second, or published: with QoS 1, acknowledged.
+    """Return the measurement of messages per second: delivered if the load has subscribers, else acknowledged.
 
-    Told besides: for how many us each of them keeps the broker's processors, and how many are missing.
+    It also yields the broker's processor time per message in us, and the number of missing messages.
 
-    With QoS 0 what a client has written may still lie in a socket's buffer: there only delivery shows what a broker did.
+    With QoS 0, messages that a client has sent may still be in a socket's buffer, so only deliveries show the broker's work.
     """
 
     def measure(setting: Setting) -> Generator[Figures]:
@@ -129,7 +129,7 @@ def _row(name: str, title: str, goal: float) -> Row:
 
 
 def _filters(setting: Setting) -> Generator[Figures]:
-    """The first row, and in turn with it the same beside other filters."""
+    """Measure the first row, and in turn with it the same load beside other filters."""
     first_row = LOADS["one-to-one"]
     alone = replace(first_row, msgs=setting.count(first_row.msgs, first_row.msgs // QUICK_SHARE))
     crowded = replace(alone, others=setting.count(OTHER_FILTERS, 1_000))
@@ -143,7 +143,7 @@ def _filters(setting: Setting) -> Generator[Figures]:
 
 
 def _idle(setting: Setting) -> Generator[Figures]:
-    """Connections that do nothing: how long they take to connect, and what they cost."""
+    """Measure idle connections: the time until all are accepted, and their memory."""
     connections = setting.count(IDLE, 200)
     _allow_files(connections + SPARE_FILES)
     while True:
@@ -159,14 +159,14 @@ def _idle(setting: Setting) -> Generator[Figures]:
 
 
 def _allow_files(count: int) -> None:
-    """Let this process, and those that it starts, have `count` files open.
+    """Let this process and its children open `count` files.
 
     Raises:
         RowFailed: the hard limit is lower.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < count:
-        raise RowFailed(f"{count:,} open files are needed, and the hard limit is {hard:,} (ulimit -Hn)")
+        raise RowFailed(f"The row needs {count:,} open files, and the hard limit is {hard:,} (ulimit -Hn).")
     if soft != resource.RLIM_INFINITY and soft < count:
         resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
 
@@ -183,12 +183,12 @@ def _latency(setting: Setting) -> Generator[Figures]:
 
 
 def _slow(setting: Setting) -> Generator[Figures]:
-    """Subscribers that never read, beside others: what they cost in memory, and the others in latency.
+    """Measure the effect of subscribers that never read: on memory, and on the latency of the others.
 
-    50,000 messages a second are published with QoS 1. Each is of a topic that one of the 900 subscribers who read has for
-    itself, so that each message is delivered once. The 100 that don't read subscribe to everything: each is owed 50,000 a
-    second, 23 GB among all of them after the minute. What is told is how it is in the second half of the minute. It is laid
-    beside the same minute without the 100.
+    Publishers send 50,000 messages a second with QoS 1. The topic of each message belongs to one of 900 subscribers that read,
+    so each message is delivered once. 100 subscribers that don't read subscribe to everything. Their backlog grows by 50,000
+    messages a second each, to 23 GB for all of them after the minute. The row shows the second half of the minute, and compares
+    it with the same minute without the 100 subscribers.
     """
     seconds, readers = setting.count(SLOW_S, 2), SLOW_SUBSCRIBERS - SLOW_STALLED
     _allow_files(SLOW_SUBSCRIBERS + SPARE_FILES)
@@ -212,9 +212,9 @@ def _slow(setting: Setting) -> Generator[Figures]:
 
 
 def _watched(setting: Setting, load: Load) -> tuple[Result, list[float]]:
-    """Put a load on a node of its own; return the result, and memory in MiB that no file is behind, every half second.
+    """Put a load on a new node. Return the result, and samples every half second of the memory without mapped files, in MiB.
 
-    To look takes a processor for some milliseconds, so two loads are comparable where both are watched.
+    A sample takes some milliseconds of processor time, so compare only loads that are both watched.
     """
     anonymous: list[float] = []
     with setting.node() as node, start_load(node.host, node.port, load) as running:
@@ -235,7 +235,7 @@ LOADS = {
     "fanout-acked": Load(subs=100, qos=1, subqos=1, msgs=5_000),
     "both-ways": Load(pubs=10, subs=10, qos=1, subqos=1, window=10, msgs=20_000),
 }
-"""The load of each row that tells a rate, by the row's name. `bench.compare` measures most of them, too."""
+"""Load of each row that measures a rate, by the row's name. `bench.compare` measures most of them, too."""
 
 ROWS: dict[str, Row] = {
     "one-to-one": _row("one-to-one", "1 publisher → 1 subscriber, QoS 0", 2),
@@ -250,29 +250,29 @@ ROWS: dict[str, Row] = {
         _rate("both-ways", bounded=True),
         (
             Goal("both-ways", "10 publishers → 10 subscribers, QoS 1 both, window 10", "x", 1.5),
-            Goal("both-ways_missing", "... not delivered", "", 0, is_most=True),
+            Goal("both-ways_missing", "... messages not delivered", "", 0, is_most=True),
         ),
     ),
     "filters": Row(
         _filters,
         (
-            Goal("filters", f"the first row: slower by {OTHER_FILTERS:,} other filters", "%", 20, is_most=True),
-            Goal("filters_connect", "... until all of them are subscribed", "s"),
+            Goal("filters", f"slowdown of the first row by {OTHER_FILTERS:,} other filters", "%", 20, is_most=True),
+            Goal("filters_connect", "... time until all of these are subscribed", "s"),
         ),
     ),
     "idle": Row(
         _idle,
         (
-            Goal("idle_connect", f"{IDLE:,} connections: until all are accepted", "s", 10, is_most=True),
-            Goal("idle_memory", "... resident memory of each, idle", "KiB", 8, is_most=True),
+            Goal("idle_connect", f"{IDLE:,} connections: time until all are accepted", "s", 10, is_most=True),
+            Goal("idle_memory", "... resident memory of an idle connection", "KiB", 8, is_most=True),
         ),
     ),
     "latency": Row(
         _latency,
         (
-            Goal("latency_p50", f"{STEADY_PER_S:,} msg/s, QoS 1 both ways: until delivered, p50", "ms"),
+            Goal("latency_p50", f"{STEADY_PER_S:,} msg/s, QoS 1 both ways: time to delivery, p50", "ms"),
             Goal("latency_p99", "... p99", "ms", 5, is_most=True),
-            Goal("ack_p50", "... until PUBACK, p50", "ms"),
+            Goal("ack_p50", "... time to PUBACK, p50", "ms"),
             Goal("ack_p99", "... p99", "ms", 5, is_most=True),
         ),
     ),
@@ -281,16 +281,16 @@ ROWS: dict[str, Row] = {
         (
             Goal(
                 "slow_rate",
-                f"{SLOW_PER_S:,} msg/s, 100 of 1,000 subscribers never read: to the others",
+                f"{SLOW_PER_S:,} msg/s, 100 of 1,000 subscribers never read: delivered to the others",
                 "msg/s",
                 SLOW_PER_S * 0.99,
             ),
-            Goal("slow_missing", "... not delivered to them", "", 0, is_most=True),
+            Goal("slow_missing", "... messages not delivered to the others", "", 0, is_most=True),
             Goal("slow_growth", "... growth of memory after the first 30 s", "MiB", 16, is_most=True),
-            Goal("slow_memory", "... memory, without the mapped log", "MiB"),
+            Goal("slow_memory", "... memory without the mapped log", "MiB"),
             Goal("slow_p99", "... latency of the others after the first 30 s, p99", "ms"),
-            Goal("slow_p99_alone", "... where all read, p99", "ms"),
-            Goal("slow_disturbed", "... the one by the other", "x", 1.5, is_most=True),
+            Goal("slow_p99_alone", "... latency if all read, p99", "ms"),
+            Goal("slow_disturbed", "... ratio of these two latencies", "x", 1.5, is_most=True),
         ),
     ),
 }
@@ -298,6 +298,6 @@ ROWS: dict[str, Row] = {
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark and return the exit status."""
-    parser = parser_of("mqtt", "MQTT of Penstock beside other brokers.", ROWS)
+    parser = parser_of("mqtt", "Measure MQTT of Penstock beside other brokers.", ROWS)
     add_beside(parser, RIVALS)
     return run(parser, ROWS, arguments, failures=(BrokerFailed, LoadFailed, LoadUnavailable), prepare=_prepare)

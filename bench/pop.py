@@ -1,8 +1,8 @@
 """`python -m bench pop`: POP over gRPC, beside Redis streams and beanstalkd.
 
-Two client processes and the node share the machine. Everything of Penstock is durable: Send, Pop and Ack are answered after
-fdatasync. What the others promise is in `bench.peers`. They take turns like the brokers of `bench.mqtt`; beanstalkd, which
-syncs each job by itself, gets fewer messages.
+Two client processes and the node share the machine. Penstock answers Send, Pop and Ack after fdatasync. `bench.peers` says what
+the other brokers promise. The brokers take turns as in `bench.mqtt`. beanstalkd syncs each job by itself, so it gets fewer
+messages.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from penstock.pop.proto import pop_pb2 as pb
 
 RIVAL = "Redis"
 BEANSTALKD_SHARE = 20
-"""It gets one of so many messages."""
+"""The broker gets one of so many messages."""
 
 BATCH = 256
 BATCH_SMALL = 32
@@ -38,13 +38,13 @@ QUICK = 2_000
 
 DEADLINES = 100_000
 DEADLINES_AFTER_S = 8
-"""Seconds in which they are popped, and publishing is measured without them."""
+"""Seconds for popping the messages, and for measuring publishes before the deadlines."""
 BASELINE_S = 3
 
 IN_FLIGHT = 1_000_000
 
 _runs = itertools.count()
-"""Numbers for names that no run shares with another."""
+"""Numbers that make the names of each run unique."""
 
 
 # --- the brokers, and how each sends and drains -----------------------------------------------------------------------
@@ -52,23 +52,23 @@ _runs = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """A broker that runs, and its jobs."""
+    """A running broker, and its client jobs."""
 
     peer: BrokerProcess
     address: str
     share: int
-    """It gets one of so many messages."""
+    """The broker gets one of so many messages."""
     send: Callable[[Clients, str, int, int], list[Span]]
-    """Sends into a queue of that name, that many a batch, that many."""
+    """Sends messages to a queue. Arguments: client processes, name of the queue, messages a batch, number of messages."""
     drain: Callable[[Clients, str, int, int], list[Span]]
-    """Takes all from it and acknowledges, that many a batch, with that many consumers."""
+    """Takes and acknowledges all messages. Arguments: client processes, name of the queue, messages a batch, consumers."""
 
 
 def _penstock(peer: BrokerProcess) -> Broker:
     address = peer.addresses["pop"]
 
     def drain(processes: Clients, name: str, batch: int, consumers: int) -> list[Span]:
-        # Small batches are what services have that work on each message: so with the client that these use.
+        # Services that work on each message use small batches and the public client, so this row does, too.
         job = clients.pop_with_client if batch == BATCH_SMALL else clients.pop_and_ack
         return processes.run(job, address, name, f"{name}/#", batch, consumers)
 
@@ -106,7 +106,7 @@ def _beanstalkd(peer: BrokerProcess) -> Broker:
 
 
 def _prepare(setting: Setting) -> None:
-    """Start the client processes, and leave out brokers that aren't there, with a line that says so."""
+    """Start the client processes, and skip brokers that aren't installed, with a line that says so."""
     setting.options.clients = Clients(0.05) if setting.options.quick else Clients()
     find_rivals(setting, {RIVAL: _find_redis, "beanstalkd": partial(path_of, "beanstalkd")})
 
@@ -114,7 +114,7 @@ def _prepare(setting: Setting) -> None:
 def _find_redis() -> None:
     path_of("redis-server")
     if find_spec("redis") is None or find_spec("hiredis") is None:
-        raise NotInstalled("its client is not installed (pip install 'redis[hiredis]')")
+        raise NotInstalled("Its client is not installed (pip install 'redis[hiredis]').")
 
 
 @contextmanager
@@ -125,7 +125,7 @@ def _node(setting: Setting) -> Iterator[Broker]:
 
 @contextmanager
 def _brokers(setting: Setting) -> Iterator[list[Broker]]:
-    """Run Penstock, and the others that are there."""
+    """Run Penstock and its rivals."""
     starts: dict[str, tuple[Callable[[], AbstractContextManager[BrokerProcess]], Callable[[BrokerProcess], Broker]]] = {
         "Redis": (lambda: redis_server(setting.fresh()), _redis),
         "beanstalkd": (lambda: beanstalkd(setting.fresh()), _beanstalkd),
@@ -139,14 +139,14 @@ def _brokers(setting: Setting) -> Iterator[list[Broker]]:
 
 
 def _whole(spans: Sequence[Span], count: int) -> float:
-    """Return the rate, where all that was sent came out.
+    """Return the rate, if as many messages were taken as were sent.
 
     Raises:
-        RowFailed: more came out, or less.
+        RowFailed: more or fewer messages were taken.
     """
     came = sum(span.messages for span in spans)
     if came != count:
-        raise RowFailed(f"{count:,} messages were sent, and {came:,} came out")
+        raise RowFailed(f"{count:,} messages were sent, and {came:,} were taken.")
     return rate_of(spans)
 
 
@@ -154,7 +154,7 @@ def _whole(spans: Sequence[Span], count: int) -> float:
 
 
 def _drained(setting: Setting, brokers: Sequence[Broker], batch: int, consumers: int) -> dict[str, float]:
-    """Send messages to each broker and drain it; return the rates of draining."""
+    """Send messages to each broker and drain it. Return the rates of draining."""
     rates = {}
     for broker in brokers:
         name, count = f"queue{next(_runs)}", setting.count(MESSAGES, QUICK) // broker.share
@@ -164,7 +164,7 @@ def _drained(setting: Setting, brokers: Sequence[Broker], batch: int, consumers:
 
 
 def _consumed(setting: Setting, node: Broker, batch: int) -> float:
-    """Send messages and take them from one stream of each client process; return the rate."""
+    """Send messages and consume them with one stream in each client process. Return the rate."""
     name, count = f"queue{next(_runs)}", setting.count(MESSAGES, QUICK)
     node.send(setting.options.clients, name, BATCH, count)
     return _whole(
@@ -204,7 +204,7 @@ def _pop(figure: str, batch: int, consumers: int) -> Measure:
 
 
 def _consume(setting: Setting) -> Generator[Figures]:
-    """Streams, and in the same run, in turn with them, Redis."""
+    """Measure streams, and in turn with them Redis."""
     with _brokers(setting) as (node, *others):
         rivals = [broker for broker in others if broker.peer.name == RIVAL]
         _consumed(setting, node, BATCH)
@@ -217,7 +217,7 @@ def _consume(setting: Setting) -> Generator[Figures]:
 
 
 def _many(setting: Setting) -> Generator[Figures]:
-    """Few consumers, and many, in turn."""
+    """Measure few consumers and many consumers in turn."""
     with _node(setting) as node:
         _drained(setting, [node], BATCH_SMALL, 16)
         while True:
@@ -234,7 +234,7 @@ def _quantiles(figure: str, seconds: list[float]) -> Figures:
 
 
 def _latency(setting: Setting) -> Generator[Figures]:
-    """Pops of one message that is there, one after the other."""
+    """Measure pops of one available message, one after the other."""
     count = setting.count(2_000, 50)
 
     async def work(stubs: Stubs, name: str) -> list[float]:
@@ -247,7 +247,7 @@ def _latency(setting: Setting) -> Generator[Figures]:
             handles = [message.handle for message in popped.messages]
             check((await stubs.pop.Ack(pb.AckRequest(group=name, handles=handles))).statuses)
             if not handles:
-                raise RowFailed("a message that was sent did not come")
+                raise RowFailed("A message that was sent did not arrive.")
         return taken
 
     with _node(setting) as node:
@@ -258,7 +258,7 @@ def _latency(setting: Setting) -> Generator[Figures]:
 
 
 def _arrival(setting: Setting) -> Generator[Figures]:
-    """Messages published over MQTT into a poll that waits: from PUBACK to the poll's answer, which may be there before."""
+    """Measure the time from a PUBACK to the answer of a waiting pop. The answer may come first, which counts as 0."""
     count = setting.count(500, 20)
 
     async def work(stubs: Stubs, peer: BrokerProcess, name: str) -> list[float]:
@@ -274,7 +274,7 @@ def _arrival(setting: Setting) -> Generator[Figures]:
 
         for _ in range(count):
             poll = asyncio.create_task(answered())
-            while not (await stubs.groups.DescribeGroups(groups)).groups[0].waiting:  # noqa: ASYNC110  # nothing tells of it
+            while not (await stubs.groups.DescribeGroups(groups)).groups[0].waiting:  # noqa: ASYNC110  # no event reports it
                 await asyncio.sleep(0)
             await publisher.publish(f"{name}/t".encode(), clients.BODY)
             acked_s = time.perf_counter()
@@ -300,7 +300,7 @@ async def _describe(stubs: Stubs, group: str) -> pb.GroupDescription:
 
 
 def _deadlines(setting: Setting) -> Generator[Figures]:
-    """Pop many messages so that all their deadlines are one instant, and publish before and behind it."""
+    """Pop many messages so that all their deadlines are at one instant, and publish before and after it."""
     count = setting.count(DEADLINES, QUICK)
     after_s, baseline_s = setting.count(DEADLINES_AFTER_S, 3), setting.count(BASELINE_S, 1)
 
@@ -314,16 +314,16 @@ def _deadlines(setting: Setting) -> Generator[Figures]:
             request.invisible_ms = int((at_s - time.time()) * 1000)
             popped = await stubs.pop.Pop(request)
             if not popped.messages:
-                raise RowFailed(f"{left:,} of {count:,} messages that were sent did not come")
+                raise RowFailed(f"{left:,} of {count:,} messages that were sent did not arrive.")
             left -= len(popped.messages)
             first_ms = min(first_ms or popped.messages[0].visible_at_ms, popped.messages[0].visible_at_ms)
             last_ms = max(last_ms, popped.messages[0].visible_at_ms)
         if time.time() + baseline_s > at_s:
-            raise RowFailed(f"popping {count:,} messages took {after_s - at_s + time.time():.1f} s: too long")
+            raise RowFailed(f"Popping {count:,} messages took {after_s - at_s + time.time():.1f} s, which is too long.")
         await asyncio.sleep(first_ms / 1000 - time.time())
         while (await _describe(stubs, name)).retries < count:
             if time.time() > at_s + 60:
-                raise RowFailed(f"{(await _describe(stubs, name)).retries:,} of {count:,} had come back after a minute")
+                raise RowFailed(f"{(await _describe(stubs, name)).retries:,} of {count:,} were revived within a minute.")
             await asyncio.sleep(0.01)
         revived_s = time.time() - first_ms / 1000
         ticks = list(itertools.chain(*await publishing))
@@ -349,12 +349,12 @@ def _deadlines(setting: Setting) -> Generator[Figures]:
 
 
 def _sent(ticks: Sequence[Tick], from_s: float, to_s: float) -> float:
-    """Return messages per second within a time."""
+    """Return the messages per second in a period."""
     return sum(tick.messages for tick in ticks if from_s <= tick.at_s < to_s) / (to_s - from_s)
 
 
 def _in_flight(setting: Setting) -> Generator[Figures]:
-    """Pop a million messages without an ack; kill the node; start it again."""
+    """Pop a million messages without an ack, kill the node, and start it again."""
     count, data_dir = setting.count(IN_FLIGHT, QUICK), setting.fresh()
     name = "flight"
     settings = pb.GroupSettings(in_flight_max=count + 1)
@@ -380,7 +380,7 @@ def _in_flight(setting: Setting) -> Generator[Figures]:
         ready_s = time.monotonic() - began_s
         kept = connected(node.addresses["pop"], describe).in_flight
         if kept != count:
-            raise RowFailed(f"{kept:,} of {count:,} messages are in flight after the restart")
+            raise RowFailed(f"{kept:,} of {count:,} messages are in flight after the restart.")
         yield {
             "in_flight": after / 1024,
             "in_flight_each": (after - before) * 1024 / count,
@@ -394,7 +394,7 @@ ROWS: dict[str, Row] = {
     "send-single": Row(
         _send_single,
         (
-            Goal("send_single", "send, one each by 64 tasks, through the client", "msg/s", 4_000),
+            Goal("send_single", "send, 64 tasks with one message each, through the client", "msg/s", 4_000),
             Goal("send_calls", "... each with a gRPC call of its own", "msg/s"),
         ),
     ),
@@ -406,43 +406,43 @@ ROWS: dict[str, Row] = {
     "consume": Row(
         _consume,
         (
-            Goal("consume", f"Consume, {BATCH} a response, beside Redis", "x", 1),
-            Goal("consume_small", f"Consume, {BATCH_SMALL} a response, beside Redis", "x", 1),
+            Goal("consume", f"stream (Consume), {BATCH} a response, beside Redis", "x", 1),
+            Goal("consume_small", f"stream (Consume), {BATCH_SMALL} a response, beside Redis", "x", 1),
         ),
     ),
     "latency": Row(
         _latency,
         (
-            Goal("latency_p50", "pop, the message is there: p50", "ms"),
+            Goal("latency_p50", "pop of an available message: p50", "ms"),
             Goal("latency_p99", "... p99", "ms", 3, is_most=True),
         ),
     ),
     "arrival": Row(
         _arrival,
         (
-            Goal("arrival_p50", "a message into a waiting poll, from its PUBACK: p50", "ms"),
+            Goal("arrival_p50", "waiting pop, from the PUBACK to its answer: p50", "ms"),
             Goal("arrival_p99", "... p99", "ms", 5, is_most=True),
         ),
     ),
     "deadlines": Row(
         _deadlines,
         (
-            Goal("deadlines", f"{DEADLINES:,} deadlines at one instant: until all are revived", "s", 2, is_most=True),
-            Goal("deadlines_spread", "... the instant: from the first deadline to the last", "ms"),
-            Goal("deadlines_publish", "... publishing meanwhile, of its rate before", "%", 50),
+            Goal("deadlines", f"{DEADLINES:,} deadlines at one instant: time until all are revived", "s", 2, is_most=True),
+            Goal("deadlines_spread", "... time from the first deadline to the last", "ms"),
+            Goal("deadlines_publish", "... rate of publishes meanwhile, of the rate before", "%", 50),
         ),
     ),
     "many": Row(
         _many,
-        (Goal("many", f"1,000 consumers, {BATCH_SMALL} a batch: slower than 16", "%", 30, is_most=True),),
+        (Goal("many", f"1,000 consumers, {BATCH_SMALL} a batch: slowdown against 16", "%", 30, is_most=True),),
     ),
     "in-flight": Row(
         _in_flight,
         (
-            Goal("in_flight", f"{IN_FLIGHT:,} messages in flight: memory, without the mapped log", "MiB"),
-            Goal("in_flight_each", "... of each message", "B"),
-            Goal("in_flight_start", "... start after kill -9", "s"),
-            Goal("in_flight_started", "... memory then", "MiB"),
+            Goal("in_flight", f"{IN_FLIGHT:,} messages in flight: memory without the mapped log", "MiB"),
+            Goal("in_flight_each", "... memory of each message", "B"),
+            Goal("in_flight_start", "... time of a start after kill -9", "s"),
+            Goal("in_flight_started", "... memory after that start", "MiB"),
         ),
     ),
 }
@@ -450,6 +450,6 @@ ROWS: dict[str, Row] = {
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark and return the exit status."""
-    parser = parser_of("pop", "POP over gRPC beside Redis streams and beanstalkd.", ROWS)
+    parser = parser_of("pop", "Measure POP over gRPC beside Redis streams and beanstalkd.", ROWS)
     add_beside(parser, (RIVAL, "beanstalkd"))
     return run(parser, ROWS, arguments, failures=(BrokerFailed, RuntimeError, grpc.RpcError), prepare=_prepare)

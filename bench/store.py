@@ -1,8 +1,10 @@
-"""`python -m bench store`: what the store costs by itself, without a network.
+"""`python -m bench store`: the cost of the store alone, without a network.
 
-Each measurement is a process of its own, so that its memory is its own and one doesn't warm the other. Rates are medians of
-several runs; making a million queues, and starts on large directories, are measured once. What is a share of something else is
-measured in turn with it (A B A B ...), so that whatever else the machine does falls on both.
+Each measurement runs in a process of its own, so that its memory is its own and no measurement warms up another. Rates are
+medians of several runs. Creating a million queues, and starts on large directories, are measured once. A figure that is a
+share of another is measured in turn with it (A B A B ...), so that other work on the machine affects both.
+
+`bench.compare` runs `append`, `append_synced` and `read_hot` of two trees by name, so names and arguments must stay the same.
 """
 
 from __future__ import annotations
@@ -46,12 +48,12 @@ def _open(data_dir: Path) -> Store:
 
 
 def _append(store: Store, records: int, body: bytes) -> float:
-    """Append records of a few topics; return the seconds that took."""
+    """Append records of a few topics, and return the seconds that it took."""
     return _append_to(store, itertools.cycle([b"bench/t%d" % number for number in range(TOPICS)]), records, body)
 
 
 def _append_to(store: Store, topics: Iterator[bytes], records: int, body: bytes) -> float:
-    """Append records in batches of `BATCH`, each a commit; return the seconds that took."""
+    """Append records with one commit per `BATCH`, and return the seconds that it took."""
     route_of, append = store.queues.route, store.append_message
     began = time.perf_counter()
     for _ in range(0, records, BATCH):
@@ -62,7 +64,7 @@ def _append_to(store: Store, topics: Iterator[bytes], records: int, body: bytes)
 
 
 def append(data_dir: Path, records: int, body_bytes: int) -> Figures:
-    """Append, route and index, without sync."""
+    """Measure append, routing and indexing without sync."""
     store = _open(data_dir)
     _append(store, records // 10, b"x" * body_bytes)
     seconds = _append(store, records, b"x" * body_bytes)
@@ -70,7 +72,7 @@ def append(data_dir: Path, records: int, body_bytes: int) -> Figures:
 
 
 def append_synced(data_dir: Path, records: int) -> Figures:
-    """The same with group commit and `WAITERS` who wait for their record, each with the next one when it is durable."""
+    """Measure appends with group commit. `WAITERS` callers wait for their record, and append another when it is durable."""
 
     async def run() -> float:
         store = _open(data_dir)
@@ -115,9 +117,9 @@ def fill(data_dir: Path, records: int) -> Figures:
 
 
 def filters(data_dir: Path, records: int) -> Figures:
-    """Append to a store beside one that has `OTHER_FILTERS` filters of others, in turn: how much slower the latter is.
+    """Measure by how many percent `OTHER_FILTERS` other filters slow down appends, with two stores in turn.
 
-    Half of those filters are of connections, half of durable sessions; half have wildcards, some of them leading ones.
+    Half of these filters belong to connections and half to durable sessions. Half have wildcards, some of them at the start.
     """
     alone, crowded = _open(data_dir / "alone"), _open(data_dir / "crowded")
     shapes = ("fleet/%d/state", "site%d/#", "bench/%d/other", "+/%d/+/alarm")
@@ -138,11 +140,11 @@ def filters(data_dir: Path, records: int) -> Figures:
 
 
 def _give_up(error: OSError) -> None:
-    raise SystemExit(f"the log can't be synced: {error}")
+    raise SystemExit(f"The log can't be synced: {error}")
 
 
 def read_hot(data_dir: Path, records: int) -> Figures:
-    """Read one hot queue from its first entry to its last, with the records."""
+    """Measure reading one hot queue from its first entry to its last, with the records."""
     store = _open(data_dir)
     _append(store, records, b"x" * 64)
     queue = store.queues.find("bench/#")
@@ -157,7 +159,7 @@ def read_hot(data_dir: Path, records: int) -> Figures:
 
 
 def many_queues(data_dir: Path, queues: int, entries: int) -> Figures:
-    """Declare a queue for each of many devices, and put `entries` messages into each."""
+    """Measure declaring a queue for each of many devices, and `entries` messages in each queue."""
     store = _open(data_dir)
     began = time.perf_counter()
     for number in range(queues):
@@ -178,13 +180,13 @@ def many_queues(data_dir: Path, queues: int, entries: int) -> Figures:
 
 
 async def _close(store: Store) -> None:
-    """End as a node does: what it notes as durable isn't read again by the next start."""
+    """Close the store as a node does, so that the next start does not read durable records again."""
     store.start(asyncio.get_running_loop(), _give_up)
     await store.close()
 
 
 def start(data_dir: Path) -> Figures:
-    """Open a directory as it is: seconds, what was replayed, memory."""
+    """Measure a start on a directory: seconds, records replayed, and memory."""
     began = time.perf_counter()
     store = Store(data_dir, StoreOptions(queues_max=10_000_000), SystemClock())
     recovery = store.recover()
@@ -194,7 +196,7 @@ def start(data_dir: Path) -> Figures:
 
 
 def read_sparse(data_dir: Path, queues: int, entries: int, reads: int, seed: int) -> Figures:
-    """Read an entry, and its record, of queues chosen at random among many, each found by its filter."""
+    """Measure reading an entry and its record from random queues, each found by its filter."""
     store = _open(data_dir)
     chosen = random.Random(seed)
     wanted = [(f"device/{chosen.randrange(queues)}/command", chosen.randrange(entries)) for _ in range(reads)]
@@ -208,7 +210,7 @@ def read_sparse(data_dir: Path, queues: int, entries: int, reads: int, seed: int
 
 
 def write_and_die(data_dir: Path, records: int) -> Figures:
-    """Append on a loop, with syncs and index flushes when a node makes them, and end as by kill -9."""
+    """Append on an event loop with the syncs and index flushes of a node, and end as if by kill -9."""
 
     async def run() -> None:
         store = _open(data_dir)
@@ -219,7 +221,7 @@ def write_and_die(data_dir: Path, records: int) -> Figures:
         os._exit(0)
 
     uvloop.run(run())
-    raise AssertionError("it has ended")
+    raise AssertionError("The process has ended before.")
 
 
 def _alone(job: Callable[..., Figures], *arguments: object) -> Figures:
@@ -282,7 +284,7 @@ def _queues(setting: Setting) -> Generator[Figures]:
         "start_memory": started["memory_mib"],
     }
     try:
-        for seed in itertools.count():  # beside the first run, RocksDB still compacts what was made
+        for seed in itertools.count():  # during the first run, RocksDB still compacts
             read = _alone(read_sparse, data_dir, queues, entries, min(queues, 200_000), seed)
             yield once | {"read_sparse": read["reads_per_s"]}
             once = {}
@@ -314,8 +316,8 @@ ROWS: dict[str, Row] = {
     "synced": Row(
         _synced,
         (
-            Goal("synced", f"the same, fdatasync, {WAITERS:,} waiters", "records/s"),
-            Goal("synced_share", "... of the rate without sync", "%", 80),
+            Goal("synced", f"append with fdatasync, {WAITERS:,} waiters", "records/s"),
+            Goal("synced_share", "... share of the rate without sync", "%", 80),
         ),
     ),
     "hot": Row(_hot, (Goal("read_hot", "read a hot queue with its records", "records/s", 500_000),)),
@@ -323,25 +325,25 @@ ROWS: dict[str, Row] = {
     "filters": Row(
         _filters,
         (
-            Goal("warm", f"slower by {OTHER_FILTERS:,} other filters", "%", 20, is_most=True),
-            Goal("cold", "... where each topic is new", "%", 20, is_most=True),
+            Goal("warm", f"slowdown of appends by {OTHER_FILTERS:,} other filters", "%", 20, is_most=True),
+            Goal("cold", "... if each topic is new", "%", 20, is_most=True),
         ),
     ),
     "queues": Row(
         _queues,
         (
-            Goal("made", "make the light queues with their entries", "s", 300, is_most=True),
-            Goal("made_memory", "... resident", "MiB", 600, is_most=True),
-            Goal("start", "start with them", "s", 3, is_most=True),
-            Goal("start_memory", "... resident", "MiB", 600, is_most=True),
-            Goal("read_sparse", "read them at random, with the records", "reads/s", 100_000),
+            Goal("made", "create the light queues with their entries", "s", 300, is_most=True),
+            Goal("made_memory", "... resident memory", "MiB", 600, is_most=True),
+            Goal("start", "start with these queues", "s", 3, is_most=True),
+            Goal("start_memory", "... resident memory", "MiB", 600, is_most=True),
+            Goal("read_sparse", "read these queues at random, with the records", "reads/s", 100_000),
         ),
     ),
     "starts": Row(
         _starts,
         (
             Goal("killed", "start after kill -9", "s", 5, is_most=True),
-            Goal("rebuild", "start without an index", "records/s", 300_000),
+            Goal("rebuild", "start without an index, which is rebuilt", "records/s", 300_000),
         ),
     ),
 }
@@ -349,8 +351,8 @@ ROWS: dict[str, Row] = {
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark and return the exit status."""
-    parser = parser_of("store", "The store by itself.", ROWS)
-    parser.add_argument("--queues", type=int, default=1_000_000, help="light queues (%(default)s)")
-    parser.add_argument("--entries", type=int, default=10, help="entries of each of them (%(default)s)")
-    parser.add_argument("--records", type=int, default=10_000_000, help="records of the log for the starts (%(default)s)")
+    parser = parser_of("store", "Measure the store alone.", ROWS)
+    parser.add_argument("--queues", type=int, default=1_000_000, help="Number of light queues (%(default)s).")
+    parser.add_argument("--entries", type=int, default=10, help="Entries in each queue (%(default)s).")
+    parser.add_argument("--records", type=int, default=10_000_000, help="Records in the log for the starts (%(default)s).")
     return run(parser, ROWS, arguments)
