@@ -1,7 +1,7 @@
-"""Topics, topic filters, and which filters a topic matches. The source of every rule is MQTT 5.0, 4.7.
+"""Topics, topic filters, and which filters match a topic. The source of every rule is MQTT 5.0, 4.7.
 
-A *topic* names what a message is about and has no wildcards. A *filter* selects topics: `+` stands for one level, `#`, at
-the end, for any number of levels, none included. Levels are separated by `/` and may be empty.
+A *topic* names what a message is about and has no wildcards. A *filter* selects topics: `+` stands for one level, and `#`
+at the end stands for any number of levels, including none. Levels are separated by `/` and may be empty.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from penstock.store.errors import TopicInvalid
 from penstock.store.record import TOPIC_BYTES_MAX
 
 LEVELS_MAX = 128
-"""Default bound of the levels of a topic or filter. It bounds the work of one match; devices use fewer than ten."""
+"""Default maximum number of levels of a topic or filter. It bounds the work of one match. Devices use fewer than ten."""
 
 EXCERPT_CHARS_MAX = 64
-"""An error quotes at most this much of the topic that it is about: a log line must not hold 64 KiB from a stranger."""
+"""Maximum number of characters of a topic that an error quotes, because a log line must not hold 64 KiB from a stranger."""
 
 T = TypeVar("T")
 
 
 class _Absent(Enum):
-    """The mark of a trie node at which no filter ends. Not None, which a caller may want to store."""
+    """Marks a trie node at which no filter ends. None would not do, because callers may store it as a value."""
 
     ABSENT = 0
 
@@ -91,7 +91,7 @@ def check_filter(filter: str, *, levels_max: int = LEVELS_MAX, bytes_max: int = 
 
 
 def _check_text(what: str, text: str, levels_max: int) -> None:
-    """Check what topics and filters have in common, once the length is known to be bounded."""
+    """Check the rules that topics and filters share. The caller has checked the length already."""
     if not text:  # [MQTT-4.7.3-1]
         raise _invalid(what, text, "is empty; it needs at least one character")
     if "\0" in text:  # [MQTT-4.7.3-2], [MQTT-1.5.4-2]
@@ -119,7 +119,7 @@ def is_wildcard(filter: str) -> bool:
 
 
 def first_level(topic: str) -> str:
-    """Return what stands before the first `/`, or all of it: the empty string for `/a`, `a` for `a`."""
+    """Return the text before the first `/`, or all of it: the empty string for `/a`, and `a` for `a`."""
     return topic.partition("/")[0]
 
 
@@ -153,9 +153,9 @@ def overlap(filter: str, other: str) -> bool:
 
 
 class _Node(Generic[T]):
-    """A place in the trie: the levels on the way to it, each a word or `+`, are the beginning of a filter.
+    """A node of the trie. The levels on the path to it, each a word or `+`, are the beginning of a filter.
 
-    It takes 64 bytes, plus its children; `{path}/#` and `{path}` share one.
+    The filters `{path}/#` and `{path}` share one node.
     """
 
     __slots__ = ("children", "plus", "rest", "value")
@@ -164,9 +164,9 @@ class _Node(Generic[T]):
         self.children: dict[str, _Node[T]] | None = None
         self.plus: _Node[T] | None = None
         self.value: T | _Absent = ABSENT
-        """Of the filter that ends here."""
+        """Value of the filter that ends here."""
         self.rest: T | _Absent = ABSENT
-        """Of the filter that goes on from here with `#`."""
+        """Value of the filter that continues from here with `#`."""
 
     def child(self, level: str) -> _Node[T] | None:
         if level == "+":
@@ -174,7 +174,7 @@ class _Node(Generic[T]):
         return self.children.get(level) if self.children is not None else None
 
     def grow(self, level: str) -> _Node[T]:
-        """Return the child for `level`, made if there is none."""
+        """Return the child for `level`, which is created if there is none."""
         node = self.child(level)
         if node is None:
             node = _Node()
@@ -201,9 +201,9 @@ class _Node(Generic[T]):
 class FilterTrie(Generic[T]):
     """A map from topic filters to one value each that finds all filters that match a topic.
 
-    Filters without wildcards lie in a flat dict, so that each costs a dict entry. The
-    others lie in a trie. A match looks at a node at most once and only at nodes whose path fits the topic so far, however
-    many filters there are. Filters must be valid (`check_filter`). Not safe to change while it is iterated over.
+    Filters without wildcards are in a flat dict, the others are in a trie. A match visits each node at most once, and only
+    nodes whose path fits the topic so far, however many filters there are. Filters must be valid (`check_filter`). The trie
+    must not be changed during an iteration.
     """
 
     __slots__ = ("_exact", "_root", "_wildcards")
@@ -235,7 +235,7 @@ class FilterTrie(Generic[T]):
                 pending.append((child, (*path, level)))
 
     def insert(self, filter: str, value: T) -> None:
-        """Map `filter` to `value`, in place of the value that it had."""
+        """Map `filter` to `value`, replacing any earlier value."""
         if not is_wildcard(filter):
             self._exact[filter] = value
             return
@@ -254,15 +254,15 @@ class FilterTrie(Generic[T]):
             node.value = value
 
     def get(self, filter: str) -> T | None:
-        """Return the value of exactly this filter, or None."""
+        """Return the value of `filter` itself, or None."""
         value = self._find(filter)
         return None if value is ABSENT else value
 
     def remove(self, filter: str) -> T:
-        """Remove `filter`, with every node that nothing else needs, and return the value that it had.
+        """Remove `filter` and all nodes that no other filter needs; return its value.
 
         Raises:
-            KeyError: the filter isn't in the trie.
+            KeyError: the filter is not in the trie.
         """
         if not is_wildcard(filter):
             return self._exact.pop(filter)
