@@ -1,12 +1,12 @@
-"""amqtt's plugins, on a thread and an event loop of their own.
+"""The plugins of amqtt, on a thread and an event loop of their own.
 
-A plugin may take its time: a password hash is a tenth of a second of arithmetic, a directory or a database is a network away,
-and a plugin that a user wrote may block. None of that may hold up messages, so nothing of it runs on the node's loop: questions
-go to the thread, answers come back, and nothing is shared in between but these.
+A plugin may be slow: it computes a password hash, asks a directory or a database over the network, or blocks. None of that may
+delay messages, so no plugin runs on the node's loop. Questions go to the thread and answers come back; the two loops share
+nothing else.
 
-What a plugin is given is what amqtt's broker (0.12) gives it: a context with its configuration, and a session with user name,
-password, client id, address and TLS object. Its rules hold too. Authentication: plugins that answer None don't count, at
-least one must answer, and all that do must say True. Topics: all must say True (amqtt.broker, `_authenticate` and
+A plugin gets what amqtt's broker (0.12) gives it: a context with its configuration, and a session with user name, password,
+client id, address and TLS object. The rules of amqtt hold, too. Authentication: plugins that answer None don't count, at least
+one must answer, and all that answer must say True. Topics: all must say True (amqtt.broker, `_authenticate` and
 `_topic_filtering`).
 """
 
@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, Final, NamedTuple, TypeAlias, get_type_hints
 
 import structlog
 from amqtt.broker import BrokerContext
@@ -35,13 +35,13 @@ from penstock.gateway.transport.peer import Peer
 
 logger = structlog.get_logger("gateway")
 
-NAMESPACE = "amqtt.broker.plugins"
-"""Entry points of the plugins that amqtt's older sections name."""
+NAMESPACE: Final = "amqtt.broker.plugins"
+"""The entry points of the plugins that amqtt's older sections name."""
 
-END_S = 1.0
-"""How long the end of the thread is waited for. It is a daemon: one that a plugin blocks ends with the process."""
+END_S: Final = 1.0
+"""How long the node waits for the thread to end, in seconds. A blocked thread is a daemon, so it ends with the process."""
 
-SERVED_EVENTS = frozenset(
+SERVED_EVENTS: Final = frozenset(
     (
         BrokerEvents.PRE_START,
         BrokerEvents.POST_START,
@@ -51,18 +51,18 @@ SERVED_EVENTS = frozenset(
         BrokerEvents.CLIENT_DISCONNECTED,
     )
 )
-"""What plugins are told. Not what happens to a message: a call per message is what this broker is there to avoid."""
+"""The events that plugins get. Events about messages are not among them, because a call per message would cost too much."""
 
-Publish = Callable[[str, bytes, int, bool], None]
-"""Publishes a message of a plugin: topic, body, QoS, retain. Called on the plugins' thread."""
+Publish: TypeAlias = Callable[[str, bytes, int, bool], None]
+"""Publishes the message of a plugin: topic, body, QoS, retain. It is called on the plugins' thread."""
 
 
 class PluginsUnavailable(OSError):
-    """Raised when plugins can't be loaded. It names the plugin and what was wrong."""
+    """Raised when plugins can't be loaded. The message names the plugin and what was wrong."""
 
 
 class ClientSession(Session):  # type: ignore[misc] # amqtt ships no types
-    """A client as a plugin sees it: amqtt's session without its queues and its state machine, which take 23 KB and 0.7 ms."""
+    """A client as a plugin sees it: the session of amqtt, without its costly queues and state machine."""
 
     def __init__(self, wish: Connect, client_id: str, peer: Peer) -> None:
         self.client_id = client_id
@@ -70,7 +70,7 @@ class ClientSession(Session):  # type: ignore[misc] # amqtt ships no types
         self.remote_port = peer.port
         self.ssl_object = peer.ssl_object
         self.username = wish.username if peer.username is None else peer.username
-        # A password that is no text fits no plugin: it becomes one that nobody has.
+        # A plugin expects text. A password that is no text becomes one that nobody has.
         self.password = wish.password.decode(errors="surrogateescape") if wish.password is not None else None
         self.clean_session = wish.clean_start
         self.keep_alive = wish.keep_alive_s
@@ -88,7 +88,7 @@ class ClientSession(Session):  # type: ignore[misc] # amqtt ships no types
 
 
 class GatewayContext(BrokerContext):  # type: ignore[misc] # amqtt ships no types
-    """What a plugin may do with the broker: publish."""
+    """What a plugin can do with the broker: publish, and look at the connected clients."""
 
     def __init__(self, config: dict[str, Any], publish: Publish, sessions: dict[str, ClientSession]) -> None:
         super().__init__(None)
@@ -106,27 +106,27 @@ class GatewayContext(BrokerContext):  # type: ignore[misc] # amqtt ships no type
 
     @property
     def sessions(self) -> Iterator[ClientSession]:
-        """Give the clients that are connected."""
+        """Yield the connected clients."""
         yield from tuple(self._sessions.values())
 
     def get_session(self, client_id: str) -> ClientSession | None:
-        """Return a client that is connected."""
+        """Return a connected client, or None."""
         return self._sessions.get(client_id)
 
     @property
     def retained_messages(self) -> dict[str, Any]:
-        raise NotImplementedError("Penstock shows plugins no retained messages; subscribe as a client to get them")
+        raise NotImplementedError("Penstock shows plugins no retained messages. Subscribe as a client to get them.")
 
     @property
     def subscriptions(self) -> dict[str, Any]:
-        raise NotImplementedError("Penstock shows plugins no subscriptions")
+        raise NotImplementedError("Penstock shows plugins no subscriptions.")
 
     async def add_subscription(self, client_id: str, topic: str | None, qos: int | None) -> None:
-        raise NotImplementedError("Penstock lets clients subscribe, not plugins")
+        raise NotImplementedError("Penstock lets only clients subscribe, not plugins.")
 
 
 class Verdict(NamedTuple):
-    """Whether a client may connect, and as what."""
+    """Whether a client is authenticated, and whether it may have its will."""
 
     authenticated: bool
     will_allowed: bool
@@ -136,15 +136,15 @@ class Plugins:
     """The plugins of a node.
 
     Parameters:
-        options: see `AccessOptions`; one of its tables is given.
-        publish: publishes what a plugin sends; called on the plugins' thread.
+        options: the options of access control. At least one of the tables of plugins is not None.
+        publish: publishes the message of a plugin. It is called on the plugins' thread.
     """
 
     def __init__(self, options: AccessOptions, publish: Publish) -> None:
         self._options = options
         self._publish = publish
         self._sessions: dict[str, ClientSession] = {}
-        """Clients that are connected. Only the plugins' thread touches it."""
+        """The connected clients, by client id. Only the plugins' thread uses it."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._manager: PluginManager[Any]
         self._events: frozenset[BrokerEvents] = frozenset()
@@ -170,7 +170,7 @@ class Plugins:
         """Load the plugins and tell them that the broker starts.
 
         Raises:
-            PluginsUnavailable: one can't be loaded, or doesn't take its options.
+            PluginsUnavailable: a plugin can't be loaded, or refuses its options.
         """
         self._thread.start()
         try:
@@ -180,11 +180,11 @@ class Plugins:
             raise
 
     async def stop(self) -> None:
-        """Tell the plugins that it is over, let them close, end the thread. One that blocks it is not waited for."""
+        """Tell the plugins that the broker stops, let them close, and end the thread. A plugin that blocks is not awaited."""
         try:
             async with asyncio.timeout(self._options.plugin_timeout_ms / 1000):
                 await self._there(self._close())
-        except Exception as error:  # whatever a plugin does at its end must not keep the node from its own
+        except Exception as error:  # No failure of a plugin may keep the node from stopping.
             logger.warning("plugins.close_failed", why=repr(error))
         self._loop.call_soon_threadsafe(self._loop.stop)
         await asyncio.to_thread(self._thread.join, END_S)
@@ -203,8 +203,8 @@ class Plugins:
         context = GatewayContext(config, self._publish, self._sessions)
         try:
             self._manager = PluginManager(NAMESPACE, context, self._loop)
-        except Exception as error:  # amqtt's own errors have no common base, and a plugin's constructor may raise any
-            raise PluginsUnavailable(f"the plugins of mqtt.access can't be loaded: {_explain(error)}") from error
+        except Exception as error:  # The errors of amqtt have no common base class, and a constructor may raise any.
+            raise PluginsUnavailable(f"The plugins of mqtt.access can't be loaded: {_explain(error)}") from error
         self.authenticates = bool(self._manager._auth_plugins)
         self.filters_topics = self._manager.is_topic_filtering_enabled() and bool(self._manager._topic_plugins)
         handled = [event for event in BrokerEvents if any(hasattr(plugin, f"on_{event}") for plugin in self._manager.plugins)]
@@ -224,9 +224,9 @@ class Plugins:
     # --- questions, from the node's loop ----------------------------------------------------------------------------
 
     def ask(self, question: Coroutine[Any, Any, Any], answer: Callable[[Any, str], None]) -> None:
-        """Have a question answered: one of those below. `answer` is called on this loop's thread.
+        """Run one of the questions below on the plugins' thread.
 
-        It gets the answer and an empty string, or None and what went wrong.
+        `answer` is called on the caller's loop. It gets the result and an empty string, or None and the error.
         """
         loop = asyncio.get_running_loop()
         self._loop.call_soon_threadsafe(self._begin, question, answer, loop)
@@ -247,13 +247,13 @@ class Plugins:
                 found = await question
         except TimeoutError:
             error = "timeout"
-        except Exception as raised:  # a plugin's defect denies, and ends nothing
+        except Exception as raised:  # A defect of a plugin denies the request and ends nothing else.
             error = repr(raised)
         if not home.is_closed():
             home.call_soon_threadsafe(answer, found, error)
 
     async def connect(self, session: ClientSession, *, is_known: bool) -> Verdict:
-        """Return whether a client is who it says (`is_known`: its certificate has shown that), and may have its will."""
+        """Ask whether a client is authentic and may have its will. `is_known`: its certificate has authenticated it."""
         authenticated = is_known
         if not is_known:
             answers = (await self._manager.map_plugin_auth(session=session)).values()
@@ -265,10 +265,7 @@ class Plugins:
         return Verdict(authenticated, will_allowed)
 
     async def topics(self, session: ClientSession, topics: list[str], action: str) -> list[bool | str]:
-        """Return for each topic, or filter, whether a client may do something with it, or what went wrong.
-
-        `action` is one of amqtt's.
-        """
+        """Ask for each topic or filter whether a client may perform an action of amqtt on it; an error is returned as text."""
         asked = (self._may(session, topic, Action(action)) for topic in topics)
         answers = await asyncio.gather(*asked, return_exceptions=True)
         return [answer if isinstance(answer, bool) else repr(answer) for answer in answers]
@@ -280,12 +277,12 @@ class Plugins:
     # --- events -----------------------------------------------------------------------------------------------------
 
     def connected(self, session: ClientSession) -> None:
-        """Tell the plugins of a client that was accepted."""
+        """Tell the plugins that a client was accepted."""
         if BrokerEvents.CLIENT_CONNECTED in self._events or BrokerEvents.CLIENT_DISCONNECTED in self._events:
             self._loop.call_soon_threadsafe(self._tell, BrokerEvents.CLIENT_CONNECTED, session)
 
     def disconnected(self, session: ClientSession) -> None:
-        """Tell the plugins of a client that has left."""
+        """Tell the plugins that a client has left."""
         if BrokerEvents.CLIENT_CONNECTED in self._events or BrokerEvents.CLIENT_DISCONNECTED in self._events:
             self._loop.call_soon_threadsafe(self._tell, BrokerEvents.CLIENT_DISCONNECTED, session)
 
@@ -301,13 +298,13 @@ class Plugins:
 
 
 def _typed(path: str, table: Any) -> Any:
-    """Return the options of a plugin with names in place of the enumerations that amqtt's reader won't take as text."""
+    """Return the options of a plugin with text converted to enumerations, because amqtt's reader does not convert it."""
     if not isinstance(table, dict):
         return table
     try:
         config = getattr(import_string(path), "Config", None)
     except ImportError:
-        return table  # amqtt says it better
+        return table  # amqtt reports this error better.
     if not (isinstance(config, type) and is_dataclass(config) and issubclass(import_string(path), BasePlugin)):
         return table
     hints = get_type_hints(config)
@@ -320,7 +317,7 @@ def _typed(path: str, table: Any) -> Any:
 
 
 def _explain(error: BaseException) -> str:
-    """Return what an error and its causes say: amqtt's own errors often name a class only."""
+    """Return the messages of an error and its causes. The errors of amqtt often name only a class."""
     said: list[str] = []
     cause: BaseException | None = error
     while cause is not None:

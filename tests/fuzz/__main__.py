@@ -24,7 +24,7 @@ CODEC_SLICE_S = 6.0
 
 
 def guided(seconds: int, directory: Path) -> subprocess.Popen[bytes] | None:
-    """Start the search that follows branches; None where atheris is not installed."""
+    """Start the coverage-guided search; return None if atheris is not installed."""
     if importlib.util.find_spec("atheris") is None:
         print(f"atheris is not installed ({install_hint('fuzz')}): the codec is fuzzed by Hypothesis alone")
         return None

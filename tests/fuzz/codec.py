@@ -1,4 +1,4 @@
-"""The fuzzers' view of the codec: what must hold of any bytes, whoever made them up."""
+"""The properties of the codec that must hold for any bytes, whichever fuzzer generates them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ READERS: dict[int, Any] = {
 
 
 def check_codec(data: bytes) -> None:
-    """Decode and parse bytes as each version does. Only a ProtocolError may be raised; what was read can be written."""
+    """Decode and parse bytes in each version. Only ProtocolError may be raised, and decoded packets can be encoded again."""
     for side in (FROM_CLIENT, FROM_CLIENT_5, FROM_SERVER, FROM_SERVER_5):
         packets, used = decode(data, PACKET_BYTES_MAX, side)
         assert 0 <= used <= len(data)
@@ -55,7 +55,7 @@ def check_codec(data: bytes) -> None:
             qos, topic, acks, bodies, size = seen
             ids = [item[3] for item in packets]
             whole = [(PUBLISH, qos << 1, topic, *each) for each in zip(ids, bodies, strict=True)]
-            assert (packets, used) == (whole, size), "what is taken for cut_plain PUBLISHes is nothing else"
+            assert (packets, used) == (whole, size), "only plain PUBLISHes are cut as plain"
             assert acks == (encode_acks(PUBACK, ids) if qos else b""), "each is acknowledged by its packet id"
         if side in (FROM_CLIENT, FROM_CLIENT_5):
             for item in packets:
@@ -99,7 +99,7 @@ def _check_header(data: bytes) -> None:
 
 
 def in_pieces(data: bytes, side: Side) -> list[Packet]:
-    """Return the packets of a stream that comes in reads of 1, 2, 3... bytes, as a connection collects them."""
+    """Decode a stream that comes in reads of 1, 2, 3... bytes, as a connection does, and return its packets."""
     packets: list[Packet] = []
     rest, at, size = b"", 0, 1
     while at < len(data):
@@ -119,7 +119,7 @@ def comparable(packets: list[Packet]) -> list[Packet]:
 
 
 def check_answers(data: bytes) -> None:
-    """What a node sends must be packets of one version or the other, whatever it was sent; the last may be cut short."""
+    """Check that all bytes from a node are packets of one version or the other. The last packet may be cut short."""
     problems = []
     for side in (FROM_SERVER, FROM_SERVER_5):
         packets, _ = decode(data, 1 << 28, side)

@@ -1,4 +1,4 @@
-"""Fuzzing that follows the codec's branches, by atheris: python -m tests.fuzz.guided SECONDS DIRECTORY.
+"""Coverage-guided fuzzing of the codec with atheris: python -m tests.fuzz.guided SECONDS DIRECTORY.
 
 Begins with the shared tables of packets and what earlier runs have kept in the directory. An input that fails is left there.
 """
@@ -15,7 +15,7 @@ RSS_MIB_MAX = 1024
 
 
 def fuzz(seconds: int, directory: Path) -> None:
-    """Fuzz for so many seconds; end the process with another status than 0 where an input fails."""
+    """Fuzz for `seconds`; end the process with a status other than 0 if an input fails."""
     atheris = importlib.import_module("atheris")
     with atheris.instrument_imports(include=["penstock.gateway", "penstock.store.topics"]):
         for name in ("connect", "decode", "disconnect", "encode", "plain", "subscribe"):

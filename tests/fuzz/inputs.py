@@ -1,4 +1,4 @@
-"""What the fuzzers send: streams as bad clients write them, by Hypothesis, made from the shared tables of packets."""
+"""The inputs of the fuzzers: streams of bad clients, which Hypothesis generates from the shared tables of packets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.gateway.packet_cases import connect, field, packet, subscribe, unsubs
 from tests.gateway.wire import BYE, CLEAN, PING
 
 SEEDS = [case.data for table in (packet_cases, packet_cases_5) for case in (*table.VALID, *table.INVALID)]
-"""Every packet of the shared tables."""
+"""All packets of the shared tables."""
 
 HEADERS = [header for header, _ in proxy_headers.VALID.values()] + list(proxy_headers.INVALID.values())
 
@@ -30,7 +30,7 @@ HANDSHAKE = (
 )
 
 CLIENT_IDS = st.sampled_from([b"", b"fuzz-1", b"fuzz-2", b"fuzz-3"])
-"""Few, so that they take each other's sessions over."""
+"""There are few client ids, so that clients take over each other's sessions."""
 TOPICS = st.sampled_from([b"a", b"a/b", b"a/b/c", b"", b"$SYS/x", b"$delayed/1/a", b"$delayed/x/a", b"a/#", b"\xff", b"/" * 40])
 FILTERS = st.sampled_from([b"a", b"a/b", b"a/+", b"+/#", b"#", b"$share/g/a", b"$share//a", b"$SYS/#", b"a/#/b", b"/" * 40])
 PACKET_IDS = st.sampled_from([1, 1, 2, 3, 65_535])
@@ -52,13 +52,13 @@ def _changed(data: bytes, changes: list[tuple[str, int, int]]) -> bytes:
 
 
 def damaged(streams: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
-    """Streams of which some bytes were changed, removed or put in."""
+    """Generate streams with some bytes changed, removed or inserted."""
     change = st.tuples(st.sampled_from("scid"), st.integers(0, 5000), st.integers(0, 255))
     return st.builds(_changed, streams, st.lists(change, max_size=5))
 
 
 def framed() -> st.SearchStrategy[bytes]:
-    """Packets whose framing holds and whose contents are anything."""
+    """Generate packets with valid framing and any contents."""
     body = st.binary(max_size=40) | st.builds(
         lambda name, rest: field(name) + rest, st.binary(max_size=20), st.binary(max_size=20)
     )
@@ -66,7 +66,7 @@ def framed() -> st.SearchStrategy[bytes]:
 
 
 def known() -> st.SearchStrategy[bytes]:
-    """Packets of the tables, in any order."""
+    """Generate packets of the tables in any order."""
     return st.lists(st.sampled_from(SEEDS), max_size=10).map(b"".join)
 
 
@@ -83,12 +83,12 @@ _VALUES: dict[Any, st.SearchStrategy[Any]] = {
 }
 _LISTED = (Property.USER_PROPERTY, Property.SUBSCRIPTION_IDENTIFIER)
 _REFUSED = (Property.AUTHENTICATION_METHOD, Property.AUTHENTICATION_DATA)
-"""Those would end nearly every CONNECT that has them."""
+"""These properties would end nearly every CONNECT that has them."""
 
 
 @cache
 def about(kind: int) -> st.SearchStrategy[bytes]:
-    """A property length, and properties that packets of a type may have."""
+    """Generate a property length and properties that a type of packet may have."""
     values: dict[Property, st.SearchStrategy[Any]] = {}
     for one in Property:
         if kind in RULES[one].packets and one not in _REFUSED:
@@ -159,7 +159,7 @@ def subscribes(is_v5: bool) -> st.SearchStrategy[bytes]:
 
 @cache
 def others(is_v5: bool) -> st.SearchStrategy[bytes]:
-    """UNSUBSCRIBE, PINGREQ, DISCONNECT, AUTH."""
+    """Generate an UNSUBSCRIBE, PINGREQ, DISCONNECT or AUTH."""
     filters = st.lists(FILTERS, min_size=1, max_size=2)
     if not is_v5:
         return st.builds(lambda filters: unsubscribe(9, *filters), filters) | st.sampled_from([PING, BYE])
@@ -176,7 +176,7 @@ def others(is_v5: bool) -> st.SearchStrategy[bytes]:
 
 @cache
 def conversations() -> st.SearchStrategy[bytes]:
-    """Valid packets of one version in an order that may be legal: often after a CONNECT, with acks of what was never sent."""
+    """Generate valid packets of one version, often after a CONNECT, with acks for messages that were never sent."""
 
     def of(is_v5: bool) -> st.SearchStrategy[bytes]:
         hello = connects(is_v5)
@@ -191,7 +191,7 @@ def conversations() -> st.SearchStrategy[bytes]:
 
 @cache
 def mqtt() -> st.SearchStrategy[bytes]:
-    """Streams of MQTT: valid, damaged, and none at all. Most begin with a CONNECT, behind which more can happen."""
+    """Generate streams: valid MQTT, damaged MQTT, and anything else. Most begin with a CONNECT, which lets more happen."""
     hello = connects(False) | connects(True)
     return st.one_of(
         conversations(),
@@ -204,11 +204,11 @@ def mqtt() -> st.SearchStrategy[bytes]:
     )
 
 
-# --- what stands before MQTT --------------------------------------------------------------------------------------------------
+# --- what comes before MQTT ---------------------------------------------------------------------------------------------------
 
 
 def frame(first: int, payload: bytes, *, is_masked: bool = True, said: int | None = None) -> bytes:
-    """Return a WebSocket frame (RFC 6455, 5.2) with the given first byte, which says it is as long as `said`."""
+    """Return a WebSocket frame (RFC 6455, 5.2) with the given first byte, which claims the length `said`."""
     size = len(payload) if said is None else said
     mask = 0x80 if is_masked else 0
     head = bytes((first,))
@@ -238,7 +238,7 @@ _ODD_FRAMES = st.lists(
 
 @st.composite
 def websockets(draw: st.DrawFn) -> bytes:
-    """A handshake, and frames: MQTT cut anywhere into binary frames, control frames between them, and frames that can't be."""
+    """Generate a handshake and frames: MQTT in binary frames, control frames between them, and invalid frames."""
     pieces = cut(draw(mqtt()), draw(_PLACES))
     frames: list[bytes] = []
     is_begun = False
@@ -253,7 +253,7 @@ def websockets(draw: st.DrawFn) -> bytes:
 
 
 def proxied() -> st.SearchStrategy[bytes]:
-    """A PROXY header, valid or not, and MQTT."""
+    """Generate a PROXY header, valid or not, followed by MQTT."""
     invented = st.builds(
         lambda command, family, said, body: V2 + bytes((command, family)) + said.to_bytes(2, "big") + body,
         st.sampled_from([0x20, 0x21, 0x22, 0x11]),
@@ -269,7 +269,7 @@ def proxied() -> st.SearchStrategy[bytes]:
 
 
 class Attack(NamedTuple):
-    """Connections to one listener that go on side by side, each cut into pieces, and whether they end with a reset."""
+    """Concurrent connections to one listener, each cut into pieces, and whether they end with a reset."""
 
     listener: str
     streams: list[list[bytes]]
@@ -279,21 +279,21 @@ class Attack(NamedTuple):
 
 
 def cut(data: bytes, at: list[int]) -> list[bytes]:
-    """Cut bytes at some places; the places are taken modulo their length."""
+    """Cut bytes at some places, taken modulo the number of bytes."""
     places = sorted({0, len(data), *(place % (len(data) + 1) for place in at)})
     return [data[start:stop] for start, stop in pairwise(places)]
 
 
 VARIANTS = 8
-"""Damaged copies of each input that are checked, too: they cost a hundredth of what it takes Hypothesis to make one up."""
+"""The number of damaged copies of each input that are checked, too. They cost far less than a new input of Hypothesis."""
 
 
 CUTS = 4
-"""Places at most at which a stream is cut."""
+"""The maximum number of places at which a stream is cut."""
 
 
 def variants(data: bytes, chance: Random) -> Iterator[bytes]:
-    """Give bytes, and damaged copies of them."""
+    """Yield bytes and damaged copies of them."""
     yield data
     for _ in range(VARIANTS):
         changes = [(chance.choice("scid"), chance.randrange(5000), chance.randrange(256)) for _ in range(chance.randint(1, 4))]
@@ -301,7 +301,7 @@ def variants(data: bytes, chance: Random) -> Iterator[bytes]:
 
 
 def variants_of(attack: Attack) -> Iterator[Attack]:
-    """Give an attack, and copies of it whose streams are damaged and cut elsewhere. The same ones for the same attack."""
+    """Yield an attack, and copies with damaged streams and other cuts. The same attack always gives the same copies."""
     yield attack
     chance = Random(attack.seed)
     copies = [variants(b"".join(pieces), chance) for pieces in attack.streams]

@@ -26,7 +26,7 @@ LISTENERS = (
 )
 
 SESSION_EXPIRY_S_MAX = 1
-"""Sessions end soon, so that those left at the end of a run are leaks."""
+"""Sessions end soon, so that a session that is left at the end of a run is a leak."""
 
 
 def state(broker: Broker) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Searches that go on for a while: Hypothesis makes up inputs until the time is over, and shrinks one that fails."""
+"""Timed searches: Hypothesis generates inputs until the time is over, and shrinks an input that fails."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ T = TypeVar("T")
 ENDLESS = 10**9
 
 BATCH = 1000
-"""Inputs of one search. Hypothesis remembers all of them, so a long run is many searches."""
+"""The number of inputs of one search. Hypothesis remembers all of them, so a long run consists of many searches."""
 
 
 def search(strategy: st.SearchStrategy[T], check: Callable[[T], object], seconds: float, examples: int = ENDLESS) -> int:
-    """Check inputs for so many seconds, or so many of them; return how many. Raises what the check raises for the smallest."""
+    """Check inputs until time or number is used up; return their number. The error for the smallest input is raised."""
     until_s = time.monotonic() + seconds
     count = 0
 
@@ -49,7 +49,7 @@ def search(strategy: st.SearchStrategy[T], check: Callable[[T], object], seconds
 
 
 def search_codec(seconds: float, examples: int = ENDLESS) -> int:
-    """Check the codec; return with how many inputs, variants included. `examples` are those that Hypothesis makes up."""
+    """Check the codec; return the number of inputs with their variants. `examples` bounds the inputs of Hypothesis."""
 
     def check(seeded: tuple[bytes, int]) -> None:
         data, seed = seeded
@@ -64,7 +64,7 @@ def search_codec(seconds: float, examples: int = ENDLESS) -> int:
 def search_listener(
     target: Target, seconds: float, examples: int = ENDLESS, told: Callable[[Target], None] | None = None
 ) -> int:
-    """Attack a node; return how often, variants included. `told` is called now and then."""
+    """Attack a node; return the number of attacks with their variants. `told` is called now and then."""
 
     def check(attack: Attack) -> None:
         for variant in variants_of(attack):

@@ -1,4 +1,4 @@
-"""A live node that is attacked, and a client that behaves and must be served meanwhile."""
+"""A live node under attack, and a well-behaved client that it must serve meanwhile."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ from tests.gateway.wire import CLEAN
 ROOT = Path(__file__).parents[2]
 
 DEADLINE_S = 10.0
-"""How long one input may take. Only a hang takes this long: an input takes some milliseconds."""
+"""How long one input may take, in seconds. Inputs take milliseconds, so only a hang takes this long."""
 
 GROWTH_KIB_MAX = 32 * KIB
-"""By how much the node's own memory may grow from a quarter of a run to its end, with all caches still filling."""
+"""By how much the node's own memory may grow between a quarter and the end of a run, while its caches still fill."""
 
 SETTLED_S_MAX = 20.0
-"""How long the node may hold something for clients that have gone: sessions last a second, closing takes one."""
+"""How long the node may keep resources of clients that have gone: a session lasts a second, and closing takes one."""
 
 
 DESCRIPTORS_MORE_MAX = 16
-"""Files of segments and of the index come and go."""
+"""The number of open files may vary by this, because those of segments and index come and go."""
 
 
 class Hang(Exception):
-    """Raised where an input takes longer than `DEADLINE_S`."""
+    """Raised when an input takes longer than `DEADLINE_S`."""
 
 
 @contextmanager
 def deadline(seconds: float = DEADLINE_S) -> Iterator[None]:
-    """Raise Hang in whatever runs for too long. For the main thread."""
+    """Raise Hang in code that runs for too long. Use it on the main thread only."""
 
     def ring(number: int, frame: FrameType | None) -> None:
         raise Hang(f"an input takes longer than {seconds:g} s")
@@ -61,12 +61,12 @@ def deadline(seconds: float = DEADLINE_S) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-        if others_s:  # a test has a deadline of its own
+        if others_s:  # The test has a deadline of its own.
             signal.setitimer(signal.ITIMER_REAL, max(others_s - (time.monotonic() - began_s), 0.001))
 
 
 class Honest:
-    """A client of MQTT 5.0 that does nothing wrong."""
+    """A well-behaved client of MQTT 5.0."""
 
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S)
@@ -86,7 +86,7 @@ class Honest:
         return self._packets.popleft()
 
     def is_served(self) -> None:
-        """Publish at QoS 1; return when that is acknowledged and has come back."""
+        """Publish at QoS 1; return when the message is acknowledged and delivered back."""
         self._sent += 1
         body = b"%d" % self._sent
         self._socket.sendall(encode_publish(b"honest/x", body, 1, packet_id=1, properties=b"\0"))
@@ -107,7 +107,7 @@ class Honest:
 
 
 class Target:
-    """The node's process, what was done to it, and what it has taken since."""
+    """The process of the node, the attacks on it, and its use of resources."""
 
     def __init__(self) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="penstock-fuzz-")
@@ -123,10 +123,10 @@ class Target:
         self.inputs = self.connections = 0
         self.slowest_s = 0.0
         self.samples: list[tuple[float, int]] = []
-        """Times and the node's anonymous memory in KiB, once a second."""
+        """The time and the node's anonymous memory in KiB, sampled once a second."""
         self._honest = Honest(self._ports["mqtt"])
         self._first = self.check("state")
-        """What the node holds for the client that behaves."""
+        """The resources that the node holds for the well-behaved client."""
 
     def _answer(self) -> Any:
         assert self._process.stdout is not None
@@ -136,7 +136,7 @@ class Target:
         return json.loads(line)
 
     def check(self, ask: str = "") -> dict[str, Any]:
-        """Raise AssertionError where an exception went to nobody in the node; with `ask` "state" return what it holds."""
+        """Raise AssertionError if the node has an unhandled exception; with `ask` "state" return its resources."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{ask}\n")
         answer: dict[str, Any] = self._answer()
@@ -145,7 +145,7 @@ class Target:
         return answer
 
     def attack(self, attack: Attack) -> None:
-        """Do what an attack says; then the node must have answered, closed what is over, and serve the client that behaves."""
+        """Run an attack. The node must then have answered and closed the connections, and serve the well-behaved client."""
         began_s = time.monotonic()
         with deadline():
             self._attack(attack)
@@ -167,7 +167,7 @@ class Target:
                     try:
                         end.sendall(pieces.popleft())
                     except ConnectionError:
-                        pieces.clear()  # the node has closed it, as it may
+                        pieces.clear()  # The node may close the connection at any time.
         for end in ends:
             if attack.is_reset:
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
@@ -186,7 +186,7 @@ class Target:
         self._process.wait()
 
     def close(self) -> dict[str, Any]:
-        """End the run: nothing of who attacked may be left, and memory must not have grown. Return the node's last state."""
+        """End the run, check that no resources leaked, and return the last state of the node."""
         with deadline(SETTLED_S_MAX + DEADLINE_S):
             until_s = time.monotonic() + SETTLED_S_MAX
             while True:
@@ -207,7 +207,7 @@ class Target:
         return state
 
     def grown_kib(self, last_kib: int) -> int:
-        """Return by how much the node's memory has grown since a quarter of the run."""
+        """Return the growth of the node's memory since a quarter of the run."""
         return last_kib - self.samples[len(self.samples) // 4][1] if self.samples else 0
 
     def __enter__(self) -> Self:
@@ -220,7 +220,7 @@ class Target:
 
 
 def _until_closed(end: socket.socket) -> bytes:
-    """Say that nothing more comes, and return all that the node sends until it closes."""
+    """Shut down our side, and return all bytes that the node sends until it closes."""
     answers = b""
     with suppress(ConnectionError, OSError):
         end.shutdown(socket.SHUT_WR)

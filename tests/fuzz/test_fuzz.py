@@ -1,4 +1,4 @@
-"""A few seconds of each search of `make fuzz`, so that it can't rot; and that it finds what it looks for."""
+"""A few seconds of each search of `make fuzz`, and checks that the searches find defects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.fuzz.target import ROOT, Hang, Target, deadline
 
 EXAMPLES = 100 * DEPTH
 SECONDS_MAX = 15.0 * DEPTH
-"""A slow machine does fewer examples."""
+"""A slow machine checks fewer examples in this time."""
 
 
 def test_whatever_bytes_come_the_codec_says_what_they_are_or_what_is_wrong_with_them() -> None:

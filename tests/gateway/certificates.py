@@ -16,7 +16,7 @@ from penstock.gateway.options import ListenerOptions
 
 
 class Authority:
-    """An authority, whose files lie in a directory of the test's."""
+    """A certificate authority with its files in a directory of the test."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -28,7 +28,7 @@ class Authority:
         self.issue_server()
 
     def issue_server(self) -> None:
-        """Write another certificate of the server, in place of the one before."""
+        """Replace the certificate of the server by a new one."""
         issued = self._authority.issue_cert("localhost", "127.0.0.1")
         for path, blobs in ((self.certificate, issued.cert_chain_pems), (self.key, [issued.private_key_pem])):
             beside = path.with_suffix(".new")
@@ -36,7 +36,7 @@ class Authority:
             beside.rename(path)
 
     def issue_client(self, *names: str, common_name: str | None = None) -> tuple[Path, Path]:
-        """Return the files of certificate and key of a client."""
+        """Return the paths of a client's certificate and key."""
         issued = self._authority.issue_cert(*names, common_name=common_name)
         stem = (common_name or names[0]).replace("/", "_")
         certificate, key = self.directory / f"{stem}.pem", self.directory / f"{stem}.key"
@@ -45,7 +45,7 @@ class Authority:
         return certificate, key
 
     def issue_device(self, uri: str) -> tuple[Path, Path]:
-        """Return the files of certificate and key of a client whose alternative name is a URI."""
+        """Return the paths of certificate and key of a client whose alternative name is a URI."""
         authority = x509.load_pem_x509_certificate(self._authority.cert_pem.bytes())
         signing_key: Any = serialization.load_pem_private_key(self._authority.private_key_pem.bytes(), None)
         device_key = ec.generate_private_key(ec.SECP256R1())
@@ -65,14 +65,14 @@ class Authority:
         return certificate, key
 
     def context(self, client: tuple[Path, Path] | None = None) -> ssl.SSLContext:
-        """Return the context of a client that trusts this authority."""
+        """Return the TLS context of a client that trusts this authority."""
         context = ssl.create_default_context(cafile=self.file)
         if client is not None:
             context.load_cert_chain(*client)
         return context
 
     def listener(self, name: str, kind: Any = "tls", **options: Any) -> ListenerOptions:
-        """Return the options of a listener with the server's certificate, which trusts this authority's clients."""
+        """Return the options of a listener that has the server certificate and trusts clients of this authority."""
         return ListenerOptions(
             name=name,
             kind=kind,

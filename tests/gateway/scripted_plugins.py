@@ -1,4 +1,4 @@
-"""Plugins that a test tells what to say. They run on the node's plugin thread; a test writes their script from its own."""
+"""Plugins that answer as a test scripts them. They run on the plugins' thread; the test writes the script on its own thread."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from amqtt.events import BrokerEvents
 from amqtt.plugins.base import BaseAuthPlugin, BasePlugin, BaseTopicPlugin
 
 BROKEN = "broken"
-"""As an answer: the plugin raises."""
+"""As an answer it makes the plugin raise an error."""
 
 POLL_S = 0.001
 
 
 @dataclass
 class Script:
-    """What the plugins say, and what they were asked."""
+    """The answers of the plugins, and a record of the questions."""
 
     users: dict[str | None, Any] = field(default_factory=dict)
-    """Answers to authentication, by user name; others are authenticated."""
+    """The answers to authentication, by user name. Other users are authenticated."""
     topics: dict[tuple[str, str], Any] = field(default_factory=dict)
-    """Answers by action and topic; whatever isn't here is allowed."""
+    """The answers by action and topic. Everything else is allowed."""
     asked: list[tuple[str, str]] = field(default_factory=list)
-    """Action and topic, or "connect" and client id, in order."""
+    """The questions in order: action and topic, or "connect" and client id."""
     sessions: list[Any] = field(default_factory=list)
     told: list[tuple[str, str]] = field(default_factory=list)
     may_answer: threading.Event = field(default_factory=threading.Event)
     blocks: bool = False
-    """Whether a plugin that waits blocks its thread, as it shouldn't."""
+    """Whether a waiting plugin blocks its thread, as a bad plugin does."""
 
     async def wait(self) -> None:
         if self.blocks:
@@ -48,7 +48,7 @@ script = Script()
 
 
 def new_script() -> Script:
-    """Return the script of the next test."""
+    """Reset the script for the next test, and return it."""
     global script
     script = Script()
     script.may_answer.set()
@@ -114,7 +114,7 @@ class Choosy(BaseAuthPlugin):  # type: ignore[misc]
     @dataclass
     class Config:
         secret: str
-        """Has no default."""
+        """An option without a default."""
 
     async def authenticate(self, *, session: Any) -> bool | None:
         return bool(session.password == self.config.secret)

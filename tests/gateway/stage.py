@@ -1,4 +1,4 @@
-"""Sockets in turns, without a node: what tests of transports begin with."""
+"""`Sockets` without a node, for tests of transports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BUFFER_BYTES = 8192
 
 
 class Recorder(asyncio.Protocol):
-    """Notes what happens to it."""
+    """A protocol that records its calls."""
 
     def __init__(self, react: Callable[[Recorder, bytes], None] | None = None, *, stays: bool = False) -> None:
         self.react = react
@@ -48,7 +48,7 @@ class Recorder(asyncio.Protocol):
 
 
 class Stage:
-    """Sockets, and the far ends of what is in them."""
+    """`Sockets`, and the far ends of their connections."""
 
     def __init__(self) -> None:
         self.turns = 0
@@ -60,13 +60,13 @@ class Stage:
         self.turns += 1
 
     def add(self, protocol: Recorder) -> socket.socket:
-        """Begin with one end of a connection; return the other."""
+        """Add one end of a new connection; return the other end."""
         near, far = self.connect()
         self.sockets.add(near, protocol)
         return far
 
     def connect(self) -> tuple[socket.socket, socket.socket]:
-        """Return both ends of a connection that nothing has begun with."""
+        """Return both ends of a connection that is not in `Sockets` yet."""
         with socket.create_server(("127.0.0.1", 0)) as listening:
             far = socket.create_connection(listening.getsockname())
             near, _ = listening.accept()

@@ -47,21 +47,21 @@ from tests.gateway.packet_cases import field as topic_field
 
 LIMIT = 1 << 20
 TWO_BYTES_MAX = 3 + 16_383
-"""The largest packet whose remaining length is in two bytes (1.5.5)."""
+"""The size of the largest packet whose remaining length has two bytes (1.5.5)."""
 PUBLISHES = [case for case in VALID if case.item[0] == PUBLISH and "more bytes than it needs" not in case.name]
 PARSERS: dict[int, Any] = {CONNECT: parse_connect, SUBSCRIBE: parse_subscribe, UNSUBSCRIBE: parse_unsubscribe}
 PING = b"\xc0\0"
 
 
 def parse(item: Packet) -> Connect | Subscribe | Unsubscribe | None:
-    """Return what the parser of an item's type makes of it, None where it has none; raise the error of a MALFORMED."""
+    """Parse the body of an item; return None if its type has no parser. The error of a MALFORMED item is raised."""
     if item[0] == MALFORMED:
         raise item[1]
     return PARSERS[item[0]](item[2]) if item[0] in PARSERS else None
 
 
 def in_pieces(pieces: list[bytes]) -> list[Packet]:
-    """Return the packets of a stream that comes piece by piece, as a connection collects them."""
+    """Decode a stream that comes in pieces, as a connection does, and return its packets."""
     packets: list[Packet] = []
     rest = b""
     for piece in pieces:
@@ -311,7 +311,7 @@ def test_any_bytes_in_any_pieces_give_packets_and_at_most_one_error_that_is_last
     assert 0 <= consumed <= len(stream)
     assert all(item[0] != MALFORMED for item in whole[:-1])
     for item in whole:
-        with suppress(ProtocolError):  # and no other exception
+        with suppress(ProtocolError):  # Any other exception fails the test.
             parse(item)
     places = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
     pieces = [stream[start:stop] for start, stop in pairwise(places)]
@@ -322,7 +322,13 @@ def test_any_bytes_in_any_pieces_give_packets_and_at_most_one_error_that_is_last
 
 
 def test_publishes_that_differ_in_packet_ids_and_bodies_are_one_run() -> None:
-    bodies = [b"", b"x", b"x" * 200, b"x" * 20_000, b"y"]  # the fourth has a length of three bytes: alone
+    bodies = [
+        b"",
+        b"x",
+        b"x" * 200,
+        b"x" * 20_000,
+        b"y",
+    ]  # The fourth body has a length field of three bytes, so it is in no run.
     packets = [encode_publish(b"a/b", body, 1, packet_id=number) for number, body in enumerate(bodies, 1)]
     other = encode_publish(b"a/c", b"x", 1, packet_id=9)
     stream = b"".join((*packets, other, PING, packets[0], packets[0][:-1]))
@@ -354,8 +360,8 @@ def test_what_needs_more_than_to_be_stored_is_never_in_a_run(flags: Any) -> None
 
 
 def _stream(is_v5: bool) -> st.SearchStrategy[bytes]:
-    """Streams in which PUBLISHes are alike, are nearly alike, and are cut or wrong in a byte."""
-    cut_plain = st.builds(
+    """Generate streams of PUBLISHes that are alike or nearly alike, some of them cut or with one wrong byte."""
+    plain_publish = st.builds(
         lambda topic, body, number, properties: encode_publish(
             topic, body, number > 0, packet_id=number, properties=properties if is_v5 else b""
         ),
@@ -366,7 +372,7 @@ def _stream(is_v5: bool) -> st.SearchStrategy[bytes]:
     )
     wrong = st.builds(
         lambda data, at, byte: data[: at % len(data)] + bytes((byte,)) + data[at % len(data) + 1 :],
-        cut_plain,
+        plain_publish,
         st.integers(0, 12),
         st.integers(0, 255),
     )
@@ -401,11 +407,11 @@ def test_one_that_differs_in_any_byte_is_told_from_those_around_it(side: Side, q
             assert consumed_in_runs == consumed
 
 
-# --- cut_plain reads ------------------------------------------------------------------------------------------------------
+# --- plain reads ----------------------------------------------------------------------------------------------------------
 
 
 def expected_plain(data: bytes, side: Side) -> PlainPublishes | None:
-    """Return what `plain` has to say of a read without lengths of needless bytes, by what `decode` makes of it."""
+    """Return the expected result of `cut_plain`, derived from that of `decode`, for a read whose lengths are minimal."""
     packets, used = decode(data, LIMIT, side)
     if {packet[0] for packet in packets} != {PUBLISH} or packets[0][1] not in (0, 2):
         return None
@@ -431,7 +437,7 @@ def expected_plain(data: bytes, side: Side) -> PlainPublishes | None:
 def test_a_plain_packet_is_told_from_all_others(side: Side, data: bytes) -> None:
     has_long_length = (
         len(data) > 4 and data[1] > 127 and data[2] > 127
-    )  # or one in more bytes than it needs: `decode` sees to it
+    )  # Or its length field is too long, which `decode` reports.
     assert cut_plain(data, side, LIMIT) == (None if has_long_length or data[1:3] == b"\x80\0" else expected_plain(data, side))
 
 
@@ -514,5 +520,5 @@ def test_a_read_of_larger_packets_than_are_taken_is_left_to_decode() -> None:
 def test_any_body_is_parsed_or_refused(body: bytes, parser: Any, begins_well: bool) -> None:
     if begins_well:
         body = (b"\0\4MQTT\4" if parser is parse_connect else b"\0\1\0\1a") + body
-    with suppress(ProtocolError):  # and no other exception
+    with suppress(ProtocolError):  # Any other exception fails the test.
         parser(body)

@@ -56,7 +56,7 @@ PARSERS: dict[int, Any] = {
 
 
 def parse(item: Packet) -> Any:
-    """Return what the parser of an item's type makes of it, None where it has none; raise the error of a MALFORMED."""
+    """Parse the body of an item; return None if its type has no parser. The error of a MALFORMED item is raised."""
     if item[0] == MALFORMED:
         raise item[1]
     if item[0] == PUBLISH_WITH:
@@ -65,7 +65,7 @@ def parse(item: Packet) -> Any:
 
 
 def in_pieces(pieces: list[bytes]) -> list[Packet]:
-    """Return the packets of a stream that comes piece by piece, as a connection collects them."""
+    """Decode a stream that comes in pieces, as a connection does, and return its packets."""
     packets: list[Packet] = []
     rest = b""
     for piece in pieces:
@@ -144,7 +144,7 @@ def test_a_property_that_is_cut_short_is_malformed(property: Property) -> None:
 
 def test_the_tables_are_complete() -> None:
     assert set(RULES) == set(Property) == set(SAMPLES)
-    assert set().union(*REASONS.values()) == set(ReasonCode)  # each code is some packet's
+    assert set().union(*REASONS.values()) == set(ReasonCode)  # Each code belongs to at least one packet.
 
 
 # --- what the server sends ------------------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ def test_any_bytes_in_any_pieces_give_packets_and_at_most_one_error_that_is_last
     assert 0 <= consumed <= len(stream)
     assert all(item[0] != MALFORMED for item in whole[:-1])
     for item in whole:
-        with suppress(ProtocolError):  # and no other exception
+        with suppress(ProtocolError):  # Any other exception fails the test.
             parse(item)
     places = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
     pieces = [stream[start:stop] for start, stop in pairwise(places)]
@@ -235,7 +235,7 @@ def test_any_bytes_in_any_pieces_give_packets_and_at_most_one_error_that_is_last
 
 @given(st.binary(max_size=60), st.sampled_from(sorted(NAMES.index(name) for name in NAMES[1:])))
 def test_any_properties_are_read_or_refused(raw: bytes, where: int) -> None:
-    with suppress(ProtocolError):  # and no other exception
+    with suppress(ProtocolError):  # Any other exception fails the test.
         found, at = read_properties(raw, 0, where)
         assert at <= len(raw)
         assert read_properties(write_properties(found), 0, where)[0] == found
@@ -245,5 +245,5 @@ def test_any_properties_are_read_or_refused(raw: bytes, where: int) -> None:
 def test_any_body_is_parsed_or_refused(body: bytes, parser: Any, begins_well: bool) -> None:
     if begins_well:
         body = (connect_5(0x06, b"a", b"w", b"")[2:13] if parser is parse_connect else b"\0\1\0") + body
-    with suppress(ProtocolError):  # and no other exception
+    with suppress(ProtocolError):  # Any other exception fails the test.
         parser(body)

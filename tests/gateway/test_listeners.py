@@ -1,4 +1,4 @@
-"""Listeners: several at once, Unix sockets, and what is refused before it is a connection."""
+"""Listeners: several at once, Unix sockets, and sockets that are refused before MQTT begins."""
 
 from __future__ import annotations
 
@@ -131,11 +131,11 @@ async def test_a_socket_file_that_another_node_took_over_is_left_to_it(start_bro
     assert path.read_text() == "another's"
 
 
-# --- who is refused -----------------------------------------------------------------------------------------------------
+# --- refusals -----------------------------------------------------------------------------------------------------------
 
 
 async def ends_unanswered(broker: Broker, listener: str = "limited", head: bytes = b"") -> bool:
-    """Try a CONNECT; return whether the node closed the socket without a word."""
+    """Send a CONNECT; return whether the node closed the socket without an answer."""
     client = await broker.connect("one-more", listener=listener, head=head, accepted=False)
     return await client.receive() == ()
 
@@ -211,7 +211,7 @@ async def test_who_is_told_of_the_rate_is_counted_off(start_broker: StartBroker)
 
 
 def behind(host: str) -> bytes:
-    """Return the header of a proxy before a client."""
+    """Return the PROXY header for a client."""
     return f"PROXY TCP{6 if ':' in host else 4} {host} {host} 1 2\r\n".encode()
 
 
@@ -241,7 +241,7 @@ async def test_a_source_that_errs_too_often_is_held_off_for_a_time(start_broker:
     bad = behind("203.0.113.1")
     for _ in range(3):
         client = await broker.dial("limited")
-        await client.send(bad, PING)  # no CONNECT
+        await client.send(bad, PING)  # The first packet has to be a CONNECT.
         assert await client.ended() == []
     assert broker.closed(ReasonCode.PROTOCOL_ERROR) == 3
     assert broker.node.gateway.traffic.held_off == 1
@@ -319,7 +319,7 @@ async def test_a_listener_without_descriptors_rests_and_goes_on(
     failures = iter(range(2))
 
     class Exhausted:
-        """The system's socket, which fails as it does without descriptors."""
+        """A socket whose `accept` fails as it does without free descriptors."""
 
         def accept(self) -> object:
             if next(failures, None) is not None:

@@ -1,4 +1,4 @@
-"""MQTT 5.0: what a message carries, and how it comes to whom. Each test's docstring names the clauses that it shows."""
+"""MQTT 5.0: the properties of messages, and their delivery. The docstring of each test names the clauses that it covers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ALL: PropertyValues = {
 
 
 def at_time(broker: Broker) -> ManualClock:
-    """Return a clock that the node goes by from now on."""
+    """Return a clock that the node uses from now on."""
     clock = ManualClock(broker.node.store.now_ms())
     broker.node.store.clock = clock
     return clock

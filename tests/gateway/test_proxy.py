@@ -1,4 +1,4 @@
-"""The PROXY protocol: who the client is, and who may say so."""
+"""The PROXY protocol: how the node learns the address of a client, and from whom it accepts it."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ async def test_only_proxies_that_are_trusted_may_name_a_client(start_broker: Sta
 
 
 async def test_a_header_is_no_packet_where_no_proxy_stands(start_broker: StartBroker) -> None:
-    broker = await start_broker(connect_timeout_ms=200)  # its bytes announce a packet that never comes
+    broker = await start_broker(connect_timeout_ms=200)  # The client announces a packet and never sends it.
     client = await broker.connect("c", head=VALID["v1 IPv4"][0], accepted=False)
     assert await client.ended() == []
     await until(lambda: not broker.node.gateway.connections)

@@ -1,4 +1,4 @@
-"""Sockets in turns: what a protocol gets and sends, and that one connection's end is no other's."""
+"""`Sockets`: what a protocol gets and sends, and that the end of one connection does not disturb others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not HAS_TURNS, reason="this system has no epoll:
 
 
 async def read_all(far: socket.socket, size: int) -> bytes:
-    """Return `size` bytes from the far end; fewer where it ends before."""
+    """Return `size` bytes from the far end, or fewer if it closes before."""
     loop, found = asyncio.get_running_loop(), bytearray()
     while len(found) < size and (data := await loop.sock_recv(far, size - len(found))):
         found += data
@@ -26,7 +26,7 @@ async def read_all(far: socket.socket, size: int) -> bytes:
 
 
 def reset(far: socket.socket) -> None:
-    """End a connection as one does that has crashed."""
+    """End a connection as a crashed client does."""
     far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     far.close()
 
