@@ -376,8 +376,8 @@ def _stream(is_v5: bool) -> st.SearchStrategy[bytes]:
         st.integers(0, 12),
         st.integers(0, 255),
     )
-    alike = st.builds(lambda data, count: data * count, cut_plain, st.integers(8, 30))
-    return st.lists(st.one_of(cut_plain, cut_plain, alike, wrong), max_size=12).map(b"".join)
+    alike = st.builds(lambda data, count: data * count, plain_publish, st.integers(8, 30))
+    return st.lists(st.one_of(plain_publish, plain_publish, alike, wrong), max_size=12).map(b"".join)
 
 
 @given(st.sampled_from([FROM_CLIENT, FROM_CLIENT_5]).flatmap(lambda side: st.tuples(st.just(side), _stream(side.is_v5))))
