@@ -1,4 +1,4 @@
-"""The simulated fleet: what a seed gives, and what its connections do with brokers that behave and brokers that don't."""
+"""The simulated fleet: the readings of a seed, and its connections with good and bad brokers."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ async def broker_that(on_publish: Callable[[int, bytes], bytes | None]) -> Async
                         return
                     writer.write(answer)
         except (ConnectionError, asyncio.IncompleteReadError):
-            pass  # the fleet has closed the connection: the test looks at its report
+            pass  # the fleet closed the connection, and the test reads its report
         finally:
             writer.close()
 
@@ -184,7 +184,7 @@ async def broker_that(on_publish: Callable[[int, bytes], bytes | None]) -> Async
         yield server.sockets[0].getsockname()[1]
 
 
-async def test_a_lost_connection_fails_what_its_device_had_yet_to_send() -> None:
+async def test_a_lost_connection_fails_the_remaining_readings_of_its_device() -> None:
     readings = simulate(1, 3, 60)
     async with broker_that(lambda n, packet_id: b"\x40\x02" + packet_id if n <= 5 else None) as port:
         report = await publish_fleet("127.0.0.1", port, readings, window=2)
@@ -204,7 +204,7 @@ async def test_a_fleet_without_a_broker_fails_with_the_reason() -> None:
 
 
 async def test_a_publish_without_its_puback_is_sent_again() -> None:
-    # Takes the 5 s after which amqtt gives a PUBACK up.
+    # This takes the 5 s after which amqtt stops waiting for a PUBACK.
     async with broker_that(lambda n, packet_id: b"" if n == 3 else b"\x40\x02" + packet_id) as port:
         report = await publish_fleet("127.0.0.1", port, simulate(1, 2, 40))
     assert (report.published, report.acknowledged, report.resent, report.failed) == (40, 40, 2, 0)

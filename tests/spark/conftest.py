@@ -1,4 +1,4 @@
-"""One Spark session for all tests of Spark's part: it takes seconds to start."""
+"""One Spark session for all tests of this folder, because it takes seconds to start."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 TIMEOUT_S = 600
-"""Spark starts in seconds, or in minutes beside other work. A test that is ended in a call to it takes the session, and so all
-the others, with it."""
+"""Spark starts in seconds, or in minutes beside other work. A timeout during a call to Spark would end the session, and so all
+other tests."""
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -27,7 +27,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from penstock.spark.errors import JavaMissing
     from penstock.spark.session import open_session
 
-    if "PYTEST_XDIST_WORKER" in os.environ:  # tests/conftest.py sees to it that one process has all of these tests
+    if "PYTEST_XDIST_WORKER" in os.environ:  # tests/conftest.py runs all of these tests in one process
         (tmp_path_factory.getbasetemp().parent / "spark").touch(exist_ok=False)
     try:
         session = open_session("local[2]", "penstock tests")

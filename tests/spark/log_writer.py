@@ -1,4 +1,4 @@
-"""Writes logs record by record, with `store.record.encode`: for tests that must know every byte."""
+"""Writes logs record by record with `store.record.encode`, for tests that must know every byte."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Reference = tuple[int, int]
 
 @dataclass
 class LogWriter:
-    """A log under construction, in memory until `save`. `now_ms` is the store time of what is added next."""
+    """A log under construction, in memory until `save`. `now_ms` is the store time of the next record."""
 
     now_ms: int = 1_000
     start: int = 0
@@ -65,14 +65,14 @@ class LogWriter:
     def change(
         self, group_id: int, name: str, references: list[tuple[Reference, int]], *, deadline_ms: int, attempt: int = 1
     ) -> int:
-        """Change the invisible time of deliveries, each given with the position of its message."""
+        """Change the invisible time of deliveries. Each comes with the position of its message."""
         body = b"".join(
             CHANGE_ENTRY.pack(*reference, message, 0, 64, attempt, attempt > 1, 0) for reference, message in references
         )
         return self.add(Kind.POP_INVISIBLE_CHANGED, name, body, fixed=POP_FIXED.pack(group_id, 1, deadline_ms))
 
     def save(self, data_dir: Path, *, hole_bytes: int = 0, torn: bytes = b"") -> Path:
-        """Write the segments; behind the last one `torn`, then a hole. Returns the folder of the segments."""
+        """Write the segments, then `torn` and a hole after the last one, and return the folder of the segments."""
         directory = data_dir / "commitlog"
         directory.mkdir(parents=True)
         base = self.start

@@ -1,4 +1,4 @@
-"""Every delivery gets its one outcome."""
+"""Every delivery gets exactly one outcome."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def found(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iter
     result.close()
 
 
-def test_every_outcome_is_told_apart(found: Reconciliation) -> None:
+def test_every_outcome_is_distinguished(found: Reconciliation) -> None:
     pumps, other = found.summary["groups"]
     expected = {
         DeliveryOutcome.ACKED_IN_TIME.value: 4,  # 0, 1, the changed one, the retried one
@@ -208,7 +208,7 @@ def test_a_negative_grace_is_refused(spark: SparkSession, tmp_path: Path) -> Non
         reconcile(spark, tmp_path, grace_ms=-1)
 
 
-def test_damage_in_the_middle_of_the_log_is_told_as_such(spark: SparkSession, tmp_path: Path) -> None:
+def test_damage_in_the_middle_of_the_log_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
     directory = every_outcome().save(tmp_path)
     segment = sorted(directory.iterdir())[1]
     data = bytearray(segment.read_bytes())
@@ -246,7 +246,7 @@ def test_run_without_a_log_is_a_usage_error(tmp_path: Path, capsys: pytest.Captu
 
 
 def random_log(seed: int, deliveries: int) -> LogWriter:
-    """A log in which anything may follow a delivery, also what must not."""
+    """Return a log in which anything may follow a delivery, even what a node never writes."""
     rng = random.Random(seed)
     log = LogWriter()
     open_: list[tuple[int, tuple[int, int], int]] = []
@@ -292,7 +292,7 @@ SETTLING = (
 
 
 class Model:
-    """The same reconciliation with dictionaries, record by record."""
+    """Return the same reconciliation, computed with dictionaries record by record."""
 
     def __init__(self, records: Iterator[Record], as_of_ms: int) -> None:
         self.begun: dict[int, tuple[int, int, int, int, int]] = {}

@@ -1,4 +1,4 @@
-"""What numpy takes out of a block is what `record.decode` says, record by record."""
+"""The columns of a block equal what `record.decode` returns for each record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The log's files, as a reader beside a running node finds them."""
+"""The files of a log, read beside a running node."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_blocks_of_any_size_hold_every_record_once(tmp_path: Path, block_bytes: 
 
 
 @pytest.mark.parametrize("partition_bytes", [1, 100, 10_000])
-def test_parts_are_cut_between_records_and_leave_nothing_out(tmp_path: Path, partition_bytes: int) -> None:
+def test_partitions_are_split_between_records_and_cover_the_log(tmp_path: Path, partition_bytes: int) -> None:
     log = three_segments()
     log.save(tmp_path)
     starts = {each.position for each in log.records()}
@@ -134,7 +134,7 @@ def test_parts_are_cut_between_records_and_leave_nothing_out(tmp_path: Path, par
 
 
 def test_a_survey_beside_a_writer_sees_only_whole_records(tmp_path: Path) -> None:
-    """Each record is written in two pieces, as a reader may find it, while the log is surveyed over and over."""
+    """A writer writes each record in two pieces, while the test surveys the log again and again."""
     log = three_segments()
     path = max(log.save(tmp_path, hole_bytes=1_000_000).iterdir())
     parts = [record.encode(Kind.MESSAGE, b"live", bytes(1_000), store_ms=2_000 + number) for number in range(400)]

@@ -1,4 +1,4 @@
-"""What a session needs of the machine."""
+"""The requirements of a Spark session, and the zip for executors."""
 
 from __future__ import annotations
 

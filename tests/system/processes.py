@@ -1,4 +1,4 @@
-"""A node as a process, for tests that end it in ways that no test in the same process could survive."""
+"""A node as a process, for tests that kill it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STOP_S = 30
 
 
 class NodeProcess:
-    """`penstock serve` on a data directory, on free ports. Started by `start`, as often as a test likes."""
+    """`penstock serve` on a data directory, on free ports. `start` may be called again after its end."""
 
     def __init__(self, data_dir: Path) -> None:
         self.data_dir = data_dir
@@ -24,7 +24,7 @@ class NodeProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, *options: str, directory: Path = ROOT) -> NodeProcess:
-        """Start it in a directory; return when it is ready."""
+        """Start the node in a directory, and return when it is ready."""
         listeners = [word for name in ("mqtt", "pop", "admin") for word in (f"--{name}", "127.0.0.1:0")]
         command = [sys.executable, "-m", "penstock", "serve", "--data-dir", str(self.data_dir), *listeners, *options]
         with self.log.open("ab") as log:
@@ -42,7 +42,7 @@ class NodeProcess:
         return int(self.addresses[listener].rpartition(":")[2])
 
     def kill(self) -> None:
-        """End it as a power cut would, as far as the process is concerned."""
+        """End the node with SIGKILL."""
         assert self._process is not None
         self._process.send_signal(signal.SIGKILL)
         self._process.wait(STOP_S)
@@ -52,7 +52,7 @@ class NodeProcess:
         self._process.send_signal(number)
 
     def stop(self) -> int:
-        """End it in order; return its exit status."""
+        """End the node with SIGTERM, and return its exit status."""
         assert self._process is not None
         self._process.terminate()
         return self._process.wait(STOP_S)
@@ -67,6 +67,6 @@ class NodeProcess:
 
 
 def run_penstock(*arguments: str, timeout_s: float = 100) -> subprocess.CompletedProcess[str]:
-    """Run a command of the command line to its end."""
+    """Run a command of the command line, and return its result."""
     command = [sys.executable, "-m", "penstock", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, check=False)

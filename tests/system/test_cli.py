@@ -1,4 +1,4 @@
-"""The command line's tools against a node that runs."""
+"""The commands of the command line against a running node."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _pop(node: NodeProcess, *options: str) -> list[dict[str, object]]:
 def test_pub_reaches_sub(running: NodeProcess) -> None:
     mqtt = running.addresses["mqtt"]
     command = [sys.executable, "-m", "penstock", "sub", "a/+", "--mqtt", mqtt, "--count", "2", "--json"]
-    # Retained, so that it doesn't matter whether the subscription or the message is first.
+    # The messages are retained, so the order of subscription and messages does not matter.
     for topic in ("a/1", "a/2"):
         assert run_penstock("pub", topic, f"body of {topic}", "--retain", "--mqtt", mqtt).returncode == 0
     seen = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
@@ -83,7 +83,7 @@ def test_inspect_log_names_a_damaged_record(running: NodeProcess) -> None:
     damaged = bytearray(segment.read_bytes())
     damaged[damaged.index(b"x" * 100)] ^= 1
     base = Path(segment.parent, f"{10**6:020d}.log")
-    base.write_bytes(b"")  # the damaged segment is not the last any more, so this is no torn tail
+    base.write_bytes(b"")  # the damaged segment is no longer the last one, so the damage is not a torn tail
     with segment.open("r+b") as file:
         file.write(bytes(damaged))
         file.truncate(10**6)

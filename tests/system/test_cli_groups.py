@@ -1,4 +1,4 @@
-"""Groups and dead letters by the command line, as an operator has it."""
+"""Groups and dead letters managed by the command line."""
 
 from __future__ import annotations
 

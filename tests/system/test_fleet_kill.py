@@ -1,4 +1,4 @@
-"""A fleet of devices that vanish at random, and a node that is killed at random: sessions go on, nothing is lost or doubled."""
+"""Devices that disconnect at random and a node that is killed at random: sessions continue, no message is lost or doubled."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from tests.system.processes import NodeProcess
 
 DEVICES = int(os.environ.get("PENSTOCK_FLEET_DEVICES", "60"))
 KILLS = int(os.environ.get("PENSTOCK_FLEET_KILLS", "3"))
-"""`make test-crash` has a thousand devices and kills the node thirty times."""
+"""Defaults. `make test-crash` runs a thousand devices and kills the node thirty times."""
 
 DEVICES_PER_GROUP = 4
-"""So many get each message."""
+"""Number of devices that get each message."""
 
 WINDOW = 8
 VANISHING = 0.02
-"""How often a device vanishes, of the times that it has read something."""
+"""Probability that a device disconnects after a read."""
 
 END_S = 60 + DEVICES / 5
-"""How long a test waits for what must come in the end."""
+"""Seconds that a test waits for the last messages."""
 
 
 @dataclass
@@ -42,17 +42,17 @@ class Fleet:
     port: int = 0
     up: asyncio.Event = field(default_factory=asyncio.Event)
     complete: asyncio.Event = field(default_factory=asyncio.Event)
-    """All devices are subscribed: from here on they publish."""
+    """Set when all devices are subscribed. Then they publish."""
     publishing: bool = True
     over: bool = False
     settled: int = 0
-    """Messages whose publisher has the last ack."""
+    """Messages whose publisher has received the final acknowledgement."""
 
     def __post_init__(self) -> None:
         self.devices = [Device(number, self) for number in range(DEVICES)]
 
     def missing(self) -> int:
-        """Return how much is still to come: acks to publishers, and messages to subscribers."""
+        """Return the number of missing acknowledgements and deliveries."""
         sent = {group: set[tuple[int, int]]() for group in range(DEVICES)}
         for device in self.devices:
             for number, (group, _) in device.sent.items():
@@ -75,21 +75,21 @@ class Device:
         self.sent: dict[int, tuple[int, int]] = {}
         """Group and QoS of each message, by number."""
         self.got: Counter[tuple[int, int]] = Counter()
-        """How often each message came, by publisher and number."""
+        """Number of deliveries of each message, by publisher and number."""
         self.order: dict[tuple[int, int], list[int]] = {}
-        """The numbers of a publisher's messages at one QoS, in the order in which each came first."""
+        """Numbers of a publisher's messages at one QoS, in the order of their first deliveries."""
         self.received: set[int] = set()
-        """Packet ids of messages at QoS 2 that came, until they are released."""
+        """Packet ids of received QoS 2 messages that are not released."""
         self.packet_id = 0
         self.lives = 0
 
     async def run(self) -> None:
-        """Connect, and connect again, until the fleet is over."""
+        """Connect, and reconnect after each end, until the test is over."""
         while not self.fleet.over:
             await self.fleet.up.wait()
             try:
                 await self.connect()
-            except OSError:  # the node is gone
+            except OSError:  # the node was killed
                 await asyncio.sleep(0)
 
     async def connect(self) -> None:
@@ -120,7 +120,7 @@ class Device:
                 return
 
     def handle(self, packet: Packet) -> bytes:
-        """Do what a client does with a packet; return what it answers."""
+        """Handle a packet as a client must, and return the answer."""
         kind = packet[0]
         if kind == CONNACK:
             return self.begin(bool(packet[2][0]))
@@ -141,7 +141,7 @@ class Device:
         return b""
 
     def begin(self, session_present: bool) -> bytes:
-        """Go on with what was under way, in its order [MQTT-4.4.0-1]."""
+        """Send unacknowledged packets again, in order [MQTT-4.4.0-1]."""
         self.lives += 1
         if self.subscribed:
             assert session_present, f"the session of device {self.number} is lost"
@@ -217,7 +217,7 @@ def start(node: NodeProcess, fleet: Fleet) -> None:
 
 
 async def reached(is_true, why: str) -> None:  # type: ignore[no-untyped-def]
-    """Let the fleet go on until something is true."""
+    """Let the fleet run until a condition is true."""
     try:
         async with asyncio.timeout(END_S):
             while not is_true():  # noqa: ASYNC110 - it follows from what sixty devices have got

@@ -1,4 +1,4 @@
-"""kill -9 at random moments: what was acknowledged is there, once it is acknowledged it stays so, nothing is invented."""
+"""kill -9 at random moments: acknowledged messages and acknowledgements survive, and no other messages appear."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from penstock.pop.proto import pop_pb2_grpc
 from tests.system.processes import NodeProcess
 
 ROUNDS = int(os.environ.get("PENSTOCK_KILL_ROUNDS", "3"))
-"""Kills of each test. `make test-crash` does a hundred."""
+"""Number of kills in each test. `make test-crash` makes a hundred."""
 
 WINDOW = 200
 GROUP = "after"
 
 
 class Acked(set[int]):
-    """What was acknowledged, and a way to wait until it is so much."""
+    """The acknowledged messages, and a way to wait for a number of them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Acked(set[int]):
             self._reached.set()
 
     def end(self) -> None:
-        """Nothing more will come."""
+        """Wake the waiting tests: no more acknowledgements follow."""
         self._reached.set()
 
     async def reach(self, target: int) -> None:
@@ -50,7 +50,7 @@ class Acked(set[int]):
 
 
 async def _publish_until_killed(port: int, first: int, acked: Acked) -> int:
-    """Publish numbered messages at QoS 1 and collect those whose PUBACK came, until the connection ends; return the next."""
+    """Publish numbered messages at QoS 1 until the connection ends, collect the acknowledged ones; return the next number."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(bytes.fromhex("100c00044d5154540402003c0000"))
     number, buffer = first, b""
@@ -80,7 +80,7 @@ def _ended() -> bytes:
 
 
 async def _pop_all(address: str, group: str, *, wait_ms: int = 0, ack: bool = True) -> list[pb.PoppedMessage]:
-    """Pop everything that is visible, and acknowledge it if wanted."""
+    """Pop all visible messages, and acknowledge them if asked to."""
     found: list[pb.PoppedMessage] = []
     async with grpc.aio.insecure_channel(address) as channel:
         stub: pop_pb2_grpc.PopServiceAsyncStub = pop_pb2_grpc.PopServiceStub(channel)
@@ -143,7 +143,7 @@ async def test_what_was_acknowledged_to_a_group_never_comes_back_and_the_rest_do
 
 
 async def _consume_until_killed(address: str, acked: Acked, random: Random) -> None:
-    """Pop small batches and acknowledge about half of each, until the node is gone."""
+    """Pop small batches and acknowledge about half of each until the node is killed."""
     async with grpc.aio.insecure_channel(address) as channel:
         stub: pop_pb2_grpc.PopServiceAsyncStub = pop_pb2_grpc.PopServiceStub(channel)
         request = pb.PopRequest(group=GROUP, filter="kill/+/value", messages_max=20, invisible_ms=2_000, wait_ms=500)
@@ -166,7 +166,7 @@ async def _consume_until_killed(address: str, acked: Acked, random: Random) -> N
 async def test_a_transaction_that_was_committed_is_seen_once_and_one_that_was_not_never(node: NodeProcess) -> None:
     random = Random(13)
     ends: dict[int, bool | None] = {}
-    """What the node answered: committed, rolled back, or nothing any more."""
+    """Answers of the node: committed, rolled back, or none because it was killed."""
     for _ in range(ROUNDS):
         node.start()
         answered = Acked()

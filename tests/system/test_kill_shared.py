@@ -1,4 +1,4 @@
-"""kill -9 under a shared subscription: what was acknowledged to its publisher comes to some member, whenever the node ends."""
+"""kill -9 under a shared subscription: each message that was acknowledged to its publisher reaches a member."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def publish_until_killed(node: NodeProcess, first: int, acked: set[int]) -
 
 
 async def share_until_killed(node: NodeProcess, name: str, got: set[int], chance: Random) -> None:
-    """Share a subscription and acknowledge most of what comes, until the connection ends."""
+    """Share a subscription and acknowledge most messages until the connection ends."""
     client = await client_of(node, name)
     with suppress(ConnectionError):
         assert await client.subscribe(("$share/g/kill/#", 1)) == [1]

@@ -1,4 +1,4 @@
-"""`penstock serve` as a process: its ready line, its end, and what it says when it can't start."""
+"""`penstock serve` as a process: its ready line, its end, and its errors at the start."""
 
 from __future__ import annotations
 

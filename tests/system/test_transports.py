@@ -1,4 +1,4 @@
-"""A node as a process with the configuration that the documentation shows."""
+"""A node as a process with the example configuration docs/penstock.toml."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def files(tmp_path: Path) -> Authority:
     authority.file.rename(tmp_path / "tls" / "devices-ca.pem")
     authority.file = tmp_path / "tls" / "devices-ca.pem"
     (tmp_path / "passwords").write_text(f"dashboard:{PasswordHash.recommended().hash('open sesame')}\n")
-    # What a test must have otherwise: ports that are free.
+    # Only the ports differ, which must be free in a test.
     text = EXAMPLE.read_text()
     for port in (8883, 8884, 8443):
         assert f"0.0.0.0:{port}" in text
