@@ -32,7 +32,7 @@ def source_of(host: str) -> str:
     return EXEMPT if address.is_loopback else str(address)
 
 
-class Strikes:
+class SourceStrikes:
     """The errors of a source in the current window, and until when it is held off; 0 means that it is not."""
 
     __slots__ = ("count", "held_until_ms", "window_until_ms")
@@ -53,7 +53,7 @@ class Sources:
     def __init__(self, options: LimitOptions) -> None:
         self._options = options
         self._open: dict[str, int] = {}
-        self._strikes: RecentIds[str, Strikes] = RecentIds(options.sources_max)
+        self._strikes: RecentIds[str, SourceStrikes] = RecentIds(options.sources_max)
         """The strikes by source. The source whose last strike is oldest comes first."""
 
     def __len__(self) -> int:
@@ -91,7 +91,7 @@ class Sources:
             return False
         strikes = self._strikes.get(source)
         if strikes is None or strikes.window_until_ms <= now_ms:
-            strikes = Strikes(now_ms + self._options.strike_window_ms)
+            strikes = SourceStrikes(now_ms + self._options.strike_window_ms)
         self._strikes.add(source, strikes)
         strikes.count += 1
         if strikes.count < most or strikes.held_until_ms > now_ms:
