@@ -9,7 +9,7 @@ READY := .venv/.ready
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-deep test-crash fuzz docs docs-serve lint types layout format bench bench-mqtt bench-pop bench-store proto clean
+.PHONY: help setup demo test test-fast test-deep test-crash fuzz docs docs-serve lint types layout format bench bench-mqtt bench-pop bench-store proto clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)$$/make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name doc; do printf '%-16s %s\n' "$$name" "$$doc"; done
@@ -21,6 +21,9 @@ demo: $(READY)  ## Run a fleet of devices, failing consumers and the Spark recon
 
 test: $(READY)  ## Run the tests, WORKERS at a time
 	$(BIN)/python -m pytest --numprocesses=$(WORKERS) $(ARGS)
+
+test-fast: $(READY)  ## Run the tests that a change breaks first, in under a minute
+	$(BIN)/python -m pytest --numprocesses=$(WORKERS) -m 'not slow' $(ARGS)
 
 test-deep: $(READY)  ## Run the tests with twenty times the examples in each search (an hour or two)
 	PENSTOCK_TEST_DEPTH=20 $(BIN)/python -m pytest --numprocesses=$(WORKERS) --timeout=3600 $(ARGS)

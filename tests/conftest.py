@@ -24,6 +24,41 @@ ONE_AFTER_ANOTHER = ("tests/spark/", "tests/system/test_demo.py")
 """Tests that one process runs where several run tests: each starts a Spark, which takes seconds and all processors."""
 
 
+SLOW = (
+    "tests/clients/",
+    "tests/fuzz/",
+    "tests/spark/",
+    "tests/system/",
+    "tests/test_bench.py",
+    "tests/gateway/test_access",
+    "tests/gateway/test_clients",
+    "tests/gateway/test_connection",
+    "tests/gateway/test_fuzz_transports.py",
+    "tests/gateway/test_publish_fast_path.py",
+    "tests/gateway/test_session_restart.py",
+    "tests/gateway/test_sessions_machine.py",
+    "tests/gateway/test_shared_restart.py",
+    "tests/gateway/test_shipped_plugins.py",
+    "tests/gateway/test_transport_clients.py",
+    "tests/node/test_fleet.py",
+    "tests/pop/test_core_machine.py",
+    "tests/store/test_damaged_index.py",
+    "tests/store/test_faults.py",
+    "tests/store/test_flipped.py",
+    "tests/store/test_kill.py",
+    "tests/store/test_repair.py",
+    "tests/store/test_store_machine.py",
+)
+"""Beginnings of the paths of tests that `make test-fast` leaves out: they start processes, search at random, or are many."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of `SLOW`."""
+    for item in items:
+        if item.nodeid.startswith(SLOW):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:
     """Deal out tests one by one, but for those of Spark, which go first and together."""

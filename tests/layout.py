@@ -54,12 +54,11 @@ def room_of(module: str, modules: Mapping[str, Path]) -> str:
     parts = module.split(".")[1:]
     if not parts:
         return "penstock"
-    folders = {name.split(".")[2] for name, path in modules.items() if path.name == "__init__.py" and name.count(".") == 2}
     top = parts[0]
     has_folders = any(name.startswith(f"penstock.{top}.") and path.name == "__init__.py" for name, path in modules.items())
     if not has_folders:
         return top
-    return "/".join(parts[:2]) if len(parts) > 1 and (parts[1] in folders or modules[module].name != "__init__.py") else top
+    return "/".join(parts[:2]) if has_folders else top
 
 
 def module_graph() -> dict[str, set[str]]:
@@ -80,6 +79,18 @@ def room_graph() -> dict[str, set[str]]:
         room = room_of(name, modules)
         rooms.setdefault(room, set()).update(room_of(each, modules) for each in imported)
     return {room: others - {room} for room, others in rooms.items()}
+
+
+def class_names() -> dict[str, list[str]]:
+    """Return the name of each class of `penstock`, but of generated code, with the modules that define it."""
+    found: dict[str, list[str]] = {}
+    for module, path in sources():
+        if path.stem.endswith(("_pb2", "_pb2_grpc")):
+            continue
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(module)
+    return found
 
 
 def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:

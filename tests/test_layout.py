@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.layout import ROOT, circles, imported_modules, module_graph, room_graph, sources
+from tests.layout import ROOT, circles, class_names, imported_modules, module_graph, room_graph, sources
 
 ALLOWED: dict[str, set[str]] = {
     "store": set(),
@@ -41,14 +41,43 @@ def test_imports_point_one_way() -> None:
     assert found == []
 
 
+LAYERS = {
+    "gateway": ("protocol", "transport", "auth", "sessions", "delivery", "connection", "gateway"),
+    "pop": ("proto", "core", "access", "grpc", "rocketmq", "server"),
+}
+"""The folders of a package from the lowest to the module that composes all of them. Each may import only lower ones."""
+
+
+@pytest.mark.parametrize("package", LAYERS)
+def test_a_folder_imports_only_lower_folders_of_its_package(package: str) -> None:
+    layers = [f"{package}/{name}" for name in LAYERS[package]]
+    rooms = room_graph()
+    assert set(layers) <= set(rooms)
+    upwards = [
+        f"{room} imports {other}"
+        for height, room in enumerate(layers)
+        for other in sorted(rooms[room])
+        if other in layers[height:]
+    ]
+    assert upwards == []
+
+
+def test_the_gateway_does_not_import_its_composition() -> None:
+    importing = sorted(name for name, imported in module_graph().items() if "penstock.gateway.gateway" in imported)
+    assert [name for name in importing if not name.startswith("penstock.node.")] == []
+
+
+def test_the_clients_import_nothing_of_the_node() -> None:
+    assert room_graph()["pop/client"] == {"pop/backoff", "pop/errors", "pop/proto"}
+
+
 def test_there_are_no_circles() -> None:
     assert circles(room_graph()) == []
     assert circles(module_graph()) == []
 
 
-def test_the_gateway_itself_is_imported_by_the_node_alone() -> None:
-    importers = {module for module, imported in module_graph().items() if "penstock.gateway.gateway" in imported}
-    assert {module for module in importers if not module.startswith("penstock.node.")} == set()
+def test_a_class_name_names_one_class() -> None:
+    assert {name: paths for name, paths in class_names().items() if len(paths) > 1} == {}
 
 
 def test_circles_are_found() -> None:
