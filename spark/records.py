@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.lib.stride_tricks import sliding_window_view
 
 from penstock.spark.segments import REMEDY, RecordBlock
-from penstock.store import record
+from penstock.store import bodies, record
 from penstock.store.errors import RecordCorrupt
 from penstock.store.record import Kind
 
@@ -146,12 +146,12 @@ class Records:
 
         Returns:
             Three arrays with one element per entry: the index of its record, its index in that record, and its value, of
-            `record.BODY_DTYPE`.
+            `bodies.BODY_DTYPE`.
 
         Raises:
             RecordCorrupt: the size of a body is not a multiple of the size of an entry.
         """
-        dtype = record.BODY_DTYPE[kind]
+        dtype = bodies.BODY_DTYPE[kind]
         lengths = self.stop - self.body_from
         self._refuse(lengths % dtype.itemsize != 0, f"its body is not a multiple of {dtype.itemsize} bytes.")
         counts = lengths // dtype.itemsize

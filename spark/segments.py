@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.spark.errors import LogMissing
-from penstock.store import record
+from penstock.store import record, recordscan
 from penstock.store.errors import LogCorrupt, RecordCorrupt
 
 DIRECTORY = "commitlog"
@@ -137,7 +137,7 @@ def blocks(path: str, base: int, start: int, stop: int | None, *, block_bytes: i
         while stop is None or position < stop:
             room = want if stop is None else min(want, stop - position)
             buffer = os.pread(fd, room, position - base)
-            offsets, end = record.walk(buffer)
+            offsets, end = recordscan.walk(buffer)
             if offsets:
                 yield RecordBlock(path, buffer, position, np.array(offsets, dtype=np.int64))
                 position, want = position + end, block_bytes

@@ -16,21 +16,11 @@ from collections.abc import Iterator
 import orjson
 
 from penstock.store import topics
+from penstock.store.bodies import TIMER_ENTRY
 from penstock.store.commitlog import CommitLog
 from penstock.store.lightqueue import LightQueue
-from penstock.store.record import (
-    CRC_FROM,
-    HEADER,
-    HEADER_BYTES,
-    TIMER_ENTRY,
-    UNROUTED,
-    Kind,
-    Record,
-    checksum,
-    decode,
-    decode_properties,
-    tag_hash,
-)
+from penstock.store.properties import decode_properties, tag_hash
+from penstock.store.record import CRC_FROM, HEADER, HEADER_BYTES, UNROUTED, Kind, Record, checksum, decode
 
 SLICE_BYTES = 512 * 1024
 """Bytes of log that one slice reads, besides those that were appended since the last slice. That takes the loop a few ms."""

@@ -20,19 +20,8 @@ import structlog
 
 from penstock.store.errors import DiskFull, LogCorrupt, PositionUnknown, RecordCorrupt, RecordTooLarge
 from penstock.store.quarantine import QUARANTINE, quarantine
-from penstock.store.record import (
-    COPY_BYTES,
-    HEADER_BYTES,
-    RECORD_BYTES_MAX,
-    Record,
-    checksum,
-    decode,
-    find_valid,
-    next_valid,
-    store_ms_of,
-    valid_until,
-    walk,
-)
+from penstock.store.record import COPY_BYTES, HEADER_BYTES, RECORD_BYTES_MAX, Record, checksum, decode, store_ms_of
+from penstock.store.recordscan import find_valid, next_valid, valid_until, walk
 from penstock.store.segment import SUFFIX, Segment, segment_base, segment_name, sync_directory
 from penstock.store.space import Space
 from penstock.store.syncmark import FILE, SyncMark

@@ -32,7 +32,8 @@ import orjson
 from penstock.store.commitlog import CommitLog
 from penstock.store.errors import PositionUnknown, RecordCorrupt
 from penstock.store.index import Batch, Index, KeySpace, after
-from penstock.store.record import Flag, Record, decode_properties
+from penstock.store.properties import decode_properties
+from penstock.store.record import Flag, Record
 
 ENTRY = Struct("<QII")
 ENTRY_DTYPE = np.dtype([("position", "<u8"), ("size", "<u4"), ("aux", "<u4")])

@@ -8,6 +8,7 @@ from pathlib import Path
 from penstock.store import record
 from penstock.store.commitlog import DIRECTORY
 from penstock.store.errors import LogCorrupt, PositionUnknown, RecordCorrupt
+from penstock.store.recordscan import walk
 from penstock.store.segment import SUFFIX, segment_base
 
 BLOCK_BYTES = 4 * 1024 * 1024
@@ -53,12 +54,12 @@ def _read_segment(path: Path, offset: int, base: int, following: int | None) -> 
         while stop is None or offset < stop:
             file.seek(offset)
             block = file.read(BLOCK_BYTES)
-            offsets, end = record.walk(block)
+            offsets, end = walk(block)
             if not offsets and len(block) >= record.HEADER_BYTES:
                 size = record.size_of(block)
                 if len(block) < size <= record.RECORD_BYTES_MAX:
                     block += file.read(size - len(block))
-                    offsets, end = record.walk(block)
+                    offsets, end = walk(block)
             for at in offsets:
                 try:
                     yield record.decode(block, at, position=base + offset + at)

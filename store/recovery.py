@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import structlog
 
-from penstock.store import record
 from penstock.store.commitlog import Block, CommitLog
 from penstock.store.errors import DataDirIncompatible, IndexDamaged, LogCorrupt, SnapshotInvalid
 from penstock.store.index import Covered, Index
+from penstock.store.properties import decode_properties, tag_hash
 from penstock.store.queues import Queues
-from penstock.store.record import HEADER, HEADER_BYTES, OBSERVED, UNROUTED, Kind, Record, checksum
+from penstock.store.record import CRC_FROM, HEADER, HEADER_BYTES, OBSERVED, UNROUTED, Kind, Record, checksum, decode
 from penstock.store.snapshot import DIRECTORY as SNAPSHOTS
 from penstock.store.snapshot import restore, snapshots
 
@@ -162,16 +162,16 @@ class Replay:
                 size, crc, kind, flags, topic_len, props_len, store_ms = unpack(view, at)
                 topic_stop = at + HEADER_BYTES + topic_len
                 is_plain = kind == _MESSAGE and not props_len and not flags & OBSERVED and topic_stop <= at + size
-                if is_plain and checksum(view[at + record.CRC_FROM : at + size]) == crc:
+                if is_plain and checksum(view[at + CRC_FROM : at + size]) == crc:
                     self._last_ms = store_ms
                     dispatch(route_of(bytes(view[at + HEADER_BYTES : topic_stop])), base + at, size, 0)
                     continue
-            self._replay_record(record.decode(view, at, position=base + at))
+            self._replay_record(decode(view, at, position=base + at))
 
     def _replay_record(self, found: Record) -> None:
         self._last_ms = found.store_ms
         if found.kind == _MESSAGE and not found.flags & UNROUTED:
-            tag = record.decode_properties(found.properties).tag
-            self._queues.dispatch(self._queues.route_stored(found.topic), found.position, found.size, record.tag_hash(tag))
+            tag = decode_properties(found.properties).tag
+            self._queues.dispatch(self._queues.route_stored(found.topic), found.position, found.size, tag_hash(tag))
         if found.kind != _MESSAGE or found.flags & OBSERVED:
             self._apply(found)

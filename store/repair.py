@@ -18,7 +18,8 @@ from penstock.store.commitlog import DIRECTORY
 from penstock.store.errors import LogCorrupt, PositionUnknown
 from penstock.store.index import Index
 from penstock.store.quarantine import QUARANTINE, quarantine
-from penstock.store.record import HEADER_BYTES, RECORD_BYTES_MAX, Kind, next_valid, store_ms_of, valid_until, walk
+from penstock.store.record import HEADER_BYTES, RECORD_BYTES_MAX, Kind, store_ms_of
+from penstock.store.recordscan import next_valid, valid_until, walk
 from penstock.store.segment import SUFFIX, Segment, segment_base, segment_name
 from penstock.store.syncmark import SyncMark
 

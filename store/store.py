@@ -275,7 +275,8 @@ class Store:
         properties: bytes = b"",
         flags: int = 0,
     ) -> int:
-        """Append a record that changes state, apply it, and return its position. See `store.record` for the fields.
+        """Append a record that changes state, apply it, and return its position. See `store.record` for the fields,
+        and `store.bodies` for the bodies.
 
         Raises:
             DiskFull: records of this kind may not be appended at the present level of `space`. Nothing has changed.

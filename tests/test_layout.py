@@ -11,8 +11,8 @@ ALLOWED: dict[str, set[str]] = {
     "timer": {"store"},
     "pop": {"store", "timer", "install"},
     "gateway": {"store", "timer", "pop"},
-    # The log's format and nothing else, so that a Spark worker needs no broker.
-    "spark": {"store.record", "store.errors", "install"},
+    # The format of records and nothing else, so that a Spark worker needs no broker.
+    "spark": {"store.record", "store.bodies", "store.recordscan", "store.errors", "install"},
 }
 """What each package may import of `penstock`, besides itself. The rest of `penstock` may import anything but tests."""
 

@@ -17,11 +17,13 @@ from struct import Struct
 import orjson
 import structlog
 
+from penstock.store.bodies import TIMER_ENTRY
 from penstock.store.errors import LimitExceeded, PositionUnknown, RecordCorrupt
 from penstock.store.index import Batch, Index, KeySpace
 from penstock.store.part import Apply
+from penstock.store.properties import decode_properties, tag_hash
 from penstock.store.recent import RecentIds
-from penstock.store.record import TIMER_ENTRY, Flag, Kind, Record, decode, decode_properties, tag_hash
+from penstock.store.record import Flag, Kind, Record, decode
 from penstock.store.store import Store
 from penstock.timer.options import TimerOptions
 from penstock.timer.ticker import Ticker
@@ -48,7 +50,7 @@ class Recalled(Enum):
 def routes_of(store: Store, entries: list[tuple[int, int]]) -> bytes:
     """Return the properties of a record that routes earlier messages: their topics and the hashes of their tags, as JSON.
 
-    See `store.record.TIMER_ENTRY`. A message that would expire soon is carried forward.
+    See `store.bodies.TIMER_ENTRY`. A message that would expire soon is carried forward.
 
     Args:
         store: where the messages are.

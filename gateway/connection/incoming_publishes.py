@@ -32,7 +32,8 @@ from penstock.gateway.protocol.runs import count_packets, split_runs
 from penstock.gateway.protocol.topics import DELAYED, parse_delayed
 from penstock.gateway.sessions.session import Session
 from penstock.store.errors import DiskFull, StoreError, TopicInvalid
-from penstock.store.record import HEADER_BYTES, TOPIC_BYTES_MAX, Flag, encode_properties
+from penstock.store.properties import encode_properties
+from penstock.store.record import HEADER_BYTES, TOPIC_BYTES_MAX, Flag
 from penstock.store.store import Store
 from penstock.store.topics import check_topic
 from penstock.timer.delayed import DelayedMessages

@@ -22,17 +22,8 @@ from penstock.gateway.sessions.inflight import Slot
 from penstock.store.commitlog import dense_until
 from penstock.store.errors import PositionUnknown
 from penstock.store.lightqueue import ENTRY, ENTRY_BYTES
-from penstock.store.record import (
-    FLAGS_AT,
-    HEADER,
-    HEADER_BYTES,
-    STORE_MS_AT,
-    Flag,
-    decode_properties,
-    is_intact,
-    split,
-    topic_of,
-)
+from penstock.store.properties import decode_properties
+from penstock.store.record import FLAGS_AT, HEADER, HEADER_BYTES, STORE_MS_AT, Flag, is_intact, split, topic_of
 from penstock.store.store import Store
 
 _SHORT_HEAD = Struct(">BBH")

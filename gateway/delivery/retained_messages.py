@@ -17,10 +17,12 @@ from typing import Final
 
 from penstock.gateway.delivery import topic_lists
 from penstock.store import topics
+from penstock.store.bodies import TIMER_ENTRY
 from penstock.store.index import Batch, Index, KeySpace
 from penstock.store.lightqueue import ENTRY
 from penstock.store.part import Apply
-from penstock.store.record import TIMER_ENTRY, Flag, Kind, Record, decode_properties
+from penstock.store.properties import decode_properties
+from penstock.store.record import Flag, Kind, Record
 
 _ROW = Struct("<QIq")
 _COUNT = Struct("<Q")

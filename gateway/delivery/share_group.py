@@ -21,9 +21,9 @@ from penstock.pop.core.core import PopCore
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.poll import Poll, PopResult
 from penstock.pop.errors import Overloaded
+from penstock.store.bodies import CHECKPOINT_ENTRY_DTYPE
 from penstock.store.errors import DiskFull, StoreError
 from penstock.store.lightqueue import ENTRY_BYTES, ENTRY_DTYPE
-from penstock.store.record import CHECKPOINT_ENTRY_DTYPE
 
 logger = structlog.get_logger("gateway")
 

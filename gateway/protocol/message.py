@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.gateway.protocol.fields import U32, write_binary, write_pair, write_string
 from penstock.gateway.protocol.properties import Property, PropertyValues
-from penstock.store.record import Properties
+from penstock.store.properties import Properties
 
 
 def to_stored(

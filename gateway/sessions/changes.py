@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from penstock.gateway.sessions.inflight import Slot
-from penstock.store.record import SESSION_COUNTS, SESSION_CURSOR, SESSION_PACKET_ID, SESSION_SLOT
+from penstock.store.bodies import SESSION_COUNTS, SESSION_CURSOR, SESSION_PACKET_ID, SESSION_SLOT
 
 
 class Changes(NamedTuple):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from penstock.gateway.sessions.changes import Changes, decode_packet_ids, decode_slots, encode_slots
 from penstock.gateway.sessions.inflight import Slot
 from penstock.gateway.sessions.stored_subscription import StoredDraining, StoredSubscription
-from penstock.store.record import SESSION_PACKET_ID
+from penstock.store.bodies import SESSION_PACKET_ID
 
 _HEAD = Struct("<BIqIqQIHII")
 """Whether the client is connected, expiry_s, ends_ms; delay_s, due_ms, position and size of the will; last_packet_id,

@@ -22,8 +22,9 @@ from penstock.gateway.sessions.stored_session import StoredSession, StoredWill
 from penstock.gateway.sessions.stored_subscription import StoredDraining, StoredSubscription
 from penstock.store.index import Batch, Index
 from penstock.store.part import Apply
+from penstock.store.properties import decode_properties
 from penstock.store.queues import Queues
-from penstock.store.record import Flag, Kind, Record, decode_properties
+from penstock.store.record import Flag, Kind, Record
 
 OWNER: Final = "sessions"
 """The name of all sessions together among the owners of a light queue."""

@@ -11,7 +11,8 @@ from penstock.gateway.protocol.packets import NO_LOCAL, WILL
 from penstock.gateway.protocol.properties import read_properties
 from penstock.gateway.sessions.stored_session import StoredSession, StoredWill
 from penstock.store.errors import DiskFull, StoreError
-from penstock.store.record import Flag, Kind, decode, encode_properties
+from penstock.store.properties import encode_properties
+from penstock.store.record import Flag, Kind, decode
 from penstock.store.store import Store
 
 logger = structlog.get_logger("gateway")

@@ -12,7 +12,8 @@ from penstock.pop.core.judging import Judge
 from penstock.pop.core.outcome import AckOutcome
 from penstock.pop.core.records import REFERENCES_MAX, GroupRecords
 from penstock.pop.core.state import PopState
-from penstock.store.record import REFERENCE, Kind
+from penstock.store.bodies import REFERENCE
+from penstock.store.record import Kind
 
 
 class Acknowledger:

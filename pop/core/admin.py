@@ -12,8 +12,9 @@ from penstock.pop.core.core import PopCore
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.settings import GroupSettings, check_settings
 from penstock.pop.errors import GroupBusy, GroupExists, GroupUnknown, RequestInvalid
+from penstock.store.bodies import REFERENCE
 from penstock.store.lightqueue import End, LightQueue, Start
-from penstock.store.record import REFERENCE, Kind
+from penstock.store.record import Kind
 
 
 class ResetTo(NamedTuple):

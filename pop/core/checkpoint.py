@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from struct import Struct
 from typing import NamedTuple
 
-from penstock.store.record import CHECKPOINT_ENTRY, Flag
+from penstock.store.bodies import CHECKPOINT_ENTRY
+from penstock.store.record import Flag
 
 ATTEMPT_ID_BYTES_MAX = 255
 

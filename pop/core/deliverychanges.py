@@ -16,9 +16,10 @@ from penstock.pop.core.grouptable import GroupTable
 from penstock.pop.core.indexes import runs_of
 from penstock.pop.core.names import DEAD_LETTERS
 from penstock.pop.core.order import NO_KEY, Parked
+from penstock.store.bodies import CHANGE_ENTRY, REFERENCE, TIMER_ENTRY
 from penstock.store.part import Apply
 from penstock.store.queues import Queues
-from penstock.store.record import CHANGE_ENTRY, POP_FIXED, REFERENCE, TIMER_ENTRY, Flag, Kind, Record
+from penstock.store.record import POP_FIXED, Flag, Kind, Record
 
 
 class DeliveryChanges:

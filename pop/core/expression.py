@@ -24,7 +24,8 @@ from typing import Literal
 from penstock.pop.core.sqlparser import SqlParser
 from penstock.pop.core.sqlvalues import Condition
 from penstock.pop.errors import ExpressionInvalid
-from penstock.store.record import decode_properties, properties_of, tag_hash
+from penstock.store.properties import decode_properties, tag_hash
+from penstock.store.record import properties_of
 
 EXPRESSION_BYTES_MAX = 8 * 1024
 TAGS_MAX = 64

@@ -14,11 +14,12 @@ from penstock.pop.core.grouptable import GroupTable
 from penstock.pop.core.names import DEAD_LETTERS
 from penstock.pop.core.settings import GroupSettings
 from penstock.pop.options import PopOptions
+from penstock.store.bodies import REFERENCE
 from penstock.store.errors import QueueUnknown
 from penstock.store.lightqueue import LightQueue
 from penstock.store.part import Apply
 from penstock.store.queues import Queues
-from penstock.store.record import POP_FIXED, REFERENCE, Kind, Record
+from penstock.store.record import POP_FIXED, Kind, Record
 
 
 class GroupChanges:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from penstock.store.record import REFERENCE
+from penstock.store.bodies import REFERENCE
 
 REFERENCE_BYTES = REFERENCE.size
 _POSITION_BYTES = 8

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from penstock.pop.core.handle import Delivery, Handles
 from penstock.pop.core.outcome import AckOutcome
 from penstock.pop.core.state import PopState
-from penstock.store.record import REFERENCE
+from penstock.store.bodies import REFERENCE
 
 
 class Judge:

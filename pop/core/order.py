@@ -19,7 +19,8 @@ from typing import NamedTuple
 from zlib import crc32
 
 from penstock.store.index import Batch, Index, KeySpace, after
-from penstock.store.record import decode_properties, properties_of, topic_of
+from penstock.store.properties import decode_properties
+from penstock.store.record import properties_of, topic_of
 
 PARKED_MAX = 100_000
 """Maximum number of parked messages of a group. At the limit, its pops scan no further until some of them were delivered."""

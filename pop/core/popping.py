@@ -15,20 +15,11 @@ from penstock.pop.core.records import GroupRecords
 from penstock.pop.core.selection import Selection, select
 from penstock.pop.core.state import PopState
 from penstock.pop.errors import GroupUnknown, RequestInvalid
+from penstock.store.bodies import REFERENCE
 from penstock.store.commitlog import dense_until
 from penstock.store.errors import DiskFull, PositionUnknown
-from penstock.store.record import (
-    CRC_FROM,
-    KIND_AT,
-    PROPS_LEN_AT,
-    REFERENCE,
-    SIZE_AND_CRC,
-    STORE_MS_AT,
-    Kind,
-    checksum,
-    decode_properties,
-    properties_of,
-)
+from penstock.store.properties import decode_properties
+from penstock.store.record import CRC_FROM, KIND_AT, PROPS_LEN_AT, SIZE_AND_CRC, STORE_MS_AT, Kind, checksum, properties_of
 from penstock.store.store import Store
 
 logger = structlog.get_logger("pop")

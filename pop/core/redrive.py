@@ -11,7 +11,8 @@ from penstock.pop.core.core import PopCore
 from penstock.pop.core.deadletters import DeadLetter
 from penstock.pop.core.names import DEAD_LETTERS
 from penstock.pop.core.order import NO_KEY, order_key
-from penstock.store.record import TIMER_ENTRY, Kind
+from penstock.store.bodies import TIMER_ENTRY
+from penstock.store.record import Kind
 
 DEAD_LETTERS_MAX = 10_000
 """Maximum number of dead letters that one call lists or redrives, because the loop does nothing else meanwhile."""

@@ -12,7 +12,8 @@ from penstock.pop.core.deadlines import Deadlines
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.records import GroupRecords
 from penstock.pop.core.state import PopState
-from penstock.store.record import REFERENCE, Kind
+from penstock.store.bodies import REFERENCE
+from penstock.store.record import Kind
 
 
 class Revival:

@@ -17,8 +17,8 @@ from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.order import NO_KEY, Parked
 from penstock.pop.core.scan import RESPONSE_BYTES, SCAN_ENTRIES, Scan
 from penstock.pop.core.state import PopState
+from penstock.store.bodies import CHECKPOINT_ENTRY, backoff_code
 from penstock.store.lightqueue import ENTRY, ENTRY_BYTES
-from penstock.store.record import CHECKPOINT_ENTRY, backoff_code
 from penstock.store.store import Store
 
 PASSED_MAX = 4096

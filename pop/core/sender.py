@@ -13,7 +13,8 @@ from penstock.pop.core.transactions import Transactions
 from penstock.pop.errors import PopError
 from penstock.pop.options import PopOptions
 from penstock.store.errors import LimitExceeded
-from penstock.store.record import Flag, Properties, encode_properties, tag_hash
+from penstock.store.properties import Properties, encode_properties, tag_hash
+from penstock.store.record import Flag
 from penstock.store.store import Store
 from penstock.timer.delayed import DelayedMessages
 from penstock.timer.options import TimerOptions

@@ -11,7 +11,8 @@ from penstock.pop.core.deadletters import Reason
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.records import GroupRecords
 from penstock.pop.core.state import PopState
-from penstock.store.record import REFERENCE, Kind
+from penstock.store.bodies import REFERENCE
+from penstock.store.record import Kind
 
 
 class Settlement:

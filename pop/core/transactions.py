@@ -18,11 +18,13 @@ from typing import NamedTuple
 
 from penstock.pop.errors import Overloaded
 from penstock.pop.options import PopOptions
+from penstock.store.bodies import TIMER_ENTRY
 from penstock.store.errors import LimitExceeded
 from penstock.store.index import Batch, Index, KeySpace
 from penstock.store.part import Apply
+from penstock.store.properties import decode_properties
 from penstock.store.recent import RecentIds
-from penstock.store.record import TIMER_ENTRY, Flag, Kind, Record, decode_properties
+from penstock.store.record import Flag, Kind, Record
 from penstock.store.store import Store
 from penstock.timer.delayed import routed, routes_of
 from penstock.timer.options import TimerOptions

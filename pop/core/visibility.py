@@ -11,7 +11,8 @@ from penstock.pop.core.judging import Judge
 from penstock.pop.core.outcome import AckOutcome, InvisibleChange
 from penstock.pop.core.records import GroupRecords
 from penstock.pop.core.state import PopState
-from penstock.store.record import CHANGE_ENTRY, Flag, Kind
+from penstock.store.bodies import CHANGE_ENTRY
+from penstock.store.record import Flag, Kind
 
 
 class Visibility:

@@ -8,7 +8,8 @@ from penstock.pop.grpc.status import OK, with_status
 from penstock.pop.grpc.wire import SENT_PLAIN, sent
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.store.errors import LimitExceeded, RecordTooLarge, TopicInvalid
-from penstock.store.record import TOPIC_BYTES_MAX, Properties
+from penstock.store.properties import Properties
+from penstock.store.record import TOPIC_BYTES_MAX
 from penstock.store.store import Store
 
 MESSAGES_PER_SEND_MAX = 10_000

@@ -12,7 +12,8 @@ from penstock.pop.grpc.requests import bounded, check_count, message_id, positio
 from penstock.pop.grpc.status import END_STATUS, with_status
 from penstock.pop.grpc.wire import statuses
 from penstock.pop.proto import pop_pb2 as pb
-from penstock.store.record import decode, decode_properties
+from penstock.store.properties import decode_properties
+from penstock.store.record import decode
 from penstock.store.store import Store
 
 TRANSACTIONS_DEFAULT = 32

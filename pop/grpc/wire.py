@@ -12,7 +12,9 @@ from typing import Any
 from penstock.pop.core.handle import DELIVERY_DIGITS
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.pop.proto.encoding import CONTINUED, SMALL, VARINTS, text, varint
-from penstock.store.record import CHECKPOINT_ENTRY, CRC_FROM, HEADER, HEADER_BYTES, decode_properties
+from penstock.store.bodies import CHECKPOINT_ENTRY
+from penstock.store.properties import decode_properties
+from penstock.store.record import CRC_FROM, HEADER, HEADER_BYTES
 
 _POSITION_BYTES = 8
 

@@ -18,7 +18,8 @@ from penstock.pop.core.checkpoint import Entry
 from penstock.pop.rocketmq.names import encode, lite_topic_of, topic_of_message
 from penstock.pop.rocketmq.status import Code, Refused
 from penstock.pop.rocketmq.stubs import pb
-from penstock.store.record import Flag, Properties, Record, decode_properties
+from penstock.store.properties import Properties, decode_properties
+from penstock.store.record import Flag, Record
 
 PRODUCER = "rocketmq:"
 """Prefix of the producer of a half message, before its topic. Each client that publishes to the topic may tell the outcome."""

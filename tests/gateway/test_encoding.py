@@ -17,7 +17,8 @@ from penstock.gateway.protocol.fixed_header import FROM_SERVER_5
 from penstock.gateway.protocol.packets import PUBLISH
 from penstock.store.lightqueue import ENTRY
 from penstock.store.options import KIB, MIB, StoreOptions
-from penstock.store.record import Flag, Properties, encode_properties
+from penstock.store.properties import Properties, encode_properties
+from penstock.store.record import Flag
 from penstock.store.store import Store
 from tests.clock import ManualClock
 

@@ -16,9 +16,11 @@ from penstock.gateway.delivery import topic_lists
 from penstock.gateway.delivery.retained_messages import RetainedMessages
 from penstock.gateway.delivery.topic_lists import LEVELS_INDEXED
 from penstock.store import topics
+from penstock.store.bodies import TIMER_ENTRY
 from penstock.store.lightqueue import ENTRY
 from penstock.store.options import HOUR_MS, KIB, MIB, StoreOptions
-from penstock.store.record import TIMER_ENTRY, Flag, Kind, Properties, decode, encode_properties
+from penstock.store.properties import Properties, encode_properties
+from penstock.store.record import Flag, Kind, decode
 from penstock.store.store import Store
 from tests.clock import ManualClock
 from tests.depth import DEPTH

@@ -14,7 +14,8 @@ from penstock.gateway.protocol.properties import Property, PropertyValues
 from penstock.gateway.sessions.rows import all_sessions
 from penstock.node.node import Node
 from penstock.store.options import KIB, MIB
-from penstock.store.record import HEADER, KIND_AT, Kind, walk
+from penstock.store.record import HEADER, KIND_AT, Kind
+from penstock.store.recordscan import walk
 from penstock.store.repair import repair, survey
 from tests.gateway.brokers import StartBroker
 from tests.gateway.lasting_sessions import (

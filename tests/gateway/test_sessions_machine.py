@@ -20,7 +20,8 @@ from penstock.gateway.sessions.rows import all_sessions
 from penstock.gateway.sessions.stored_session import StoredSession
 from penstock.gateway.sessions.stored_sessions import OWNER, StoredSessions
 from penstock.store.options import StoreOptions
-from penstock.store.record import Flag, Kind, Properties, encode_properties
+from penstock.store.properties import Properties, encode_properties
+from penstock.store.record import Flag, Kind
 from penstock.store.store import Store
 from tests.clock import ManualClock
 from tests.store.cutting import cut_log

@@ -13,7 +13,9 @@ from penstock.pop.core.outcome import AckOutcome
 from penstock.pop.core.settings import GroupSettings
 from penstock.pop.errors import ExpressionInvalid, GroupBusy, GroupExists, GroupUnknown, RequestInvalid
 from penstock.pop.options import PopOptions
-from penstock.store.record import REFERENCE, Flag, Kind, Properties, backoff_code, encode_properties
+from penstock.store.bodies import REFERENCE, backoff_code
+from penstock.store.properties import Properties, encode_properties
+from penstock.store.record import Flag, Kind
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Parts
 
 RESTARTS = [None, True, False]

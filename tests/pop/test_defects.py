@@ -17,7 +17,7 @@ from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.pop.proto.pop_pb2_grpc import PopServiceStub
 from penstock.store.options import MIB, StoreOptions
-from penstock.store.record import Properties
+from penstock.store.properties import Properties
 from penstock.timer.options import TimerOptions
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node, Parts
 

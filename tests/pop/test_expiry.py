@@ -10,7 +10,7 @@ import pytest
 from penstock.pop.core.poll import PopResult
 from penstock.pop.core.popping import BATCHES_MAX
 from penstock.pop.grpc.consumestream import ConsumeStream
-from penstock.store.record import Properties
+from penstock.store.properties import Properties
 from tests.pop.wiring import GROUP, Parts
 
 

@@ -13,7 +13,8 @@ from penstock.pop.core.expression import compile_expression
 from penstock.pop.core.scan import SCAN_READS_MAX
 from penstock.pop.core.selection import PASSED_MAX
 from penstock.pop.errors import ExpressionInvalid
-from penstock.store.record import Kind, Properties, encode, encode_properties
+from penstock.store.properties import Properties, encode_properties
+from penstock.store.record import Kind, encode
 from tests.pop.wiring import FILTER, GROUP, Node, Parts
 
 RESTARTS = [None, True, False]
@@ -236,7 +237,7 @@ def test_a_group_gets_what_it_wants_and_moves_over_the_rest(
 
 
 def test_a_hash_that_two_tags_share_gives_no_wrong_message(parts: Parts) -> None:
-    from penstock.store.record import tag_hash
+    from penstock.store.properties import tag_hash
 
     first, second = "plumless", "buckeroo"
     assert tag_hash(first) == tag_hash(second)

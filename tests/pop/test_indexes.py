@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.pop.core.indexes import Indexes, runs_of
-from penstock.store.record import REFERENCE
+from penstock.store.bodies import REFERENCE
 
 indexes = st.integers(0, 2**16 - 1)
 runs = st.builds(

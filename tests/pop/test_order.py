@@ -16,7 +16,7 @@ from penstock.pop.core.outcome import AckOutcome
 from penstock.pop.core.scan import RESPONSE_BYTES
 from penstock.pop.errors import GroupBusy
 from penstock.store.options import MIB, StoreOptions
-from penstock.store.record import Properties
+from penstock.store.properties import Properties
 from tests.depth import DEPTH
 from tests.pop.wiring import GROUP, Delivered, Parts
 

@@ -12,7 +12,8 @@ from penstock.pop.core.outcome import AckOutcome
 from penstock.pop.options import PopOptions
 from penstock.store.lightqueue import LightQueue
 from penstock.store.options import HOUR_MS, KIB, StoreOptions
-from penstock.store.record import Flag, Properties, encode_properties
+from penstock.store.properties import Properties, encode_properties
+from penstock.store.record import Flag
 from tests.pop.wiring import FILTER, TOPIC, Parts
 from tests.store.wiring import retain, work_on
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.store.record import Flag, Properties, encode_properties
+from penstock.store.properties import Properties, encode_properties
+from penstock.store.record import Flag
 from tests.pop.wiring import GROUP, Parts
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from penstock.pop.core.transactions import EndOutcome, HalfMessage
 from penstock.pop.options import PopOptions
-from penstock.store.record import Flag, Properties, encode_properties
+from penstock.store.properties import Properties, encode_properties
+from penstock.store.record import Flag
 from tests.pop.wiring import TOPIC, Node, Parts
 
 RESTARTS = [None, True, False]

@@ -9,7 +9,9 @@ from penstock.pop.core.handle import Handles
 from penstock.pop.grpc.wire import SENT_PLAIN, popped_messages, sent, statuses
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.pop.proto.encoding import varint
-from penstock.store.record import CHECKPOINT_ENTRY, Kind, Properties, encode, encode_properties
+from penstock.store.bodies import CHECKPOINT_ENTRY
+from penstock.store.properties import Properties, encode_properties
+from penstock.store.record import Kind, encode
 
 SECRET = bytes(range(32))
 

@@ -32,7 +32,8 @@ from penstock.pop.server import PopServer, rocketmq_service
 from penstock.store.clock import Clock, SystemClock
 from penstock.store.lightqueue import Start
 from penstock.store.options import MIB, HostPort, StoreOptions
-from penstock.store.record import Properties, decode, encode_properties, tag_hash
+from penstock.store.properties import Properties, encode_properties, tag_hash
+from penstock.store.record import decode
 from penstock.store.recovery import Recovery
 from penstock.store.store import Store
 from penstock.timer.delayed import DelayedMessages

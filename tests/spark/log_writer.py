@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.store import record
-from penstock.store.record import CHANGE_ENTRY, CHECKPOINT_ENTRY, POP_FIXED, REFERENCE, Kind, Record, backoff_code
+from penstock.store.bodies import CHANGE_ENTRY, CHECKPOINT_ENTRY, REFERENCE, backoff_code
+from penstock.store.record import POP_FIXED, Kind, Record
 
 Reference = tuple[int, int]
 """Position of the checkpoint, index in it."""

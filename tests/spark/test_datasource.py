@@ -26,7 +26,7 @@ from pyspark.sql.datasource import (
 
 from penstock.spark.datasource import CommitlogReader, LogPartition, ReadOptions
 from penstock.spark.errors import ReadOptionInvalid
-from penstock.store import record
+from penstock.store import record, recordscan
 from penstock.store.record import Flag, Kind
 from tests.spark.log_writer import LogWriter
 
@@ -178,7 +178,7 @@ def damaged(log: LogWriter, path: Path, number: int) -> tuple[Path, int]:
     directory = log.save(path)
     segment = sorted(directory.iterdir())[1]
     data = bytearray(segment.read_bytes())
-    offset = record.walk(bytes(data))[0][number]
+    offset = recordscan.walk(bytes(data))[0][number]
     data[offset + 30] ^= 1
     segment.write_bytes(data)
     return segment, int(segment.stem) + offset

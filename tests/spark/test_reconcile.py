@@ -19,8 +19,9 @@ from penstock.spark.errors import ReadOptionInvalid, ReportDirInUse
 from penstock.spark.reconcile import Reconciliation, reconcile, run
 from penstock.spark.summary import DeliveryOutcome
 from penstock.store import record
+from penstock.store.bodies import CHANGE_ENTRY, CHECKPOINT_ENTRY, REFERENCE
 from penstock.store.errors import LogCorrupt
-from penstock.store.record import CHANGE_ENTRY, CHECKPOINT_ENTRY, POP_FIXED, REFERENCE, Kind, Record
+from penstock.store.record import POP_FIXED, Kind, Record
 from tests.spark.log_writer import LogWriter
 
 GRACE_MS = 60_000

@@ -14,9 +14,10 @@ pytest.importorskip("pyarrow", reason="Spark's part needs the extra `spark`")
 from penstock.spark.records import SETTLING, Records, handed_out, settled
 from penstock.spark.segments import RecordBlock
 from penstock.spark.tables import TABLES
-from penstock.store import record
+from penstock.store import record, recordscan
+from penstock.store.bodies import CHANGE_ENTRY, CHECKPOINT_ENTRY, REFERENCE
 from penstock.store.errors import RecordCorrupt
-from penstock.store.record import CHANGE_ENTRY, CHECKPOINT_ENTRY, FIXED_BYTES, POP_FIXED, REFERENCE, Kind, Record
+from penstock.store.record import FIXED_BYTES, POP_FIXED, Kind, Record
 from tests.depth import DEPTH
 
 BASE = 7_000_000_000
@@ -63,7 +64,7 @@ def encoded(draw: st.DrawFn) -> bytes:
 
 
 def load(data: bytes) -> tuple[Records, list[Record]]:
-    offsets, _ = record.walk(data)
+    offsets, _ = recordscan.walk(data)
     decoded = [record.decode(data, offset, position=BASE + offset) for offset in offsets]
     block = RecordBlock(f"{BASE:020d}.log", data, BASE, np.array(offsets, dtype=np.int64))
     return Records.of(block), decoded

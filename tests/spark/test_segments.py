@@ -12,7 +12,7 @@ pytest.importorskip("pyarrow", reason="Spark's part needs the extra `spark`")
 
 from penstock.spark import segments
 from penstock.spark.errors import LogMissing
-from penstock.store import record
+from penstock.store import record, recordscan
 from penstock.store.errors import LogCorrupt, RecordCorrupt
 from penstock.store.record import Kind
 from tests.spark.log_writer import LogWriter
@@ -98,7 +98,7 @@ def test_a_size_that_cannot_be_is_an_error_where_records_should_go_on(tmp_path: 
     log = three_segments()
     directory = log.save(tmp_path)
     first = min(directory.iterdir())
-    at = record.walk(first.read_bytes())[0][4]
+    at = recordscan.walk(first.read_bytes())[0][4]
     data = bytearray(first.read_bytes())
     data[at : at + 4] = (7).to_bytes(4, "little")
     first.write_bytes(data)

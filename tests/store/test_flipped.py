@@ -23,11 +23,13 @@ from penstock.pop.core.redrive import DeadLetterAdmin
 from penstock.pop.core.transactions import Transactions
 from penstock.pop.options import PopOptions
 from penstock.store.backfill import Backfill
+from penstock.store.bodies import TIMER_ENTRY
 from penstock.store.commitlog import DIRECTORY, CommitLog, Tail
 from penstock.store.errors import LogCorrupt
 from penstock.store.lightqueue import ENTRY, LightQueue
 from penstock.store.options import KIB, StoreOptions
-from penstock.store.record import TIMER_ENTRY, Flag, Kind, Properties, Record, encode_properties
+from penstock.store.properties import Properties, encode_properties
+from penstock.store.record import Flag, Kind, Record
 from penstock.store.repair import survey
 from penstock.store.store import Store
 from penstock.store.syncmark import FILE

@@ -20,7 +20,8 @@ from penstock.store.lightqueue import (
     entries_key,
     queue_prefix,
 )
-from penstock.store.record import Flag, Kind, Properties, encode_properties, tag_hash
+from penstock.store.properties import Properties, encode_properties, tag_hash
+from penstock.store.record import Flag, Kind
 from penstock.store.store import Store
 from tests.clock import ManualClock
 from tests.depth import DEPTH

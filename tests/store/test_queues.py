@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 
 from penstock.store import backfill as backfill_module
 from penstock.store import catalogue as catalogue_module
+from penstock.store.bodies import TIMER_ENTRY
 from penstock.store.catalogue import load_next_offset
 from penstock.store.errors import LimitExceeded, QueueUnknown, TopicInvalid
 from penstock.store.index import KeySpace
 from penstock.store.lightqueue import ENTRY_BYTES, ROW_ENTRIES, Start, entries_array, queue_prefix
-from penstock.store.record import RECORD_BYTES_MAX, TIMER_ENTRY, Flag, Kind, tag_hash
+from penstock.store.properties import tag_hash
+from penstock.store.record import RECORD_BYTES_MAX, Flag, Kind
 from penstock.store.store import Store
 from penstock.store.topics import matches
 from tests.clock import ManualClock

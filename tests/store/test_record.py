@@ -9,36 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.store import lightqueue, record
+from penstock.store import bodies, lightqueue, record, recordscan
 from penstock.store.errors import RecordCorrupt
-from penstock.store.record import (
-    FIXED_BYTES,
-    HEADER_BYTES,
-    RECORD_BYTES_MAX,
-    Kind,
-    Properties,
-    checksum,
-    decode,
-    decode_properties,
-    encode,
-    encode_properties,
-    find_valid,
-    headers,
-    is_intact,
-    tag_hash,
-    valid_until,
-    walk,
-)
+from penstock.store.properties import Properties, decode_properties, encode_properties, tag_hash
+from penstock.store.record import FIXED_BYTES, HEADER_BYTES, RECORD_BYTES_MAX, Kind, checksum, decode, encode, is_intact
+from penstock.store.recordscan import find_valid, headers, valid_until, walk
 
 NOW_MS = 1_700_000_000_000
 
 LAYOUTS = [
     pytest.param(record.HEADER, record.HEADER_DTYPE, 24, id="header"),
     pytest.param(record.POP_FIXED, record.POP_FIXED_DTYPE, 16, id="pop fixed"),
-    pytest.param(record.CHECKPOINT_ENTRY, record.CHECKPOINT_ENTRY_DTYPE, 24, id="checkpoint entry"),
-    pytest.param(record.REFERENCE, record.REFERENCE_DTYPE, 12, id="reference"),
-    pytest.param(record.CHANGE_ENTRY, record.CHANGE_ENTRY_DTYPE, 36, id="change entry"),
-    pytest.param(record.TIMER_ENTRY, record.TIMER_ENTRY_DTYPE, 12, id="timer entry"),
+    pytest.param(bodies.CHECKPOINT_ENTRY, bodies.CHECKPOINT_ENTRY_DTYPE, 24, id="checkpoint entry"),
+    pytest.param(bodies.REFERENCE, bodies.REFERENCE_DTYPE, 12, id="reference"),
+    pytest.param(bodies.CHANGE_ENTRY, bodies.CHANGE_ENTRY_DTYPE, 36, id="change entry"),
+    pytest.param(bodies.TIMER_ENTRY, bodies.TIMER_ENTRY_DTYPE, 12, id="timer entry"),
     pytest.param(lightqueue.ENTRY, lightqueue.ENTRY_DTYPE, 16, id="light-queue entry"),
 ]
 
@@ -57,8 +42,8 @@ def test_the_checksum_is_that_of_zlib_in_whatever_pieces_and_from_any_buffer(pie
 
 @given(st.integers(1, 2**40))
 def test_a_back_off_is_noted_as_the_next_power_of_two(wait_ms: int) -> None:
-    assert wait_ms <= 2 ** record.backoff_code(wait_ms) <= 2 * wait_ms
-    assert record.backoff_code(0) == 0
+    assert wait_ms <= 2 ** bodies.backoff_code(wait_ms) <= 2 * wait_ms
+    assert bodies.backoff_code(0) == 0
 
 
 @st.composite
@@ -79,7 +64,7 @@ def records(draw: st.DrawFn) -> bytes:
 RUN = [
     encode(Kind.MESSAGE, b"plant/1/temp", b"21.5", store_ms=NOW_MS, flags=1),
     encode(Kind.QUEUE_DECLARED, b"plant/#", store_ms=NOW_MS, fixed=record.QUEUE_FIXED.pack(1), properties=b'{"owner":"root"}'),
-    encode(Kind.POP_ACK, b"billing", record.REFERENCE.pack(7, 0), store_ms=NOW_MS + 1, fixed=record.POP_FIXED.pack(1, 0, 0)),
+    encode(Kind.POP_ACK, b"billing", bodies.REFERENCE.pack(7, 0), store_ms=NOW_MS + 1, fixed=record.POP_FIXED.pack(1, 0, 0)),
     encode(Kind.MESSAGE, b"plant/2/temp", b"", store_ms=NOW_MS + 2),
 ]
 """A small run of records of several kinds."""
@@ -312,7 +297,7 @@ def test_nothing_is_found_where_no_record_is(garbage: bytes) -> None:
 
 
 def test_a_record_is_looked_for_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record, "SEARCH_BYTES", 7)  # many steps, and records that lie across them
+    monkeypatch.setattr(recordscan, "SEARCH_BYTES", 7)  # many steps, and records that lie across them
     buffer = b"\xee" * 50 + RUN[0] + RUN[3]
     assert find_valid(buffer, 0, len(buffer), len(buffer)) == 50
     assert find_valid(buffer, 51, len(buffer), len(buffer)) == 50 + len(RUN[0])

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from penstock.store import commitlog
+from penstock.store.bodies import TIMER_ENTRY
 from penstock.store.errors import DiskFull
 from penstock.store.options import GIB, KIB, MIB
-from penstock.store.record import QUEUE_FIXED, TIMER_ENTRY, Kind
+from penstock.store.record import QUEUE_FIXED, Kind
 from penstock.store.space import ADDS, FREES, Level, Space, Usage
 from penstock.store.store import Store
 from tests.store.wiring import bodies, close, durable_queue, open_store, publish

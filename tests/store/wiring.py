@@ -13,7 +13,8 @@ from penstock.store.clock import Clock
 from penstock.store.lightqueue import ENTRY, LightQueue, Start
 from penstock.store.options import KIB, StoreOptions
 from penstock.store.part import Part
-from penstock.store.record import Properties, decode, encode_properties, tag_hash
+from penstock.store.properties import Properties, encode_properties, tag_hash
+from penstock.store.record import decode
 from penstock.store.store import Store
 from tests.clock import ManualClock
 

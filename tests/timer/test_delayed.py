@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.store.errors import LimitExceeded
+from penstock.store.properties import Properties, encode_properties
 from penstock.store.recent import RecentIds
-from penstock.store.record import Flag, Properties, encode_properties
+from penstock.store.record import Flag
 from penstock.timer.delayed import Recalled
 from penstock.timer.options import YEAR_MS, TimerOptions
 from tests.depth import DEPTH

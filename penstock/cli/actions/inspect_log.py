@@ -13,8 +13,9 @@ import orjson
 from penstock.cli.actions.output import cells_of, print_rows, time_of
 from penstock.gateway.sessions.changes import Changes
 from penstock.store import topics
+from penstock.store.bodies import BODY_DTYPE
 from penstock.store.logreader import read_log
-from penstock.store.record import BODY_DTYPE, COPY_FIXED, POP_FIXED, QUEUE_FIXED, Flag, Kind, Record, decode
+from penstock.store.record import COPY_FIXED, POP_FIXED, QUEUE_FIXED, Flag, Kind, Record, decode
 
 BODY_CHARS = 60
 """Characters of a body that the table shows. The JSON output has all of them."""
@@ -76,7 +77,7 @@ def _fitting(records: Iterator[Record], kinds: set[Kind], topic_filter: str, sin
 
 
 def describe_record(record: Record) -> dict[str, Any]:
-    """Return a record as a JSON object: its header, and its fields under their names in `store.record`."""
+    """Return a record as a JSON object: its header, and its fields under their names in `store.record` and `store.bodies`."""
     kind = Kind(record.kind)
     row: dict[str, Any] = {
         "position": record.position,

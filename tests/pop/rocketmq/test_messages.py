@@ -16,7 +16,8 @@ from penstock.pop.rocketmq.messages import PRODUCER, message_of, properties_of, 
 from penstock.pop.rocketmq.names import encode
 from penstock.pop.rocketmq.status import Code, Refused
 from penstock.pop.rocketmq.stubs import pb
-from penstock.store.record import Flag, Kind, Properties, Record, encode_properties
+from penstock.store.properties import Properties, encode_properties
+from penstock.store.record import Flag, Kind, Record
 
 TYPE = pb.MessageType
 BODY = b"21.5"
