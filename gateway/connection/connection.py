@@ -203,8 +203,8 @@ class Connection(asyncio.Protocol):
         # Reading and the end:
         self._is_plain = False
         """No PUBLISH that comes next would have to wait for anything: `PublishFastPath` may take it."""
-        self._paused_for = PauseReason(0)
-        """Why the connection is not read."""
+        self._paused_for = 0
+        """Why the connection is not read: bits of `PauseReason`. An int, because operations on flags are slow."""
         self._uncharged_bytes = 0
         """Bytes received that are not yet charged to `meter`."""
         self._is_closed = False
@@ -248,14 +248,14 @@ class Connection(asyncio.Protocol):
 
     def pause_reading(self, reason: PauseReason) -> None:
         """Stop reading for a reason."""
-        self._paused_for |= reason
+        self._paused_for |= int(reason)
         if self._transport is not None:
             self._transport.pause_reading()
 
     def resume_reading(self, reason: PauseReason) -> None:
         """Withdraw a reason; read again if no other is left."""
-        if self._paused_for & reason:
-            self._paused_for &= ~reason
+        if self._paused_for & int(reason):
+            self._paused_for &= ~int(reason)
             self.received_s = self._now_s()  # the server did not look meanwhile, so this does not count as silence
             if not self._paused_for and self._transport is not None and not self._is_closed:
                 self._transport.resume_reading()
@@ -263,7 +263,7 @@ class Connection(asyncio.Protocol):
     @property
     def is_unread(self) -> bool:
         """True while the server does not read the connection for reasons of its own."""
-        return bool(self._paused_for & ~PauseReason.ANSWERS_UNREAD)
+        return bool(self._paused_for & ~int(PauseReason.ANSWERS_UNREAD))
 
     # --- reads ------------------------------------------------------------------------------------------------------
 
