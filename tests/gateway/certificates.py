@@ -28,7 +28,7 @@ class Authority:
         self.issue_server()
 
     def issue_server(self) -> None:
-        """Replace the certificate of the server by a new one."""
+        """Replace the certificate of the server with a new one."""
         issued = self._authority.issue_cert("localhost", "127.0.0.1")
         for path, blobs in ((self.certificate, issued.cert_chain_pems), (self.key, [issued.private_key_pem])):
             beside = path.with_suffix(".new")
@@ -45,7 +45,7 @@ class Authority:
         return certificate, key
 
     def issue_device(self, uri: str) -> tuple[Path, Path]:
-        """Return the paths of certificate and key of a client whose alternative name is a URI."""
+        """Return the paths of the certificate and key of a client whose subject alternative name is a URI."""
         authority = x509.load_pem_x509_certificate(self._authority.cert_pem.bytes())
         signing_key: Any = serialization.load_pem_private_key(self._authority.private_key_pem.bytes(), None)
         device_key = ec.generate_private_key(ec.SECP256R1())

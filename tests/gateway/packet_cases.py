@@ -1,6 +1,6 @@
-"""Packets of MQTT 3.1.1 as bytes, with their meaning or with what is wrong with them: the one table of cases.
+"""The table of MQTT 3.1.1 packets as bytes, each with its decoded form or with the error that it causes.
 
-It feeds the tests of decoding and of encoding, and the fuzz tests begin with its bytes.
+The tests of decoding and encoding use it, and the fuzz tests start from its packets.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from penstock.gateway.protocol.subscribe import Subscribe, Unsubscribe
 
 
 def field(value: bytes) -> bytes:
-    """Return a field with two bytes of length before it."""
+    """Return a field: a length of two bytes, and the value."""
     return len(value).to_bytes(2, "big") + value
 
 
@@ -65,7 +65,7 @@ def unsubscribe(packet_id: int, *filters: bytes, header: int = 0xA2) -> bytes:
 
 
 class Valid(NamedTuple):
-    """A packet from a client, what `decode` makes of it, and (off the hot path) what its parser makes of that."""
+    """A packet from a client, what `decode` returns for it, and what its parser (off the hot path) returns for that."""
 
     name: str
     data: bytes
@@ -150,7 +150,7 @@ VALID = [
 
 
 class Invalid(NamedTuple):
-    """A packet from a client, and the error that it gets. `says` is a part of the error's sentence."""
+    """A packet from a client, and the error that it causes. `says` is a part of the error's message."""
 
     name: str
     data: bytes
@@ -276,4 +276,4 @@ SERVER_ITEMS: list[tuple[bytes, tuple[object, ...]]] = [
     (b"\xd0\0", (PINGRESP, 0, b"")),
     (b"\x62\2\0\1", (PUBREL, 1)),
 ]
-"""Bytes, and what a client's `decode` makes of them."""
+"""Packets as bytes, with what `decode` returns for them on the client's side."""

@@ -1,4 +1,4 @@
-"""Packets of MQTT 5.0 as bytes, with their meaning or with what is wrong with them: beside `packet_cases`, for 3.1.1."""
+"""The table of MQTT 5.0 packets as bytes, like `packet_cases` for 3.1.1."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.gateway.packet_cases import field, packet
 
 
 def properties(*pieces: bytes) -> bytes:
-    """Return a property length and properties, at most 127 bytes of them."""
+    """Return a property length, and properties of at most 127 bytes in all."""
     raw = b"".join(pieces)
     assert len(raw) < 128
     return bytes((len(raw),)) + raw
@@ -47,7 +47,7 @@ def connect_5(flags: int, *fields: bytes, about: bytes = NONE, will: bytes = NON
 
 
 def publish_5(header: int, topic: bytes, packet_id: int, about: bytes, body: bytes = b"x") -> bytes:
-    """Return a PUBLISH; no packet id at QoS 0."""
+    """Return a PUBLISH; at QoS 0 it has no packet id."""
     return packet(header, field(topic) + (packet_id.to_bytes(2, "big") if header & 6 else b"") + about + body)
 
 
@@ -63,7 +63,7 @@ def unsubscribe_5(packet_id: int, *filters: bytes, about: bytes = NONE) -> bytes
     return packet(0xA2, packet_id.to_bytes(2, "big") + about + b"".join(map(field, filters)))
 
 
-# --- each property, as bytes and as what it means ------------------------------------------------------------------------
+# --- each property, as bytes and as its value ------------------------------------------------------------------------
 
 SAMPLES: dict[Property, tuple[bytes, Any]] = {
     Property.PAYLOAD_FORMAT: (b"\x01\x01", 1),
@@ -97,7 +97,7 @@ SAMPLES: dict[Property, tuple[bytes, Any]] = {
 
 
 def sample(*which: Property) -> bytes:
-    """Return the samples of some properties, one behind the other."""
+    """Return the samples of some properties, one after the other."""
     return b"".join(SAMPLES[one][0] for one in which)
 
 
@@ -109,7 +109,7 @@ def meaning(*which: Property) -> PropertyValues:
 
 
 class Valid(NamedTuple):
-    """A packet from a client, what `decode` makes of it, and (off the hot path) what its parser makes of that."""
+    """A packet from a client, what `decode` returns for it, and what its parser (off the hot path) returns for that."""
 
     name: str
     data: bytes
@@ -227,7 +227,7 @@ VALID = [
 
 
 class Invalid(NamedTuple):
-    """A packet from a client, and the error that it gets. `says` is a part of the error's sentence."""
+    """A packet from a client, and the error that it causes. `says` is a part of the error's message."""
 
     name: str
     data: bytes
@@ -259,7 +259,7 @@ INVALID = [
         Invalid(f"type {header >> 4} from a client", bytes((header, 2, 0, 1)), ProtocolError, "side that", _PROTOCOL)
         for header in (0x20, 0x90, 0xB0, 0xD0)
     ),
-    # 2.2.2 properties, whatever the packet
+    # 2.2.2 properties, in any packet
     _bad_connect("unknown property", b"\x04\0", MalformedPacket, "The property 0x04 does not exist", _MALFORMED),
     _bad_connect("property identifier in two bytes", b"\x91\0\0\0\0\0", MalformedPacket, "[MQTT-1.5.5-1]", _MALFORMED),
     _bad_connect("property cut short", b"\x11\0\0\0", MalformedPacket, "ends within its session expiry", _MALFORMED),

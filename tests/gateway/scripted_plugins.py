@@ -13,7 +13,7 @@ from amqtt.events import BrokerEvents
 from amqtt.plugins.base import BaseAuthPlugin, BasePlugin, BaseTopicPlugin
 
 BROKEN = "broken"
-"""As an answer it makes the plugin raise an error."""
+"""An answer that makes the plugin raise an error."""
 
 POLL_S = 0.001
 
@@ -107,7 +107,7 @@ class Herald(BasePlugin):  # type: ignore[misc]
         await self.context.broadcast_message("arrivals", ",".join(known).encode())
 
     async def on_broker_message_received(self, *, client_id: str, message: Any) -> None:
-        raise AssertionError("nobody is told of messages")
+        raise AssertionError("the node must not tell plugins of messages")
 
 
 class Choosy(BaseAuthPlugin):  # type: ignore[misc]

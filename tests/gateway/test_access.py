@@ -1,4 +1,4 @@
-"""Who may connect, publish, subscribe and receive: by amqtt's plugins, without them, and while they think."""
+"""Access control with amqtt's plugins: connecting, publishing, subscribing and receiving, also before plugins have answered."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.waiting import until
         ("127.0.0.1", "never", False),
     ],
 )
-async def test_anonymous_clients_are_taken_where_they_may(
+async def test_anonymous_clients_are_accepted_where_the_options_allow_them(
     start_broker: StartBroker, host: str, anonymous: Any, is_taken: bool
 ) -> None:
     listener = ListenerOptions(name="l", listen=HostPort(host, 0))
@@ -49,18 +49,18 @@ async def test_anonymous_clients_are_taken_where_they_may(
     assert broker.closed(ReasonCode.NOT_AUTHORIZED) == (not is_taken)
 
 
-async def test_a_user_name_that_nobody_checks_is_no_authentication(start_broker: StartBroker) -> None:
+async def test_a_user_name_that_no_plugin_checks_does_not_authenticate(start_broker: StartBroker) -> None:
     broker = await start_broker(access=AccessOptions(anonymous="never"))
     client = await login(broker, "c", "admin", "secret")
     assert await client.receive() == REFUSED
 
 
-async def test_a_unix_socket_is_on_this_machine(start_broker: StartBroker, tmp_path: Path) -> None:
+async def test_a_client_on_a_unix_socket_counts_as_local(start_broker: StartBroker, tmp_path: Path) -> None:
     broker = await start_broker(listeners=(ListenerOptions(name="l", kind="unix", socket=str(tmp_path / "s")),))
     await broker.connect("c", listener="l")
 
 
-async def test_who_has_a_certificate_is_not_anonymous(start_broker: StartBroker, tmp_path: Path) -> None:
+async def test_a_client_with_a_certificate_is_not_anonymous(start_broker: StartBroker, tmp_path: Path) -> None:
     authority = Authority(tmp_path / "authority")
     listener = authority.listener("l", client_certificates="optional", username_from="cn", listen=HostPort("0.0.0.0", 0))
     broker = await start_broker(listeners=(listener,))
@@ -87,7 +87,7 @@ async def test_who_has_a_certificate_is_not_anonymous(start_broker: StartBroker,
         (True, BROKEN, False),
     ],
 )
-async def test_all_plugins_that_answer_must_agree_and_one_must(
+async def test_a_client_is_accepted_if_a_plugin_accepts_it_and_none_refuses(
     start_broker: StartBroker, script: Script, first: Any, second: Any, is_taken: bool
 ) -> None:
     broker = await start_broker(access=plugins("Users", "MoreUsers"))
@@ -99,7 +99,7 @@ async def test_all_plugins_that_answer_must_agree_and_one_must(
 
 
 @pytest.mark.parametrize("answer", [True, False, None, BROKEN])
-async def test_only_true_lets_a_topic_through(start_broker: StartBroker, script: Script, answer: Any) -> None:
+async def test_only_the_answer_true_allows_a_topic(start_broker: StartBroker, script: Script, answer: Any) -> None:
     broker = await start_broker(access=plugins("Users", "Topics"))
     script.topics |= {("publish", "a"): answer, ("subscribe", "b"): answer}
     client = await broker.connect("c")
@@ -108,7 +108,7 @@ async def test_only_true_lets_a_topic_through(start_broker: StartBroker, script:
     assert broker.stored() == ([Message("a", b"x", 1)] if answer is True else [])
 
 
-async def test_plugins_see_the_client_as_amqtt_shows_it(start_broker: StartBroker, script: Script) -> None:
+async def test_plugins_get_the_session_fields_that_amqtt_has(start_broker: StartBroker, script: Script) -> None:
     broker = await start_broker(access=plugins("Users"))
     fields = (b"will/topic", b"gone", b"ann", b"secret")
     client = await broker.connect("c-1", *fields, flags=CLEAN | WILL | USER | PASSWORD, keep_alive_s=30)
@@ -119,7 +119,7 @@ async def test_plugins_see_the_client_as_amqtt_shows_it(start_broker: StartBroke
     assert (session.keep_alive, session.clean_session, session.ssl_object) == (30, True, None)
 
 
-async def test_a_client_without_an_id_is_known_to_plugins_by_the_one_it_got(start_broker: StartBroker, script: Script) -> None:
+async def test_plugins_get_the_assigned_id_of_a_client_that_sent_none(start_broker: StartBroker, script: Script) -> None:
     broker = await start_broker(access=plugins("Users", "Topics"))
     await broker.connect("")
     (client_id,) = broker.node.gateway.clients
@@ -127,7 +127,7 @@ async def test_a_client_without_an_id_is_known_to_plugins_by_the_one_it_got(star
     assert script.sessions[0].client_id == client_id
 
 
-async def test_plugins_are_told_who_comes_and_goes(start_broker: StartBroker, script: Script) -> None:
+async def test_plugins_are_told_of_clients_that_connect_and_disconnect(start_broker: StartBroker, script: Script) -> None:
     broker = await start_broker(access=plugins("Users"))
     client = await broker.connect("c")
     script.users["eve"] = False
@@ -144,7 +144,7 @@ async def test_a_plugin_can_publish(start_broker: StartBroker) -> None:
     assert await client.message() == Message("news", b"started", 1, retain=True)
     await broker.connect("second")
     while (arrival := await client.message()) == Message("arrivals", b"first"):
-        pass  # its own, which may come before or after its subscription
+        pass  # The plugin also reports this client's own arrival, before or after it subscribes.
     assert arrival == Message("arrivals", b"first,second")
 
 
@@ -159,14 +159,14 @@ async def test_a_plugin_can_publish(start_broker: StartBroker) -> None:
         ({"amqtt.plugins.authentication.FileAuthPlugin": {"password_file": "/none"}}, "/none"),
     ],
 )
-async def test_a_plugin_that_cannot_be_loaded_is_named_and_the_node_does_not_start(
+async def test_a_plugin_that_cannot_be_loaded_is_named_and_prevents_the_start(
     start_broker: StartBroker, tables: dict[str, Any], complaint: str
 ) -> None:
     with pytest.raises(PluginsUnavailable, match=complaint):
         await start_broker(access=AccessOptions(plugins=tables))
 
 
-# --- what is denied -----------------------------------------------------------------------------------------------------
+# --- denied actions -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
@@ -182,7 +182,7 @@ async def test_a_denied_message_is_acknowledged_and_dropped(start_broker: StartB
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
-async def test_a_denied_message_closes_the_connection_where_that_is_wanted(
+async def test_a_denied_message_closes_the_connection_if_the_options_say_so(
     start_broker: StartBroker, script: Script, qos: int
 ) -> None:
     broker = await start_broker(access=plugins("Topics", denied_publish="close"))
@@ -194,7 +194,7 @@ async def test_a_denied_message_closes_the_connection_where_that_is_wanted(
     assert broker.closed(ReasonCode.NOT_AUTHORIZED) == 1
 
 
-async def test_who_may_not_publish_its_will_may_not_connect(start_broker: StartBroker, script: Script) -> None:
+async def test_a_client_that_may_not_publish_its_will_may_not_connect(start_broker: StartBroker, script: Script) -> None:
     broker = await start_broker(access=plugins("Topics"))
     script.topics["publish", "forbidden"] = False
     await broker.connect("a", b"allowed", b"x", flags=CLEAN | WILL)
@@ -211,7 +211,7 @@ async def test_who_may_not_publish_its_will_may_not_connect(start_broker: StartB
         ("publish", "a/$delayed/b", "a/$delayed/b"),
     ],
 )
-async def test_a_rule_is_about_the_topic_behind_a_prefix(
+async def test_plugins_are_asked_about_the_topic_without_its_share_or_delay_prefix(
     start_broker: StartBroker, script: Script, action: str, sent: str, asked: str
 ) -> None:
     broker = await start_broker(access=plugins("Topics"))
@@ -227,7 +227,9 @@ async def test_a_rule_is_about_the_topic_behind_a_prefix(
 # --- receiving ----------------------------------------------------------------------------------------------------------
 
 
-async def test_messages_that_a_client_may_not_have_pass_it_by_and_no_other(start_broker: StartBroker, script: Script) -> None:
+async def test_a_client_gets_all_messages_except_those_that_it_may_not_receive(
+    start_broker: StartBroker, script: Script
+) -> None:
     broker = await start_broker(access=plugins("Topics"))
     script.topics["receive", "secret"] = False
     watcher = await broker.connect("watcher")
@@ -244,7 +246,9 @@ async def test_messages_that_a_client_may_not_have_pass_it_by_and_no_other(start
     assert script.times_asked("receive", "secret") == 1
 
 
-async def test_retained_messages_that_a_client_may_not_have_pass_it_by(start_broker: StartBroker, script: Script) -> None:
+async def test_a_client_gets_all_retained_messages_except_those_that_it_may_not_receive(
+    start_broker: StartBroker, script: Script
+) -> None:
     broker = await start_broker(access=plugins("Topics"))
     publisher = await broker.connect("publisher")
     topics = [f"t/{number:03}" for number in range(100)]
@@ -259,7 +263,7 @@ async def test_retained_messages_that_a_client_may_not_have_pass_it_by(start_bro
     assert await watcher.drained() == []
 
 
-async def test_what_comes_while_the_plugins_think_is_delivered_afterwards_in_order(
+async def test_messages_that_arrive_before_the_plugins_answer_are_delivered_afterwards_in_order(
     start_broker: StartBroker, script: Script
 ) -> None:
     broker = await start_broker(access=plugins("Topics"))
@@ -278,7 +282,7 @@ async def test_what_comes_while_the_plugins_think_is_delivered_afterwards_in_ord
     assert [(message.topic, message.body) for message in got] == [("a/1", b"first"), ("a/1", b"second"), ("a/0", b"third")]
 
 
-# --- answers that are kept ----------------------------------------------------------------------------------------------
+# --- cached answers -----------------------------------------------------------------------------------------------------
 
 
 async def test_plugins_are_asked_once_for_each_client_topic_and_action(start_broker: StartBroker, script: Script) -> None:
@@ -292,7 +296,7 @@ async def test_plugins_are_asked_once_for_each_client_topic_and_action(start_bro
     assert [script.times_asked(action, "t") for action in ("publish", "subscribe", "receive")] == [2, 2, 2]
 
 
-async def test_what_the_plugins_withdraw_is_denied_when_their_answers_are_no_longer_good(
+async def test_a_withdrawn_permission_is_denied_once_the_cached_answer_has_expired(
     start_broker: StartBroker, script: Script
 ) -> None:
     broker = await start_broker(access=plugins("Users", "Topics", decision_ms=60_000))
@@ -302,7 +306,7 @@ async def test_what_the_plugins_withdraw_is_denied_when_their_answers_are_no_lon
     assert await watcher.message() == Message("a", b"1", 1)
     script.topics["receive", "a"] = False
     await publisher.publish("a", b"2", 1)
-    assert await watcher.message() == Message("a", b"2", 1), "the answer is good for a minute"
+    assert await watcher.message() == Message("a", b"2", 1), "the cached answer is valid for a minute"
     pass_time(broker.node.gateway, 61)
     await publisher.publish("a", b"3", 1)
     await broker.decided()
@@ -313,7 +317,7 @@ async def test_what_the_plugins_withdraw_is_denied_when_their_answers_are_no_lon
     assert [message.body for message in broker.stored()] == [b"1", b"2", b"3"]
 
 
-async def test_a_client_keeps_so_many_answers_and_asks_again_for_more(start_broker: StartBroker, script: Script) -> None:
+async def test_the_number_of_cached_answers_per_client_is_bounded(start_broker: StartBroker, script: Script) -> None:
     broker = await start_broker(access=plugins("Topics", decisions_per_client_max=TOPICS_ASKED_MAX))
     client = await broker.connect("c")
     for number in range(100):
@@ -326,7 +330,7 @@ async def test_a_client_keeps_so_many_answers_and_asks_again_for_more(start_brok
     await until(lambda: broker.node.gateway.authorizer.decisions.kept == 0)
 
 
-async def test_all_clients_together_keep_so_many_answers(start_broker: StartBroker, script: Script) -> None:
+async def test_the_number_of_cached_answers_of_all_clients_is_bounded(start_broker: StartBroker, script: Script) -> None:
     broker = await start_broker(access=plugins("Topics", decisions_max=50))
     clients = [await broker.connect(f"c{number}") for number in range(10)]
     for number in range(30):
@@ -336,10 +340,10 @@ async def test_all_clients_together_keep_so_many_answers(start_broker: StartBrok
     assert len(broker.stored()) == 300
 
 
-# --- while the plugins think --------------------------------------------------------------------------------------------
+# --- while plugins have not answered ------------------------------------------------------------------------------------
 
 
-async def test_packets_behind_one_that_waits_keep_their_order(start_broker: StartBroker, script: Script) -> None:
+async def test_packets_after_one_that_waits_for_an_answer_keep_their_order(start_broker: StartBroker, script: Script) -> None:
     broker = await start_broker(access=plugins("Topics"))
     client, other = await broker.connect("c"), await broker.connect("other")
     await client.publish("known", b"0", 1)
@@ -360,7 +364,7 @@ async def test_packets_behind_one_that_waits_keep_their_order(start_broker: Star
     assert [message.body for message in broker.stored()] == [b"0", b"1", b"2", b"3", b"4"]
 
 
-async def test_publishes_that_were_read_before_the_answer_come_behind_what_waits_for_it(
+async def test_publishes_read_before_an_answer_are_stored_after_the_one_that_waits_for_it(
     start_broker: StartBroker, script: Script
 ) -> None:
     broker = await start_broker(access=plugins("Topics"))
@@ -370,13 +374,15 @@ async def test_publishes_that_were_read_before_the_answer_come_behind_what_waits
     run = b"".join(encode_publish(b"known", b"%d" % number, 1, packet_id=number) for number in range(2, 10))
     await client.send(encode_publish(b"new", b"1", 1, packet_id=1) + run[:5])
     await until(lambda: broker.node.gateway.authorizer.questions.waiting == 1)
-    broker.connection("c").data_received(run[5:])  # a transport of the loop's may have it already
+    broker.connection("c").data_received(run[5:])  # a transport of the event loop may have read these bytes already
     script.may_answer.set()
     assert [await client.receive() for _ in range(9)] == [(PUBACK, number) for number in range(1, 10)]
     assert [message.body for message in broker.stored()] == [b"%d" % number for number in range(10)]
 
 
-async def test_a_connect_that_waits_is_followed_by_what_came_with_it(start_broker: StartBroker, script: Script) -> None:
+async def test_packets_sent_together_with_a_connect_are_handled_once_plugins_have_accepted_it(
+    start_broker: StartBroker, script: Script
+) -> None:
     broker = await start_broker(access=plugins("Users", "Topics"))
     script.may_answer.clear()
     client = await broker.dial()
@@ -390,7 +396,9 @@ async def test_a_connect_that_waits_is_followed_by_what_came_with_it(start_broke
     assert sorted(kinds) == sorted([CONNACK, 9, PINGRESP, PUBACK, PUBLISH])
 
 
-async def test_a_client_that_goes_while_the_plugins_think_leaves_nothing(start_broker: StartBroker, script: Script) -> None:
+async def test_a_client_that_disconnects_before_the_plugins_answer_leaves_nothing(
+    start_broker: StartBroker, script: Script
+) -> None:
     broker = await start_broker(access=plugins("Users", "Topics"))
     thinking = await broker.connect("thinking")
     script.may_answer.clear()
@@ -406,7 +414,7 @@ async def test_a_client_that_goes_while_the_plugins_think_leaves_nothing(start_b
     assert set(broker.held_resources().values()) == {0}
 
 
-async def test_a_plugin_that_blocks_holds_up_nobody_else(start_broker: StartBroker, script: Script) -> None:
+async def test_a_plugin_that_blocks_delays_no_other_client(start_broker: StartBroker, script: Script) -> None:
     broker = await start_broker(access=plugins("Topics", "Sleeper"))
     good = await broker.connect("good")
     await good.publish("known", b"", 1)
@@ -423,7 +431,7 @@ async def test_a_plugin_that_blocks_holds_up_nobody_else(start_broker: StartBrok
 
 
 @pytest.mark.parametrize("blocks", [False, True])
-async def test_what_the_plugins_do_not_answer_in_time_is_denied(
+async def test_a_question_that_plugins_do_not_answer_in_time_is_denied(
     start_broker: StartBroker, script: Script, blocks: bool
 ) -> None:
     broker = await start_broker(access=plugins("Users", "Topics", plugin_timeout_ms=50))
@@ -440,7 +448,7 @@ async def test_what_the_plugins_do_not_answer_in_time_is_denied(
     assert (decisions["connect", "timeout"], decisions["publish", "timeout"]) == (1, 1)
 
 
-async def test_a_plugin_that_blocks_does_not_keep_the_node_from_its_end(start_broker: StartBroker, script: Script) -> None:
+async def test_a_plugin_that_blocks_does_not_prevent_the_node_from_stopping(start_broker: StartBroker, script: Script) -> None:
     broker = await start_broker(access=plugins("Users", plugin_timeout_ms=100))
     script.blocks = True
     script.may_answer.clear()
@@ -451,7 +459,7 @@ async def test_a_plugin_that_blocks_does_not_keep_the_node_from_its_end(start_br
     script.may_answer.set()
 
 
-async def test_too_many_questions_are_denied_at_once(start_broker: StartBroker, script: Script) -> None:
+async def test_questions_beyond_the_limit_are_denied_at_once(start_broker: StartBroker, script: Script) -> None:
     broker = await start_broker(access=plugins("Users", questions_max=2))
     script.may_answer.clear()
     waiting = [await login(broker, f"c{number}", "ann", "x") for number in range(2)]
@@ -462,7 +470,9 @@ async def test_too_many_questions_are_denied_at_once(start_broker: StartBroker, 
         assert await client.receive() == (CONNACK, 0, b"\0\0")
 
 
-async def test_nobody_is_closed_for_silence_while_it_is_not_heard(start_broker: StartBroker, script: Script) -> None:
+async def test_time_in_which_the_node_does_not_read_does_not_count_as_silence(
+    start_broker: StartBroker, script: Script
+) -> None:
     broker = await start_broker(access=plugins("Users", "Topics"), connect_timeout_ms=1000)
     client = await broker.connect("c", keep_alive_s=2)
     script.may_answer.clear()
@@ -478,7 +488,7 @@ async def test_nobody_is_closed_for_silence_while_it_is_not_heard(start_broker: 
     assert await client.ended() == []
 
 
-async def test_whatever_is_denied_and_however_the_stream_is_cut_the_rest_is_stored_in_order(
+async def test_allowed_messages_are_stored_in_order_however_the_stream_is_cut(
     start_broker: StartBroker, script: Script
 ) -> None:
     chance = random.Random(7)
@@ -504,7 +514,7 @@ async def test_whatever_is_denied_and_however_the_stream_is_cut_the_rest_is_stor
     assert broker.stored() == [message for message in sent if script.topics.get(("publish", message.topic), True)]
 
 
-async def test_with_an_answer_at_hand_a_publish_asks_for_nothing(start_broker: StartBroker, script: Script) -> None:
+async def test_a_publish_with_a_cached_answer_does_not_ask_plugins_again(start_broker: StartBroker, script: Script) -> None:
     broker = await start_broker(access=plugins("Topics"))
     client = await broker.connect("c")
     await client.publish("a", b"", 1)
@@ -516,7 +526,7 @@ async def test_with_an_answer_at_hand_a_publish_asks_for_nothing(start_broker: S
     assert (len(broker.stored()), len(script.asked)) == (10_001, asked)
 
 
-async def test_without_plugins_there_is_no_guard_and_no_thread(broker: Broker) -> None:
+async def test_without_plugins_there_are_no_permissions_to_check_and_no_thread(broker: Broker) -> None:
     await broker.connect("c")
     authorizer: Authorizer = broker.node.gateway.authorizer
     assert broker.connection("c").permissions is None

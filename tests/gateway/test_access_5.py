@@ -1,4 +1,4 @@
-"""What MQTT 5.0 adds to who may do what: reasons that tell of it, and sessions whose client returns as somebody else."""
+"""Access control in MQTT 5.0: reason codes for denials, and sessions that another user resumes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.waiting import until
 
 LASTS = {Property.SESSION_EXPIRY_S: 60}
 ABOUT = {Property.CONTENT_TYPE: "text"}
-"""Properties of a message, so that it isn't a plain one."""
+"""Properties that keep a PUBLISH from being handled as a plain one."""
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def script() -> Iterator[Script]:
 
 @pytest.mark.parametrize("about", [{}, ABOUT], ids=["plain", "with properties"])
 @pytest.mark.parametrize("denied_publish", ["drop", "close"])
-async def test_the_ack_of_a_forbidden_message_says_so(
+async def test_the_ack_of_a_forbidden_message_has_the_reason_not_authorized(
     start_broker: StartBroker, script: Script, about: dict[Property, str], denied_publish: str
 ) -> None:
     broker = await start_broker(access=plugins("Topics", denied_publish=denied_publish))
@@ -43,14 +43,14 @@ async def test_the_ack_of_a_forbidden_message_says_so(
     client = await broker.connect_5("c")
     await client.publish_with("a", b"x", about)
     assert await client.drained() == []
-    for qos in (1, 2, 2):  # the packet id is free afterwards
+    for qos in (1, 2, 2):  # The client may use the packet id again afterwards.
         assert await client.publish_with("a", b"x", about, qos) == ReasonCode.NOT_AUTHORIZED
     assert await client.publish_with("b", b"y", about, 2) == 0
     assert [message.topic for message in broker.stored()] == ["b"]
     assert broker.node.gateway.counters.publishes_refused == 4
 
 
-async def test_a_rule_is_about_the_topic_that_an_alias_stands_for(start_broker: StartBroker, script: Script) -> None:
+async def test_plugins_are_asked_about_the_topic_that_an_alias_stands_for(start_broker: StartBroker, script: Script) -> None:
     broker = await start_broker(access=plugins("Topics"))
     script.topics["publish", "a"] = False
     client = await broker.connect_5("c")
@@ -75,7 +75,7 @@ async def test_packets_that_wait_for_the_plugins_keep_their_order_and_their_alia
         encode_publish(b"b", b"3", 1, packet_id=3, properties=b"\0"),
     )
     await until(lambda: len(script.asked) == 2)
-    assert script.asked == [("publish", "a"), ("publish", "b")], "one question about all that came together"
+    assert script.asked == [("publish", "a"), ("publish", "b")], "all packets of one read make one question"
     script.may_answer.set()
     assert [await client.expect(PUBACK) for _ in range(3)] == [(PUBACK, number) for number in (1, 2, 3)]
     assert [message.body for message in broker.stored()] == [b"1", b"2", b"3"]
@@ -88,7 +88,7 @@ async def test_a_suback_says_which_filters_are_forbidden(start_broker: StartBrok
     assert await client.subscribe(("a", 1), ("b", 1)) == [ReasonCode.NOT_AUTHORIZED, ReasonCode.GRANTED_QOS_1]
 
 
-async def test_a_suback_need_not_tell_why_a_filter_is_refused(start_broker: StartBroker, script: Script) -> None:
+async def test_a_suback_can_hide_why_a_filter_is_refused(start_broker: StartBroker, script: Script) -> None:
     broker = await start_broker(access=plugins("Topics", denied_subscription="unspecified"))
     script.topics["subscribe", "a"] = False
     client = await broker.connect_5("c")
@@ -110,7 +110,9 @@ async def test_a_connack_says_why_a_client_is_refused(
     assert broker.closed(reason) == 1
 
 
-async def test_what_came_with_a_connect_that_waits_is_read_as_its_version(start_broker: StartBroker, script: Script) -> None:
+async def test_packets_sent_together_with_a_connect_are_parsed_by_its_protocol_version(
+    start_broker: StartBroker, script: Script
+) -> None:
     broker = await start_broker(access=plugins("Users"))
     script.may_answer.clear()
     client = await broker.dial_5()
@@ -127,7 +129,9 @@ async def test_what_came_with_a_connect_that_waits_is_read_as_its_version(start_
     assert [message.body for message in broker.stored()] == [b"x", b"y"]
 
 
-async def test_who_returns_to_a_session_gets_only_what_it_may_have_now(start_broker: StartBroker, script: Script) -> None:
+async def test_a_resumed_session_delivers_only_messages_that_its_present_user_may_receive(
+    start_broker: StartBroker, script: Script
+) -> None:
     broker = await start_broker(access=plugins("Topics"))
     first = await broker.connect_5("c", flags=0, about=LASTS)
     await first.subscribe(("#", 1))
@@ -150,7 +154,7 @@ async def test_who_returns_to_a_session_gets_only_what_it_may_have_now(start_bro
     assert not broker.connection("c").session.inflight.slots
 
 
-async def test_subscriptions_that_overlap_pass_by_what_the_client_may_not_have(
+async def test_overlapping_subscriptions_skip_messages_that_the_client_may_not_receive(
     start_broker: StartBroker, script: Script
 ) -> None:
     broker = await start_broker(access=plugins("Topics"))
@@ -163,7 +167,9 @@ async def test_subscriptions_that_overlap_pass_by_what_the_client_may_not_have(
     assert await client.messages() == []
 
 
-async def test_a_client_gets_those_of_the_nodes_own_topics_that_it_may_have(start_broker: StartBroker, script: Script) -> None:
+async def test_a_client_gets_those_of_the_nodes_own_topics_that_it_may_receive(
+    start_broker: StartBroker, script: Script
+) -> None:
     broker = await start_broker(access=plugins("Topics"))
     script.topics["receive", "$SYS/broker/version"] = False
     client = await broker.connect_5("c")

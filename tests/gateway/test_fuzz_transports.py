@@ -1,4 +1,4 @@
-"""Whatever bytes come to whatever listener, the node lives, closes who sent them, keeps nothing, and serves the others."""
+"""On any listener, any bytes: the node lives, closes clients that send invalid bytes, leaks nothing, and serves the others."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HELLO = connect(CLEAN, b"fuzz")
 
 
 def damaged(chance: random.Random, data: bytes) -> bytes:
-    """Return bytes of which some were changed, removed or put in."""
+    """Return a copy of the data with some bytes changed, removed or inserted."""
     found = bytearray(data)
     for _ in range(chance.randrange(5)):
         at = chance.randrange(len(found) + 1)
@@ -53,7 +53,7 @@ def packets(chance: random.Random) -> bytes:
 
 
 def frames(chance: random.Random) -> bytes:
-    """Return a WebSocket's bytes: a handshake, and frames of all kinds."""
+    """Return the bytes of a WebSocket client: a handshake, and frames of all kinds."""
     client = ClientProtocol(parse_uri("ws://localhost/mqtt"), subprotocols=[Subprotocol("mqtt")])
     client.send_request(client.connect())
     handshake = b"".join(client.data_to_send())
@@ -74,7 +74,7 @@ def headers(chance: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["ws", "proxied", "tls", "wss", "unix", "plugins"])
-async def test_damaged_streams_disturb_nobody(start_broker: StartBroker, tmp_path: Path, kind: str) -> None:
+async def test_damaged_streams_disturb_no_other_client(start_broker: StartBroker, tmp_path: Path, kind: str) -> None:
     chance = random.Random(f"{kind} {ROUNDS}")
     authority = Authority(tmp_path / "authority")
     listener = {
@@ -103,7 +103,7 @@ async def test_damaged_streams_disturb_nobody(start_broker: StartBroker, tmp_pat
     async def attack() -> None:
         stream = damaged(chance, make(chance))
         try:
-            # Behind TLS the stream is whole or damaged within; without it, TLS itself gets the damage.
+            # With TLS the stream inside is intact or damaged. Without TLS the client's bytes damage the TLS handshake itself.
             bad = await broker.dial("l", context if chance.random() < 0.7 else None)
         except (OSError, EOFError):
             return
@@ -112,7 +112,7 @@ async def test_damaged_streams_disturb_nobody(start_broker: StartBroker, tmp_pat
                 await bad.send(piece)
                 await asyncio.sleep(0)
         except ConnectionError:
-            pass  # closed for what it sent
+            pass  # The node has closed the connection because of the invalid bytes.
         if chance.random() < 0.5 and not bad.writer.is_closing():
             bad.writer.close()
         else:
@@ -130,7 +130,7 @@ async def test_damaged_streams_disturb_nobody(start_broker: StartBroker, tmp_pat
     await until(lambda: len(broker.node.gateway.connections) == 1)
     await until(lambda: broker.listener("l").admission.open == 0)
     gateway = broker.node.gateway
-    await until(lambda: not gateway.authorizer.questions.waiting)  # those of clients that have gone are answered all the same
+    await until(lambda: not gateway.authorizer.questions.waiting)  # plugins answer the questions of clients that have gone, too
     guard = broker.connection("good").permissions
     assert gateway.authorizer.decisions.kept == (guard.kept if guard is not None else 0)
     assert (gateway.listeners.handshakes.open, len(gateway.sources._open)) == (0, 0)

@@ -24,7 +24,7 @@ from tests.gateway.wire import Broker, Client, Message
 
 ACCEPTED = (CONNACK, 0, b"\0\0")
 QUICK = Argon2Hasher(time_cost=1, memory_cost=64, parallelism=1)
-"""Hashes that take a millisecond, not fifty."""
+"""Hashes that are cheap enough for tests."""
 
 SECRET = "a secret that only the issuer and the node know, thirty-two bytes at least"
 
@@ -121,7 +121,8 @@ async def test_a_list_of_topics_decides_what_a_user_does(
     start_broker: StartBroker, tmp_path: Path, passwords: Path, style: Any
 ) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # amqtt prefers subscribe-acl, which its newer syntax hasn't
+        # amqtt deprecates the old option in favour of subscribe-acl, which its newer syntax does not have.
+        warnings.simplefilter("ignore", DeprecationWarning)
         broker = await start_broker(access=access_of(tmp_path, style(passwords)))
     ann, bob = await user(broker, "ann"), await user(broker, "bob")
     topics = ("plant/1/temperature", "plant/1/speed", "log/a/b", "lobby", "plant")
@@ -131,7 +132,7 @@ async def test_a_list_of_topics_decides_what_a_user_does(
     assert await bob.subscribe(("plant/#", 0)) == [0x80]
 
 
-async def test_a_receive_list_holds_what_is_delivered(start_broker: StartBroker, tmp_path: Path) -> None:
+async def test_a_receive_list_decides_which_messages_are_delivered(start_broker: StartBroker, tmp_path: Path) -> None:
     text = """
         [mqtt.access.auth]
         plugins = ["auth_anonymous"]
@@ -150,7 +151,7 @@ async def test_a_receive_list_holds_what_is_delivered(start_broker: StartBroker,
     assert await client.drained() == []
 
 
-async def test_taboo_topics_are_for_admin_only(start_broker: StartBroker, tmp_path: Path, passwords: Path) -> None:
+async def test_only_admin_may_use_taboo_topics(start_broker: StartBroker, tmp_path: Path, passwords: Path) -> None:
     text = new_style(passwords) + '[mqtt.access.plugins."amqtt.plugins.topic_checking.TopicTabooPlugin"]\n'
     broker = await start_broker(access=access_of(tmp_path, text))
     ann, admin = await user(broker, "ann"), await user(broker, "admin")
@@ -185,7 +186,7 @@ async def jwt_broker(start_broker: StartBroker, tmp_path: Path) -> Broker:
     return await start_broker(access=access_of(tmp_path, text))
 
 
-async def test_a_token_is_a_password_that_says_what_its_bearer_may_do(jwt_broker: Broker) -> None:
+async def test_a_token_in_place_of_a_password_lists_the_topics_of_its_user(jwt_broker: Broker) -> None:
     password = token(sub="ann", pub=["a/#"], sub_to=["#"], get=["a/+"])
     client = await login(jwt_broker, "c", "ann", password)
     assert await client.receive() == ACCEPTED
@@ -216,7 +217,7 @@ async def test_a_token_that_is_not_valid_lets_nobody_in(jwt_broker: Broker, pass
 
 
 class Service:
-    """A service that is asked over HTTP."""
+    """An HTTP service that decides about users and topics."""
 
     def __init__(self) -> None:
         self.port = 0
@@ -256,7 +257,9 @@ async def service() -> AsyncIterator[Service]:
     await service.runner.cleanup()
 
 
-async def test_a_service_over_http_decides(start_broker: StartBroker, tmp_path: Path, service: Service) -> None:
+async def test_an_http_service_decides_about_users_and_topics(
+    start_broker: StartBroker, tmp_path: Path, service: Service
+) -> None:
     text = f"""
         [mqtt.access.plugins."amqtt.contrib.http.UserAuthHttpPlugin"]
         host = "127.0.0.1"
@@ -297,7 +300,7 @@ async def test_a_service_that_is_down_lets_nobody_in(start_broker: StartBroker, 
         ("spiffe://other.example/device/press-1", "press-1", ConnectCode.NOT_AUTHORIZED),
     ],
 )
-async def test_a_certificate_fits_one_client_id(
+async def test_a_certificate_is_valid_for_one_client_id(
     start_broker: StartBroker, tmp_path: Path, uri: str, client_id: str, code: ConnectCode
 ) -> None:
     authority = Authority(tmp_path / "authority")

@@ -1,4 +1,4 @@
-"""TLS: who is served, as whom, and with which certificate."""
+"""TLS listeners: which clients are served, under which name, and which certificate the server shows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def authority(shared_authority: Authority) -> Authority:
 
 
 def served_certificate(client: Client) -> str:
-    """Return the digest of the certificate that a client was shown."""
+    """Return the digest of the certificate that the server showed to a client."""
     found = client.writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
     return hashlib.sha256(found).hexdigest()
 
@@ -62,15 +62,15 @@ async def test_a_server_that_the_client_does_not_trust_gets_no_connect(
     assert broker.listener("tls").admission.open == 0
 
 
-async def test_bytes_that_are_no_tls_are_refused_and_counted(start_broker: StartBroker, authority: Authority) -> None:
+async def test_bytes_that_are_not_tls_are_refused_and_counted(start_broker: StartBroker, authority: Authority) -> None:
     broker = await start_broker(listeners=(authority.listener("tls"),))
     client = await broker.connect("plain", listener="tls", accepted=False)
-    assert [found[0] for found in await client.ended()] in ([], [0])  # at most a TLS alert, which is no MQTT
+    assert [found[0] for found in await client.ended()] in ([], [0])  # at most a TLS alert, which is not MQTT
     await until(lambda: sum(broker.listener("tls").admission.refused.values()) == 1)
     assert broker.listener("tls").admission.open == 0
 
 
-async def test_a_handshake_that_stalls_is_ended(start_broker: StartBroker, authority: Authority) -> None:
+async def test_a_stalled_handshake_is_ended_after_the_time_limit(start_broker: StartBroker, authority: Authority) -> None:
     broker = await start_broker(listeners=(authority.listener("tls"),), tls_handshake_ms=100)
     client = await broker.dial("tls")
     assert await client.ended() == []
@@ -79,7 +79,7 @@ async def test_a_handshake_that_stalls_is_ended(start_broker: StartBroker, autho
 
 
 @pytest.mark.parametrize(("version", "is_served"), [(ssl.TLSVersion.TLSv1_2, False), (ssl.TLSVersion.TLSv1_3, True)])
-async def test_the_oldest_version_is_the_listeners(
+async def test_a_listener_refuses_tls_versions_older_than_its_minimum(
     start_broker: StartBroker, authority: Authority, version: ssl.TLSVersion, is_served: bool
 ) -> None:
     broker = await start_broker(listeners=(authority.listener("tls", tls_version_min="1.3"),))
@@ -96,14 +96,14 @@ async def test_the_oldest_version_is_the_listeners(
 # --- clients with certificates ------------------------------------------------------------------------------------------
 
 
-async def test_a_client_without_a_certificate_is_not_served_where_one_is_required(
+async def test_a_listener_that_requires_certificates_refuses_clients_without_a_trusted_one(
     start_broker: StartBroker, authority: Authority, tmp_path: Path
 ) -> None:
     broker = await start_broker(listeners=(authority.listener("mtls", client_certificates="required"),))
     stranger = Authority(tmp_path)
     for context in (authority.context(), authority.context(stranger.issue_client("thief@example.org"))):
         client = None
-        try:  # TLS 1.3: the client learns it when it reads
+        try:  # With TLS 1.3 the client learns of the refusal only when it reads.
             client = await broker.dial("mtls", context)
             await client.send(connect(CLEAN, b"thief"))
             assert await client.ended() == []
@@ -149,7 +149,7 @@ def test_the_name_in_a_certificate(certificate: dict[str, Any], cn: str | None, 
 # --- certificates that change -------------------------------------------------------------------------------------------
 
 
-async def test_a_replaced_certificate_is_served_without_a_restart_and_disturbs_nobody(
+async def test_a_replaced_certificate_is_served_without_a_restart_and_connections_stay_open(
     start_broker: StartBroker, tmp_path: Path
 ) -> None:
     authority = Authority(tmp_path / "authority")
@@ -168,7 +168,7 @@ async def test_a_replaced_certificate_is_served_without_a_restart_and_disturbs_n
     assert await before.drained() == []
 
 
-async def test_a_bad_certificate_is_logged_and_the_one_before_it_stays(start_broker: StartBroker, tmp_path: Path) -> None:
+async def test_a_bad_certificate_is_logged_and_the_previous_one_stays_in_use(start_broker: StartBroker, tmp_path: Path) -> None:
     authority = Authority(tmp_path / "authority")
     broker = await start_broker(listeners=(authority.listener("tls"),))
     authority.certificate.write_text("no certificate")
@@ -179,7 +179,7 @@ async def test_a_bad_certificate_is_logged_and_the_one_before_it_stays(start_bro
     await broker.connect("b", listener="tls", context=authority.context())
 
 
-def test_a_file_that_is_missing_is_one_that_is_about_to_come(tmp_path: Path) -> None:
+def test_a_missing_certificate_file_counts_as_unchanged_until_it_is_back(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     certificates = Certificates(authority.listener("tls"))
     assert not certificates.changed()
@@ -191,7 +191,7 @@ def test_a_file_that_is_missing_is_one_that_is_about_to_come(tmp_path: Path) -> 
     assert not certificates.changed()
 
 
-def test_an_authority_that_was_taken_back_is_trusted_no_more(tmp_path: Path) -> None:
+def test_a_replaced_authority_is_no_longer_trusted(tmp_path: Path) -> None:
     authority, other = Authority(tmp_path / "a"), Authority(tmp_path / "b")
     certificates = Certificates(authority.listener("tls", client_certificates="required"))
     (before,) = certificates.context.get_ca_certs()
@@ -216,7 +216,7 @@ async def test_a_node_does_not_start_without_its_certificates(
             await start_broker(listeners=(listener,))
 
 
-def test_an_encrypted_key_is_refused_and_nobody_is_asked_for_its_password(tmp_path: Path) -> None:
+def test_an_encrypted_key_is_refused_without_a_prompt_for_its_password(tmp_path: Path) -> None:
     from cryptography.hazmat.primitives import serialization
 
     authority = Authority(tmp_path)
@@ -232,7 +232,7 @@ def test_an_encrypted_key_is_refused_and_nobody_is_asked_for_its_password(tmp_pa
         Certificates(authority.listener("tls"))
 
 
-async def test_the_node_ends_while_handshakes_are_under_way(start_broker: StartBroker, authority: Authority) -> None:
+async def test_the_node_stops_while_handshakes_are_under_way(start_broker: StartBroker, authority: Authority) -> None:
     broker: Broker = await start_broker(listeners=(authority.listener("tls"),))
     clients = [await broker.dial("tls") for _ in range(3)]
     await until(lambda: broker.node.gateway.listeners.handshakes.open == 3)
@@ -250,10 +250,10 @@ PLUGINS = {
 
 @pytest.mark.parametrize("plugins", [{}, PLUGINS], ids=["open", "plugins"])
 @pytest.mark.parametrize("listener", ["mqtt", "tls"])
-async def test_what_a_connection_held_goes_with_it(
+async def test_a_closed_connection_frees_its_objects_without_the_garbage_collector(
     start_broker: StartBroker, authority: Authority, listener: str, plugins: dict[str, Any]
 ) -> None:
-    """A fleet that comes and goes must not fill the memory until the collector of cycles has a look, which is seldom."""
+    """A fleet that reconnects must not fill the memory until Python's cyclic garbage collector runs, which is seldom."""
     broker = await start_broker(listeners=(authority.listener("tls"),), access=AccessOptions(plugins=plugins))
     context = authority.context() if listener == "tls" else None
     client = await broker.connect_5("client", listener=listener, context=context)

@@ -1,4 +1,4 @@
-"""TLS in turns: what a client sends in whatever pieces, and how each end hears that the other has ended."""
+"""TLS connections served in turns: records cut anywhere, and how each end learns that the other has ended."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VERSIONS = pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVe
 
 
 class Far:
-    """The client's end of a connection: what it sends is encrypted first, and sent when the test wants it."""
+    """The client's end of a connection. It encrypts data first, and sends records when the test says so."""
 
     def __init__(self, end: socket.socket, context: ssl.SSLContext) -> None:
         self.end = end
@@ -36,7 +36,7 @@ class Far:
         self.tls = context.wrap_bio(self.incoming, self.outgoing, server_hostname="localhost")
 
     async def shake_hands(self, *, holds_last: bool = False) -> None:
-        """Do the handshake; with `holds_last`, keep what the client sends last."""
+        """Do the handshake; with `holds_last`, keep the client's last handshake message for the next `record` call."""
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -50,7 +50,7 @@ class Far:
             await loop.sock_sendall(self.end, self.outgoing.read())
 
     def record(self, data: bytes) -> bytes:
-        """Return what is to be sent for some bytes, in records of 16 KiB at most, behind what was held."""
+        """Return records of at most 16 KiB that carry the data, after any handshake message that was held back."""
         sent = 0
         while sent < len(data):
             sent += self.tls.write(data[sent:])
@@ -60,10 +60,10 @@ class Far:
         await asyncio.get_running_loop().sock_sendall(self.end, data)
 
     async def receive(self, size: int) -> bytes:
-        """Return `size` bytes; fewer where the server says that nothing more follows.
+        """Return `size` bytes, or fewer if the server announces the end of the TLS stream (close_notify).
 
         Raises:
-            ssl.SSLEOFError: the connection ended, and it hasn't said so.
+            ssl.SSLEOFError: the connection ended without that announcement.
         """
         found = bytearray()
         while len(found) < size:
@@ -90,7 +90,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 async def begin(
     stage: Stage, protocol: Recorder, authority: Authority, version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3
 ) -> Far:
-    """Begin with one end of a connection; return the other, both behind their handshakes."""
+    """Complete a handshake, add the server's end to the sockets, and return the client's end."""
     context = authority.context()
     context.minimum_version = context.maximum_version = version
     near, end = stage.connect()
@@ -103,7 +103,7 @@ async def begin(
 
 
 @VERSIONS
-async def test_records_in_whatever_pieces_come_whole_and_in_order(
+async def test_records_cut_anywhere_arrive_whole_and_in_order(
     stage: Stage, authority: Authority, version: ssl.TLSVersion
 ) -> None:
     protocol = Recorder()
@@ -123,11 +123,11 @@ async def test_records_in_whatever_pieces_come_whole_and_in_order(
         at += size
     await until(lambda: sum(map(len, protocol.received)) == len(wanted))
     assert b"".join(protocol.received) == wanted
-    assert all(protocol.received), "a part of a record is nothing yet"
+    assert all(protocol.received), "an incomplete record must not reach the protocol"
     assert protocol.said == []
 
 
-async def test_many_records_of_one_read_are_one_turn(stage: Stage, authority: Authority) -> None:
+async def test_many_records_of_one_read_reach_the_protocol_together(stage: Stage, authority: Authority) -> None:
     protocol = Recorder()
     far = await begin(stage, protocol, authority)
     await far.send(b"".join(far.record(b"%d," % number) for number in range(100)))
@@ -136,7 +136,7 @@ async def test_many_records_of_one_read_are_one_turn(stage: Stage, authority: Au
 
 
 @VERSIONS
-async def test_what_the_kernel_has_no_room_for_waits_in_order(
+async def test_data_that_the_kernel_has_no_room_for_waits_and_is_sent_in_order(
     stage: Stage, authority: Authority, version: ssl.TLSVersion
 ) -> None:
     protocol = Recorder()
@@ -151,7 +151,7 @@ async def test_what_the_kernel_has_no_room_for_waits_in_order(
 
 
 @VERSIONS
-async def test_a_client_that_says_it_has_ended_is_heard_behind_what_it_sent(
+async def test_the_end_of_a_tls_stream_is_reported_after_its_last_data(
     stage: Stage, authority: Authority, version: ssl.TLSVersion
 ) -> None:
     protocol = Recorder()
@@ -165,7 +165,7 @@ async def test_a_client_that_says_it_has_ended_is_heard_behind_what_it_sent(
     assert protocol.error is None
 
 
-async def test_one_that_only_says_that_it_has_ended_is_heard(stage: Stage, authority: Authority) -> None:
+async def test_the_end_of_a_tls_stream_without_data_is_reported(stage: Stage, authority: Authority) -> None:
     protocol = Recorder()
     far = await begin(stage, protocol, authority)
     with pytest.raises(ssl.SSLWantReadError):
@@ -174,7 +174,7 @@ async def test_one_that_only_says_that_it_has_ended_is_heard(stage: Stage, autho
     await until(lambda: protocol.said == ["eof", "lost"])
 
 
-async def test_what_a_connection_held_goes_with_it(stage: Stage, authority: Authority) -> None:
+async def test_a_closed_connection_frees_its_objects_without_the_garbage_collector(stage: Stage, authority: Authority) -> None:
     protocol = Recorder()
     far = await begin(stage, protocol, authority)
     held = weakref.ref(protocol.transport.get_extra_info("ssl_object"))
@@ -182,13 +182,13 @@ async def test_what_a_connection_held_goes_with_it(stage: Stage, authority: Auth
     try:
         far.end.close()
         await until(lambda: protocol.said[-1:] == ["lost"])
-        del protocol.transport, protocol.error  # an error holds the frames that it came through
+        del protocol.transport, protocol.error  # an exception holds the frames that it passed through
         await until(lambda: held() is None)
     finally:
         gc.enable()
 
 
-async def test_close_sends_what_waits_and_says_that_nothing_follows(stage: Stage, authority: Authority) -> None:
+async def test_close_sends_buffered_data_and_then_announces_the_end(stage: Stage, authority: Authority) -> None:
     protocol = Recorder()
     far = await begin(stage, protocol, authority)
     protocol.transport.write(b"x" * 1_000_000)
@@ -198,7 +198,7 @@ async def test_close_sends_what_waits_and_says_that_nothing_follows(stage: Stage
     await until(lambda: protocol.said[-1] == "lost")
 
 
-async def test_abort_says_nothing(stage: Stage, authority: Authority) -> None:
+async def test_abort_ends_the_connection_without_announcing_it(stage: Stage, authority: Authority) -> None:
     protocol = Recorder()
     far = await begin(stage, protocol, authority)
     protocol.transport.abort()
@@ -206,7 +206,7 @@ async def test_abort_says_nothing(stage: Stage, authority: Authority) -> None:
         await far.receive(1)
 
 
-async def test_a_damaged_record_ends_its_connection_only(stage: Stage, authority: Authority) -> None:
+async def test_a_damaged_record_ends_only_its_own_connection(stage: Stage, authority: Authority) -> None:
     protocol, beside = Recorder(), Recorder()
     far, other = await begin(stage, protocol, authority), await begin(stage, beside, authority)
     good, bad = far.record(b"good"), bytearray(far.record(b"bad"))
@@ -222,10 +222,10 @@ async def test_a_damaged_record_ends_its_connection_only(stage: Stage, authority
 
 
 @pytest.mark.parametrize("reads", [False, True])
-async def test_who_has_tls_answer_must_take_the_answers(
+async def test_a_client_that_makes_tls_answer_but_never_reads_is_disconnected(
     stage: Stage, authority: Authority, monkeypatch: pytest.MonkeyPatch, reads: bool
 ) -> None:
-    """Python can't ask for a change of keys, so here each read is one that TLS answers."""
+    """Python can't request a TLS key update, so here TLS has an answer ready after each read."""
     protocol = Recorder()
     far = await begin(stage, protocol, authority)
     monkeypatch.setattr(Tls, "due", lambda self: self.encrypt(bytes(1_000)))
@@ -249,7 +249,7 @@ async def test_who_has_tls_answer_must_take_the_answers(
 
 
 @VERSIONS
-async def test_a_connect_may_come_with_the_end_of_the_handshake(
+async def test_a_connect_may_arrive_together_with_the_end_of_the_handshake(
     start_broker: StartBroker, authority: Authority, version: ssl.TLSVersion
 ) -> None:
     broker = await start_broker(listeners=(authority.listener("tls"),))

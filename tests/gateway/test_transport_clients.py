@@ -1,4 +1,4 @@
-"""Clients of others over every transport: paho-mqtt, and mosquitto's own where it is installed."""
+"""Third-party clients over every transport: paho-mqtt, and mosquitto's clients where they are installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MQTT over WebSocket: whatever way packets are cut into frames, and whatever else comes."""
+"""MQTT over WebSocket: packets cut into frames in any way, invalid handshakes and frames, and how connections close."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WS = ListenerOptions(name="ws", kind="ws", listen=FREE)
 
 
 class WebSocketClient:
-    """A client's end, frame by frame: the library's state machine of the other side, on a plain socket."""
+    """The client's end of a WebSocket, frame by frame: the library's client state machine on a plain socket."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, frames: ClientProtocol) -> None:
         self.reader = reader
@@ -37,12 +37,12 @@ class WebSocketClient:
         self.frames = frames
 
     async def send(self) -> None:
-        """Send what the state machine has to."""
+        """Send the bytes that the state machine has ready."""
         self.writer.write(b"".join(self.frames.data_to_send()))
         await self.writer.drain()
 
     async def events(self) -> list[Any]:
-        """Return what comes next; nothing at the end."""
+        """Return the next events, or an empty list at the end of the connection."""
         async with asyncio.timeout(ANSWER_S_MAX):
             while not (events := self.frames.events_received()):
                 try:
@@ -55,19 +55,19 @@ class WebSocketClient:
         return events
 
     async def packets(self, *payloads: bytes, expected: bytes) -> None:
-        """Send payloads, each as a frame; what comes back must be some bytes of MQTT, however it is cut."""
+        """Send each payload as a frame, and check that the server sends the expected MQTT bytes, however it cuts them."""
         for payload in payloads:
             self.frames.send_binary(payload)
         await self.send()
         got = b""
         while len(got) < len(expected):
             events = await self.events()
-            assert events, f"closed behind {got!r}"
+            assert events, f"the server closed the connection after {got!r}"
             got += b"".join(event.data for event in events if event.opcode is OP_BINARY)
         assert got == expected
 
     async def close_code(self) -> int | None:
-        """Wait for the end; return the code that the server gave for it."""
+        """Wait for the end of the connection, and return the close code that the server sent."""
         while await self.events():
             pass
         return self.frames.close_rcvd.code if self.frames.close_rcvd is not None else None
@@ -76,7 +76,7 @@ class WebSocketClient:
 async def dial(
     broker: Broker, path: str = "/mqtt", *, protocols: tuple[str, ...] = ("mqtt",), origin: str | None = None
 ) -> tuple[WebSocketClient, Response]:
-    """Open a WebSocket; return it and what the server answered."""
+    """Open a WebSocket, and return it with the server's response to the handshake."""
     address = broker.listener("ws").address
     frames = ClientProtocol(
         parse_uri(f"ws://{address}{path}"),
@@ -122,7 +122,9 @@ async def test_the_sub_protocol_is_mqtt(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("protocols", [(), ("chat",), ("mqttv3.1",)])
-async def test_a_client_that_does_not_offer_it_is_refused(broker: Broker, protocols: tuple[str, ...]) -> None:
+async def test_a_client_that_does_not_offer_the_mqtt_sub_protocol_is_refused(
+    broker: Broker, protocols: tuple[str, ...]
+) -> None:
     client, response = await dial(broker, protocols=protocols)
     assert response.status_code == 400
     assert await client.events() == []
@@ -132,7 +134,7 @@ async def test_a_client_that_does_not_offer_it_is_refused(broker: Broker, protoc
 @pytest.mark.parametrize(
     ("path", "status"), [("/mqtt", 101), ("/mqtt?token=1", 101), ("/", 404), ("/mqtt/", 404), ("/other", 404)]
 )
-async def test_a_listener_with_a_path_serves_only_that(start_broker: StartBroker, path: str, status: int) -> None:
+async def test_a_listener_with_a_path_serves_only_that_path(start_broker: StartBroker, path: str, status: int) -> None:
     broker = await start_broker(listeners=(replace(WS, websocket_path="/mqtt"),))
     client, response = await dial(broker, path)
     assert response.status_code == status
@@ -140,7 +142,7 @@ async def test_a_listener_with_a_path_serves_only_that(start_broker: StartBroker
 
 
 @pytest.mark.parametrize(("origin", "status"), [(None, 101), ("https://ours.example", 101), ("https://theirs.example", 403)])
-async def test_a_listener_with_origins_serves_pages_from_there(
+async def test_a_listener_with_origins_serves_only_pages_from_these_origins(
     start_broker: StartBroker, origin: str | None, status: int
 ) -> None:
     broker = await start_broker(listeners=(replace(WS, origins=("https://ours.example",)),))
@@ -161,7 +163,7 @@ async def test_a_listener_with_origins_serves_pages_from_there(
         b"GET / HTTP/1.1\r\nConnection: \xda\r\nUpgrade: websocket\r\n\r\n",
     ],
 )
-async def test_what_is_no_request_is_refused_and_nothing_is_left(broker: Broker, data: bytes) -> None:
+async def test_bytes_that_are_not_an_http_request_are_refused_and_leave_nothing_open(broker: Broker, data: bytes) -> None:
     client = await broker.dial("ws")
     await client.send(data)
     async with asyncio.timeout(ANSWER_S_MAX):
@@ -174,7 +176,7 @@ async def test_what_is_no_request_is_refused_and_nothing_is_left(broker: Broker,
 @pytest.mark.parametrize(
     "frame", [Frame(OP_BINARY, PING).serialize(mask=False), Frame(OP_CLOSE, b"").serialize(mask=True)], ids=["bare", "close"]
 )
-async def test_frames_that_end_the_connection_before_it_began_do_so(broker: Broker, frame: bytes) -> None:
+async def test_an_invalid_or_close_frame_right_after_the_request_ends_the_connection(broker: Broker, frame: bytes) -> None:
     frames = ClientProtocol(parse_uri("ws://localhost/mqtt"), subprotocols=[Subprotocol("mqtt")])
     frames.send_request(frames.connect())
     client = await broker.dial("ws")
@@ -184,7 +186,7 @@ async def test_frames_that_end_the_connection_before_it_began_do_so(broker: Brok
     await until(lambda: broker.listener("ws").admission.open == 0)
 
 
-async def test_a_handshake_that_does_not_come_is_not_waited_for(start_broker: StartBroker) -> None:
+async def test_an_unfinished_handshake_is_ended_after_the_time_limit(start_broker: StartBroker) -> None:
     broker = await start_broker(listeners=(WS,), connect_timeout_ms=100)
     client = await broker.dial("ws")
     await client.send(b"GET /mqtt HTTP/1.1\r\n")
@@ -202,7 +204,7 @@ async def test_packets_need_not_be_aligned_with_frames(broker: Broker, opened: l
     await client.packets(*(data[at : at + 1] for at in range(len(data))), expected=answers)
 
 
-async def test_a_message_in_fragments_is_read_as_it_comes(broker: Broker, opened: list[WebSocketClient]) -> None:
+async def test_the_fragments_of_a_message_are_read_as_they_arrive(broker: Broker, opened: list[WebSocketClient]) -> None:
     client = await connected(broker, b"c", opened)
     client.frames.send_binary(PING[:1], fin=False)
     client.frames.send_ping(b"between")
@@ -212,7 +214,7 @@ async def test_a_message_in_fragments_is_read_as_it_comes(broker: Broker, opened
     await client.packets(expected=PONG)
 
 
-async def test_a_ping_of_the_websocket_is_answered_before_and_after_the_connect(broker: Broker) -> None:
+async def test_a_websocket_ping_is_answered_before_and_after_the_connect(broker: Broker) -> None:
     client, _ = await dial(broker)
     client.frames.send_ping(b"hello")
     await client.send()
@@ -236,7 +238,7 @@ async def test_a_text_frame_closes_the_connection(broker: Broker, opened: list[W
     assert await client.close_code() == 1003
 
 
-async def test_a_frame_that_is_not_masked_closes_the_connection(broker: Broker, opened: list[WebSocketClient]) -> None:
+async def test_an_unmasked_frame_closes_the_connection(broker: Broker, opened: list[WebSocketClient]) -> None:
     client = await connected(broker, b"c", opened)
     client.writer.write(Frame(OP_BINARY, PING).serialize(mask=False))  # RFC 6455, 5.1
     assert await client.close_code() == 1002
@@ -255,7 +257,7 @@ async def test_a_message_that_is_too_large_closes_the_connection(start_broker: S
     assert code == 1009 or (fragments > 1 and broker.closed(ReasonCode.MALFORMED_PACKET) == 1)
 
 
-async def test_a_disconnect_before_the_close_in_one_read_ends_the_session_in_order(
+async def test_a_disconnect_in_the_same_read_as_the_close_discards_the_will(
     broker: Broker, opened: list[WebSocketClient]
 ) -> None:
     watcher = await broker.connect("watcher")
@@ -269,19 +271,17 @@ async def test_a_disconnect_before_the_close_in_one_read_ends_the_session_in_ord
     assert await watcher.drained() == []
 
 
-async def test_a_close_without_a_disconnect_leaves_the_will(broker: Broker, opened: list[WebSocketClient]) -> None:
+async def test_a_close_without_a_disconnect_publishes_the_will(broker: Broker, opened: list[WebSocketClient]) -> None:
     watcher = await broker.connect("watcher")
     await watcher.subscribe(("#", 1))
     client = await connected(broker, b"c", opened, CLEAN | WILL)
     client.frames.send_close(1001)
     await client.send()
     assert await watcher.message() == Message("will", b"gone", 0)
-    assert await client.close_code() == 1001  # RFC 6455, 5.5.1: it is answered with its own code
+    assert await client.close_code() == 1001  # RFC 6455, 5.5.1: a close is answered with the code that it had
 
 
-async def test_a_connection_that_the_server_ends_is_closed_as_a_websocket(
-    broker: Broker, opened: list[WebSocketClient]
-) -> None:
+async def test_the_server_ends_a_connection_with_a_close_frame(broker: Broker, opened: list[WebSocketClient]) -> None:
     client = await connected(broker, b"c", opened)
     await broker.connect("c")
     events = await client.events()
@@ -291,14 +291,14 @@ async def test_a_connection_that_the_server_ends_is_closed_as_a_websocket(
     await until(lambda: broker.listener("ws").admission.open == 0)
 
 
-async def test_a_client_that_never_answers_a_close_is_cut_off(broker: Broker, opened: list[WebSocketClient]) -> None:
+async def test_a_client_that_never_answers_a_close_frame_is_disconnected(broker: Broker, opened: list[WebSocketClient]) -> None:
     await connected(broker, b"c", opened)
     await broker.connect("c")
     await until(lambda: broker.listener("ws").admission.open == 0)
 
 
 @pytest.mark.parametrize("is_wrong", [False, True])
-async def test_a_client_that_has_said_all_is_not_waited_for(
+async def test_a_client_that_has_shut_down_its_side_is_closed_without_a_wait(
     broker: Broker, opened: list[WebSocketClient], monkeypatch: pytest.MonkeyPatch, is_wrong: bool
 ) -> None:
     monkeypatch.setattr("penstock.gateway.connection.outbox.CLOSE_FLUSH_S", 2 * ANSWER_S_MAX)
@@ -312,7 +312,7 @@ async def test_a_client_that_has_said_all_is_not_waited_for(
     await until(lambda: not broker.node.gateway.connections)
 
 
-async def test_a_slow_websocket_client_holds_no_memory(start_broker: StartBroker, opened: list[WebSocketClient]) -> None:
+async def test_a_slow_websocket_client_uses_bounded_memory(start_broker: StartBroker, opened: list[WebSocketClient]) -> None:
     broker = await start_broker(listeners=(WS,), send_buffer_bytes=16 * KIB)
     client = await connected(broker, b"slow", opened)
     broker.limit_send_buffer("slow")
