@@ -1,4 +1,4 @@
-"""A disk whose free space a test decides."""
+"""A disk on which the test decides how much space is free."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from penstock.store.space import Usage
 from tests.gateway.wire import Broker
 
 TOTAL = 100 * GIB
+"""Size of the disk in bytes."""
 
 
 def free(broker: Broker, amount: int) -> None:
+    """Let the node measure a disk with `amount` free bytes."""
     broker.node.store.space.probe = lambda: Usage(amount, TOTAL)
     broker.node.store.measure_disk()

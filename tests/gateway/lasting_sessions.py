@@ -1,4 +1,4 @@
-"""Clients whose sessions outlive their connections, and the end of the node under them."""
+"""Clients whose sessions outlive their connections, and the ends of the node that the sessions must survive."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from tests.gateway.wire import BYE, Broker, Client
 from tests.waiting import until
 
 LASTS: PropertyValues = {Property.SESSION_EXPIRY_S: 60}
+"""Properties of a CONNECT whose session outlives its connection by a minute."""
+
 DUP = 8
+"""The DUP flag in the first byte of a PUBLISH."""
 
 
 async def resume(broker: Broker, client_id: str, version: int) -> Client:
@@ -36,16 +39,14 @@ async def begin(broker: Broker, client_id: str, version: int) -> Client:
 
 
 async def leave(client: Client) -> None:
-    """Disconnect a client in order."""
+    """End a client's connection with a DISCONNECT, and wait until the server has closed it."""
     await client.send(BYE)
     await client.ended()
 
 
 both_versions = pytest.mark.parametrize("version", [4, 5])
 
-
 ENDS = ("stop", "kill")
-
 
 each_end = pytest.mark.parametrize("end", ENDS)
 
@@ -56,7 +57,7 @@ async def end_node(broker: Broker, end: str) -> None:
 
 
 async def recorded(broker: Broker) -> None:
-    """Return when the journal has recorded all changes of sessions."""
+    """Wait until the journal has recorded all changes of sessions."""
     await until(lambda: not broker.node.gateway.journal._unsaved)
     broker.node.store.commit()
 

@@ -21,11 +21,12 @@ BAD_PASSWORD = (CONNACK, 0, bytes((0, ConnectCode.BAD_USER_NAME_OR_PASSWORD)))
 
 
 def plugins(*names: str, **options: Any) -> AccessOptions:
+    """Return options with these plugins. A name without a dot is that of a class in `scripted_plugins`."""
     return AccessOptions(plugins={name if "." in name else f"{SCRIPTED}.{name}": {} for name in names}, **options)
 
 
 async def login(broker: Broker, client_id: str, username: str = "", password: str = "", **options: Any) -> Client:
-    """Connect with a user name and a password; the CONNACK is still to come."""
+    """Send a CONNECT with a user name and a password. The caller receives the CONNACK."""
     fields = [field.encode() for field in (username, password) if field]
     flags = CLEAN | (USER if username else 0) | (PASSWORD if password else 0)
     return await broker.connect(client_id, *fields, flags=flags, accepted=False, **options)

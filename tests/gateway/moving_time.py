@@ -1,4 +1,4 @@
-"""Time that a test moves: the clock of the node, and what the gateway does when its time has come."""
+"""Moves the time of a node: the test sets the clock ahead, and the gateway does what is due."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from tests.clock import AheadClock, ManualClock
 
 
 def pass_time(gateway: Gateway, seconds: float) -> None:
-    """Set the node's clock ahead, and let the gateway do everything that is due then."""
+    """Set the node's clock ahead, and let the gateway do everything that is due by then."""
     clock = gateway.clock
-    assert isinstance(clock, AheadClock | ManualClock), "the node was not given a clock that a test can move"
+    assert isinstance(clock, AheadClock | ManualClock), "the node needs a clock that a test can move"
     clock.advance(round(seconds * 1000))
     gateway.heartbeat.beat()
     gateway.throttle.resume_due()

@@ -1,4 +1,4 @@
-"""Clients of others: mosquitto's command-line tools, and paho's for Python."""
+"""Clients of other projects: mosquitto's command-line tools, and paho-mqtt for Python."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.waiting import until
 
 
 def command(name: str) -> str:
-    """Return the path of one of mosquitto's commands; skip the test where it isn't there."""
+    """Return the path of one of mosquitto's commands. Skip the test if the command is not installed."""
     path = shutil.which(name)
     if path is None:
         pytest.skip(f"{name} is not installed (apt-get install mosquitto-clients)")
@@ -23,19 +23,20 @@ def command(name: str) -> str:
 
 
 async def subscribed(broker: Broker, client_id: str) -> None:
-    """Return when the node has a subscription of a client's, which must not end before that."""
+    """Wait until a client has a subscription. The client must not end before that."""
     clients = broker.node.gateway.clients
     await until(lambda: client_id in clients and bool(clients[client_id].session.subscriptions))
 
 
 async def printed(process: asyncio.subprocess.Process) -> list[str]:
+    """Wait until a command has ended successfully; return the lines that it printed."""
     output, _ = await process.communicate()
     assert process.returncode == 0
     return output.decode().splitlines()
 
 
 class Paho:
-    """paho-mqtt in MQTT 5.0, whose network loop runs on a thread of its own. What it calls back with is queued by name."""
+    """A client of paho-mqtt with MQTT 5.0. Its network loop has a thread of its own, and its callbacks fill a queue each."""
 
     def __init__(self, module: Any, broker: Broker, client_id: str) -> None:
         self._loop = asyncio.get_running_loop()
@@ -55,10 +56,11 @@ class Paho:
         self._loop.call_soon_threadsafe(self.answers[name].put_nowait, item)
 
     async def of(self, name: str) -> Any:
-        """Return what the next callback of a name was given."""
+        """Return what the next callback of that name was given."""
         return await self.answers[name].get()
 
     async def connect(self, **options: Any) -> Any:
+        """Connect; return flags, reason and properties of the CONNACK."""
         address = self._broker.node.mqtt
         self.client.connect_async(address.host, address.port, **options)
         self.client.loop_start()
@@ -67,6 +69,7 @@ class Paho:
 
 @asynccontextmanager
 async def paho(broker: Broker, client_id: str, **options: Any) -> AsyncIterator[Paho]:
+    """Give a connected client, which disconnects at the end. Skip the test if paho-mqtt is not installed."""
     module = pytest.importorskip("paho.mqtt.client", reason="paho-mqtt is not installed")
     client = Paho(module, broker, client_id)
     _, reason, _ = await client.connect(**options)
@@ -77,7 +80,7 @@ async def paho(broker: Broker, client_id: str, **options: Any) -> AsyncIterator[
 
 
 def properties_of(packet: str, **values: Any) -> Any:
-    """Return paho's Properties of a packet."""
+    """Return paho's Properties for a packet of the type `packet`."""
     module = pytest.importorskip("paho.mqtt.properties")
     types = pytest.importorskip("paho.mqtt.packettypes")
     found = module.Properties(getattr(types.PacketTypes, packet))
@@ -87,7 +90,7 @@ def properties_of(packet: str, **values: Any) -> Any:
 
 
 async def run_mosquitto(tool: str, *arguments: str) -> bytes:
-    """Run one of mosquitto's clients to its end; return what it printed."""
+    """Run one of mosquitto's commands until it ends; return its output."""
     if not shutil.which(tool):
         pytest.skip("mosquitto's tools are not installed (apt-get install mosquitto-clients)")
     process = await asyncio.create_subprocess_exec(tool, *arguments, stdout=asyncio.subprocess.PIPE)

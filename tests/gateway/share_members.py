@@ -1,4 +1,4 @@
-"""Members of one shared subscription, and what they share."""
+"""Members of a shared subscription, and the consumer group behind it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ LASTS = {Property.SESSION_EXPIRY_S: 600}
 
 
 async def member(broker: Broker, client_id: str, qos: int = 1, name: str = SHARED, **options: Any) -> Client5:
-    """Connect a client that shares a subscription."""
+    """Connect a client, and subscribe it to a shared subscription."""
     client = await broker.connect_5(client_id, **options)
     assert await client.subscribe((name, qos)) == [qos]
     return client
 
 
 def group_of(broker: Broker, name: str = "g", topic_filter: str = "a/#") -> ConsumerGroup:
+    """Return the consumer group of a shared subscription."""
     return broker.node.pop.state.groups[name, topic_filter]
 
 
 async def publish(broker: Broker, *bodies: bytes, topic: str = "a/b", qos: int = 1) -> None:
-    """Publish messages one after the other, each acknowledged before the next."""
+    """Publish messages from a new client, which awaits the acknowledgement of each before it sends the next."""
     publisher = await broker.connect_5("publisher")
     for body in bodies:
         await publisher.publish(topic, body, qos)
@@ -33,9 +34,10 @@ async def publish(broker: Broker, *bodies: bytes, topic: str = "a/b", qos: int =
 
 
 async def bodies(client: Client) -> list[bytes]:
-    """Return what a client was sent so far, unacknowledged."""
+    """Return the bodies of the messages that a client has been sent so far, without acknowledging them."""
     return [message.body for message in await client.messages()]
 
 
 def packet_ids(packets: list[Any]) -> list[int]:
+    """Return the packet ids of the messages among `packets`."""
     return [packet[3] for packet in packets if packet[0] in (PUBLISH, PUBLISH_WITH)]

@@ -1,4 +1,4 @@
-"""`Sockets` without a node, for tests of transports."""
+"""A `Sockets` without a node, for tests of transports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ BUFFER_BYTES = 8192
 
 
 class Recorder(asyncio.Protocol):
-    """A protocol that records its calls."""
+    """A protocol that records the calls that it gets.
+
+    Parameters:
+        react: called with each piece of data that arrives.
+        stays: whether the connection stays open after the far end has closed its side.
+    """
 
     def __init__(self, react: Callable[[Recorder, bytes], None] | None = None, *, stays: bool = False) -> None:
         self.react = react
@@ -48,7 +53,7 @@ class Recorder(asyncio.Protocol):
 
 
 class Stage:
-    """`Sockets`, and the far ends of their connections."""
+    """A `Sockets`, and the far ends of its connections."""
 
     def __init__(self) -> None:
         self.turns = 0

@@ -1,3 +1,5 @@
+"""Connections of MQTT 3.1.1: CONNECT, takeover, keep alive, bad packets, and packets that are split over reads."""
+
 from __future__ import annotations
 
 import asyncio
@@ -26,13 +28,13 @@ PONG = (PINGRESP, 0, b"")
 
 @pytest.fixture
 async def others(broker: Broker) -> AsyncIterator[None]:
-    """Whatever a client does, the node serves others."""
+    """Check at the end of the test that the node still serves another client."""
     other = await broker.connect("other")
     yield
     assert await other.drained() == []
 
 
-# --- CONNECT ------------------------------------------------------------------------------------------------------------
+# --- CONNECT ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -76,13 +78,13 @@ async def test_a_connection_without_a_connect_in_time_is_closed(start_broker: St
     await until(lambda: len(broker.node.gateway.connections) == 2 and broker.listener("mqtt").bytes_in == len(packet))
     pass_time(broker.node.gateway, 4.9)
     assert len(broker.node.gateway.connections) == 2
-    pass_time(broker.node.gateway, 1.2)  # the limit, and at most a second for the wheel
+    pass_time(broker.node.gateway, 1.2)  # the limit, and up to a second until the node notices
     assert await silent.ended() == []
     assert await half.ended() == []
     assert broker.closed(ReasonCode.KEEP_ALIVE_TIMEOUT) == 2
 
 
-async def test_the_connect_timeout_ends_with_the_connect(broker: Broker) -> None:
+async def test_the_connect_timeout_does_not_apply_after_the_connect(broker: Broker) -> None:
     client = await broker.connect("pump")
     pass_time(broker.node.gateway, 3600)
     assert await client.drained() == []
@@ -92,11 +94,11 @@ async def test_the_connect_timeout_ends_with_the_connect(broker: Broker) -> None
     "case", [case for case in INVALID if issubclass(case.error, ConnectRefused)], ids=lambda case: case.name
 )
 @pytest.mark.usefixtures("others")
-async def test_a_refused_connect_is_told_why_and_closed(broker: Broker, case: Any) -> None:
+async def test_a_refused_connect_is_answered_with_its_reason_and_closed(broker: Broker, case: Any) -> None:
     client = await broker.dial()
     await client.send(case.data, PING)
     answers = await client.ended()
-    if "6.0" in case.name:  # answered in the format of 5.0
+    if "6.0" in case.name:  # the answer has the format of 5.0
         ((kind, _, body),) = answers
         assert (kind, body[:2]) == (CONNACK, bytes((0, ReasonCode.UNSUPPORTED_PROTOCOL_VERSION)))
     elif issubclass(case.error, UnsupportedVersion):
@@ -106,7 +108,7 @@ async def test_a_refused_connect_is_told_why_and_closed(broker: Broker, case: An
     assert broker.node.gateway.clients.keys() == {"other"}
 
 
-async def test_clients_without_an_id_are_given_one_each(broker: Broker) -> None:
+async def test_each_client_without_an_id_is_assigned_its_own(broker: Broker) -> None:
     one, two = await broker.connect(""), await broker.connect("")
     assert await one.drained() == await two.drained() == []
     assert len(broker.node.gateway.clients) == 2
@@ -128,7 +130,7 @@ async def test_one_client_more_than_the_limit_is_refused(start_broker: StartBrok
     assert await refused.ended() == [(CONNACK, 0, bytes((0, ConnectCode.SERVER_UNAVAILABLE)))]
     assert broker.closed(ReasonCode.QUOTA_EXCEEDED) == 1
 
-    again = await broker.connect("first")  # who takes over needs no room
+    again = await broker.connect("first")  # a takeover needs no room
     assert await first.ended() == []
     second.reset()
     await until(lambda: len(broker.node.gateway.connections) == 1)
@@ -146,7 +148,7 @@ async def test_sockets_that_send_no_connect_are_limited_too(start_broker: StartB
     assert await silent[0].receive() == ACCEPTED
 
 
-# --- takeover -----------------------------------------------------------------------------------------------------------
+# --- takeover ---------------------------------------------------------------------------------------------------------
 
 
 async def test_a_second_connection_of_a_client_id_takes_over(broker: Broker) -> None:
@@ -171,7 +173,7 @@ async def test_a_client_that_was_taken_over_does_not_end_its_successor(broker: B
     assert len(broker.node.gateway.connections) == len(broker.node.gateway.clients) == 1
 
 
-# --- PINGREQ, DISCONNECT, the end ---------------------------------------------------------------------------------------
+# --- PINGREQ, DISCONNECT and the end ----------------------------------------------------------------------------------
 
 
 async def test_each_pingreq_is_answered(broker: Broker) -> None:
@@ -180,7 +182,7 @@ async def test_each_pingreq_is_answered(broker: Broker) -> None:
     assert [await client.receive() for _ in range(3)] == [PONG] * 3
 
 
-async def test_nothing_behind_a_disconnect_counts(broker: Broker) -> None:
+async def test_packets_after_a_disconnect_are_ignored(broker: Broker) -> None:
     client = await broker.connect("pump", b"will", b"gone", flags=CLEAN | WILL)
     await client.send(encode_publish(b"a", b"before"), BYE, encode_publish(b"a", b"behind"), PING, b"\xff\xff")
     assert await client.ended() == []
@@ -188,13 +190,13 @@ async def test_nothing_behind_a_disconnect_counts(broker: Broker) -> None:
     assert broker.node.gateway.counters.closed_by_reason == {}
 
 
-async def test_what_was_published_before_a_disconnect_is_still_acknowledged(broker: Broker) -> None:
+async def test_messages_published_before_a_disconnect_are_still_acknowledged(broker: Broker) -> None:
     client = await broker.connect("pump")
     await client.send(encode_publish(b"a", b"x", 1, packet_id=9), encode_publish(b"a", b"x", 2, packet_id=8), BYE)
     assert await client.ended() == [(PUBACK, 9), (PUBREC, 8)]
 
 
-async def test_who_has_sent_all_and_closes_its_side_still_gets_its_acks(broker: Broker) -> None:
+async def test_a_client_that_closes_its_sending_side_still_gets_its_acks(broker: Broker) -> None:
     watcher = await broker.connect("watcher")
     await watcher.subscribe(("will", 0))
     client = await broker.connect("pump", b"will", b"gone", flags=CLEAN | WILL)
@@ -204,14 +206,14 @@ async def test_who_has_sent_all_and_closes_its_side_still_gets_its_acks(broker: 
     assert await watcher.message() == Message("will", b"gone")
 
 
-async def test_a_stop_of_the_node_publishes_wills_and_closes(broker: Broker) -> None:
+async def test_stopping_the_node_publishes_wills_and_closes_connections(broker: Broker) -> None:
     client = await broker.connect("pump", b"will", b"gone", flags=CLEAN | WILL | WILL_RETAIN)
     await broker.node.gateway.stop()
     assert await client.ended() == []
     assert broker.stored() == [Message("will", b"gone", retain=True)]
 
 
-async def test_nothing_is_left_of_connections_that_ended(broker: Broker) -> None:
+async def test_connections_that_ended_hold_no_resources(broker: Broker) -> None:
     ends = {"disconnect": BYE, "protocol error": b"\xf0\0", "reset": b""}
     for name, last in ends.items():
         client = await broker.connect(name, b"will", b"gone", flags=CLEAN | WILL, keep_alive_s=65_535)
@@ -226,7 +228,7 @@ async def test_nothing_is_left_of_connections_that_ended(broker: Broker) -> None
     assert set(broker.held_resources().values()) == {0}
 
 
-# --- keep alive ---------------------------------------------------------------------------------------------------------
+# --- keep alive -------------------------------------------------------------------------------------------------------
 
 
 async def test_a_client_that_is_silent_for_longer_than_its_keep_alive_is_closed(broker: Broker) -> None:
@@ -235,28 +237,28 @@ async def test_a_client_that_is_silent_for_longer_than_its_keep_alive_is_closed(
     client = await broker.connect("pump", b"will", b"gone", flags=CLEAN | WILL, keep_alive_s=10)
     pass_time(broker.node.gateway, 14.9)
     assert await client.drained() == []
-    pass_time(broker.node.gateway, 14.9)  # 29.8 s after the CONNECT, but the ping was in between
+    pass_time(broker.node.gateway, 14.9)  # 29.8 s after the CONNECT, but the client pinged in between
     assert not broker.connection("pump")._is_closed
-    pass_time(broker.node.gateway, 1.2)  # 15 s, and at most one for the wheel
+    pass_time(broker.node.gateway, 1.2)  # 16.1 s after the ping: 15 s, and up to one until the node notices
     assert await client.ended() == []
     assert broker.closed(ReasonCode.KEEP_ALIVE_TIMEOUT) == 1
     assert await watcher.message() == Message("will", b"gone")
 
 
-async def test_keep_alive_0_is_none(broker: Broker) -> None:
+async def test_a_keep_alive_of_0_allows_any_silence(broker: Broker) -> None:
     client = await broker.connect("pump", keep_alive_s=0)
     pass_time(broker.node.gateway, 100_000)
     assert await client.drained() == []
 
 
-async def test_the_wheel_turns_by_itself(broker: Broker) -> None:
+async def test_the_heartbeat_finds_a_silent_client_without_other_work(broker: Broker) -> None:
     client = await broker.connect("pump", keep_alive_s=60)
-    broker.clock.advance(100_000)  # nothing else is done: the next beat finds the silence
+    broker.clock.advance(100_000)  # the next heartbeat notices the silence
     assert await client.ended() == []
     assert broker.closed(ReasonCode.KEEP_ALIVE_TIMEOUT) == 1
 
 
-async def test_a_connection_is_on_the_wheel_once(broker: Broker) -> None:
+async def test_each_connection_is_on_the_wheel_only_once(broker: Broker) -> None:
     client = await broker.connect("pump", keep_alive_s=60)
     for _ in range(50):
         pass_time(broker.node.gateway, 7)
@@ -264,7 +266,7 @@ async def test_a_connection_is_on_the_wheel_once(broker: Broker) -> None:
         assert broker.held_resources()["watched"] == 1
 
 
-# --- what clients may not send ------------------------------------------------------------------------------------------
+# --- packets that are refused -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -296,7 +298,7 @@ async def test_a_bad_packet_closes_the_connection_and_is_counted(broker: Broker,
     ids=lambda value: value if isinstance(value, str) else "",
 )
 @pytest.mark.usefixtures("others")
-async def test_a_topic_that_is_none_closes_the_connection_without_an_ack(broker: Broker, topic: bytes, what: str) -> None:
+async def test_an_invalid_topic_closes_the_connection_without_an_ack(broker: Broker, topic: bytes, what: str) -> None:
     client = await broker.connect("bad")
     await client.send(encode_publish(topic, b"x", 1, packet_id=1))
     assert await client.ended() == []
@@ -305,14 +307,14 @@ async def test_a_topic_that_is_none_closes_the_connection_without_an_ack(broker:
 
 
 @pytest.mark.usefixtures("others")
-async def test_a_packet_over_the_limit_closes_the_connection_before_it_comes(broker: Broker) -> None:
+async def test_a_packet_over_the_limit_closes_the_connection_as_soon_as_its_size_is_known(broker: Broker) -> None:
     client = await broker.connect("bad")
-    await client.send(b"\x30\xff\xff\xff\x7f")  # 256 MiB are announced
+    await client.send(b"\x30\xff\xff\xff\x7f")  # the header announces 256 MiB
     assert await client.ended() == []
     assert broker.closed(ReasonCode.PACKET_TOO_LARGE) == 1
 
 
-async def test_the_largest_packet_is_taken_and_one_byte_more_is_not(start_broker: StartBroker) -> None:
+async def test_a_packet_may_be_as_large_as_the_limit_and_no_larger(start_broker: StartBroker) -> None:
     broker = await start_broker(packet_bytes_max=2 * KIB)
     client = await broker.connect("pump")
     largest = encode_publish(b"a", b"x" * (2 * KIB - 8), 1, packet_id=1)
@@ -324,14 +326,14 @@ async def test_the_largest_packet_is_taken_and_one_byte_more_is_not(start_broker
     assert broker.closed(ReasonCode.PACKET_TOO_LARGE) == 1
 
 
-async def test_acks_that_nothing_waits_for_are_let_pass(broker: Broker) -> None:
+async def test_acks_that_nothing_waits_for_are_tolerated(broker: Broker) -> None:
     client = await broker.connect("pump")
     await client.send(encode_acks(PUBACK, [1]), encode_acks(PUBCOMP, [2]), encode_acks(PUBREC, [3]), encode_acks(PUBREL, [4]))
     assert await client.drained() == [(PUBREL, 3), (PUBCOMP, 4)]
     assert broker.node.gateway.counters.deliveries_acked == 0
 
 
-# --- how the network cuts it --------------------------------------------------------------------------------------------
+# --- packets that are split over reads --------------------------------------------------------------------------------
 
 STREAM = [
     subscribe(1, (b"a/#", 0)),
@@ -349,7 +351,7 @@ async def test_a_stream_may_be_cut_at_any_byte(broker: Broker, first_connect: bo
     head = connect(CLEAN, b"cut") if first_connect else b""
     stream = head + b"".join(STREAM)
     for cut in range(1, len(stream)):
-        # Fed to the server's end of a real connection: what a socket hands over in one piece is the kernel's choice.
+        # The test feeds the server's end of a real connection, because the kernel decides how a socket splits a stream.
         known = set(broker.node.gateway.connections)
         client = await (broker.dial() if first_connect else broker.connect("cut"))
         await until(lambda known=known: bool(set(broker.node.gateway.connections) - known))  # type: ignore[misc]
@@ -385,7 +387,7 @@ async def test_a_packet_of_a_mebibyte_may_come_in_many_reads(broker: Broker, pie
     assert broker.stored() == [Message("a", body[:-9], 1)] * 2
 
 
-async def test_large_packets_come_over_a_socket(broker: Broker) -> None:
+async def test_large_packets_arrive_over_a_socket(broker: Broker) -> None:
     client = await broker.connect("pump")
     body = b"x" * (MIB - 9)
     await client.send(*(encode_publish(b"a", body, 1, packet_id=n) for n in range(1, 6)))
@@ -400,7 +402,7 @@ async def test_thousands_of_packets_in_one_write_are_all_answered_in_order(broke
     assert [int(message.body) for message in broker.stored()] == list(ids)
 
 
-# --- who doesn't read -------------------------------------------------------------------------------------------------------
+# --- clients that do not read -----------------------------------------------------------------------------------------
 
 
 async def test_a_client_that_does_not_read_its_answers_is_no_longer_read(start_broker: StartBroker) -> None:

@@ -1,4 +1,4 @@
-"""MQTT 5.0: CONNECT, CONNACK, DISCONNECT and what is negotiated. Each test's docstring names the clauses that it shows."""
+"""MQTT 5.0: CONNECT, CONNACK, DISCONNECT and negotiated limits. The docstring of a test names the clauses that it shows."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tests.gateway.packet_cases import connect, packet
 from tests.gateway.packet_cases_5 import INVALID, NONE, connect_5, publish_5, subscribe_5, unsubscribe_5
 from tests.gateway.wire import CLEAN, PING, WILL, Broker, HeldSync, Message
 
-# --- CONNACK ------------------------------------------------------------------------------------------------------------
+# --- CONNACK ----------------------------------------------------------------------------------------------------------
 
 
 async def test_a_connack_states_the_limits_of_the_server(start_broker: StartBroker) -> None:
-    """[MQTT-3.2.2-1], 3.2.2.3: nothing is said that is the default."""
+    """[MQTT-3.2.2-1], 3.2.2.3: the CONNACK leaves out limits that are the default."""
     broker = await start_broker(inflight_max=10, packet_bytes_max=2 * KIB, topic_alias_max=7)
     client = await broker.connect_5("pump")
     assert client.limits == {
@@ -34,7 +34,7 @@ async def test_a_connack_states_the_limits_of_the_server(start_broker: StartBrok
     assert not client.session_present
 
 
-async def test_a_client_without_an_id_is_told_the_one_that_it_is_given(broker: Broker) -> None:
+async def test_a_client_without_an_id_is_told_the_id_that_it_is_assigned(broker: Broker) -> None:
     """[MQTT-3.1.3-6], [MQTT-3.1.3-7]."""
     client = await broker.connect_5("")
     client_id = client.limits[Property.ASSIGNED_CLIENT_ID]
@@ -84,11 +84,11 @@ async def test_a_connect_may_be_cut_at_any_byte(broker: Broker) -> None:
         client.reset()
 
 
-# --- what is refused ----------------------------------------------------------------------------------------------------
+# --- refusals ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", [case for case in INVALID if case.data[0] >> 4 == 1], ids=lambda case: case.name)
-async def test_a_connect_that_is_refused_is_told_why(broker: Broker, case: Any) -> None:
+async def test_a_refused_connect_is_answered_with_its_reason(broker: Broker, case: Any) -> None:
     """[MQTT-3.1.4-2], [MQTT-3.2.2-7], [MQTT-4.13.1-1]."""
     client = await broker.dial_5()
     await client.send(case.data, PING)
@@ -123,14 +123,16 @@ async def test_a_bad_packet_ends_the_connection_with_its_reason(broker: Broker, 
         (publish_5(0x30, b"a", 0, b"\5\x08\0\2a#"), ReasonCode.PROTOCOL_ERROR),  # [MQTT-3.3.2-14]
     ],
 )
-async def test_what_is_not_allowed_now_ends_the_connection(broker: Broker, data: bytes, reason: ReasonCode) -> None:
+async def test_a_packet_that_is_not_allowed_ends_the_connection_with_its_reason(
+    broker: Broker, data: bytes, reason: ReasonCode
+) -> None:
     client = await broker.connect_5("pump")
     await client.send(data)
     assert await client.disconnected() == (reason, [])
     assert broker.stored() == []
 
 
-async def test_reason_strings_come_to_those_who_want_them(broker: Broker) -> None:
+async def test_reason_strings_are_sent_only_to_clients_that_want_them(broker: Broker) -> None:
     """[MQTT-3.1.2-29]."""
     for wants in (1, 0):
         client = await broker.connect_5("pump", about={Property.REQUEST_PROBLEM_INFORMATION: wants})
@@ -152,32 +154,32 @@ async def test_one_client_more_than_the_limit_is_refused(start_broker: StartBrok
     assert await two.ended() == []
 
 
-async def test_a_client_that_takes_no_connack_is_closed(broker: Broker) -> None:
-    """[MQTT-3.1.2-24]; [MQTT-3.14.0-1]: without a DISCONNECT, though that would be small enough."""
+async def test_a_client_whose_limit_is_below_the_connack_is_closed(broker: Broker) -> None:
+    """[MQTT-3.1.2-24]; [MQTT-3.14.0-1]: the server sends no DISCONNECT either, although one would be small enough."""
     client = await broker.dial_5()
     await client.send(connect_5(CLEAN, b"pump", about=write_properties({Property.MAXIMUM_PACKET_SIZE: 10})))
     assert await client.ended() == []
     assert broker.closed(ReasonCode.PACKET_TOO_LARGE) == 1
 
 
-# --- DISCONNECT -----------------------------------------------------------------------------------------------------------
+# --- DISCONNECT -------------------------------------------------------------------------------------------------------
 
 
-async def test_a_takeover_is_told_to_the_one_that_it_ends(broker: Broker) -> None:
+async def test_a_client_that_is_taken_over_is_told_so(broker: Broker) -> None:
     """[MQTT-3.1.4-3]."""
     old = await broker.connect_5("pump")
-    new = await broker.connect("pump")  # whatever its version
+    new = await broker.connect("pump")  # the version of the new connection does not matter
     assert await old.disconnected() == (ReasonCode.SESSION_TAKEN_OVER, [])
     assert await new.drained() == []
 
 
-async def test_a_stop_of_the_node_is_told(broker: Broker) -> None:
+async def test_clients_are_told_that_the_node_stops(broker: Broker) -> None:
     client = await broker.connect_5("pump")
     await broker.node.gateway.stop()
     assert await client.disconnected() == (ReasonCode.SERVER_SHUTTING_DOWN, [])
 
 
-async def test_a_disconnect_is_the_last_packet_and_comes_behind_the_acks(broker: Broker) -> None:
+async def test_a_disconnect_is_the_last_packet_and_comes_after_the_acks(broker: Broker) -> None:
     """[MQTT-3.14.4-1]."""
     client = await broker.connect_5("pump")
     with HeldSync(broker) as held:
@@ -191,7 +193,9 @@ async def test_a_disconnect_is_the_last_packet_and_comes_behind_the_acks(broker:
     [(b"\xe0\0", False), (b"\xe0\1\0", False), (b"\xe0\2\0\0", False), (b"\xe0\1\4", True), (b"\xe0\1\x80", True)],
     ids=["short", "0x00", "with properties", "0x04", "0x80"],
 )
-async def test_the_reason_of_a_disconnect_decides_on_the_will(broker: Broker, data: bytes, has_will: bool) -> None:
+async def test_the_reason_of_a_disconnect_decides_whether_the_will_is_published(
+    broker: Broker, data: bytes, has_will: bool
+) -> None:
     """[MQTT-3.14.4-3], [MQTT-3.1.2-8], [MQTT-3.1.2-10]."""
     watcher = await broker.connect_5("watcher")
     await watcher.subscribe(("will", 0))
@@ -201,19 +205,19 @@ async def test_the_reason_of_a_disconnect_decides_on_the_will(broker: Broker, da
     assert await watcher.messages() == ([Message("will", b"gone")] if has_will else [])
 
 
-async def test_a_disconnect_may_not_make_a_session_last(broker: Broker) -> None:
+async def test_a_disconnect_may_not_set_an_expiry_where_the_connect_set_none(broker: Broker) -> None:
     """3.14.2.2.2."""
     client = await broker.connect_5("pump")
     await client.send(packet(0xE0, b"\0" + write_properties({Property.SESSION_EXPIRY_S: 5})))
     assert await client.disconnected() == (ReasonCode.PROTOCOL_ERROR, [])
 
 
-# --- receive maximum, of the server ----------------------------------------------------------------------------------------
+# --- receive maximum of the server ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("header", [0x32, 0x34])
-async def test_more_than_the_receive_maximum_ends_the_connection(start_broker: StartBroker, header: int) -> None:
-    """[MQTT-3.3.4-9]: what came within it is stored and acknowledged."""
+async def test_exceeding_the_receive_maximum_ends_the_connection(start_broker: StartBroker, header: int) -> None:
+    """[MQTT-3.3.4-9]: the server stores and acknowledges the messages up to the maximum."""
     broker = await start_broker(inflight_max=5)
     client = await broker.connect_5("pump")
     await client.send(*(publish_5(header, b"a", n, NONE) for n in range(1, 8)))
@@ -223,8 +227,8 @@ async def test_more_than_the_receive_maximum_ends_the_connection(start_broker: S
     assert len(broker.stored()) == 5
 
 
-async def test_a_client_that_keeps_to_the_receive_maximum_goes_on(start_broker: StartBroker) -> None:
-    """[MQTT-4.9.0-1] to [MQTT-4.9.0-3], of the client's side."""
+async def test_a_client_that_keeps_to_the_receive_maximum_stays_connected(start_broker: StartBroker) -> None:
+    """[MQTT-4.9.0-1] to [MQTT-4.9.0-3], for the client as the sender."""
     broker = await start_broker(inflight_max=5)
     client = await broker.connect_5("pump")
     for n in range(1, 31, 5):
@@ -234,14 +238,14 @@ async def test_a_client_that_keeps_to_the_receive_maximum_goes_on(start_broker: 
     assert [await client.receive() for _ in range(5)] == [(PUBREC, n) for n in range(1, 6)]
     await client.send(encode_acks(PUBREL, [3]))
     assert await client.receive() == (PUBCOMP, 3)
-    await client.send(publish_5(0x34, b"a", 9, NONE), publish_5(0x3C, b"a", 9, NONE))  # the second is a repetition
+    await client.send(publish_5(0x34, b"a", 9, NONE), publish_5(0x3C, b"a", 9, NONE))  # the second repeats the first
     assert [await client.receive() for _ in range(2)] == [(PUBREC, 9)] * 2
 
 
-# --- acks that say more ----------------------------------------------------------------------------------------------------
+# --- acks with reasons ------------------------------------------------------------------------------------------------
 
 
-async def test_acks_for_what_is_not_under_way_are_told_so(broker: Broker) -> None:
+async def test_acks_with_an_unknown_packet_id_are_answered_with_that_reason(broker: Broker) -> None:
     """3.6.2.1, 3.7.2.1."""
     client = await broker.connect_5("pump")
     await client.send(encode_acks(PUBREL, [7]), encode_acks(PUBREC, [8]), encode_acks(PUBACK, [9]))
@@ -251,7 +255,7 @@ async def test_acks_for_what_is_not_under_way_are_told_so(broker: Broker) -> Non
     ]
 
 
-async def test_a_delivery_that_the_client_refuses_is_over(broker: Broker) -> None:
+async def test_a_refusal_by_the_client_ends_the_delivery(broker: Broker) -> None:
     """[MQTT-4.4.0-2], 4.3.3: after a PUBREC of 0x80 or more the packet id is free."""
     client, publisher = await broker.connect_5("client"), await broker.connect_5("publisher")
     await client.subscribe(("a", 2))
@@ -264,7 +268,7 @@ async def test_a_delivery_that_the_client_refuses_is_over(broker: Broker) -> Non
         assert broker.node.gateway.counters.deliveries_acked >= n
 
 
-async def test_an_unsuback_tells_which_subscriptions_there_were(broker: Broker) -> None:
+async def test_an_unsuback_says_which_subscriptions_existed(broker: Broker) -> None:
     """[MQTT-3.11.3-1]."""
     client = await broker.connect_5("pump")
     await client.subscribe(("a", 0), ("b/#", 1))
@@ -273,7 +277,7 @@ async def test_an_unsuback_tells_which_subscriptions_there_were(broker: Broker) 
 
 
 async def test_publishes_that_are_refused_leave_the_connection_open(broker: Broker) -> None:
-    """3.4.2.1, 3.5.2.1, [MQTT-4.6.0-2]: in the order of the PUBLISHes."""
+    """3.4.2.1, 3.5.2.1, [MQTT-4.6.0-2]: the acks come in the order of the PUBLISHes."""
     client = await broker.connect_5("pump")
     topics = [b"a", b"$SYS/x", b"a", b"/" * 200, b"$delayed/x/a", b"a"]
     await client.send(*(publish_5(0x32, topic, n, NONE) for n, topic in enumerate(topics, 1)))
@@ -296,11 +300,11 @@ async def test_publishes_that_are_refused_leave_the_connection_open(broker: Brok
 async def test_short_runs_that_are_refused_cost_no_more_than_single_packets(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are taken apart together: a client could hold up the node else."""
-    taken_apart: list[int] = []
+    """The node splits the runs of a read together. Otherwise a client could hold up the node."""
+    splits: list[int] = []
 
     def counted(packets: list[Packet]) -> list[Packet]:
-        taken_apart.append(len(packets))
+        splits.append(len(packets))
         return split_runs(packets)
 
     monkeypatch.setattr("penstock.gateway.connection.incoming_publishes.split_runs", counted)
@@ -310,11 +314,11 @@ async def test_short_runs_that_are_refused_cost_no_more_than_single_packets(
     await client.send(*(publish_5(0x32, topic, n, NONE) for n, topic in enumerate(topics, 1)))
     for n in range(1, len(topics) + 1):
         assert await client.receive() == (PUBACK, n, ReasonCode.TOPIC_NAME_INVALID)
-    assert 0 < len(taken_apart) < 10, "once a read, not once a run"
+    assert 0 < len(splits) < 10, "the node splits once per read, not once per run"
     assert broker.node.gateway.counters.packets_in - before == len(topics)
 
 
-async def test_a_quota_is_told_in_the_ack(start_broker: StartBroker) -> None:
+async def test_an_ack_says_that_a_quota_is_exceeded(start_broker: StartBroker) -> None:
     broker = await start_broker(queues_max=1)
     client = await broker.connect_5("pump")
     assert await client.publish_with("a", b"x", qos=1) == 0
@@ -323,7 +327,7 @@ async def test_a_quota_is_told_in_the_ack(start_broker: StartBroker) -> None:
     assert await client.publish_with("a", b"x", qos=2) == 0
 
 
-# --- beside the other versions ----------------------------------------------------------------------------------------------
+# --- along with other versions ----------------------------------------------------------------------------------------
 
 
 async def test_mqtt_3_1_is_served_as_3_1_1_is(broker: Broker) -> None:

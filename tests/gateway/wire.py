@@ -1,4 +1,4 @@
-"""An MQTT client of bytes, for tests that must see each packet, and the node that it talks to."""
+"""An MQTT client for tests that must see each packet, and the node that it talks to."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ from tests.store.wiring import copy_left
 from tests.waiting import until
 
 ANSWER_S_MAX = 20.0
-"""How long a test waits for what must come. Only a failure takes this long."""
+"""Seconds that a test waits for what must happen. Only a failure takes this long."""
 
 RECEIVE_BUFFER_BYTES = 64 * KIB
-"""What the kernel keeps for a client that doesn't read: little, so that the node soon notices."""
+"""Size of the kernel's buffers for a client that does not read: small, so that the node soon notices."""
 
 FREE = HostPort("127.0.0.1", 0)
 PING = packet(PINGREQ << 4)
@@ -56,11 +56,11 @@ BYE = packet(DISCONNECT << 4)
 
 CLEAN = 0x02
 WILL, WILL_RETAIN = 0x04, 0x20
-"""Connect flags."""
+"""Flags of a CONNECT."""
 
 
 class Message(NamedTuple):
-    """A PUBLISH as a subscriber gets it."""
+    """A message as a subscriber receives it."""
 
     topic: str
     body: bytes
@@ -69,7 +69,7 @@ class Message(NamedTuple):
 
 
 class Client:
-    """One MQTT connection, packet by packet. What comes while a test waits for something else is kept, in order."""
+    """One MQTT connection, packet by packet. Packets that arrive while a test waits for another one are kept in order."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -78,10 +78,10 @@ class Client:
         self._packets: deque[Packet] = deque()
         self._rest = b""
 
-    # --- packets ----------------------------------------------------------------------------------------------------
+    # --- packets ------------------------------------------------------------------------------------------------------
 
     async def send(self, *packets: bytes) -> None:
-        """Write packets, as one piece."""
+        """Send packets in one write."""
         self.writer.write(b"".join(packets))
         await self.writer.drain()
 
@@ -101,49 +101,49 @@ class Client:
     async def _read(self) -> bytes:
         try:
             return await self.reader.read(MIB)
-        except ConnectionResetError:  # the server closed while something of ours was on its way: closed all the same
+        except ConnectionResetError:  # the server closed before it had read all that this client sent: an end like any other
             return b""
 
     async def expect(self, kind: int) -> Packet:
-        """Return the next packet of type `kind`; what came before it is kept."""
+        """Return the next packet of type `kind`. Packets that come before it are kept."""
         passed: list[Packet] = []
         while (found := await self.receive()) and found[0] != kind:
             passed.append(found)
         self.unread(passed)
-        assert found, f"closed before a packet of type {kind} came; it got {passed}"
+        assert found, f"the connection closed before a packet of type {kind} came, after {passed}"
         return found
 
     def unread(self, packets: list[Packet]) -> None:
-        """Give packets back, in order: they come first the next time."""
+        """Give packets back, in order: `receive` returns them first."""
         self._packets.extendleft(reversed(packets))
 
     async def drained(self) -> list[Packet]:
-        """Return all packets that answer what was sent so far, or that are due by then; PINGRESPs left out.
+        """Return all packets that the server has sent up to now in answer to this client or to others, without PINGRESPs.
 
-        Two pings, one after the other: the first may be in one read with a PUBLISH, which is delivered when that read's turn
-        of the loop is over.
+        The client sends two pings, one after the other. The server may read the first ping together with a PUBLISH, and it
+        delivers the PUBLISH only at the end of that turn of its loop.
         """
         passed: list[Packet] = []
         for _ in range(2):
             await self.send(PING)
             while (found := await self.receive()) and found[0] != PINGRESP:
                 passed.append(found)
-            assert found, f"closed in place of a PINGRESP; it got {passed}"
+            assert found, f"the connection closed before the PINGRESP came, after {passed}"
         return passed
 
     async def ended(self) -> list[Packet]:
-        """Wait for the end of the connection; return the packets before it."""
+        """Wait for the end of the connection; return the packets that come before it."""
         passed: list[Packet] = []
         while found := await self.receive():
             passed.append(found)
         return passed
 
-    # --- what clients do --------------------------------------------------------------------------------------------
+    # --- requests and messages ----------------------------------------------------------------------------------------
 
     async def publish(
         self, topic: str, body: bytes = b"", qos: int = 0, *, packet_id: int = 1, retain: bool = False, dup: bool = False
     ) -> None:
-        """Publish; at QoS 1 and 2, return when the server has answered."""
+        """Publish a message. At QoS 1 and 2, return when the server has completed the exchange."""
         used_id = packet_id if qos else 0
         await self.send(encode_publish(topic.encode(), body, qos, retain=retain, dup=dup, packet_id=used_id))
         if qos:
@@ -177,7 +177,7 @@ class Client:
         return message
 
     async def messages(self) -> list[Message]:
-        """Return the messages among what `drained` returns. Acknowledges nothing."""
+        """Return the messages among the packets that `drained` returns, without acknowledging them."""
         return [message_of(found) for found in await self.drained() if found[0] == PUBLISH]
 
     def reset(self) -> None:
@@ -192,7 +192,7 @@ class Client:
 
 
 class Client5(Client):
-    """One connection of MQTT 5.0. `session_present` and `limits` are what its CONNACK said."""
+    """One connection of MQTT 5.0. `connack` sets `session_present`, and `limits` to the properties of the CONNACK."""
 
     session_present = False
     limits: PropertyValues
@@ -202,7 +202,7 @@ class Client5(Client):
         self.side = FROM_SERVER_5
 
     async def connack(self) -> tuple[int, PropertyValues]:
-        """Return reason and properties of the CONNACK."""
+        """Receive the CONNACK; return its reason and its properties."""
         kind, _, body = await self.receive()
         assert kind == CONNACK
         self.session_present = bool(body[0])
@@ -211,7 +211,7 @@ class Client5(Client):
         return body[1], self.limits
 
     async def disconnected(self) -> tuple[ReasonCode, list[Packet]]:
-        """Wait for the end; return the reason of the DISCONNECT, which comes last, and the packets before it."""
+        """Wait for the end; return the reason of the DISCONNECT, which must come last, and the packets before it."""
         *passed, last = await self.ended()
         assert last[0] == DISCONNECT, last
         return ReasonCode(last[2][0]), passed
@@ -226,7 +226,7 @@ class Client5(Client):
         packet_id: int = 1,
         retain: bool = False,
     ) -> int:
-        """Publish with properties; at QoS 1 and 2, return the reason that the server answers with."""
+        """Publish with properties. Return the reason with which the server answers, at QoS 0 always 0."""
         properties = write_properties(found or {})
         used_id = packet_id if qos else 0
         await self.send(encode_publish(topic.encode(), body, qos, retain=retain, packet_id=used_id, properties=properties))
@@ -280,7 +280,7 @@ class Client5(Client):
         return [message_of(found) for found in await self.drained() if found[0] in (PUBLISH, PUBLISH_WITH)]
 
     async def messages_with(self) -> list[tuple[Message, PropertyValues]]:
-        """Return the messages among what `drained` returns, with their properties. Acknowledges nothing."""
+        """Return the messages among the packets that `drained` returns, with their properties, and acknowledge none."""
         return [
             (message_of(found), parse_properties(found[5], PUBLISH) if len(found) > 5 else {})
             for found in await self.drained()
@@ -300,9 +300,9 @@ class Broker:
     """A node on a data directory, and the clients of a test.
 
     Parameters:
-        data_dir: where the node stores.
-        options: options of the sections `[mqtt]` and `[store]`; `access_file` of `[pop]`; and `clock`, by default one that runs
-            with the machine's and can be set ahead.
+        data_dir: directory of the node's store.
+        options: options of the sections `[mqtt]` and `[store]`, `access_file` of `[pop]`, and `clock`. The default clock runs
+            with the machine's, and a test can set it ahead.
     """
 
     def __init__(self, data_dir: Path, options: dict[str, Any]) -> None:
@@ -331,13 +331,13 @@ class Broker:
         await self.node.stop()
 
     async def restart(self) -> None:
-        """Stop the node, and start another one on its data directory."""
+        """Stop the node; start another one on its data directory."""
         await self.stop()
         self.node = Node(self.config, self.clock)
         await self.node.start()
 
     async def kill(self) -> None:
-        """Start another node on what this one would leave if it were killed now."""
+        """Start another node on the files that this one would leave if it were killed now."""
         left = self.config.data_dir.with_name(f"{self.config.data_dir.name}x")
         copy_left(self.config.data_dir, left)
         await self.stop()
@@ -353,7 +353,7 @@ class Broker:
         return await self._dial(Client, listener, context)
 
     async def dial_5(self, listener: str = "mqtt", context: ssl.SSLContext | None = None) -> Client5:
-        """As `dial`, for MQTT 5.0."""
+        """Open a socket as `dial` does, for a client of MQTT 5.0."""
         return await self._dial(Client5, listener, context)
 
     async def _dial(self, kind: type[C], listener: str, context: ssl.SSLContext | None) -> C:
@@ -381,7 +381,10 @@ class Broker:
         listener: str = "mqtt",
         context: ssl.SSLContext | None = None,
     ) -> Client5:
-        """Open a connection of MQTT 5.0; `fields` are those that `flags` announce, `about` and `will` the properties."""
+        """Open a connection of MQTT 5.0.
+
+        `fields` are the fields of the CONNECT that `flags` announce. `about` has its properties, and `will` those of the will.
+        """
         client = await self.dial_5(listener, context)
         properties, will_properties = write_properties(about or {}), write_properties(will or {})
         await client.send(
@@ -402,7 +405,7 @@ class Broker:
         context: ssl.SSLContext | None = None,
         head: bytes = b"",
     ) -> Client:
-        """Open a connection; `fields` are those that `flags` announce, and `head` comes before the CONNECT."""
+        """Open a connection. `fields` are those that `flags` announce; the client sends `head` before the CONNECT."""
         client = await self.dial(listener, context)
         client.writer.write(head)
         await client.send(connect(flags, client_id.encode(), *fields, keep_alive_s=keep_alive_s))
@@ -415,33 +418,33 @@ class Broker:
         return self.node.gateway.clients[client_id]
 
     def feed(self, client_id: str, data: bytes) -> None:
-        """Give a client's connection a read, which is a turn by itself."""
+        """Give a client's connection the bytes of one read, in a turn of its own."""
         self.connection(client_id).data_received(data)
         self.node.gateway.fast_path.flush()
 
     def away(self) -> list[str]:
-        """Return the clients whose sessions are stored, and which are not connected, in the order of their ids."""
+        """Return the ids, in order, of clients whose sessions are stored and which are not connected."""
         self.node.store.commit()
         index = self.node.store.index
         return [one.client_id for one in all_sessions(index) if one.client_id not in self.node.gateway.clients]
 
     async def decided(self) -> None:
-        """Wait until the plugins have answered all that they were asked, and what waited for that is out.
+        """Wait until the plugins have answered all questions, and the node has sent the deliveries that waited for the answers.
 
-        A ping's answer doesn't tell: deliveries wait for the plugins, and pings don't.
+        A PINGRESP does not show this: deliveries wait for the plugins, but pings do not.
         """
         gateway = self.node.gateway
         questions = gateway.authorizer.questions
         await until(lambda: not questions.waiting and not any(one.outbox.lagging for one in gateway.connections))
 
     def limit_send_buffer(self, client_id: str) -> None:
-        """Let the kernel keep little of what the node sends to a client that doesn't read."""
+        """Let the kernel buffer little of what the node sends to a client that does not read."""
         transport = self.connection(client_id)._transport
         assert transport is not None
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, RECEIVE_BUFFER_BYTES)
 
     def unsent_bytes(self, client_id: str) -> int:
-        """Return how many bytes for a client wait in the node."""
+        """Return how many bytes for a client the node still has to hand to the kernel."""
         transport = self.connection(client_id)._transport
         return transport.get_write_buffer_size() if transport is not None else 0
 
@@ -459,7 +462,7 @@ class Broker:
         ]
 
     def held_resources(self) -> dict[str, int]:
-        """Return what the gateway and the store hold for connections: all 0 where nobody is connected."""
+        """Count what the gateway and the store hold for connections: all counts are 0 when no client is connected."""
         gateway, queues = self.node.gateway, self.node.store.queues
         self.node.store.commit()
         return {
@@ -476,7 +479,7 @@ class Broker:
 
 
 class HeldSync:
-    """Lets no fdatasync of a log begin until the block ends or `release` is called."""
+    """Lets no fdatasync of the log begin until the test calls `release` or the block ends."""
 
     def __init__(self, broker: Broker) -> None:
         self._log = broker.node.store.log
@@ -487,14 +490,14 @@ class HeldSync:
     def __enter__(self) -> Self:
         def sync() -> None:
             self._begun.set()
-            assert self._allowed.wait(ANSWER_S_MAX), "the test never let the sync go on"
+            assert self._allowed.wait(ANSWER_S_MAX), "the test did not release the sync in time"
             self._sync()
 
         self._log.sync = sync  # type: ignore[method-assign]
         return self
 
     async def begun(self) -> None:
-        """Return when a sync is under way: what is written from now on is not of it."""
+        """Return when a sync is under way. It does not cover what is written from now on."""
         await until(self._begun.is_set)
 
     def release(self) -> None:
