@@ -1,6 +1,7 @@
-"""Rules of MQTT that have no better place, each named by its clause of 5.0; where 3.1.1 has another number, behind it.
+"""Rules of MQTT that fit into no other file of tests.
 
-docs/conformance.md lists all rules with the tests that show them.
+A docstring names the clauses of 5.0, followed by those of 3.1.1 where their numbers differ. docs/conformance.md lists all rules
+with the tests that show them.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ LASTS = {Property.SESSION_EXPIRY_S: 60}
 
 
 async def connected(broker: Broker, client_id: str, is_v5: bool, *, is_durable: bool = False, is_back: bool = False) -> Client:
-    """Return a client of one version; `is_durable`: its session lasts; `is_back`: there must be one."""
+    """Connect a client. If `is_durable`, its session outlives the connection; if `is_back`, the session must exist already."""
     flags = 0 if is_durable else CLEAN
     if is_v5:
         client = await broker.connect_5(client_id, flags=flags, about=LASTS if is_durable else None)
@@ -48,17 +49,17 @@ async def connected(broker: Broker, client_id: str, is_v5: bool, *, is_durable: 
 
 
 async def left(broker: Broker, client: Client, client_id: str) -> None:
-    """End a connection whose session lasts; return when it is away."""
+    """End the connection of a client with a durable session; wait until only the session is left."""
     client.reset()
     await until(lambda: client_id in broker.away())
 
 
-# --- names --------------------------------------------------------------------------------------------------------------
+# --- names ------------------------------------------------------------------------------------------------------------
 
 
 @both_versions
-async def test_topics_are_compared_as_they_are(broker: Broker, is_v5: bool) -> None:
-    """[MQTT-4.7.3-4], [MQTT-1.5.4-3] 3.1.1:[MQTT-1.5.3-3]: no case, no normal form, no slash and no U+FEFF is changed."""
+async def test_topics_are_compared_without_normalization(broker: Broker, is_v5: bool) -> None:
+    """[MQTT-4.7.3-4], [MQTT-1.5.4-3] 3.1.1:[MQTT-1.5.3-3]: case, normal forms, slashes and U+FEFF stay as they are."""
     names = ["a", "A", "/a", "a/", "a//b", "a/b", "e\u0301", "\u00e9", "\ufeffa", "a\ufeff", " a"]
     client = await connected(broker, "c", is_v5)
     for number, name in enumerate(names):
@@ -70,7 +71,7 @@ async def test_topics_are_compared_as_they_are(broker: Broker, is_v5: bool) -> N
 
 
 @both_versions
-async def test_a_client_id_of_all_characters_that_must_be_taken_is_taken(broker: Broker, is_v5: bool) -> None:
+async def test_client_ids_may_have_all_characters_that_the_specification_requires(broker: Broker, is_v5: bool) -> None:
     """[MQTT-3.1.3-5]."""
     letters = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
     for client_id in [letters[at : at + 23] for at in range(0, len(letters), 20)] + list(letters):
@@ -78,11 +79,11 @@ async def test_a_client_id_of_all_characters_that_must_be_taken_is_taken(broker:
         assert client_id in broker.node.gateway.clients
 
 
-# --- CONNECT ------------------------------------------------------------------------------------------------------------
+# --- CONNECT ----------------------------------------------------------------------------------------------------------
 
 
 @both_versions
-async def test_without_a_session_a_new_one_begins(broker: Broker, is_v5: bool) -> None:
+async def test_a_client_without_a_session_gets_a_new_one(broker: Broker, is_v5: bool) -> None:
     """[MQTT-3.1.2-6], [MQTT-3.2.2-3] 3.1.1:[MQTT-3.1.2-4], [MQTT-3.2.2-3]."""
     client = await connected(broker, "c", is_v5, is_durable=True)
     await client.subscribe(("a", 1))
@@ -100,7 +101,7 @@ async def test_without_a_session_a_new_one_begins(broker: Broker, is_v5: bool) -
     ],
     ids=["3.1.1", "5.0"],
 )
-async def test_what_follows_a_connect_that_is_refused_is_not_processed(broker: Broker, refused: bytes) -> None:
+async def test_packets_after_a_refused_connect_are_not_processed(broker: Broker, refused: bytes) -> None:
     """[MQTT-3.1.4-6], [MQTT-3.2.2-6], [MQTT-3.2.2-7] 3.1.1:[MQTT-3.1.4-5], [MQTT-3.2.2-4], [MQTT-3.2.2-5]."""
     first = await connected(broker, "c", True, is_durable=True)
     await left(broker, first, "c")
@@ -109,7 +110,7 @@ async def test_what_follows_a_connect_that_is_refused_is_not_processed(broker: B
     await client.send(refused, *more)
     answers = await client.ended()
     assert [answer[0] for answer in answers] == [CONNACK]
-    assert answers[0][2][0] == 0, "session present"
+    assert answers[0][2][0] == 0, "the CONNACK must say that no session is present"
     assert answers[0][2][1] in (ConnectCode.IDENTIFIER_REJECTED, ReasonCode.BAD_AUTHENTICATION_METHOD)
     assert broker.stored() == []
     assert "c" in broker.away()
@@ -117,7 +118,7 @@ async def test_what_follows_a_connect_that_is_refused_is_not_processed(broker: B
 
 @pytest.mark.parametrize("about", [{Property.REQUEST_RESPONSE_INFORMATION: 0}, {Property.REQUEST_RESPONSE_INFORMATION: 1}, {}])
 async def test_response_information_is_never_returned(broker: Broker, about: Any) -> None:
-    """[MQTT-3.1.2-28]; [MQTT-4.12.0-6]: nor an authentication method."""
+    """[MQTT-3.1.2-28]; [MQTT-4.12.0-6]: the CONNACK has no authentication method either."""
     client = await broker.connect_5("c", about=about)
     assert not {Property.RESPONSE_INFORMATION, Property.AUTHENTICATION_METHOD} & set(client.limits)
 
@@ -134,7 +135,7 @@ async def test_no_will_is_published_for_a_client_that_has_none(broker: Broker) -
 
 
 @both_versions
-async def test_retained_messages_are_no_part_of_a_session(broker: Broker, is_v5: bool) -> None:
+async def test_retained_messages_are_not_part_of_a_session(broker: Broker, is_v5: bool) -> None:
     """3.1.1:[MQTT-3.1.2-7]; 5.0, 4.1.0."""
     client = await connected(broker, "c", is_v5)
     await client.publish("a", b"x", 1, retain=True)
@@ -145,11 +146,11 @@ async def test_retained_messages_are_no_part_of_a_session(broker: Broker, is_v5:
     assert await other.message() == Message("a", b"x", 0, True)
 
 
-# --- what a client can take ---------------------------------------------------------------------------------------------
+# --- packet sizes that a client accepts -------------------------------------------------------------------------------
 
 
-async def test_a_connack_that_a_client_cannot_take_is_not_sent_and_no_disconnect_in_its_place(broker: Broker) -> None:
-    """[MQTT-3.1.2-24], [MQTT-3.14.0-1]: also where there is a session to go on with."""
+async def test_a_client_whose_limit_is_below_the_connack_gets_neither_it_nor_a_disconnect(broker: Broker) -> None:
+    """[MQTT-3.1.2-24], [MQTT-3.14.0-1]: the rules hold also where a session could be resumed."""
     first = await connected(broker, "c", True, is_durable=True)
     await first.subscribe(("a", 1))
     await left(broker, first, "c")
@@ -167,7 +168,7 @@ async def test_a_connack_that_a_client_cannot_take_is_not_sent_and_no_disconnect
     ("about", "reason"),
     [({}, ReasonCode.QUOTA_EXCEEDED), ({Property.AUTHENTICATION_METHOD: "SCRAM"}, ReasonCode.BAD_AUTHENTICATION_METHOD)],
 )
-async def test_a_connack_without_its_reason_string_is_sent_to_a_client_that_takes_no_more(
+async def test_a_connack_leaves_out_a_reason_string_that_exceeds_the_clients_limit(
     start_broker: StartBroker, about: Any, reason: ReasonCode
 ) -> None:
     """[MQTT-3.2.2-19]."""
@@ -179,9 +180,7 @@ async def test_a_connack_without_its_reason_string_is_sent_to_a_client_that_take
 
 
 @pytest.mark.parametrize(("header", "kind"), [(0x32, PUBACK), (0x34, PUBREC)])
-async def test_an_ack_without_its_reason_string_is_sent_to_a_client_that_takes_no_more(
-    broker: Broker, header: int, kind: int
-) -> None:
+async def test_an_ack_leaves_out_a_reason_string_that_exceeds_the_clients_limit(broker: Broker, header: int, kind: int) -> None:
     """[MQTT-3.4.2-2], [MQTT-3.5.2-2]."""
     client = await broker.connect_5("c", about={Property.MAXIMUM_PACKET_SIZE: 40})
     await client.send(packet(header, b"\0\6$SYS/x\0\1\0"))
@@ -189,14 +188,14 @@ async def test_an_ack_without_its_reason_string_is_sent_to_a_client_that_takes_n
     assert await client.drained() == []
 
 
-async def test_a_disconnect_without_its_reason_string_is_sent_to_a_client_that_takes_no_more(broker: Broker) -> None:
+async def test_a_disconnect_leaves_out_a_reason_string_that_exceeds_the_clients_limit(broker: Broker) -> None:
     """[MQTT-3.14.2-3]; [MQTT-3.14.2-2]: a server's DISCONNECT has no session expiry."""
     client = await broker.connect_5("c", about={Property.MAXIMUM_PACKET_SIZE: 40})
     await client.send(b"\xf0\0")
     assert await client.ended() == [(14, 0, bytes((ReasonCode.PROTOCOL_ERROR,)))]
 
 
-# --- requests and their acks --------------------------------------------------------------------------------------------
+# --- requests and their acks ------------------------------------------------------------------------------------------
 
 
 @both_versions
@@ -214,7 +213,7 @@ async def test_a_suback_and_an_unsuback_name_the_packet_that_they_answer(broker:
 
 @both_versions
 async def test_deliveries_that_have_begun_are_completed_after_an_unsubscribe(broker: Broker, is_v5: bool) -> None:
-    """[MQTT-3.10.4-3]: also on the client's next connection."""
+    """[MQTT-3.10.4-3]: the server completes them also on the client's next connection."""
     client = await connected(broker, "c", is_v5, is_durable=True)
     await client.subscribe(("a", 2))
     for qos in (1, 2):
@@ -247,7 +246,7 @@ async def test_the_dup_flag_is_not_passed_on(broker: Broker, is_v5: bool) -> Non
 
 
 @both_versions
-async def test_after_its_ack_a_packet_id_names_a_new_message_whatever_its_dup_flag_says(broker: Broker, is_v5: bool) -> None:
+async def test_after_its_ack_a_packet_id_names_a_new_message_regardless_of_the_dup_flag(broker: Broker, is_v5: bool) -> None:
     """[MQTT-4.3.2-5]."""
     client = await connected(broker, "c", is_v5)
     properties = NONE if is_v5 else b""
@@ -267,8 +266,8 @@ async def test_after_a_refusal_a_packet_id_names_a_new_message(broker: Broker) -
     assert broker.stored() == [Message("a", b"x", 2)]
 
 
-async def test_the_expiry_of_a_message_does_not_touch_what_has_begun(broker: Broker) -> None:
-    """[MQTT-4.3.3-7], [MQTT-4.3.3-13]: it is sent again though it has expired, and QoS 2 goes on to its end on both sides."""
+async def test_an_exchange_that_has_begun_is_completed_after_the_message_expires(broker: Broker) -> None:
+    """[MQTT-4.3.3-7], [MQTT-4.3.3-13]: the expired message is sent again, and both sides complete QoS 2."""
     store = broker.node.store
     later_ms = store.now_ms() + 5000
     client = await connected(broker, "c", True, is_durable=True)
@@ -289,7 +288,7 @@ async def test_the_expiry_of_a_message_does_not_touch_what_has_begun(broker: Bro
 
 
 @both_versions
-async def test_acks_come_in_the_order_of_what_they_answer(broker: Broker, is_v5: bool) -> None:
+async def test_acks_come_in_the_order_of_the_packets_that_they_answer(broker: Broker, is_v5: bool) -> None:
     """[MQTT-4.6.0-2] to [MQTT-4.6.0-4]."""
     client = await connected(broker, "c", is_v5)
     ids = [5, 1, 9, 3]
@@ -310,10 +309,10 @@ async def test_acks_come_in_the_order_of_what_they_answer(broker: Broker, is_v5:
     assert [await client.receive() for _ in answered] == [(PUBREL, one) for one in answered]
 
 
-# --- flow control -------------------------------------------------------------------------------------------------------
+# --- flow control -----------------------------------------------------------------------------------------------------
 
 
-async def test_all_but_publishes_is_served_while_the_window_is_full(broker: Broker) -> None:
+async def test_only_publishes_wait_while_the_window_is_full(broker: Broker) -> None:
     """[MQTT-3.3.4-10], [MQTT-4.9.0-2], [MQTT-4.9.0-3]."""
     client, other = await broker.connect_5("c", about={Property.RECEIVE_MAXIMUM: 1}), await broker.connect_5("other")
     await client.subscribe(("a", 1))
@@ -329,7 +328,7 @@ async def test_all_but_publishes_is_served_while_the_window_is_full(broker: Brok
     assert (await client.receive())[0] == PUBLISH
 
 
-async def test_every_alias_up_to_the_maximum_is_taken(broker: Broker) -> None:
+async def test_every_topic_alias_up_to_the_maximum_is_accepted(broker: Broker) -> None:
     """[MQTT-3.3.2-12]."""
     client: Client5 = await broker.connect_5("c")
     most = client.limits[Property.TOPIC_ALIAS_MAXIMUM]
@@ -339,11 +338,11 @@ async def test_every_alias_up_to_the_maximum_is_taken(broker: Broker) -> None:
     assert broker.stored() == [Message(f"a/{alias}", b"x", 1) for alias in range(1, most + 1)] * 2
 
 
-# --- the end ------------------------------------------------------------------------------------------------------------
+# --- the end of a connection ------------------------------------------------------------------------------------------
 
 
 @both_versions
-async def test_the_server_closes_behind_a_disconnect_and_forgets_the_will(broker: Broker, is_v5: bool) -> None:
+async def test_the_server_closes_after_a_disconnect_and_discards_the_will(broker: Broker, is_v5: bool) -> None:
     """[MQTT-3.14.4-3] 3.1.1:[MQTT-3.14.4-3], [MQTT-3.1.2-10]."""
     fields = (b"will", b"gone")
     client = await (broker.connect_5 if is_v5 else broker.connect)("c", *fields, flags=CLEAN | WILL)

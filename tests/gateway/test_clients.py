@@ -1,4 +1,4 @@
-"""MQTT 3.1.1 as mosquitto's commands speak it; tests/clients has the libraries."""
+"""MQTT 3.1.1 with mosquitto's commands as clients. tests/clients has the tests of client libraries."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.gateway.other_clients import command, printed, subscribed
 from tests.gateway.wire import ANSWER_S_MAX, Broker
 from tests.waiting import until
 
-# --- mosquitto's commands -----------------------------------------------------------------------------------------------
+# --- mosquitto's commands ---------------------------------------------------------------------------------------------
 
 
 async def mosquitto_pub(broker: Broker, topic: str, body: str, qos: int, *options: str) -> None:
@@ -22,7 +22,7 @@ async def mosquitto_pub(broker: Broker, topic: str, body: str, qos: int, *option
 
 
 async def mosquitto_sub(broker: Broker, client_id: str, topic_filter: str, qos: int, count: int) -> asyncio.subprocess.Process:
-    """Return a mosquitto_sub that ends after `count` messages."""
+    """Start a mosquitto_sub that ends after `count` messages."""
     address = broker.node.mqtt
     return await asyncio.create_subprocess_exec(
         *(command("mosquitto_sub"), "-h", address.host, "-p", str(address.port), "-V", "311", "-i", client_id),

@@ -1,4 +1,4 @@
-"""MQTT 5.0 as real clients speak it: what others wrote must understand what this node says."""
+"""MQTT 5.0 with clients of other projects, which must understand what this node sends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.gateway.other_clients import Paho, command, paho, printed, properties
 from tests.gateway.wire import ANSWER_S_MAX, Broker, Message
 from tests.waiting import until
 
-# --- paho-mqtt ----------------------------------------------------------------------------------------------------------
+# --- paho-mqtt --------------------------------------------------------------------------------------------------------
 
 
 async def test_paho_gets_all_properties_that_paho_sends(broker: Broker) -> None:
@@ -45,12 +45,12 @@ async def test_paho_understands_refusals(broker: Broker) -> None:
         client.client.publish("$SYS/x", b"x", 1)
         reason, about = await client.of("publish")
         assert reason.value == 0x90
-        assert "belong to the node" in about.ReasonString
+        assert "only the node may use" in about.ReasonString
         client.client.unsubscribe(["a", "never"])
         assert [reason.value for reason in await client.of("unsubscribe")] == [0, 0x11]
 
 
-async def test_paho_goes_on_with_its_session(broker: Broker) -> None:
+async def test_paho_resumes_its_session(broker: Broker) -> None:
     lasts = properties_of("CONNECT", SessionExpiryInterval=60)
     async with asyncio.timeout(ANSWER_S_MAX):
         async with paho(broker, "pump", clean_start=True, properties=lasts) as client:
@@ -75,7 +75,7 @@ async def test_paho_learns_that_it_was_taken_over(broker: Broker) -> None:
         assert (await client.of("disconnect")).value == 0x8E
 
 
-async def test_paho_is_given_an_id_and_the_limits(broker: Broker) -> None:
+async def test_paho_is_told_its_assigned_id_and_the_limits(broker: Broker) -> None:
     module = pytest.importorskip("paho.mqtt.client")
     async with asyncio.timeout(ANSWER_S_MAX):
         client = Paho(module, broker, "")
@@ -86,10 +86,10 @@ async def test_paho_is_given_an_id_and_the_limits(broker: Broker) -> None:
         await asyncio.to_thread(client.client.loop_stop)
 
 
-# --- aiomqtt ------------------------------------------------------------------------------------------------------------
+# --- aiomqtt ----------------------------------------------------------------------------------------------------------
 
 
-async def test_aiomqtt_asks_and_is_answered(broker: Broker) -> None:
+async def test_aiomqtt_sends_a_request_and_gets_the_response(broker: Broker) -> None:
     module = pytest.importorskip("aiomqtt", reason="aiomqtt is not installed")
     address = broker.node.mqtt
 
@@ -112,11 +112,11 @@ async def test_aiomqtt_asks_and_is_answered(broker: Broker) -> None:
         assert (str(answer.topic), answer.payload, answer.properties.CorrelationData) == ("answers/1", b"!", b"\x01")
 
 
-# --- mosquitto's commands -----------------------------------------------------------------------------------------------
+# --- mosquitto's commands ---------------------------------------------------------------------------------------------
 
 
 async def mosquitto_sub(broker: Broker, client_id: str, count: int, *options: str) -> asyncio.subprocess.Process:
-    """Return a mosquitto_sub of MQTT 5.0 that ends after `count` messages."""
+    """Start a mosquitto_sub with MQTT 5.0 that ends after `count` messages."""
     address = broker.node.mqtt
     return await asyncio.create_subprocess_exec(
         *(command("mosquitto_sub"), "-h", address.host, "-p", str(address.port), "-V", "5", "-i", client_id),
@@ -164,7 +164,7 @@ async def test_mosquitto_keeps_the_retain_flag_as_published(broker: Broker) -> N
         assert await printed(subscriber) == ["state/1 1 old", "state/1 1 new"]
 
 
-async def test_mosquitto_goes_on_with_its_session_and_uses_aliases(broker: Broker) -> None:
+async def test_mosquitto_resumes_its_session_and_uses_topic_aliases(broker: Broker) -> None:
     async with asyncio.timeout(ANSWER_S_MAX):
         session = ("-c", "-x", "60")
         form = ("-t", "a/#", "-q", "1", "-F", "%t %p")

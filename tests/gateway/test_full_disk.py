@@ -1,4 +1,4 @@
-"""MQTT on a full disk: nothing that can't be stored is acknowledged or lost, and who only consumes notices nothing."""
+"""MQTT on a full disk: the node acknowledges only what it has stored, loses nothing above QoS 0, and still serves consumers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.waiting import until
 
 @pytest.fixture
 async def full(start_broker: StartBroker) -> Broker:
-    """A node whose disk is below its reserve, and that has a message."""
+    """A node with one stored message, whose disk has then fallen below its reserve."""
     broker = await start_broker(reserve_bytes=GIB)
     client = await broker.connect("first")
     await client.publish("plant/1", b"before", 1)
@@ -35,7 +35,7 @@ async def full(start_broker: StartBroker) -> Broker:
     return broker
 
 
-async def test_a_publish_is_acknowledged_when_there_is_room_again_and_in_order(full: Broker) -> None:
+async def test_publishes_are_acknowledged_in_order_when_there_is_room_again(full: Broker) -> None:
     client = await full.connect("publisher")
     await client.send(*(encode_publish(b"plant/1", b"%d" % number, 1, packet_id=number) for number in range(1, 6)))
     await client.send(encode_publish(b"plant/1", b"6", 2, packet_id=6))
@@ -47,7 +47,7 @@ async def test_a_publish_is_acknowledged_when_there_is_room_again_and_in_order(f
     assert full.node.gateway.backlog.kept_bytes == 0
 
 
-async def test_qos_0_is_dropped_and_counted(full: Broker) -> None:
+async def test_a_publish_at_qos_0_is_dropped_and_counted(full: Broker) -> None:
     client = await full.connect("publisher")
     await client.publish("plant/1", b"gone")
     await client.drained()
@@ -57,7 +57,7 @@ async def test_qos_0_is_dropped_and_counted(full: Broker) -> None:
     assert full.node.gateway.counters.publishes_dropped == 1
 
 
-async def test_subscribers_go_on(full: Broker) -> None:
+async def test_a_client_whose_publish_waits_can_still_subscribe(full: Broker) -> None:
     client = await full.connect("both")
     await client.send(encode_publish(b"plant/1", b"held", 1, packet_id=1))
     assert await client.subscribe(("plant/#", 1)) == [1]
@@ -67,7 +67,7 @@ async def test_subscribers_go_on(full: Broker) -> None:
     assert await client.message() == Message("plant/1", b"held", 1)
 
 
-async def test_a_client_that_sends_more_than_is_kept_is_not_read_and_not_closed_for_its_silence(
+async def test_a_client_that_exceeds_its_backlog_is_not_read_and_not_closed_as_silent(
     full: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk_full, "CONNECTION_BYTES_MAX", 4000)
@@ -88,10 +88,10 @@ async def test_a_client_that_sends_more_than_is_kept_is_not_read_and_not_closed_
     assert [int(message.body.rstrip(b"x")) for message in full.stored()[1:]] == list(range(1, count))
     assert await client.drained() == []
     gateway.keep_alives.check(connection, later)
-    assert not connection.connected, "it is heard again, so its silence counts"
+    assert not connection.connected, "the node reads the client again, so its silence counts"
 
 
-async def test_all_connections_together_keep_no_more_than_a_bound(full: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_backlog_of_all_connections_together_is_bounded(full: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_full, "ALL_BYTES_MAX", 2000)
     clients = [await full.connect(f"publisher{number}") for number in range(4)]
     for client in clients:
@@ -102,7 +102,7 @@ async def test_all_connections_together_keep_no_more_than_a_bound(full: Broker, 
         assert await client.receive() == (PUBACK, 1)
 
 
-async def test_what_is_held_of_a_client_that_leaves_is_forgotten(full: Broker) -> None:
+async def test_the_backlog_of_a_client_that_leaves_is_dropped(full: Broker) -> None:
     for leaves in (BYE, b""):
         client = await full.connect("publisher")
         await client.send(encode_publish(b"plant/1", b"held", 1, packet_id=1), PING)
@@ -131,7 +131,7 @@ async def test_a_will_waits_for_room(start_broker: StartBroker, qos: int) -> Non
     assert broker.held_resources()["sessions"] == 0
 
 
-async def test_a_new_session_or_will_is_refused_and_one_that_was_there_goes_on(start_broker: StartBroker) -> None:
+async def test_new_sessions_and_wills_are_refused_while_existing_sessions_continue(start_broker: StartBroker) -> None:
     broker = await start_broker(reserve_bytes=GIB)
     client, publisher = await broker.connect_5("pump", about=LASTS), await broker.connect("publisher")
     await client.subscribe(("a", 2))
@@ -150,10 +150,10 @@ async def test_a_new_session_or_will_is_refused_and_one_that_was_there_goes_on(s
     assert await will.receive() == (CONNACK, 0, b"\0\3")
     clean = await broker.connect_5("pump", accepted=True)
     assert not clean.session_present
-    assert broker.held_resources()["sessions"] == 0, "ends are recorded"
+    assert broker.held_resources()["sessions"] == 0, "the store records the end of a session even now"
 
 
-async def test_on_an_exhausted_disk_qos_2_waits_and_nothing_is_lost_or_doubled(start_broker: StartBroker) -> None:
+async def test_on_an_exhausted_disk_qos_2_waits_and_no_message_is_lost_or_duplicated(start_broker: StartBroker) -> None:
     broker = await start_broker(reserve_bytes=GIB)
     client, publisher = await broker.connect_5("pump", about=LASTS), await broker.connect("publisher")
     await client.subscribe(("a", 2), ("b", 1))
@@ -173,7 +173,7 @@ async def test_on_an_exhausted_disk_qos_2_waits_and_nothing_is_lost_or_doubled(s
     assert await client.drained() == []
 
 
-async def test_what_is_acknowledged_while_nothing_is_stored_is_recorded_later(start_broker: StartBroker) -> None:
+async def test_acks_that_arrive_on_an_exhausted_disk_are_recorded_later(start_broker: StartBroker) -> None:
     broker = await start_broker(reserve_bytes=GIB)
     client, publisher = await broker.connect_5("pump", about=LASTS), await broker.connect("publisher")
     await client.subscribe(("a", 1))
@@ -190,7 +190,7 @@ async def test_what_is_acknowledged_while_nothing_is_stored_is_recorded_later(st
     await again.drained()
 
 
-async def test_a_retransmission_of_a_held_message_is_stored_once_at_qos_2(full: Broker) -> None:
+async def test_a_waiting_message_that_is_repeated_at_qos_2_is_stored_once(full: Broker) -> None:
     client = await full.connect("publisher")
     await client.send(*(encode_publish(b"plant/1", b"held", 2, packet_id=1, dup=dup) for dup in (False, True)))
     assert await client.drained() == []
@@ -200,7 +200,7 @@ async def test_a_retransmission_of_a_held_message_is_stored_once_at_qos_2(full: 
 
 
 @pytest.mark.parametrize("about", [{}, {Property.CONTENT_TYPE: "text"}], ids=["plain", "with properties"])
-async def test_a_client_of_5_hears_of_it_at_once(full: Broker, about: PropertyValues) -> None:
+async def test_a_client_of_5_is_told_at_once_that_there_is_no_room(full: Broker, about: PropertyValues) -> None:
     client = await full.connect_5("publisher")
     for qos in (1, 2):
         assert await client.publish_with("plant/1", b"refused", about, qos) == ReasonCode.QUOTA_EXCEEDED
@@ -224,7 +224,7 @@ async def test_a_delayed_message_waits_for_room_and_keeps_its_place(full: Broker
 
 
 @pytest.mark.parametrize("relief_first", [True, False])
-async def test_what_waits_for_the_plugins_comes_behind_what_waits_for_room(
+async def test_publishes_that_wait_for_plugins_come_after_those_that_wait_for_room(
     start_broker: StartBroker, relief_first: bool
 ) -> None:
     script = scripted_plugins.new_script()
@@ -239,7 +239,7 @@ async def test_what_waits_for_the_plugins_comes_behind_what_waits_for_room(
     await until(lambda: ("subscribe", "f") in script.asked)
     guard = broker.connection("publisher").permissions
     assert guard is not None
-    guard.forget()  # so what waits for room has to wait for the plugins, too
+    guard.forget()  # so the publish that waits for room must then wait for the plugins, too
     if relief_first:
         free(broker, TOTAL)
         script.may_answer.set()
@@ -252,7 +252,7 @@ async def test_what_waits_for_the_plugins_comes_behind_what_waits_for_room(
     assert broker.node.gateway.backlog.kept_bytes == 0
 
 
-async def test_metrics_readiness_and_state_tell_of_it(full: Broker) -> None:
+async def test_metrics_readiness_and_state_report_the_full_disk(full: Broker) -> None:
     client = await full.connect("publisher")
     await client.send(encode_publish(b"plant/1", b"held", 1, packet_id=1))
     await client.drained()
@@ -269,7 +269,7 @@ async def test_metrics_readiness_and_state_tell_of_it(full: Broker) -> None:
 
 
 @pytest.mark.parametrize("left", [GIB // 2, GIB // 8], ids=["read-only", "exhausted"])
-async def test_members_of_a_shared_subscription_go_on_as_far_as_there_is_room(start_broker: StartBroker, left: int) -> None:
+async def test_members_of_a_shared_subscription_continue_as_far_as_there_is_room(start_broker: StartBroker, left: int) -> None:
     broker = await start_broker(reserve_bytes=GIB)
     one, publisher = await broker.connect("one"), await broker.connect("publisher")
     assert await one.subscribe(("$share/g/a", 1)) == [1]

@@ -1,3 +1,5 @@
+"""Publishing: acknowledgement after the sync, QoS 2, limits, and bad packets that follow good ones."""
+
 from __future__ import annotations
 
 import pytest
@@ -12,7 +14,7 @@ from tests.gateway.brokers import StartBroker
 from tests.gateway.packet_cases import connect, subscribe
 from tests.gateway.wire import BYE, CLEAN, PING, Broker, HeldSync, Message
 
-# --- acknowledged means durable -----------------------------------------------------------------------------------------
+# --- acknowledged means durable ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("qos", "ack"), [(1, PUBACK), (2, PUBREC)])
@@ -28,7 +30,7 @@ async def test_an_ack_waits_for_the_sync_of_its_message(broker: Broker, qos: int
     assert broker.node.store.durable_position == broker.node.store.log.written
 
 
-async def test_what_comes_while_a_sync_is_under_way_waits_for_the_next(broker: Broker) -> None:
+async def test_a_message_that_arrives_during_a_sync_waits_for_the_next_one(broker: Broker) -> None:
     client, other = await broker.connect("pump"), await broker.connect("other")
     with HeldSync(broker) as held:
         await client.send(encode_publish(b"a", b"1", 1, packet_id=1))
@@ -50,7 +52,7 @@ async def test_qos_0_waits_for_no_sync(broker: Broker) -> None:
         await client.publish("a", b"x")
         assert await client.message() == Message("a", b"x")
         await client.send(encode_publish(b"a", b"y", 1, packet_id=1))
-        assert await client.messages() == [Message("a", b"y")]  # delivered, and not yet acknowledged
+        assert await client.messages() == [Message("a", b"y")]  # delivered, but not yet acknowledged to the publisher
 
 
 async def test_async_flush_acknowledges_after_the_write(start_broker: StartBroker) -> None:
@@ -66,7 +68,7 @@ async def test_acks_come_in_the_order_of_the_messages(broker: Broker) -> None:
     client = await broker.connect("pump")
     ids = [5, 3, 60_000, 1, 2, 999]
     with HeldSync(broker) as held:
-        for packet_id in ids:  # each in a read, and as far as can be in a group, of its own
+        for packet_id in ids:  # each in a read of its own and, where possible, in a group commit of its own
             await client.send(encode_publish(b"a", b"", 1, packet_id=packet_id))
             assert await client.drained() == []
         held.release()
@@ -74,7 +76,7 @@ async def test_acks_come_in_the_order_of_the_messages(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("qos", [0, 1])
-async def test_one_who_sends_much_at_once_and_waits_for_acks_is_read_in_portions(broker: Broker, qos: int) -> None:
+async def test_a_client_that_sends_many_messages_at_once_and_awaits_acks_is_read_in_portions(broker: Broker, qos: int) -> None:
     client = await broker.connect("pump")
     count = 20_000
     await client.send(*(encode_publish(b"a", b"%d" % number, qos, packet_id=number * qos) for number in range(1, count + 1)))
@@ -84,14 +86,14 @@ async def test_one_who_sends_much_at_once_and_waits_for_acks_is_read_in_portions
     transport = broker.connection("pump")._transport
     assert isinstance(transport, SocketTransport)
     assert (transport.read_bytes < READ_BYTES) == (qos == 1)
-    for size in (10_000, 10_001, 10_002):  # larger ones are read by the portion that as many of them make
+    for size in (10_000, 10_001, 10_002):  # a portion is a number of messages, so large messages allow full reads again
         await client.send(*(encode_publish(b"a", bytes(size), qos, packet_id=number * qos) for number in range(1, 41)))
         assert [await client.receive() for _ in range(40 * qos)] == [(PUBACK, number) for number in range(1, 40 * qos + 1)]
         assert await client.drained() == []
     assert transport.read_bytes == READ_BYTES
 
 
-# --- QoS 2 --------------------------------------------------------------------------------------------------------------
+# --- QoS 2 ------------------------------------------------------------------------------------------------------------
 
 
 async def test_a_qos_2_message_that_is_repeated_is_stored_once(broker: Broker) -> None:
@@ -109,7 +111,7 @@ async def test_a_qos_2_message_that_is_repeated_is_stored_once(broker: Broker) -
     assert await subscriber.messages() == [Message("a", b"x")]
 
 
-async def test_a_repetition_is_not_acknowledged_before_its_first(broker: Broker) -> None:
+async def test_a_repeated_message_is_not_acknowledged_before_the_original(broker: Broker) -> None:
     client = await broker.connect("pump")
     with HeldSync(broker) as held:
         await client.send(encode_publish(b"a", b"x", 2, packet_id=7))
@@ -122,7 +124,7 @@ async def test_a_repetition_is_not_acknowledged_before_its_first(broker: Broker)
 
 async def test_a_released_packet_id_names_a_new_message(broker: Broker) -> None:
     client = await broker.connect("pump")
-    for body in (b"1", b"2", b"2"):  # the same message, but for the PUBREL in between
+    for body in (b"1", b"2", b"2"):  # only the PUBREL in between makes the third one a new message
         await client.publish("a", body, 2, packet_id=7)
     message = encode_publish(b"a", b"3", 2, packet_id=7)
     await client.send(message, encode_acks(PUBREL, [7]), message, encode_acks(PUBREL, [7]))
@@ -141,13 +143,13 @@ async def test_all_packet_ids_may_be_unreleased(broker: Broker) -> None:
     assert len(broker.stored()) == 65_535
 
 
-async def test_a_release_of_nothing_is_answered(broker: Broker) -> None:
+async def test_a_pubrel_with_an_unknown_packet_id_is_answered(broker: Broker) -> None:
     client = await broker.connect("pump")
     await client.send(encode_acks(PUBREL, [7, 7]))
     assert [await client.receive() for _ in range(2)] == [(PUBCOMP, 7)] * 2
 
 
-async def test_packet_ids_of_qos_1_and_2_are_apart_from_those_of_others(broker: Broker) -> None:
+async def test_each_client_has_packet_ids_of_its_own_when_it_publishes(broker: Broker) -> None:
     one, two = await broker.connect("one"), await broker.connect("two")
     for client in (one, two):
         await client.send(encode_publish(b"a", b"x", 2, packet_id=7))
@@ -155,10 +157,10 @@ async def test_packet_ids_of_qos_1_and_2_are_apart_from_those_of_others(broker: 
     assert len(broker.stored()) == 2
 
 
-# --- limits, and what is wrong -----------------------------------------------------------------------------------------
+# --- limits and bad packets -------------------------------------------------------------------------------------------
 
 
-async def test_a_record_over_the_limit_closes_the_connection_and_what_came_before_it_is_acknowledged(
+async def test_a_record_over_the_limit_closes_the_connection_after_earlier_messages_are_acknowledged(
     start_broker: StartBroker,
 ) -> None:
     broker = await start_broker(segment_bytes=64 * KIB)
@@ -184,7 +186,7 @@ async def test_a_message_may_fill_a_segment_and_roll_the_log(start_broker: Start
     assert [len((await client.message()).body) for _ in range(3)] == [largest] * 3
 
 
-async def test_a_first_level_over_the_limit_of_queues_is_refused(start_broker: StartBroker) -> None:
+async def test_a_new_first_level_is_refused_at_the_limit_of_queues(start_broker: StartBroker) -> None:
     broker = await start_broker(queues_max=2)
     client = await broker.connect("pump")
     await client.publish("a", b"1", 1)
@@ -203,7 +205,7 @@ async def test_a_first_level_over_the_limit_of_queues_is_refused(start_broker: S
     ids=["malformed", "too large", "wildcard", "second CONNECT", "packet id 0"],
 )
 @pytest.mark.parametrize("is_held", [False, True], ids=["", "while a sync is under way"])
-async def test_what_came_before_a_bad_packet_in_one_read_is_stored_and_acknowledged(
+async def test_messages_before_a_bad_packet_in_one_read_are_stored_and_acknowledged(
     broker: Broker, bad: bytes, is_held: bool
 ) -> None:
     subscriber, client = await broker.connect("subscriber"), await broker.connect("pump")
@@ -220,7 +222,7 @@ async def test_what_came_before_a_bad_packet_in_one_read_is_stored_and_acknowled
     assert [message.body for message in broker.stored()] == [b"1", b"2", b"3", b"4"]
 
 
-async def test_a_client_that_is_gone_before_its_ack_disturbs_nobody(broker: Broker) -> None:
+async def test_a_client_that_leaves_before_its_ack_does_not_disturb_others(broker: Broker) -> None:
     client, other = await broker.connect("pump"), await broker.connect("other")
     with HeldSync(broker) as held:
         await client.send(encode_publish(b"a", b"x", 1, packet_id=1))
@@ -240,7 +242,7 @@ async def test_a_close_waits_for_a_sync_no_longer_than_its_limit(broker: Broker)
     assert broker.stored() == [Message("a", b"x", 1)]
 
 
-async def test_what_was_acknowledged_is_there_after_a_restart(broker: Broker) -> None:
+async def test_acknowledged_messages_survive_a_restart(broker: Broker) -> None:
     client = await broker.connect("pump")
     for n in range(20):
         await client.publish(f"plant/{n}", b"x" * n, n % 3)

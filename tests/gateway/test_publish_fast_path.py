@@ -1,4 +1,4 @@
-"""Reads of nothing but plain PUBLISHes, many in a turn: they are stored together, and each is what it would be by itself."""
+"""Reads that hold only plain PUBLISHes: the node stores those of one turn together, yet treats each as if it came alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.waiting import until
 
 
 class Bare:
-    """A client's socket, written to at once: what several send is there before the node's next turn."""
+    """A client that writes to its socket directly, so the data of several clients arrives before the node's next turn."""
 
     def __init__(self, end: socket.socket) -> None:
         self.send = end.send
@@ -51,7 +51,7 @@ class Bare:
 
 @pytest.fixture
 async def five(broker: Broker) -> list[Bare]:
-    """Five clients of a node that knows the topics that each of them publishes to."""
+    """Five clients that have each published to a topic, so the node knows these topics."""
     clients = [await Bare.connect(broker, f"c{number}") for number in range(5)]
     for number, each in enumerate(clients):
         each.send(encode_publish(b"plant/%d" % number, b"known"))
@@ -59,7 +59,7 @@ async def five(broker: Broker) -> list[Bare]:
     return clients
 
 
-async def test_those_of_one_turn_are_stored_with_one_sync_and_each_is_acknowledged_by_its_packet_id(
+async def test_publishes_of_one_turn_share_a_sync_and_each_gets_an_ack_with_its_packet_id(
     broker: Broker, five: list[Bare]
 ) -> None:
     store, counters, traffic = broker.node.store, broker.node.gateway.counters, broker.node.gateway.traffic
@@ -73,7 +73,7 @@ async def test_those_of_one_turn_are_stored_with_one_sync_and_each_is_acknowledg
     assert (counters.publishes_in, counters.packets_in, traffic.packets_out[PUBACK]) == tuple(count + 5 for count in before)
 
 
-async def test_none_is_acknowledged_before_it_is_durable(broker: Broker, five: list[Bare]) -> None:
+async def test_no_publish_is_acknowledged_before_it_is_durable(broker: Broker, five: list[Bare]) -> None:
     with HeldSync(broker) as held:
         for number, each in enumerate(five):
             each.send(encode_publish(b"plant/%d" % number, b"", 1, packet_id=1))
@@ -83,7 +83,7 @@ async def test_none_is_acknowledged_before_it_is_durable(broker: Broker, five: l
         assert [await each.client.receive() for each in five] == [(PUBACK, 1)] * 5
 
 
-async def test_a_subscriber_gets_those_of_a_turn_in_the_order_in_which_they_came(broker: Broker, five: list[Bare]) -> None:
+async def test_a_subscriber_gets_the_messages_of_a_turn_in_the_order_of_arrival(broker: Broker, five: list[Bare]) -> None:
     subscriber = await broker.connect("subscriber")
     await subscriber.subscribe(("plant/#", 1))
     for count in range(3):
@@ -93,7 +93,7 @@ async def test_a_subscriber_gets_those_of_a_turn_in_the_order_in_which_they_came
             assert await subscriber.message() == Message(f"plant/{number}", b"%d" % count, count % 2)
 
 
-async def test_a_filter_that_comes_in_the_same_turn_gets_what_is_stored_behind_it(broker: Broker, five: list[Bare]) -> None:
+async def test_a_subscription_made_in_the_same_turn_gets_the_messages_stored_after_it(broker: Broker, five: list[Bare]) -> None:
     five[0].send(encode_publish(b"plant/0", b"x", 1, packet_id=1))
     five[1].send(subscribe(9, (b"plant/+", 1), (b"plant/0", 0)))
     five[2].send(encode_publish(b"plant/2", b"y", 1, packet_id=2))
@@ -103,7 +103,7 @@ async def test_a_filter_that_comes_in_the_same_turn_gets_what_is_stored_behind_i
     assert found == [Message("plant/2", b"y", 1)]
 
 
-async def test_one_that_is_taken_over_in_the_same_turn_still_gets_its_ack(broker: Broker, five: list[Bare]) -> None:
+async def test_a_client_that_is_taken_over_in_the_same_turn_still_gets_its_ack(broker: Broker, five: list[Bare]) -> None:
     successor = await Bare.dial(broker)
     await until(lambda: len(broker.node.gateway.connections) == len(five) + 1)
     five[0].send(encode_publish(b"plant/0", b"last", 1, packet_id=7))
@@ -113,7 +113,7 @@ async def test_one_that_is_taken_over_in_the_same_turn_still_gets_its_ack(broker
     assert broker.stored()[-1] == Message("plant/0", b"last", 1)
 
 
-async def test_one_that_is_gone_before_its_ack_disturbs_nobody(broker: Broker, five: list[Bare]) -> None:
+async def test_a_client_that_leaves_before_its_ack_does_not_disturb_others(broker: Broker, five: list[Bare]) -> None:
     with HeldSync(broker) as held:
         for number, each in enumerate(five):
             each.send(encode_publish(b"plant/%d" % number, b"", 1, packet_id=1))
@@ -124,7 +124,7 @@ async def test_one_that_is_gone_before_its_ack_disturbs_nobody(broker: Broker, f
         assert [await each.client.receive() for each in (*five[:2], *five[3:])] == [(PUBACK, 1)] * 4
 
 
-async def test_what_finds_no_room_on_the_disk_waits_or_is_dropped_by_its_qos(start_broker: StartBroker) -> None:
+async def test_on_a_full_disk_a_publish_waits_or_is_dropped_according_to_its_qos(start_broker: StartBroker) -> None:
     broker = await start_broker(reserve_bytes=GIB)
     clients = [await Bare.connect(broker, f"c{number}") for number in range(3)]
     clients[0].send(encode_publish(b"plant/0", b"known"))
@@ -144,14 +144,14 @@ async def test_what_finds_no_room_on_the_disk_waits_or_is_dropped_by_its_qos(sta
     assert await clients[1].client.receive() == (PUBACK, 10)
 
 
-async def test_one_that_comes_before_what_waits_for_room_has_gone_on_waits_behind_it(start_broker: StartBroker) -> None:
+async def test_a_publish_waits_behind_earlier_ones_of_its_client_that_still_wait_for_room(start_broker: StartBroker) -> None:
     broker = await start_broker(reserve_bytes=GIB)
     client = await broker.connect("c")
     await client.publish("plant/0", b"known", 1)
     free(broker, GIB // 2)
     await client.send(encode_publish(b"plant/0", b"1", 1, packet_id=1))
     await until(lambda: bool(broker.connection("c").kept.packets))
-    broker.node.store.space.on_relief.clear()  # the node is about to hear of the room
+    broker.node.store.space.on_relief.clear()  # the node does not hear yet that there is room
     free(broker, TOTAL)
     await client.send(encode_publish(b"plant/0", b"2", 1, packet_id=2))
     await until(lambda: len(broker.connection("c").kept.packets) == 2)
@@ -161,18 +161,20 @@ async def test_one_that_comes_before_what_waits_for_room_has_gone_on_waits_behin
 
 
 @pytest.mark.parametrize("cut", [2, 9, 12, 20])
-async def test_what_looks_like_one_within_another_is_part_of_its_body(broker: Broker, five: list[Bare], cut: int) -> None:
+async def test_bytes_in_a_body_that_look_like_a_publish_are_part_of_the_body(
+    broker: Broker, five: list[Bare], cut: int
+) -> None:
     inner = encode_publish(b"plant/1", b"inner", 1, packet_id=5)
     outer = encode_publish(b"plant/0", b"12345678" + inner, 1, packet_id=6)
     for start in {cut, len(outer) - len(inner)}:
         five[0].send(outer[:start])
-        assert not await five[1].client.drained()  # a turn of the loop
+        assert not await five[1].client.drained()  # the node completes a turn of its loop
         five[0].send(outer[start:])
         assert await five[0].client.receive() == (PUBACK, 6)
     assert broker.stored()[5:] == [Message("plant/0", b"12345678" + inner, 1)] * 2
 
 
-async def test_they_go_on_where_a_segment_ends(start_broker: StartBroker) -> None:
+async def test_publishes_continue_in_the_next_segment_when_one_is_full(start_broker: StartBroker) -> None:
     broker = await start_broker(segment_bytes=64 * KIB)
     clients = [await Bare.connect(broker, f"c{number}") for number in range(5)]
     for packet_id in range(1, 60):
@@ -185,7 +187,9 @@ async def test_they_go_on_where_a_segment_ends(start_broker: StartBroker) -> Non
         assert bodies == [b"%d" % packet_id * 500 for packet_id in range(1, 60)]
 
 
-async def test_more_than_the_receive_maximum_ends_a_client_of_5_though_each_came_alone(start_broker: StartBroker) -> None:
+async def test_exceeding_the_receive_maximum_ends_a_client_of_5_even_if_each_publish_came_alone(
+    start_broker: StartBroker,
+) -> None:
     broker = await start_broker(inflight_max=3)
     client = await broker.connect_5("c")
     await client.publish("a", b"known")
@@ -202,7 +206,7 @@ async def test_more_than_the_receive_maximum_ends_a_client_of_5_though_each_came
         )
 
 
-async def test_a_system_without_epoll_has_the_loops_own_transports(
+async def test_a_system_without_epoll_uses_the_transports_of_the_event_loop(
     start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gateway_module, "HAS_TURNS", False)
@@ -216,7 +220,7 @@ async def test_a_system_without_epoll_has_the_loops_own_transports(
     assert [await client.message() for _ in range(3)] == [Message("plant/0", b"%d" % number, 1) for number in range(1, 4)]
 
 
-async def test_what_was_acknowledged_is_there_after_a_kill(broker: Broker, five: list[Bare]) -> None:
+async def test_acknowledged_messages_survive_a_kill(broker: Broker, five: list[Bare]) -> None:
     for number, each in enumerate(five):
         each.send(encode_publish(b"plant/%d" % number, b"kept", 1, packet_id=1))
     assert [await each.client.receive() for each in five] == [(PUBACK, 1)] * 5
@@ -226,7 +230,9 @@ async def test_what_was_acknowledged_is_there_after_a_kill(broker: Broker, five:
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])
-async def test_they_keep_their_place_between_what_else_a_client_sends(broker: Broker, five: list[Bare], first: int) -> None:
+async def test_publishes_keep_their_place_among_the_other_packets_of_a_client(
+    broker: Broker, five: list[Bare], first: int
+) -> None:
     expected = []
     for step in range(first, first + 12):
         qos = step % 3
@@ -243,7 +249,7 @@ async def test_they_keep_their_place_between_what_else_a_client_sends(broker: Br
     assert [message.body for message in broker.stored()[5:]] == expected
 
 
-# --- several in a read ------------------------------------------------------------------------------------------------
+# --- several PUBLISHes in a read --------------------------------------------------------------------------------------
 
 
 def several(topic: bytes, bodies: Sequence[bytes], qos: int, first: int = 1, properties: bytes = b"") -> bytes:
@@ -255,11 +261,12 @@ def several(topic: bytes, bodies: Sequence[bytes], qos: int, first: int = 1, pro
 
 
 def numbered(count: int, mark: str = "") -> list[bytes]:
-    """Return bodies of one length."""
+    """Return `count` different bodies of the same length."""
     return [f"{mark}{number:06}".encode() for number in range(count)]
 
 
 def stored_of(broker: Broker, topic: str) -> list[bytes]:
+    """Return the bodies stored under a topic, without that of the fixture."""
     return [message.body for message in broker.stored() if message.topic == topic and message.body != b"known"]
 
 
@@ -269,7 +276,7 @@ async def until_stored(broker: Broker, count: int) -> None:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[bool]:
-    """How many reads were taken for plain ones, and how many were not."""
+    """Count the reads that the fast path took (True) and those that it left to the general path (False)."""
     seen: Counter[bool] = Counter()
     take = PublishFastPath.take
 
@@ -283,7 +290,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[bool]:
 
 
 @pytest.mark.parametrize("qos", [0, 1])
-async def test_what_several_clients_send_in_one_turn_is_stored_in_the_order_of_each_and_acknowledged(
+async def test_runs_of_several_clients_in_one_turn_are_each_stored_in_order_and_acknowledged(
     broker: Broker, five: list[Bare], qos: int, seen: Counter[bool]
 ) -> None:
     store, counters, count = broker.node.store, broker.node.gateway.counters, sum(range(20, 25))
@@ -305,7 +312,7 @@ async def test_what_several_clients_send_in_one_turn_is_stored_in_the_order_of_e
 
 @pytest.mark.parametrize("qos", [0, 1])
 @pytest.mark.parametrize("version", [4, 5])
-async def test_wherever_their_stream_is_cut_all_are_stored_in_order(
+async def test_a_run_that_is_cut_at_any_byte_is_stored_whole_and_in_order(
     broker: Broker, qos: int, version: int, seen: Counter[bool]
 ) -> None:
     client = await (broker.connect("c") if version == 4 else broker.connect_5("c"))
@@ -328,7 +335,9 @@ async def test_wherever_their_stream_is_cut_all_are_stored_in_order(
 
 
 @pytest.mark.parametrize("is_at_once", [True, False])
-async def test_what_else_a_client_sends_comes_behind_them(broker: Broker, five: list[Bare], is_at_once: bool) -> None:
+async def test_other_publishes_of_a_client_keep_their_place_between_its_runs(
+    broker: Broker, five: list[Bare], is_at_once: bool
+) -> None:
     watcher = await broker.connect("watcher")
     await watcher.subscribe(("plant/#", 1))
     others = encode_publish(b"plant/0", b"longer", 1, packet_id=6) + encode_publish(b"plant/1", b"other")
@@ -340,7 +349,7 @@ async def test_what_else_a_client_sends_comes_behind_them(broker: Broker, five: 
     assert [await five[0].client.receive() for _ in range(11)] == [(PUBACK, number) for number in range(1, 12)]
 
 
-async def test_runs_that_find_no_room_on_the_disk_wait_whole_and_in_order(start_broker: StartBroker) -> None:
+async def test_on_a_full_disk_runs_wait_whole_and_in_order(start_broker: StartBroker) -> None:
     broker = await start_broker(reserve_bytes=GIB)
     clients = [await Bare.connect(broker, f"c{number}") for number in range(3)]
     clients[0].send(encode_publish(b"plant/0", b"known") + encode_publish(b"plant/1", b"known"))
@@ -357,7 +366,7 @@ async def test_runs_that_find_no_room_on_the_disk_wait_whole_and_in_order(start_
     assert broker.node.gateway.counters.publishes_dropped == 30
 
 
-async def test_a_run_past_the_receive_maximum_ends_a_client_of_5_and_not_one_of_3(start_broker: StartBroker) -> None:
+async def test_a_run_over_the_receive_maximum_ends_a_client_of_5_and_not_one_of_3(start_broker: StartBroker) -> None:
     broker = await start_broker(inflight_max=10)
     old, new = await broker.connect("old"), await broker.connect_5("new")
     for client in (old, new):
@@ -371,7 +380,7 @@ async def test_a_run_past_the_receive_maximum_ends_a_client_of_5_and_not_one_of_
     assert await new.disconnected() == (ReasonCode.RECEIVE_MAXIMUM_EXCEEDED, [(PUBACK, number) for number in range(1, 11)])
 
 
-async def test_more_than_is_collected_is_stored_before_the_turn_ends(
+async def test_a_turn_that_collects_more_than_the_limit_stores_before_its_end(
     broker: Broker, five: list[Bare], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(publish_fast_path, "_COLLECTED_BYTES", 1000)
@@ -382,7 +391,7 @@ async def test_more_than_is_collected_is_stored_before_the_turn_ends(
         assert stored_of(broker, f"plant/{number}") == numbered(50)
 
 
-async def test_runs_go_on_where_a_segment_ends(start_broker: StartBroker) -> None:
+async def test_runs_continue_in_the_next_segment_when_one_is_full(start_broker: StartBroker) -> None:
     broker = await start_broker(segment_bytes=64 * KIB)
     client = await broker.connect("c")
     await client.publish("a", b"known", 1)
