@@ -16,6 +16,7 @@ from collections.abc import Iterator
 import orjson
 
 from penstock.store import topics
+from penstock.store.block import read_block, skip_damage
 from penstock.store.bodies import TIMER_ENTRY
 from penstock.store.commitlog import CommitLog
 from penstock.store.lightqueue import LightQueue
@@ -86,12 +87,12 @@ class Backfill:
         stop = min(self.position + SLICE_BYTES + log.written - self._seen, log.written, before)
         self._seen = log.end
         while self.position < stop:
-            view, base, offsets, end = log.block(self.position, stop - self.position)
+            view, base, offsets, end = read_block(log, self.position, stop - self.position)
             unpack = HEADER.unpack_from
             for at in offsets:
                 size, crc, kind, flags, topic_len, props_len, store_ms = unpack(view, at)
                 if checksum(view[at + CRC_FROM : at + size]) != crc:
-                    end = log.behind_damage(base + at)
+                    end = skip_damage(log, base + at)
                     break
                 if store_ms < since_ms:
                     continue
@@ -102,7 +103,7 @@ class Backfill:
                 elif kind in _ROUTING:
                     yield from self._fired(decode(view, at, position=base + at))
             # If no record begins before the end, the log was damaged after the start, which would have refused it.
-            self.position = end if offsets else log.behind_damage(self.position)
+            self.position = end if offsets else skip_damage(log, self.position)
 
     def _is_wanted(self, topic: bytes) -> bool:
         wanted = self._matches.get(topic)

@@ -8,31 +8,23 @@ from __future__ import annotations
 
 import errno
 import os
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from struct import Struct
-from typing import NamedTuple
 
-import structlog
-
-from penstock.store.errors import DiskFull, LogCorrupt, PositionUnknown, RecordCorrupt, RecordTooLarge
-from penstock.store.quarantine import QUARANTINE, quarantine
-from penstock.store.record import COPY_BYTES, HEADER_BYTES, RECORD_BYTES_MAX, Record, checksum, decode, store_ms_of
-from penstock.store.recordscan import find_valid, next_valid, valid_until, walk
-from penstock.store.segment import SUFFIX, Segment, segment_base, segment_name, sync_directory
+from penstock.store.errors import DiskFull, PositionUnknown, RecordCorrupt, RecordTooLarge
+from penstock.store.record import COPY_BYTES, HEADER_BYTES, RECORD_BYTES_MAX, Record, decode, store_ms_of
+from penstock.store.segment import Segment, sync_directory
+from penstock.store.segmentchain import SegmentChain
 from penstock.store.space import Space
-from penstock.store.syncmark import FILE, SyncMark
-
-logger = structlog.get_logger("store")
+from penstock.store.syncmark import SyncMark
+from penstock.store.tail import Tail, recover_tail, verify_sealed
 
 DIRECTORY = "commitlog"
 """Folder of a data directory that holds the segments."""
-
-OPEN_MAPS_MAX = 64
-"""Maximum number of sealed segments that stay mapped. A map costs address space and a descriptor, but no memory of its own."""
 
 ALLOCATE_BYTES = 4 * 1024 * 1024
 """Bytes of disk that are reserved ahead of the records. Free space is measured again each time."""
@@ -43,28 +35,6 @@ AHEAD_BYTES = 256 * 1024
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 _SIZE = Struct("<I")
-
-
-class Tail(NamedTuple):
-    """What recovery found at the end of the log."""
-
-    end: int
-    """Position after the last valid record."""
-    torn_bytes: int
-    """Bytes after that position, up to the last one that wasn't zero, that were not a whole record. They are cleared now."""
-
-
-class Block(NamedTuple):
-    """Adjacent records of one segment."""
-
-    view: memoryview
-    """The whole segment."""
-    base: int
-    """Position of the segment."""
-    offsets: list[int]
-    """Offset in `view` at which each record begins."""
-    end: int
-    """Position after the last record."""
 
 
 class CommitLog:
@@ -86,8 +56,8 @@ class CommitLog:
         self._space = space or Space(data_dir)
         self._mark = SyncMark(data_dir)
         self.directory.mkdir(parents=True, exist_ok=True)
-        self._bases = sorted(segment_base(path) for path in self.directory.glob(f"*{SUFFIX}"))
-        self._sealed: dict[int, Segment] = {}
+        self._chain = SegmentChain(self.directory)
+        self._bases = self._chain.bases
         self._parts: list[bytes] = []
         self._failure: OSError | None = None
         self._is_recovered = False
@@ -101,11 +71,8 @@ class CommitLog:
         """Position up to which records are in their files and can be read."""
         self.end = 0
         """Position of the next record: `written` plus the bytes that `add` has collected."""
-        if not self._bases:
-            self._bases = [0]
-        self._check_chain()
         base = self._bases[-1]
-        path = self.directory / segment_name(base)
+        path = self._chain.path(base)
         capacity = max(segment_bytes, path.stat().st_size if path.exists() else 0)
         self._open = Segment(path, capacity, writable=True)
         self._limit = base
@@ -116,72 +83,31 @@ class CommitLog:
         """Position of the oldest record that the log still has."""
         return self._bases[0]
 
-    def _check_chain(self) -> None:
-        for base, following in pairwise(self._bases):
-            size = (self.directory / segment_name(base)).stat().st_size
-            if size < following - base:
-                raise LogCorrupt(
-                    f"segment {segment_name(base)} has {size} bytes, but the next one begins {following - base} bytes after "
-                    f"its start, so {following - base - size} bytes are missing; restore the file, or run `penstock repair`"
-                )
-
     # --- recovery ---------------------------------------------------------------------------------------------------
 
     def recover(self, verified_until: int = 0) -> Tail:
         """Find the end of the log, and clear a torn tail. The caller calls it once, before it adds anything.
 
-        The last segment is read as a whole. Sealed segments below `verified_until` are known to be durable and are not read
-        again. All records that are found are durable afterwards, because an earlier process may have been killed before it
-        synced them.
-
-        The tail begins after the last valid record and after the sync mark (`store.syncmark`). If there are valid records
-        in the tail, a power cut has left the pages of the last groups out of order. Such a tail is quarantined, and cleared
-        too.
+        The last segment is read as a whole: see `recover_tail`. Sealed segments below `verified_until` are known to be durable
+        and are not read again. All records that are found are durable afterwards, because an earlier process may have been
+        killed before it synced them.
 
         Raises:
             LogCorrupt: a damaged record is not in the tail of the last segment, or some records that were durable are gone.
             OSError: a file can't be read or written.
         """
-        for at, (base, following) in enumerate(pairwise(self._bases)):
+        for base, following in pairwise(self._bases):
             if following > verified_until:
-                self._verify_sealed(at, max(verified_until - base, 0))
-            self._cut_sealed(base, following - base)
-        segment = self._open
-        stop = valid_until(segment.view, 0, segment.capacity)
-        mark = self._mark.read()
-        if mark is not None and segment.base + stop < mark.position:
-            raise _lost(segment, stop, mark.position)
-        torn_until = segment.data_end(stop)
-        if torn_until > stop:
-            if find_valid(segment.view, stop + 1, torn_until, segment.capacity) is not None:
-                if mark is None or not mark.has_booted_since:
-                    raise _damaged(segment, stop)
-                self._quarantine(segment, stop, torn_until)
-            segment.clear_from(stop)
-        self.written = self.end = self._limit = segment.base + stop
+                verify_sealed(self._chain.sealed_at(base), max(verified_until - base, 0))
+            self._chain.cut_sealed(base, following)
+        tail = recover_tail(self._open, self._mark.read())
+        self.written = self.end = self._limit = tail.end
         self.sync()
         sync_directory(self.directory)
         sync_directory(self.directory.parent)
         self._mark.write(self.end)
         self._is_recovered = True
-        return Tail(self.end, torn_until - stop)
-
-    def _quarantine(self, segment: Segment, start: int, end: int) -> None:
-        position, found = segment.base + start, segment.view[start:end]
-        name = f"{position}-{end - start}-{checksum(found):08x}.bin"
-        logger.warning("log.torn_out_of_order", position=position, bytes=end - start, copy=f"{QUARANTINE}/{name}")
-        quarantine(segment.path, position, end - start, name)
-
-    def _verify_sealed(self, at: int, offset: int) -> None:
-        segment = self._sealed_segment(at)
-        stop = valid_until(segment.view, offset, segment.capacity)
-        if stop != segment.capacity:
-            raise _damaged(segment, stop)
-
-    def _cut_sealed(self, base: int, size: int) -> None:
-        path = self.directory / segment_name(base)
-        if path.stat().st_size > size:  # the node was killed after it began the next segment and before it cut this one
-            os.truncate(path, size)
+        return tail
 
     # --- writing ----------------------------------------------------------------------------------------------------
 
@@ -301,15 +227,13 @@ class CommitLog:
         # It must be durable before the next segment exists, so that only the last segment can have a torn tail.
         self._fdatasync(full)
         self._open, self._limit = self._begin_segment(base, size)
-        self._bases.append(base)
-        sync_directory(self.directory)
-        full.cut(base - full.base)
-        self._keep_mapped(full)
+        self._chain.append(base)
+        self._chain.seal(full)
         self.on_roll()
 
     def _begin_segment(self, base: int, size: int) -> tuple[Segment, int]:
         """Create the next segment with room for a record of `size` bytes. If that fails, its file is deleted again."""
-        path = self.directory / segment_name(base)
+        path = self._chain.path(base)
         try:
             segment = Segment(path, self.segment_bytes, writable=True)
             return segment, self._allocate(segment, base, base + size)
@@ -361,19 +285,8 @@ class CommitLog:
         return store_ms_of(self.read(position, HEADER_BYTES))
 
     def drop_before(self, position: int) -> int:
-        """Delete the segments before `position`, where a segment must begin; return how many.
-
-        The oldest is deleted first, so that the log has no gap if the node is killed meanwhile. Readers that hold a view of a
-        deleted segment can go on reading it.
-        """
-        assert position in self._bases, position
-        dropped = 0
-        while self._bases[0] < position:
-            (self.directory / segment_name(self._bases[0])).unlink()
-            self._sealed.pop(self._bases.pop(0), None)
-            dropped += 1
-        sync_directory(self.directory)
-        return dropped
+        """Delete the segments before `position`, where a segment must begin; return how many. See `SegmentChain`."""
+        return self._chain.drop_before(position)
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
@@ -387,7 +300,7 @@ class CommitLog:
             raise PositionUnknown(f"position {position} is after the last written record, which ends at {self.written}")
         segment = self._open
         if position < segment.base:
-            segment = self._segment_of(position)
+            segment = self._chain.sealed_at(position)
             if position + size > segment.base + segment.capacity:  # reading there would raise SIGBUS
                 raise PositionUnknown(f"{size} bytes at position {position} reach beyond segment {segment.path.name}")
         offset = position - segment.base
@@ -423,7 +336,7 @@ class CommitLog:
         """
         end = self.written if end is None else end
         while position < end:
-            segment = self._open if position >= self._open.base else self._segment_of(position)
+            segment = self.segment_at(position)
             view, base = segment.view, segment.base
             stop = min(end - base, segment.capacity)
             offset = position - base
@@ -436,31 +349,9 @@ class CommitLog:
                 offset += found.size
             position = base + offset
 
-    def block(self, position: int, bytes_max: int) -> Block:
-        """Return adjacent records from `position` on, for callers that read many: about `bytes_max` bytes, at least one record.
-
-        All are in one segment. The block is empty at `written`. Nothing is verified.
-        """
-        segment = self._open if position >= self._open.base else self._segment_of(position)
-        base = segment.base
-        start = position - base
-        stop = min(self.written - base, segment.capacity)
-        offsets, end = walk(segment.view, start, min(start + bytes_max, stop))
-        if not offsets and start < stop:
-            offsets, end = walk(segment.view, start, min(start + _SIZE.unpack_from(segment.view, start)[0], stop))
-        return Block(segment.view, base, offsets, base + end)
-
-    def behind_damage(self, position: int) -> int:
-        """Return where to continue after a damaged record at `position`, and log the damaged range.
-
-        A start verifies only records that may not be durable yet. Later damage, or damage of old records, is found by readers.
-        """
-        segment = self._open if position >= self._open.base else self._segment_of(position)
-        stop = min(self.written - segment.base, segment.capacity)
-        found = next_valid(segment.view, position - segment.base, stop, stop)
-        behind = segment.base + (stop if found is None else found)
-        logger.error("log.damaged", segment=segment.path.name, position=position, bytes=behind - position, do="penstock repair")
-        return behind
+    def segment_at(self, position: int) -> Segment:
+        """Return the segment that has the record at `position`. Raises PositionUnknown."""
+        return self._open if position >= self._open.base else self._chain.sealed_at(position)
 
     def position_at(self, store_ms: int) -> int:
         """Return the position of a segment such that no earlier segment has a record stored at `store_ms` or later.
@@ -468,34 +359,12 @@ class CommitLog:
         That segment may begin with earlier records. Callers that don't want those check the times as they read, because finding
         the first wanted record here would hold up the loop. `store_ms` is in ms since 1970 UTC.
         """
-        at = bisect_left(range(len(self._bases)), store_ms, key=self._first_ms)
+        at = bisect_left(self._bases, store_ms, key=self._first_ms)
         return self._bases[max(at - 1, 0)]
 
-    def _first_ms(self, at: int) -> int:
+    def _first_ms(self, base: int) -> int:
         """Return when the first record of a segment was stored; a time after all others if it has none yet."""
-        return self.stored_ms(self._bases[at]) or 2**63
-
-    def _segment_of(self, position: int) -> Segment:
-        at = bisect_right(self._bases, position) - 1
-        if at < 0:
-            raise PositionUnknown(f"position {position} is before the oldest record, {self.start}")
-        return self._sealed_segment(at)
-
-    def _sealed_segment(self, at: int) -> Segment:
-        base = self._bases[at]
-        segment = self._sealed.get(base)
-        if segment is None:
-            # It ends where the next one begins, even if its file was not cut.
-            size = self._bases[at + 1] - base
-            segment = Segment(self.directory / segment_name(base), size, writable=False)
-            self._keep_mapped(segment)
-        return segment
-
-    def _keep_mapped(self, segment: Segment) -> None:
-        self._sealed[segment.base] = segment
-        if len(self._sealed) > OPEN_MAPS_MAX:
-            # The segment is not closed here, because a scan or a sync may be using it.
-            del self._sealed[next(iter(self._sealed))]
+        return self.stored_ms(base) or 2**63
 
     @property
     def marked(self) -> int:
@@ -519,9 +388,8 @@ class CommitLog:
 
     def abandon(self) -> None:
         """Close the files without writing anything."""
-        for segment in (*self._sealed.values(), self._open):
-            segment.close()
-        self._sealed.clear()
+        self._chain.close()
+        self._open.close()
 
 
 def dense_until(first: tuple[int, int], last: tuple[int, int], count: int) -> int:
@@ -533,18 +401,3 @@ def dense_until(first: tuple[int, int], last: tuple[int, int], count: int) -> in
     """
     until = last[0] + last[1]
     return until if 0 < until - first[0] <= count * 2 * first[1] else 0
-
-
-def _damaged(segment: Segment, offset: int) -> LogCorrupt:
-    return LogCorrupt(
-        f"the record at position {segment.base + offset} (byte {offset} of segment {segment.path.name}) is damaged, and it is "
-        f"not the tail of the log, so the node does not start; restore the file, or run `penstock repair`"
-    )
-
-
-def _lost(segment: Segment, offset: int, durable: int) -> LogCorrupt:
-    return LogCorrupt(
-        f"the log was durable up to position {durable}, but there is no valid record at position {segment.base + offset} (byte "
-        f"{offset} of segment {segment.path.name}), so the node does not start; restore the file, or run `penstock repair`; "
-        f"to accept the loss, delete the file {segment.path.parent.parent / FILE}"
-    )

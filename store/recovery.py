@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import structlog
 
-from penstock.store.commitlog import Block, CommitLog
+from penstock.store.block import Block, read_block
+from penstock.store.commitlog import CommitLog
 from penstock.store.errors import DataDirIncompatible, IndexDamaged, LogCorrupt, SnapshotInvalid
 from penstock.store.index import Covered, Index
 from penstock.store.properties import decode_properties, tag_hash
@@ -145,7 +146,7 @@ class Replay:
         """Apply the records from `position` to the end of the log. Return how many."""
         replayed = 0
         while position < self._log.written:
-            block = self._log.block(position, REPLAY_BYTES)
+            block = read_block(self._log, position, REPLAY_BYTES)
             self._replay_block(block)
             replayed += len(block.offsets)
             position = block.end

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.store import commitlog, record
-from penstock.store.commitlog import CommitLog, Tail
+from penstock.store import commitlog, record, segmentchain
+from penstock.store.commitlog import CommitLog
 from penstock.store.errors import LogCorrupt, PositionUnknown, RecordCorrupt, RecordTooLarge
 from penstock.store.record import COPY_BYTES, HEADER_BYTES, Kind, encode
 from penstock.store.segment import Segment, segment_base, segment_name
+from penstock.store.tail import Tail
 from tests.depth import DEPTH
 
 NOW_MS = 1_700_000_000_000
@@ -251,7 +252,7 @@ def test_a_file_that_is_no_segment_is_named(tmp_path: Path) -> None:
 
 
 def test_the_number_of_mapped_segments_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commitlog, "OPEN_MAPS_MAX", 3)
+    monkeypatch.setattr(segmentchain, "OPEN_MAPS_MAX", 3)
     log, _ = opened(tmp_path)
     before = len(os.listdir("/proc/self/fd"))
     positions = append(log, 30 * PER_SEGMENT)
@@ -266,7 +267,7 @@ def test_the_number_of_mapped_segments_is_bounded(tmp_path: Path, monkeypatch: p
 def test_a_scan_goes_on_while_others_read_more_segments_than_stay_mapped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commitlog, "OPEN_MAPS_MAX", 2)
+    monkeypatch.setattr(segmentchain, "OPEN_MAPS_MAX", 2)
     log, _ = opened(tmp_path)
     positions = append(log, 10 * PER_SEGMENT)
     for found in log.scan(0):

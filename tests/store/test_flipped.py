@@ -24,7 +24,7 @@ from penstock.pop.core.transactions import Transactions
 from penstock.pop.options import PopOptions
 from penstock.store.backfill import Backfill
 from penstock.store.bodies import TIMER_ENTRY
-from penstock.store.commitlog import DIRECTORY, CommitLog, Tail
+from penstock.store.commitlog import DIRECTORY, CommitLog
 from penstock.store.errors import LogCorrupt
 from penstock.store.lightqueue import ENTRY, LightQueue
 from penstock.store.options import KIB, StoreOptions
@@ -33,6 +33,7 @@ from penstock.store.record import Flag, Kind, Record
 from penstock.store.repair import survey
 from penstock.store.store import Store
 from penstock.store.syncmark import FILE
+from penstock.store.tail import Tail
 from penstock.timer.delayed import DelayedMessages
 from penstock.timer.options import TimerOptions
 from tests.clock import ManualClock
@@ -238,8 +239,7 @@ def recovered(data_dir: Path, segment_bytes: int) -> Tail | str:
     except LogCorrupt as error:
         return str(error)
     finally:
-        for segment in (*log._sealed.values(), log._open):
-            segment.close()
+        log.abandon()
 
 
 def test_a_start_names_the_record_or_clears_the_tail(
@@ -319,7 +319,7 @@ def test_what_is_damaged_under_a_running_node_is_not_delivered_and_all_else_is(
 ) -> None:
     """A kept index knows records that no start reads again: each reader must find out by itself."""
     monkeypatch.setattr("penstock.store.store.logger.error", lambda *_, **__: None)
-    monkeypatch.setattr("penstock.store.commitlog.logger.error", lambda *_, **__: None)
+    monkeypatch.setattr("penstock.store.block.logger.error", lambda *_, **__: None)
     data_dir, segment_bytes, records = log_of
     kept = copy_of(data_dir, "kept", keep_mark=True, keep_index=True)
     whole = Whole(kept, segment_bytes, ManualClock(START_MS + 1_000_000))

@@ -162,7 +162,7 @@ def test_what_is_cut_out_of_order_is_set_aside(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("reboots")
 def test_what_was_durable_is_never_cut(tmp_path: Path) -> None:
     position, _ = torn_in_the_middle(tmp_path, 5)
-    with pytest.raises(LogCorrupt, match=rf"no valid record is at position {position} .*penstock repair"):
+    with pytest.raises(LogCorrupt, match=rf"there is no valid record at position {position} .*penstock repair"):
         opened(tmp_path)
     repair(tmp_path, survey(tmp_path).damages)
     log = opened(tmp_path)
