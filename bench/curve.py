@@ -51,7 +51,7 @@ async def append(data_dir: Path, log_bytes: int, part_bytes: int, tell: Callable
     store.recover()
     store.start(asyncio.get_running_loop(), _give_up)
     topics = [b"curve/%d/state" % number for number in range(TOPICS)]
-    route_of, append_message = store.queues.route, store.append_message
+    route_of, append_message = store.router.route, store.append_message
     points: list[Point] = []
     at = records = 0
     began, began_cpu, next_end = time.perf_counter(), time.process_time(), part_bytes

@@ -54,7 +54,7 @@ def _append(store: Store, records: int, body: bytes) -> float:
 
 def _append_to(store: Store, topics: Iterator[bytes], records: int, body: bytes) -> float:
     """Append records with one commit per `BATCH`, and return the seconds that it took."""
-    route_of, append = store.queues.route, store.append_message
+    route_of, append = store.router.route, store.append_message
     began = time.perf_counter()
     for _ in range(0, records, BATCH):
         for topic in itertools.islice(topics, BATCH):
@@ -85,7 +85,7 @@ def append_synced(data_dir: Path, records: int) -> Figures:
             nonlocal left
             left -= 1
             if left >= 0:
-                store.append_message(store.queues.route(topics[left % TOPICS]), body)
+                store.append_message(store.router.route(topics[left % TOPICS]), body)
                 store.when_durable(publish)
             elif left == -WAITERS:
                 done.set_result(None)
@@ -171,7 +171,7 @@ def many_queues(data_dir: Path, queues: int, entries: int) -> Figures:
     for start in range(0, queues, BATCH):
         for turn in range(entries):
             for number in range(start, min(start + BATCH, queues)):
-                store.append_message(store.queues.route(b"device/%d/command" % number), b"%d" % turn)
+                store.append_message(store.router.route(b"device/%d/command" % number), b"%d" % turn)
             store.commit()
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     seconds = time.perf_counter() - began

@@ -37,7 +37,7 @@ class PluginPublisher:
 
     def _append(self, topic: str, body: bytes, flags: int) -> None:
         try:
-            self._store.append_message(self._store.queues.route(topic.encode()), body, b"", flags)
+            self._store.append_message(self._store.router.route(topic.encode()), body, b"", flags)
         except StoreError as error:
             self._counters.publishes_dropped += isinstance(error, DiskFull)
             logger.warning("plugin.publish_refused", topic=topic[:80], why=str(error))

@@ -1,4 +1,4 @@
-"""All light queues, and the routes from topics to the queues that get their messages.
+"""The registry of all light queues: declares, finds and drops them, and adds entries to them.
 
 There is always one root queue per first level (`plant/#`), and one queue per declared filter. A durable queue is declared by a
 record, so it exists again after a restart. A transient queue serves connections and ends with the process.
@@ -11,7 +11,6 @@ twice. A filter has one queue for each start that was requested: `earliest`, `la
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import islice
 from zlib import crc32
 
 import orjson
@@ -22,64 +21,20 @@ from penstock.store.backfill import Backfill
 from penstock.store.catalogue import Catalogue
 from penstock.store.commitlog import CommitLog
 from penstock.store.errors import LimitExceeded, QueueUnknown, TopicInvalid
-from penstock.store.index import Batch, Index, KeySpace
-from penstock.store.lightqueue import (
-    ENTRY,
-    RESTORED,
-    TRANSIENT,
-    LightQueue,
-    Start,
-    delete_entries,
-    delete_transient_entries,
-    entries_key,
-)
+from penstock.store.index import Batch, Index
+from penstock.store.lightqueue import ENTRY, RESTORED, TRANSIENT, LightQueue, Start
 from penstock.store.options import StoreOptions
 from penstock.store.record import QUEUE_FIXED, Kind, Record
+from penstock.store.router import Route, Router
+from penstock.store.transientqueues import TransientQueues
 
 logger = structlog.get_logger("store")
 
 INTERNAL = ("$retry/", "$dlq/")
 """Prefixes of filters that name internal queues, for retries and dead letters. No topic reaches them; see `append_to`."""
 
-EVICTED_SHARE = 128
-"""When the route cache is full, one route in this many is evicted. If routes were evicted singly, each search for the oldest
-would walk over the dict's slots of all those that were evicted before."""
-
-OUTDATED = -1
-"""Version of a route that is invalid whatever the version of its root is."""
-
 ROOT = "root"
 """Name of the owner of root queues."""
-
-
-class Root:
-    """The root queue of the topics of one first level, and the version of their routes."""
-
-    __slots__ = ("queue", "version")
-
-    def __init__(self, queue: LightQueue) -> None:
-        self.queue = queue
-        self.version = 0
-
-
-class Route:
-    """The queues that get the messages of one topic. It is valid while `version` equals the version of its root.
-
-    `beginning` holds what the last record without properties had between its checksum and its body, with `flags` and
-    `turn_ms` in it. The next record mostly begins the same way.
-    """
-
-    __slots__ = ("beginning", "flags", "name", "queues", "root", "topic", "turn_ms", "version")
-
-    def __init__(self, topic: bytes, name: str, root: Root, queues: tuple[LightQueue, ...]) -> None:
-        self.topic = topic
-        self.name = name
-        self.root = root
-        self.queues = queues
-        self.version = root.version
-        self.beginning = b""
-        self.flags = 0
-        self.turn_ms = -1
 
 
 class Queues:
@@ -102,16 +57,10 @@ class Queues:
         self._append = append
         self._now_ms = now_ms
         self._catalogue = Catalogue(index)
-        self._trie: topics.FilterTrie[list[int]] = topics.FilterTrie()
-        """Ids of the queues whose filters have wildcards, by filter. Other queues are looked up by the topic itself."""
-        self._transient: dict[str, LightQueue] = {}
-        self._transient_by_id: dict[int, LightQueue] = {}
-        self._roots: dict[str, Root] = {}
+        self._transient = TransientQueues(index)
+        self.router = Router(self, options)
+        """The routes to these queues."""
         self._backfills: dict[int, Backfill] = {}
-        self.routes: dict[bytes, Route] = {}
-        """The cache of `route`, by topic. A cached route may be outdated, but its topic is one that `route` accepts."""
-        self._next_transient_id = TRANSIENT
-        self._transient_removed: list[int] = []
         self.dirty: list[LightQueue] = []
         self.first_position: Callable[[], int] = lambda: log.start
         """Returns the position from which a queue that starts at `earliest` is backfilled."""
@@ -119,66 +68,14 @@ class Queues:
         """Called when a backfill begins. The owner then calls `backfill` until it returns False."""
 
     def __len__(self) -> int:
-        return self._catalogue.count + len(self._transient)
+        return self._catalogue.count + len(self._transient.by_id)
 
     def __iter__(self) -> Iterator[LightQueue]:
         """Yield all queues. This loads each of them, so it is for tools and tests."""
         yield from self._catalogue
-        yield from self._transient.values()
+        yield from self._transient.by_id.values()
 
-    # --- routing: the hot path --------------------------------------------------------------------------------------
-
-    def route(self, topic: bytes) -> Route:
-        """Return the route of a topic, from the cache if it is still valid there.
-
-        Raises:
-            TopicInvalid: clients can't publish to this topic.
-            LimitExceeded: its first level is new, and `store.queues_max` queues exist.
-        """
-        route = self.routes.get(topic)
-        if route is not None and route.version == route.root.version:
-            return route
-        options = self._options
-        name = topics.check_topic(topic, levels_max=options.topic_levels_max, bytes_max=options.topic_bytes_max)
-        if name.startswith("$"):
-            raise TopicInvalid(f"the topic {name[:64]!r} begins with '$', which only the node may use; choose another topic")
-        return self._resolve(topic, name)
-
-    def route_stored(self, topic: bytes) -> Route:
-        """Return the route of a topic that is in the log. Limits that were lowered since then don't apply to it."""
-        route = self.routes.get(topic)
-        if route is not None and route.version == route.root.version:
-            return route
-        name = topic.decode()
-        level = topics.first_level(name)
-        if level not in self._roots:
-            self._restore_root(level)
-        return self._resolve(topic, name)
-
-    def _resolve(self, topic: bytes, name: str) -> Route:
-        level = topics.first_level(name)
-        root = self._roots.get(level) or self._declare_root(level)
-        queues = tuple(self._matching(name))
-        self._forget(topic)
-        if len(self.routes) >= self._options.route_cache_max:
-            for oldest in list(islice(self.routes, max(self._options.route_cache_max // EVICTED_SHARE, 1))):
-                self._forget(oldest)
-        route = self.routes[topic] = Route(topic, name, root, queues)
-        return route
-
-    def _matching(self, name: str) -> Iterator[LightQueue]:
-        for ids in self._trie.match(name):
-            yield from map(self.get, ids)
-        if name in self._transient:
-            yield self._transient[name]
-        if self._catalogue.may_name(name) and not name.startswith("$"):
-            yield from (queue for queue in self._catalogue.named(name) if queue.id not in self._backfills)
-
-    def _forget(self, topic: bytes) -> None:
-        """Remove a route from the cache, and mark it as outdated for callers that hold it."""
-        route = self.routes.pop(topic, None)
-        if route is not None:
-            route.version = OUTDATED
+    # --- entries: the hot path --------------------------------------------------------------------------------------
 
     def dispatch(self, route: Route, position: int, size: int, aux: int) -> None:
         """Add an entry for a message to each queue of its route. The entries can be read after the commit."""
@@ -202,10 +99,18 @@ class Queues:
 
     def get(self, queue_id: int) -> LightQueue:
         """Return the queue with an id. Raises QueueUnknown."""
-        queue = self._transient_by_id.get(queue_id) or self._catalogue.get(queue_id)
+        queue = self._transient.by_id.get(queue_id) or self._catalogue.get(queue_id)
         if queue is None:
             raise QueueUnknown(f"no light queue has the id {queue_id}; it may have been dropped")
         return queue
+
+    def named(self, topic: str) -> list[LightQueue]:
+        """Return the live queues whose filter is a topic itself. Internal queues have no topic."""
+        transient = self._transient.by_filter.get(topic)
+        found = [transient] if transient is not None else []
+        if self._catalogue.may_name(topic) and not topic.startswith("$"):
+            found += [queue for queue in self._catalogue.named(topic) if queue.id not in self._backfills]
+        return found
 
     def is_backfilling(self, queue: LightQueue) -> bool:
         """Return whether a queue is still being backfilled."""
@@ -235,8 +140,8 @@ class Queues:
         self._check_filter(topic_filter)
         level = topics.first_level(topic_filter)
         is_root = _is_root(topic_filter)
-        if is_root and level not in self._roots:
-            self._declare_root(level)
+        if is_root and level not in self.router.roots:
+            self.declare_root(level)
         has_everything = is_root or topic_filter.startswith(INTERNAL)
         if has_everything or (isinstance(start, int) and start > self._now_ms()):
             start = "latest"
@@ -250,12 +155,17 @@ class Queues:
             return 0
         return queue.offset_at(start, self._log)  # a root queue, which has older entries as well
 
-    def _declare_root(self, level: str) -> Root:
+    def declare_root(self, level: str) -> None:
+        """Declare the root queue of a first level.
+
+        Raises:
+            LimitExceeded: `store.queues_max` queues exist.
+            DiskFull: the disk has no room for the declaration.
+        """
         # The limits of the options don't apply: a topic within them has a root, whose filter is a level and two bytes longer.
         self._claim(topics.check_filter(f"{level}/#"), ROOT, "latest")
-        return self._roots[level]
 
-    def _restore_root(self, level: str) -> None:
+    def restore_root(self, level: str) -> None:
         """Restore the root of a message whose declaration `penstock repair` has quarantined. No record is appended."""
         topic_filter = f"{level}/#"
         queue_id = RESTORED + crc32(topic_filter.encode()) % RESTORED
@@ -284,9 +194,7 @@ class Queues:
         """Remove an owner of a queue. With the last owner the queue and its entries are deleted."""
         if queue.transient:
             if queue.owners == {owner}:
-                del self._transient[queue.filter]
-                del self._transient_by_id[queue.id]
-                self._transient_removed.append(queue.id)
+                self._transient.remove(queue)
                 self._retire(queue)
             queue.owners.discard(owner)
         elif owner in queue.owners:
@@ -300,16 +208,14 @@ class Queues:
             TopicInvalid, LimitExceeded: as `declare` does. TopicInvalid also for an internal name.
         """
         self._check_reached(topic_filter)
-        root = self._roots.get(topics.first_level(topic_filter))
+        root = self.router.roots.get(topics.first_level(topic_filter))
         if root is not None and root.queue.filter == topic_filter:
             return root.queue
-        queue = self._transient.get(topic_filter)
+        queue = self._transient.by_filter.get(topic_filter)
         if queue is None:
             self._check_room()
-            queue = self._transient[topic_filter] = LightQueue(self._next_transient_id, topic_filter, self._index)
-            self._transient_by_id[queue.id] = queue
-            self._next_transient_id += 1
-            self._go_live(queue)
+            queue = self._transient.add(topic_filter)
+            self.router.add(queue)
         queue.owners.add(owner)
         return queue
 
@@ -351,8 +257,8 @@ class Queues:
         """
         self._check_reached(topic_filter)
         level = topics.first_level(topic_filter)
-        if _is_root(topic_filter) and level not in self._roots:
-            self._declare_root(level)
+        if _is_root(topic_filter) and level not in self.router.roots:
+            self.declare_root(level)
         queue = self._catalogue.find(topic_filter, "latest")
         return queue.id if queue is not None else self._new_id()
 
@@ -405,12 +311,12 @@ class Queues:
     def open_rows(self) -> Iterator[tuple[int, bytes]]:
         """Yield id and open row of each queue that has one. Retention needs them. Callers may write meanwhile."""
         yield from self._catalogue.open_rows()
-        for queue in list(self._transient.values()):
+        for queue in list(self._transient.by_id.values()):
             yield queue.id, queue.open_row
 
     def drop_open_row(self, queue_id: int, open_row: bytes) -> bool:
         """Delete the open row of a queue if it is still `open_row` and the queue has no other row; return whether it did."""
-        queue = self._transient_by_id.get(queue_id) or self._catalogue.get(queue_id)
+        queue = self._transient.by_id.get(queue_id) or self._catalogue.get(queue_id)
         if queue is None or queue.open_row != open_row or queue.first_offset() < queue.open_offset:
             return False
         queue.begin_row()
@@ -427,12 +333,12 @@ class Queues:
     def _begin(self, queue: LightQueue, owner: str, position: int = 0) -> None:
         """Start a new queue. It goes live at once, or after a backfill from `position` if it does not start at `latest`."""
         if owner == ROOT:
-            self._go_live(queue)
-            self._roots[topics.first_level(queue.filter)] = Root(queue)
+            self.router.add(queue)
+            self.router.add_root(queue)
         elif queue.filter.startswith(INTERNAL):
             return
         elif queue.start == "latest":
-            self._go_live(queue)
+            self.router.add(queue)
         else:
             self._backfill_from(queue, position)
 
@@ -444,37 +350,11 @@ class Queues:
         """Return whether a backfill is running that began before `position`."""
         return any(backfill.began < position for backfill in self._backfills.values())
 
-    def _go_live(self, queue: LightQueue) -> None:
-        if topics.is_wildcard(queue.filter):
-            sharing = self._trie.get(queue.filter)
-            if sharing is None:
-                self._trie.insert(queue.filter, [queue.id])
-            else:
-                sharing.append(queue.id)
-        self._outdate(queue.filter)
-
     def _retire(self, queue: LightQueue) -> None:
-        """Remove a deleted queue from routing."""
+        """Add no more entries to a deleted queue, and write none of those that are pending."""
         if queue.pending:
             self.dirty.remove(queue)
-        sharing = self._trie.get(queue.filter)
-        if sharing is not None and queue.id in sharing:
-            sharing.remove(queue.id)
-            if not sharing:
-                self._trie.remove(queue.filter)
-        self._outdate(queue.filter)
-
-    def _outdate(self, topic_filter: str) -> None:
-        """Outdate the cached routes that a filter may affect."""
-        if not topics.is_wildcard(topic_filter):
-            self._forget(topic_filter.encode())
-            return
-        level = topics.first_level(topic_filter)
-        if level in ("+", "#"):
-            for root in self._roots.values():
-                root.version += 1
-        elif level in self._roots:
-            self._roots[level].version += 1
+        self.router.remove(queue)
 
     # --- backfilling ------------------------------------------------------------------------------------------------
 
@@ -493,7 +373,7 @@ class Queues:
                     row = orjson.dumps({"next_offset": backfill.queue.next_offset})
                     self._append(Kind.QUEUE_BACKFILLED, QUEUE_FIXED.pack(queue_id), backfill.queue.filter.encode(), b"", row)
                 del self._backfills[queue_id]
-                self._go_live(backfill.queue)
+                self.router.add(backfill.queue)
             self._changed(backfill.queue)
         return bool(self._backfills)
 
@@ -509,17 +389,12 @@ class Queues:
                 self._catalogue.save_open_row(batch, queue)
         self.dirty = []
         self._catalogue.save(batch)
-        for queue_id in self._transient_removed:
-            delete_entries(batch, queue_id)
-        self._transient_removed.clear()
+        self._transient.save(batch)
         return fresh
 
     def load(self) -> None:
         """Load the durable queues of the index, and delete the entries that transient queues have left."""
-        if self._index.first_at_or_after(entries_key(TRANSIENT, 0), bytes(KeySpace.ENTRIES)) is not None:
-            batch = Batch()  # only if needed, because range deletions slow down every lookup
-            delete_transient_entries(batch)
-            self._index.write(batch)
+        self._transient.load()
         wildcards, backfilled = self._catalogue.load()
         for queue in backfilled:
             position = self._catalogue.backfill_position(queue)
@@ -527,9 +402,9 @@ class Queues:
             self._backfill_from(queue, position)
         for queue in wildcards:
             if queue.id not in self._backfills:
-                self._go_live(queue)
+                self.router.add(queue)
                 if _is_root(queue.filter):
-                    self._roots[topics.first_level(queue.filter)] = Root(queue)
+                    self.router.add_root(queue)
 
 
 def _is_root(topic_filter: str) -> bool:

@@ -16,6 +16,7 @@ from penstock.store.index import Covered, Index
 from penstock.store.properties import decode_properties, tag_hash
 from penstock.store.queues import Queues
 from penstock.store.record import CRC_FROM, HEADER, HEADER_BYTES, OBSERVED, UNROUTED, Kind, Record, checksum, decode
+from penstock.store.router import Router
 from penstock.store.snapshot import DIRECTORY as SNAPSHOTS
 from penstock.store.snapshot import restore, snapshots
 
@@ -121,6 +122,7 @@ class Replay:
     Parameters:
         log: what is replayed.
         queues: get the entries of messages.
+        router: finds those queues.
         last_ms: when the last record that the index covers was stored, in ms since 1970.
         apply: applies a record that is not a plain message.
         save: writes the changes to the index. It gets the position up to which the index then covers the log, and when the last
@@ -131,6 +133,7 @@ class Replay:
         self,
         log: CommitLog,
         queues: Queues,
+        router: Router,
         last_ms: int,
         *,
         apply: Callable[[Record], None],
@@ -138,6 +141,7 @@ class Replay:
     ) -> None:
         self._log = log
         self._queues = queues
+        self._router = router
         self._last_ms = last_ms
         self._apply = apply
         self._save = save
@@ -157,7 +161,7 @@ class Replay:
     def _replay_block(self, block: Block) -> None:
         # Plain messages are most of a log, so their headers are read in place.
         view, base = block.view, block.base
-        unpack, route_of, dispatch = HEADER.unpack_from, self._queues.route_stored, self._queues.dispatch
+        unpack, route_of, dispatch = HEADER.unpack_from, self._router.route_stored, self._queues.dispatch
         for at in block.offsets or (block.end - base,):
             if at + HEADER_BYTES <= len(view):
                 size, crc, kind, flags, topic_len, props_len, store_ms = unpack(view, at)
@@ -173,6 +177,6 @@ class Replay:
         self._last_ms = found.store_ms
         if found.kind == _MESSAGE and not found.flags & UNROUTED:
             tag = decode_properties(found.properties).tag
-            self._queues.dispatch(self._queues.route_stored(found.topic), found.position, found.size, tag_hash(tag))
+            self._queues.dispatch(self._router.route_stored(found.topic), found.position, found.size, tag_hash(tag))
         if found.kind != _MESSAGE or found.flags & OBSERVED:
             self._apply(found)

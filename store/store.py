@@ -28,7 +28,7 @@ from penstock.store.index import Batch, Covered
 from penstock.store.lightqueue import ENTRY, ENTRY_BYTES, LightQueue, consecutive_entries
 from penstock.store.options import StoreOptions
 from penstock.store.part import Apply, Part
-from penstock.store.queues import Queues, Route
+from penstock.store.queues import Queues
 from penstock.store.record import (
     COPY_BYTES,
     FIXED_BYTES,
@@ -43,6 +43,7 @@ from penstock.store.record import (
 )
 from penstock.store.recovery import Recovery, Replay, agree
 from penstock.store.retention import Retention
+from penstock.store.router import Route
 from penstock.store.runs import alike_records
 from penstock.store.sliced import SlicedJob
 from penstock.store.space import Space
@@ -78,6 +79,7 @@ class Store:
         self.index.on_damage = self._index_damaged
         self._recovered_until = self.log.written
         self.queues = Queues(self.log, self.index, options, self.append, self.now_ms)
+        self.router = self.queues.router
         self.copies = Copies(self.log, self.index)
         self.parts: list[Part] = []
         self.retention = Retention(
@@ -143,7 +145,7 @@ class Store:
         self.queues.load()
         for part in self.parts:
             part.load(self.index)
-        replay = Replay(self.log, self.queues, self._last_ms, apply=self._apply_replayed, save=self._save_replayed)
+        replay = Replay(self.log, self.queues, self.router, self._last_ms, apply=self._apply_replayed, save=self._save_replayed)
         replayed = replay.run(self._covered_until())
         self.replaying = False
         self.space.measure()
@@ -176,7 +178,7 @@ class Store:
         This is a hot path: see the row `append` of `python -m bench store`.
 
         Args:
-            route: of its topic, from `Queues.route`.
+            route: of its topic, from `Router.route`.
             body: the payload.
             properties: from `encode_properties`.
             flags: of `Flag`, combined.
@@ -236,7 +238,7 @@ class Store:
         total = 0
         for route, bodies, flags in runs:
             if route.version != route.root.version:
-                route = self.queues.route_stored(route.topic)
+                route = self.router.route_stored(route.topic)
             if route.turn_ms != turn_ms or route.flags != flags:
                 self._begin_route(route, flags)
             if route.queues != queues:

@@ -172,11 +172,11 @@ class DelayedMessages:
             self._ticker.schedule(due_ms, record.position)
 
     def _apply_fired(self, record: Record) -> None:
-        queues = self._store.queues
+        route_of, dispatch = self._store.router.route_stored, self._store.queues.dispatch
         for position, size, topic, tag in routed(record):
             self._remove(position)
             if topic:
-                queues.dispatch(queues.route_stored(topic.encode()), position, size, tag)
+                dispatch(route_of(topic.encode()), position, size, tag)
                 self.fired += 1
 
     def _apply_cancelled(self, record: Record) -> None:

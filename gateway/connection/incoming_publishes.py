@@ -175,7 +175,7 @@ class IncomingPublishes:
             ProtocolError, StoreError: the connection has to close.
         """
         store, session, permissions = self._store, self._session, self._permissions
-        route_of, append, received = store.queues.route, store.append_message, session.received
+        route_of, append, received = store.router.route, store.append_message, session.received
         puback_ids, pubrec_ids, kept = self._puback_ids, self._pubrec_ids, self._kept
         at, stored = start, 0
         try:
@@ -248,7 +248,7 @@ class IncomingPublishes:
             return False
         try:
             size = sum(map(len, bodies)) + len(bodies) * (HEADER_BYTES + len(topic))
-            route = self._store.queues.route(topic)
+            route = self._store.router.route(topic)
             if not self._store.append_runs([(route, [*alike], RECORD_FLAGS[flags]) for _, alike in groupby(bodies, len)], size):
                 return False
         except StoreError:
@@ -275,7 +275,7 @@ class IncomingPublishes:
             )
         else:
             about = to_stored(found, now_ms, publisher=publisher, deliver_at_ms=due_ms)
-        store.append_message(store.queues.route(topic), body, encode_properties(about), record_flags)
+        store.append_message(store.router.route(topic), body, encode_properties(about), record_flags)
 
     # --- properties -------------------------------------------------------------------------------------------------
 

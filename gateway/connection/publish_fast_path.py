@@ -24,8 +24,8 @@ from penstock.gateway.sessions.journal import SessionJournal
 from penstock.gateway.sessions.session import Session
 from penstock.gateway.transport.socket_transport import READ_BYTES_MIN
 from penstock.store.options import MIB
-from penstock.store.queues import Route
 from penstock.store.record import HEADER_BYTES
+from penstock.store.router import Route
 from penstock.store.store import Store
 
 _ACK_BYTES: Final = 4
@@ -78,7 +78,7 @@ class PublishFastPath:
         self._counters = counters
         self._backpressure = backpressure
         self._journal = journal
-        self._routes = store.queues.routes
+        self._routes = store.router.cached
         self._packet_bytes_max = packet_bytes_max
         self._inflight_max = inflight_max
         self._runs: list[tuple[Route, Sequence[bytes], int]] = []

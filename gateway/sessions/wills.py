@@ -43,7 +43,7 @@ class Wills:
                 publisher = stored.client_id if no_local else ""
                 about = to_stored(will.properties, store.now_ms(), publisher=publisher, session=stored.client_id)
                 flags = will.qos | Flag.SESSION | (Flag.RETAIN if will.retain else 0)
-                store.append_message(store.queues.route(will.topic.encode()), will.body, encode_properties(about), flags)
+                store.append_message(store.router.route(will.topic.encode()), will.body, encode_properties(about), flags)
                 return True
         except DiskFull:
             return False

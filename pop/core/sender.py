@@ -93,11 +93,11 @@ class Sender:
 
         Raises:
             SendRefused: the message breaks a bound.
-            TopicInvalid, LimitExceeded, RecordTooLarge, DiskFull: as `Queues.route` and `Store.append_message` raise them.
+            TopicInvalid, LimitExceeded, RecordTooLarge, DiskFull: as `Router.route` and `Store.append_message` raise them.
         """
         properties = self._checked(properties)
         due_ms = properties.deliver_at_ms
-        route = self._store.queues.route(topic)
+        route = self._store.router.route(topic)
         encoded = encode_properties(properties)
         if len(topic) + len(encoded) + len(body) > self._bytes_max:
             detail = f"topic, properties and body have more than {self._bytes_max} bytes together: see pop.message_bytes_max"
@@ -113,7 +113,7 @@ class Sender:
             self._delayed.check_room()
         except LimitExceeded as error:
             raise SendRefused(Refusal.TOO_MANY_TIMERS, str(error)) from error
-        route = self._store.queues.route(topic)
+        route = self._store.router.route(topic)
         position = self._store.append_message(route, body, encoded, 1 | Flag.DELAYED)
         return StoredMessage(position, recall_handle=self._handles.recall(position, due_ms))
 
@@ -125,7 +125,7 @@ class Sender:
             self._transactions.check_room()
         except LimitExceeded as error:
             raise SendRefused(Refusal.TOO_MANY_TRANSACTIONS, str(error)) from error
-        route = self._store.queues.route(topic)
+        route = self._store.router.route(topic)
         position = self._store.append_message(route, body, encoded, 1 | Flag.HALF)
         return StoredMessage(position, transaction_handle=self._handles.half(position, self._store.now_ms()))
 

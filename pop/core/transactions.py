@@ -233,10 +233,10 @@ class Transactions:
         self._ticker.schedule(half.due_ms, half.position)
 
     def _apply_committed(self, record: Record) -> None:
-        queues = self._store.queues
+        route_of, dispatch = self._store.router.route_stored, self._store.queues.dispatch
         for position, size, topic, tag in routed(record):
             if self._forget(position, COMMITTED) and topic:
-                queues.dispatch(queues.route_stored(topic.encode()), position, size, tag)
+                dispatch(route_of(topic.encode()), position, size, tag)
                 self.committed += 1
 
     def _apply_rolled_back(self, record: Record) -> None:

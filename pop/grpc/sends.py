@@ -33,7 +33,7 @@ class SendMethods:
     async def Send(self, request: pb.SendRequest) -> bytes:
         check_count("send messages", request.messages, MESSAGES_PER_SEND_MAX)
         end = self._store.log.end
-        route_of, append = self._store.queues.route, self._store.append_message
+        route_of, append = self._store.router.route, self._store.append_message
         bytes_max = self._message_bytes_max
         results: list[bytes] = []
         add = results.append

@@ -50,7 +50,7 @@ def entries_of(store: Store, messages: list[Stored]) -> bytes:
     """Store messages and return a light-queue entry for each."""
     entries = b""
     for message in messages:
-        route = store.queues.route(message.topic)
+        route = store.router.route(message.topic)
         position = store.append_message(route, message.body, message.properties, message.qos)
         entries += ENTRY.pack(position, store.log.end - position, 0)
     store.commit()

@@ -41,7 +41,7 @@ class Retained:
         """Retain a message and return position and size of its record."""
         flags = Flag.RETAIN | (Flag.DELAYED if delayed else 0)
         properties = encode_properties(Properties(expires_at_ms=self.clock.now_ms() + expiry_ms if expiry_ms else 0))
-        position = self.store.append_message(self.store.queues.route(topic.encode()), body, properties, flags)
+        position = self.store.append_message(self.store.router.route(topic.encode()), body, properties, flags)
         size = self.store.log.end - position
         self.store.commit()
         return position, size

@@ -278,7 +278,7 @@ class SessionsMachine(RuleBasedStateMachine):
     def publish(self, client: str, packet_id: int, size: int) -> None:
         """Store a message that was received at QoS 2; with packet id 0, the will."""
         properties = encode_properties(Properties(session=client, packet_id=packet_id))
-        route = self.store.queues.route(b"plant/1")
+        route = self.store.router.route(b"plant/1")
         position = self.store.append_message(route, b"x" * size, properties, Flag.SESSION | 2)
         self.messages.append((position, self.store.log.end - position))
 

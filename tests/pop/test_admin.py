@@ -228,7 +228,7 @@ def test_an_offset_is_reset_back_and_forward(parts: Parts, keep_index: bool | No
 @pytest.mark.parametrize("border", range(7))
 def test_a_reset_to_a_time_or_a_position_skips_nothing_among_messages_that_came_late(parts: Parts, border: int) -> None:
     parts.group()
-    route = parts.store.queues.route(TOPIC.encode())
+    route = parts.store.router.route(TOPIC.encode())
     half = encode_properties(Properties(producer="orders"))
     halves = [parts.store.append_message(route, b"half %d" % n, half, 1 | Flag.HALF) for n in range(2)]
     due_ms = parts.clock.now_ms() + 3_500

@@ -85,7 +85,7 @@ class PopMachine(RuleBasedStateMachine):
             timer=TimerOptions(fire_max=2),
             store=StoreOptions(segment_bytes=MIB // 64),
         )
-        self.parts.store.queues.route(b"plant/1/temperature")
+        self.parts.store.router.route(b"plant/1/temperature")
         for name, topic_filter in FILTERS.items():
             self.parts.group(name, topic_filter)
 

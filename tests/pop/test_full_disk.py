@@ -130,7 +130,7 @@ def test_transactions_end_from_the_reserve_and_wait_below_the_floor(tmp_path: Pa
     pop = PopOptions(transaction_check_ms=1_000, transaction_checks_max=1)
     parts = Parts(tmp_path / "data", store=OPTIONS, pop=pop)
     parts.group()
-    route = parts.store.queues.route(TOPIC.encode())
+    route = parts.store.router.route(TOPIC.encode())
     half = encode_properties(Properties(producer="orders"))
     committed, given_up = (parts.store.append_message(route, body, half, 1 | Flag.HALF) for body in (b"0", b"1"))
     free(parts.store, EXHAUSTED)
@@ -166,7 +166,7 @@ def test_groups_are_changed_with_room_and_deleted_without(parts: Parts) -> None:
 def test_below_the_floor_delayed_messages_wait_and_come_in_their_order(parts: Parts) -> None:
     due_ms = parts.clock.now_ms() + 1000
     for number in range(3):
-        route = parts.store.queues.route(TOPIC.encode())
+        route = parts.store.router.route(TOPIC.encode())
         properties = b'{"deliver_at_ms":%d}' % (due_ms + number)
         parts.store.append_message(route, b"late %d" % number, properties, int(Flag.DELAYED))
     parts.settle()

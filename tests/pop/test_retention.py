@@ -162,7 +162,7 @@ def test_a_group_has_its_place_again_without_index_and_first_records(parts: Part
 def test_a_delayed_message_fires_long_after_its_segment_was_dropped(parts: Parts, tmp_path: Path, restarted: bool) -> None:
     parts.group()
     due_ms = parts.clock.now_ms() + 5 * HOUR_MS
-    route = parts.store.queues.route(TOPIC.encode())
+    route = parts.store.router.route(TOPIC.encode())
     properties = encode_properties(Properties(tag="late", deliver_at_ms=due_ms))
     position = parts.store.append_message(route, b"at last", properties, Flag.DELAYED)
     parts.store.commit()
@@ -182,7 +182,7 @@ def test_a_delayed_message_fires_long_after_its_segment_was_dropped(parts: Parts
 def test_a_delayed_message_that_fires_shortly_before_its_segment_goes_is_kept(parts: Parts) -> None:
     parts.group()
     due_ms = parts.clock.now_ms() + HOUR_MS - 1000
-    route = parts.store.queues.route(TOPIC.encode())
+    route = parts.store.router.route(TOPIC.encode())
     parts.store.append_message(route, b"late", encode_properties(Properties(deliver_at_ms=due_ms)), Flag.DELAYED)
     parts.store.commit()
     parts.publish(*[FILLER] * 20, topic="other/1")
@@ -250,7 +250,7 @@ def test_a_transaction_outlives_the_segment_of_its_half_message(
 ) -> None:
     parts.group()
     properties = encode_properties(Properties(producer="orders"))
-    route = parts.store.queues.route(TOPIC.encode())
+    route = parts.store.router.route(TOPIC.encode())
     position = parts.store.append_message(route, b"half", properties, 1 | Flag.HALF)
     parts.store.commit()
     let_expire(parts)

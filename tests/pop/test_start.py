@@ -42,7 +42,7 @@ def test_a_delayed_message_keeps_its_place_between_roots_when_the_index_is_made_
     parts.group(topic_filter="#")
     due_ms = parts.store.now_ms() + 50
     properties = encode_properties(Properties(deliver_at_ms=due_ms))
-    parts.store.append_message(parts.store.queues.route(b"a/x"), b"delayed", properties, 1 | Flag.DELAYED)
+    parts.store.append_message(parts.store.router.route(b"a/x"), b"delayed", properties, 1 | Flag.DELAYED)
     parts.publish(b"first", topic="b/x")
     (first,) = parts.pop(topic_filter="#")
     assert first.body == b"first"

@@ -27,7 +27,7 @@ def parts(tmp_path: Path) -> Iterator[Parts]:
 
 def store_half(parts: Parts, body: bytes, producer: str = "orders") -> int:
     properties = encode_properties(Properties(producer=producer))
-    route = parts.store.queues.route(TOPIC.encode())
+    route = parts.store.router.route(TOPIC.encode())
     position = parts.store.append_message(route, body, properties, 1 | Flag.HALF)
     parts.store.commit()
     return position

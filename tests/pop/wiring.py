@@ -120,7 +120,7 @@ class Parts:
         """Store messages; return their positions."""
         encoded = encode_properties(properties) if properties else b""
         aux = tag_hash(properties.tag) if properties else 0
-        route = self.store.queues.route(topic.encode())
+        route = self.store.router.route(topic.encode())
         positions = [self.store.append_message(route, body, encoded, 1, aux) for body in bodies]
         self.store.commit()
         return positions

@@ -65,7 +65,7 @@ class Whole:
         fill(self.store)
 
     def publish(self, topic: str, body: bytes, flags: int = 0, properties: bytes = b"") -> int:
-        position = self.store.append_message(self.store.queues.route(topic.encode()), body, properties, flags)
+        position = self.store.append_message(self.store.router.route(topic.encode()), body, properties, flags)
         self.store.commit()
         return position
 

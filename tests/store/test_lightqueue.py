@@ -281,14 +281,14 @@ def test_a_delayed_message_counts_by_when_it_was_due(tmp_path: Path) -> None:
     clock = ManualClock(1_000)
     store = open_store(tmp_path / "data", clock=clock)
     delayed = store.append_message(
-        store.queues.route(b"plant/1"), b"d", encode_properties(Properties(deliver_at_ms=1_500)), Flag.DELAYED
+        store.router.route(b"plant/1"), b"d", encode_properties(Properties(deliver_at_ms=1_500)), Flag.DELAYED
     )
     size = store.log.end - delayed
     for now_ms in (1_100, 1_400, 1_600):
         store.commit()
         clock.advance(now_ms - clock.now_ms())
         if now_ms == 1_600:
-            store.queues.dispatch(store.queues.route(b"plant/1"), delayed, size, 0)
+            store.queues.dispatch(store.router.route(b"plant/1"), delayed, size, 0)
         publish(store, "plant/1", str(now_ms))
     store.commit()
     queue = durable_queue(store, "plant/#")

@@ -33,7 +33,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def filters(store: Store, topic: str) -> list[str]:
     """Return the filters of the queues that a message to `topic` would reach now."""
-    return sorted(queue.filter for queue in store.queues.route(topic.encode()).queues)
+    return sorted(queue.filter for queue in store.router.route(topic.encode()).queues)
 
 
 def kinds(store: Store) -> list[int]:
@@ -76,7 +76,7 @@ def test_queues_of_one_filter_all_get_the_message(store: Store) -> None:
 @pytest.mark.parametrize("topic", ["", "a/+", "#", "a\0b", "a/" * 128 + "a", "x" * 4097, "$SYS/uptime", "$retry/1"])
 def test_a_topic_that_cannot_be_published_to_has_no_route(store: Store, topic: str) -> None:
     with pytest.raises(TopicInvalid):
-        store.queues.route(topic.encode())
+        store.router.route(topic.encode())
     assert len(store.queues) == 0
     assert store.log.end == 0
 
@@ -92,7 +92,7 @@ def test_the_longest_and_the_deepest_topic_can_be_published_to(store: Store, top
 def test_a_topic_in_the_log_that_begins_with_dollar_is_hidden_from_leading_wildcards(store: Store) -> None:
     for topic_filter in ("#", "+/uptime", "$SYS/+"):
         store.queues.declare(topic_filter, "group:a")
-    route = store.queues.route_stored(b"$SYS/uptime")
+    route = store.router.route_stored(b"$SYS/uptime")
     assert sorted(queue.filter for queue in route.queues) == ["$SYS/#", "$SYS/+"]
 
 
@@ -128,24 +128,24 @@ def test_a_cached_route_is_resolved_again_when_a_filter_that_may_concern_it_come
 ) -> None:
     publish(store, "plant/1/temp")
     publish(store, "office/1/temp")
-    route = store.queues.route(b"plant/1/temp")
-    assert store.queues.route(b"plant/1/temp") is route
+    route = store.router.route(b"plant/1/temp")
+    assert store.router.route(b"plant/1/temp") is route
     queue = store.queues.attach(topic_filter, "connection:1")
     if topic_filter in ("plant/#", "office/#"):  # that is the root, which was there before
-        assert store.queues.route(b"plant/1/temp") is route
+        assert store.router.route(b"plant/1/temp") is route
         return
-    assert (store.queues.route(b"plant/1/temp") is not route) == is_outdated
-    assert (queue in store.queues.route(b"plant/1/temp").queues) == matches(topic_filter, "plant/1/temp")
-    between = store.queues.route(b"plant/1/temp")
+    assert (store.router.route(b"plant/1/temp") is not route) == is_outdated
+    assert (queue in store.router.route(b"plant/1/temp").queues) == matches(topic_filter, "plant/1/temp")
+    between = store.router.route(b"plant/1/temp")
     store.queues.detach(queue, "connection:1")
-    assert (store.queues.route(b"plant/1/temp") is not between) == is_outdated
-    assert queue not in store.queues.route(b"plant/1/temp").queues
+    assert (store.router.route(b"plant/1/temp") is not between) == is_outdated
+    assert queue not in store.router.route(b"plant/1/temp").queues
 
 
 @pytest.mark.parametrize("topic_filter", ["plant/1", "plant/+", "+/1", "#"])
 def test_who_keeps_a_route_sees_by_its_version_that_it_is_outdated(tmp_path: Path, topic_filter: str) -> None:
     store = open_store(tmp_path / "data", route_cache_max=2)
-    route = store.queues.route(b"plant/1")
+    route = store.router.route(b"plant/1")
     assert route.version == route.root.version
     store.queues.declare(topic_filter, "group:a")
     assert route.version != route.root.version
@@ -154,9 +154,9 @@ def test_who_keeps_a_route_sees_by_its_version_that_it_is_outdated(tmp_path: Pat
 
 def test_a_route_that_left_the_cache_is_outdated(tmp_path: Path) -> None:
     store = open_store(tmp_path / "data", route_cache_max=2)
-    route = store.queues.route(b"plant/1")
+    route = store.router.route(b"plant/1")
     for number in range(2, 5):
-        store.queues.route(f"plant/{number}".encode())
+        store.router.route(f"plant/{number}".encode())
     store.queues.declare("plant/1", "group:a")
     assert route.version != route.root.version
     close(store)
@@ -167,7 +167,7 @@ def test_the_route_cache_is_bounded(tmp_path: Path) -> None:
     for turn in range(3):
         for number in range(50):
             publish(store, f"plant/{number}", str(turn))
-            assert len(store.queues.routes) <= 10
+            assert len(store.router.cached) <= 10
         store.queues.declare(f"plant/{turn}/#", "group:a")
     store.commit()
     root = durable_queue(store, "plant/#")
@@ -287,7 +287,7 @@ def test_internal_queues_get_only_what_is_appended_to_them(tmp_path: Path) -> No
     store.queues.append_to(retry, position, size, 2)
     store.commit()
     assert positions(retry) == positions(everything) == [position]
-    assert store.queues.route_stored(b"$retry/1").queues == (durable_queue(store, "$retry/#"),)
+    assert store.router.route_stored(b"$retry/1").queues == (durable_queue(store, "$retry/#"),)
     close(store)
     store = open_store(tmp_path / "data")
     found = store.queues.find("$retry/1")
@@ -360,7 +360,7 @@ def test_no_more_queues_than_the_limit_exist(tmp_path: Path) -> None:
         lambda: store.queues.declare("plant/2", "group:a"),
         lambda: store.queues.attach("plant/2", "connection:1"),
         lambda: store.queues.declare("office/#", "group:a"),
-        lambda: store.queues.route(b"office/1"),
+        lambda: store.router.route(b"office/1"),
     ):
         with pytest.raises(LimitExceeded, match=r"3 light queues exist.*store\.queues_max"):
             refused()

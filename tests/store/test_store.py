@@ -325,14 +325,14 @@ def test_runs_are_stored_as_each_of_their_messages_would_be(calls: list[list[tup
         with tempfile.TemporaryDirectory() as data_dir:
             store = open_store(Path(data_dir), segment_bytes=MIB)
             store.queues.declare("plant/+", "group:g")
-            routes = {topic: store.queues.route(topic.encode()) for topic in ("plant/1", "plant/2", "site/x")}
+            routes = {topic: store.router.route(topic.encode()) for topic in ("plant/1", "plant/2", "site/x")}
             for number, runs in enumerate(calls):
                 if in_runs:
                     assert store.append_runs([(routes[topic], bodies, qos) for topic, qos, bodies in runs], MIB // 4)
                 else:
                     for topic, qos, bodies in runs:
                         for body in bodies:
-                            store.append_message(store.queues.route(topic.encode()), body, b"", qos)
+                            store.append_message(store.router.route(topic.encode()), body, b"", qos)
                 store.queues.declare("plant/1", f"group:{number}")  # the routes are outdated with the first
             store.commit()
             logs.append((list(store.log.scan(0)), contents(store), store.messages_stored))
@@ -342,7 +342,7 @@ def test_runs_are_stored_as_each_of_their_messages_would_be(calls: list[list[tup
 
 def test_a_run_for_which_there_may_be_no_room_is_left_to_be_appended_one_by_one(tmp_path: Path) -> None:
     store = open_store(tmp_path / "data", segment_bytes=MIB, reserve_bytes=GIB)
-    route = store.queues.route(b"plant/1")
+    route = store.router.route(b"plant/1")
     run = [(route, [b"x" * 1000] * 3, 0)]
     assert store.append_runs(run, 4 * KIB)
     end = store.log.end
@@ -359,7 +359,7 @@ def test_a_run_for_which_there_may_be_no_room_is_left_to_be_appended_one_by_one(
 
 def test_runs_take_room_from_the_disk_as_they_need_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store(tmp_path / "data", segment_bytes=64 * MIB)
-    run = [(store.queues.route(b"plant/1"), [b"x" * 1000] * 1000, 0)]
+    run = [(store.router.route(b"plant/1"), [b"x" * 1000] * 1000, 0)]
     for _ in range(3 * ALLOCATE_BYTES // MIB):
         assert store.append_runs(run, 2 * MIB)
         store.commit()

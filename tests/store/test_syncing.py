@@ -36,7 +36,7 @@ async def main():
     store = Store(Path(sys.argv[1]), StoreOptions(segment_bytes=65536), SystemClock())
     store.recover()
     store.start(asyncio.get_running_loop(), lambda error: None)
-    store.append_message(store.queues.route(b"plant/1"), b"x")
+    store.append_message(store.router.route(b"plant/1"), b"x")
     await store.durable()
     print(store._group._sync.pid, flush=True)
     await asyncio.sleep(600)

@@ -39,7 +39,7 @@ def open_store(data_dir: Path, *, clock: Clock | None = None, parts: Sequence[Pa
 def publish(store: Store, topic: str, body: str = "", tag: str = "", flags: int = 0) -> int:
     """Append a message, and return its position. It can be read after `store.commit()`."""
     properties = encode_properties(Properties(tag=tag))
-    return store.append_message(store.queues.route(topic.encode()), body.encode(), properties, flags, tag_hash(tag))
+    return store.append_message(store.router.route(topic.encode()), body.encode(), properties, flags, tag_hash(tag))
 
 
 def fill(store: Store) -> None:

@@ -55,7 +55,7 @@ async def write(data_dir: Path, number: int, seed: int, retention_bytes: int) ->
     while True:
         for _ in range(dice.randint(1, 40)):
             body = b"%d:" % number + b"." * dice.randint(0, 2000)
-            store.append_message(store.queues.route(topic(number)), body)
+            store.append_message(store.router.route(topic(number)), body)
             number += 1
         last = number - 1
         store.when_durable(lambda last=last: print_up_to(last))  # type: ignore[misc]

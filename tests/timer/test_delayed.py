@@ -30,7 +30,7 @@ def parts(tmp_path: Path) -> Iterator[Parts]:
 def delay(parts: Parts, body: bytes, delay_ms: int, *, topic: str = TOPIC, commit: bool = True) -> tuple[int, int]:
     """Store a message that is due in `delay_ms`; return its position and when it is due."""
     due_ms = parts.clock.now_ms() + delay_ms
-    route = parts.store.queues.route(topic.encode())
+    route = parts.store.router.route(topic.encode())
     properties = encode_properties(Properties(deliver_at_ms=due_ms))
     position = parts.store.append_message(route, body, properties, 1 | Flag.DELAYED)
     if commit:
