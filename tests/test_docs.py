@@ -75,7 +75,7 @@ def test_every_file_that_a_page_names_exists(page: str) -> None:
     assert gone == set()
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page != "tests/README.md"])
+@pytest.mark.parametrize("page", PAGES)
 def test_every_target_of_make_that_a_page_names_exists(page: str) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
     code = [*re.findall(r"`([^`\n]+)`", text_of(page)), *re.findall(r"^    (make .+)$", text_of(page), re.MULTILINE)]

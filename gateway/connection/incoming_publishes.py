@@ -167,8 +167,7 @@ class IncomingPublishes:
     def receive(self, packets: list[Packet], start: int) -> int:
         """Handle the PUBLISHes of a read from `packets[start]` on; return the index of the first packet to be handled next.
 
-        That is a packet of another type, the end, or a PUBLISH that has been replaced in the list by others. About 2 us for a
-        plain PUBLISH, with the append.
+        That is a packet of another type, the end, or a PUBLISH that has been replaced in the list by others.
 
         Raises:
             AuthorizationPending: the plugins have to be asked first; `stopped_at` says about which packet.
