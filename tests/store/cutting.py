@@ -1,4 +1,4 @@
-"""Logs that end where a test says, as a power cut leaves them."""
+"""Logs that end at any position, as a power cut may leave them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def cut_log(data_dir: Path, cut: int, garbage: bytes, segment_bytes: int) -> None:
-    """Leave of a log what lies before `cut`, with garbage behind it as far as the last segment goes."""
+    """Truncate a log at `cut`, and append the garbage, as far as it fits into the segment."""
     oldest, *younger = sorted((data_dir / "commitlog").iterdir())
     for path in (*reversed(younger), oldest):
         base = int(path.stem)

@@ -1,7 +1,6 @@
-"""A file system that fails when a test says so: the calls of `os` that the log makes, each with a plan of what it does wrong.
+"""A file system that fails on demand: it replaces the calls of `os` that the log makes, and fails them by a plan.
 
-That is the operating system, not a part of ours. Only what concerns segment files is touched: a descriptor counts where `/proc`
-says that it is one.
+Only calls that concern segment files are affected. A descriptor belongs to a segment if `/proc` names a segment file for it.
 """
 
 from __future__ import annotations
@@ -14,17 +13,17 @@ from contextlib import contextmanager
 import pytest
 
 CALLS = ("pwrite", "fdatasync", "posix_fallocate", "open")
-"""What can fail. `open` only where it makes a segment."""
+"""The calls that can fail. `open` fails only when it would create a segment."""
 
 
 class Faults:
-    """Counts the calls that concern segments, and lets some of them fail.
+    """Counts the calls that concern segments, and makes some of them fail.
 
     Parameters:
-        plan: by the name of the call and its number, from 0, what happens: an errno, or for `pwrite` also "short": half of the
-            bytes are written, "torn": half of them are, and then the disk fails (EIO).
-        full_at: bytes of segments after which nothing more is written or allocated, as on a full disk; None for no end.
-        short_at_most: bytes that a `pwrite` takes at most; 0 for all.
+        plan: the fault of a call, by the call's name and its number (from 0). A fault is an errno, or for `pwrite` also "short"
+            (half of the bytes are written) or "torn" (half of the bytes are written, then the call fails with EIO).
+        full_at: total bytes of segments at which the disk is full, so that writes and allocations fail; None for never.
+        short_at_most: maximum number of bytes that one `pwrite` writes; 0 for no limit.
     """
 
     def __init__(
@@ -35,14 +34,14 @@ class Faults:
         self.short_at_most = short_at_most
         self.counts = dict.fromkeys(CALLS, 0)
         self.synced: list[int] = []
-        """Bytes that were in all segments together when a sync succeeded."""
+        """The bytes in all segments at each successful sync."""
         self.written = 0
         self.failed = False
-        """True once any call has failed for good."""
+        """True once a call has failed with an error other than a short write."""
 
     @contextmanager
     def installed(self) -> Iterator[Faults]:
-        """Put them in the place of the calls of `os`."""
+        """Replace the calls of `os` while the context lasts."""
         with pytest.MonkeyPatch.context() as patch:
             for name in CALLS:
                 patch.setattr(os, name, getattr(self, f"_{name}")(getattr(os, name)))

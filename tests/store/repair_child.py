@@ -1,4 +1,4 @@
-"""A process that repairs a data directory and is gone at the given step; without one it prints how many steps there are.
+"""A process that repairs a data directory and kills itself at the given step. Without a step it prints the number of steps.
 
 python -m tests.store.repair_child DATA_DIR [STEP]
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 KILLED = 9
 EVENTS = frozenset(("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir"))
-"""Audit events of what `repair` does to files; `os.fsync` has none, and is counted by itself."""
+"""Audit events of the file operations of `repair`. `os.fsync` has no audit event, and is counted separately."""
 
 
 def main(data_dir: Path, last: int) -> None:
@@ -26,7 +26,7 @@ def main(data_dir: Path, last: int) -> None:
     def step() -> None:
         nonlocal steps
         if steps == last:
-            os._exit(KILLED)  # nothing is flushed, as at a kill -9
+            os._exit(KILLED)  # Nothing is flushed, as with kill -9.
         steps += 1
 
     def heard(event: str, arguments: tuple[object, ...]) -> None:

@@ -24,7 +24,7 @@ LARGEST = SEGMENT_BYTES - COPY_BYTES
 
 
 def message(number: int, size: int = RECORD_BYTES) -> bytes:
-    """Return a record of `size` bytes that ends with no zero, so that all of it can be counted."""
+    """Return a record of `size` bytes whose last byte is not zero, so that a test can count all of its bytes."""
     body = f"{number:08d}".encode().rjust(size - HEADER_BYTES - 1, b".")
     return encode(Kind.MESSAGE, b"t", body, store_ms=NOW_MS + number)
 
@@ -49,7 +49,7 @@ def numbers(log: CommitLog, position: int | None = None) -> list[int]:
 
 
 def written(data_dir: Path, count: int) -> list[int]:
-    """Leave a log of `count` messages behind, and no mark that says that they are durable; return their positions."""
+    """Write a log of `count` messages without a sync mark, and return their positions."""
     log, _ = opened(data_dir)
     positions = append(log, count)
     log.close()
@@ -94,7 +94,7 @@ def test_records_come_back_by_position_and_in_order(tmp_path: Path) -> None:
     log.close()
 
 
-def test_what_is_added_has_a_position_at_once_and_is_read_after_the_write(tmp_path: Path) -> None:
+def test_an_added_record_has_a_position_at_once_and_can_be_read_after_the_write(tmp_path: Path) -> None:
     log, _ = opened(tmp_path)
     append(log, 1)
     position = add(log, message(1))
@@ -145,17 +145,17 @@ def test_a_position_outside_of_the_log_is_unknown(tmp_path: Path) -> None:
     log.close()
 
 
-def test_a_read_never_reaches_beyond_a_sealed_segment(tmp_path: Path) -> None:
+def test_a_read_never_reaches_beyond_the_end_of_a_sealed_segment(tmp_path: Path) -> None:
     log, _ = opened(tmp_path, segment_bytes=4 * 4096)
     for number in range(4):
         add(log, message(number, 7000))
     log.write()
     with pytest.raises(PositionUnknown, match=r"reach beyond segment 0+\.log"):
-        log.read(7000, 9000)  # its last page was cut off: to touch it would be SIGBUS
+        log.read(7000, 9000)  # The last page was cut off the file; touching it would raise SIGBUS.
     log.close()
 
 
-def test_a_record_that_was_damaged_since_the_start_is_corrupt(tmp_path: Path) -> None:
+def test_reading_a_record_that_was_damaged_after_the_start_is_an_error(tmp_path: Path) -> None:
     log, _ = opened(tmp_path)
     positions = append(log, 2 * PER_SEGMENT)
     flip(segments(tmp_path)[0], positions[1] + 30)
@@ -169,7 +169,7 @@ def test_a_record_that_was_damaged_since_the_start_is_corrupt(tmp_path: Path) ->
 # --- segments -------------------------------------------------------------------------------------------------------
 
 
-def test_what_was_stored_at_a_time_or_later_is_behind_the_position_at_that_time(tmp_path: Path) -> None:
+def test_the_position_at_a_time_precedes_all_records_stored_then_or_later(tmp_path: Path) -> None:
     log, _ = opened(tmp_path, segment_bytes=200)
     assert log.position_at(5) == 0
     for store_ms in (10, 10, 10, 20, 20, 30, 30, 30, 30, 30, 50):
@@ -183,7 +183,7 @@ def test_what_was_stored_at_a_time_or_later_is_behind_the_position_at_that_time(
         assert position in bases
         assert [at for at, each in found if each >= store_ms and at < position] == []
         following = [base for base in bases if base > position][:1]
-        assert not following or dict(found)[following[0]] >= store_ms, "no later segment would do"
+        assert not following or dict(found)[following[0]] >= store_ms, "a later segment would also do"
     log.close()
 
 
@@ -221,7 +221,7 @@ def test_a_record_larger_than_a_segment_is_refused_and_changes_nothing(tmp_path:
     log.close()
 
 
-def test_a_record_larger_than_any_may_be_is_refused_where_the_segment_has_room(
+def test_a_record_above_the_maximum_size_is_refused_even_if_the_segment_has_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commitlog, "RECORD_BYTES_MAX", 100)
@@ -232,7 +232,7 @@ def test_a_record_larger_than_any_may_be_is_refused_where_the_segment_has_room(
     log.close()
 
 
-def test_a_smaller_segment_size_holds_from_the_next_segment_on(tmp_path: Path) -> None:
+def test_a_smaller_segment_size_applies_from_the_next_segment_on(tmp_path: Path) -> None:
     log, _ = opened(tmp_path, segment_bytes=4096)
     append(log, 10)
     log.close()
@@ -244,7 +244,7 @@ def test_a_smaller_segment_size_holds_from_the_next_segment_on(tmp_path: Path) -
     assert all(path.stat().st_size <= SEGMENT_BYTES for path in segments(tmp_path)[1:])
 
 
-def test_a_file_that_is_no_segment_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_file_that_is_not_a_segment(tmp_path: Path) -> None:
     written(tmp_path, 1)
     (tmp_path / "commitlog" / "copy of 7.log").touch()
     with pytest.raises(LogCorrupt, match=r"copy of 7\.log is not a segment"):
@@ -256,7 +256,7 @@ def test_the_number_of_mapped_segments_is_bounded(tmp_path: Path, monkeypatch: p
     log, _ = opened(tmp_path)
     before = len(os.listdir("/proc/self/fd"))
     positions = append(log, 30 * PER_SEGMENT)
-    per_segment = 2  # the descriptor, and the map's own
+    per_segment = 2  # the descriptor, and the one that the map holds
     assert len(os.listdir("/proc/self/fd")) <= before + 3 * per_segment
     for number in (*range(len(positions)), *range(0, len(positions), 7)):
         assert log.read(positions[number], RECORD_BYTES) == message(number)
@@ -264,9 +264,7 @@ def test_the_number_of_mapped_segments_is_bounded(tmp_path: Path, monkeypatch: p
     log.close()
 
 
-def test_a_scan_goes_on_while_others_read_more_segments_than_stay_mapped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scan_continues_while_reads_unmap_its_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segmentchain, "OPEN_MAPS_MAX", 2)
     log, _ = opened(tmp_path)
     positions = append(log, 10 * PER_SEGMENT)
@@ -277,7 +275,7 @@ def test_a_scan_goes_on_while_others_read_more_segments_than_stay_mapped(
     log.close()
 
 
-# --- writing under trouble ------------------------------------------------------------------------------------------
+# --- failing writes -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("most", [1, 7, 59])
@@ -309,7 +307,7 @@ def test_a_failed_write_is_final(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         log.write()
     monkeypatch.undo()
     add(log, message(2))
-    for again in (log.write, log.sync):  # what is added now would stand at another place than its position
+    for again in (log.write, log.sync):  # anything written now would not be at its position
         with pytest.raises(OSError, match="No space"):
             again()
     assert numbers(log) == [0]
@@ -319,7 +317,7 @@ def test_a_failed_write_is_final(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     log.close()
 
 
-def test_a_failed_sync_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_sync_is_not_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log, _ = opened(tmp_path)
     append(log, 1)
 
@@ -382,7 +380,7 @@ def test_a_last_record_that_was_garbled_is_dropped(tmp_path: Path, at: int) -> N
 
 
 @pytest.mark.parametrize("garbage", [b"\xff" * 100, b"\0" * 30 + b"x", message(9)[:-1], b"\x18" + bytes(23) + b"\x01"])
-def test_garbage_behind_the_last_record_is_cleared(tmp_path: Path, garbage: bytes) -> None:
+def test_garbage_after_the_last_record_is_cleared(tmp_path: Path, garbage: bytes) -> None:
     written(tmp_path, 2)
     path = segments(tmp_path)[-1]
     with path.open("r+b") as file:
@@ -409,10 +407,10 @@ def test_a_torn_tail_of_several_extents_is_counted_to_its_last_byte(tmp_path: Pa
     log.close()
 
 
-def test_an_empty_next_segment_is_gone_on_with(tmp_path: Path) -> None:
+def test_a_start_continues_with_an_empty_next_segment(tmp_path: Path) -> None:
     written(tmp_path, PER_SEGMENT)
     base = PER_SEGMENT * RECORD_BYTES
-    (tmp_path / "commitlog" / segment_name(base)).touch()  # killed between opening the file and extending it
+    (tmp_path / "commitlog" / segment_name(base)).touch()  # killed after creating the file, before extending it
     log, tail = opened(tmp_path)
     assert tail == (base, 0)
     append(log, 1, first=PER_SEGMENT)
@@ -420,9 +418,9 @@ def test_an_empty_next_segment_is_gone_on_with(tmp_path: Path) -> None:
     log.close()
 
 
-def test_all_that_recovery_finds_is_durable_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recovery_makes_all_that_it_finds_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log, _ = opened(tmp_path)
-    append(log, 2)  # written, not synced: as a killed process leaves it
+    append(log, 2)  # written, but not synced, as a killed process leaves it
     synced: list[str] = []
     fdatasync, fsync = os.fdatasync, os.fsync
 
@@ -448,7 +446,7 @@ def test_all_that_recovery_finds_is_durable_afterwards(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("at", range(RECORD_BYTES))
-def test_a_damaged_record_of_a_sealed_segment_stops_the_start(tmp_path: Path, at: int) -> None:
+def test_a_damaged_record_in_a_sealed_segment_prevents_the_start(tmp_path: Path, at: int) -> None:
     positions = written(tmp_path, 3 * PER_SEGMENT)
     damaged = PER_SEGMENT + 2
     path = segments(tmp_path)[1]
@@ -460,7 +458,7 @@ def test_a_damaged_record_of_a_sealed_segment_stops_the_start(tmp_path: Path, at
 
 
 @pytest.mark.parametrize("at", range(RECORD_BYTES))
-def test_a_damaged_record_with_whole_ones_behind_it_is_not_the_tail(tmp_path: Path, at: int) -> None:
+def test_a_damaged_record_followed_by_valid_ones_is_not_a_torn_tail(tmp_path: Path, at: int) -> None:
     positions = written(tmp_path, 3)
     path = segments(tmp_path)[-1]
     flip(path, positions[1] + at)
@@ -468,11 +466,11 @@ def test_a_damaged_record_with_whole_ones_behind_it_is_not_the_tail(tmp_path: Pa
     log = CommitLog(tmp_path, segment_bytes=SEGMENT_BYTES)
     with pytest.raises(LogCorrupt, match=f"position {positions[1]} .*segment {path.name}"):
         log.recover()
-    assert path.read_bytes() == before, "nothing may be cut off then"
+    assert path.read_bytes() == before, "a refused start must not truncate the log"
     log.close()
 
 
-def test_sealed_segments_that_are_known_to_be_durable_are_not_read_again(tmp_path: Path) -> None:
+def test_recovery_does_not_read_sealed_segments_that_are_known_to_be_durable(tmp_path: Path) -> None:
     positions = written(tmp_path, 3 * PER_SEGMENT)
     flip(segments(tmp_path)[0], positions[0] + 30)
     log, tail = opened(tmp_path, verified_until=positions[1])
@@ -481,7 +479,7 @@ def test_sealed_segments_that_are_known_to_be_durable_are_not_read_again(tmp_pat
 
 
 @pytest.mark.parametrize("which", [1, 2])
-def test_a_missing_segment_stops_the_start(tmp_path: Path, which: int) -> None:
+def test_a_missing_segment_prevents_the_start(tmp_path: Path, which: int) -> None:
     written(tmp_path, 4 * PER_SEGMENT)
     before, missing = segments(tmp_path)[which - 1 : which + 1]
     missing.unlink()
@@ -489,7 +487,7 @@ def test_a_missing_segment_stops_the_start(tmp_path: Path, which: int) -> None:
         CommitLog(tmp_path, segment_bytes=SEGMENT_BYTES)
 
 
-def test_a_sealed_segment_that_is_too_short_stops_the_start(tmp_path: Path) -> None:
+def test_a_sealed_segment_that_is_too_short_prevents_the_start(tmp_path: Path) -> None:
     written(tmp_path, 2 * PER_SEGMENT)
     os.truncate(segments(tmp_path)[0], PER_SEGMENT * RECORD_BYTES - 1)
     with pytest.raises(LogCorrupt, match="1 bytes are missing"):
@@ -497,7 +495,7 @@ def test_a_sealed_segment_that_is_too_short_stops_the_start(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("verified", [False, True])
-def test_killed_between_opening_the_next_segment_and_cutting_the_previous(tmp_path: Path, verified: bool) -> None:
+def test_a_start_cuts_a_sealed_segment_that_a_killed_process_left_at_full_size(tmp_path: Path, verified: bool) -> None:
     positions = written(tmp_path, 2 * PER_SEGMENT)
     path = segments(tmp_path)[0]
     os.truncate(path, SEGMENT_BYTES)
@@ -507,7 +505,7 @@ def test_killed_between_opening_the_next_segment_and_cutting_the_previous(tmp_pa
     log.close()
 
 
-def test_killed_while_cutting_as_the_code_does_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_killed_before_it_cuts_a_sealed_segment_recovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log, _ = opened(tmp_path)
     append(log, PER_SEGMENT)
 

@@ -1,4 +1,4 @@
-"""A damaged index: rebuilt where a start can see it, and otherwise met once, never taken for an empty one."""
+"""A damaged index: a start rebuilds it, and damage that a start misses is reported once and never read as an empty queue."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ Contents = dict[tuple[str, Start], tuple[list[str], bytes]]
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Contents]:
-    """A stopped node's directory whose index has several SST files, and what its queues hold."""
+    """The directory of a stopped node whose index has several SST files, and the contents of its queues."""
     data_dir = tmp_path_factory.mktemp("index") / "data"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(index_module, "BLOCK_BYTES", 512)  # many blocks, most of which no start reads
+        patch.setattr(index_module, "BLOCK_BYTES", 512)  # many blocks, most of which a start does not read
         store = open_store(data_dir, segment_bytes=1 << 20)
     for topic_filter in ("plant/+", "+/1", "office/#"):
         store.queues.declare(topic_filter, "session:1", "earliest")
@@ -39,7 +39,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Contents]:
         for number in range(PER_ROUND):
             publish(store, f"{('plant', 'office')[number % 2]}/{number % 5}", "x" * 50)
             store.commit()
-            publish(store, f"rooms{number}/1", "x")  # of few entries each, so that there are many rows
+            publish(store, f"rooms{number}/1", "x")  # with few entries each, so that there are many rows
         fill(store)
         store.index.flush()
     found = contents(store)
@@ -56,7 +56,7 @@ def copy_of(whole: tuple[Path, Contents], tmp_path: Path) -> Path:
 
 
 def opened(data_dir: Path) -> Store:
-    """Open a store as a node does: a second time where the first has met damage."""
+    """Open a store as a node does: once more if the first attempt meets damage."""
     try:
         return open_store(data_dir, segment_bytes=1 << 20)
     except IndexDamaged:
@@ -67,7 +67,7 @@ def opened(data_dir: Path) -> Store:
 
 
 def read(store: Store) -> Contents | None:
-    """Return what the queues hold; None where damage was met, and the store is closed."""
+    """Return what the queues hold; if a read meets damage, close the store and return None."""
     try:
         fill(store)
         return contents(store)
@@ -78,11 +78,11 @@ def read(store: Store) -> Contents | None:
 
 
 def check(data_dir: Path, wanted: Contents) -> None:
-    """Start on a directory, as often as it takes but once, and read everything."""
+    """Start twice on a directory, and read everything; each time one read may meet damage that the next start repairs."""
     for _ in range(2):
         store = opened(data_dir)
         found = read(store)
-        if found is None:  # under way: the node ends, and the next one rebuilds
+        if found is None:  # The running node met damage: it ends, and the next start rebuilds the index.
             store = opened(data_dir)
             found = read(store)
         assert found == wanted
@@ -107,7 +107,7 @@ def garble(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [delete, empty, halve, garble])
-def test_whatever_file_of_a_stopped_node_is_damaged_a_start_has_everything(
+def test_a_start_recovers_everything_whichever_index_file_is_damaged(
     whole: tuple[Path, Contents], tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
     names = sorted(path.name for path in (whole[0] / "index").iterdir())
@@ -118,7 +118,7 @@ def test_whatever_file_of_a_stopped_node_is_damaged_a_start_has_everything(
         check(data_dir, whole[1])
 
 
-def test_wherever_a_byte_is_flipped_a_start_has_everything(whole: tuple[Path, Contents], tmp_path: Path) -> None:
+def test_a_start_recovers_everything_whichever_byte_is_flipped(whole: tuple[Path, Contents], tmp_path: Path) -> None:
     flipped = 0
     for path in sorted((whole[0] / "index").iterdir()):
         size = path.stat().st_size
@@ -136,7 +136,7 @@ def test_wherever_a_byte_is_flipped_a_start_has_everything(whole: tuple[Path, Co
 
 
 def started_on_hidden_damage(whole: tuple[Path, Contents], tmp_path: Path) -> Store:
-    """Return a store whose start has met none of the damaged blocks that there are."""
+    """Return a store whose index has damaged blocks that the start did not read."""
     for percent in range(5, 95, 5):
         data_dir = copy_of(whole, tmp_path)
         flip_a_block(data_dir, percent)
@@ -150,7 +150,7 @@ def started_on_hidden_damage(whole: tuple[Path, Contents], tmp_path: Path) -> St
             store.index.is_damaged = False
             return store
         store.abandon()
-    raise AssertionError("each start has met the damage, or none was there")
+    raise AssertionError("every start met the damage, or no block was damaged")
 
 
 def _is_unreadable(queue: LightQueue) -> bool:
@@ -162,7 +162,7 @@ def _is_unreadable(queue: LightQueue) -> bool:
 
 
 def flip_a_block(data_dir: Path, percent: int = 50) -> None:
-    """Damage a block of each larger SST file, at a part of its length."""
+    """Damage one block of each larger SST file, at the given percentage of its length."""
     large = [path for path in (data_dir / "index").glob("*.sst") if path.stat().st_size > 4_000]
     assert large
     for path in large:
@@ -171,7 +171,7 @@ def flip_a_block(data_dir: Path, percent: int = 50) -> None:
         path.write_bytes(data)
 
 
-def test_rows_never_end_early_at_a_damaged_block(whole: tuple[Path, Contents], tmp_path: Path) -> None:
+def test_reading_rows_raises_at_a_damaged_block_instead_of_ending_early(whole: tuple[Path, Contents], tmp_path: Path) -> None:
     data_dir = copy_of(whole, tmp_path)
     before = Index(data_dir, read_only=True)
     count = sum(1 for _ in before.rows(b""))
@@ -189,7 +189,7 @@ def test_rows_never_end_early_at_a_damaged_block(whole: tuple[Path, Contents], t
     index.close()
 
 
-def test_a_reader_beside_a_node_leaves_no_mark(whole: tuple[Path, Contents], tmp_path: Path) -> None:
+def test_a_read_only_index_does_not_mark_damage(whole: tuple[Path, Contents], tmp_path: Path) -> None:
     data_dir = copy_of(whole, tmp_path)
     flip_a_block(data_dir)
     index = Index(data_dir, read_only=True)
@@ -199,7 +199,7 @@ def test_a_reader_beside_a_node_leaves_no_mark(whole: tuple[Path, Contents], tmp
     assert Index.damage_of(data_dir) == ""
 
 
-async def test_damage_that_is_met_under_way_ends_the_store_once_and_the_next_start_rebuilds(
+async def test_damage_found_by_a_running_store_ends_it_once_and_the_next_start_rebuilds_the_index(
     whole: tuple[Path, Contents], tmp_path: Path
 ) -> None:
     store = started_on_hidden_damage(whole, tmp_path)
@@ -220,7 +220,7 @@ async def test_damage_that_is_met_under_way_ends_the_store_once_and_the_next_sta
 
 
 @pytest.mark.parametrize("error", ["No space left on device", "Too many open files", "Permission denied"])
-def test_what_is_no_damage_deletes_nothing(
+def test_errors_other_than_damage_do_not_delete_the_index(
     whole: tuple[Path, Contents], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str
 ) -> None:
     data_dir = copy_of(whole, tmp_path)
@@ -237,7 +237,7 @@ def test_what_is_no_damage_deletes_nothing(
 
 
 @pytest.mark.parametrize("left", ["mark and index", "mark and discarded", "mark only"])
-def test_a_rebuild_that_was_killed_is_begun_again(whole: tuple[Path, Contents], tmp_path: Path, left: str) -> None:
+def test_a_killed_rebuild_starts_again(whole: tuple[Path, Contents], tmp_path: Path, left: str) -> None:
     data_dir = copy_of(whole, tmp_path)
     (data_dir / DAMAGED).write_text("an earlier process met a damaged block\n")
     if left == "mark and discarded":
@@ -248,7 +248,7 @@ def test_a_rebuild_that_was_killed_is_begun_again(whole: tuple[Path, Contents], 
     assert not (data_dir / "index.discarded").exists()
 
 
-async def test_a_node_starts_on_an_index_with_damage_in_every_block_and_has_everything(tmp_path: Path) -> None:
+async def test_a_node_recovers_everything_from_an_index_with_every_block_damaged(tmp_path: Path) -> None:
     broker = await Broker(tmp_path / "data", {}).start()
     client = await broker.connect("publisher")
     for number in range(200):

@@ -1,4 +1,4 @@
-"""Whatever call fails when: nothing acknowledged is lost, nothing comes that was not appended, and the order holds."""
+"""Whichever call fails: no acknowledged message is lost, no message appears that was not appended, and the order holds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ batches = st.lists(st.lists(st.integers(0, 700), min_size=1, max_size=6), min_si
 
 
 class Life:
-    """A store that is used as a node would use it, until a failure ends it: `acknowledged` is what somebody was told."""
+    """A store that runs like a node's until a failure ends it. `acknowledged` holds the messages confirmed as durable."""
 
     def __init__(self, data_dir: Path) -> None:
         self.store = open_store(data_dir, segment_bytes=SEGMENT_BYTES)
@@ -44,7 +44,7 @@ class Life:
         self.acknowledged = 0
 
     def run(self, batches: list[list[int]]) -> OSError | None:
-        """Publish batches, each with a commit and a group commit; return what has ended it."""
+        """Publish batches, each with a commit and a group commit; return the error that ended the store."""
         number = 0
         for batch in batches:
             try:
@@ -65,7 +65,7 @@ class Life:
         return None
 
     def die(self) -> None:
-        """End as a process does that was killed: nothing is written any more."""
+        """End as a killed process does: nothing more is written."""
         with suppress(OSError):
             self.store.retention.close()
             self.store.index.close()
@@ -86,7 +86,7 @@ def found_in(data_dir: Path) -> list[str]:
 
 @settings(max_examples=30 * DEPTH)
 @given(plan=plans, batches=batches, short_at_most=st.sampled_from([0, 0, 1, 100]), full_at=st.none() | st.integers(0, 9000))
-def test_whatever_fails_when_what_was_acknowledged_is_there_in_order_and_once(
+def test_acknowledged_messages_survive_any_failure_in_order_and_once(
     plan: dict[tuple[str, int], int | str], batches: list[list[int]], short_at_most: int, full_at: int | None
 ) -> None:
     data_dir = Path(mkdtemp(prefix="penstock-faults-"))
@@ -107,7 +107,7 @@ def test_whatever_fails_when_what_was_acknowledged_is_there_in_order_and_once(
             shutil.rmtree(data_dir)
 
 
-def test_short_writes_are_gone_on_with(tmp_path: Path) -> None:
+def test_the_store_completes_short_writes(tmp_path: Path) -> None:
     life = Life(tmp_path)
     with Faults(short_at_most=7).installed():
         assert life.run([[100, 200], [300]]) is None
@@ -116,7 +116,7 @@ def test_short_writes_are_gone_on_with(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("call", ["pwrite", "fdatasync"])
-def test_a_failed_write_or_sync_is_final_though_the_next_would_succeed(tmp_path: Path, call: str) -> None:
+def test_a_failed_write_or_sync_is_final_even_if_a_retry_would_succeed(tmp_path: Path, call: str) -> None:
     life = Life(tmp_path)
     with Faults({(call, 1): errno.EIO}).installed() as faults:
         error = life.run([[10], [10], [10]])
@@ -129,14 +129,14 @@ def test_a_failed_write_or_sync_is_final_though_the_next_would_succeed(tmp_path:
         calls = dict(faults.counts)
         with suppress(OSError):
             life.store.commit()
-        assert faults.counts == calls, "nothing is tried again"
+        assert faults.counts == calls, "nothing is retried"
     life.die()
     assert life.acknowledged == 1
     assert found_in(tmp_path)[:1] == life.appended[:1]
 
 
 @pytest.mark.parametrize("call", ["posix_fallocate", "open"])
-def test_a_disk_that_is_full_for_a_while_costs_only_what_was_refused(
+def test_a_temporarily_full_disk_loses_only_the_refused_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     monkeypatch.setattr(commitlog, "ALLOCATE_BYTES", 512)
@@ -150,9 +150,7 @@ def test_a_disk_that_is_full_for_a_while_costs_only_what_was_refused(
     assert sorted(life.appended + life.refused) == sorted(f"{number}:" + "x" * 500 for number in range(20))
 
 
-def test_a_segment_that_can_not_be_allocated_for_another_reason_ends_the_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_allocation_error_other_than_a_full_disk_ends_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commitlog, "ALLOCATE_BYTES", 512)
     life = Life(tmp_path)
     with Faults({("posix_fallocate", 2): errno.EIO}).installed():
@@ -163,8 +161,8 @@ def test_a_segment_that_can_not_be_allocated_for_another_reason_ends_the_store(
     assert found_in(tmp_path)[: life.acknowledged] == life.appended[: life.acknowledged]
 
 
-def test_an_interrupted_call_is_made_again(tmp_path: Path) -> None:
-    """EINTR never comes as far as the log: PEP 475. What it would do if it came is the end, not a loss."""
+def test_an_interrupted_call_is_retried(tmp_path: Path) -> None:
+    """Python retries calls on EINTR (PEP 475), so the log never sees it. If the log saw EINTR, it would end without loss."""
     life = Life(tmp_path)
     with Faults({("pwrite", 1): errno.EINTR}).installed():
         assert isinstance(life.run([[10], [10]]), InterruptedError)
@@ -186,7 +184,9 @@ with Faults({("fdatasync", 1): errno.EIO} if sys.argv[3] == "thread" else {}).in
 @pytest.mark.parametrize(
     ("sync_in", "says"), [("thread", "Input/output error"), ("process", "the process that syncs the log has ended")]
 )
-def test_a_failed_sync_ends_a_node_with_70_and_a_line_and_it_starts_again(tmp_path: Path, sync_in: str, says: str) -> None:
+def test_a_failed_sync_ends_a_node_with_status_70_and_one_line_and_the_node_can_start_again(
+    tmp_path: Path, sync_in: str, says: str
+) -> None:
     config = tmp_path / "penstock.toml"
     config.write_text(f'[store]\nsync_in = "{sync_in}"\n')
     command = [sys.executable, "-c", FAILING_NODE, str(tmp_path / "data"), str(config), sync_in]

@@ -1,4 +1,4 @@
-"""Every byte of a small log flipped in turn: never a wrong message, never a hang, always a word that says where."""
+"""Each byte of a small log is flipped in turn: no wrong message, no hang, and each error names the place."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ MASKS = (0x01, 0xFF)
 START_MS = 1_700_000_000_000
 ONE_SEGMENT, TWO_SEGMENTS = 64 * KIB, 1900
 BEHIND = 32
-"""Bytes behind the last record that are flipped, too."""
+"""The number of bytes after the last record that are flipped, too."""
 
 
 class Whole:
@@ -97,7 +97,7 @@ class Whole:
 
 
 def write_log(data_dir: Path, segment_bytes: int) -> list[Record]:
-    """Write records of every kind that is in use; return them."""
+    """Write records of every kind that is in use, and return them."""
     whole = Whole(data_dir, segment_bytes, ManualClock(START_MS))
     store = whole.store
     whole.publish("plant/1", b"one")
@@ -171,7 +171,7 @@ def log_of(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def flips(data_dir: Path, records: list[Record]) -> Iterator[tuple[Path, int, int]]:
-    """Yield each byte of the log: its file, its offset there, and its position."""
+    """Yield for each byte of the log its file, its offset in the file, and its position."""
     paths = sorted((data_dir / DIRECTORY).iterdir())
     end = records[-1].position + records[-1].size
     for path, stop in zip(paths, [*(int(path.stem) for path in paths[1:]), end + BEHIND], strict=True):
@@ -181,7 +181,7 @@ def flips(data_dir: Path, records: list[Record]) -> Iterator[tuple[Path, int, in
 
 
 class Flipped:
-    """A byte of a file is another one until the block ends."""
+    """Changes one byte of a file until the block ends."""
 
     def __init__(self, path: Path, offset: int, mask: int) -> None:
         self.handle = os.open(path, os.O_RDWR)
@@ -213,7 +213,7 @@ def copy_of(data_dir: Path, name: str, *, keep_mark: bool, keep_index: bool = Fa
 
 
 def check_messages(whole: Whole, records: list[Record]) -> int:
-    """Read every queue; what comes must be byte for byte what was stored. Return how many came."""
+    """Read every queue, check that each message is byte for byte what was stored, and return the number of messages."""
     stored = {record.position: record for record in records}
     came = 0
     for queue in whole.queues():
@@ -232,7 +232,7 @@ def check_messages(whole: Whole, records: list[Record]) -> int:
 
 
 def recovered(data_dir: Path, segment_bytes: int) -> Tail | str:
-    """Return what recovery finds at the end of a log, or why it refuses it."""
+    """Return the tail that recovery finds at the end of a log, or the message with which recovery refuses the log."""
     log = CommitLog(data_dir, segment_bytes=segment_bytes)
     try:
         return log.recover()
@@ -245,9 +245,10 @@ def recovered(data_dir: Path, segment_bytes: int) -> Tail | str:
 def test_a_start_names_the_record_or_clears_the_tail(
     log_of: tuple[Path, int, list[Record]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a mark, as after a power cut soon after the first start. What is left is looked at once for each log left."""
+    """The logs have no mark, as after a power cut soon after the first start. Each distinct result is checked once."""
     for call in ("fsync", "fdatasync"):
-        monkeypatch.setattr(os, call, lambda _: None)  # a thousand starts, none of which has to outlive the machine
+        # Syncs would slow down a thousand starts, and nothing here has to survive a power cut.
+        monkeypatch.setattr(os, call, lambda _: None)
     data_dir, segment_bytes, records = log_of
     flipped = copy_of(data_dir, "flipped", keep_mark=False)
     last = records[-1]
@@ -257,7 +258,7 @@ def test_a_start_names_the_record_or_clears_the_tail(
     for path, offset, position in flips(flipped, records):
         damaged = record_at(records, position)
         for mask in MASKS:
-            # The start of a log writes: the tail is cleared, and the mark is made. So each gets the files anew.
+            # A start clears the tail and writes the mark, so each start gets fresh copies of the files.
             with Flipped(path, offset, mask):
                 found = recovered(flipped, segment_bytes)
                 if isinstance(found, str):
@@ -285,7 +286,9 @@ def test_a_start_names_the_record_or_clears_the_tail(
         whole.close()
 
 
-def test_with_the_mark_of_an_orderly_end_no_byte_of_a_record_is_cleared(log_of: tuple[Path, int, list[Record]]) -> None:
+def test_a_damaged_record_of_an_orderly_closed_log_is_never_cleared_as_a_torn_tail(
+    log_of: tuple[Path, int, list[Record]],
+) -> None:
     data_dir, segment_bytes, records = log_of
     flipped = copy_of(data_dir, "marked", keep_mark=True)
     for path, offset, position in flips(flipped, records):
@@ -301,7 +304,7 @@ def test_with_the_mark_of_an_orderly_end_no_byte_of_a_record_is_cleared(log_of: 
             assert (damage.position, damage.length, damage.segment) == (damaged.position, damaged.size, path.name)
 
 
-def test_a_store_that_refuses_a_log_can_be_opened_when_the_log_is_restored(log_of: tuple[Path, int, list[Record]]) -> None:
+def test_a_refused_log_can_be_opened_once_it_is_restored(log_of: tuple[Path, int, list[Record]]) -> None:
     data_dir, segment_bytes, records = log_of
     flipped = copy_of(data_dir, "refused", keep_mark=True)
     for path, offset, position in list(flips(flipped, records))[5:-BEHIND:211]:
@@ -314,10 +317,10 @@ def test_a_store_that_refuses_a_log_can_be_opened_when_the_log_is_restored(log_o
     whole.close()
 
 
-def test_what_is_damaged_under_a_running_node_is_not_delivered_and_all_else_is(
+def test_a_running_node_delivers_everything_except_damaged_records(
     log_of: tuple[Path, int, list[Record]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A kept index knows records that no start reads again: each reader must find out by itself."""
+    """A kept index lists records that no start reads again, so each reader must detect the damage itself."""
     monkeypatch.setattr("penstock.store.store.logger.error", lambda *_, **__: None)
     monkeypatch.setattr("penstock.store.block.logger.error", lambda *_, **__: None)
     data_dir, segment_bytes, records = log_of
@@ -355,7 +358,7 @@ def test_what_is_damaged_under_a_running_node_is_not_delivered_and_all_else_is(
             continue
         with Flipped(path, offset, MASKS[offset % 2]):
             assert readable() == all_readable - {damaged.position}
-            # A delayed message, or half of a transaction, has its entry from the record that says that it goes out; who
-            # reads the message finds the damage.
+            # A delayed or transactional message gets its queue entry from the record that says that it is delivered. The
+            # reader of the message finds the damage.
             assert filled() == all_filled - ({damaged.position} - delayed) - fired.get(damaged.position, set())
     whole.close()

@@ -19,16 +19,16 @@ from tests.store.wiring import close, crash, durable_queue, fill, numbered_bodie
 from tests.store.writer_child import EVERYTHING, SOME, options, topic
 
 ROUNDS = int(os.environ.get("PENSTOCK_KILL_ROUNDS", "8"))
-"""How often the writer is killed. A long run: PENSTOCK_KILL_ROUNDS=500 pytest tests/store/test_kill.py --timeout 3600"""
+"""The number of kills. For a long run: PENSTOCK_KILL_ROUNDS=500 pytest tests/store/test_kill.py --timeout 3600"""
 
 PRINTED_MAX = 3000
-"""The writer is killed at a random number of answers up to this: some milliseconds to a second into its life."""
+"""The writer is killed after a random number of answers up to this one, some milliseconds to a second after its start."""
 
 ROOT = Path(__file__).parents[2]
 
 
 def killed_writer(data_dir: Path, first: int, seed: int, retention_bytes: int = 0) -> list[int]:
-    """Let a process write, kill it at a random moment, and return the numbers that it said were durable."""
+    """Let a process write, kill it at a random moment, and return the numbers that it reported as durable."""
     enough = random.Random(seed).randint(1, PRINTED_MAX)
     command = [sys.executable, "-m", "tests.store.writer_child", str(data_dir), *map(str, (first, seed, retention_bytes))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as writer:
@@ -37,17 +37,17 @@ def killed_writer(data_dir: Path, first: int, seed: int, retention_bytes: int = 
         try:
             while answers.count(b"\n") < enough:
                 answer = os.read(writer.stdout.fileno(), 65_536)
-                assert answer, "the writer ended by itself"
+                assert answer, "the writer ended before it was killed"
                 answers += answer
         finally:
-            writer.kill()  # that is SIGKILL
+            writer.kill()  # this sends SIGKILL
         answers += writer.stdout.read()
     assert writer.returncode == -signal.SIGKILL
     return [int(line) for line in answers.split(b"\n")[:-1]]
 
 
 def numbers(store: Store, queue: LightQueue) -> list[int]:
-    """Return the numbers of a queue's messages, each of which must stand where its number says."""
+    """Return the numbers of a queue's messages, and check that each message has the topic of its number."""
     found = []
     for position, size, _ in ENTRY.iter_unpack(queue.read(0, queue.committed_offset)):
         message = decode(store.read(position, size), position=position)
@@ -58,7 +58,7 @@ def numbers(store: Store, queue: LightQueue) -> list[int]:
 
 
 @pytest.mark.timeout(60 + 5 * ROUNDS)
-def test_what_was_durable_survives_kill_9_in_order_and_once(tmp_path: Path) -> None:
+def test_durable_messages_survive_kill_9_in_order_and_once(tmp_path: Path) -> None:
     data_dir, printed, written = tmp_path / "0", -1, 0
     data_dir.mkdir()
     for seed in range(ROUNDS):
@@ -74,8 +74,8 @@ def test_what_was_durable_survives_kill_9_in_order_and_once(tmp_path: Path) -> N
         assert some is not None
         found = numbers(store, everything)
         written = len(found)
-        assert found == list(range(written)), "a number is missing, doubled, or out of order"
-        assert written > printed, f"{printed} was said to be durable, and {written - 1} is the last there is"
+        assert found == list(range(written)), "a number is missing, duplicated, or out of order"
+        assert written > printed, f"{printed} was reported as durable, but the last message is {written - 1}"
         assert numbers(store, some) == [number for number in found if number % 3 == 1]
         assert everything.owners >= {f"seed:{each}" for each in range(seed + 1)}
         if seed % 2:
@@ -86,8 +86,8 @@ def test_what_was_durable_survives_kill_9_in_order_and_once(tmp_path: Path) -> N
 
 
 @pytest.mark.timeout(60 + 5 * ROUNDS)
-def test_what_retention_leaves_is_in_order_and_at_its_offsets_whenever_the_process_was_killed(tmp_path: Path) -> None:
-    """The queue has every message and began with the first, so the message with a number has that offset, for ever."""
+def test_messages_that_retention_keeps_stay_in_order_at_their_offsets_after_any_kill(tmp_path: Path) -> None:
+    """The queue has had every message since the first, so a message's number is its offset, and stays its offset."""
     data_dir, retention_bytes, written = tmp_path / "0", 512 * KIB, 0
     data_dir.mkdir()
     for seed in range(ROUNDS):
@@ -101,9 +101,11 @@ def test_what_retention_leaves_is_in_order_and_at_its_offsets_whenever_the_proce
         everything = durable_queue(store, EVERYTHING, "earliest")
         found = {offset: int(body.partition(":")[0]) for offset, body in numbered_bodies(store, everything).items()}
         assert list(found) == list(found.values()), "a message is not at its offset"
-        assert list(found) == list(range(min(found), everything.next_offset)), "a number is missing, doubled, or out of order"
+        assert list(found) == list(range(min(found), everything.next_offset)), (
+            "a number is missing, duplicated, or out of order"
+        )
         written = everything.next_offset
-        assert written > printed, f"{printed} was said to be durable, and {written - 1} is the last there is"
+        assert written > printed, f"{printed} was reported as durable, but the last message is {written - 1}"
         close(store)
     assert min(found) > 0
     assert sum(path.stat().st_size for path in (data_dir / "commitlog").iterdir()) < 16 * retention_bytes

@@ -28,7 +28,7 @@ from tests.depth import DEPTH
 from tests.store.wiring import bodies, close, crash, durable_queue, open_store, positions, publish
 
 COMMITS = st.lists(st.integers(1, 6) | st.integers(10, 50), min_size=1, max_size=8)
-"""How many entries each of some commits has for a queue."""
+"""The number of entries that each of several commits adds to a queue."""
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def put(index: Index, queue: LightQueue, commits: list[int]) -> bytes:
-    """Give a queue so many entries by each of several commits; return them, as written."""
+    """Append entries to a queue in several commits, and return all of them as encoded bytes."""
     written = b""
     for count in commits:
         for _ in range(count):
@@ -58,7 +58,7 @@ def put(index: Index, queue: LightQueue, commits: list[int]) -> bytes:
 
 
 def loaded(queue: LightQueue) -> LightQueue:
-    """Return a queue as somebody finds it who loads it now."""
+    """Return the queue as a new load from the index gives it."""
     return LightQueue(queue.id, queue.filter, queue.index, queue.open_offset, queue.open_row)
 
 
@@ -90,7 +90,7 @@ def first_key(queue: LightQueue) -> bytes:
         ([10, 48, 1, 70], {0: 48, 48: 80}),
     ],
 )
-def test_a_row_begins_at_a_multiple_of_sixteen_and_has_all_up_to_the_last_that_a_commit_reached(
+def test_a_row_begins_at_a_multiple_of_sixteen_and_has_all_committed_entries(
     store: Store, commits: list[int], expected: dict[int, int]
 ) -> None:
     for count in commits:
@@ -105,7 +105,7 @@ def test_a_row_begins_at_a_multiple_of_sixteen_and_has_all_up_to_the_last_that_a
     assert len(positions(queue)) == queue.committed_offset == sum(commits)
 
 
-def test_a_queue_that_is_loaded_again_goes_on_with_its_open_row(index: Index) -> None:
+def test_a_reloaded_queue_appends_to_its_open_row(index: Index) -> None:
     written, queue = b"", LightQueue(1, "a/#", index)
     for count in (3, 4, 20, 5, 1):
         written += put(index, queue, [count])
@@ -122,7 +122,7 @@ def test_a_queue_that_begins_anywhere_has_rows_from_the_next_multiple_on(index: 
     assert queue.read_from(0, 99) == (37, written)
 
 
-def test_an_entry_names_position_size_and_tag(store: Store) -> None:
+def test_an_entry_has_position_size_and_tag(store: Store) -> None:
     positions = [publish(store, "plant/1", "a"), publish(store, "plant/1", "bb", tag="alarm")]
     store.commit()
     queue = durable_queue(store, "plant/#")
@@ -132,7 +132,7 @@ def test_an_entry_names_position_size_and_tag(store: Store) -> None:
     assert entries["size"].tolist() == [store.log.record(position).size for position in positions]
 
 
-def test_pending_entries_are_not_read_before_the_commit(store: Store) -> None:
+def test_pending_entries_cannot_be_read_before_the_commit(store: Store) -> None:
     publish(store, "plant/1", "a")
     store.commit()
     queue = durable_queue(store, "plant/#")
@@ -175,7 +175,7 @@ def test_a_queue_without_entries_begins_where_it_ends(index: Index) -> None:
     assert queue.read_from(0, 5) == (17, b"")
 
 
-def test_the_first_offset_follows_what_was_removed(index: Index) -> None:
+def test_the_first_offset_moves_past_removed_entries(index: Index) -> None:
     queue = LightQueue(1, "a/#", index, 0)
     written = put(index, queue, [2, 16, 1])
     batch = Batch()
@@ -185,7 +185,7 @@ def test_the_first_offset_follows_what_was_removed(index: Index) -> None:
     assert queue.read(16, 9) == written[16 * ENTRY_BYTES :]
 
 
-def test_deleting_a_queues_entries_leaves_its_neighbours(index: Index) -> None:
+def test_deleting_a_queues_entries_keeps_those_of_other_queues(index: Index) -> None:
     queues = [LightQueue(queue_id, "a/#", index, 0) for queue_id in (1, 2, 255, 256, TRANSIENT - 1, TRANSIENT, 2**32 - 1)]
     for queue in queues:
         put(index, queue, [16, 20])
@@ -200,7 +200,7 @@ def test_deleting_a_queues_entries_leaves_its_neighbours(index: Index) -> None:
     assert [len(row_offsets(queue)) for queue in queues] == [2, 2, 0, 2, 2, 0, 0]
 
 
-def test_offsets_go_on_after_a_restart(tmp_path: Path) -> None:
+def test_offsets_continue_after_a_restart(tmp_path: Path) -> None:
     store = open_store(tmp_path / "data")
     first = [publish(store, "plant/1", "a"), publish(store, "plant/1", "b")]
     close(store)
@@ -216,7 +216,7 @@ def test_offsets_go_on_after_a_restart(tmp_path: Path) -> None:
 
 @settings(max_examples=15 * DEPTH)
 @given(rows=COMMITS, removed=st.integers(0, 7), data=st.data())
-def test_a_queue_can_be_read_in_bounds_both_ways(
+def test_a_range_of_a_queue_can_be_read_in_both_directions(
     rows: list[int], removed: int, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     index = Index(tmp_path_factory.mktemp("rows"))
@@ -227,13 +227,13 @@ def test_a_queue_can_be_read_in_bounds_both_ways(
         written += put(index, queue, [count])
         put(index, data.draw(st.sampled_from(neighbours)), [2])
         if data.draw(st.booleans()):
-            index.flush()  # so that several files are read, by their bloom filters
+            index.flush()  # several files, which reads select by their bloom filters
     offsets = [*row_offsets(queue), queue.open_offset]
     first = offsets[min(removed, len(offsets) - 1)]
     batch = Batch()
     batch.delete_range(queue_prefix(7), entries_key(7, first))
     index.write(batch)
-    put(index, queue, [1])  # committed, behind the files
+    put(index, queue, [1])  # committed, but not in a file yet
     written += queue.read(sum(rows), 1)
     queue.pending += ENTRY.pack(1, 2, 3)  # and not committed
     entries = [written[at : at + ENTRY_BYTES] for at in range(0, len(written), ENTRY_BYTES)]
@@ -277,7 +277,7 @@ def test_the_offset_at_a_time_is_that_of_the_first_message_stored_then_or_later(
     close(store)
 
 
-def test_a_delayed_message_counts_by_when_it_was_due(tmp_path: Path) -> None:
+def test_the_offset_at_a_time_uses_the_due_time_of_a_delayed_message(tmp_path: Path) -> None:
     clock = ManualClock(1_000)
     store = open_store(tmp_path / "data", clock=clock)
     delayed = store.append_message(
@@ -318,7 +318,7 @@ def test_transient_queues_and_their_entries_end_with_the_process(tmp_path: Path,
     assert [queue.filter for queue in store.queues] == ["plant/#"]
     assert list(store.index.rows(queue_prefix(TRANSIENT))) == []
     again = store.queues.attach("other/+", "connection:2")
-    assert again.id == queue.id, "ids of transient queues begin anew, so nothing may be left under them"
+    assert again.id == queue.id, "ids of transient queues are reused, so no rows may remain under them"
     assert again.read(0, 10) == b""
     close(store)
 
@@ -326,7 +326,7 @@ def test_transient_queues_and_their_entries_end_with_the_process(tmp_path: Path,
 # --- watchers -------------------------------------------------------------------------------------------------------
 
 
-def test_watchers_are_told_of_what_a_commit_brought_once_it_can_be_read(store: Store) -> None:
+def test_watchers_are_told_of_committed_entries_once_they_can_be_read(store: Store) -> None:
     told: list[tuple[str, int, bytes]] = []
 
     def watch(queue: LightQueue, offset: int, entries: bytes) -> None:

@@ -89,14 +89,14 @@ def test_the_longest_and_the_deepest_topic_can_be_published_to(store: Store, top
     assert positions(root) == [position]
 
 
-def test_a_topic_in_the_log_that_begins_with_dollar_is_hidden_from_leading_wildcards(store: Store) -> None:
+def test_leading_wildcards_do_not_match_a_stored_topic_that_begins_with_dollar(store: Store) -> None:
     for topic_filter in ("#", "+/uptime", "$SYS/+"):
         store.queues.declare(topic_filter, "group:a")
     route = store.router.route_stored(b"$SYS/uptime")
     assert sorted(queue.filter for queue in route.queues) == ["$SYS/#", "$SYS/+"]
 
 
-def test_bounds_that_were_lowered_do_not_hold_for_what_is_stored(tmp_path: Path) -> None:
+def test_lowered_bounds_do_not_apply_to_stored_messages_and_queues(tmp_path: Path) -> None:
     store = open_store(tmp_path / "data")
     publish(store, "plant/" + "x" * 100, "a")
     store.queues.declare("plant/+/#", "group:a", "earliest")
@@ -123,7 +123,7 @@ def test_bounds_that_were_lowered_do_not_hold_for_what_is_stored(tmp_path: Path)
         ("office/1/temp", False),
     ],
 )
-def test_a_cached_route_is_resolved_again_when_a_filter_that_may_concern_it_comes_or_goes(
+def test_a_cached_route_is_resolved_again_when_a_filter_that_may_match_it_is_added_or_removed(
     store: Store, topic_filter: str, is_outdated: bool
 ) -> None:
     publish(store, "plant/1/temp")
@@ -131,7 +131,7 @@ def test_a_cached_route_is_resolved_again_when_a_filter_that_may_concern_it_come
     route = store.router.route(b"plant/1/temp")
     assert store.router.route(b"plant/1/temp") is route
     queue = store.queues.attach(topic_filter, "connection:1")
-    if topic_filter in ("plant/#", "office/#"):  # that is the root, which was there before
+    if topic_filter in ("plant/#", "office/#"):  # this is the root's filter, and the root exists already
         assert store.router.route(b"plant/1/temp") is route
         return
     assert (store.router.route(b"plant/1/temp") is not route) == is_outdated
@@ -143,7 +143,7 @@ def test_a_cached_route_is_resolved_again_when_a_filter_that_may_concern_it_come
 
 
 @pytest.mark.parametrize("topic_filter", ["plant/1", "plant/+", "+/1", "#"])
-def test_who_keeps_a_route_sees_by_its_version_that_it_is_outdated(tmp_path: Path, topic_filter: str) -> None:
+def test_the_version_of_a_kept_route_shows_that_it_is_outdated(tmp_path: Path, topic_filter: str) -> None:
     store = open_store(tmp_path / "data", route_cache_max=2)
     route = store.router.route(b"plant/1")
     assert route.version == route.root.version
@@ -152,7 +152,7 @@ def test_who_keeps_a_route_sees_by_its_version_that_it_is_outdated(tmp_path: Pat
     close(store)
 
 
-def test_a_route_that_left_the_cache_is_outdated(tmp_path: Path) -> None:
+def test_the_version_shows_that_a_route_is_outdated_after_it_left_the_cache(tmp_path: Path) -> None:
     store = open_store(tmp_path / "data", route_cache_max=2)
     route = store.router.route(b"plant/1")
     for number in range(2, 5):
@@ -183,10 +183,10 @@ def test_a_queue_lasts_until_its_last_owner_drops_it(tmp_path: Path) -> None:
     queue = store.queues.declare("plant/+", "group:a")
     assert store.queues.declare("plant/+", "session:b") is queue
     assert store.queues.declare("plant/+", "group:a") is queue
-    assert kinds(store) == [], "nothing is written before the commit"
+    assert kinds(store) == [], "no record is written before the commit"
     publish(store, "plant/1", "1")
     store.commit()
-    assert kinds(store).count(Kind.QUEUE_DECLARED) == 3, "two owners, and the root"
+    assert kinds(store).count(Kind.QUEUE_DECLARED) == 3, "one record for each of two owners, and one for the root"
 
     store.queues.drop(queue, "group:a")
     store.queues.drop(queue, "group:a")
@@ -241,7 +241,7 @@ def test_an_id_is_not_used_again_after_a_restart(tmp_path: Path, keep_index: boo
         store.index.flush()
     crash(store, tmp_path / "left")
     if not keep_index:
-        delete_index(tmp_path / "left")  # so that one batch of recovery sees both queues
+        delete_index(tmp_path / "left")  # one batch of recovery sees both queues
     store = open_store(tmp_path / "left")
     assert contents(store) == before
     found = durable_queue(store, "plant/1")
@@ -254,7 +254,7 @@ def delete_index(data_dir: Path) -> None:
         path.unlink()
 
 
-def test_what_is_pending_for_a_dropped_queue_goes_with_it(store: Store) -> None:
+def test_dropping_a_queue_discards_its_pending_entries(store: Store) -> None:
     queue = store.queues.declare("plant/+", "group:a")
     publish(store, "plant/1")
     store.queues.drop(queue, "group:a")
@@ -274,11 +274,11 @@ def test_declaring_a_roots_filter_gives_the_root(store: Store) -> None:
     store.queues.drop(root, "group:a")
     publish(store, "plant/1", "3")
     store.commit()
-    assert bodies(store, root) == ["1", "3"], "a root outlives its other owners"
+    assert bodies(store, root) == ["1", "3"], "a root remains when its other owners have dropped it"
     assert filters(store, "plant/1") == ["plant/#"]
 
 
-def test_internal_queues_get_only_what_is_appended_to_them(tmp_path: Path) -> None:
+def test_internal_queues_get_only_messages_appended_to_them_directly(tmp_path: Path) -> None:
     store = open_store(tmp_path / "data")
     retry = store.queues.declare("$retry/1", "group:1")
     everything = store.queues.declare("#", "group:1")
@@ -297,7 +297,7 @@ def test_internal_queues_get_only_what_is_appended_to_them(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("topic_filter", ["", "a/#/b", "a+", "a\0", "x" * 4097])
-def test_a_filter_that_is_not_valid_declares_nothing(store: Store, topic_filter: str) -> None:
+def test_declaring_an_invalid_filter_changes_nothing(store: Store, topic_filter: str) -> None:
     for declare in (store.queues.declare, store.queues.attach):
         with pytest.raises(TopicInvalid):
             declare(topic_filter, "group:a")
@@ -307,7 +307,7 @@ def test_a_filter_that_is_not_valid_declares_nothing(store: Store, topic_filter:
 # --- attaching ------------------------------------------------------------------------------------------------------
 
 
-def test_attaching_shares_one_transient_queue_a_filter(store: Store) -> None:
+def test_attachments_to_one_filter_share_one_transient_queue(store: Store) -> None:
     queue = store.queues.attach("plant/+", "connection:1")
     assert store.queues.attach("plant/+", "connection:2") is queue
     store.queues.detach(queue, "connection:1")
@@ -340,7 +340,7 @@ def test_attaching_to_a_roots_filter_gives_the_root(store: Store) -> None:
     store.queues.detach(root, "connection:1")
     assert durable_queue(store, "plant/#") is root
     before = store.queues.attach("office/#", "connection:1")
-    assert before.transient, "a connection that waits for a first level declares nothing durable"
+    assert before.transient, "attaching to a filter must not declare a durable queue"
     publish(store, "office/1", "b")
     store.commit()
     assert bodies(store, before) == ["b"]
@@ -376,7 +376,7 @@ def test_no_more_queues_than_the_limit_exist(tmp_path: Path) -> None:
     close(store)
 
 
-def test_what_the_log_declares_is_there_though_the_limit_was_lowered(tmp_path: Path) -> None:
+def test_declared_queues_survive_a_lowered_limit(tmp_path: Path) -> None:
     store = open_store(tmp_path / "data")
     for number in range(5):
         publish(store, f"level{number}/x")
@@ -413,26 +413,26 @@ def expected(sent: list[tuple[str, str]], topic_filter: str) -> list[str]:
 
 @pytest.mark.usefixtures("small_slices")
 @pytest.mark.parametrize("topic_filter", ["plant/+/temp", "plant/1/#", "+/1/temp", "#", "yard/1/temp", "cellar/#", "attic/+"])
-def test_a_queue_from_earliest_has_all_that_was_there_and_all_that_comes(store: Store, topic_filter: str) -> None:
+def test_a_queue_from_earliest_has_all_earlier_and_all_later_messages(store: Store, topic_filter: str) -> None:
     sent = publish_some(store, 0, 40)
     store.commit()
     queue = store.queues.declare(topic_filter, "group:a", "earliest")
     for _ in range(50):
-        sent += publish_some(store, len(sent), 30)  # more than a slice gets on by
+        sent += publish_some(store, len(sent), 30)  # more than one slice of the backfill handles
         store.commit()
         if not store.queues.backfill():
             break
         sent += publish_some(store, len(sent), 1)
         store.commit()
     else:
-        pytest.fail("the filling does not end while messages arrive")
+        pytest.fail("the backfill does not end while messages arrive")
     sent += publish_some(store, len(sent), 10)
     store.commit()
     assert bodies(store, queue) == expected(sent, topic_filter)
 
 
 @pytest.mark.usefixtures("small_slices")
-def test_each_start_has_a_queue_of_its_own(tmp_path: Path) -> None:
+def test_a_filter_has_one_queue_for_each_start(tmp_path: Path) -> None:
     store = open_store(tmp_path / "data")
     old = publish_some(store, 0, 20)
     store.commit()
@@ -459,7 +459,7 @@ def test_each_start_has_a_queue_of_its_own(tmp_path: Path) -> None:
     steps=st.lists(st.sampled_from(["publish", "publish 4", "commit", "fill", "declare", "crash", "save"]), max_size=40),
     topic_filter=st.sampled_from(["+/1/temp", "plant/+/temp", "#"]),
 )
-def test_filling_in_any_order_with_other_work_skips_and_doubles_nothing(
+def test_a_backfill_between_other_work_skips_and_duplicates_nothing(
     steps: list[str], topic_filter: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     directory = tmp_path_factory.mktemp("fill")
@@ -490,7 +490,7 @@ def test_filling_in_any_order_with_other_work_skips_and_doubles_nothing(
 
 @pytest.mark.usefixtures("small_slices")
 @pytest.mark.parametrize("slices", [0, 1, 3, 6])
-def test_a_filling_that_a_restart_interrupts_goes_on_where_it_was(tmp_path: Path, slices: int) -> None:
+def test_an_interrupted_backfill_resumes_after_a_restart(tmp_path: Path, slices: int) -> None:
     store = open_store(tmp_path / "data")
     sent = publish_some(store, 0, 60)
     queue = store.queues.declare("+/1/temp", "group:a", "earliest")
@@ -512,7 +512,7 @@ def test_a_filling_that_a_restart_interrupts_goes_on_where_it_was(tmp_path: Path
 
 
 @pytest.mark.usefixtures("small_slices")
-def test_a_queue_that_is_dropped_while_it_is_filled_is_gone(store: Store) -> None:
+def test_a_queue_can_be_dropped_during_its_backfill(store: Store) -> None:
     publish_some(store, 0, 40)
     queue = store.queues.declare("plant/+/temp", "group:a", "earliest")
     store.commit()
@@ -526,7 +526,7 @@ def test_a_queue_that_is_dropped_while_it_is_filled_is_gone(store: Store) -> Non
 
 
 @pytest.mark.usefixtures("small_slices")
-def test_several_queues_are_filled_side_by_side(store: Store) -> None:
+def test_several_queues_are_backfilled_side_by_side(store: Store) -> None:
     sent = publish_some(store, 0, 50)
     wanted = ["plant/+/temp", "+/1/temp", "office/#", "#"]
     found = [store.queues.declare(topic_filter, "group:a", "earliest") for topic_filter in wanted]
@@ -536,7 +536,7 @@ def test_several_queues_are_filled_side_by_side(store: Store) -> None:
 
 
 @pytest.mark.usefixtures("small_slices")
-def test_a_filling_begins_with_what_the_log_still_has(tmp_path: Path) -> None:
+def test_a_backfill_begins_at_the_start_of_the_log(tmp_path: Path) -> None:
     store = open_store(tmp_path / "data", segment_bytes=512)
     sent = publish_some(store, 0, 60)
     close(store)
@@ -553,7 +553,7 @@ def test_a_filling_begins_with_what_the_log_still_has(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small_slices")
-def test_a_delayed_message_is_filled_in_where_it_fired(store: Store) -> None:
+def test_a_backfill_puts_a_delayed_message_where_it_fired(store: Store) -> None:
     publish(store, "plant/1", "a")
     delayed = publish(store, "plant/1", "delayed", tag="t", flags=Flag.DELAYED)
     size = store.log.end - delayed
@@ -576,7 +576,7 @@ def test_a_delayed_message_is_filled_in_where_it_fired(store: Store) -> None:
 
 @pytest.mark.usefixtures("small_slices")
 @pytest.mark.parametrize("since_ms", [0, 999, 1_000, 1_001, 1_037, 1_098, 1_099])
-def test_a_queue_from_a_time_has_what_was_stored_then_or_later(tmp_path: Path, since_ms: int) -> None:
+def test_a_queue_from_a_time_has_the_messages_stored_then_or_later(tmp_path: Path, since_ms: int) -> None:
     clock = ManualClock(1_000)
     store = open_store(tmp_path / "data", clock=clock, segment_bytes=700)
     sent: list[tuple[int, str, str]] = []
@@ -591,7 +591,7 @@ def test_a_queue_from_a_time_has_what_was_stored_then_or_later(tmp_path: Path, s
         send(3)
         store.commit()
         clock.advance(3)
-    clock.advance(-3)  # the last messages are of the very time of the declaration
+    clock.advance(-3)  # the last messages have the same time as the declaration
     send(1)
     queue = store.queues.declare("+/1/temp", "group:a", since_ms)
     store.commit()
@@ -609,13 +609,13 @@ def test_a_queue_from_a_time_has_what_was_stored_then_or_later(tmp_path: Path, s
     delete_index(tmp_path / "left")
     store = open_store(tmp_path / "left", segment_bytes=700)
     fill(store)
-    assert contents(store) == before, "rebuilt from nothing: the same queues with the same offsets"
+    assert contents(store) == before, "a rebuild from the log gives the same queues with the same offsets"
     close(store)
 
 
 @pytest.mark.usefixtures("small_slices")
 @pytest.mark.parametrize("slices", [0, 1, 5])
-def test_a_filling_from_a_time_goes_on_after_a_restart(tmp_path: Path, slices: int) -> None:
+def test_a_backfill_from_a_time_resumes_after_a_restart(tmp_path: Path, slices: int) -> None:
     clock = ManualClock(1_000)
     store = open_store(tmp_path / "data", clock=clock)
     for number in range(40):
@@ -676,7 +676,7 @@ def test_a_message_reaches_the_queues_of_all_starts_of_its_topic(tmp_path: Path)
     close(store)
 
 
-def test_a_time_that_has_not_come_yet_is_latest(tmp_path: Path) -> None:
+def test_a_start_in_the_future_means_latest(tmp_path: Path) -> None:
     clock = ManualClock(1_000)
     store = open_store(tmp_path / "data", clock=clock)
     publish(store, "plant/1", "a")
@@ -689,7 +689,7 @@ def test_a_time_that_has_not_come_yet_is_latest(tmp_path: Path) -> None:
     close(store)
 
 
-def test_who_asks_for_a_root_from_a_time_begins_there_in_the_root(tmp_path: Path) -> None:
+def test_declaring_a_root_from_a_time_gives_the_offset_of_that_time_in_the_root(tmp_path: Path) -> None:
     clock = ManualClock(1_000)
     store = open_store(tmp_path / "data", clock=clock)
     for number in range(10):
@@ -704,7 +704,7 @@ def test_who_asks_for_a_root_from_a_time_begins_there_in_the_root(tmp_path: Path
 
 
 @pytest.mark.usefixtures("small_slices")
-def test_a_filling_remembers_a_bounded_number_of_topics(store: Store) -> None:
+def test_a_backfill_remembers_a_bounded_number_of_topics(store: Store) -> None:
     sent = [(f"plant/{number % 20}/temp", str(number)) for number in range(60)]
     for topic, body in sent:
         publish(store, topic, body)
@@ -718,7 +718,7 @@ def test_a_filling_remembers_a_bounded_number_of_topics(store: Store) -> None:
     assert bodies(store, queue) == expected(sent, "+/7/temp")
 
 
-def test_a_record_larger_than_a_slice_is_filled_in(tmp_path: Path, small_slices: None) -> None:
+def test_a_backfill_includes_a_record_larger_than_a_slice(tmp_path: Path, small_slices: None) -> None:
     store = open_store(tmp_path / "data")
     sent = ["x" * 1_000, "y", "z" * 5_000]
     for body in sent:
@@ -729,11 +729,11 @@ def test_a_record_larger_than_a_slice_is_filled_in(tmp_path: Path, small_slices:
     close(store)
 
 
-def test_the_topic_of_a_root_may_be_as_long_as_a_record_can_say(tmp_path: Path) -> None:
+def test_the_filter_of_a_root_may_not_exceed_the_maximum_length_in_a_record(tmp_path: Path) -> None:
     store = open_store(tmp_path / "data", segment_bytes=RECORD_BYTES_MAX, topic_bytes_max=65_535)
     position = publish(store, "x" * 65_533)
     with pytest.raises(TopicInvalid):
-        publish(store, "y" * 65_534)  # its root's filter would have 65,536 bytes
+        publish(store, "y" * 65_534)  # the filter of its root would have 65,536 bytes
     store.commit()
     assert [positions(queue) for queue in store.queues] == [[position]]
     close(store)
@@ -743,7 +743,7 @@ def test_the_topic_of_a_root_may_be_as_long_as_a_record_can_say(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("limit", [2, 100])
-def test_a_plain_filter_gets_its_messages_however_many_there_are_and_were(
+def test_a_plain_filter_gets_its_messages_however_many_plain_filters_exist(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
     monkeypatch.setattr(catalogue_module, "PLAIN_MAX", limit)
@@ -763,7 +763,7 @@ def test_a_plain_filter_gets_its_messages_however_many_there_are_and_were(
     close(store)
 
 
-def test_a_plain_filter_that_is_dropped_and_declared_again_gets_what_comes_then(store: Store) -> None:
+def test_a_plain_filter_that_is_dropped_and_declared_again_gets_only_later_messages(store: Store) -> None:
     latest, all_of_it = store.queues.declare("plant/1", "a"), store.queues.declare("plant/1", "b", "earliest")
     fill(store)
     store.queues.drop(latest, "a")
@@ -783,14 +783,14 @@ def test_a_plain_filter_that_is_dropped_and_declared_again_gets_what_comes_then(
 
 
 def filter_rows(store: Store) -> dict[str, int]:
-    """Return the bytes of the row of each filter that topics reach by its own name."""
+    """Return the size in bytes of the row of each plain filter, which topics find by their own name."""
     return {key[1:].decode(): len(row) for key, row in store.index.rows(bytes(KeySpace.NAME))}
 
 
 def test_the_queues_of_one_filter_share_a_row_and_do_not_overwrite_each_other(store: Store) -> None:
     store.queues.declare("plant/1", "a")
     store.commit()
-    latest = durable_queue(store, "plant/1")  # held as by a group, from when it was alone
+    latest = durable_queue(store, "plant/1")  # a group has held this queue since it was the only one of the filter
     publish(store, "plant/1", "one")
     store.commit()
     alone = filter_rows(store)["plant/1"]
@@ -814,7 +814,7 @@ def test_the_queues_of_one_filter_share_a_row_and_do_not_overwrite_each_other(st
     assert filter_rows(store)["plant/1"] == alone + (24 % ROW_ENTRIES - 1) * ENTRY_BYTES
 
 
-def test_a_short_queue_is_all_in_the_row_by_which_it_is_found(store: Store) -> None:
+def test_a_short_queue_is_stored_in_the_catalogue_row_of_its_filter(store: Store) -> None:
     queue = store.queues.declare("plant/1", "a")
     store.commit()
     empty = filter_rows(store)["plant/1"]
@@ -826,7 +826,7 @@ def test_a_short_queue_is_all_in_the_row_by_which_it_is_found(store: Store) -> N
         assert bodies(store, queue) == [str(number) for number in range(1, count + 1)]
 
 
-def test_a_queue_that_is_dropped_and_declared_again_in_one_turn_begins_anew(store: Store) -> None:
+def test_a_queue_dropped_and_declared_again_in_one_turn_starts_empty(store: Store) -> None:
     queue = store.queues.declare("plant/1", "a")
     for number in range(20):
         publish(store, "plant/1", str(number))
@@ -843,7 +843,7 @@ def test_a_queue_that_is_dropped_and_declared_again_in_one_turn_begins_anew(stor
     assert load_next_offset(store.index, queue.id) == 0
 
 
-def test_queues_that_nobody_holds_are_not_kept_in_memory(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queues_without_references_do_not_stay_in_memory(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalogue_module, "SWEEP_MIN", 10)
     held = [store.queues.declare(f"held/{number}", "a") for number in range(20)]
     for number in range(200):

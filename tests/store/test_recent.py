@@ -1,4 +1,4 @@
-"""A bounded memory keeps the last ids and says which one it forgets."""
+"""A bounded memory of recent ids, which says which id it forgets."""
 
 from __future__ import annotations
 

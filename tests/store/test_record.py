@@ -31,7 +31,7 @@ kinds = st.sampled_from(list(Kind))
 
 
 @given(st.lists(st.binary(max_size=300), max_size=4), st.integers(0, 3))
-def test_the_checksum_is_that_of_zlib_in_whatever_pieces_and_from_any_buffer(pieces: list[bytes], kind: int) -> None:
+def test_the_checksum_is_that_of_zlib_for_any_pieces_and_buffers(pieces: list[bytes], kind: int) -> None:
     whole, found = b"".join(pieces), 0
     for piece in pieces:
         found = checksum(
@@ -41,7 +41,7 @@ def test_the_checksum_is_that_of_zlib_in_whatever_pieces_and_from_any_buffer(pie
 
 
 @given(st.integers(1, 2**40))
-def test_a_back_off_is_noted_as_the_next_power_of_two(wait_ms: int) -> None:
+def test_a_back_off_is_encoded_as_the_next_power_of_two(wait_ms: int) -> None:
     assert wait_ms <= 2 ** bodies.backoff_code(wait_ms) <= 2 * wait_ms
     assert bodies.backoff_code(0) == 0
 
@@ -67,7 +67,7 @@ RUN = [
     encode(Kind.POP_ACK, b"billing", bodies.REFERENCE.pack(7, 0), store_ms=NOW_MS + 1, fixed=record.POP_FIXED.pack(1, 0, 0)),
     encode(Kind.MESSAGE, b"plant/2/temp", b"", store_ms=NOW_MS + 2),
 ]
-"""A small run of records of several kinds."""
+"""A short run of records of several kinds."""
 
 
 # --- layouts --------------------------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ def test_struct_and_dtype_of_a_layout_read_the_same_fields(layout: struct.Struct
         assert np.frombuffer(data, dtype)[0].item() == layout.unpack(data)
 
 
-def test_the_bytes_of_a_record_are_those_of_the_documented_table() -> None:
+def test_the_bytes_of_a_record_match_the_documented_table() -> None:
     data = encode(Kind.MESSAGE, b"a/b", b"body", store_ms=0x0102030405, properties=b"{}", flags=5)
     tail = bytes([1, 5, 3, 0, 2, 0, 0, 0, 5, 4, 3, 2, 1, 0, 0, 0]) + b"a/b" + b"{}" + b"body"
     assert data == (8 + len(tail)).to_bytes(4, "little") + crc32(tail).to_bytes(4, "little") + tail
@@ -179,11 +179,11 @@ def test_a_message_without_properties_takes_no_bytes_for_them() -> None:
     assert encode_properties(Properties()) == b""
 
 
-def test_properties_of_a_later_version_are_read_without_what_is_new() -> None:
+def test_unknown_parts_of_properties_of_a_later_version_are_ignored() -> None:
     assert decode_properties(b'{"tag":"a","colour":"red"}') == Properties(tag="a")
 
 
-def test_only_no_tag_hashes_to_zero() -> None:
+def test_only_the_missing_tag_hashes_to_zero() -> None:
     assert tag_hash("") == 0
     assert tag_hash("alarm") == crc32(b"alarm") != 0
 
@@ -203,7 +203,7 @@ def test_a_run_of_records_is_walked_to_its_end(run: list[bytes], zeros: int) -> 
 
 
 @given(run=st.lists(records(), min_size=1, max_size=4), data=st.data())
-def test_a_record_that_the_end_cuts_is_not_part_of_the_run(run: list[bytes], data: st.DataObject) -> None:
+def test_a_record_cut_off_by_the_end_is_not_part_of_the_run(run: list[bytes], data: st.DataObject) -> None:
     buffer = b"".join(run)
     last = len(buffer) - len(run[-1])
     end = data.draw(st.integers(last, len(buffer) - 1))
@@ -221,7 +221,7 @@ def test_a_walk_can_begin_at_any_record() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, HEADER_BYTES - 1, RECORD_BYTES_MAX + 1, 2**32 - 1])
-def test_a_size_that_cannot_be_is_corruption(size: int) -> None:
+def test_an_impossible_size_is_corruption(size: int) -> None:
     data = size.to_bytes(4, "little") + RUN[0][4:]
     assert walk(data) == ([], 0)
     assert valid_until(data) == 0
@@ -230,7 +230,7 @@ def test_a_size_that_cannot_be_is_corruption(size: int) -> None:
     assert caught.value.position == 4711
 
 
-def test_fields_that_together_exceed_the_record_are_corruption_even_under_a_right_checksum() -> None:
+def test_fields_longer_than_the_record_are_corruption_even_with_a_correct_checksum() -> None:
     header = record.HEADER.pack(HEADER_BYTES + 2, 0, Kind.MESSAGE, 0, 2, 1, NOW_MS)[record.CRC_FROM :] + b"ab"
     data = struct.pack("<II", HEADER_BYTES + 2, crc32(header)) + header
     assert valid_until(data) == 0
@@ -242,7 +242,7 @@ def test_fields_that_together_exceed_the_record_are_corruption_even_under_a_righ
 
 
 @pytest.mark.parametrize("mask", [0x01, 0x80, 0xFF])
-def test_a_change_of_any_byte_of_a_run_is_noticed(mask: int) -> None:
+def test_a_change_of_any_byte_of_a_run_is_detected(mask: int) -> None:
     whole = b"".join(RUN)
     offsets, _ = walk(whole)
     for at in range(len(whole)):
@@ -266,24 +266,24 @@ def test_a_run_is_valid_up_to_the_record_that_was_damaged(run: list[bytes], data
     assert valid_until(bytes(buffer)) == offset
 
 
-def test_without_verification_a_wrong_checksum_is_let_pass() -> None:
+def test_without_verification_a_wrong_checksum_is_accepted() -> None:
     damaged = bytearray(RUN[0])
     damaged[-1] ^= 1
     assert decode(bytes(damaged), verify=False).body == b"21.4"
 
 
 @pytest.mark.parametrize("cut", range(len(RUN[0])))
-def test_a_part_of_a_record_is_no_record(cut: int) -> None:
+def test_an_incomplete_record_is_not_intact(cut: int) -> None:
     assert not is_intact(RUN[0][:cut])
     with pytest.raises(RecordCorrupt):
         decode(RUN[0][:cut])
 
 
-# --- what lies behind damage ----------------------------------------------------------------------------------------
+# --- the next record after damage -----------------------------------------------------------------------------------
 
 
 @given(before=st.binary(max_size=200), following=records(), zeros=st.integers(0, 30))
-def test_a_valid_record_is_found_behind_any_bytes(before: bytes, following: bytes, zeros: int) -> None:
+def test_a_search_finds_a_valid_record_after_any_bytes(before: bytes, following: bytes, zeros: int) -> None:
     buffer = before + following + bytes(zeros)
     found = find_valid(buffer, 0, len(buffer), len(buffer))
     assert found is not None
@@ -292,12 +292,12 @@ def test_a_valid_record_is_found_behind_any_bytes(before: bytes, following: byte
 
 
 @given(st.binary(max_size=400))
-def test_nothing_is_found_where_no_record_is(garbage: bytes) -> None:
+def test_a_search_finds_nothing_in_garbage(garbage: bytes) -> None:
     assert find_valid(garbage, 0, len(garbage), len(garbage)) is None
 
 
-def test_a_record_is_looked_for_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recordscan, "SEARCH_BYTES", 7)  # many steps, and records that lie across them
+def test_a_search_stays_within_its_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recordscan, "SEARCH_BYTES", 7)  # many steps, and records that cross their boundaries
     buffer = b"\xee" * 50 + RUN[0] + RUN[3]
     assert find_valid(buffer, 0, len(buffer), len(buffer)) == 50
     assert find_valid(buffer, 51, len(buffer), len(buffer)) == 50 + len(RUN[0])
@@ -305,7 +305,7 @@ def test_a_record_is_looked_for_within_bounds(monkeypatch: pytest.MonkeyPatch) -
     assert find_valid(buffer, 0, len(buffer), 50 + len(RUN[0]) - 1) is None
 
 
-def test_a_record_is_found_behind_a_mebibyte_of_garbage() -> None:
+def test_a_search_finds_a_record_after_a_mebibyte_of_garbage() -> None:
     garbage = np.random.default_rng(1).bytes(1024 * 1024)
     buffer = garbage + RUN[0]
     assert find_valid(buffer, 0, len(buffer), len(buffer)) == len(garbage)
@@ -314,7 +314,7 @@ def test_a_record_is_found_behind_a_mebibyte_of_garbage() -> None:
 @given(
     topic=st.binary(max_size=40), properties=st.binary(max_size=40), body=st.binary(max_size=40), ms=st.integers(0, 2**48 - 1)
 )
-def test_the_fields_of_a_message_are_split_out_of_its_record(topic: bytes, properties: bytes, body: bytes, ms: int) -> None:
+def test_the_fields_of_a_message_can_be_split_out_of_its_record(topic: bytes, properties: bytes, body: bytes, ms: int) -> None:
     data = record.encode(Kind.MESSAGE, topic, body, store_ms=ms, properties=properties)
     assert record.split(data) == (topic, properties, body)
     assert record.topic_of(data) == topic

@@ -1,4 +1,4 @@
-"""Repair of a damaged log: what is set aside, what stays, and that a node starts on all that may be missing."""
+"""Repair of a damaged log: which bytes it sets aside, which messages remain, and that a node starts afterwards."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OPTIONS = StoreOptions(segment_bytes=64 * KIB)
 
 
 def _write_log(data_dir: Path) -> None:
-    """Messages, two groups, checkpoints, acks, changed deadlines and revivals."""
+    """Write messages, two groups, checkpoints, acks, changed deadlines and revivals."""
     parts = Parts(data_dir, store=OPTIONS)
     parts.publish(b"0", b"1")
     for topic_filter in FILTERS:
@@ -68,7 +68,7 @@ def _drain(parts: Parts, group: str, topic_filter: str = FILTERS[0]) -> list[int
 
 
 @pytest.mark.parametrize("at", [1, 8, 21, 26], ids=["size", "kind", "time", "behind the header"])
-def test_whatever_record_is_damaged_the_intact_messages_can_be_popped(tmp_path: Path, at: int) -> None:
+def test_intact_messages_can_be_popped_whichever_record_is_damaged(tmp_path: Path, at: int) -> None:
     _write_log(tmp_path / "whole")
     records = _records(tmp_path / "whole")
     for number, damaged in enumerate(records):
@@ -90,7 +90,7 @@ def test_whatever_record_is_damaged_the_intact_messages_can_be_popped(tmp_path: 
         parts = Parts(data_dir, store=OPTIONS)
         assert _drain(parts, NEW_GROUP) == [record.position for record in intact], Kind(damaged.kind)
         parts.advance(600_000)
-        # A group that was there may get messages twice, but misses none that it has not acknowledged.
+        # An existing group may get messages twice, but it misses none that it has not acknowledged.
         unacknowledged = {record.position for record in intact if record.body == b"4"}
         for topic_filter in FILTERS:
             assert unacknowledged <= set(_drain(parts, "billing", topic_filter)), (topic_filter, Kind(damaged.kind))
@@ -101,7 +101,7 @@ def test_whatever_record_is_damaged_the_intact_messages_can_be_popped(tmp_path: 
         shutil.rmtree(data_dir)
 
 
-def test_a_missing_segment_is_filled_and_positions_stay(tmp_path: Path) -> None:
+def test_a_missing_segment_is_filled_and_positions_stay_the_same(tmp_path: Path) -> None:
     log = CommitLog(tmp_path, segment_bytes=KIB)
     positions = []
     for number in range(40):
@@ -122,7 +122,7 @@ def test_a_missing_segment_is_filled_and_positions_stay(tmp_path: Path) -> None:
     assert not list((tmp_path / QUARANTINE).glob("*"))
 
 
-def test_a_record_inside_of_a_damaged_body_is_not_taken_for_one(tmp_path: Path) -> None:
+def test_a_record_inside_a_damaged_body_does_not_count_as_a_record(tmp_path: Path) -> None:
     log = CommitLog(tmp_path, segment_bytes=KIB)
     inner = encode(Kind.POP_ACK, b"g", bytes(12), store_ms=1, fixed=bytes(16))
     for body in (inner * 2, b"behind"):
@@ -134,7 +134,7 @@ def test_a_record_inside_of_a_damaged_body_is_not_taken_for_one(tmp_path: Path) 
     assert damage.length == HEADER_BYTES + 3 + 2 * len(inner)
 
 
-def test_the_last_record_is_a_torn_tail_where_it_is_not_known_to_have_been_durable(tmp_path: Path) -> None:
+def test_a_damaged_last_record_is_a_torn_tail_unless_it_is_known_to_have_been_durable(tmp_path: Path) -> None:
     _write_log(tmp_path)
     last = _records(tmp_path)[-1]
     _flip(tmp_path, last.position + 9)
@@ -143,7 +143,7 @@ def test_the_last_record_is_a_torn_tail_where_it_is_not_known_to_have_been_durab
     assert survey(tmp_path) == ([], last.size)
 
 
-def test_what_was_durable_and_is_cut_off_is_filled(tmp_path: Path) -> None:
+def test_a_durable_range_that_was_cut_off_is_filled(tmp_path: Path) -> None:
     _write_log(tmp_path)
     records = _records(tmp_path)
     cut = records[-3].position + 5
@@ -174,7 +174,7 @@ def test_a_second_run_keeps_the_first_copy(tmp_path: Path) -> None:
 
 
 def _tree(data_dir: Path) -> dict[str, bytes]:
-    """Return the files of a data directory by name, without what differs from run to run."""
+    """Return the files of a data directory by name, without those that differ from run to run."""
     kept = (path for path in data_dir.rglob("*") if path.is_file() and path.suffix != ".partial")
     return {str(path.relative_to(data_dir)): path.read_bytes() for path in kept}
 
@@ -185,7 +185,7 @@ def _repair_in_child(data_dir: Path, *step: int) -> subprocess.CompletedProcess[
 
 
 @pytest.mark.timeout(180)
-def test_a_repair_that_is_killed_at_any_step_is_ended_by_the_next_one(tmp_path: Path) -> None:
+def test_the_next_repair_completes_one_that_was_killed_at_any_step(tmp_path: Path) -> None:
     _write_log(tmp_path / "damaged")
     records = _records(tmp_path / "damaged")
     for victim in (records[2], records[-4]):
@@ -207,12 +207,12 @@ def test_a_repair_that_is_killed_at_any_step_is_ended_by_the_next_one(tmp_path: 
         assert _records(data_dir) == after
         parts = Parts(data_dir, store=OPTIONS)
         parts.close()
-        assert not (data_dir / DISCARDED).exists(), "what is left of the old index is deleted by a start"
+        assert not (data_dir / DISCARDED).exists(), "a start must delete the rest of the old index"
         shutil.rmtree(data_dir)
 
 
 @pytest.mark.parametrize("written", [1, 10, 24, 30])
-def test_a_range_that_was_filled_in_part_is_filled(tmp_path: Path, written: int) -> None:
+def test_a_partly_filled_range_is_filled(tmp_path: Path, written: int) -> None:
     _write_log(tmp_path)
     records = _records(tmp_path)
     victim = records[3]
@@ -229,13 +229,13 @@ def test_a_range_that_was_filled_in_part_is_filled(tmp_path: Path, written: int)
     )
 
 
-def test_no_log_is_an_error(tmp_path: Path) -> None:
+def test_repairing_a_directory_without_a_log_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(PositionUnknown, match="holds no CommitLog"):
         survey(tmp_path)
 
 
 @pytest.mark.parametrize("length", [24, 25, 64 << 20, (64 << 20) + 1, (64 << 20) + 23, 200 << 20])
-def test_fillers_have_sizes_that_records_have(length: int) -> None:
+def test_fillers_have_sizes_that_records_may_have(length: int) -> None:
     sizes = list(_filler_sizes(length))
     assert sum(sizes) == length
     assert all(HEADER_BYTES <= size <= 64 << 20 for size in sizes)

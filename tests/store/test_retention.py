@@ -1,4 +1,4 @@
-"""Old segments go; what somebody needs of them stays; offsets and ids are what they were."""
+"""Retention drops old segments, keeps the records that somebody needs, and changes no offset and no id."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PER_SEGMENT = 8
 
 
 class Keeper:
-    """A part that needs the records whose positions are in `needed`, for ever."""
+    """A part that needs the records at the positions in `needed` for ever."""
 
     def __init__(self) -> None:
         self.needed: dict[int, int] = {}
@@ -78,7 +78,7 @@ def reopened(data_dir: Path, clock: ManualClock, keeper: Keeper | None = None, *
 
 
 def publish_segments(store: Store, count: int, topic: str = "plant/1", first: int = 0) -> list[int]:
-    """Publish as much as `count` segments hold, and let each have its snapshot; return the positions."""
+    """Publish enough to fill `count` segments, let each have its snapshot, and return the positions."""
     published = []
     for number in range(count * PER_SEGMENT):
         published.append(publish(store, topic, f"{first + number}".rjust(96, ".")))
@@ -91,10 +91,10 @@ def numbers(store: Store, topic_filter: str = "plant/#") -> list[int]:
     return [int(body.strip(".")) for body in bodies(store, durable_queue(store, topic_filter))]
 
 
-# --- what goes ------------------------------------------------------------------------------------------------------
+# --- which segments are dropped -------------------------------------------------------------------------------------
 
 
-def test_nothing_goes_before_its_time(store: Store, clock: ManualClock) -> None:
+def test_no_segment_is_dropped_before_its_retention_time(store: Store, clock: ManualClock) -> None:
     publish_segments(store, 5)
     clock.advance(HOUR_MS - 1)
     retain(store)
@@ -102,7 +102,7 @@ def test_nothing_goes_before_its_time(store: Store, clock: ManualClock) -> None:
     assert numbers(store) == list(range(5 * PER_SEGMENT))
 
 
-def test_segments_go_when_all_that_they_hold_is_too_old(store: Store, clock: ManualClock) -> None:
+def test_a_segment_is_dropped_when_all_of_its_records_are_too_old(store: Store, clock: ManualClock) -> None:
     publish_segments(store, 3)
     clock.advance(HOUR_MS)
     publish_segments(store, 2, first=3 * PER_SEGMENT)
@@ -114,7 +114,7 @@ def test_segments_go_when_all_that_they_hold_is_too_old(store: Store, clock: Man
     assert store.retention.dropped_bytes == store.log.start
 
 
-def test_the_oldest_segments_go_when_the_log_is_too_large(tmp_path: Path, clock: ManualClock) -> None:
+def test_the_oldest_segments_are_dropped_when_the_log_is_too_large(tmp_path: Path, clock: ManualClock) -> None:
     store = reopened(tmp_path / "data", clock, retention_ms=0, retention_bytes=4 * SEGMENT_BYTES)
     publish_segments(store, 12)
     retain(store)
@@ -124,7 +124,7 @@ def test_the_oldest_segments_go_when_the_log_is_too_large(tmp_path: Path, clock:
     close(store)
 
 
-def test_without_bounds_everything_stays_and_no_snapshot_is_taken(tmp_path: Path, clock: ManualClock) -> None:
+def test_without_bounds_nothing_is_dropped_and_no_snapshot_is_taken(tmp_path: Path, clock: ManualClock) -> None:
     store = reopened(tmp_path / "data", clock, retention_ms=0)
     publish_segments(store, 5)
     clock.advance(1000 * HOUR_MS)
@@ -134,7 +134,7 @@ def test_without_bounds_everything_stays_and_no_snapshot_is_taken(tmp_path: Path
     close(store)
 
 
-def test_a_slow_log_rolls_by_age_so_that_it_expires_too(store: Store, clock: ManualClock) -> None:
+def test_a_slow_log_starts_a_new_segment_by_age_so_that_it_expires_too(store: Store, clock: ManualClock) -> None:
     publish(store, "plant/1", "old")
     clock.advance(HOUR_MS // 2)
     retain(store)
@@ -144,7 +144,7 @@ def test_a_slow_log_rolls_by_age_so_that_it_expires_too(store: Store, clock: Man
     assert bodies(store, durable_queue(store, "plant/#")) == ["young"]
 
 
-def test_entries_of_what_is_gone_are_trimmed_and_offsets_stay(store: Store, clock: ManualClock) -> None:
+def test_entries_of_dropped_segments_are_trimmed_and_offsets_stay_the_same(store: Store, clock: ManualClock) -> None:
     publish_segments(store, 3)
     queue = durable_queue(store, "plant/#")
     before = numbered_bodies(store, queue)
@@ -160,7 +160,7 @@ def test_entries_of_what_is_gone_are_trimmed_and_offsets_stay(store: Store, cloc
     assert (first, len(entries) // 16) == (queue.first_offset(), queue.next_offset - first)
 
 
-def test_a_queue_that_has_lost_all_entries_goes_on_where_it_was(clock: ManualClock, tmp_path: Path) -> None:
+def test_a_queue_that_has_lost_all_entries_continues_at_its_offset(clock: ManualClock, tmp_path: Path) -> None:
     store = reopened(tmp_path / "data", clock)
     publish_segments(store, 2, topic="quiet/1")
     queue = durable_queue(store, "quiet/#")
@@ -178,7 +178,7 @@ def test_a_queue_that_has_lost_all_entries_goes_on_where_it_was(clock: ManualClo
     close(store)
 
 
-def test_a_queue_in_use_that_has_lost_all_entries_goes_on_where_it_was(clock: ManualClock, tmp_path: Path) -> None:
+def test_a_queue_in_use_that_has_lost_all_entries_continues_at_its_offset(clock: ManualClock, tmp_path: Path) -> None:
     store = reopened(tmp_path / "data", clock)
     for number in range(5):
         publish(store, "quiet/1", str(number))
@@ -200,7 +200,7 @@ def test_a_queue_in_use_that_has_lost_all_entries_goes_on_where_it_was(clock: Ma
     close(store)
 
 
-def test_many_short_queues_lose_what_is_gone_and_each_goes_on_where_it_was(
+def test_many_short_queues_lose_dropped_entries_and_each_continues_at_its_offset(
     clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshotting, "SNAPSHOT_SPACING", 0)
@@ -232,7 +232,9 @@ def test_many_short_queues_lose_what_is_gone_and_each_goes_on_where_it_was(
     close(store)
 
 
-def test_a_queue_whose_older_entries_are_kept_keeps_its_last_ones(clock: ManualClock, keeper: Keeper, tmp_path: Path) -> None:
+def test_a_queue_whose_older_entries_are_kept_keeps_its_last_ones_too(
+    clock: ManualClock, keeper: Keeper, tmp_path: Path
+) -> None:
     store = reopened(tmp_path / "data", clock, keeper)
     position = publish(store, "quiet/1", "needed")
     keeper.needed[position] = 24 + len("quiet/1") + len("needed")
@@ -249,7 +251,7 @@ def test_a_queue_whose_older_entries_are_kept_keeps_its_last_ones(clock: ManualC
     close(store)
 
 
-def test_a_long_queue_is_trimmed_in_portions(store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_queue_is_trimmed_in_several_slices(store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trimming, "TRIM_ROWS", 3)
     publish_segments(store, 20)
     clock.advance(HOUR_MS)
@@ -269,10 +271,10 @@ def test_transient_queues_are_trimmed_too(store: Store, clock: ManualClock) -> N
     assert queue.first_offset() == 2 * ROW_ENTRIES
 
 
-# --- what stays -----------------------------------------------------------------------------------------------------
+# --- which records are kept -----------------------------------------------------------------------------------------
 
 
-def test_what_is_needed_is_carried_forward_and_keeps_its_position(clock: ManualClock, keeper: Keeper, tmp_path: Path) -> None:
+def test_a_needed_record_is_copied_forward_and_keeps_its_position(clock: ManualClock, keeper: Keeper, tmp_path: Path) -> None:
     store = reopened(tmp_path / "data", clock, keeper)
     position = publish_segments(store, 1)[2]
     keeper.needed[position] = size = 24 + len("plant/1") + 96
@@ -292,14 +294,14 @@ def test_what_is_needed_is_carried_forward_and_keeps_its_position(clock: ManualC
     close(store)
 
 
-def test_a_copy_goes_when_nobody_needs_it_any_more(store: Store, clock: ManualClock, keeper: Keeper) -> None:
+def test_a_copy_is_dropped_when_nobody_needs_it_any_more(store: Store, clock: ManualClock, keeper: Keeper) -> None:
     position = publish_segments(store, 1)[2]
     keeper.needed[position] = size = 24 + len("plant/1") + 96
     clock.advance(HOUR_MS)
     publish_segments(store, 3)
     retain(store)
     keeper.needed.clear()
-    for _ in range(2):  # the copy is in the last of those that the first round drops, or behind it
+    for _ in range(2):  # The copy is in the last segment that the first round drops, or after that segment.
         clock.advance(HOUR_MS)
         publish_segments(store, 3)
         retain(store)
@@ -308,7 +310,7 @@ def test_a_copy_goes_when_nobody_needs_it_any_more(store: Store, clock: ManualCl
         store.read(position, size)
 
 
-def test_entries_of_what_was_carried_forward_are_not_trimmed(store: Store, clock: ManualClock, keeper: Keeper) -> None:
+def test_entries_of_records_copied_forward_are_not_trimmed(store: Store, clock: ManualClock, keeper: Keeper) -> None:
     position = publish_segments(store, 1)[2]
     keeper.needed[position] = 24 + len("plant/1") + 96
     clock.advance(HOUR_MS)
@@ -318,7 +320,7 @@ def test_entries_of_what_was_carried_forward_are_not_trimmed(store: Store, clock
     assert 2 not in numbers(store)[1:]
 
 
-def test_more_than_may_be_carried_forward_keeps_the_segments(tmp_path: Path, clock: ManualClock, keeper: Keeper) -> None:
+def test_segments_stay_if_more_would_be_copied_forward_than_allowed(tmp_path: Path, clock: ManualClock, keeper: Keeper) -> None:
     store = reopened(tmp_path / "data", clock, keeper, copied_bytes_max=200)
     size = 24 + len("plant/1") + 96
     keeper.needed.update((position, size) for position in publish_segments(store, 1)[:3])
@@ -331,7 +333,7 @@ def test_more_than_may_be_carried_forward_keeps_the_segments(tmp_path: Path, clo
     close(store)
 
 
-def test_a_damaged_record_is_not_carried_forward(store: Store, clock: ManualClock, keeper: Keeper, tmp_path: Path) -> None:
+def test_a_damaged_record_is_not_copied_forward(store: Store, clock: ManualClock, keeper: Keeper, tmp_path: Path) -> None:
     position = publish_segments(store, 1)[2]
     keeper.needed[position] = size = 24 + len("plant/1") + 96
     with (tmp_path / "data" / "commitlog" / f"{0:020d}.log").open("r+b") as file:
@@ -345,11 +347,11 @@ def test_a_damaged_record_is_not_carried_forward(store: Store, clock: ManualCloc
         store.read(position, size)
 
 
-# --- the index without the log that made it ---------------------------------------------------------------------------
+# --- the index when the log no longer has all that it was made from ---------------------------------------------------
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_an_index_that_is_lost_comes_back_from_snapshot_and_log(tmp_path: Path, clock: ManualClock, killed: bool) -> None:
+def test_a_lost_index_is_rebuilt_from_snapshot_and_log(tmp_path: Path, clock: ManualClock, killed: bool) -> None:
     keeper = Keeper()
     store = reopened(tmp_path / "data", clock, keeper)
     keeper.needed[publish_segments(store, 1)[2]] = 24 + len("plant/1") + 96
@@ -376,7 +378,9 @@ def test_an_index_that_is_lost_comes_back_from_snapshot_and_log(tmp_path: Path, 
     shutil.rmtree(tmp_path / "left" / "index")
     store = reopened(tmp_path / "left", clock, keeper)
     fill(store)
-    assert all(position >= store.log.start for queue in store.queues for position in positions(queue)), "come back by replay"
+    assert all(position >= store.log.start for queue in store.queues for position in positions(queue)), (
+        "replay must not bring back entries of dropped segments"
+    )
     after = {queue.filter: (queue.id, sorted(queue.owners), numbered_bodies(store, queue)) for queue in store.queues}
     left = {name: (*row[:2], {at: body for at, body in row[2].items() if at in after[name][2]}) for name, row in before.items()}
     assert after == left
@@ -387,7 +391,9 @@ def test_an_index_that_is_lost_comes_back_from_snapshot_and_log(tmp_path: Path, 
     close(store)
 
 
-def test_a_queue_that_was_filled_from_what_is_gone_gets_its_offsets_again(tmp_path: Path, clock: ManualClock) -> None:
+def test_a_rebuilt_queue_gets_its_offsets_back_though_the_log_has_lost_its_first_messages(
+    tmp_path: Path, clock: ManualClock
+) -> None:
     store = reopened(tmp_path / "data", clock)
     publish_segments(store, 3)
     clock.advance(HOUR_MS // 2)
@@ -411,7 +417,9 @@ def test_a_queue_that_was_filled_from_what_is_gone_gets_its_offsets_again(tmp_pa
     close(store)
 
 
-def test_without_index_and_snapshot_the_start_is_refused_with_what_to_do(tmp_path: Path, clock: ManualClock) -> None:
+def test_without_index_and_snapshot_the_start_is_refused_and_the_error_says_what_to_do(
+    tmp_path: Path, clock: ManualClock
+) -> None:
     store = reopened(tmp_path / "data", clock)
     publish_segments(store, 3)
     clock.advance(HOUR_MS)
@@ -429,7 +437,7 @@ def test_without_index_and_snapshot_the_start_is_refused_with_what_to_do(tmp_pat
         reopened(tmp_path / "data", clock)
 
 
-def test_a_damaged_snapshot_is_passed_over_for_a_later_one(tmp_path: Path, clock: ManualClock) -> None:
+def test_a_rebuild_skips_a_damaged_snapshot_for_a_later_one(tmp_path: Path, clock: ManualClock) -> None:
     store = reopened(tmp_path / "data", clock)
     publish_segments(store, 3)
     clock.advance(HOUR_MS)
@@ -451,7 +459,7 @@ def test_a_damaged_snapshot_is_passed_over_for_a_later_one(tmp_path: Path, clock
     close(store)
 
 
-def test_a_drop_waits_for_a_filling_that_reads_what_would_go(store: Store, clock: ManualClock) -> None:
+def test_a_drop_waits_for_a_backfill_that_reads_its_segment(store: Store, clock: ManualClock) -> None:
     publish_segments(store, 3)
     clock.advance(HOUR_MS)
     publish_segments(store, 1, first=3 * PER_SEGMENT)
@@ -468,7 +476,7 @@ def test_a_drop_waits_for_a_filling_that_reads_what_would_go(store: Store, clock
     assert queue.next_offset == 4 * PER_SEGMENT
 
 
-def test_what_expires_is_not_filled_into_a_new_queue(store: Store, clock: ManualClock) -> None:
+def test_a_backfill_does_not_add_expired_messages_to_a_new_queue(store: Store, clock: ManualClock) -> None:
     publish_segments(store, 3)
     clock.advance(HOUR_MS)
     publish_segments(store, 1, first=3 * PER_SEGMENT)
@@ -481,7 +489,7 @@ def test_what_expires_is_not_filled_into_a_new_queue(store: Store, clock: Manual
     assert [int(body.strip(".")) for body in bodies(store, queue)] == numbers(store)
 
 
-def test_a_snapshot_that_was_left_half_written_is_none(tmp_path: Path, clock: ManualClock) -> None:
+def test_a_half_written_snapshot_is_ignored(tmp_path: Path, clock: ManualClock) -> None:
     store = reopened(tmp_path / "data", clock)
     for number in range(2 * PER_SEGMENT):
         publish(store, "plant/1", str(number).rjust(96, "."))
@@ -495,7 +503,7 @@ def test_a_snapshot_that_was_left_half_written_is_none(tmp_path: Path, clock: Ma
     close(store)
 
 
-def test_a_copied_record_is_known_by_its_kind(store: Store, clock: ManualClock, keeper: Keeper) -> None:
+def test_a_copied_record_is_recognised_by_its_kind(store: Store, clock: ManualClock, keeper: Keeper) -> None:
     position = publish_segments(store, 1)[2]
     keeper.needed[position] = size = 24 + len("plant/1") + 96
     clock.advance(HOUR_MS)
@@ -506,7 +514,9 @@ def test_a_copied_record_is_known_by_its_kind(store: Store, clock: ManualClock, 
     assert copies[0].body == store.read(position, size)
 
 
-def test_what_retention_appends_can_be_inspected(store: Store, clock: ManualClock, keeper: Keeper, tmp_path: Path) -> None:
+def test_records_that_retention_appends_can_be_inspected(
+    store: Store, clock: ManualClock, keeper: Keeper, tmp_path: Path
+) -> None:
     position = publish_segments(store, 1)[2]
     keeper.needed[position] = 24 + len("plant/1") + 96
     store.queues.declare("plant/+", "group:a", "earliest")

@@ -78,7 +78,7 @@ async def test_a_stopped_job_never_runs_again() -> None:
     assert work.left == 2
 
 
-async def test_a_job_that_is_stopped_by_its_own_work_ends() -> None:
+async def test_a_job_can_be_stopped_by_its_own_work() -> None:
     def work(until_s: float) -> bool:
         job.stop()
         return True
@@ -104,7 +104,7 @@ async def test_a_full_disk_makes_a_job_wait(monkeypatch: pytest.MonkeyPatch) -> 
     assert full == []
 
 
-async def test_a_wake_during_the_last_slice_is_heard() -> None:
+async def test_a_wake_during_the_last_slice_starts_another_slice() -> None:
     runs: list[float] = []
     done = asyncio.Event()
 
@@ -122,7 +122,7 @@ async def test_a_wake_during_the_last_slice_is_heard() -> None:
     assert len(runs) == 2
 
 
-async def test_after_an_error_the_job_rests_until_it_is_woken() -> None:
+async def test_after_an_error_the_job_pauses_until_it_is_woken() -> None:
     def work(until_s: float) -> bool:
         raise ValueError("broken")
 

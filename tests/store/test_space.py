@@ -1,4 +1,4 @@
-"""The disk reserve: what is refused at which level, when a level is left, and what the kernel's own refusal does."""
+"""The disk reserve: what each level refuses, when a level ends, and how the store handles errors of a full disk."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ FLOOR = RESERVE // 4
 
 
 def free(store: Store, amount: int) -> None:
-    """Let the disk have `amount` bytes free, and the store look."""
+    """Set the free space of the disk to `amount` bytes, and make the store measure it."""
     store.space.probe = lambda: Usage(amount, TOTAL)
     store.measure_disk()
 
 
 def publish_until_full(store: Store, sent: list[str], size: int = 1) -> None:
-    """Publish to `plant/1` what goes into the log, and note it in `sent`."""
+    """Publish to `plant/1` until the store refuses a message, and add the accepted bodies to `sent`."""
     while True:
         body = f"{len(sent)}".ljust(size, "x")
         publish(store, "plant/1", body)
@@ -59,7 +59,7 @@ def test_the_smaller_of_bytes_and_percent_is_the_reserve(
     assert space_of(tmp_path, total, **options).reserve == reserve
 
 
-def test_a_real_disk_tells_its_usage(tmp_path: Path) -> None:
+def test_the_usage_of_a_real_disk_is_plausible(tmp_path: Path) -> None:
     space = Space(tmp_path)
     space.measure()
     assert 0 < space.usage.free < space.usage.total
@@ -88,7 +88,7 @@ def test_a_level_begins_at_its_bound_and_ends_a_ninth_above(tmp_path: Path, amou
     assert space.level is level
 
 
-def test_only_relief_is_told_and_never_in_the_midst_of_an_append(tmp_path: Path) -> None:
+def test_watchers_are_told_only_of_relief_and_never_during_an_append(tmp_path: Path) -> None:
     space = Space(tmp_path, reserve_bytes=RESERVE)
     told: list[Level] = []
     space.on_relief.append(lambda: told.append(space.level))
@@ -144,7 +144,7 @@ def test_a_read_only_store_ends_work_and_begins_none(tmp_path: Path) -> None:
     close(store)
 
 
-def test_a_fast_writer_is_stopped_between_two_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fast_writer_is_stopped_between_two_measurements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commitlog, "ALLOCATE_BYTES", 4 * KIB)
     store = open_store(tmp_path, reserve_bytes=RESERVE, segment_bytes=MIB)
     began = store.log.end
@@ -157,7 +157,7 @@ def test_a_fast_writer_is_stopped_between_two_looks(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT], ids=["no space", "quota"])
-def test_what_the_kernel_refuses_is_not_applied_and_it_goes_on_when_there_is_room(
+def test_a_write_that_the_kernel_refuses_is_not_applied_and_works_again_once_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
     monkeypatch.setattr(commitlog, "ALLOCATE_BYTES", KIB)
@@ -175,7 +175,7 @@ def test_what_the_kernel_refuses_is_not_applied_and_it_goes_on_when_there_is_roo
             publish_until_full(store, sent)
         store.commit()
         store.measure_disk()
-        assert store.space.was_refused, "statvfs knows nothing of a quota"
+        assert store.space.was_refused, "statvfs does not show a quota, so the store must remember the refusal"
         assert 1 < len(sent) < 50
         assert bodies(store, durable_queue(store, "plant/#")) == sent
     store.measure_disk()
@@ -188,7 +188,7 @@ def test_what_the_kernel_refuses_is_not_applied_and_it_goes_on_when_there_is_roo
 
 
 @pytest.mark.parametrize("failing", ["open", "posix_fallocate"])
-def test_a_segment_that_finds_no_room_leaves_no_file_and_the_old_one_goes_on(
+def test_a_segment_without_room_leaves_no_file_and_the_old_segment_stays_in_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     store = open_store(tmp_path / "0", segment_bytes=KIB)
@@ -208,7 +208,7 @@ def test_a_segment_that_finds_no_room_leaves_no_file_and_the_old_one_goes_on(
             with pytest.raises(DiskFull):
                 publish_until_full(store, sent, 50)
             store.measure_disk()
-            assert store.space.was_refused, "there is room in the old segment, but not for what was refused"
+            assert store.space.was_refused, "the old segment has room, but not for the refused record"
     assert len(list(store.log.directory.iterdir())) == 1
     store.measure_disk()
     publish(store, "plant/1", "last")
@@ -220,7 +220,7 @@ def test_a_segment_that_finds_no_room_leaves_no_file_and_the_old_one_goes_on(
     close(again)
 
 
-def test_a_file_system_that_can_not_allocate_ahead_is_written_to_all_the_same(
+def test_a_file_system_without_allocation_ahead_can_still_be_written_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def allocate(fd: int, offset: int, length: int) -> None:
@@ -236,7 +236,7 @@ def test_a_file_system_that_can_not_allocate_ahead_is_written_to_all_the_same(
     close(store)
 
 
-def test_what_frees_space_is_appended_to_the_last(tmp_path: Path) -> None:
+def test_records_that_free_space_are_accepted_at_every_level(tmp_path: Path) -> None:
     store = open_store(tmp_path, reserve_bytes=RESERVE)
     queue = store.queues.declare("plant/+", "group:1")
     free(store, 0)

@@ -44,7 +44,7 @@ from tests.waiting import until
 
 
 class Sessions:
-    """A part as small as one can be: it keeps the last body of each open session, and of each retained topic."""
+    """A minimal part: it keeps the last body of each open session and of each retained topic."""
 
     def __init__(self) -> None:
         self.rows: dict[bytes, bytes] = {}
@@ -80,7 +80,7 @@ class Sessions:
 
 
 def do_some_of_everything(store: Store) -> None:
-    """Leave queues, drops, a part's rows, and messages of every kind behind, in several commits and segments."""
+    """Write queues, drops, a part's rows, and messages of every kind, in several commits and segments."""
     for number in range(30):
         publish(store, f"plant/{number % 4}/temp", f"{number}" + "." * 900, tag="t" if number % 3 else "")
         if number == 3:
@@ -110,7 +110,7 @@ def delete_index(data_dir: Path) -> None:
 
 @asynccontextmanager
 async def started(store: Store, failures: list[OSError] | None = None) -> AsyncIterator[Store]:
-    """Run `store` on the loop, and close it. An exception that reaches the loop fails the test."""
+    """Run `store` on the loop, and close it at the end. An exception that reaches the loop fails the test."""
     loop = asyncio.get_running_loop()
     unseen: list[object] = []
     loop.set_exception_handler(lambda _, context: unseen.append(context.get("exception", context)))
@@ -124,7 +124,7 @@ async def started(store: Store, failures: list[OSError] | None = None) -> AsyncI
 
 
 class Gate:
-    """Holds the fdatasync of a store until the test lets one pass."""
+    """Holds each fdatasync of a store until the test lets it pass."""
 
     def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         self._begun = threading.Semaphore(0)
@@ -144,7 +144,7 @@ class Gate:
         assert await asyncio.to_thread(self._begun.acquire, timeout=30)
 
     def has_begun(self, within_s: float) -> bool:
-        """Return whether the next sync has begun or does so within a time in which the loop does nothing."""
+        """Return whether the next sync begins within a time in which the loop is blocked."""
         return self._begun.acquire(timeout=within_s)
 
     def open(self, count: int = 1) -> None:
@@ -174,7 +174,7 @@ def test_a_part_sees_the_same_records_live_and_in_recovery(tmp_path: Path, flush
     close(store)
 
 
-def test_a_part_is_asked_for_messages_that_are_retained_or_delayed_only(tmp_path: Path) -> None:
+def test_a_part_gets_only_retained_and_delayed_messages(tmp_path: Path) -> None:
     part = Sessions()
     store = open_store(tmp_path / "data", parts=[part])
     publish(store, "plant/1", "plain")
@@ -187,7 +187,7 @@ def test_a_part_is_asked_for_messages_that_are_retained_or_delayed_only(tmp_path
     close(store)
 
 
-def test_an_index_that_was_deleted_is_rebuilt_as_it_was(tmp_path: Path) -> None:
+def test_a_deleted_index_is_rebuilt_with_the_same_contents(tmp_path: Path) -> None:
     live = Sessions()
     store = open_store(tmp_path / "data", parts=[live])
     do_some_of_everything(store)
@@ -209,7 +209,9 @@ def test_an_index_that_was_deleted_is_rebuilt_as_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("replay_bytes", [1, 700, 6_400])
-def test_recovery_saves_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replay_bytes: int) -> None:
+def test_recovery_saves_its_progress_in_several_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replay_bytes: int
+) -> None:
     store = open_store(tmp_path / "data", parts=[Sessions()])
     do_some_of_everything(store)
     before = contents(store)
@@ -222,7 +224,7 @@ def test_recovery_saves_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     close(store)
 
 
-def test_an_orderly_end_leaves_nothing_to_replay(tmp_path: Path) -> None:
+def test_after_an_orderly_end_there_is_nothing_to_replay(tmp_path: Path) -> None:
     store = open_store(tmp_path / "data")
     do_some_of_everything(store)
     close(store)
@@ -240,8 +242,8 @@ def test_an_index_that_is_ahead_of_the_log_is_rebuilt(tmp_path: Path, cut_off: i
     close(store)
     (segment,) = (tmp_path / "data" / "commitlog").iterdir()
     os.truncate(segment, end - cut_off)
-    (tmp_path / "data" / "synced").unlink()  # or it would be known that this was durable
-    if interrupted:  # a start that was killed after it had extended the file to its capacity again
+    (tmp_path / "data" / "synced").unlink()  # without the mark, the store can't know that this was durable
+    if interrupted:  # as after a start that was killed once it had extended the file to its capacity again
         os.truncate(segment, 1024 * 1024)
     store = Store(tmp_path / "data", store.options, ManualClock())
     recovery = store.recover()
@@ -262,7 +264,7 @@ def test_an_index_that_is_ahead_of_the_log_is_rebuilt(tmp_path: Path, cut_off: i
     close(store)
 
 
-def test_a_log_that_lost_its_beginning_is_refused_where_nothing_tells_what_that_was(tmp_path: Path) -> None:
+def test_a_log_without_its_beginning_is_refused_if_no_index_or_snapshot_covers_it(tmp_path: Path) -> None:
     store = open_store(tmp_path / "data")
     publish(store, "plant/1", "a")
     store.commit()
@@ -292,7 +294,7 @@ def test_an_index_of_another_format_is_rebuilt(tmp_path: Path) -> None:
     close(store)
 
 
-def test_a_start_that_was_killed_while_it_deleted_the_index_is_made_good(tmp_path: Path) -> None:
+def test_a_start_completes_the_deletion_of_an_index_that_a_killed_start_began(tmp_path: Path) -> None:
     store = open_store(tmp_path / "data")
     do_some_of_everything(store)
     before = contents(store)
@@ -319,7 +321,7 @@ RUN = st.tuples(
 
 
 @given(st.lists(st.lists(RUN, max_size=6), max_size=3))
-def test_runs_are_stored_as_each_of_their_messages_would_be(calls: list[list[tuple[str, int, list[bytes]]]]) -> None:
+def test_runs_are_stored_like_single_messages(calls: list[list[tuple[str, int, list[bytes]]]]) -> None:
     logs = []
     for in_runs in (True, False):
         with tempfile.TemporaryDirectory() as data_dir:
@@ -333,21 +335,21 @@ def test_runs_are_stored_as_each_of_their_messages_would_be(calls: list[list[tup
                     for topic, qos, bodies in runs:
                         for body in bodies:
                             store.append_message(store.router.route(topic.encode()), body, b"", qos)
-                store.queues.declare("plant/1", f"group:{number}")  # the routes are outdated with the first
+                store.queues.declare("plant/1", f"group:{number}")  # this outdates the routes with the first run
             store.commit()
             logs.append((list(store.log.scan(0)), contents(store), store.messages_stored))
             close(store)
     assert logs[0] == logs[1]
 
 
-def test_a_run_for_which_there_may_be_no_room_is_left_to_be_appended_one_by_one(tmp_path: Path) -> None:
+def test_a_run_that_may_not_fit_is_refused_as_a_whole(tmp_path: Path) -> None:
     store = open_store(tmp_path / "data", segment_bytes=MIB, reserve_bytes=GIB)
     route = store.router.route(b"plant/1")
     run = [(route, [b"x" * 1000] * 3, 0)]
     assert store.append_runs(run, 4 * KIB)
     end = store.log.end
-    assert not store.append_runs(run, MIB), "more than the segment has left"
-    assert not store.append_runs(run, 2 * MIB), "more than any record may have"
+    assert not store.append_runs(run, MIB), "the segment has less room left"
+    assert not store.append_runs(run, 2 * MIB), "a record may not be as large"
     store.space.probe = lambda: Usage(GIB // 2, 100 * GIB)
     store.space.measure()
     assert not store.append_runs(run, 4 * KIB), "the disk is full"
@@ -357,7 +359,7 @@ def test_a_run_for_which_there_may_be_no_room_is_left_to_be_appended_one_by_one(
     close(store)
 
 
-def test_runs_take_room_from_the_disk_as_they_need_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_allocate_disk_space_as_they_need_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store(tmp_path / "data", segment_bytes=64 * MIB)
     run = [(store.router.route(b"plant/1"), [b"x" * 1000] * 1000, 0)]
     for _ in range(3 * ALLOCATE_BYTES // MIB):
@@ -375,7 +377,7 @@ def test_runs_take_room_from_the_disk_as_they_need_it(tmp_path: Path, monkeypatc
             assert store.log.end < 5 * ALLOCATE_BYTES
     store.commit()
     store.measure_disk()
-    assert store.append_runs(run, 2 * MIB), "the disk has room again, and nothing is broken"
+    assert store.append_runs(run, 2 * MIB), "the disk has room again, so the store must accept the run"
     store.commit()
     assert len(list(store.log.scan(0))) - 1 == store.messages_stored == stored + 1000
     close(store)
@@ -384,9 +386,7 @@ def test_runs_take_room_from_the_disk_as_they_need_it(tmp_path: Path, monkeypatc
 @given(st.integers(0, 1 << 60), st.lists(st.tuples(st.integers(1, 1 << 26), st.integers(1, 40)), max_size=5))
 @example(1 << 60, [(1 << 26, 500)])
 @example(7, [(60 + number, 1) for number in range(100)])
-def test_entries_of_consecutive_records_name_each_where_the_one_before_it_ends(
-    position: int, runs: list[tuple[int, int]]
-) -> None:
+def test_the_entries_of_consecutive_records_have_adjoining_positions(position: int, runs: list[tuple[int, int]]) -> None:
     entries, end = consecutive_entries(position, [size for size, _ in runs], [count for _, count in runs])
     sizes = [size for size, count in runs for _ in range(count)]
     expected = [(position + sum(sizes[:number]), size, 0) for number, size in enumerate(sizes)]
@@ -397,7 +397,7 @@ def test_entries_of_consecutive_records_name_each_where_the_one_before_it_ends(
 # --- covered and durable --------------------------------------------------------------------------------------------
 
 
-def test_each_commit_tells_the_index_how_far_it_covers_the_log(tmp_path: Path) -> None:
+def test_each_commit_records_in_the_index_how_far_it_covers_the_log(tmp_path: Path) -> None:
     clock = ManualClock()
     store = open_store(tmp_path / "data", clock=clock)
     assert store.index.covered() == Covered(0, 0, 0)
@@ -448,7 +448,7 @@ async def test_callbacks_fire_in_order_and_only_after_the_sync_of_their_group(
         store.when_durable(lambda: fired.append(("b2", gate.ended)))
         await gate.begun()
         root = durable_queue(store, "plant/#")
-        assert bodies(store, root) == ["a", "b"], "what is written can be read before it is durable"
+        assert bodies(store, root) == ["a", "b"], "a written message can be read before it is durable"
         publish(store, "plant/1", "c")
         store.when_durable(lambda: fired.append(("c1", gate.ended)))
         await until(lambda: store.log.written == store.log.end)
@@ -461,12 +461,12 @@ async def test_callbacks_fire_in_order_and_only_after_the_sync_of_their_group(
         assert fired == [("a1", 1), ("b1", 1), ("b2", 1)]
         gate.open()
         await until(lambda: len(fired) == 5)
-        assert fired[3:] == [("c1", 2), ("d1", 2)], "what came during a sync is the next group, whole"
+        assert fired[3:] == [("c1", 2), ("d1", 2)], "all that arrives during a sync makes one group"
         assert store.syncs == 2
         gate.open(9)
 
 
-async def test_the_next_sync_is_under_way_while_those_of_the_last_are_told(
+async def test_the_next_sync_runs_while_callbacks_of_the_last_one_are_called(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store(tmp_path / "data")
@@ -484,7 +484,7 @@ async def test_the_next_sync_is_under_way_while_those_of_the_last_are_told(
     assert begun == [True, False]
 
 
-async def test_a_sync_is_under_way_while_the_index_is_written_and_nobody_is_told_before_that_is(
+async def test_a_sync_runs_while_the_index_is_written_and_callbacks_wait_for_both(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store(tmp_path / "data")
@@ -508,7 +508,7 @@ async def test_a_sync_is_under_way_while_the_index_is_written_and_nobody_is_told
     assert seen[:2] == [True, "written"]
 
 
-async def test_who_waits_for_what_is_durable_already_is_answered(tmp_path: Path) -> None:
+async def test_a_callback_is_called_even_if_everything_is_durable_already(tmp_path: Path) -> None:
     async with started(open_store(tmp_path / "data")) as store:
         await store.durable()
         assert store.syncs == 0
@@ -518,14 +518,14 @@ async def test_who_waits_for_what_is_durable_already_is_answered(tmp_path: Path)
         assert store.syncs == 1
 
 
-async def test_who_waits_again_when_answered_comes_behind_those_who_waited_before(tmp_path: Path) -> None:
+async def test_a_callback_registered_in_a_callback_is_called_after_those_registered_before(tmp_path: Path) -> None:
     async with started(open_store(tmp_path / "data")) as store:
         fired: list[str] = []
 
         def again() -> None:
             fired.append("a")
             store.when_durable(lambda: fired.append("again"))
-            assert fired == ["a"], "not inside another callback"
+            assert fired == ["a"], "a callback must not run inside another one"
 
         publish(store, "plant/1")
         store.when_durable(again)
@@ -557,7 +557,7 @@ def _unexpected(error: OSError) -> None:
     raise error
 
 
-async def test_those_who_append_when_they_are_answered_cost_one_sync_a_round(tmp_path: Path) -> None:
+async def test_callbacks_that_append_and_wait_again_share_one_sync_per_round(tmp_path: Path) -> None:
     store = open_store(tmp_path / "data")
     rounds = [0] * 10
 
@@ -572,10 +572,10 @@ async def test_those_who_append_when_they_are_answered_cost_one_sync_a_round(tmp
             publish(store, "plant/1", str(who))
             store.when_durable(lambda who=who: answered(who))  # type: ignore[misc]
         await until(lambda: rounds == [20] * 10)
-        assert store.syncs <= 22, "none while what is waited for isn't written"
+        assert store.syncs <= 22, "the store must not sync before the awaited messages are written"
 
 
-async def test_a_callback_that_raises_keeps_nobody_waiting(tmp_path: Path) -> None:
+async def test_a_callback_that_raises_does_not_hold_up_others(tmp_path: Path) -> None:
     store = open_store(tmp_path / "data")
     loop = asyncio.get_running_loop()
     store.start(loop, _unexpected)
@@ -596,7 +596,7 @@ async def test_a_callback_that_raises_keeps_nobody_waiting(tmp_path: Path) -> No
     await store.close()
 
 
-async def test_a_cancelled_waiter_disturbs_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cancelled_waiter_does_not_affect_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store(tmp_path / "data")
     gate = Gate(store, monkeypatch)
     async with started(store):
@@ -609,10 +609,10 @@ async def test_a_cancelled_waiter_disturbs_nobody(tmp_path: Path, monkeypatch: p
         assert cancelled.cancelled()
 
 
-async def test_housekeeping_between_an_append_and_its_commit_delays_no_answer(
+async def test_housekeeping_between_an_append_and_its_commit_delays_no_callback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(housekeeping, "INTERVAL_S", 3_600.0)  # it comes only when the test calls it
+    monkeypatch.setattr(housekeeping, "INTERVAL_S", 3_600.0)  # it runs only when the test calls it
     async with started(open_store(tmp_path / "data")) as store:
         publish(store, "plant/1", "qos 0")
         await until(lambda: store.log.written == store.log.end)
@@ -625,14 +625,14 @@ async def test_housekeeping_between_an_append_and_its_commit_delays_no_answer(
             await answered.wait()
 
 
-async def test_what_nobody_waits_for_is_durable_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_messages_that_nobody_waits_for_become_durable_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(housekeeping, "INTERVAL_S", 0.005)
     async with started(open_store(tmp_path / "data")) as store:
         publish(store, "plant/1")
         await until(lambda: store.durable_position == store.log.end > 0)
 
 
-async def test_a_turn_of_the_loop_is_one_write_and_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_turn_of_the_loop_makes_one_write_and_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with started(open_store(tmp_path / "data")) as store:
         writes: list[int] = []
         pwrite = os.pwrite
@@ -650,7 +650,7 @@ async def test_a_turn_of_the_loop_is_one_write_and_one_row(tmp_path: Path, monke
         assert len(list(store.index.rows(KeySpace.ENTRIES + root.id.to_bytes(4, "big")))) == 1
 
 
-async def test_with_async_flush_the_answer_does_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_with_async_flush_callbacks_do_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store(tmp_path / "data", flush="async")
     gate = Gate(store, monkeypatch)
     written: list[int] = []
@@ -668,7 +668,7 @@ async def test_with_async_flush_the_answer_does_not_wait_for_the_disk(tmp_path: 
 # --- failures -------------------------------------------------------------------------------------------------------
 
 
-async def test_after_a_failed_sync_nobody_is_answered_and_it_is_not_tried_again(
+async def test_after_a_failed_sync_no_callback_is_called_and_the_sync_is_not_retried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store(tmp_path / "data")
@@ -699,7 +699,7 @@ async def test_after_a_failed_sync_nobody_is_answered_and_it_is_not_tried_again(
     assert fired == []
 
 
-async def test_a_sync_that_fails_at_the_end_answers_nobody_though_another_would_succeed(
+async def test_after_a_failed_last_sync_no_callback_is_called_even_if_another_sync_would_succeed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store(tmp_path / "data")
@@ -723,7 +723,7 @@ async def test_a_sync_that_fails_at_the_end_answers_nobody_though_another_would_
 
 
 @pytest.mark.parametrize("flush", ["sync", "async"])
-async def test_after_a_failed_write_nothing_is_committed_or_answered(
+async def test_after_a_failed_write_nothing_is_committed_and_no_callback_is_called(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flush: str
 ) -> None:
     store = open_store(tmp_path / "data", flush=flush)
@@ -742,7 +742,7 @@ async def test_after_a_failed_write_nothing_is_committed_or_answered(
         store.when_durable(lambda: fired.append("a"))
         await until(lambda: failures)
         monkeypatch.undo()
-        publish(store, "plant/1", "b")  # at a position that the log will never have
+        publish(store, "plant/1", "b")  # at a position that the log will never reach
         store.when_durable(lambda: fired.append("b"))
         for _ in range(5):
             await asyncio.sleep(0)
@@ -772,7 +772,7 @@ async def test_an_index_that_cannot_be_written_ends_the_store(tmp_path: Path) ->
         await store.close()
     store = open_store(tmp_path / "data")
     root = durable_queue(store, "plant/#")
-    assert bodies(store, root) == ["a", "b"], "the log has it, so recovery does"
+    assert bodies(store, root) == ["a", "b"], "the log has both messages, so recovery finds them"
     close(store)
 
 
@@ -792,7 +792,7 @@ def test_without_a_loop_a_failed_commit_is_raised(tmp_path: Path, monkeypatch: p
     store.log.close()
 
 
-def test_a_message_too_large_is_refused_and_the_store_goes_on(tmp_path: Path) -> None:
+def test_a_message_that_is_too_large_is_refused_and_the_store_continues(tmp_path: Path) -> None:
     store = open_store(tmp_path / "data")
     publish(store, "plant/1", "a")
     with pytest.raises(RecordTooLarge):
@@ -808,7 +808,7 @@ def test_a_message_too_large_is_refused_and_the_store_goes_on(tmp_path: Path) ->
 # --- the end --------------------------------------------------------------------------------------------------------
 
 
-async def test_close_answers_who_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_close_calls_the_callbacks_that_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store(tmp_path / "data")
     gate = Gate(store, monkeypatch)
     fired: list[str] = []
@@ -828,7 +828,7 @@ async def test_close_answers_who_waits(tmp_path: Path, monkeypatch: pytest.Monke
     close(store)
 
 
-async def test_close_in_the_turn_of_an_append_saves_it_and_leaves_nothing_running(tmp_path: Path) -> None:
+async def test_close_in_the_turn_of_an_append_saves_the_message_and_leaves_nothing_running(tmp_path: Path) -> None:
     async with started(open_store(tmp_path / "data")) as store:
         publish(store, "plant/1", "a")
         store.queues.declare("plant/+", "group:a", "earliest")
@@ -840,7 +840,7 @@ async def test_close_in_the_turn_of_an_append_saves_it_and_leaves_nothing_runnin
     close(store)
 
 
-async def test_what_an_answer_appends_while_the_store_closes_is_there_once(tmp_path: Path) -> None:
+async def test_a_message_that_a_callback_appends_during_close_is_stored_once(tmp_path: Path) -> None:
     async with started(open_store(tmp_path / "data")) as store:
 
         def answer() -> None:
@@ -859,7 +859,7 @@ async def test_what_an_answer_appends_while_the_store_closes_is_there_once(tmp_p
 
 
 @pytest.mark.parametrize("how", ["close", "crash", "delete the index"])
-def test_the_store_time_never_decreases_though_the_clock_does(tmp_path: Path, how: str) -> None:
+def test_the_store_time_never_decreases_even_if_the_clock_does(tmp_path: Path, how: str) -> None:
     clock = ManualClock()
     store = open_store(tmp_path / "data", clock=clock)
     first_ms = clock.now_ms()
@@ -887,7 +887,7 @@ def test_the_store_time_never_decreases_though_the_clock_does(tmp_path: Path, ho
     close(store)
 
 
-def test_a_turn_has_one_time(tmp_path: Path) -> None:
+def test_all_records_of_a_turn_have_the_same_time(tmp_path: Path) -> None:
     clock = ManualClock()
     store = open_store(tmp_path / "data", clock=clock)
     now_ms = clock.now_ms()
@@ -926,7 +926,7 @@ async def test_the_index_is_flushed_from_time_to_time(tmp_path: Path, monkeypatc
     close(store)
 
 
-async def test_a_new_queue_is_filled_between_other_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_new_queue_is_backfilled_between_other_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backfill_module, "SLICE_BYTES", 10_000)
     async with started(open_store(tmp_path / "data", segment_bytes=1024 * 1024)) as store:
         for number in range(5_000):
@@ -935,7 +935,7 @@ async def test_a_new_queue_is_filled_between_other_work(tmp_path: Path, monkeypa
         number, turns = 5_000, 0
         while queue.committed_offset < number // 2:
             assert turns < 1_000, "the filling does not end"
-            for _ in range(500 if turns < 20 else 0):  # more than a slice gets on by
+            for _ in range(500 if turns < 20 else 0):  # more than one slice of the backfill handles
                 publish(store, f"plant/{number % 2}", str(number))
                 number += 1
             await asyncio.sleep(0)
@@ -944,7 +944,7 @@ async def test_a_new_queue_is_filled_between_other_work(tmp_path: Path, monkeypa
         assert bodies(store, queue) == [str(each) for each in range(1, number, 2)]
 
 
-async def test_a_failed_write_ends_a_filling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_write_ends_a_backfill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backfill_module, "SLICE_BYTES", 1_000)
     store = open_store(tmp_path / "data", segment_bytes=1024 * 1024)
     failures: list[OSError] = []
@@ -966,7 +966,7 @@ async def test_a_failed_write_ends_a_filling(tmp_path: Path, monkeypatch: pytest
         assert queue.committed_offset == filled < 1_000
 
 
-def test_records_of_kinds_that_nobody_applies_are_passed_over(tmp_path: Path) -> None:
+def test_records_of_unknown_kinds_are_skipped(tmp_path: Path) -> None:
     store = open_store(tmp_path / "data")
     data = encode(200, b"of a later version", b"?", store_ms=store.clock.now_ms())
     store.log.add(data[:8], data[8:], len(data))

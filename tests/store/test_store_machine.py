@@ -1,4 +1,4 @@
-"""A store that is used, killed, cut and opened again in any order, against a model that a list of events is."""
+"""A store that is used, killed, cut and reopened in any order, checked against a model made from a list of events."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ starts: st.SearchStrategy[Start] = st.sampled_from(["earliest", "latest", BEGAN_
 
 
 class Event(NamedTuple):
-    """What the log says, and where the record that says it ends."""
+    """A record of the log in the model's terms, with the position at which the record ends."""
 
     end: int
     what: str
@@ -49,14 +49,14 @@ class Expected(NamedTuple):
     owners: set[str]
     bodies: list[str]
     declared: int
-    """End of the record that declared it first."""
+    """End of the record that first declared the queue."""
 
 
 ROOT_FILTER = "plant/#"
-"""The one of `filters` that is a root's: it has all that ever came, whoever asks for it from when."""
+"""The one of `filters` that names a root. Its queue has all messages, whatever start a declaration gives."""
 
 Key = tuple[str, Start]
-"""Filter and start: what tells durable queues apart."""
+"""Filter and start, which identify a durable queue."""
 
 
 def key_of(topic_filter: str, start: Start) -> Key:
@@ -64,9 +64,9 @@ def key_of(topic_filter: str, start: Start) -> Key:
 
 
 def model(events: list[Event], log_start: int) -> dict[Key, Expected]:
-    """Return the queues that follow from the log, without those roots that nobody has declared.
+    """Return the queues that follow from the log, without roots that nobody has declared.
 
-    No record spans two segments, so those that end behind the log's start are those that it still has.
+    No record spans two segments, so the log still has exactly the records that end after its start.
     """
     found: dict[Key, Expected] = {}
     for at, (end, what, name, detail, _, start) in enumerate(events):
@@ -91,7 +91,7 @@ def model(events: list[Event], log_start: int) -> dict[Key, Expected]:
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """`events` are all records that were appended, `durable` is how much of the log a power cut leaves."""
+    """`events` are all appended records; `durable` is the position up to which a power cut leaves the log intact."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.events.append(Event(self.store.log.end, what, name, detail, self.store.now_ms(), start))
 
     def begun(self, start: Start) -> Start:
-        """Return where a queue that is asked for now begins: a time that has not come yet is "latest"."""
+        """Return the start of a queue that is declared now; a time in the future means "latest"."""
         return "latest" if isinstance(start, int) and start > self.store.now_ms() else start
 
     @rule(topic_filter=filters, owner=owners, start=starts)
@@ -196,7 +196,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(topic=topics, segments=st.integers(0, 6))
     def retain(self, topic: str, segments: int) -> None:
-        """Let some segments fill, finish their snapshots, and drop what is too much."""
+        """Fill some segments, finish their snapshots, and drop the segments that exceed the bound."""
         for _ in range(segments):
             self.publish(topic, 3, 200)
             work_on(self.store)
@@ -205,13 +205,13 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(steps=st.integers(1, 20))
     def retain_a_little(self, steps: int) -> None:
-        """Be in the midst of it when something else happens."""
+        """Do a few steps of retention, so that other rules run in the middle of it."""
         self.store.retention.begin_due()
         for _ in range(steps):
             self.store.retention.step(0.0)
         self.durable = max(self.durable, self.store.log.start)
 
-    # --- ends and beginnings ----------------------------------------------------------------------------------------
+    # --- stops and restarts -----------------------------------------------------------------------------------------
 
     @rule()
     def restart(self) -> None:
@@ -223,14 +223,14 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(keep_index=st.booleans())
     def kill(self, keep_index: bool) -> None:
-        """The process ends: what was written stays, what was not is gone."""
+        """Kill the process: written bytes remain, all others are lost."""
         self._come_back(self.store.log.written, b"", keep_index)
 
     @precondition(lambda self: self.store.log.written > self.durable)
     @rule(part=st.floats(0, 1), garbage=st.binary(max_size=60), keep_index=st.booleans())
     def cut_the_power(self, part: float, garbage: bytes, keep_index: bool) -> None:
-        """The machine ends: of what was not durable, any part is left, and garbage may stand behind it."""
-        durable = max(self.durable, self.store.log.segments()[-1][0])  # a segment is synced before the next is begun
+        """Cut the power: any part of the bytes that were not durable remains, and garbage may follow it."""
+        durable = max(self.durable, self.store.log.segments()[-1][0])  # a segment is synced before the next one begins
         self._come_back(durable + int(part * (self.store.log.written - durable)), garbage, keep_index)
 
     def _come_back(self, cut: int, garbage: bytes, keep_index: bool) -> None:
@@ -274,7 +274,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.check_what_is_saved()
 
     def check_what_is_saved(self) -> None:
-        """Whoever loads the queues now finds them as those have them who held them all along."""
+        """Check that newly loaded queues equal the queues that have been held all along."""
         saved = {queue.id: queue for queue in Catalogue(self.store.index)}
         for queue in self.store.queues:
             if not queue.transient:

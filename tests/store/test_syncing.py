@@ -1,4 +1,4 @@
-"""Who syncs, in a process or on a thread: nobody is told before the disk has it, and a failure is final."""
+"""Syncs in a process or on a thread: callbacks wait until the disk has the data, and a failed sync is final."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ both = pytest.mark.parametrize("sync_in", ["process", "thread"])
 
 @asynccontextmanager
 async def started(data_dir: Path, sync_in: str = "process") -> AsyncIterator[tuple[Store, list[OSError]]]:
-    """A store on the loop, and the failures that it tells of."""
+    """Run a store on the loop; yield the store and the list of failures that it reports."""
     store, failures = open_store(data_dir, sync_in=sync_in, segment_bytes=64 * KIB), list[OSError]()
     store.start(asyncio.get_running_loop(), failures.append)
     try:
@@ -67,7 +67,7 @@ def process_of(store: Store) -> SyncProcess:
 
 @contextmanager
 def held_back(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
-    """Let no sync end until what it gives is called."""
+    """Let no sync end until the yielded function is called."""
     assert store._group is not None
     if isinstance(store._group._sync, SyncProcess):
         pid = store._group._sync.pid
@@ -86,7 +86,7 @@ def held_back(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
 
 
 def state_of(pid: int) -> str:
-    """Return the state of a process as in `ps`; "gone" where there is none."""
+    """Return the state of a process as in `ps`, or "gone" if there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -94,7 +94,9 @@ def state_of(pid: int) -> str:
 
 
 @both
-async def test_who_waits_is_told_in_order_when_the_disk_has_it_over_many_segments(tmp_path: Path, sync_in: str) -> None:
+async def test_callbacks_are_called_in_order_once_the_disk_has_their_records_over_many_segments(
+    tmp_path: Path, sync_in: str
+) -> None:
     async with started(tmp_path, sync_in) as (store, failures):
         told: list[int] = []
         for number in range(400):
@@ -113,7 +115,7 @@ async def test_who_waits_is_told_in_order_when_the_disk_has_it_over_many_segment
     close(store)
 
 
-async def test_nobody_is_told_while_the_process_does_nothing(tmp_path: Path) -> None:
+async def test_no_callback_is_called_while_the_sync_process_is_stopped(tmp_path: Path) -> None:
     async with started(tmp_path) as (store, failures):
         publish(store, "plant/1", "first")
         await store.durable()
@@ -131,9 +133,7 @@ async def test_nobody_is_told_while_the_process_does_nothing(tmp_path: Path) -> 
 
 
 @both
-async def test_who_ends_a_turn_finds_the_sync_that_has_ended_meanwhile_and_it_is_told_once(
-    tmp_path: Path, sync_in: str
-) -> None:
+async def test_the_end_of_a_turn_notices_a_finished_sync_and_calls_each_callback_once(tmp_path: Path, sync_in: str) -> None:
     async with started(tmp_path, sync_in) as (store, failures):
         told: list[int] = []
         for number in range(20):
@@ -141,17 +141,17 @@ async def test_who_ends_a_turn_finds_the_sync_that_has_ended_meanwhile_and_it_is
             store.when_durable(lambda number=number: told.append(number))  # type: ignore[misc]
             store.end_turn()
             until_s = time.monotonic() + 20
-            while len(told) <= number and time.monotonic() < until_s:  # the loop does nothing meanwhile
+            while len(told) <= number and time.monotonic() < until_s:  # the loop is blocked meanwhile
                 time.sleep(0.0005)  # noqa: ASYNC251 - that it does nothing is what this is about
                 store.end_turn()
             assert told == list(range(number + 1))
             if number % 3 == 0:
-                await asyncio.sleep(0.001)  # now the loop comes to it
+                await asyncio.sleep(0.001)  # now the loop runs
         assert store.syncs == 20
         assert failures == []
 
 
-async def test_a_process_that_is_killed_while_nobody_waits_ends_the_store_too(tmp_path: Path) -> None:
+async def test_a_sync_process_that_is_killed_while_nobody_waits_ends_the_store(tmp_path: Path) -> None:
     async with started(tmp_path) as (store, failures):
         publish(store, "plant/1", "first")
         await store.durable()
@@ -160,7 +160,7 @@ async def test_a_process_that_is_killed_while_nobody_waits_ends_the_store_too(tm
         assert "has ended" in str(failures[0])
 
 
-async def test_a_process_that_is_killed_ends_the_store_and_nobody_is_told_any_more(tmp_path: Path) -> None:
+async def test_a_sync_process_that_is_killed_ends_the_store_and_no_further_callback_is_called(tmp_path: Path) -> None:
     async with started(tmp_path) as (store, failures):
         publish(store, "plant/1", "first")
         await store.durable()
@@ -179,12 +179,12 @@ async def test_a_process_that_is_killed_ends_the_store_and_nobody_is_told_any_mo
         assert len(failures) == 1
 
 
-async def test_an_error_of_the_disk_in_the_process_is_told_with_its_number_and_is_final(tmp_path: Path) -> None:
+async def test_a_disk_error_in_the_sync_process_is_reported_with_its_errno_and_is_final(tmp_path: Path) -> None:
     async with started(tmp_path) as (store, failures):
         told: list[str] = []
         publish(store, "plant/1", "first")
         store.commit()
-        reading, writing = os.pipe()  # which can't be synced: EINVAL
+        reading, writing = os.pipe()  # a pipe can't be synced: EINVAL
         kept = os.dup(store.log.open_segment.fd)
         os.dup2(writing, store.log.open_segment.fd)
         store.when_durable(lambda: told.append("first"))
@@ -200,7 +200,7 @@ async def test_an_error_of_the_disk_in_the_process_is_told_with_its_number_and_i
         assert len(failures) == 1
 
 
-async def test_an_error_of_a_sync_that_was_under_way_at_the_end_is_raised_there(tmp_path: Path) -> None:
+async def test_closing_the_store_raises_the_error_of_the_sync_under_way(tmp_path: Path) -> None:
     async with started(tmp_path) as (store, failures):
         publish(store, "plant/1", "first")
         await store.durable()
@@ -217,10 +217,12 @@ async def test_an_error_of_a_sync_that_was_under_way_at_the_end_is_raised_there(
 
 
 @pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-async def test_the_process_stays_for_as_long_as_the_node_whoever_asks_it_to_end(tmp_path: Path, asked: signal.Signals) -> None:
+async def test_the_sync_process_ignores_signals_that_ask_it_to_end_and_ends_with_the_node(
+    tmp_path: Path, asked: signal.Signals
+) -> None:
     async with started(tmp_path) as (store, failures):
         publish(store, "plant/1", "first")
-        await store.durable()  # it has started
+        await store.durable()  # the process has started
         os.kill(process_of(store).pid, asked)
         publish(store, "plant/1", "second")
         await store.durable()
@@ -229,7 +231,7 @@ async def test_the_process_stays_for_as_long_as_the_node_whoever_asks_it_to_end(
     assert state_of(pid) == "gone"
 
 
-async def test_the_process_has_nothing_of_the_node_but_the_segment(tmp_path: Path) -> None:
+async def test_the_sync_process_inherits_no_descriptor_except_the_segment(tmp_path: Path) -> None:
     with (tmp_path / "lock").open("w"):
         async with started(tmp_path / "data") as (store, _):
             publish(store, "plant/1", "first")
@@ -240,7 +242,7 @@ async def test_the_process_has_nothing_of_the_node_but_the_segment(tmp_path: Pat
             assert [name for name in opened if name.startswith("/")] == [str(store.log.open_segment.path)]
 
 
-def test_the_process_ends_when_the_node_is_killed(tmp_path: Path) -> None:
+def test_the_sync_process_ends_when_the_node_is_killed(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     node = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path)], stdout=subprocess.PIPE, env=environment)
     assert node.stdout is not None
@@ -255,7 +257,7 @@ def test_the_process_ends_when_the_node_is_killed(tmp_path: Path) -> None:
     close(store)
 
 
-async def test_where_no_process_can_be_started_the_error_says_what_to_do(
+async def test_the_error_says_what_to_do_if_no_sync_process_can_be_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
@@ -266,7 +268,7 @@ async def test_where_no_process_can_be_started_the_error_says_what_to_do(
 
 
 @both
-async def test_what_is_written_while_a_sync_is_under_way_is_durable_with_the_next_one_however_many_ask(
+async def test_one_sync_makes_all_requests_of_the_time_of_the_previous_sync_durable(
     tmp_path: Path, sync_in: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with started(tmp_path, sync_in) as (store, failures):
@@ -284,12 +286,12 @@ async def test_what_is_written_while_a_sync_is_under_way_is_durable_with_the_nex
             go_on()
             await until(lambda: len(told) == ASKED_MAX + 20)
         assert told == list(range(ASKED_MAX + 20))
-        assert store.syncs <= before + 3, "the first one, those that were asked for meanwhile, and what was too much for that"
+        assert store.syncs <= before + 3, "the first sync, one for the requests during it, and one for the rest"
         assert store.durable_position == store.log.written
         assert failures == []
 
 
-async def test_where_the_process_takes_no_more_requests_what_is_written_waits_for_its_next_answer(
+async def test_writes_wait_for_the_next_answer_while_the_sync_process_accepts_no_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with started(tmp_path) as (store, failures):
@@ -297,7 +299,7 @@ async def test_where_the_process_takes_no_more_requests_what_is_written_waits_fo
         await store.durable()
         sync, told = process_of(store), list[int]()
         with held_back(store, monkeypatch) as go_on:
-            sync._end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the system makes it a few KiB
+            sync._end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the system raises this to a few KiB
             for number in range(ASKED_MAX):
                 publish(store, "plant/1", f"{number}")
                 store.when_durable(lambda number=number: told.append(number))  # type: ignore[misc]
@@ -310,23 +312,23 @@ async def test_where_the_process_takes_no_more_requests_what_is_written_waits_fo
         assert failures == []
 
 
-async def test_behind_a_sync_that_fails_none_succeeds(tmp_path: Path) -> None:
+async def test_no_sync_succeeds_after_a_failed_one(tmp_path: Path) -> None:
     async with started(tmp_path) as (store, failures):
         publish(store, "plant/1", "first")
         await store.durable()
         sync, told = process_of(store), list[int]()
         os.kill(sync.pid, signal.SIGSTOP)
-        reading, writing = os.pipe()  # which can't be synced: EINVAL
+        reading, writing = os.pipe()  # a pipe can't be synced: EINVAL
         kept = os.dup(store.log.open_segment.fd)
         for number in range(3):
             publish(store, "plant/1", f"{number}")
             store.when_durable(lambda number=number: told.append(number))  # type: ignore[misc]
             store.end_turn()
         os.dup2(writing, store.log.open_segment.fd)
-        sync._segment = None  # so that its descriptor, which is the pipe now, goes to the process with the next request
+        sync._segment = None  # The next request passes the segment's descriptor, now the pipe, to the process.
         sync.begin()
         os.dup2(kept, store.log.open_segment.fd)
-        sync.begin()  # and this one would go well
+        sync.begin()  # this sync would succeed
         os.kill(sync.pid, signal.SIGCONT)
         await until(lambda: failures)
         assert [failure.errno for failure in failures] == [errno.EINVAL]
@@ -339,7 +341,7 @@ async def test_behind_a_sync_that_fails_none_succeeds(tmp_path: Path) -> None:
 
 
 @both
-async def test_what_is_appended_by_those_who_are_told_in_a_turn_is_committed_with_it(tmp_path: Path, sync_in: str) -> None:
+async def test_messages_that_callbacks_append_at_the_end_of_a_turn_are_committed_with_it(tmp_path: Path, sync_in: str) -> None:
     async with started(tmp_path, sync_in) as (store, failures):
         answers: list[int] = []
 
@@ -347,13 +349,13 @@ async def test_what_is_appended_by_those_who_are_told_in_a_turn_is_committed_wit
             answers.append(publish(store, "plant/1", "answer"))
 
         until_s = time.monotonic() + 20
-        while len(answers) < 20 and time.monotonic() < until_s:  # the loop does nothing meanwhile
+        while len(answers) < 20 and time.monotonic() < until_s:  # the loop is blocked meanwhile
             publish(store, "plant/1", "asked")
             store.when_durable(answer)
             store.end_turn()
             covered = store.index.covered()
             assert covered is not None
-            assert covered.position == store.log.written, "the index has nothing that it doesn't say it covers"
+            assert covered.position == store.log.written, "the index must cover all that is written"
             found = durable_queue(store, "plant/#").read(0, 10_000)
             assert [position for position, _, _ in ENTRY.iter_unpack(found) if position >= covered.position] == []
             time.sleep(0.0005)  # noqa: ASYNC251

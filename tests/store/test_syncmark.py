@@ -1,4 +1,4 @@
-"""The sync mark, and a start after a power cut that has left the pages of the last groups in any state."""
+"""The sync mark, and a start after a power cut that has left any state of the pages written since the last sync."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def numbers(log: CommitLog) -> list[int]:
 
 @pytest.fixture
 def reboots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each look at the boot id is one of another boot."""
+    """Let each read of the boot id return a new one."""
     boots = iter(range(1_000_000))
     monkeypatch.setattr(syncmark, "boot_id", lambda: b"%036d" % next(boots))
 
 
-def test_a_mark_comes_back(tmp_path: Path) -> None:
+def test_a_mark_is_read_as_it_was_written(tmp_path: Path) -> None:
     mark = SyncMark(tmp_path)
     assert mark.read() is None
     for position in (0, 5, 2**63):
@@ -58,7 +58,7 @@ def test_a_mark_comes_back(tmp_path: Path) -> None:
     assert not found.has_booted_since
 
 
-def test_every_damaged_mark_is_none(tmp_path: Path) -> None:
+def test_a_damaged_mark_counts_as_missing(tmp_path: Path) -> None:
     SyncMark(tmp_path).write(77)
     data = (tmp_path / FILE).read_bytes()
     for at in range(len(data)):
@@ -73,7 +73,7 @@ def test_every_damaged_mark_is_none(tmp_path: Path) -> None:
     [(Mark(0, syncmark.boot_id()), False), (Mark(0, b"x" * 36), True), (Mark(0, bytes(36)), False)],
     ids=["same boot", "another boot", "boot unknown"],
 )
-def test_a_power_cut_is_only_where_the_machine_has_booted_since(mark: Mark, since: bool) -> None:
+def test_a_power_cut_is_assumed_only_if_the_machine_has_booted_since(mark: Mark, since: bool) -> None:
     assert mark.has_booted_since is since
 
 
@@ -85,7 +85,7 @@ def test_a_power_cut_is_only_where_the_machine_has_booted_since(mark: Mark, sinc
     lost=st.integers(0, 2**16 - 1),
     old_mark=st.booleans(),
 )
-def test_whatever_pages_of_the_unsynced_range_are_lost_a_start_has_all_that_was_synced(
+def test_a_start_has_all_synced_records_whichever_unsynced_pages_are_lost(
     synced: list[int], unsynced: list[int], lost: int, old_mark: bool
 ) -> None:
     data_dir = Path(mkdtemp(prefix="penstock-power-"))
@@ -107,7 +107,7 @@ def test_whatever_pages_of_the_unsynced_range_are_lost_a_start_has_all_that_was_
         after = bytearray(path.read_bytes())
         log.close()
 
-        # A lost page has what it had at the last sync.
+        # A lost page has its contents as of the last sync.
         pages = range(durable // PAGE, (written + PAGE - 1) // PAGE)
         for bit, page in enumerate(pages):
             if lost >> bit & 1:
@@ -131,7 +131,7 @@ def test_whatever_pages_of_the_unsynced_range_are_lost_a_start_has_all_that_was_
 
 
 def torn_in_the_middle(data_dir: Path, marked: int) -> tuple[int, bytes]:
-    """Leave ten records of 100 bytes of which the fifth is gone; the mark says that the first `marked` were durable."""
+    """Leave ten records of 100 bytes with the fifth one lost; the mark says that the first `marked` records were durable."""
     log = opened(data_dir)
     ends = []
     for number in range(10):
@@ -149,7 +149,7 @@ def torn_in_the_middle(data_dir: Path, marked: int) -> tuple[int, bytes]:
 
 
 @pytest.mark.usefixtures("reboots")
-def test_what_is_cut_out_of_order_is_set_aside(tmp_path: Path) -> None:
+def test_records_after_a_hole_are_set_aside_before_they_are_cut_off(tmp_path: Path) -> None:
     position, cut = torn_in_the_middle(tmp_path, 4)
     log = opened(tmp_path)
     assert numbers(log) == [0, 1, 2, 3]
@@ -160,7 +160,7 @@ def test_what_is_cut_out_of_order_is_set_aside(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("reboots")
-def test_what_was_durable_is_never_cut(tmp_path: Path) -> None:
+def test_a_durable_record_is_never_cut_off(tmp_path: Path) -> None:
     position, _ = torn_in_the_middle(tmp_path, 5)
     with pytest.raises(LogCorrupt, match=rf"there is no valid record at position {position} .*penstock repair"):
         opened(tmp_path)
@@ -170,14 +170,14 @@ def test_what_was_durable_is_never_cut(tmp_path: Path) -> None:
     log.close()
 
 
-def test_without_a_boot_in_between_a_hole_is_damage(tmp_path: Path) -> None:
+def test_a_hole_is_damage_if_the_machine_has_not_booted_since(tmp_path: Path) -> None:
     position, _ = torn_in_the_middle(tmp_path, 4)
     with pytest.raises(LogCorrupt, match=rf"record at position {position} "):
         opened(tmp_path)
 
 
 @pytest.mark.usefixtures("reboots")
-def test_without_a_mark_a_hole_is_damage(tmp_path: Path) -> None:
+def test_a_hole_is_damage_if_there_is_no_mark(tmp_path: Path) -> None:
     torn_in_the_middle(tmp_path, 4)
     (tmp_path / FILE).unlink()
     with pytest.raises(LogCorrupt, match="penstock repair"):

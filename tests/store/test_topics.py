@@ -56,7 +56,7 @@ MATCHES = [
     ("+/#", "/", True),
     ("/#", "/", True),
     ("/#", "a", False),
-    # empty levels are levels
+    # an empty level is a level
     ("a//b", "a//b", True),
     ("a/+/b", "a//b", True),
     ("a/b", "a//b", False),
@@ -122,7 +122,7 @@ def test_an_invalid_filter_is_refused_with_the_reason_and_a_short_excerpt(filter
     assert len(str(refused.value)) < 300
 
 
-def test_bounds_are_inclusive_and_can_be_set() -> None:
+def test_bounds_are_inclusive_and_configurable() -> None:
     assert check_topic(b"a/b/c", levels_max=3, bytes_max=5) == "a/b/c"
     assert check_filter("a/+/#", levels_max=3, bytes_max=5) == "a/+/#"
     with pytest.raises(TopicInvalid, match="use 2 at most"):
@@ -139,7 +139,7 @@ def test_the_first_level_ends_at_the_first_separator() -> None:
     assert [first_level(topic) for topic in ("sensors/1/t", "sensors", "/sensors", "/")] == ["sensors", "sensors", "", ""]
 
 
-def test_only_plus_and_hash_make_a_wildcard() -> None:
+def test_only_plus_and_hash_are_wildcards() -> None:
     assert [is_wildcard(filter) for filter in ("a/+", "#", "a", "$SYS/x", "*")] == [True, True, False, False, False]
 
 
@@ -186,7 +186,7 @@ def test_no_node_outlives_its_filters() -> None:
     assert trie._root.is_empty()
 
 
-def test_a_match_costs_the_same_among_many_filters_that_do_not_match() -> None:
+def test_filters_that_do_not_match_do_not_make_a_match_slower() -> None:
     def seconds(trie: FilterTrie[int]) -> float:
         started = time.perf_counter()
         for _ in range(200):
@@ -202,7 +202,7 @@ def test_a_match_costs_the_same_among_many_filters_that_do_not_match() -> None:
     assert min(seconds(large) for _ in range(5)) < 10 * min(seconds(small) for _ in range(5))
 
 
-def test_a_deep_tree_of_both_branches_is_bounded_by_its_nodes() -> None:
+def test_a_match_in_a_deep_trie_visits_each_node_at_most_once() -> None:
     trie: FilterTrie[int] = FilterTrie()
     filters = ["/".join("+" if bits >> level & 1 else "a" for level in range(10)) for bits in range(1024)]
     for value, filter in enumerate(filters):
@@ -223,7 +223,7 @@ FILTERS = (
 
 
 @given(st.lists(FILTERS, max_size=30), st.lists(TOPICS, min_size=1, max_size=10), st.data())
-def test_the_trie_finds_what_the_definition_finds(filters: list[str], topics: list[str], data: st.DataObject) -> None:
+def test_the_trie_agrees_with_the_definition_of_a_match(filters: list[str], topics: list[str], data: st.DataObject) -> None:
     trie: FilterTrie[str] = FilterTrie()
     for filter in filters:
         trie.insert(check_filter(filter), filter)
@@ -239,7 +239,7 @@ def test_the_trie_finds_what_the_definition_finds(filters: list[str], topics: li
 
 
 class TrieAgainstDict(RuleBasedStateMachine):
-    """Any order of inserts, replacements and removals leaves what a dict would hold, and not a node more."""
+    """After inserts, replacements and removals in any order, the trie holds the same as a dict, and has no superfluous node."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -276,7 +276,7 @@ TestTrieAgainstDict.settings = settings(max_examples=25 * DEPTH, stateful_step_c
 
 
 @given(st.binary(max_size=40))
-def test_any_bytes_are_a_topic_or_are_refused(raw: bytes) -> None:
+def test_any_bytes_are_either_a_valid_topic_or_refused(raw: bytes) -> None:
     try:
         topic = check_topic(raw)
     except TopicInvalid:
@@ -307,7 +307,7 @@ def test_any_bytes_are_a_topic_or_are_refused(raw: bytes) -> None:
         ("/+", "+/a", True),
     ],
 )
-def test_two_filters_overlap_where_some_topic_is_matched_by_both(one: str, other: str, expected: bool) -> None:
+def test_two_filters_overlap_if_a_topic_matches_both(one: str, other: str, expected: bool) -> None:
     assert overlap(one, other) is overlap(other, one) is expected
 
 

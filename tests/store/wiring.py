@@ -1,4 +1,4 @@
-"""A store without an event loop: what a loop does by itself, a test does by hand."""
+"""A store without an event loop: the test itself does what the loop would do."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.clock import ManualClock
 SEGMENT_BYTES = 16 * KIB
 
 NEVER_S = float("inf")
-"""A time that the clock never reaches: the end of a slice that does all the work there is."""
+"""A time that the clock never reaches, for a slice that does all work there is."""
 
 
 def open_store(data_dir: Path, *, clock: Clock | None = None, parts: Sequence[Part] = (), **options: Any) -> Store:
@@ -37,13 +37,13 @@ def open_store(data_dir: Path, *, clock: Clock | None = None, parts: Sequence[Pa
 
 
 def publish(store: Store, topic: str, body: str = "", tag: str = "", flags: int = 0) -> int:
-    """Append a message, and return its position. It can be read after `store.commit()`."""
+    """Append a message, and return its position. The message can be read after `store.commit()`."""
     properties = encode_properties(Properties(tag=tag))
     return store.append_message(store.router.route(topic.encode()), body.encode(), properties, flags, tag_hash(tag))
 
 
 def fill(store: Store) -> None:
-    """Commit, and fill new queues to the end, as the loop would in several turns."""
+    """Commit, and backfill new queues completely, as the loop would in several turns."""
     store.commit()
     while store.queues.backfill():
         store.commit()
@@ -51,22 +51,22 @@ def fill(store: Store) -> None:
 
 
 def work_on(store: Store) -> None:
-    """Let retention do all the work that it has begun. It stops where it must wait for a queue that is being filled."""
+    """Do all work that retention has begun. It stops where it must wait for a backfill."""
     while store.retention.step(NEVER_S) and not store.queues.backfills_from_before(store.log.end):
         pass
 
 
 def retain(store: Store) -> None:
-    """Let retention do all that is due now. A filling that is under way would hold it up."""
+    """Do all retention that is due now. No backfill may be under way, because retention would wait for it."""
     fill(store)
-    work_on(store)  # snapshots of segments that were begun
+    work_on(store)  # complete the snapshots that were begun
     store.retention.begin_due()
     work_on(store)
     store.commit()
 
 
 def durable_queue(store: Store, topic_filter: str, start: Start = "latest") -> LightQueue:
-    """Return the durable queue of a filter and start, which must be there."""
+    """Return the durable queue of a filter and start, which must exist."""
     queue = store.queues.find(topic_filter, start)
     assert queue is not None, (topic_filter, start)
     return queue
@@ -77,12 +77,12 @@ def positions(queue: LightQueue, offset: int = 0, count: int = 1_000_000) -> lis
 
 
 def bodies(store: Store, queue: LightQueue) -> list[str]:
-    """Return the bodies of all messages of a queue that are not expired, in its order, each checked against its checksum."""
+    """Return the bodies of a queue's messages that have not expired, in order; check the checksum of each."""
     return list(numbered_bodies(store, queue).values())
 
 
 def numbered_bodies(store: Store, queue: LightQueue) -> dict[int, str]:
-    """Return the same by offset."""
+    """Return the bodies of a queue's messages that have not expired, by offset."""
     first, entries = queue.read_from(0, 1_000_000)
     return {
         offset: decode(store.read(position, size), position=position).body.decode()
@@ -92,7 +92,7 @@ def numbered_bodies(store: Store, queue: LightQueue) -> dict[int, str]:
 
 
 def contents(store: Store) -> dict[tuple[str, Start], tuple[list[str], bytes]]:
-    """Return owners and entries of every durable queue, by filter and start: all that recovery has to bring back."""
+    """Return owners and entries of every durable queue by filter and start, all of which recovery must restore."""
     durable = (queue for queue in store.queues if not queue.transient)
     return {(queue.filter, queue.start): (sorted(queue.owners), queue.read(0, 1_000_000)) for queue in durable}
 
@@ -108,7 +108,7 @@ def close(store: Store) -> None:
 
 
 def crash(store: Store, left: Path) -> None:
-    """Copy to `left` what a process that is killed now would leave, then close the store."""
+    """Copy to `left` the files that a process killed now would leave, then close the store."""
     copy_left(store.data_dir, left)
     store.retention.close()
     store.index.close()
@@ -116,13 +116,13 @@ def crash(store: Store, left: Path) -> None:
 
 
 def copy_left(data_dir: Path, left: Path) -> None:
-    """Copy to `left` what a process that has a data directory open, and is killed now, would leave.
+    """Copy to `left` the files of a data directory as a process that has it open would leave them if it were killed now.
 
-    What is only in the memory of the index is lost with it, so the copy is made before the index is closed.
+    The index loses what is only in its memory, so the copy is made before the index is closed.
     """
     copied = False
     while not copied:
-        with suppress(FileNotFoundError, shutil.Error):  # RocksDB compacts, and has deleted a file
+        with suppress(FileNotFoundError, shutil.Error):  # RocksDB has deleted a file in a compaction
             before = _files(data_dir)
             shutil.copytree(data_dir, left)
             copied = _files(data_dir) == before

@@ -21,12 +21,12 @@ from penstock.store.store import Store
 
 
 def options(retention_bytes: int) -> StoreOptions:
-    """Return options for many segments, and many flushes of the index, in a short life."""
+    """Return options that give many segments, and many flushes of the index, in a short time."""
     return StoreOptions(segment_bytes=64 * KIB, index_flush_ms=20, retention_bytes=retention_bytes)
 
 
 WAITING_MAX = 500
-"""Messages that are appended and not yet durable: a publisher has a window as well."""
+"""The maximum number of appended messages that are not durable yet, like a publisher's window."""
 
 EVERYTHING, SOME = "#", "+/1"
 
@@ -36,7 +36,7 @@ def topic(number: int) -> bytes:
 
 
 async def write(data_dir: Path, number: int, seed: int, retention_bytes: int) -> None:
-    """Append from `number` on. Ends never by itself."""
+    """Append messages numbered from `number` on. Never returns."""
     dice = random.Random(seed)
     store = Store(data_dir, options(retention_bytes), SystemClock())
     store.recover()
@@ -67,5 +67,5 @@ async def write(data_dir: Path, number: int, seed: int, retention_bytes: int) ->
 
 if __name__ == "__main__":
     housekeeping.INTERVAL_S = 0.01
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))  # stdout is for the numbers
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))  # stdout carries the numbers
     uvloop.run(write(Path(sys.argv[1]), *map(int, sys.argv[2:])))

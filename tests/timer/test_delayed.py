@@ -28,7 +28,7 @@ def parts(tmp_path: Path) -> Iterator[Parts]:
 
 
 def delay(parts: Parts, body: bytes, delay_ms: int, *, topic: str = TOPIC, commit: bool = True) -> tuple[int, int]:
-    """Store a message that is due in `delay_ms`; return its position and when it is due."""
+    """Store a message that is due in `delay_ms`; return its position and its due time."""
     due_ms = parts.clock.now_ms() + delay_ms
     route = parts.store.router.route(topic.encode())
     properties = encode_properties(Properties(deliver_at_ms=due_ms))
@@ -46,7 +46,7 @@ def arrived(parts: Parts) -> list[bytes]:
 
 
 @pytest.mark.parametrize("delay_ms", [1, 9, 10, 11, 59_999, 60_000, 60_001, 86_400_000, 10 * YEAR_MS])
-def test_a_message_comes_when_it_is_due_and_not_before(parts: Parts, delay_ms: int) -> None:
+def test_a_message_is_delivered_when_it_is_due_and_not_before(parts: Parts, delay_ms: int) -> None:
     position, due_ms = delay(parts, b"late", delay_ms)
     assert (len(parts.delayed), parts.delayed.due_ms(position)) == (1, due_ms)
     parts.advance(delay_ms - 1)
@@ -57,7 +57,7 @@ def test_a_message_comes_when_it_is_due_and_not_before(parts: Parts, delay_ms: i
     assert (len(parts.delayed), parts.delayed.due_ms(position), parts.delayed.fired) == (0, None, 1)
 
 
-def test_messages_come_in_the_order_of_their_times_and_ties_in_that_of_sending(parts: Parts) -> None:
+def test_messages_are_delivered_in_order_of_due_time_and_then_of_sending(parts: Parts) -> None:
     for name, delay_ms in (("c", 30), ("a", 10), ("b", 20), ("a2", 10), ("d", 90_000)):
         delay(parts, name.encode(), delay_ms)
     parts.advance(100_000)
@@ -79,7 +79,7 @@ def test_a_delayed_message_reaches_every_filter_that_exists_when_it_fires(parts:
     assert arrived(parts) == [b"late"]
 
 
-def test_many_that_are_due_at_one_instant_come_in_portions(tmp_path: Path) -> None:
+def test_many_messages_due_at_the_same_time_fire_in_portions(tmp_path: Path) -> None:
     parts = Parts(tmp_path / "paced", timer=TimerOptions(fire_max=7))
     parts.group()
     for n in range(20):
@@ -96,7 +96,7 @@ def test_many_that_are_due_at_one_instant_come_in_portions(tmp_path: Path) -> No
     parts.close()
 
 
-def test_a_damaged_message_does_not_stop_the_others_nor_the_next_start(parts: Parts) -> None:
+def test_a_damaged_message_stops_neither_the_others_nor_the_next_start(parts: Parts) -> None:
     delay(parts, b"before", 10)
     damaged, _ = delay(parts, b"damaged", 10)
     after, _ = delay(parts, b"after", 10)
@@ -111,7 +111,7 @@ def test_a_damaged_message_does_not_stop_the_others_nor_the_next_start(parts: Pa
 # --- recall ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_recalled_message_never_comes(parts: Parts) -> None:
+def test_a_recalled_message_is_never_delivered(parts: Parts) -> None:
     kept = delay(parts, b"kept", 1_000)
     recalled = delay(parts, b"recalled", 1_000)
     assert parts.delayed.recall(*recalled) is Recalled.CANCELLED
@@ -136,14 +136,14 @@ def test_a_message_that_was_never_delayed_is_unknown(parts: Parts) -> None:
     assert parts.delayed.recall(2**60, 0) is Recalled.UNKNOWN
 
 
-def test_what_is_remembered_of_recalled_messages_is_bounded(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_of_recalled_messages_is_bounded(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts.delayed, "_recalled", RecentIds(2))
     messages = [delay(parts, b"a", 1_000) for _ in range(3)]
     for message in messages:
         parts.delayed.recall(*message)
     assert [parts.delayed.recall(*message) for message in messages] == [Recalled.ALREADY_CANCELLED] * 3
     parts.advance(1_000)
-    # Of the oldest, only its time is known, from its handle.
+    # Of the oldest messages only the due time is known, from the handle.
     assert [parts.delayed.recall(*message) for message in messages] == [
         Recalled.ALREADY_FIRED,
         Recalled.ALREADY_CANCELLED,
@@ -154,7 +154,7 @@ def test_what_is_remembered_of_recalled_messages_is_bounded(parts: Parts, monkey
 # --- bounds ---------------------------------------------------------------------------------------------------------
 
 
-def test_no_more_may_be_pending_than_allowed(tmp_path: Path) -> None:
+def test_messages_beyond_the_limit_of_pending_ones_are_refused(tmp_path: Path) -> None:
     parts = Parts(tmp_path / "small", timer=TimerOptions(pending_max=2))
     parts.delayed.check_room()
     first = delay(parts, b"a", 1_000)
@@ -177,7 +177,9 @@ def test_no_more_may_be_pending_than_allowed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("flushed", [True, False])
 @pytest.mark.parametrize("keep_index", [True, False])
 @pytest.mark.parametrize("outage_ms", [0, 10_000_000])
-def test_a_restart_before_they_are_due_fires_each_once(parts: Parts, flushed: bool, keep_index: bool, outage_ms: int) -> None:
+def test_a_restart_before_messages_are_due_fires_each_once(
+    parts: Parts, flushed: bool, keep_index: bool, outage_ms: int
+) -> None:
     delay(parts, b"second", 2_000)
     delay(parts, b"first", 1_000)
     if flushed:
@@ -193,14 +195,14 @@ def test_a_restart_before_they_are_due_fires_each_once(parts: Parts, flushed: bo
     after.advance(2_000)
     assert arrived(after) == ([] if outage_ms else [b"first", b"second"])
     after.advance(59_000)
-    assert [message.attempt for message in after.pop()] == [2, 2]  # a retry, and no second firing
+    assert [message.attempt for message in after.pop()] == [2, 2]  # one retry, and no second firing
     assert after.delayed.fired == 2
     after.close()
 
 
 @pytest.mark.parametrize("flushed", ["before", "after", "never"])
 @pytest.mark.parametrize("keep_index", [True, False])
-def test_a_restart_after_they_fired_does_not_fire_again(parts: Parts, flushed: str, keep_index: bool) -> None:
+def test_a_restart_does_not_fire_messages_again(parts: Parts, flushed: str, keep_index: bool) -> None:
     delay(parts, b"a", 1_000)
     if flushed == "before":
         parts.store.index.flush()
@@ -215,7 +217,7 @@ def test_a_restart_after_they_fired_does_not_fire_again(parts: Parts, flushed: s
     after.close()
 
 
-def test_a_firing_that_was_not_written_is_done_again(parts: Parts) -> None:
+def test_a_firing_that_was_not_written_is_repeated(parts: Parts) -> None:
     delay(parts, b"a", 1_000)
     parts.clock.advance(1_000)  # type: ignore[attr-defined]
     parts.delayed.fire_due()  # decided, but the crash comes before the end of the turn
@@ -227,7 +229,7 @@ def test_a_firing_that_was_not_written_is_done_again(parts: Parts) -> None:
     after.close()
 
 
-def test_a_recall_that_was_not_written_was_not_done(parts: Parts) -> None:
+def test_a_recall_that_was_not_written_has_no_effect(parts: Parts) -> None:
     message = delay(parts, b"a", 1_000)
     parts.delayed.recall(*message)
     after = parts.after_crash("again")
@@ -249,7 +251,7 @@ events = st.lists(
 
 @settings(max_examples=12 * DEPTH)
 @given(steps=events)
-def test_through_any_crashes_each_fires_once_unless_it_was_recalled(
+def test_after_any_crashes_each_message_fires_once_unless_it_was_recalled(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
 ) -> None:
     directory = tmp_path_factory.mktemp("delayed")

@@ -1,4 +1,4 @@
-"""The ticker: the hand that moves the wheel."""
+"""The ticker, which advances the wheel as time passes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.clock import ManualClock
 
 
 class FakeTimers:
-    """The part of an event loop that a ticker uses, on a clock that the test moves."""
+    """The part of an event loop that a ticker uses, with a clock that the test moves."""
 
     def __init__(self, clock: ManualClock) -> None:
         self.clock = clock
@@ -28,7 +28,7 @@ class FakeTimers:
         return sorted(((due_ms, timer) for due_ms, timer in self.armed if not timer.cancelled), key=lambda item: item[0])
 
     def run_until(self, now_ms: int) -> int:
-        """Let time go on, from timer to timer; return how many ran."""
+        """Advance the time from timer to timer; return the number of timers that ran."""
         ran = 0
         while (waiting := self.waiting()) and waiting[0][0] <= now_ms:
             due_ms, timer = waiting[0]
@@ -50,7 +50,7 @@ class FakeTimer:
 
 
 class Bench:
-    """A ticker on hand-made timers, with a list of what fired and when."""
+    """A ticker on simulated timers, with a list of the fired items and their times."""
 
     def __init__(self, fire_max: int = 100) -> None:
         self.clock = ManualClock(1_000_000)
@@ -90,7 +90,7 @@ def test_each_item_fires_at_its_time(bench: Bench) -> None:
     assert len(bench.ticker) == 0
 
 
-def test_what_was_scheduled_before_the_start_fires_late_in_order() -> None:
+def test_items_due_before_the_start_fire_at_the_start_in_order() -> None:
     bench = Bench()
     for due_ms in (-10, -86_400_000, -500, 40):
         bench.schedule(due_ms, str(due_ms))
@@ -99,7 +99,7 @@ def test_what_was_scheduled_before_the_start_fires_late_in_order() -> None:
     assert bench.fired == [(0, "-86400000"), (0, "-500"), (0, "-10"), (40, "40")]
 
 
-def test_an_item_scheduled_while_others_fire_does_not_delay_those_that_wait(bench: Bench) -> None:
+def test_an_item_scheduled_while_others_fire_does_not_delay_items_that_wait(bench: Bench) -> None:
     bench.on_fire = lambda item: bench.schedule(30_000, "far") if item == "first" else None
     bench.schedule(10, "first")
     bench.schedule(50, "near")
@@ -116,7 +116,7 @@ def test_an_item_scheduled_while_others_fire_may_be_due_at_once(bench: Bench) ->
     assert bench.fired[1][0] <= 11
 
 
-def test_no_more_fire_at_a_time_than_allowed_and_other_work_runs_in_between() -> None:
+def test_no_more_items_fire_at_a_time_than_allowed_and_other_work_runs_in_between() -> None:
     bench = Bench(fire_max=10)
     bench.start()
     portions: list[int] = []
@@ -131,12 +131,12 @@ def test_no_more_fire_at_a_time_than_allowed_and_other_work_runs_in_between() ->
         bench.schedule(50, str(n))
     runs = bench.run(50)
     assert portions == [10] * 9 + [5]
-    assert runs >= 10  # a timer each: the loop was free between the portions
+    assert runs >= 10  # one timer for each portion, so the loop was free between them
     assert [item for _, item in bench.fired] == [str(n) for n in range(95)]
     assert {when for when, _ in bench.fired} == {50}
 
 
-def test_nothing_pending_arms_nothing(bench: Bench) -> None:
+def test_without_pending_items_no_timer_is_armed(bench: Bench) -> None:
     assert bench.timers.waiting() == []
     bench.schedule(10, "a")
     assert len(bench.timers.waiting()) == 1
@@ -154,7 +154,7 @@ def test_a_clock_that_was_set_forward_is_noticed_in_time(bench: Bench) -> None:
     bench.schedule(7_200_000, "a")
     ((armed_ms, _),) = bench.timers.waiting()
     assert armed_ms == 1_000_000 + SLEEP_MS_MAX
-    bench.clock.advance(7_200_000 - 30_000)  # the timer of the loop does not see this
+    bench.clock.advance(7_200_000 - 30_000)  # the loop's timer does not notice this
     ran = bench.timers.run_until(bench.clock.now_ms() + 60_000)
     assert [item for _, item in bench.fired] == ["a"]
     assert 7_200_000 <= bench.fired[0][0] <= 7_200_000 + 30_000
@@ -189,7 +189,7 @@ def test_a_ticker_may_be_stopped_while_it_fires(bench: Bench) -> None:
     assert bench.fired == [(10, "a")]
 
 
-def test_by_hand_it_tells_whether_more_is_due() -> None:
+def test_a_manual_firing_returns_whether_more_items_are_due() -> None:
     bench = Bench(fire_max=2)
     for n in range(3):
         bench.schedule(10, str(n))
@@ -199,7 +199,7 @@ def test_by_hand_it_tells_whether_more_is_due() -> None:
     assert len(bench.fired) == 3
 
 
-def test_by_hand_it_tells_of_what_became_due_while_it_fired() -> None:
+def test_a_manual_firing_reports_items_that_became_due_meanwhile() -> None:
     bench = Bench()
     bench.on_fire = lambda item: bench.schedule(0, "again") if item == "a" else None
     bench.schedule(0, "a")
@@ -207,7 +207,7 @@ def test_by_hand_it_tells_of_what_became_due_while_it_fired() -> None:
     assert [item for _, item in bench.fired] == ["a", "again"]
 
 
-async def test_on_a_real_loop_nothing_is_early_and_all_is_soon() -> None:
+async def test_on_a_real_loop_no_item_fires_early_and_all_fire_soon() -> None:
     def now_ms() -> int:
         return time.time_ns() // 1_000_000
 

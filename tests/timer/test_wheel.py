@@ -1,4 +1,4 @@
-"""The timer wheel against a sorted list, which is what it must look like from outside."""
+"""The timer wheel, tested against a sorted list, which has the same behaviour."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ YEAR_MS = 365 * 24 * 3600 * 1000
 
 
 class SortedList:
-    """The model: all that is pending, by due time, ties in order of scheduling."""
+    """The model: all pending items by due time, those of equal time in the order of scheduling."""
 
     def __init__(self) -> None:
         self.pending: list[tuple[int, int]] = []
@@ -32,7 +32,7 @@ class SortedList:
         return [item for _, item in fired]
 
 
-# Small wheels make slots, buckets and their edges meet within a few steps; the distances cover all of them.
+# In small wheels, items meet the edges of slots and buckets within a few steps. The distances cover all of them.
 distances_ms = st.one_of(
     st.integers(-30, 30),
     st.integers(-300, 300),
@@ -50,7 +50,7 @@ steps = st.lists(
 
 @settings(max_examples=150 * DEPTH)
 @given(steps=steps, tick_ms=st.sampled_from([1, 7, 10]), slots=st.sampled_from([1, 3, 8]), start_ms=st.integers(0, 200))
-def test_behaves_as_a_sorted_list_of_all_that_is_pending(
+def test_the_wheel_behaves_like_a_sorted_list_of_pending_items(
     steps: list[tuple[str, int, int]], tick_ms: int, slots: int, start_ms: int
 ) -> None:
     wheel: TimerWheel[int] = TimerWheel(start_ms, tick_ms=tick_ms, slots=slots)
@@ -99,7 +99,7 @@ def test_an_owner_that_sleeps_until_next_due_fires_each_item_at_its_time(dues_ms
         (START_MS + 10 * YEAR_MS, START_MS + 10 * YEAR_MS - 1, START_MS + 10 * YEAR_MS),
     ],
 )
-def test_fires_at_its_millisecond_and_not_before(due_ms: int, early_ms: int, on_time_ms: int) -> None:
+def test_an_item_fires_at_its_millisecond_and_not_before(due_ms: int, early_ms: int, on_time_ms: int) -> None:
     wheel: TimerWheel[str] = TimerWheel(START_MS)
     wheel.schedule(due_ms, "x")
     assert wheel.advance(early_ms, 10) == []
@@ -107,7 +107,7 @@ def test_fires_at_its_millisecond_and_not_before(due_ms: int, early_ms: int, on_
     assert wheel.next_due_ms() is None
 
 
-def test_what_is_due_in_the_past_fires_at_the_next_advance_in_due_order() -> None:
+def test_items_due_in_the_past_fire_at_the_next_advance_in_due_order() -> None:
     wheel: TimerWheel[str] = TimerWheel(START_MS)
     wheel.schedule(START_MS - 5, "later")
     wheel.schedule(START_MS - YEAR_MS, "earlier")
@@ -115,7 +115,7 @@ def test_what_is_due_in_the_past_fires_at_the_next_advance_in_due_order() -> Non
     assert wheel.advance(START_MS, 10) == ["earlier", "later"]
 
 
-def test_a_late_item_overtakes_what_flow_control_left_but_not_its_equals() -> None:
+def test_an_item_scheduled_late_fires_before_waiting_items_that_are_due_later() -> None:
     wheel: TimerWheel[str] = TimerWheel(START_MS)
     for name in "abc":
         wheel.schedule(START_MS + 20, name)
@@ -126,7 +126,7 @@ def test_a_late_item_overtakes_what_flow_control_left_but_not_its_equals() -> No
     assert wheel.advance(START_MS + 25, 2) == ["c", "equal"]
 
 
-def test_what_became_due_during_an_outage_fires_late_in_due_order_and_paced() -> None:
+def test_items_due_during_an_outage_fire_afterwards_in_due_order_and_in_portions() -> None:
     wheel: TimerWheel[int] = TimerWheel(START_MS)
     for minute in reversed(range(300)):
         wheel.schedule(START_MS + minute * 60_000, minute)
@@ -137,7 +137,7 @@ def test_what_became_due_during_an_outage_fires_late_in_due_order_and_paced() ->
     assert fired == list(range(300))
 
 
-def test_time_that_goes_back_returns_nothing_and_breaks_nothing() -> None:
+def test_a_clock_that_goes_back_fires_nothing_and_breaks_nothing() -> None:
     wheel: TimerWheel[str] = TimerWheel(START_MS)
     assert wheel.advance(START_MS + 600_000, 10) == []
     assert wheel.advance(START_MS, 10) == []
@@ -147,7 +147,7 @@ def test_time_that_goes_back_returns_nothing_and_breaks_nothing() -> None:
 
 
 @pytest.mark.parametrize("now_ms", [START_MS, START_MS + 90_000, START_MS + YEAR_MS])
-def test_items_that_its_buckets_hold_already_are_pending(now_ms: int) -> None:
+def test_items_in_buckets_count_as_pending(now_ms: int) -> None:
     buckets: MemoryBuckets[str] = MemoryBuckets(60_000)
     buckets.add(START_MS + 61_000, "second")
     buckets.add(START_MS + 1_000, "first")
@@ -183,18 +183,18 @@ def test_bucket_slot_and_late_items_fire_in_one_order(
     assert wheel.advance(199, 10) == fired
 
 
-def test_a_gap_of_years_costs_what_is_in_it_and_not_its_length() -> None:
+def test_the_cost_of_an_advance_depends_on_the_items_and_not_on_its_length() -> None:
     wheel: TimerWheel[int] = TimerWheel(START_MS)
     for year in range(1, 101):
         wheel.schedule(START_MS + year * YEAR_MS, year)
     began = perf_counter()
     assert wheel.advance(START_MS + 100 * YEAR_MS, 1_000) == list(range(1, 101))
-    # 100 years are 3e11 ticks and 5e7 buckets: a visit to each bucket alone would take many seconds.
+    # 100 years are 3e11 ticks and 5e7 buckets. A visit to each bucket would take many seconds.
     assert perf_counter() - began < 1.0
 
 
 @pytest.mark.parametrize(("tick_ms", "slots"), [(0, 6_000), (10, 0)])
-def test_a_wheel_without_width_is_refused(tick_ms: int, slots: int) -> None:
+def test_a_wheel_without_ticks_or_slots_is_refused(tick_ms: int, slots: int) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         TimerWheel(START_MS, tick_ms=tick_ms, slots=slots)
 
