@@ -1,33 +1,35 @@
-// mqload: an MQTT 3.1.1 load generator for Linux. One thread, one epoll, many connections, so that the broker is what is
-// measured and not its clients.
+// mqload: an MQTT 3.1.1 load generator for Linux. It serves many connections with one thread and one epoll, so that a benchmark
+// measures the broker and not the clients.
 //
 //     cc -O2 -o mqload mqload.c
 //     mqload ADDRESS PORT name=value...
 //
-//     pubs=1          publishing connections
-//     subs=0          subscribing connections
-//     msgs=100000     messages in total, shared out equally among the publishers
-//     qos=0           of the publishers
-//     subqos=0        of the subscriptions
+//     pubs=1          number of publishing connections
+//     subs=0          number of subscribing connections
+//     msgs=100000     total number of messages, shared equally among the publishers
+//     qos=0           QoS of the messages
+//     subqos=0        QoS of the subscriptions
 //     size=64         bytes of a body, at most 1 MiB; the first 8 carry the time of sending where there is room
-//     window=1000     PUBLISHes of one publisher without their acknowledgement (qos > 0)
+//     window=1000     maximum number of unacknowledged PUBLISHes per publisher (qos > 0), 1 to 65535
 //     chunk=100       messages per write (qos = 0)
 //     topics=1        distinct topics bench/t0, bench/t1, ..., used in turn
-//     filter=bench/#  what the subscribers subscribe to
-//     own=0           1: each subscriber that reads subscribes to a topic of its own in place of that; `topics` must be as many
-//     stalled=0       of the subscribers, those that subscribe to the filter and then never read; nothing is expected of them
-//     others=0        filters that match no message, subscribed besides by connections of their own
-//     rate=0          messages a second, sent when each is due, whatever the broker does; 0: as fast as windows and writes allow
-//     skip=0          deliveries, and acknowledgements, at the beginning whose latency does not count
-//     hold=0          1: connect, print the line, keep the connections until standard input ends, and send nothing
-//     timeout=30      seconds after which the run ends, whatever is missing
+//     filter=bench/#  filter of the subscribers
+//     own=0           1: each reading subscriber subscribes to its own topic instead of the filter; `topics` must be as many
+//     stalled=0       how many of the subscribers subscribe to the filter and then never read; `expected` leaves them out
+//     others=0        number of additional filters that match no message, subscribed by connections of their own
+//     rate=0          messages a second, each sent when due, however slow the broker is; 0: as fast as windows and writes allow
+//     skip=0          number of first deliveries, and of first acknowledgements, whose latency is not counted
+//     hold=0          1: connect, print the line, and keep the connections open without sending until standard input ends
+//     timeout=30      seconds after which the run ends, even if messages are missing
 //
-// Subscribers are subscribed, and all connections accepted, before the first message is sent. Ends when every message is sent
-// (qos > 0: acknowledged) and delivered to every subscriber, or when nothing was delivered for 5 s. Prints one line of JSON;
-// messages missing from `acked` or `delivered` were lost or late. Status 2: the broker refused or closed a connection.
+// The first message is sent once all connections are accepted and all subscribers are subscribed. The run ends when every
+// message is sent (qos > 0: acknowledged) and delivered to every subscriber, or after 5 s without a delivery. The program
+// prints one line of JSON; messages missing from `acked` or `delivered` were lost or late. Exit status 2: the broker refused
+// or closed a connection.
 //
-// `latency_us` is from sending to delivery, `ack_us` from sending to the acknowledgement. With a rate, sending is when the
-// message was due, not when this program got to it: a broker that stalls is charged for all that waited meanwhile.
+// `latency_us` is the time from sending to delivery, `ack_us` from sending to the acknowledgement. With a rate, both count from
+// the time at which the message was due, even if this program sends it later. So a stall of the broker adds to the latency of
+// every message that waits meanwhile.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -47,15 +49,15 @@ enum {
     BODY_BYTES_MAX = 1 << 20,
     READ_BYTES = 262144,
     TOPIC_BYTES_MAX = 32,
-    LATENCIES_MAX = 5000000,  // deliveries, and acknowledgements, whose latency is kept
+    LATENCIES_MAX = 5000000,  // maximum number of latencies kept, for deliveries and for acknowledgements
     EVENTS_MAX = 512,
-    CONNECTING_MAX = 64,      // connections under way at a time: more would meet a full backlog, and wait a second
+    CONNECTING_MAX = 64,      // maximum number of connections being opened; more would meet a full backlog and wait a second
     CONNECT_S_MAX = 60,
-    QUIET_S_MAX = 5,          // without a delivery, after the last message was sent
-    STALLED_BYTES = 4096,     // receive buffer of a subscriber that doesn't read: what it is owed stays with the broker
+    QUIET_S_MAX = 5,          // the run ends after this time without a delivery, once the last message is sent
+    STALLED_BYTES = 4096,     // receive buffer of a subscriber that does not read: small, so that messages wait in the broker
     OTHERS_PER_CONNECTION = 500,
     OTHERS_PER_PACKET = 50,
-    TICK_MS = 1,              // with a rate, what became due meanwhile is sent together
+    TICK_MS = 1,              // with a rate, messages that become due within this time are sent together
 };
 
 enum { CONNACK = 2, PUBLISH = 3, PUBACK = 4, PUBREC = 5, PUBREL = 6, PUBCOMP = 7, SUBACK = 9 };
@@ -65,17 +67,17 @@ typedef enum { PUBLISHER, READER, STALLED, BYSTANDER } Role;
 typedef struct {
     int fd;
     Role role;
-    long number;      // among those of its role
-    long subacks;     // that have to come before it is ready
-    int is_ready;     // CONNACK, or for a subscriber each SUBACK, has come
+    long number;      // number among the connections of the same role
+    long subacks;     // SUBACKs still to come before the connection is ready
+    int is_ready;     // CONNACK has arrived, or for a subscriber every SUBACK
     int wants_write;  // epoll watches for EPOLLOUT
-    uint8_t *rest;    // the beginning of a packet whose end wasn't there yet
+    uint8_t *rest;    // the beginning of a packet that has not arrived in full
     size_t rest_len, rest_cap;
     uint8_t *out;
     size_t out_len, out_from, out_cap;
     long sent, acked, goal;
     int packet_id;
-    uint64_t *sent_ns;  // by sent % window: MQTT 3.1.1, 4.6 acknowledges in the order of sending
+    uint64_t *sent_ns;  // indexed by sent % window; acknowledgements come in the order of sending (MQTT 3.1.1, 4.6)
 } Connection;
 
 typedef struct {
@@ -91,9 +93,10 @@ static int epoll_fd;
 static long ready_n, connections_n;
 static long sent_n, acked_n, delivered_n;
 static Latencies deliveries, acks;
-static uint64_t last_delivery_ns, read_ns;  // read_ns: of the read whose packets are being handled
-static uint8_t input[BODY_BYTES_MAX + 256 + READ_BYTES];  // of one connection at a time: it stays in the processor's cache
-static uint8_t (*publish_heads)[TOPIC_BYTES_MAX];  // a PUBLISH up to its topic's end, by topic
+static uint64_t last_delivery_ns, read_ns;  // read_ns: time of the read whose packets are being handled
+// All connections share this buffer, so it stays in the processor's cache.
+static uint8_t input[BODY_BYTES_MAX + 256 + READ_BYTES];
+static uint8_t (*publish_heads)[TOPIC_BYTES_MAX];  // a PUBLISH up to the end of its topic, by topic
 static int *publish_head_lens;
 
 static uint64_t now_ns(void) {
@@ -124,7 +127,7 @@ static void put_ack(Connection *c, uint8_t first, const uint8_t *packet_id) {
     put(c, packet, sizeof packet);
 }
 
-// Write what the socket takes, and have epoll say when it takes the rest.
+// Write as much as the socket accepts, and let epoll report when it accepts the rest.
 static void flush(Connection *c) {
     while (c->out_from < c->out_len) {
         ssize_t n = write(c->fd, c->out + c->out_from, c->out_len - c->out_from);
@@ -142,7 +145,7 @@ static void flush(Connection *c) {
     epoll_ctl(epoll_fd, EPOLL_CTL_MOD, c->fd, &event);
 }
 
-// MQTT 3.1.1, 2.2.3: seven bits a byte, the lowest first.
+// MQTT 3.1.1, 2.2.3: seven bits per byte, the lowest first.
 static int encode_length(uint8_t *to, size_t length) {
     int n = 0;
     do {
@@ -181,7 +184,7 @@ static void put_subscribe(Connection *c, const char *filters[], int n) {
     c->subacks++;
 }
 
-// Filters as many sessions have them: half with wildcards, some of them leading ones. None matches bench/t0.
+// Subscribe to filters like those of real sessions: half have wildcards, some of them leading ones. None matches bench/t0.
 static void put_other_filters(Connection *c) {
     static const char *shapes[] = {"fleet/%ld/state", "site%ld/#", "bench/%ld/other", "+/%ld/+/alarm"};
     static char names[OTHERS_PER_PACKET][64];
@@ -232,7 +235,7 @@ static void make_publish_heads(void) {
 
 static void put_publish(Connection *c, uint64_t sent_ns) {
     static uint8_t body[BODY_BYTES_MAX];
-    // Publishers begin at different topics, so that few of them send to the same one at a time.
+    // Each publisher starts at a different topic, so that few of them send to the same topic at a time.
     long topic = (c->sent + c->number * 7) % topics;
     put(c, publish_heads[topic], publish_head_lens[topic]);
     if (qos) {
@@ -251,7 +254,7 @@ static int has_room(const Connection *c) {
     return c->sent < c->goal && (!qos || c->sent - c->acked < window);
 }
 
-// Send what the window (qos > 0), or one write (qos = 0), has room for.
+// Send as many messages as the window (qos > 0) or one write (qos = 0) has room for.
 static void pump(Connection *c) {
     if (c->role != PUBLISHER || !c->is_ready) return;
     uint64_t sent_ns = now_ns();
@@ -263,7 +266,7 @@ static void pump(Connection *c) {
     flush(c);
 }
 
-// Send what is due by the rate, shared out among the publishers whose window has room.
+// Send the messages that are due by the rate, shared among the publishers whose window has room.
 static void pump_due(Connection *publishers, uint64_t began_ns) {
     static long next;
     long due = (now_ns() - began_ns) * (double)rate / 1e9, full = 0;
@@ -310,7 +313,7 @@ static void on_publish(Connection *c, uint8_t first, const uint8_t *packet) {
 static void on_ready(Connection *c) {
     c->is_ready = 1;
     ready_n++;
-    // From now on what it is sent stays where it is.
+    // From now on, data for this subscriber stays in its receive buffer.
     if (c->role == STALLED) epoll_ctl(epoll_fd, EPOLL_CTL_DEL, c->fd, NULL);
 }
 
@@ -318,7 +321,7 @@ static void on_packet(Connection *c, uint8_t first, const uint8_t *packet) {
     switch (first >> 4) {
     case CONNACK:
         if (packet[1]) {
-            fprintf(stderr, "the broker refused a connection with code %d\n", packet[1]);
+            fprintf(stderr, "The broker refused a connection with code %d\n", packet[1]);
             exit(2);
         }
         if (c->role == PUBLISHER)
@@ -347,7 +350,7 @@ static void on_packet(Connection *c, uint8_t first, const uint8_t *packet) {
     }
 }
 
-// Handle the whole packets among `n` bytes; return how many bytes they are.
+// Handle the complete packets among `n` bytes; return the number of bytes handled.
 static size_t parse(Connection *c, const uint8_t *bytes, size_t n) {
     size_t at = 0;
     while (at + 2 <= n) {
@@ -360,7 +363,7 @@ static size_t parse(Connection *c, const uint8_t *bytes, size_t n) {
             is_whole = !(byte & 128);
         }
         if (is_whole && length > BODY_BYTES_MAX + 128) {
-            fprintf(stderr, "the broker sent a packet of %zu bytes, which nobody published\n", length);
+            fprintf(stderr, "The broker sent a packet of %zu bytes, larger than any published message.\n", length);
             exit(2);
         }
         if (!is_whole || from + length > n) break;
@@ -386,7 +389,7 @@ static void on_readable(Connection *c) {
         if (c->rest_len) memcpy(input, c->rest, c->rest_len);
         n = read(c->fd, input + c->rest_len, READ_BYTES);
         if (n == 0) {
-            fprintf(stderr, "the broker closed a connection\n");
+            fprintf(stderr, "The broker closed a connection.\n");
             exit(2);
         }
         if (n < 0) {
@@ -427,13 +430,13 @@ static void parse_arguments(int n, char **arguments) {
             }
         }
         if (!is_known) {
-            fprintf(stderr, "unknown option %s\n", arguments[i]);
+            fprintf(stderr, "There is no option %s. The comment at the top of mqload.c lists the options.\n", arguments[i]);
             exit(2);
         }
     }
     if (pubs < 1 || subs < 0 || msgs < pubs || size < 0 || size > BODY_BYTES_MAX || window < 1 || window > 65535 || chunk < 1 ||
         topics < 1 || stalled < 0 || stalled > subs || others < 0 || rate < 0 || (own && topics != subs - stalled)) {
-        fprintf(stderr, "an option is out of its range\n");
+        fprintf(stderr, "An option is out of its range. The comment at the top of mqload.c gives the bounds.\n");
         exit(2);
     }
 }
@@ -480,7 +483,7 @@ static void connect_all(Connection *connections, const struct sockaddr_in *addre
         }
         turn(1000);
         if (now_ns() - began_ns > CONNECT_S_MAX * 1000000000ull) {
-            fprintf(stderr, "only %ld of %ld connections were accepted in %d s\n", ready_n, connections_n, CONNECT_S_MAX);
+            fprintf(stderr, "The broker accepted only %ld of %ld connections in %d s.\n", ready_n, connections_n, CONNECT_S_MAX);
             exit(2);
         }
     }
@@ -489,13 +492,13 @@ static void connect_all(Connection *connections, const struct sockaddr_in *addre
 static void publish_what_fits(Connection *publishers, uint64_t began_ns) {
     if (rate) {
         pump_due(publishers, began_ns);
-    } else if (!sent_n || !qos) {  // with acknowledgements, each makes room for the next
+    } else if (!sent_n || !qos) {  // with qos > 0, each acknowledgement makes room for the next message
         for (long i = 0; i < pubs; i++)
             if (publishers[i].out_len == 0) pump(publishers + i);
     }
 }
 
-// Return when the last message was sent (qos > 0: acknowledged).
+// Return the time at which the last message was sent (qos > 0: acknowledged).
 static uint64_t publish_all(Connection *publishers, long expected, uint64_t began_ns) {
     uint64_t published_ns = 0;
     for (;;) {
@@ -533,7 +536,7 @@ static void print_latencies(const char *name, Latencies *latencies) {
            quantile_us(latencies, 0.99), quantile_us(latencies, 1.0));
 }
 
-// Keep the connections until standard input ends. Nothing is sent on them meanwhile, by either side.
+// Keep the connections open until standard input ends. Neither side sends anything meanwhile.
 static void hold_connections(void) {
     char byte;
     fflush(stdout);
@@ -555,7 +558,7 @@ int main(int n, char **arguments) {
     Connection *connections = calloc(connections_n, sizeof *connections);
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(atoi(arguments[2]))};
     if (!connections || inet_pton(AF_INET, arguments[1], &address.sin_addr) != 1) {
-        fprintf(stderr, "no memory, or %s is no IPv4 address\n", arguments[1]);
+        fprintf(stderr, "There is not enough memory, or %s is not an IPv4 address.\n", arguments[1]);
         return 2;
     }
     epoll_fd = epoll_create1(0);

@@ -1,8 +1,8 @@
 """Fuzz the codec and a live node: python -m tests.fuzz [--seconds N] [--directory DIR]. `make fuzz SECONDS=600` runs this.
 
-Two things go on side by side: atheris, where it is installed, follows the codec's branches in a process of its own; and
-Hypothesis makes up attacks on a node, and for the codec every tenth of a minute. Ends with status 1 where anything fails: an
-exception, an input that takes too long, a client that is not served meanwhile, memory that grows, something left behind.
+Two searches run side by side: atheris, if it is installed, follows the codec's branches in a process of its own, and Hypothesis
+generates attacks on a node and inputs of the codec. The exit status is 1 if anything fails: an exception, an input that takes
+too long, a well-behaved client that is not served, growing memory, or leaked resources.
 """
 
 from __future__ import annotations

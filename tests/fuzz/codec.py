@@ -46,17 +46,19 @@ def check_codec(data: bytes) -> None:
     for side in (FROM_CLIENT, FROM_CLIENT_5, FROM_SERVER, FROM_SERVER_5):
         packets, used = decode(data, PACKET_BYTES_MAX, side)
         assert 0 <= used <= len(data)
-        assert all(item[0] != MALFORMED for item in packets[:-1]), "nothing comes behind what is malformed"
-        assert comparable(in_pieces(data, side)) == comparable(packets), "it doesn't matter how a stream is cut"
+        assert all(item[0] != MALFORMED for item in packets[:-1]), "nothing may follow a malformed packet"
+        assert comparable(in_pieces(data, side)) == comparable(packets), "the result must not depend on how a stream is cut"
         in_runs, used_in_runs = decode(data, PACKET_BYTES_MAX, side, runs=True)
-        assert (comparable(split_runs(in_runs)), used_in_runs) == (comparable(packets), used), "runs are the same packets"
+        assert (comparable(split_runs(in_runs)), used_in_runs) == (comparable(packets), used), (
+            "runs must contain the same packets"
+        )
         seen = cut_plain(data, side, PACKET_BYTES_MAX)
         if seen is not None:
             qos, topic, acks, bodies, size = seen
             ids = [item[3] for item in packets]
             whole = [(PUBLISH, qos << 1, topic, *each) for each in zip(ids, bodies, strict=True)]
-            assert (packets, used) == (whole, size), "only plain PUBLISHes are cut as plain"
-            assert acks == (encode_acks(PUBACK, ids) if qos else b""), "each is acknowledged by its packet id"
+            assert (packets, used) == (whole, size), "only plain PUBLISHes may be split as plain ones"
+            assert acks == (encode_acks(PUBACK, ids) if qos else b""), "each message must be acknowledged by its packet id"
         if side in (FROM_CLIENT, FROM_CLIENT_5):
             for item in packets:
                 _check_parser(item, side.is_v5)
@@ -85,7 +87,7 @@ def _check_parser(item: Packet, is_v5: bool) -> None:
             READERS[kind](item[2], is_v5)
     except ProtocolError as error:
         if not str(error):
-            raise AssertionError("an error that doesn't say what was wrong") from error
+            raise AssertionError("the error doesn't say what was wrong") from error
 
 
 def _check_header(data: bytes) -> None:
@@ -95,7 +97,7 @@ def _check_header(data: bytes) -> None:
             client_of(data[:size])
     except ProxyHeaderInvalid as error:
         if not str(error):
-            raise AssertionError("an error that doesn't say what was wrong") from error
+            raise AssertionError("the error doesn't say what was wrong") from error
 
 
 def in_pieces(data: bytes, side: Side) -> list[Packet]:
@@ -110,7 +112,7 @@ def in_pieces(data: bytes, side: Side) -> list[Packet]:
         packets += items
         if items and items[-1][0] == MALFORMED:
             break
-        assert not rest or packet_bytes(rest) == 0 or packet_bytes(rest) > len(rest), "a whole packet was left"
+        assert not rest or packet_bytes(rest) == 0 or packet_bytes(rest) > len(rest), "a complete packet was left undecoded"
     return packets
 
 
@@ -129,7 +131,7 @@ def check_answers(data: bytes) -> None:
             return
         except ProtocolError as error:
             problems.append(str(error))
-    raise AssertionError(f"the node sent what is no MQTT ({' / '.join(problems)}): {data[:400]!r}")
+    raise AssertionError(f"the node sent bytes that are not MQTT ({' / '.join(problems)}): {data[:400]!r}")
 
 
 def _check_answer(item: Packet, is_v5: bool) -> None:

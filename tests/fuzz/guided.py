@@ -1,6 +1,7 @@
 """Coverage-guided fuzzing of the codec with atheris: python -m tests.fuzz.guided SECONDS DIRECTORY.
 
-Begins with the shared tables of packets and what earlier runs have kept in the directory. An input that fails is left there.
+The search starts from the shared tables of packets and from the inputs that earlier runs have kept in the directory. It leaves
+an input that fails there.
 """
 
 from __future__ import annotations

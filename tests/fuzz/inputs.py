@@ -275,11 +275,11 @@ class Attack(NamedTuple):
     streams: list[list[bytes]]
     is_reset: bool
     seed: int
-    """Of its variants."""
+    """The seed of its variants."""
 
 
 def cut(data: bytes, at: list[int]) -> list[bytes]:
-    """Cut bytes at some places, taken modulo the number of bytes."""
+    """Cut the data at the given places, each taken modulo its length, and return the pieces."""
     places = sorted({0, len(data), *(place % (len(data) + 1) for place in at)})
     return [data[start:stop] for start, stop in pairwise(places)]
 

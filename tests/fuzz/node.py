@@ -1,7 +1,7 @@
 """The node under attack, in a process of its own: python -m tests.fuzz.node DATA_DIR.
 
-Prints its ports as one line of JSON; then, for each line on stdin, what went wrong since the last one, and for the line "state"
-what it holds as well. Ends when stdin does.
+The process prints its ports as one line of JSON. For each line on stdin it then prints the failures since the previous line,
+and for the line "state" also the resources that it holds. It ends when stdin ends.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ BATCH = 1000
 
 
 def search(strategy: st.SearchStrategy[T], check: Callable[[T], object], seconds: float, examples: int = ENDLESS) -> int:
-    """Check inputs until time or number is used up; return their number. The error for the smallest input is raised."""
+    """Check inputs until the time or `examples` is used up; return how many. Raise the error of the smallest failing one."""
     until_s = time.monotonic() + seconds
     count = 0
 

@@ -32,7 +32,7 @@ DEADLINE_S = 10.0
 """How long one input may take, in seconds. Inputs take milliseconds, so only a hang takes this long."""
 
 GROWTH_KIB_MAX = 32 * KIB
-"""By how much the node's own memory may grow between a quarter and the end of a run, while its caches still fill."""
+"""By how much the node's own memory may grow between a quarter and the end of a run, because its caches still fill."""
 
 SETTLED_S_MAX = 20.0
 """How long the node may keep resources of clients that have gone: a session lasts a second, and closing takes one."""
@@ -79,7 +79,7 @@ class Honest:
     def _next(self) -> Packet:
         while not self._packets:
             data = self._socket.recv(64 * KIB)
-            assert data, "the node has closed the client that behaves"
+            assert data, "the node has closed the connection of the well-behaved client"
             packets, used = decode(self._rest + data, 64 * MIB, FROM_SERVER_5)
             self._rest = (self._rest + data)[used:]
             self._packets.extend(packets)
@@ -98,7 +98,7 @@ class Honest:
                 missing.discard(PUBACK)
             else:
                 assert found[0] in (PUBLISH, PUBLISH_WITH), found
-                assert found[4] == body, f"{body!r} is due, and {found} came: not in its order, or twice"
+                assert found[4] == body, f"{body!r} is due, and {found} came: it is out of order or a duplicate"
                 missing.discard(PUBLISH)
                 self._socket.sendall(encode_acks(PUBACK, [found[3]]))
 

@@ -24,18 +24,18 @@ SECONDS_MAX = 15.0 * DEPTH
 """A slow machine checks fewer examples in this time."""
 
 
-def test_whatever_bytes_come_the_codec_says_what_they_are_or_what_is_wrong_with_them() -> None:
+def test_the_codec_decodes_any_bytes_or_says_what_is_wrong_with_them() -> None:
     assert search_codec(SECONDS_MAX, EXAMPLES) > EXAMPLES
 
 
-def test_whatever_comes_over_any_listener_a_node_lives_keeps_nothing_and_serves_the_others() -> None:
+def test_a_node_survives_any_bytes_on_any_listener_leaks_nothing_and_serves_others() -> None:
     with Target() as target:
         assert search_listener(target, SECONDS_MAX, EXAMPLES) > EXAMPLES
         state = target.close()
     assert {"MALFORMED_PACKET", "PROTOCOL_ERROR"} <= set(state["closed"])
 
 
-def test_the_search_that_follows_branches_runs(tmp_path: Path) -> None:
+def test_the_coverage_guided_search_runs(tmp_path: Path) -> None:
     if importlib.util.find_spec("atheris") is None:
         pytest.skip(f"atheris is not installed: {install_hint('fuzz')}; there are wheels for Linux on x86-64")
     command = [sys.executable, "-m", "tests.fuzz.guided", "2", str(tmp_path)]
@@ -45,32 +45,32 @@ def test_the_search_that_follows_branches_runs(tmp_path: Path) -> None:
     assert list(tmp_path.glob("failed-*")) == []
 
 
-# --- what the searches would find -------------------------------------------------------------------------------------
+# --- which defects the searches detect -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("data", [b"\0\0", encode_publish(b"a", b"x")[:-1] + b"x\xc0\0", b"\x20\5\0\0\2\x21\0", b"\xe0\1\x10"])
-def test_what_is_no_packet_of_a_server_is_found(data: bytes) -> None:
-    with pytest.raises(AssertionError, match="no MQTT"):
+def test_the_search_detects_bytes_that_are_not_packets_of_a_server(data: bytes) -> None:
+    with pytest.raises(AssertionError, match="bytes that are not MQTT"):
         check_answers(data)
 
 
 @pytest.mark.parametrize("data", [b"", encode_connack(False, ConnectCode.ACCEPTED) + encode_publish(b"a", b"x"), b"\xd0"])
-def test_packets_of_a_server_are_let_pass_and_so_is_one_that_was_cut(data: bytes) -> None:
+def test_the_search_accepts_packets_of_a_server_and_a_last_one_that_was_cut(data: bytes) -> None:
     check_answers(data)
 
 
-def test_a_parser_that_raises_anything_else_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_detects_a_parser_that_raises_any_other_exception(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.gateway.protocol.connect.protocol_level", lambda body: body[1000])
     with pytest.raises(IndexError):
         check_codec(b"\x10\2\0\0")
 
 
-def test_an_input_that_takes_too_long_is_found() -> None:
+def test_the_search_detects_an_input_that_takes_too_long() -> None:
     with pytest.raises(Hang), deadline(0.01):
         time.sleep(60)
 
 
-def test_a_deadline_within_another_leaves_that_as_it_was() -> None:
+def test_a_deadline_inside_another_keeps_the_outer_one() -> None:
     def wait() -> None:
         with deadline(30):
             pass
@@ -80,7 +80,7 @@ def test_a_deadline_within_another_leaves_that_as_it_was() -> None:
         wait()
 
 
-def test_a_connection_that_the_node_keeps_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_detects_a_leaked_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.fuzz.target.SETTLED_S_MAX", 0.0)
     with Target() as target:
         kept = target.dial("mqtt")
@@ -89,21 +89,21 @@ def test_a_connection_that_the_node_keeps_is_found(monkeypatch: pytest.MonkeyPat
         kept.close()
 
 
-def test_memory_that_grows_is_found() -> None:
+def test_the_search_detects_growing_memory() -> None:
     with Target() as target:
         target.samples = [(0.0, 0)]
         with pytest.raises(AssertionError, match="memory grew"):
             target.close()
 
 
-def test_a_node_that_dies_is_found() -> None:
+def test_the_search_detects_a_node_that_dies() -> None:
     with Target() as target:
         target.kill()
         with pytest.raises((AssertionError, ConnectionError, BrokenPipeError)):
             target.attack(Attack("mqtt", [[b"x"]], False, 0))
 
 
-def test_an_attack_is_the_same_each_time() -> None:
+def test_an_attack_always_has_the_same_variants() -> None:
     attack = Attack("mqtt", [[b"some", b"thing"], [b"else"]], False, 7)
     first, *more = found = list(variants_of(attack))
     assert first == attack

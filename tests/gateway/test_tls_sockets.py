@@ -22,7 +22,7 @@ from tests.gateway.stage import Recorder, Stage
 from tests.gateway.wire import CLEAN
 from tests.waiting import until
 
-pytestmark = pytest.mark.skipif(not HAS_TURNS, reason="this system has no epoll: the loop's own transports serve")
+pytestmark = pytest.mark.skipif(not HAS_TURNS, reason="this system has no epoll, so the loop's own transports serve")
 
 VERSIONS = pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=["1.2", "1.3"])
 

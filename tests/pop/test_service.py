@@ -261,7 +261,7 @@ async def test_a_delivery_time_that_is_past_is_at_once_and_nothing_to_recall(stu
     assert [popped.body for popped in await pop(stub, wait_ms=0)] == [b"a"]
 
 
-async def test_a_recalled_message_never_comes(node: Node, stub: PopServiceAsyncStub) -> None:
+async def test_a_recalled_message_is_never_delivered(node: Node, stub: PopServiceAsyncStub) -> None:
     messages = [pb.Message(topic=TOPIC, body=b"no", deliver_at_ms=now_ms() + 200), pb.Message(topic=TOPIC, body=b"yes")]
     messages.append(pb.Message(topic=TOPIC, body=b"after", deliver_at_ms=messages[0].deliver_at_ms + 1))
     results = (await stub.Send(pb.SendRequest(messages=messages))).results
