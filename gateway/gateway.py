@@ -43,7 +43,7 @@ from penstock.gateway.transport.listeners import Listeners
 from penstock.gateway.transport.peer import Peer
 from penstock.gateway.transport.sockets import HAS_TURNS, Sockets
 from penstock.gateway.transport.sources import Sources
-from penstock.pop.core.admin import GroupAdmin
+from penstock.pop.core.core import PopCore
 from penstock.store.clock import Clock
 from penstock.store.store import Store
 from penstock.timer.delayed import DelayedMessages
@@ -56,7 +56,7 @@ class Gateway:
         store: where messages go, and come from.
         retained: the retained messages, a part of that store.
         delayed: the delayed messages, a part of that store.
-        groups: the groups of POP. A shared subscription is one of these.
+        pop: the core of POP. A shared subscription is one of its groups.
         sessions: the stored sessions, a part of that store.
         options: see `GatewayOptions`.
         clock: all timeouts, rate limits and keep alives go by its monotonic time.
@@ -70,7 +70,7 @@ class Gateway:
         store: Store,
         retained: RetainedMessages,
         delayed: DelayedMessages,
-        groups: GroupAdmin,
+        pop: PopCore,
         sessions: StoredSessions,
         options: GatewayOptions,
         clock: Clock,
@@ -107,7 +107,7 @@ class Gateway:
         self.backlog = DiskFullBacklog()
         self.journal = SessionJournal(store, clock)
         self.shared = SharedSubscriptions(
-            groups,
+            pop,
             store.space,
             self.counters,
             is_enabled=options.shared == "on",

@@ -15,7 +15,8 @@ from grpc_reflection.v1alpha import reflection
 from penstock.install import install_hint
 from penstock.pop.access.interceptor import AccessInterceptor
 from penstock.pop.access.policy import AccessPolicy
-from penstock.pop.core.admin import GroupAdmin
+from penstock.pop.core.core import PopCore
+from penstock.pop.core.handle import Handles
 from penstock.pop.core.sender import Sender
 from penstock.pop.core.transactions import Transactions
 from penstock.pop.grpc.access import GROUP_RULES, POP_RULES
@@ -25,6 +26,7 @@ from penstock.pop.grpc.wire import serialize
 from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.pop.rocketmq.access import RULES as ROCKETMQ_RULES
+from penstock.store.store import Store
 from penstock.timer.delayed import DelayedMessages
 
 if TYPE_CHECKING:
@@ -120,7 +122,13 @@ class PopServer:
 
 
 def rocketmq_service(
-    admin: GroupAdmin, sender: Sender, delayed: DelayedMessages, transactions: Transactions
+    core: PopCore,
+    store: Store,
+    handles: Handles,
+    sender: Sender,
+    delayed: DelayedMessages,
+    transactions: Transactions,
+    options: PopOptions,
 ) -> MessagingService | None:
     """Return the RocketMQ-compatible API.
 
@@ -133,7 +141,7 @@ def rocketmq_service(
             raise
         logger.info("rocketmq.off", why=f"rocketmq-python-client is not installed: {install_hint('rocketmq')}")
         return None
-    return MessagingService(admin, sender, delayed, transactions)
+    return MessagingService(core, store, handles, sender, delayed, transactions, options)
 
 
 def _handler(method: Any, servicer: object) -> Any:

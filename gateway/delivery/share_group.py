@@ -75,6 +75,7 @@ class ShareGroup:
         "_done",
         "_loop",
         "_poll",
+        "_polls",
         "_refused",
         "_registry",
         "_retry",
@@ -99,6 +100,7 @@ class ShareGroup:
     ) -> None:
         self._registry = registry
         self._core = core
+        self._polls = core.polls
         self._settlements = settlements
         self._loop = loop
         self._ack_timeout_ms = ack_timeout_ms
@@ -202,7 +204,7 @@ class ShareGroup:
     def _start_poll(self, room: int) -> None:
         poll = Poll(self._loop.create_future(), room, self._ack_timeout_ms)
         try:
-            self._core.polls.add(poll, self.group)
+            self._polls.add(poll, self.group)
         except Overloaded:  # `pop.waiters_max` polls wait. Those of gRPC clients end after a while.
             self._retry_later()
             return
@@ -212,7 +214,7 @@ class ShareGroup:
     def _cancel_poll(self) -> None:
         poll, self._poll = self._poll, None
         if poll is not None:
-            self._core.polls.remove(poll, self.group)
+            self._polls.remove(poll, self.group)
             if not poll.future.done():
                 poll.future.remove_done_callback(self._poll_answered)
 
@@ -220,7 +222,7 @@ class ShareGroup:
         poll = self._poll
         if poll is not None and poll.future is future:
             self._poll = None
-            self._core.polls.remove(poll, self.group)
+            self._polls.remove(poll, self.group)
         if future.exception() is None:
             self._deal_taken(future.result())
         self.pump()

@@ -32,8 +32,8 @@ from penstock.gateway.protocol.topics import SHARE
 from penstock.gateway.sessions.inflight import Slot
 from penstock.gateway.sessions.session import Session
 from penstock.gateway.sessions.stored_sessions import OWNER
-from penstock.pop.core.admin import GroupAdmin
 from penstock.pop.core.checkpoint import delivery_of
+from penstock.pop.core.core import PopCore
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.settings import GroupSettings
 from penstock.pop.errors import PopError
@@ -52,7 +52,7 @@ class SharedSubscriptions:
     """The shared subscriptions of a node.
 
     Parameters:
-        admin: creates and deletes POP groups.
+        core: of POP.
         space: tells when a full disk has room again.
         counters: of the gateway.
         is_enabled: whether clients may subscribe (`mqtt.shared`).
@@ -63,7 +63,7 @@ class SharedSubscriptions:
 
     def __init__(
         self,
-        admin: GroupAdmin,
+        core: PopCore,
         space: Space,
         counters: GatewayCounters,
         *,
@@ -72,19 +72,21 @@ class SharedSubscriptions:
         ack_timeout_ms: int,
         may_share: Callable[[str, str], bool] | None = None,
     ) -> None:
-        self._admin = admin
-        self._core = admin.core
+        self._core = core
+        self._admin = core.admin
+        self._checkpoints = core.checkpoints
+        self._pop_groups = core.groups
         self._space = space
         self._is_enabled = is_enabled
         self._groups_max = groups_max
         self._ack_timeout_ms = ack_timeout_ms
         self._may_share = may_share
-        self.settlements = ShareSettlements(admin.core, counters)
+        self.settlements = ShareSettlements(core, counters)
         """Settles deliveries."""
         self._loop: asyncio.AbstractEventLoop
         self._groups: dict[tuple[str, str], ShareGroup] = {}
         """The groups that connected clients share, by name and filter."""
-        admin.on_deleted.append(self._group_deleted)
+        core.admin.on_deleted.append(self._group_deleted)
 
     def __len__(self) -> int:
         """Return the number of groups that connected clients share."""
@@ -139,11 +141,11 @@ class SharedSubscriptions:
         Raises:
             TopicInvalid, LimitExceeded, DiskFull: the group can't be created.
         """
-        group = self._core.state.groups.get((name, topic_filter))
+        group = self._pop_groups.get(name, topic_filter)
         if group is not None:
             return group
         try:
-            return self._core.groups.create(name, topic_filter, "latest", CREATED)
+            return self._pop_groups.create(name, topic_filter, "latest", CREATED)
         except PopError as error:
             raise LimitExceeded(str(error)) from error
 
@@ -160,7 +162,7 @@ class SharedSubscriptions:
             shared.recreate()
 
     def _delete_all_unused(self) -> None:
-        for group in tuple(self._core):
+        for group in tuple(self._pop_groups):
             self._delete_if_unused(group)
 
     def _delete_if_unused(self, group: ConsumerGroup) -> None:
@@ -176,8 +178,8 @@ class SharedSubscriptions:
 
     def filter_of(self, delivery: int) -> str | None:
         """Return the filter, with `$share/`, of the subscription of a delivery; None if its group is gone."""
-        checkpoint = self._core.state.checkpoints.get(delivery_of(delivery)[0])
-        group = self._core.state.groups_by_id.get(checkpoint.group_id) if checkpoint is not None else None
+        checkpoint = self._checkpoints.get(delivery_of(delivery)[0])
+        group = self._pop_groups.with_id(checkpoint.group_id) if checkpoint is not None else None
         return f"{SHARE}{group.name}/{group.filter}" if group is not None else None
 
     def leave(self, session: Session) -> None:
@@ -212,6 +214,6 @@ class SharedSubscriptions:
             self.settlements.acknowledge(found)
         for topic_filter in filters:
             if topic_filter.startswith(SHARE):
-                group = self._core.state.groups.get(group_of_share(topic_filter))
+                group = self._pop_groups.get(*group_of_share(topic_filter))
                 if group is not None:
                     self._delete_if_unused(group)

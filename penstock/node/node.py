@@ -23,10 +23,8 @@ from penstock.node.metrics.registry import registry_of
 from penstock.node.metrics.store import DelayedCollector, StoreCollector
 from penstock.node.state import state_of
 from penstock.pop.access.file import load_access_policy
-from penstock.pop.core.admin import GroupAdmin
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.handle import Handles, load_secret
-from penstock.pop.core.redrive import DeadLetterAdmin
 from penstock.pop.core.sender import Sender
 from penstock.pop.core.transactions import Transactions
 from penstock.pop.grpc.groupservicer import GroupServicer
@@ -75,23 +73,23 @@ class Node:
         except BaseException:
             self._lock.release()
             raise
-        self.groups = GroupAdmin(self.pop)
-        self.dead_letters = DeadLetterAdmin(self.pop)
         self.gateway = Gateway(
             self.store,
             self.retained,
             self.delayed,
-            self.groups,
+            self.pop,
             self.sessions,
             config.mqtt,
             clock,
             delay_ms_max=config.timer.delay_ms_max,
             may_share=access.may_share if access is not None else None,
         )
-        sender = Sender(self.store, self.pop.handles, self.delayed, self.transactions, config.pop, config.timer)
-        servicer = PopServicer(self.pop, self.delayed, self.transactions, sender)
-        self.rocketmq = rocketmq_service(self.groups, sender, self.delayed, self.transactions)
-        group_servicer = GroupServicer(self.pop, self.groups, self.dead_letters)
+        sender = Sender(self.store, self._handles, self.delayed, self.transactions, config.pop, config.timer)
+        servicer = PopServicer(self.pop, self.store, self._handles, self.delayed, self.transactions, sender, config.pop)
+        self.rocketmq = rocketmq_service(
+            self.pop, self.store, self._handles, sender, self.delayed, self.transactions, config.pop
+        )
+        group_servicer = GroupServicer(self.pop, self.store)
         self._pop_server = PopServer(servicer, group_servicer, config.pop, access, self.rocketmq)
         self.registry = self._make_registry()
         """What `/metrics` shows."""
@@ -119,10 +117,11 @@ class Node:
         self.store = Store(config.data_dir, config.store, clock)
         self.delayed = DelayedMessages(self.store, config.timer)
         self.retained = RetainedMessages(self.store.now_ms)
-        self.pop = PopCore(self.store, Handles(load_secret(config.data_dir)), config.pop, config.timer)
+        self._handles = Handles(load_secret(config.data_dir))
+        self.pop = PopCore(self.store, self._handles, config.pop, config.timer)
         self.transactions = Transactions(self.store, config.pop, config.timer)
         self.sessions = StoredSessions(self.store.queues)
-        for part in (self.delayed, self.retained, self.transactions, self.sessions, self.pop.state):
+        for part in (self.delayed, self.retained, self.transactions, self.sessions, self.pop.part):
             self.store.add_part(part)
         return self.store.recover()
 

@@ -50,6 +50,6 @@ def state_of(
                 "in_flight": group.in_flight,
                 "waiting": len(group.polls),
             }
-            for group in pop
+            for group in pop.groups
         ],
     }

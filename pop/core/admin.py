@@ -8,13 +8,17 @@ from typing import NamedTuple
 
 import orjson
 
-from penstock.pop.core.core import PopCore
 from penstock.pop.core.group import ConsumerGroup
+from penstock.pop.core.groups import Groups
+from penstock.pop.core.records import GroupRecords
 from penstock.pop.core.settings import GroupSettings, check_settings
+from penstock.pop.core.state import PopState
 from penstock.pop.errors import GroupBusy, GroupExists, GroupUnknown, RequestInvalid
+from penstock.pop.options import PopOptions
 from penstock.store.bodies import REFERENCE
 from penstock.store.lightqueue import End, LightQueue, Start
 from penstock.store.record import Kind
+from penstock.store.store import Store
 
 
 class ResetTo(NamedTuple):
@@ -38,15 +42,31 @@ class GroupAdmin:
     A group that consumes several filters is one `ConsumerGroup` for each; an empty filter means all of them.
 
     Parameters:
-        core: has the groups.
+        store: has the light queues that groups read.
+        state: has the checkpoints.
+        groups: creates and configures groups.
+        records: appends what is decided.
+        serve: called with a group whose polls may get messages now.
+        options: bounds of settings.
     """
 
-    def __init__(self, core: PopCore) -> None:
-        self.core = core
+    def __init__(
+        self,
+        store: Store,
+        state: PopState,
+        groups: Groups,
+        records: GroupRecords,
+        serve: Callable[[ConsumerGroup], None],
+        options: PopOptions,
+    ) -> None:
+        self._store = store
+        self._state = state
+        self._groups = groups
+        self._records = records
+        self._serve = serve
+        self._options = options
         self.on_deleted: list[Callable[[ConsumerGroup], None]] = []
         """Called with each group that was deleted."""
-        self._store = core.store
-        self._state = core.state
 
     def find(self, name: str, topic_filter: str = "") -> list[ConsumerGroup]:
         """Return a group on one filter, or on all its filters.
@@ -55,10 +75,10 @@ class GroupAdmin:
             GroupUnknown: there is no such group.
         """
         if topic_filter:
-            group = self._state.groups.get((name, topic_filter))
+            group = self._groups.get(name, topic_filter)
             found = [] if group is None else [group]
         else:
-            found = [group for group in self.core if group.name == name]
+            found = [group for group in self._groups if group.name == name]
         if not found:
             on = f" on {topic_filter[:80]!r}" if topic_filter else ""
             raise GroupUnknown(f"there is no group {name[:80]!r}{on}")
@@ -73,10 +93,10 @@ class GroupAdmin:
             GroupExists: the group exists with other settings.
             GroupInvalid, RequestInvalid, TopicInvalid, Overloaded, LimitExceeded: as `Groups.create` raises them.
         """
-        check_settings(settings, self.core.options)
-        group = self._state.groups.get((name, topic_filter))
+        check_settings(settings, self._options)
+        group = self._groups.get(name, topic_filter)
         if group is None:
-            return self.core.groups.create(name, topic_filter, start, settings)
+            return self._groups.create(name, topic_filter, start, settings)
         settings = replace(settings, lite=group.settings.lite)
         if group.settings.is_temporary:  # a subscription created it first; from now on it is the operator's
             return self.update(name, topic_filter, lambda _: settings)[0]
@@ -93,7 +113,7 @@ class GroupAdmin:
             GroupBusy: `fifo` can't change while messages are in flight, wait for a retry, or are parked; nothing is changed.
         """
         groups = self.find(name, topic_filter)
-        wanted = [check_settings(change(group.settings), self.core.options) for group in groups]
+        wanted = [check_settings(change(group.settings), self._options) for group in groups]
         for group, settings in zip(groups, wanted, strict=True):
             if settings.fifo != group.settings.fifo and not group.is_quiet:
                 raise GroupBusy(
@@ -105,9 +125,9 @@ class GroupAdmin:
                 continue
             if group.scanned > group.cursor:  # the old expression has decided about the messages that were skipped
                 noted = {"cursor": group.scanned, "mended": self._state.mended}
-                self.core.records.append(Kind.POP_CHECKPOINT, group.id, group.name, properties=orjson.dumps(noted))
-            self.core.groups.configure(group, settings)
-            self.core.polls.serve(group)
+                self._records.append(Kind.POP_CHECKPOINT, group.id, group.name, properties=orjson.dumps(noted))
+            self._groups.configure(group, settings)
+            self._serve(group)
         return groups
 
     def pause(self, name: str, topic_filter: str = "") -> list[ConsumerGroup]:
@@ -137,10 +157,10 @@ class GroupAdmin:
                 raise GroupBusy(f"the queue of {group.filter!r} is still being filled from the log: try again in a moment")
         for group in groups:
             row = {"cursor": self._offset(group.queue, to), "retry_cursor": group.retry.next_offset}
-            self.core.records.append_references(
+            self._records.append_references(
                 Kind.GROUP_OFFSET_RESET, group, self._open_references(group), properties=orjson.dumps(row)
             )
-            self.core.polls.serve(group)
+            self._serve(group)
         return groups
 
     def delete(self, name: str, topic_filter: str = "") -> None:
@@ -152,7 +172,7 @@ class GroupAdmin:
             GroupUnknown: there is no such group.
         """
         for group in self.find(name, topic_filter):
-            self.core.records.append_references(Kind.GROUP_DELETED, group, self._open_references(group))
+            self._records.append_references(Kind.GROUP_DELETED, group, self._open_references(group))
             while group.polls:
                 poll = group.polls.popleft()
                 if not poll.future.done():  # another group may have served a poll of several groups

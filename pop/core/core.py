@@ -11,9 +11,10 @@ both. `PopState` is what the records made of groups and checkpoints. The parts t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from penstock.pop.core.acking import Acknowledger
+from penstock.pop.core.admin import GroupAdmin
 from penstock.pop.core.checkpoint import Checkpoint
 from penstock.pop.core.counters import PopCounters
 from penstock.pop.core.deadlines import Deadlines
@@ -22,19 +23,22 @@ from penstock.pop.core.groups import Groups
 from penstock.pop.core.handle import Handles
 from penstock.pop.core.judging import Judge
 from penstock.pop.core.longpolls import LongPolls
+from penstock.pop.core.origins import DeadLetterOrigins
 from penstock.pop.core.popping import Popper
 from penstock.pop.core.records import GroupRecords
+from penstock.pop.core.redrive import DeadLetterAdmin
 from penstock.pop.core.revival import Revival
 from penstock.pop.core.settling import Settlement
 from penstock.pop.core.state import PopState
 from penstock.pop.core.visibility import Visibility
 from penstock.pop.options import PopOptions
+from penstock.store.part import Part
 from penstock.store.store import Store
 from penstock.timer.options import TimerOptions
 
 
 class PopCore:
-    """POP over a store. The caller must add `state` to the store as a part before the store recovers.
+    """POP over a store. The caller must add `part` to the store before the store recovers.
 
     Parameters:
         store: has the messages and all records of POP.
@@ -44,26 +48,31 @@ class PopCore:
     """
 
     def __init__(self, store: Store, handles: Handles, options: PopOptions, timer: TimerOptions) -> None:
-        self.store = store
-        self.handles = handles
-        self.options = options
+        self._store = store
         self.counters = PopCounters()
         self._deadlines = Deadlines(store.now_ms, self._deadlines_passed, fire_max=timer.fire_max, tick_ms=timer.tick_ms)
-        self.state = PopState(store.log, store.queues, self._deadlines, self._arrived, options)
+        self._state = PopState(store.log, store.queues, self._deadlines, self._arrived, options)
         store.retention.on_dropped.append(self._forget_dropped)
-        state, now_ms = self.state, store.now_ms
-        self.records = GroupRecords(store, state, self.counters)
-        self.groups = Groups(state, store.queues, self.records, options)
-        popper = Popper(store, state, self.records, self.counters)
+        state, now_ms = self._state, store.now_ms
+        self.part: Part = state
+        """What the records made of groups and checkpoints, as a part of the store."""
+        self.checkpoints: Mapping[int, Checkpoint] = state.checkpoints
+        """Checkpoints with open deliveries, by position."""
+        records = GroupRecords(store, state, self.counters)
+        self.groups = Groups(state, store.queues, records, options)
+        popper = Popper(store, state, records, self.counters)
         self.polls = LongPolls(popper, store.space, options, self.counters)
         serve = self.polls.serve
+        self.admin = GroupAdmin(store, state, self.groups, records, serve, options)
+        self.dead_letter_admin = DeadLetterAdmin(store, state, records, serve)
+        self.dead_letter_origins = DeadLetterOrigins(state)
         judge = Judge(state, handles, now_ms)
-        acknowledger = Acknowledger(state, self.records, handles, judge, serve, now_ms, self.counters)
-        visibility = Visibility(state, self.records, handles, judge, now_ms, options.invisible_ms_max)
-        settlement = Settlement(state, self.records, serve, now_ms, self.counters)
-        self._revival = Revival(state, self.records, self._deadlines, serve, now_ms, self.counters, timer.fire_max)
+        acknowledger = Acknowledger(state, records, handles, judge, serve, now_ms, self.counters)
+        visibility = Visibility(state, records, handles, judge, now_ms, options.invisible_ms_max)
+        settlement = Settlement(state, records, serve, now_ms, self.counters)
+        self._revival = Revival(state, records, self._deadlines, serve, now_ms, self.counters, timer.fire_max)
         # Methods of the parts are attributes here, so that a call doesn't take a detour.
-        self.read = self.records.read
+        self.read = records.read
         self.pop = popper.pop
         self.requeue = popper.requeue
         self.long_poll = self.polls.poll
@@ -74,10 +83,6 @@ class PopCore:
         self.settle = settlement.settle
         self.is_open = settlement.is_open
 
-    def __iter__(self) -> Iterator[ConsumerGroup]:
-        """Yield all groups. A group with several filters is yielded once for each of them."""
-        return iter(self.state.groups_by_id.values())
-
     @property
     def waiting(self) -> int:
         """Number of polls that wait for messages."""
@@ -86,13 +91,13 @@ class PopCore:
     @property
     def checkpoints_open(self) -> int:
         """Number of checkpoints with open deliveries."""
-        return len(self.state.checkpoints)
+        return len(self.checkpoints)
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Revive messages by itself from now on; first those that became due while the node was down."""
         self.polls.start(loop)
         self._deadlines.start(loop)
-        self.store.space.on_relief.append(self._serve_all)
+        self._store.space.on_relief.append(self._serve_all)
 
     def stop(self) -> None:
         """Stop reviving messages."""
@@ -108,14 +113,14 @@ class PopCore:
             self.polls.serve(group)
 
     def _serve_all(self) -> None:
-        self.polls.serve_all(self)
+        self.polls.serve_all(self.groups)
 
     def _deadlines_passed(self, checkpoints: list[Checkpoint]) -> None:
         self._revival.revive(checkpoints)
 
     def _forget_dropped(self) -> Iterator[None]:
         """Forget the dead letters whose messages retention has dropped. Yields after each, so that the work can be sliced."""
-        for letter in self.state.dead_letters.before(self.store.log.start):
-            if self.store.is_expired(letter.position):
-                self.state.forget(letter)
+        for letter in self._state.dead_letters.before(self._store.log.start):
+            if self._store.is_expired(letter.position):
+                self._state.forget(letter)
             yield

@@ -1,7 +1,8 @@
-"""Creating groups, and changing their settings."""
+"""The groups: finding, creating and configuring them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 
@@ -21,7 +22,7 @@ from penstock.store.record import Kind
 
 
 class Groups:
-    """Creates groups, and changes their settings.
+    """All groups. A group with several filters is one `ConsumerGroup` for each of them.
 
     Parameters:
         state: has the groups.
@@ -32,9 +33,20 @@ class Groups:
 
     def __init__(self, state: PopState, queues: Queues, records: GroupRecords, options: PopOptions) -> None:
         self._state = state
+        self._by_name = state.groups
         self._queues = queues
         self._records = records
         self._options = options
+        self.with_id = state.groups_by_id.get
+        """Return the group with an id; None if there is none. Pops call it, so it is the method of the dict itself."""
+
+    def __iter__(self) -> Iterator[ConsumerGroup]:
+        """Yield all groups."""
+        return iter(self._state.groups_by_id.values())
+
+    def get(self, name: str, topic_filter: str) -> ConsumerGroup | None:
+        """Return the group `name` on `topic_filter`; None if there is none."""
+        return self._by_name.get((name, topic_filter))
 
     def get_or_create(self, name: str, topic_filter: str, start: Start = "earliest") -> ConsumerGroup:
         """Return the group `name` on `topic_filter`; create it if it doesn't exist, to begin at `start`.
@@ -48,7 +60,7 @@ class Groups:
             TopicInvalid: the filter breaks MQTT 5.0, 4.7.
             Overloaded, LimitExceeded: `pop.groups_max` or `store.queues_max` is reached.
         """
-        group = self._state.groups.get((name, topic_filter))
+        group = self._by_name.get((name, topic_filter))
         if group is not None:
             if group.settings.is_temporary:
                 with suppress(DiskFull):  # the next call tries again
@@ -89,7 +101,7 @@ class Groups:
         if settings != DEFAULTS:
             row["settings"] = settings.row()
         self._records.append(Kind.GROUP_CREATED, group_id, name, properties=orjson.dumps(row))
-        return self._state.groups[name, topic_filter]
+        return self._by_name[name, topic_filter]
 
     def configure(self, group: ConsumerGroup, settings: GroupSettings) -> None:
         """Change the settings of a group. The caller must have checked them.

@@ -20,7 +20,7 @@ class AckOutcome(Enum):
     INVALID_INVISIBLE_TIME = "the invisible time must be at least 0 ms and at most pop.invisible_ms_max"
 
 
-class InvisibleChange(NamedTuple):
+class VisibilityChange(NamedTuple):
     """A request to move the deadline of a delivery.
 
     Parameters:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 
 import orjson
 
-from penstock.pop.core.core import PopCore
 from penstock.pop.core.deadletters import DeadLetter
+from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.names import DEAD_LETTERS
 from penstock.pop.core.order import NO_KEY, order_key
+from penstock.pop.core.records import GroupRecords
+from penstock.pop.core.state import PopState
 from penstock.store.bodies import TIMER_ENTRY
 from penstock.store.record import Kind
+from penstock.store.store import Store
 
 DEAD_LETTERS_MAX = 10_000
 """Maximum number of dead letters that one call lists or redrives, because the loop does nothing else meanwhile."""
@@ -22,13 +25,17 @@ class DeadLetterAdmin:
     """Lists and redrives dead letters.
 
     Parameters:
-        core: has the groups and their dead letters.
+        store: has the messages.
+        state: has the groups and their dead letters.
+        records: appends what is decided.
+        serve: called with a group whose polls may get messages now.
     """
 
-    def __init__(self, core: PopCore) -> None:
-        self._core = core
-        self._store = core.store
-        self._state = core.state
+    def __init__(self, store: Store, state: PopState, records: GroupRecords, serve: Callable[[ConsumerGroup], None]) -> None:
+        self._store = store
+        self._state = state
+        self._records = records
+        self._serve = serve
 
     def list(self, name: str, position: int = 0, limit: int = DEAD_LETTERS_MAX) -> list[DeadLetter]:
         """Return the dead letters of the group `name` that were not redriven, in the order of the log.
@@ -74,10 +81,10 @@ class DeadLetterAdmin:
             properties = b""
             if group.order is not None:
                 properties = orjson.dumps({"keys": [self._key(letter) for letter in found]})
-            self._core.records.append(Kind.DEAD_LETTER_REDRIVEN, group_id, name, body, properties=properties)
-            self._core.polls.serve(group)
+            self._records.append(Kind.DEAD_LETTER_REDRIVEN, group_id, name, body, properties=properties)
+            self._serve(group)
         return sum(map(len, by_group.values()))
 
     def _key(self, letter: DeadLetter) -> int:
-        data = self._core.read(letter.position, letter.size)
+        data = self._records.read(letter.position, letter.size)
         return order_key(data) if data is not None else NO_KEY

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from penstock.pop.core.checkpoint import Checkpoint
 from penstock.pop.core.group import ConsumerGroup
-from penstock.pop.core.state import PopState
 from penstock.store.errors import PositionUnknown
 from penstock.store.lightqueue import ENTRY
 from penstock.store.record import HEADER_BYTES, store_ms_of
@@ -40,12 +40,18 @@ class GroupSnapshot(NamedTuple):
     oldest_in_flight_ms: int | None
 
 
-def snapshots(groups: Iterable[ConsumerGroup], state: PopState, store: Store) -> list[GroupSnapshot]:
-    """Return a snapshot of each group. This visits all open checkpoints of the node, and reads two records for each group."""
+def snapshots(groups: Iterable[ConsumerGroup], checkpoints: Mapping[int, Checkpoint], store: Store) -> list[GroupSnapshot]:
+    """Return a snapshot of each group. This visits all open checkpoints of the node, and reads two records for each group.
+
+    Args:
+        groups: that are described.
+        checkpoints: all checkpoints with open deliveries, in the order of their positions.
+        store: has the messages.
+    """
     now_ms = store.now_ms()
     delayed: Counter[int] = Counter()
     oldest_pop_ms: dict[int, int] = {}
-    for checkpoint in state.checkpoints.values():
+    for checkpoint in checkpoints.values():
         oldest_pop_ms.setdefault(checkpoint.group_id, checkpoint.pop_ms)  # checkpoints are in the order of their pops
         if checkpoint.deadline_ms <= now_ms:
             delayed[checkpoint.group_id] += checkpoint.open.bit_count()

@@ -8,7 +8,7 @@ from penstock.pop.core.checkpoint import Checkpoint, delivery_id, delivery_of
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.handle import Delivery, Handles
 from penstock.pop.core.judging import Judge
-from penstock.pop.core.outcome import AckOutcome, InvisibleChange
+from penstock.pop.core.outcome import AckOutcome, VisibilityChange
 from penstock.pop.core.records import GroupRecords
 from penstock.pop.core.state import PopState
 from penstock.store.bodies import CHANGE_ENTRY
@@ -43,7 +43,7 @@ class Visibility:
         self._now_ms = now_ms
         self._invisible_ms_max = invisible_ms_max
 
-    def change_invisible(self, name: str, changes: list[InvisibleChange]) -> list[tuple[AckOutcome, str]]:
+    def change_invisible(self, name: str, changes: list[VisibilityChange]) -> list[tuple[AckOutcome, str]]:
         """Move the deadlines of deliveries of the group `name`; return the outcome and the new handle of each, in order.
 
         The old handle is void. If the outcome is not OK, the old handle is returned. The caller must not respond before

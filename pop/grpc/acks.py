@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from penstock.pop.core.core import PopCore
-from penstock.pop.core.outcome import AckOutcome, InvisibleChange
+from penstock.pop.core.outcome import AckOutcome, VisibilityChange
 from penstock.pop.grpc.requests import check_count
 from penstock.pop.grpc.status import ACK_STATUS, with_status
 from penstock.pop.grpc.wire import STATUS_OK, statuses
 from penstock.pop.proto import pop_pb2 as pb
+from penstock.store.store import Store
 
 
 class AckMethods:
@@ -15,16 +16,18 @@ class AckMethods:
 
     Parameters:
         core: has the deliveries.
+        store: tells when a change is durable.
     """
 
-    def __init__(self, core: PopCore) -> None:
+    def __init__(self, core: PopCore, store: Store) -> None:
         self._core = core
+        self._store = store
 
     @with_status
     async def Ack(self, request: pb.AckRequest) -> bytes:
         check_count("acknowledge handles", request.handles)
         outcomes = self._core.ack(request.group, list(request.handles))
-        await self._core.store.durable()
+        await self._store.durable()
         if outcomes.count(AckOutcome.OK) == len(outcomes):
             return STATUS_OK * len(outcomes)
         return statuses([ACK_STATUS[outcome] for outcome in outcomes])
@@ -33,14 +36,14 @@ class AckMethods:
     async def GiveUp(self, request: pb.AckRequest) -> bytes:
         check_count("dead-letter handles", request.handles)
         outcomes = self._core.dead_letter(request.group, list(request.handles))
-        await self._core.store.durable()
+        await self._store.durable()
         return statuses([ACK_STATUS[outcome] for outcome in outcomes])
 
     @with_status
     async def ChangeInvisible(self, request: pb.ChangeInvisibleRequest) -> pb.ChangeInvisibleResponse:
         check_count("change handles", request.changes)
-        changes = [InvisibleChange(change.handle, change.invisible_ms, change.suspend) for change in request.changes]
+        changes = [VisibilityChange(change.handle, change.invisible_ms, change.suspend) for change in request.changes]
         outcomes = self._core.change_invisible(request.group, changes)
-        await self._core.store.durable()
+        await self._store.durable()
         results = [pb.ChangeInvisibleResult(status=ACK_STATUS[outcome], handle=handle) for outcome, handle in outcomes]
         return pb.ChangeInvisibleResponse(results=results)

@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 
 from penstock.pop.core.core import PopCore
-from penstock.pop.core.outcome import InvisibleChange
+from penstock.pop.core.handle import Handles
+from penstock.pop.core.outcome import VisibilityChange
 from penstock.pop.core.poll import PopResult
 from penstock.pop.core.scan import RESPONSE_BYTES
 from penstock.pop.errors import PopError, RequestInvalid
@@ -16,8 +17,10 @@ from penstock.pop.grpc.requests import HANDLES_MAX, bounded, start_of
 from penstock.pop.grpc.responses import PopResponses
 from penstock.pop.grpc.status import ACK_STATUS, Context, abort
 from penstock.pop.grpc.wire import serialize
+from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.store.errors import StoreError
+from penstock.store.store import Store
 
 
 class ConsumeMethods:
@@ -25,12 +28,19 @@ class ConsumeMethods:
 
     Parameters:
         core: hands out messages.
+        store: tells when a pop or an acknowledgement is durable.
+        handles: reads handles.
         responses: makes the responses.
+        options: bounds and defaults.
     """
 
-    def __init__(self, core: PopCore, responses: PopResponses) -> None:
+    def __init__(self, core: PopCore, store: Store, handles: Handles, responses: PopResponses, options: PopOptions) -> None:
         self._core = core
+        self._groups = core.groups
+        self._store = store
+        self._handles = handles
         self._responses = responses
+        self._options = options
 
     async def Consume(self, requests: AsyncIterator[pb.ConsumeRequest], context: Context) -> AsyncGenerator[bytes, None]:
         stream: ConsumeStream | None = None
@@ -61,7 +71,7 @@ class ConsumeMethods:
             except (PopError, StoreError) as error:
                 await abort(context, error)
             # The client has closed its side. It hears what came of its last acknowledgements when they are durable.
-            await self._core.store.durable()
+            await self._store.durable()
             while stream.outbox:
                 item = stream.outbox.popleft()
                 if isinstance(item, AckReport):
@@ -75,14 +85,16 @@ class ConsumeMethods:
                 stream.end(give_back=give_back)
 
     def _open(self, request: pb.ConsumeOpen) -> ConsumeStream:
-        options = self._core.options
+        options = self._options
         credits = bounded("credits", request.credits, CREDITS_DEFAULT, CREDITS_MAX)
         batch_max = bounded("batch_max", request.batch_max, options.messages_default)
         asked_ms = bounded("invisible_ms", request.invisible_ms, 0, options.invisible_ms_max)
         start = start_of(request.start, request.start_at_ms)
-        group = self._core.groups.get_or_create(request.group, request.filter, start)
+        group = self._groups.get_or_create(request.group, request.filter, start)
         return ConsumeStream(
             self._core,
+            self._store.when_durable,
+            self._handles,
             group,
             credits=credits,
             batch_max=min(batch_max, options.messages_max),
@@ -126,5 +138,5 @@ def _apply(stream: ConsumeStream, request: pb.ConsumeRequest) -> None:
     if request.credits:
         stream.grant(bounded("credits", request.credits, 0, CREDITS_MAX))
     if request.acks or request.changes:
-        changes = [InvisibleChange(change.handle, change.invisible_ms, change.suspend) for change in request.changes]
+        changes = [VisibilityChange(change.handle, change.invisible_ms, change.suspend) for change in request.changes]
         stream.ack(list(request.acks), changes)

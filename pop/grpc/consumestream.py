@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
 from penstock.pop.core.checkpoint import Checkpoint
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.group import ConsumerGroup
-from penstock.pop.core.outcome import AckOutcome, InvisibleChange
+from penstock.pop.core.handle import Handles
+from penstock.pop.core.outcome import AckOutcome, VisibilityChange
 from penstock.pop.core.poll import Poll, PopResult
 from penstock.pop.errors import PopError
 
@@ -49,14 +51,30 @@ class ConsumeStream:
 
     Parameters:
         core: hands out messages.
+        when_durable: calls back when all that was stored is durable.
+        handles: reads handles.
         group: that the stream consumes.
         credits: maximum number of deliveries that are open at a time.
         batch_max: messages popped at a time.
         invisible_ms: how long each message is invisible.
     """
 
-    def __init__(self, core: PopCore, group: ConsumerGroup, *, credits: int, batch_max: int, invisible_ms: int) -> None:
+    def __init__(
+        self,
+        core: PopCore,
+        when_durable: Callable[[Callable[[], None]], None],
+        handles: Handles,
+        group: ConsumerGroup,
+        *,
+        credits: int,
+        batch_max: int,
+        invisible_ms: int,
+    ) -> None:
         self._core = core
+        self._polls = core.polls
+        self._open_checkpoints = core.checkpoints
+        self._when_durable = when_durable
+        self._handles = handles
         self._group = group
         self._credits = credits
         self._batch_max = batch_max
@@ -111,7 +129,7 @@ class ConsumeStream:
     def _wait(self, room: int) -> None:
         poll = Poll(asyncio.get_running_loop().create_future(), room, self._invisible_ms)
         try:
-            self._core.polls.add(poll, self._group)
+            self._polls.add(poll, self._group)
         except PopError as error:
             self._fail(error)
             return
@@ -121,7 +139,7 @@ class ConsumeStream:
     def _arrived(self, future: asyncio.Future[PopResult]) -> None:
         poll, self._poll = self._poll, None
         if poll is not None:
-            self._core.polls.remove(poll, self._group)
+            self._polls.remove(poll, self._group)
         if future.cancelled():
             return
         error = future.exception()
@@ -145,7 +163,7 @@ class ConsumeStream:
         checkpoint = result.checkpoint
         self._checkpoints[checkpoint.position] = checkpoint
         self._outstanding += checkpoint.open.bit_count()
-        self._core.store.when_durable(partial(self._put_durable, result))
+        self._when_durable(partial(self._put_durable, result))
 
     def _put_durable(self, item: PopResult | AckReport) -> None:
         if not self._ended:
@@ -161,7 +179,7 @@ class ConsumeStream:
         self._credits = min(self._credits + credits, CREDITS_MAX)
         self.pop_more()
 
-    def ack(self, acks: list[str], changes: list[InvisibleChange]) -> None:
+    def ack(self, acks: list[str], changes: list[VisibilityChange]) -> None:
         """Acknowledge deliveries and change invisible times. The stream reports what came of it when it is durable."""
         outcomes = self._core.ack(self._group.name, acks) if acks else []
         refused: list[tuple[str, AckOutcome]] = [
@@ -176,15 +194,15 @@ class ConsumeStream:
             if change.invisible_ms == 0 or change.suspend:
                 self._outstanding -= 1
                 continue
-            delivery = self._core.handles.read_deliveries([handle])[0]
+            delivery = self._handles.read_deliveries([handle])[0]
             assert delivery is not None
-            checkpoint = self._core.state.checkpoints.get(delivery.checkpoint)
+            checkpoint = self._open_checkpoints.get(delivery.checkpoint)
             if checkpoint is not None:
                 self._checkpoints[checkpoint.position] = checkpoint
         self._outstanding = max(self._outstanding, 0)
         if len(self._checkpoints) > 2 * self._outstanding + 64:
             self._recount()
-        self._core.store.when_durable(partial(self._put_durable, AckReport(self._acked, refused, changed)))
+        self._when_durable(partial(self._put_durable, AckReport(self._acked, refused, changed)))
         self.pop_more()
 
     def _recount_later(self) -> None:
@@ -209,7 +227,7 @@ class ConsumeStream:
             self._timer.cancel()
         poll, self._poll = self._poll, None
         if poll is not None:
-            self._core.polls.remove(poll, self._group)
+            self._polls.remove(poll, self._group)
             if poll.future.done() and not poll.future.cancelled() and poll.future.exception() is None:
                 self._core.requeue(poll.future.result().checkpoint)
             poll.future.remove_done_callback(self._arrived)

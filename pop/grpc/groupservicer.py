@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from penstock.pop.backoff import Backoff, Exponential
-from penstock.pop.core.admin import GroupAdmin, ResetTo
+from penstock.pop.core.admin import ResetTo
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.expression import ExpressionType
 from penstock.pop.core.group import ConsumerGroup
-from penstock.pop.core.redrive import DEAD_LETTERS_MAX, DeadLetterAdmin
+from penstock.pop.core.redrive import DEAD_LETTERS_MAX
 from penstock.pop.core.settings import DEFAULTS, GroupSettings
 from penstock.pop.core.snapshot import snapshots
 from penstock.pop.errors import RequestInvalid
@@ -18,6 +18,7 @@ from penstock.pop.grpc.responses import dead_letter
 from penstock.pop.grpc.status import with_status
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.store.record import decode
+from penstock.store.store import Store
 
 DEAD_LETTERS_DEFAULT = 1_000
 
@@ -26,16 +27,18 @@ class GroupServicer:
     """Has the methods of the service. A call that changes something is answered when the change is durable.
 
     Parameters:
-        core: has the groups.
-        admin: creates, changes, resets and deletes groups.
-        dead_letters: lists and redrives dead letters.
+        core: has the groups, and their administration.
+        store: tells when a change is durable.
     """
 
-    def __init__(self, core: PopCore, admin: GroupAdmin, dead_letters: DeadLetterAdmin) -> None:
-        self._core = core
-        self._admin = admin
-        self._dead_letters = dead_letters
-        self._store = core.store
+    def __init__(self, core: PopCore, store: Store) -> None:
+        self._groups = core.groups
+        self._checkpoints = core.checkpoints
+        self._admin = core.admin
+        self._dead_letters = core.dead_letter_admin
+        self._origins = core.dead_letter_origins
+        self._read = core.read
+        self._store = store
 
     @with_status
     async def CreateGroup(self, request: pb.CreateGroupRequest) -> pb.GroupsResponse:
@@ -52,7 +55,7 @@ class GroupServicer:
 
     @with_status
     async def DescribeGroups(self, request: pb.GroupRequest) -> pb.GroupsResponse:
-        return self._described(self._admin.find(request.group, request.filter) if request.group else list(self._core))
+        return self._described(self._admin.find(request.group, request.filter) if request.group else list(self._groups))
 
     @with_status
     async def DeleteGroup(self, request: pb.GroupRequest) -> pb.DeleteGroupResponse:
@@ -78,10 +81,9 @@ class GroupServicer:
         after = position_of(request.after_message_id) + 1 if request.after_message_id else 0
         found = []
         for letter in self._dead_letters.list(request.group, after, count):
-            data = self._core.read(letter.position, letter.size)
+            data = self._read(letter.position, letter.size)
             topic = decode(data).topic.decode() if data is not None else ""
-            origin = self._core.state.groups_by_id.get(letter.group_id)
-            found.append(dead_letter(letter, request.group, origin.filter if origin else "", topic))
+            found.append(dead_letter(letter, request.group, self._origins.filter_of(letter), topic))
         return pb.ListDeadLettersResponse(dead_letters=found)
 
     @with_status
@@ -94,7 +96,7 @@ class GroupServicer:
 
     def _described(self, groups: list[ConsumerGroup]) -> pb.GroupsResponse:
         found = []
-        for snapshot in snapshots(groups, self._core.state, self._store):
+        for snapshot in snapshots(groups, self._checkpoints, self._store):
             group = snapshot.group
             found.append(
                 pb.GroupDescription(

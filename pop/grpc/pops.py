@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from penstock.pop.core.core import PopCore
+from penstock.pop.core.groups import Groups
 from penstock.pop.core.outcome import AckOutcome
 from penstock.pop.core.popping import check_attempt_id
 from penstock.pop.grpc.requests import bounded, check_count, start_of
 from penstock.pop.grpc.responses import PopResponses
 from penstock.pop.grpc.status import ACK_STATUS, with_status
 from penstock.pop.grpc.wire import serialize
+from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
+from penstock.store.store import Store
 
 
 class PopMethods:
@@ -17,17 +20,22 @@ class PopMethods:
 
     Parameters:
         core: hands out messages.
+        groups: that the calls name.
+        store: tells when a pop is durable.
         responses: makes the responses.
+        options: bounds and defaults.
     """
 
-    def __init__(self, core: PopCore, responses: PopResponses) -> None:
+    def __init__(self, core: PopCore, groups: Groups, store: Store, responses: PopResponses, options: PopOptions) -> None:
         self._core = core
+        self._groups = groups
+        self._store = store
         self._responses = responses
+        self._options = options
 
     @with_status
     async def Pop(self, request: pb.PopRequest) -> bytes:
-        core = self._core
-        options = core.options
+        core, options = self._core, self._options
         messages_max = bounded("messages_max", request.messages_max, options.messages_default)
         wait_ms = min(bounded("wait_ms", request.wait_ms, 0), options.wait_ms_max)
         start = start_of(request.start, request.start_at_ms)
@@ -35,7 +43,7 @@ class PopMethods:
         attempt_id = check_attempt_id(request.attempt_id)
         acks = list(request.acks)
         check_count("acknowledge handles", acks)
-        group = core.groups.get_or_create(request.group, request.filter, start)
+        group = self._groups.get_or_create(request.group, request.filter, start)
         outcomes = core.ack(group.name, acks) if acks else []
         result = await core.long_poll(
             (group,),
@@ -47,7 +55,7 @@ class PopMethods:
         if result is None and not acks:
             return b""
         try:
-            await core.store.durable()
+            await self._store.durable()
             messages = self._responses.messages(result) if result is not None else b""
         except BaseException:
             if result is not None:

@@ -8,6 +8,7 @@ status. If one message or handle of a batch is wrong, it has its own `Status`, a
 from __future__ import annotations
 
 from penstock.pop.core.core import PopCore
+from penstock.pop.core.handle import Handles
 from penstock.pop.core.sender import Sender
 from penstock.pop.core.transactions import Transactions
 from penstock.pop.grpc.acks import AckMethods
@@ -17,6 +18,8 @@ from penstock.pop.grpc.recalls import RecallMethods
 from penstock.pop.grpc.responses import PopResponses
 from penstock.pop.grpc.sends import SendMethods
 from penstock.pop.grpc.transactions import TransactionMethods
+from penstock.pop.options import PopOptions
+from penstock.store.store import Store
 from penstock.timer.delayed import DelayedMessages
 
 
@@ -25,22 +28,34 @@ class PopServicer:
 
     Parameters:
         core: groups, checkpoints and acknowledgements.
+        store: has the messages.
+        handles: makes and reads handles.
         delayed: delayed messages.
         transactions: half messages.
         sender: stores messages.
+        options: bounds and defaults.
     """
 
-    def __init__(self, core: PopCore, delayed: DelayedMessages, transactions: Transactions, sender: Sender) -> None:
-        responses = PopResponses(core.state, core.handles)
-        self.Send = SendMethods(core.store, sender, core.options.message_bytes_max).Send
-        self.Pop = PopMethods(core, responses).Pop
-        self.Consume = ConsumeMethods(core, responses).Consume
-        acks = AckMethods(core)
+    def __init__(
+        self,
+        core: PopCore,
+        store: Store,
+        handles: Handles,
+        delayed: DelayedMessages,
+        transactions: Transactions,
+        sender: Sender,
+        options: PopOptions,
+    ) -> None:
+        responses = PopResponses(core.dead_letter_origins, handles)
+        self.Send = SendMethods(store, sender, options.message_bytes_max).Send
+        self.Pop = PopMethods(core, core.groups, store, responses, options).Pop
+        self.Consume = ConsumeMethods(core, store, handles, responses, options).Consume
+        acks = AckMethods(core, store)
         self.Ack = acks.Ack
         self.GiveUp = acks.GiveUp
         self.ChangeInvisible = acks.ChangeInvisible
-        self.Recall = RecallMethods(delayed, core.handles, core.store).Recall
-        calls = TransactionMethods(transactions, core.handles, core.store, core.read, core.options.wait_ms_max)
+        self.Recall = RecallMethods(delayed, handles, store).Recall
+        calls = TransactionMethods(transactions, handles, store, core.read, options.wait_ms_max)
         self.EndTransactions = calls.EndTransactions
         self.PollTransactions = calls.PollTransactions
         self.ListTransactions = calls.ListTransactions

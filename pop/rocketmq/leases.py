@@ -13,7 +13,8 @@ from contextlib import suppress
 
 from penstock.pop.core.checkpoint import ATTEMPT_ID_BYTES_MAX, Checkpoint
 from penstock.pop.core.core import PopCore
-from penstock.pop.core.outcome import InvisibleChange
+from penstock.pop.core.handle import Handles
+from penstock.pop.core.outcome import VisibilityChange
 from penstock.pop.rocketmq.clients import ConnectedClient
 from penstock.pop.rocketmq.status import Code, Refused
 from penstock.store.errors import DiskFull
@@ -50,13 +51,14 @@ class Leases:
 
     Parameters:
         core: Has the checkpoints.
+        handles: Makes the handles of deliveries.
     """
 
-    def __init__(self, core: PopCore) -> None:
+    def __init__(self, core: PopCore, handles: Handles) -> None:
         self._core = core
-        self._checkpoints = core.state.checkpoints
-        self._groups = core.state.groups_by_id
-        self._handles = core.handles
+        self._checkpoints = core.checkpoints
+        self._group_with_id = core.groups.with_id
+        self._handles = handles
 
     def holders(self) -> Iterator[str]:
         """Yield the id of a client for each leased checkpoint."""
@@ -89,6 +91,7 @@ class Leases:
         if not counts:
             self._core.requeue(checkpoint)
             return
-        group = self._groups[checkpoint.group_id]
+        group = self._group_with_id(checkpoint.group_id)
+        assert group is not None  # A group that is deleted has no checkpoints.
         handles = self._handles.deliveries(checkpoint.position, checkpoint.pop_ms, group.id, checkpoint.count)
-        self._core.change_invisible(group.name, [InvisibleChange(handles[index], 0) for index in checkpoint.open_indexes()])
+        self._core.change_invisible(group.name, [VisibilityChange(handles[index], 0) for index in checkpoint.open_indexes()])

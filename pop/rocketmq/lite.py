@@ -9,13 +9,13 @@ client ended or fell silent, the group ends after `pop.lite_idle_ms`: the client
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 
 from penstock.pop.core.admin import GroupAdmin, ResetTo
-from penstock.pop.core.core import PopCore
 from penstock.pop.core.group import ConsumerGroup
+from penstock.pop.core.groups import Groups
 from penstock.pop.core.settings import LITE_CLIENTS_MAX, GroupSettings
 from penstock.pop.rocketmq.clients import ConnectedClient, ConnectedClients
 from penstock.pop.rocketmq.settings import LITE_SUBSCRIPTIONS_MAX
@@ -31,24 +31,27 @@ class LiteSubscriptions:
     """The lite subscriptions of a node.
 
     Parameters:
-        core: Has the groups.
+        groups: Creates and configures groups.
         admin: Resets and deletes groups.
         clients: The clients that use the node. This object keeps their `lite`.
+        now_ms: Returns the current time in ms.
+        idle_ms: Time in ms after which a group without subscribers ends (`pop.lite_idle_ms`).
     """
 
-    def __init__(self, core: PopCore, admin: GroupAdmin, clients: ConnectedClients) -> None:
-        self._core = core
-        self._groups = core.state.groups
-        self._now_ms = core.store.now_ms
-        self._idle_ms = core.options.lite_idle_ms
+    def __init__(
+        self, groups: Groups, admin: GroupAdmin, clients: ConnectedClients, now_ms: Callable[[], int], idle_ms: int
+    ) -> None:
+        self._groups = groups
         self._admin = admin
         self._clients = clients
+        self._now_ms = now_ms
+        self._idle_ms = idle_ms
         self._gone: deque[tuple[str, str, str, str]] = deque()
         """Client id, group, parent and filter of each subscription whose client is gone."""
 
     def restore(self, now_ms: int) -> None:
         """Restore the subscriptions from before a restart. Their clients get some time to call again."""
-        for group in self._core:
+        for group in self._groups:
             for client_id, parent in group.settings.lite:
                 try:
                     client = self._clients.heard_from(client_id, now_ms)
@@ -86,7 +89,7 @@ class LiteSubscriptions:
         had = client.lite.setdefault((name, parent), {})
         asked = set(named)
         for topic_filter in filters:
-            group = self._groups.get((name, topic_filter))
+            group = self._groups.get(name, topic_filter)
             is_new = group is None
             self._subscribe(group, client.id, name, parent, topic_filter, start)
             had[topic_filter] = None
@@ -99,7 +102,7 @@ class LiteSubscriptions:
 
     def groups_of(self, client: ConnectedClient, name: str, parent: str) -> list[ConsumerGroup]:
         """Return the groups of a client's lite topics."""
-        found = (self._groups.get((name, topic_filter)) for topic_filter in client.lite.get((name, parent), {}))
+        found = (self._groups.get(name, topic_filter) for topic_filter in client.lite.get((name, parent), {}))
         return [group for group in found if group is not None]
 
     def client_gone(self, client: ConnectedClient) -> None:
@@ -116,7 +119,7 @@ class LiteSubscriptions:
                 if client is None or topic_filter not in client.lite.get((name, parent), {}):
                     self._unsubscribe(client_id, name, parent, topic_filter, now_ms + self._idle_ms)
                 self._gone.popleft()
-            over = [group for group in self._core if 0 < (group.settings.lite_ends_ms or 0) <= now_ms and not group.in_flight]
+            over = [group for group in self._groups if 0 < (group.settings.lite_ends_ms or 0) <= now_ms and not group.in_flight]
             for group in over[:ENDED_PER_CHECK_MAX]:
                 self._admin.delete(group.name, group.filter)
 
@@ -125,10 +128,9 @@ class LiteSubscriptions:
     ) -> None:
         """Add a client to the subscribers in the settings of a lite topic's group. Create the group if it does not exist."""
         subscriber = (client_id, parent)
-        groups = self._core.groups
         if group is None:
-            groups.check_may_create(name, topic_filter)
-            groups.create(name, topic_filter, start or "earliest", GroupSettings(lite=(subscriber,), lite_ends_ms=0))
+            self._groups.check_may_create(name, topic_filter)
+            self._groups.create(name, topic_filter, start or "earliest", GroupSettings(lite=(subscriber,), lite_ends_ms=0))
             return
         settings = group.settings
         if subscriber in settings.lite:
@@ -139,17 +141,17 @@ class LiteSubscriptions:
                 f"{LITE_CLIENTS_MAX} clients of the group {name[:80]!r} subscribe to {topic_filter[:80]!r}, which is the limit",
             )
         ends_ms = 0 if settings.is_temporary else None
-        groups.configure(group, replace(settings, shared=False, lite=(*settings.lite, subscriber), lite_ends_ms=ends_ms))
+        self._groups.configure(group, replace(settings, shared=False, lite=(*settings.lite, subscriber), lite_ends_ms=ends_ms))
 
     def _unsubscribe(self, client_id: str, name: str, parent: str, topic_filter: str, ends_ms: int) -> None:
         """Remove a client from the subscribers of a lite topic. After the last one, the group ends at `ends_ms`."""
-        group = self._groups.get((name, topic_filter))
+        group = self._groups.get(name, topic_filter)
         if group is None or (client_id, parent) not in group.settings.lite:
             return
         settings = group.settings
         remaining = tuple(subscriber for subscriber in settings.lite if subscriber != (client_id, parent))
         ends = settings.lite_ends_ms if remaining or settings.lite_ends_ms is None else max(ends_ms, 1)
-        self._core.groups.configure(group, replace(settings, lite=remaining, lite_ends_ms=ends))
+        self._groups.configure(group, replace(settings, lite=remaining, lite_ends_ms=ends))
 
 
 def quota_exceeded() -> Refused:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from penstock.pop.core.core import PopCore
+from penstock.pop.core.groups import Groups
 from penstock.pop.core.poll import PopResult
 from penstock.pop.errors import GroupUnknown
 from penstock.pop.rocketmq.answering import Callers, answered, status
@@ -29,16 +30,22 @@ class LiteTopics:
         callers: Finds the client of a call.
         subscriptions: The lite subscriptions of all clients.
         core: Hands out messages.
+        groups: Those on the filters of lite topics among them.
         durable: Returns when all that was stored is durable.
     """
 
     def __init__(
-        self, callers: Callers, subscriptions: LiteSubscriptions, core: PopCore, durable: Callable[[], Awaitable[None]]
+        self,
+        callers: Callers,
+        subscriptions: LiteSubscriptions,
+        core: PopCore,
+        groups: Groups,
+        durable: Callable[[], Awaitable[None]],
     ) -> None:
         self.callers = callers
         self._subscriptions = subscriptions
         self._core = core
-        self._groups = core.state.groups
+        self._groups = groups
         self._durable = durable
 
     @answered(service_pb.SyncLiteSubscriptionResponse)
@@ -71,9 +78,9 @@ class LiteTopics:
         types = pb.ClientType
         if client.client_type:
             return client.client_type in (types.LITE_PUSH_CONSUMER, types.LITE_SIMPLE_CONSUMER)
-        if (name, parent) in self._groups:
+        if self._groups.get(name, parent) is not None:
             return False
-        return any(group.name == name and group.filter.startswith(f"{parent}/") for group in self._core)
+        return any(group.name == name and group.filter.startswith(f"{parent}/") for group in self._groups)
 
     async def poll(
         self, client: ConnectedClient, name: str, parent: str, count: int, invisible_ms: int, wait_ms: int, attempt_id: str

@@ -8,12 +8,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
-from penstock.pop.core.admin import GroupAdmin
-from penstock.pop.core.checkpoint import FROM_QUEUE
 from penstock.pop.core.core import PopCore
-from penstock.pop.core.deadletters import DeadLetter
 from penstock.pop.core.expression import ExpressionType
 from penstock.pop.core.group import ConsumerGroup
+from penstock.pop.core.handle import Handles
 from penstock.pop.core.poll import PopResult
 from penstock.pop.core.popping import check_attempt_id
 from penstock.pop.core.settings import GroupSettings
@@ -38,7 +36,7 @@ class MessageReceiver:
     Parameters:
         callers: Finds the client of a call.
         core: Hands out messages.
-        admin: Creates and updates groups.
+        handles: Makes the handles of deliveries.
         lite: Lite topics, whose messages a poll may ask for.
         durable: Returns when all that was stored is durable.
         options: Bounds and defaults.
@@ -49,7 +47,7 @@ class MessageReceiver:
         self,
         callers: Callers,
         core: PopCore,
-        admin: GroupAdmin,
+        handles: Handles,
         lite: LiteTopics,
         durable: Callable[[], Awaitable[None]],
         options: PopOptions,
@@ -57,9 +55,10 @@ class MessageReceiver:
     ) -> None:
         self._callers = callers
         self._core = core
-        self._state = core.state
-        self._handles = core.handles
-        self._admin = admin
+        self._groups = core.groups
+        self._admin = core.admin
+        self._origins = core.dead_letter_origins
+        self._handles = handles
         self._lite = lite
         self._durable = durable
         self._options = options
@@ -122,10 +121,10 @@ class MessageReceiver:
             GroupUnknown, GroupInvalid, TopicInvalid, Overloaded, LimitExceeded: As `Groups.get_or_create`.
             Refused: ILLEGAL_FILTER_EXPRESSION.
         """
-        group = self._state.groups.get((name, topic_filter))
+        group = self._groups.get(name, topic_filter)
         if group is None:
             if not self._options.groups_auto_create:
-                return self._core.groups.get_or_create(name, topic_filter)
+                return self._groups.get_or_create(name, topic_filter)
             settings = GroupSettings(expression=wanted[0], expression_type=wanted[1])
             return self._admin.create(name, topic_filter, "earliest", settings)
         current = (group.settings.expression, group.settings.expression_type)
@@ -168,19 +167,14 @@ class MessageReceiver:
 
     def _messages(self, popped: PopResult, lite_parent: str) -> list[Any]:
         checkpoint = popped.checkpoint
-        group = self._state.groups_by_id.get(checkpoint.group_id)
+        origins = self._origins.of_checkpoint(checkpoint)
         handles = self._handles.deliveries(checkpoint.position, checkpoint.pop_ms, checkpoint.group_id, checkpoint.count)
         invisible_ms = checkpoint.deadline_ms - checkpoint.pop_ms
         messages = []
-        for handle, entry, data in zip(handles, checkpoint.entries(), popped.records, strict=True):
+        for index, (handle, entry, data) in enumerate(zip(handles, checkpoint.entries(), popped.records, strict=True)):
             if data is None:
                 continue
-            dead_of = ""
-            if group is not None and group.dead_letters_of:
-                letter = self._state.dead_letters.of_message(
-                    group.queue.id, entry.position, entry.offset if entry.source == FROM_QUEUE else None
-                )
-                dead_of = self._origin_of(letter)
+            origin = origins.get(index)
             messages.append(
                 message_of(
                     decode(data, position=entry.position, verify=False),
@@ -189,12 +183,7 @@ class MessageReceiver:
                     invisible_ms=invisible_ms,
                     store_host=self._store_host,
                     lite_parent=lite_parent,
-                    dead_of=dead_of,
+                    dead_of=origin.filter if origin is not None else "",
                 )
             )
         return messages
-
-    def _origin_of(self, letter: DeadLetter | None) -> str:
-        """Return the filter by which a group got a message before the message became a dead letter."""
-        origin = None if letter is None else self._state.groups_by_id.get(letter.group_id)
-        return "" if origin is None else origin.filter

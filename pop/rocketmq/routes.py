@@ -5,7 +5,7 @@ from __future__ import annotations
 from ipaddress import ip_address
 from typing import Any
 
-from penstock.pop.core.state import PopState
+from penstock.pop.core.groups import Groups
 from penstock.pop.rocketmq.answering import Callers, answered, status
 from penstock.pop.rocketmq.clients import ConnectedClient
 from penstock.pop.rocketmq.names import encode, filter_of, group_of
@@ -36,13 +36,13 @@ class Routes:
 
     Parameters:
         callers: Finds the client of a call.
-        state: Has the groups.
+        groups: The queue of a FIFO group is assigned otherwise.
         advertised: Address that all clients shall use, or None for the address by which a client came.
     """
 
-    def __init__(self, callers: Callers, state: PopState, advertised: HostPort | None) -> None:
+    def __init__(self, callers: Callers, groups: Groups, advertised: HostPort | None) -> None:
         self.callers = callers
-        self._groups = state.groups
+        self._groups = groups
         self._advertised = advertised
 
     @answered(service_pb.QueryRouteResponse)
@@ -54,7 +54,7 @@ class Routes:
     @answered(service_pb.QueryAssignmentResponse)
     async def QueryAssignment(self, request: Any, _client: ConnectedClient) -> Any:
         topic_filter = filter_of(request.topic)
-        group = self._groups.get((group_of(request.group), topic_filter))
+        group = self._groups.get(group_of(request.group), topic_filter)
         is_fifo = group is not None and group.settings.fifo
         endpoints = endpoints_for(request.endpoints, self._advertised)
         queue = queue_of(topic_filter, endpoints, 0 if is_fifo else SHARED_QUEUE)

@@ -6,9 +6,11 @@ durable.
 
 from __future__ import annotations
 
-from penstock.pop.core.admin import GroupAdmin
+from penstock.pop.core.core import PopCore
+from penstock.pop.core.handle import Handles
 from penstock.pop.core.sender import Sender
 from penstock.pop.core.transactions import Transactions
+from penstock.pop.options import PopOptions
 from penstock.pop.rocketmq.answering import Callers
 from penstock.pop.rocketmq.clients import ConnectedClients
 from penstock.pop.rocketmq.leases import Leases
@@ -22,6 +24,7 @@ from penstock.pop.rocketmq.sending import MessageSender
 from penstock.pop.rocketmq.settling import DeliverySettler
 from penstock.pop.rocketmq.telemetry import TelemetryStreams
 from penstock.pop.rocketmq.transactions import TransactionChecks
+from penstock.store.store import Store
 from penstock.timer.delayed import DelayedMessages
 
 
@@ -29,33 +32,45 @@ class MessagingService:
     """Serves the protocol.
 
     Parameters:
-        admin: Administration of groups. Its core hands out messages.
+        core: Hands out messages.
+        store: Tells when a change is durable.
+        handles: Makes and reads handles.
         sender: Stores messages.
         delayed: Delayed messages.
         transactions: Half messages.
+        options: Bounds, defaults and the address.
 
     Raises:
         OptionInvalid: `pop.rocketmq_advertise` is not an address.
     """
 
-    def __init__(self, admin: GroupAdmin, sender: Sender, delayed: DelayedMessages, transactions: Transactions) -> None:
-        core = admin.core
-        state, options = core.state, core.options
-        durable, now_ms = core.store.durable, core.store.now_ms
+    def __init__(
+        self,
+        core: PopCore,
+        store: Store,
+        handles: Handles,
+        sender: Sender,
+        delayed: DelayedMessages,
+        transactions: Transactions,
+        options: PopOptions,
+    ) -> None:
+        groups = core.groups
+        durable, now_ms = store.durable, store.now_ms
         advertised = advertised_address(options.rocketmq_advertise)
         store_host = str(advertised or options.listen)
 
         self.clients = ConnectedClients()
         callers = Callers(self.clients, now_ms)
-        subscriptions = LiteSubscriptions(core, admin, self.clients)
-        presence = Presence(callers, self.clients, Leases(core), subscriptions, now_ms)
-        routes = Routes(callers, state, advertised)
-        message_sender = MessageSender(callers, self.clients, sender, delayed, core.handles, durable, options.message_bytes_max)
-        lite = LiteTopics(callers, subscriptions, core, durable)
-        receiver = MessageReceiver(callers, core, admin, lite, durable, options, store_host)
+        subscriptions = LiteSubscriptions(groups, core.admin, self.clients, now_ms, options.lite_idle_ms)
+        presence = Presence(callers, self.clients, Leases(core, handles), subscriptions, now_ms)
+        routes = Routes(callers, groups, advertised)
+        message_sender = MessageSender(callers, self.clients, sender, delayed, handles, durable, options.message_bytes_max)
+        lite = LiteTopics(callers, subscriptions, core, groups, durable)
+        receiver = MessageReceiver(callers, core, handles, lite, durable, options, store_host)
         settler = DeliverySettler(callers, core, durable)
-        checks = TransactionChecks(callers, self.clients, core, transactions, durable, options.transaction_check_ms, store_host)
-        telemetry = TelemetryStreams(callers, self.clients, state, checks, options, now_ms)
+        check_ms = options.transaction_check_ms
+        checks = TransactionChecks(callers, self.clients, core.read, handles, transactions, durable, check_ms, store_host)
+        telemetry = TelemetryStreams(callers, self.clients, groups, checks, options, now_ms)
         refusals = PullRefusals(callers)
 
         transactions.on_check.append(checks.ask)

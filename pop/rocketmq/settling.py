@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from penstock.pop.core.core import PopCore
-from penstock.pop.core.outcome import AckOutcome, InvisibleChange
+from penstock.pop.core.outcome import AckOutcome, VisibilityChange
 from penstock.pop.rocketmq.answering import Callers, answered, status
 from penstock.pop.rocketmq.clients import ConnectedClient
 from penstock.pop.rocketmq.names import group_of
@@ -59,7 +59,7 @@ class DeliverySettler:
     @answered(service_pb.ChangeInvisibleDurationResponse, "receipt_handle")
     async def ChangeInvisibleDuration(self, request: Any, _client: ConnectedClient) -> Any:
         invisible_ms = int(request.invisible_duration.ToMilliseconds())
-        change = InvisibleChange(request.receipt_handle, invisible_ms, request.suspend)
+        change = VisibilityChange(request.receipt_handle, invisible_ms, request.suspend)
         ((outcome, handle),) = self._core.change_invisible(group_of(request.group), [change])
         await self._durable()
         answer = status(OUTCOME_CODES[outcome], outcome.value)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
-from penstock.pop.core.state import PopState
+from penstock.pop.core.groups import Groups
 from penstock.pop.options import PopOptions
 from penstock.pop.rocketmq.answering import Callers, Context, status, status_of
 from penstock.pop.rocketmq.clients import ConnectedClient, ConnectedClients, TelemetryStream
@@ -24,7 +24,7 @@ class TelemetryStreams:
     Parameters:
         callers: Finds the client of a call.
         clients: The clients that use the node.
-        state: Has the groups.
+        groups: Their settings are those of their consumers.
         checks: Asks producers for the outcome of half messages.
         options: Settings of the node that its clients follow.
         now_ms: Returns the current time in ms.
@@ -34,14 +34,14 @@ class TelemetryStreams:
         self,
         callers: Callers,
         clients: ConnectedClients,
-        state: PopState,
+        groups: Groups,
         checks: TransactionChecks,
         options: PopOptions,
         now_ms: Callable[[], int],
     ) -> None:
         self._callers = callers
         self._clients = clients
-        self._groups = state.groups
+        self._groups = groups
         self._checks = checks
         self._options = options
         self._now_ms = now_ms
@@ -97,7 +97,7 @@ class TelemetryStreams:
         groups = []
         for entry in settings.subscription.subscriptions:
             expression_of(entry.expression)
-            group = self._groups.get((name, filter_of(entry.topic)))
+            group = self._groups.get(name, filter_of(entry.topic))
             if group is not None:
                 groups.append(group)
         return merged(settings, groups, self._options)

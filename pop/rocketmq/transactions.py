@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from penstock.pop.core.core import PopCore
+from penstock.pop.core.handle import Handles
 from penstock.pop.core.transactions import HalfMessage, Transactions
 from penstock.pop.rocketmq.answering import Callers, answered, status
 from penstock.pop.rocketmq.clients import ConnectedClient, ConnectedClients
@@ -23,7 +23,8 @@ class TransactionChecks:
     Parameters:
         callers: Finds the client of a call.
         clients: The clients that use the node.
-        core: Reads messages, and has the handles.
+        read: Returns the record of a message, or None if it can't be read.
+        handles: Reads and makes the handles of half messages.
         transactions: Half messages that are pending.
         durable: Returns when all that was stored is durable.
         check_ms: Time in ms after which the node asks a producer again.
@@ -34,7 +35,8 @@ class TransactionChecks:
         self,
         callers: Callers,
         clients: ConnectedClients,
-        core: PopCore,
+        read: Callable[[int, int], bytes | None],
+        handles: Handles,
         transactions: Transactions,
         durable: Callable[[], Awaitable[None]],
         check_ms: int,
@@ -42,8 +44,8 @@ class TransactionChecks:
     ) -> None:
         self.callers = callers
         self._clients = clients
-        self._read = core.read
-        self._handles = core.handles
+        self._read = read
+        self._handles = handles
         self._transactions = transactions
         self._durable = durable
         self._check_ms = check_ms

@@ -22,7 +22,8 @@ async def member(broker: Broker, client_id: str, qos: int = 1, name: str = SHARE
 
 def group_of(broker: Broker, name: str = "g", topic_filter: str = "a/#") -> ConsumerGroup:
     """Return the consumer group of a shared subscription."""
-    return broker.node.pop.state.groups[name, topic_filter]
+    (group,) = broker.node.pop.admin.find(name, topic_filter)
+    return group
 
 
 async def publish(broker: Broker, *bodies: bytes, topic: str = "a/b", qos: int = 1) -> None:

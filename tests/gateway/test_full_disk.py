@@ -280,7 +280,7 @@ async def test_members_of_a_shared_subscription_continue_as_far_as_there_is_room
     assert await two.subscribe(("$share/g/a", 1), ("$share/g/b", 1)) == [1, ReasonCode.QUOTA_EXCEEDED]
     await one.send(encode_acks(PUBACK, [found[3]]))
     await one.drained()
-    (group,) = broker.node.pop
+    (group,) = broker.node.pop.groups
     assert group.in_flight == (1 if left < GIB // 4 else 0)
     free(broker, TOTAL)
     assert group.in_flight == 0

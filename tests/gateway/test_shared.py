@@ -92,7 +92,7 @@ async def test_each_pair_of_name_and_filter_is_a_group_of_its_own(broker: Broker
     await publish(broker, b"1", b"2")
     got = Counter([body for client in (*clients, both) for body in await bodies(client)])
     assert got == {b"1": 3, b"2": 3}
-    assert sorted(Counter((group.name, group.filter) for group in broker.node.pop)) == [
+    assert sorted(Counter((group.name, group.filter) for group in broker.node.pop.groups)) == [
         ("g", "a/+"),
         ("g", "a/b"),
         ("h", "a/b"),
@@ -317,7 +317,7 @@ async def test_a_refused_message_becomes_a_dead_letter_and_goes_to_no_other_memb
     await until(lambda: group_of(broker).dead_letter_count == 1)
     assert await one.drained() == await two.drained() == []
     assert group_of(broker).in_flight == 0
-    (letter,) = broker.node.dead_letters.list("g")
+    (letter,) = broker.node.pop.dead_letter_admin.list("g")
     assert (letter.reason, letter.attempts) == (Reason.FORWARDED, 1)
 
 
@@ -346,7 +346,7 @@ async def test_an_invalid_share_name_is_refused_without_harm_to_other_filters(br
     assert await client.subscribe((name, 1), ("b", 1)) == [ReasonCode.TOPIC_FILTER_INVALID, 1]
     older = await broker.connect("four")
     assert await older.subscribe((name, 1), ("b", 1)) == [SUBACK_FAILURE, 1]
-    assert list(broker.node.pop) == []
+    assert list(broker.node.pop.groups) == []
 
 
 async def test_no_local_is_a_protocol_error(broker: Broker) -> None:  # [MQTT-3.8.3-4]
@@ -401,7 +401,7 @@ async def test_the_limit_of_shared_filters_is_reported(start_broker: StartBroker
 
 async def test_the_limit_of_groups_holds_for_devices_too(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     core = broker.node.pop
-    monkeypatch.setattr(core.groups, "_options", replace(core.options, groups_max=1))
+    monkeypatch.setattr(core.groups, "_options", replace(broker.node.config.pop, groups_max=1))
     client = await broker.connect_5("client")
     assert await client.subscribe(("$share/1/a", 1), ("$share/2/a", 1)) == [1, ReasonCode.QUOTA_EXCEEDED]
     await client.unsubscribe("$share/1/a")
@@ -410,7 +410,7 @@ async def test_the_limit_of_groups_holds_for_devices_too(broker: Broker, monkeyp
 
 async def test_members_get_their_messages_at_the_limit_of_waiting_pops(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     core = broker.node.pop
-    monkeypatch.setattr(core.polls, "_options", replace(core.options, waiters_max=1))
+    monkeypatch.setattr(core.polls, "_options", replace(broker.node.config.pop, waiters_max=1))
     async with PopClient(str(broker.node.grpc)) as client:
         waiting = asyncio.create_task(client.pop("b", group="others", wait_ms=50_000))
         await until(lambda: core.waiting == 1)
@@ -453,9 +453,9 @@ async def test_a_group_created_for_devices_is_marked_and_ends_with_the_last_of_t
     listed = (await process.communicate())[0].decode().splitlines()
     assert listed[1].split()[:3] == ["g", "a/#", "shared"]
     await one.unsubscribe(SHARED)
-    assert len(list(broker.node.pop)) == 1
+    assert len(list(broker.node.pop.groups)) == 1
     two.reset()
-    await until(lambda: not list(broker.node.pop))
+    await until(lambda: not list(broker.node.pop.groups))
     await until(lambda: set(broker.held_resources().values()) <= {0, 1})
     assert len(broker.node.gateway.shared) == broker.node.gateway.counters.subscriptions_shared == 0
 
@@ -463,7 +463,7 @@ async def test_a_group_created_for_devices_is_marked_and_ends_with_the_last_of_t
 async def test_an_existing_group_is_joined_and_stays(broker: Broker) -> None:
     settings = GroupSettings(attempts_max=3)
     await publish(broker, b"old")
-    broker.node.groups.create("g", "a/#", "earliest", settings)
+    broker.node.pop.admin.create("g", "a/#", "earliest", settings)
     one = await member(broker, "one")
     assert (await one.message()).body == b"old"
     await one.unsubscribe(SHARED)
@@ -490,7 +490,7 @@ async def test_a_group_that_an_operator_deletes_is_recreated_for_its_members(bro
     one = await member(broker, "one")
     await publish(broker, b"1")
     assert await bodies(one) == [b"1"]
-    broker.node.groups.delete("g")
+    broker.node.pop.admin.delete("g")
     assert group_of(broker).settings == CREATED
     await publish(broker, b"2", b"3")
     got = await one.drained()
@@ -501,15 +501,15 @@ async def test_a_group_that_an_operator_deletes_is_recreated_for_its_members(bro
 
 async def test_a_paused_group_delivers_after_it_is_resumed(broker: Broker) -> None:
     one = await member(broker, "one")
-    broker.node.groups.pause("g")
+    broker.node.pop.admin.pause("g")
     await publish(broker, b"x")
     assert await one.drained() == []
-    broker.node.groups.resume("g")
+    broker.node.pop.admin.resume("g")
     assert (await one.message()).body == b"x"
 
 
 async def test_members_of_a_fifo_group_get_a_topic_one_message_at_a_time(broker: Broker) -> None:
-    broker.node.groups.create("g", "a/#", "latest", GroupSettings(fifo=True))
+    broker.node.pop.admin.create("g", "a/#", "latest", GroupSettings(fifo=True))
     members = [await member(broker, name) for name in ("one", "two")]
     publisher = await broker.connect("publisher")
     for n in range(20):
@@ -529,7 +529,7 @@ async def test_a_group_of_devices_left_by_a_crash_ends_at_the_next_start(broker:
     broker.node.pop.groups.create("g", "a/#", "latest", CREATED)  # As if the node had been killed after the sessions ended.
     broker.node.pop.groups.create("operators", "a/#", "latest", DEFAULTS)
     await broker.restart()
-    assert [group.name for group in broker.node.pop] == ["operators"]
+    assert [group.name for group in broker.node.pop.groups] == ["operators"]
 
 
 async def test_devices_and_a_service_share_one_load(broker: Broker) -> None:
@@ -634,7 +634,7 @@ async def test_the_plugins_decide_about_the_filter_without_the_share_name(start_
     assert await client.subscribe(("$share/g/secret/#", 1), (SHARED, 1)) == [ReasonCode.NOT_AUTHORIZED, 1]
     older = await broker.connect("four")
     assert await older.subscribe(("$share/g/secret/#", 1), (SHARED, 1)) == [SUBACK_FAILURE, 1]
-    assert [group.filter for group in broker.node.pop] == ["a/#"]
+    assert [group.filter for group in broker.node.pop.groups] == ["a/#"]
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
@@ -656,7 +656,7 @@ async def test_a_message_forbidden_to_one_member_goes_to_another(start_broker: S
 
 async def test_a_message_forbidden_to_all_members_becomes_a_dead_letter(start_broker: StartBroker) -> None:
     broker = await start_broker(access=plugins(JAIL), share_ack_timeout_ms=100)
-    broker.node.groups.create("g", "a/#", "latest", GroupSettings(attempts_max=3))
+    broker.node.pop.admin.create("g", "a/#", "latest", GroupSettings(attempts_max=3))
     jailed = [await member(broker, f"jailed-{n}") for n in range(3)]
     await publish(broker, b"x", topic="a/secret")
     await until(lambda: group_of(broker).dead_letter_count == 1)

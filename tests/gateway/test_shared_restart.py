@@ -111,7 +111,7 @@ async def test_a_group_of_devices_ends_with_the_last_session_that_has_it(broker:
     await one.unsubscribe(SHARED)
     assert group_of(broker).settings == CREATED
     await broker.connect_5("two")
-    assert list(broker.node.pop) == []
+    assert list(broker.node.pop.groups) == []
     assert two
     three = await member(broker, "three", about=LASTS)
     broker.node.pop.groups.get_or_create("g", "a/#")  # A service uses the group.
@@ -123,12 +123,12 @@ async def test_a_group_that_an_operator_deletes_is_recreated_when_a_member_retur
     one = await member(broker, "one", about=LASTS)
     one.reset()
     await until(lambda: "one" in broker.away())
-    broker.node.groups.delete("g")
-    assert list(broker.node.pop) == []
+    broker.node.pop.admin.delete("g")
+    assert list(broker.node.pop.groups) == []
     one = await back(broker, "one")
     await publish(broker, b"x")
     assert await bodies(one) == [b"x"]
     await one.unsubscribe(SHARED)
-    assert list(broker.node.pop) == []
+    assert list(broker.node.pop.groups) == []
     broker.node.store.commit()
     assert not [queue.filter for queue in broker.node.store.queues if queue.filter.startswith("$")]

@@ -74,7 +74,7 @@ async def test_a_stranger_may_do_nothing_but_ask_for_health(node: Node) -> None:
             with pytest.raises(NotAuthenticated):
                 async with client.stream(FILTER, group="billing") as messages:
                     await anext(aiter(messages))
-    assert list(node.core) == []
+    assert list(node.core.groups) == []
     assert node.store.messages_stored == 0
     async with grpc.aio.insecure_channel(node.target) as channel:
         answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())

@@ -74,7 +74,7 @@ def test_settings_last(parts: Parts, settings: GroupSettings, keep_index: bool |
 def test_a_setting_out_of_bounds_is_refused_and_creates_nothing(parts: Parts, settings: dict, what: str) -> None:
     with pytest.raises(RequestInvalid, match=what):
         parts.create(**settings)
-    assert list(parts.core) == []
+    assert list(parts.core.groups) == []
     parts.create()
     with pytest.raises(RequestInvalid, match=what):
         parts.admin.update(GROUP, FILTER, lambda old: replace(old, **settings))
@@ -112,7 +112,7 @@ def test_a_group_that_does_not_exist_is_told_so(parts: Parts, topic_filter: str)
     ):
         with pytest.raises(GroupUnknown, match="nobody"):
             call()
-    assert list(parts.core) == []
+    assert list(parts.core.groups) == []
 
 
 def test_a_pop_creates_no_group_where_that_is_off(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_group_s_own_back_off_holds(parts: Parts, backoff: object, waits_ms: l
     parts.publish(b"a")
     for attempt, wait_ms in enumerate(waits_ms, start=1):
         assert [message.attempt for message in parts.pop()] == [attempt]
-        (checkpoint,) = parts.core.state.checkpoints.values()
+        (checkpoint,) = parts.core.checkpoints.values()
         assert checkpoint.entry(0).backoff == backoff_code(wait_ms), "a reconciliation must know how long it may be away"
         parts.advance(10_000 + wait_ms - 1)
         assert parts.pop() == []
@@ -282,11 +282,7 @@ def test_a_reset_names_each_delivery_that_it_voids_so_that_a_reconciliation_find
     parts.publish(b"a", b"b", b"c")
     parts.ack(parts.pop(2)[0].handle)
     parts.pop(1)
-    out = {
-        (position, index)
-        for position, checkpoint in parts.core.state.checkpoints.items()
-        for index in checkpoint.open_indexes()
-    }
+    out = {(position, index) for position, checkpoint in parts.core.checkpoints.items() for index in checkpoint.open_indexes()}
     parts.admin.reset(GROUP, FILTER, ResetTo(end="latest"))
     parts.store.commit()
     resets = [record for record in parts.store.log.scan(0) if record.kind == Kind.GROUP_OFFSET_RESET]
@@ -338,7 +334,7 @@ def test_a_deleted_group_loses_its_queues_and_a_new_one_of_that_name_begins_anew
     # With two records, a crash could leave the first one alone, and a queue that is never dropped.
     assert [record.kind for record in parts.store.log.scan(end)] == [Kind.GROUP_DELETED]
     after = restarted(parts, keep_index)
-    assert list(after.core) == []
+    assert list(after.core.groups) == []
     assert after.core.checkpoints_open == 0
     assert {queue.filter for queue in after.store.queues} == queues - {"plant/+/temperature", "$retry/1"} | {"plant/#"}
     assert after.ack(out.handle) == [AckOutcome.INVALID_HANDLE]

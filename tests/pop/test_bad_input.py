@@ -82,7 +82,7 @@ async def test_a_bad_call_is_refused_with_its_reason_and_no_effect(
             await getattr(stub, method)(request)
     assert refused.value.code() is code
     assert reason in (refused.value.details() or "")
-    assert list(node.core) == []
+    assert list(node.core.groups) == []
     assert node.store.log.end == end
     assert node.core.waiting == 0
 
@@ -91,7 +91,7 @@ async def test_huge_sizes_are_cut_to_what_the_node_allows(node: Node) -> None:
     node.publish(*([b"x"] * 2_000))
     async with grpc.aio.insecure_channel(node.target) as channel:
         answer = await PopServiceStub(channel).Pop(pb.PopRequest(group=GROUP, filter=FILTER, messages_max=2**31 - 1))
-    assert len(answer.messages) == node.core.options.messages_max
+    assert len(answer.messages) == node.options[0].messages_max
 
 
 @pytest.mark.parametrize(

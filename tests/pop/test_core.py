@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.pop.core.outcome import AckOutcome, InvisibleChange
+from penstock.pop.core.outcome import AckOutcome, VisibilityChange
 from penstock.pop.core.scan import RESPONSE_BYTES
 from penstock.pop.core.selection import READ_AHEAD
 from penstock.pop.errors import GroupInvalid, Overloaded, PopError
@@ -130,9 +130,9 @@ def test_a_forged_handle_is_refused_and_the_others_of_the_call_go_on(parts: Part
 def test_a_closed_checkpoint_does_not_keep_its_entries(parts: Parts) -> None:
     parts.publish(b"a")
     (message,) = parts.pop()
-    (checkpoint,) = parts.core.state.checkpoints
+    (checkpoint,) = parts.core.checkpoints
     parts.ack(message.handle)
-    settled = parts.core.state.closed.get(checkpoint)
+    settled = parts.core._state.closed.get(checkpoint)
     assert settled is not None
     assert settled.body == b""
 
@@ -286,7 +286,7 @@ def test_a_change_voids_the_old_handle_and_the_new_one_acknowledges(parts: Parts
 def test_two_changes_of_one_delivery_in_one_call_are_one(parts: Parts, first_ms: int, second_ms: int) -> None:
     parts.publish(b"a")
     (message,) = parts.pop()
-    changes = [InvisibleChange(message.handle, first_ms), InvisibleChange(message.handle, second_ms)]
+    changes = [VisibilityChange(message.handle, first_ms), VisibilityChange(message.handle, second_ms)]
     (first, _), (second, handle) = parts.core.change_invisible(GROUP, changes)
     assert first is AckOutcome.OK
     assert (second is not AckOutcome.OK, handle) == (True, message.handle)
@@ -381,14 +381,14 @@ def test_where_a_group_starts_is_decided_once(parts: Parts) -> None:
 def test_a_group_may_not_be_called_anything(parts: Parts, name: str) -> None:
     with pytest.raises(GroupInvalid):
         parts.core.groups.get_or_create(name, FILTER)
-    assert list(parts.core) == []
+    assert list(parts.core.groups) == []
 
 
 @pytest.mark.parametrize("topic_filter", ["", "a/#/b", "a+/b", "a\0b", "#/", "x" * 5_000, "/" * 200])
 def test_a_group_may_not_pop_what_is_no_filter(parts: Parts, topic_filter: str) -> None:
     with pytest.raises(TopicInvalid):
         parts.core.groups.get_or_create(GROUP, topic_filter)
-    assert list(parts.core) == []
+    assert list(parts.core.groups) == []
 
 
 @pytest.mark.parametrize("topic_filter", ["$SYS/#", "$retry/1", "$dlq/", "$dlq/#", "$dlq/a/b", "$dlq", f"$dlq/{GROUP}"])
@@ -397,7 +397,7 @@ def test_a_group_may_pop_the_dead_letters_of_another_group_and_nothing_else_of_t
 ) -> None:
     with pytest.raises(PopError):
         parts.core.groups.get_or_create(GROUP, topic_filter)
-    assert list(parts.core) == []
+    assert list(parts.core.groups) == []
 
 
 def test_more_groups_than_allowed_are_refused_and_those_that_exist_go_on(tmp_path: Path) -> None:

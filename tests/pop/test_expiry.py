@@ -88,7 +88,9 @@ async def test_a_stream_passes_over_a_backlog_that_has_expired_a_little_at_a_tim
     group = parts.group()
     parts.settle()
     parts.store.start(asyncio.get_running_loop(), lambda error: pytest.fail(str(error)))
-    stream = ConsumeStream(parts.core, group, credits=8, batch_max=1, invisible_ms=60_000)
+    stream = ConsumeStream(
+        parts.core, parts.store.when_durable, parts.handles, group, credits=8, batch_max=1, invisible_ms=60_000
+    )
     stream.pop_more()
     assert parts.core.counters.expired == BATCHES_MAX, "others have their turn before the rest"
     async with asyncio.timeout(10):

@@ -86,7 +86,7 @@ def test_a_failed_message_is_delivered_again_before_later_ones_of_its_message_gr
             elif how == "extend and expire":
                 parts.change(handle, 20_000)
             elif how == "release":
-                (checkpoint,) = parts.core.state.checkpoints.values()
+                (checkpoint,) = parts.core.checkpoints.values()
                 parts.core.requeue(checkpoint)
             parts.store.commit()
             parts = restarted(parts, keep_index)

@@ -276,7 +276,7 @@ async def test_a_recalled_message_is_never_delivered(node: Node, stub: PopServic
     ]
     await node.until(lambda: node.delayed.fired == 1)
     assert [popped.body for popped in await pop(stub)] == [b"yes", b"after"]
-    unknown = node.core.handles.recall(2**40, now_ms())
+    unknown = node.handles.recall(2**40, now_ms())
     assert await recall(stub, unknown) == [pb.UNKNOWN_MESSAGE]
 
 

@@ -74,7 +74,7 @@ def test_an_extended_delivery_stays_invisible_and_has_another_id(parts: Parts) -
     parts.publish(b"a", b"b", b"c")
     one, two, three = take(parts)
     settle(parts, Kind.POP_ACK, two)
-    long_ms = parts.core.options.invisible_ms_max * 10
+    long_ms = parts.options[0].invisible_ms_max * 10
     held = parts.core.extend(parts.group(), [three, two, one], long_ms)
     assert held[1] == two  # this delivery is over, so nothing is extended
     parts.advance(INVISIBLE_MS)
@@ -95,7 +95,7 @@ def test_a_group_created_for_a_subscription_is_known_as_such_after_a_crash(parts
     parts.core.groups.create(GROUP, FILTER, "latest", SHARED)
     parts.store.commit()
     parts = parts.after_crash("crashed")
-    assert parts.core.state.groups[GROUP, FILTER].settings == SHARED
+    assert parts.admin.find(GROUP, FILTER)[0].settings == SHARED
     parts.close()
 
 

@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import grpc.aio
 
 from penstock.pop.access.file import load_access_policy
-from penstock.pop.core.admin import GroupAdmin
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.handle import Handles, load_secret
-from penstock.pop.core.outcome import AckOutcome, InvisibleChange
+from penstock.pop.core.outcome import AckOutcome, VisibilityChange
 from penstock.pop.core.poll import PopResult
-from penstock.pop.core.redrive import DeadLetterAdmin
 from penstock.pop.core.sender import Sender
 from penstock.pop.core.settings import GroupSettings
 from penstock.pop.core.snapshot import GroupSnapshot, snapshots
@@ -83,13 +81,14 @@ class Parts:
         pop_options, timer_options, store_options = self.options
         self.store = Store(data_dir, store_options, self.clock)
         self.delayed = DelayedMessages(self.store, timer_options)
-        self.core = PopCore(self.store, Handles(load_secret(data_dir)), pop_options, timer_options)
-        self.admin = GroupAdmin(self.core)
-        self.dead_letters = DeadLetterAdmin(self.core)
+        self.handles = Handles(load_secret(data_dir))
+        self.core = PopCore(self.store, self.handles, pop_options, timer_options)
+        self.admin = self.core.admin
+        self.dead_letters = self.core.dead_letter_admin
         self.transactions = Transactions(self.store, pop_options, timer_options)
         self.store.add_part(self.delayed)
         self.store.add_part(self.transactions)
-        self.store.add_part(self.core.state)
+        self.store.add_part(self.core.part)
         self.recovery: Recovery = self.store.recover()
         self._closed = False
         self.settle_queues()
@@ -156,7 +155,7 @@ class Parts:
     def delivered(self, taken: PopResult) -> list[Delivered]:
         """Return the popped messages that can be read."""
         checkpoint = taken.checkpoint
-        handles = self.core.handles.deliveries(checkpoint.position, checkpoint.pop_ms, checkpoint.group_id, checkpoint.count)
+        handles = self.handles.deliveries(checkpoint.position, checkpoint.pop_ms, checkpoint.group_id, checkpoint.count)
         messages = []
         for handle, entry, data in zip(handles, checkpoint.entries(), taken.records, strict=True):
             if data is not None:
@@ -166,7 +165,7 @@ class Parts:
 
     def snapshots(self, groups: Iterable[ConsumerGroup]) -> list[GroupSnapshot]:
         """Return the snapshots of groups."""
-        return snapshots(groups, self.core.state, self.store)
+        return snapshots(groups, self.core.checkpoints, self.store)
 
     def ack(self, *handles: str, group: str = GROUP) -> list[AckOutcome]:
         """Acknowledge; return the outcomes."""
@@ -175,8 +174,8 @@ class Parts:
         return outcomes
 
     def change(self, handle: str, invisible_ms: int, *, suspend: bool = False, group: str = GROUP) -> tuple[AckOutcome, str]:
-        """InvisibleChange the invisible time of one delivery; return outcome and handle."""
-        (changed,) = self.core.change_invisible(group, [InvisibleChange(handle, invisible_ms, suspend)])
+        """Change the invisible time of one delivery; return outcome and handle."""
+        (changed,) = self.core.change_invisible(group, [VisibilityChange(handle, invisible_ms, suspend)])
         self.store.commit()
         return changed
 
@@ -235,11 +234,12 @@ class Node(Parts):
         self.core.start(loop)
         self.transactions.start(loop)
         options = replace(self.options[0], listen=HostPort("127.0.0.1", port))
-        sender = Sender(self.store, self.core.handles, self.delayed, self.transactions, self.options[0], self.options[1])
-        servicer = PopServicer(self.core, self.delayed, self.transactions, sender)
-        self.rocketmq = rocketmq_service(self.admin, sender, self.delayed, self.transactions)
+        core, store, handles, delayed, transactions = self.core, self.store, self.handles, self.delayed, self.transactions
+        sender = Sender(store, handles, delayed, transactions, self.options[0], self.options[1])
+        servicer = PopServicer(core, store, handles, delayed, transactions, sender, self.options[0])
+        self.rocketmq = rocketmq_service(core, store, handles, sender, delayed, transactions, self.options[0])
         access = load_access_policy(Path(options.access_file)) if options.access_file else None
-        group_servicer = GroupServicer(self.core, self.admin, self.dead_letters)
+        group_servicer = GroupServicer(core, store)
         self._server = PopServer(servicer, group_servicer, options, access, self.rocketmq)
         self.port = await self._server.start()
 

@@ -14,12 +14,11 @@ from penstock.gateway.delivery.options import DeliveryOptions
 from penstock.gateway.delivery.retained_messages import RetainedMessages
 from penstock.gateway.protocol.decode import decode
 from penstock.gateway.protocol.fixed_header import FROM_SERVER
-from penstock.pop.core.admin import GroupAdmin, ResetTo
+from penstock.pop.core.admin import ResetTo
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.handle import Handles, load_secret
-from penstock.pop.core.outcome import InvisibleChange
+from penstock.pop.core.outcome import VisibilityChange
 from penstock.pop.core.poll import PopResult
-from penstock.pop.core.redrive import DeadLetterAdmin
 from penstock.pop.core.transactions import Transactions
 from penstock.pop.options import PopOptions
 from penstock.store.backfill import Backfill
@@ -56,10 +55,11 @@ class Whole:
         self.delayed = DelayedMessages(self.store, TimerOptions())
         self.retained = RetainedMessages(self.store.now_ms)
         options = PopOptions(attempts_max=2, transaction_check_ms=60_000)
-        self.core = PopCore(self.store, Handles(load_secret(data_dir)), options, TimerOptions())
-        self.admin = GroupAdmin(self.core)
+        self.handles = Handles(load_secret(data_dir))
+        self.core = PopCore(self.store, self.handles, options, TimerOptions())
+        self.admin = self.core.admin
         self.transactions = Transactions(self.store, options, TimerOptions())
-        for part in (self.delayed, self.retained, self.transactions, self.core.state):
+        for part in (self.delayed, self.retained, self.transactions, self.core.part):
             self.store.add_part(part)
         self.recovery = self.store.recover()
         fill(self.store)
@@ -76,7 +76,7 @@ class Whole:
         self.store.commit()
         assert taken is not None
         checkpoint = taken.checkpoint
-        return taken, self.core.handles.deliveries(checkpoint.position, checkpoint.pop_ms, group.id, checkpoint.count)
+        return taken, self.handles.deliveries(checkpoint.position, checkpoint.pop_ms, group.id, checkpoint.count)
 
     def advance(self, ms: int) -> None:
         self.store.commit()
@@ -111,12 +111,12 @@ def write_log(data_dir: Path, segment_bytes: int) -> list[Record]:
     store.queues.declare("+/1", "session:2", "earliest")
     _, handles = whole.take(2)
     whole.core.ack("g", handles[:1])
-    whole.core.change_invisible("g", [InvisibleChange(handles[1], 2000)])
+    whole.core.change_invisible("g", [VisibilityChange(handles[1], 2000)])
     whole.advance(600)
     whole.advance(5_000)
     whole.take(2)
     whole.advance(5_000)
-    assert DeadLetterAdmin(whole.core).redrive("g") == 1
+    assert whole.core.dead_letter_admin.redrive("g") == 1
     whole.admin.pause("g")
     whole.admin.reset("g", "plant/#", ResetTo(end="latest"))
     whole.core.groups.get_or_create("h", "plant/#")

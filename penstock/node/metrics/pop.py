@@ -83,7 +83,7 @@ class PopCollector(Collector):
         latency = HistogramMetricFamily(
             "penstock_pop_group_ack_latency_ms", "Time in ms from a delivery to its acknowledgement.", labels=labels
         )
-        for snapshot in snapshots(islice(pop, GROUPS_LABELLED_MAX), pop.state, self._store):
+        for snapshot in snapshots(islice(pop.groups, GROUPS_LABELLED_MAX), pop.checkpoints, self._store):
             group = snapshot.group
             values = {
                 "visible": snapshot.visible,

@@ -8,7 +8,7 @@ from tests.pop.wiring import FILTER, GROUP, Node
 
 def in_flight(node: Node) -> int:
     """Return the number of messages in flight, of all groups."""
-    return sum(group.in_flight for group in node.core)
+    return sum(group.in_flight for group in node.core.groups)
 
 
 async def first_of(client: Client, count: int, **options: int) -> list[Message]:

@@ -95,7 +95,7 @@ async def test_a_waiting_poll_gets_the_first_message_of_any_lite_topic_even_a_ne
         await caller.send(*chat(name))
         assert [message.system_properties.lite_topic for message in (await poll)[1]] == [name]
     assert node.core.waiting == 0
-    assert [len(group.polls) for group in node.core] == [0, 0]
+    assert [len(group.polls) for group in node.core.groups] == [0, 0]
     poll = asyncio.ensure_future(caller.receive(topic="chat", wait_ms=20_000))
     await node.until(lambda: node.core.waiting == 1)
     await sync(caller, "PARTIAL_ADD", "c")
@@ -109,7 +109,7 @@ async def test_two_lite_topics_in_one_turn_serve_a_waiting_poll_once(node: Node,
     await node.until(lambda: node.core.waiting == 1)
     await caller.send(*chat("a", "b"))
     assert len((await poll)[1]) == 1
-    assert sum(group.in_flight for group in node.core) == 1
+    assert sum(group.in_flight for group in node.core.groups) == 1
     assert len((await caller.receive(topic="chat"))[1]) == 1
 
 
@@ -143,7 +143,7 @@ def subscribers(group: ConsumerGroup) -> list[str]:
 
 
 def filters(node: Node) -> list[str]:
-    return sorted(group.filter for group in node.core)
+    return sorted(group.filter for group in node.core.groups)
 
 
 async def restarted(node: Node, directory: Path, **options: Any) -> Node:
@@ -177,7 +177,7 @@ async def test_after_a_restart_of_the_node_a_client_keeps_its_lite_topics(tmp_pa
             await other.send(*chat("a", "c/d", "e"))
             assert await lite_topics(caller) == ["a", "c/d"]
             assert await lite_topics(other) == [], "it has subscribed to nothing"
-            assert sorted(group.settings.lite for group in node.core) == [(("c1", "chat"),)] * 3
+            assert sorted(group.settings.lite for group in node.core.groups) == [(("c1", "chat"),)] * 3
     finally:
         await node.stop()
 
@@ -198,7 +198,7 @@ async def test_the_group_ends_when_the_last_client_unsubscribed_and_nothing_is_i
         await caller.send(*chat("a"))
         (message,) = (await caller.receive(topic="chat"))[1]
         await sync(caller, "COMPLETE_REMOVE")
-        (group,) = node.core
+        (group,) = node.core.groups
         assert subscribers(group) == ["c2"]
         await sync(other, "COMPLETE_REMOVE")
         assert subscribers(group) == []
@@ -220,7 +220,7 @@ async def test_a_client_that_subscribes_again_before_the_end_continues_where_it_
     await caller.ack(*handles([message]))
     await caller.send(*chat("a"))
     assert await lite_topics(caller) == ["a"]
-    (group,) = node.core
+    (group,) = node.core.groups
     assert group.settings.lite_ends_ms == 0
 
 
@@ -237,7 +237,7 @@ async def test_the_group_of_a_client_that_is_gone_is_kept_for_a_while(node: Node
         client = node.rocketmq.clients.get("c1")
         assert client is not None
         client.heard_ms = 0
-    (group,) = node.core
+    (group,) = node.core.groups
     await node.until(lambda: not subscribers(group))
     day_ms = PopOptions().lite_idle_ms
     assert 0 < (group.settings.lite_ends_ms or 0) - node.store.now_ms() <= day_ms
@@ -278,7 +278,7 @@ async def test_a_group_that_services_use_outlives_its_lite_subscriptions(node: N
         assert await lite_topics(caller, wait_ms=1_000) == ["adopted"], "it has still subscribed"
         await sync(caller, "COMPLETE_REMOVE")
         await node.until(lambda: filters(node) == ["chat/adopted", "chat/operator's", "chat/used"])
-        assert [group.settings.lite for group in node.core] == [()] * 3
+        assert [group.settings.lite for group in node.core.groups] == [()] * 3
 
 
 async def test_a_lite_topic_has_a_bounded_number_of_clients(

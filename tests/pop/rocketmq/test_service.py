@@ -149,7 +149,7 @@ UNRECEIVABLE: list[tuple[dict[str, Any], Code]] = [
 async def test_an_invalid_receive_is_refused_and_creates_no_group(node: Node, caller: Caller) -> None:
     for wanted, code in UNRECEIVABLE:
         assert await caller.receive(**wanted) == (code, []), wanted
-    assert list(node.core) == []
+    assert list(node.core.groups) == []
     assert await caller.receive(wait_ms=0) == (Code.MESSAGE_NOT_FOUND, [])
 
 
@@ -252,7 +252,7 @@ async def test_if_pops_may_create_groups_the_last_consumer_decides_on_the_expres
     assert bodies((await caller.receive(expression="b"))[1]) == [b"b2"]
     await caller.send(outgoing(b"a3", tag="a"))
     assert bodies((await caller.receive())[1]) == [b"a3"]
-    assert len(list(node.core)) == 1
+    assert len(list(node.core.groups)) == 1
 
 
 async def test_if_pops_may_not_create_groups_consumers_must_ask_for_the_group_s_expression(tmp_path: Path) -> None:
@@ -586,7 +586,7 @@ WITHOUT = """
 import sys
 sys.modules["rocketmq"] = None
 from penstock.pop.server import rocketmq_service
-assert rocketmq_service(None, None, None, None) is None
+assert rocketmq_service(*[None] * 7) is None
 """
 
 
