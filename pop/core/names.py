@@ -1,4 +1,4 @@
-"""Names of groups, and the filters that belong to them."""
+"""Names of groups, the filters that belong to them, and the ids of messages."""
 
 from __future__ import annotations
 
@@ -42,3 +42,8 @@ def check_system_filter(name: str, topic_filter: str) -> None:
         raise RequestInvalid(
             f"the group {name!r} can't pop its own dead letters: a message that fails again would come back forever"
         )
+
+
+def message_id(position: int) -> str:
+    """Return the id of the message at a position: 16 hexadecimal digits. All APIs give a message the same id."""
+    return f"{position:016x}"

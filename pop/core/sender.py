@@ -15,6 +15,7 @@ from penstock.pop.options import PopOptions
 from penstock.store.errors import LimitExceeded
 from penstock.store.properties import Properties, encode_properties, tag_hash
 from penstock.store.record import Flag
+from penstock.store.router import Route
 from penstock.store.store import Store
 from penstock.timer.delayed import DelayedMessages
 from penstock.timer.options import TimerOptions
@@ -103,21 +104,20 @@ class Sender:
             detail = f"topic, properties and body have more than {self._bytes_max} bytes together: see pop.message_bytes_max"
             raise SendRefused(Refusal.MESSAGE_TOO_LARGE, detail)
         if properties.producer:
-            return self._store_half(topic, body, encoded, due_ms)
+            return self._store_half(route, body, encoded, due_ms)
         if due_ms:
-            return self._store_delayed(topic, body, encoded, due_ms)
+            return self._store_delayed(route, body, encoded, due_ms)
         return StoredMessage(self._store.append_message(route, body, encoded, 1, tag_hash(properties.tag)))
 
-    def _store_delayed(self, topic: bytes, body: bytes, encoded: bytes, due_ms: int) -> StoredMessage:
+    def _store_delayed(self, route: Route, body: bytes, encoded: bytes, due_ms: int) -> StoredMessage:
         try:
             self._delayed.check_room()
         except LimitExceeded as error:
             raise SendRefused(Refusal.TOO_MANY_TIMERS, str(error)) from error
-        route = self._store.router.route(topic)
         position = self._store.append_message(route, body, encoded, 1 | Flag.DELAYED)
         return StoredMessage(position, recall_handle=self._handles.recall(position, due_ms))
 
-    def _store_half(self, topic: bytes, body: bytes, encoded: bytes, due_ms: int) -> StoredMessage:
+    def _store_half(self, route: Route, body: bytes, encoded: bytes, due_ms: int) -> StoredMessage:
         if due_ms:
             detail = "a half message of a transaction can't be delayed: its commit delivers it"
             raise SendRefused(Refusal.INVALID_TRANSACTION, detail)
@@ -125,7 +125,6 @@ class Sender:
             self._transactions.check_room()
         except LimitExceeded as error:
             raise SendRefused(Refusal.TOO_MANY_TRANSACTIONS, str(error)) from error
-        route = self._store.router.route(topic)
         position = self._store.append_message(route, body, encoded, 1 | Flag.HALF)
         return StoredMessage(position, transaction_handle=self._handles.half(position, self._store.now_ms()))
 

@@ -15,11 +15,6 @@ HANDLES_MAX = 16_384
 _MESSAGE_ID = re.compile(r"[0-9a-fA-F]{16}")
 
 
-def message_id(position: int) -> str:
-    """Return the id of the message at a position: 16 hexadecimal digits."""
-    return f"{position:016x}"
-
-
 def position_of(message_id: str) -> int:
     """Return the position that the id of a message names.
 

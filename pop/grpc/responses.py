@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from penstock.pop.core.deadletters import DeadLetter
 from penstock.pop.core.handle import Handles
+from penstock.pop.core.names import message_id
 from penstock.pop.core.origins import DeadLetterOrigins
 from penstock.pop.core.poll import PopResult
-from penstock.pop.grpc.requests import message_id
 from penstock.pop.grpc.wire import popped_messages
 from penstock.pop.proto import pop_pb2 as pb
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from penstock.pop.core.names import message_id
 from penstock.pop.core.sender import Sender, SendRefused
-from penstock.pop.grpc.requests import check_count, message_id
+from penstock.pop.grpc.requests import check_count
 from penstock.pop.grpc.status import OK, with_status
 from penstock.pop.grpc.wire import SENT_PLAIN, sent
 from penstock.pop.proto import pop_pb2 as pb

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from itertools import islice
 
 from penstock.pop.core.handle import Handles
+from penstock.pop.core.names import message_id
 from penstock.pop.core.transactions import HalfMessage, Transactions
 from penstock.pop.errors import RequestInvalid
-from penstock.pop.grpc.requests import bounded, check_count, message_id, position_of
+from penstock.pop.grpc.requests import bounded, check_count, position_of
 from penstock.pop.grpc.status import END_STATUS, with_status
 from penstock.pop.grpc.wire import statuses
 from penstock.pop.proto import pop_pb2 as pb

@@ -15,6 +15,7 @@ from hashlib import md5, sha1
 from typing import Any
 
 from penstock.pop.core.checkpoint import Entry
+from penstock.pop.core.names import message_id
 from penstock.pop.rocketmq.names import encode, lite_topic_of, topic_of_message
 from penstock.pop.rocketmq.status import Code, Refused
 from penstock.pop.rocketmq.stubs import pb
@@ -150,10 +151,10 @@ def message_of(
     """
     properties = decode_properties(record.properties)
     topic = record.topic.decode()
-    message_id = f"{record.position:016x}"
+    own_id = message_id(record.position)
     system = pb.SystemProperties(
         keys=properties.keys,
-        message_id=message_id,
+        message_id=own_id,
         # MD5 is the only digest that all official clients write in the same way.
         body_digest=pb.Digest(type=pb.DigestType.MD5, checksum=md5(record.body).hexdigest().upper()),
         body_encoding=pb.Encoding.IDENTITY,
@@ -172,7 +173,7 @@ def message_of(
     if lite_parent:
         system.lite_topic = lite_topic_of(lite_parent, topic)
     if dead_of:
-        system.dead_letter_queue.CopyFrom(pb.DeadLetterQueue(topic=encode(dead_of), message_id=message_id))
+        system.dead_letter_queue.CopyFrom(pb.DeadLetterQueue(topic=encode(dead_of), message_id=own_id))
     if entry is not None:
         system.receipt_handle = handle
         system.queue_offset = entry.offset

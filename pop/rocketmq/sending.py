@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from penstock.pop.core.handle import Handles
+from penstock.pop.core.names import message_id
 from penstock.pop.core.sender import Sender
 from penstock.pop.rocketmq.answering import Callers, answered, status, status_of
 from penstock.pop.rocketmq.clients import ConnectedClient, ConnectedClients
@@ -72,7 +73,7 @@ class MessageSender:
             self._clients.add_publisher(client, topic)
         return service_pb.SendResultEntry(
             status=status(),
-            message_id=f"{stored.position:016x}",
+            message_id=message_id(stored.position),
             transaction_id=stored.transaction_handle,
             offset=stored.position,
             recall_handle=stored.recall_handle,
@@ -85,5 +86,5 @@ class MessageSender:
             raise Refused(Code.INVALID_RECEIPT_HANDLE, "this is not a recall handle from this node")
         code, detail = RECALL_CODES[self._delayed.recall(*named)]
         await self._durable()
-        message_id = f"{named[0]:016x}" if code is Code.OK else ""
-        return service_pb.RecallMessageResponse(status=status(code, detail), message_id=message_id)
+        recalled = message_id(named[0]) if code is Code.OK else ""
+        return service_pb.RecallMessageResponse(status=status(code, detail), message_id=recalled)

@@ -24,10 +24,8 @@ def parts(tmp_path: Path) -> Iterator[Parts]:
 
 @pytest.fixture
 async def node(tmp_path: Path) -> AsyncIterator[Node]:
-    started = Node(tmp_path / "data")
-    await started.start()
-    yield started
-    await started.stop()
+    async with Node(tmp_path / "data") as started:
+        yield started
 
 
 @pytest.fixture

@@ -49,10 +49,8 @@ publish = ["plant/#"]
 @pytest.fixture
 async def node(tmp_path: Path) -> AsyncIterator[Node]:
     (tmp_path / "access.toml").write_text(FILE)
-    started = Node(tmp_path / "data", pop=PopOptions(access_file=str(tmp_path / "access.toml")))
-    await started.start()
-    yield started
-    await started.stop()
+    async with Node(tmp_path / "data", pop=PopOptions(access_file=str(tmp_path / "access.toml"))) as started:
+        yield started
 
 
 def client_of(node: Node, name: str) -> Client:

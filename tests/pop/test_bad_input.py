@@ -23,10 +23,8 @@ UNKNOWN = grpc.StatusCode.NOT_FOUND
 
 @pytest.fixture
 async def node(tmp_path: Path) -> AsyncIterator[Node]:
-    started = Node(tmp_path / "data", pop=PopOptions(waiters_max=1_000))
-    await started.start()
-    yield started
-    await started.stop()
+    async with Node(tmp_path / "data", pop=PopOptions(waiters_max=1_000)) as started:
+        yield started
 
 
 def pop(**fields: Any) -> tuple[str, pb.PopRequest]:

@@ -184,9 +184,7 @@ def test_9112_a_pop_does_not_scan_messages_that_were_acknowledged_before(parts: 
 
 @pytest.mark.parametrize("how", ["expiry", "nack"])
 async def test_6681_and_9632_a_retry_wakes_the_poll_that_waits_within_200_ms(tmp_path: Path, how: str) -> None:
-    node = Node(tmp_path / "data")
-    await node.start()
-    try:
+    async with Node(tmp_path / "data") as node:
         async with Client(node.target) as client:
             await client.send(TOPIC, b"a")
             (message,) = await client.pop(FILTER, group=GROUP, invisible_ms=300 if how == "expiry" else 60_000)
@@ -199,23 +197,16 @@ async def test_6681_and_9632_a_retry_wakes_the_poll_that_waits_within_200_ms(tmp
             assert again.attempt == 2
             assert time.time() * 1000 - due_ms < LATE_MS_MAX + 100  # including the way of the response
         assert node.core.counters.revive_late_ms_max <= LATE_MS_MAX
-    finally:
-        await node.stop()
 
 
 async def test_9145_a_consumer_waits_on_no_empty_queue_while_another_has_messages(tmp_path: Path) -> None:
-    node = Node(tmp_path / "data")
-    await node.start()
-    try:
-        async with Client(node.target) as client:
-            poll = asyncio.ensure_future(client.pop("plant/#", group=GROUP, wait_ms=20_000))
-            await node.until(lambda: node.core.waiting == 1)
-            began_s = asyncio.get_running_loop().time()
-            await client.send("plant/never/seen/before", b"a")
-            assert len(await poll) == 1
-            assert asyncio.get_running_loop().time() - began_s < 1.0
-    finally:
-        await node.stop()
+    async with Node(tmp_path / "data") as node, Client(node.target) as client:
+        poll = asyncio.ensure_future(client.pop("plant/#", group=GROUP, wait_ms=20_000))
+        await node.until(lambda: node.core.waiting == 1)
+        began_s = asyncio.get_running_loop().time()
+        await client.send("plant/never/seen/before", b"a")
+        assert len(await poll) == 1
+        assert asyncio.get_running_loop().time() - began_s < 1.0
 
 
 def test_8472_a_sparse_filter_finds_its_message_and_keeps_its_place(parts: Parts) -> None:
@@ -322,21 +313,15 @@ def test_8332_and_10050_an_extension_is_no_attempt(parts: Parts) -> None:
 
 
 async def test_9515_an_error_of_a_change_gives_the_handle_back(tmp_path: Path) -> None:
-    node = Node(tmp_path / "data")
-    await node.start()
-    try:
+    async with Node(tmp_path / "data") as node:
         async with grpc.aio.insecure_channel(node.target) as channel:
             change = pb.InvisibleChange(handle="00" * 30, invisible_ms=1_000)
             answer = await PopServiceStub(channel).ChangeInvisible(pb.ChangeInvisibleRequest(group=GROUP, changes=[change]))
         assert (answer.results[0].status.code, answer.results[0].handle) == (pb.INVALID_HANDLE, "00" * 30)
-    finally:
-        await node.stop()
 
 
 async def test_9253_what_never_reached_its_consumer_is_visible_at_once_and_uncounted(tmp_path: Path) -> None:
-    node = Node(tmp_path / "data")
-    await node.start()
-    try:
+    async with Node(tmp_path / "data") as node:
         async with grpc.aio.insecure_channel(node.target) as channel:
             polls = [PopServiceStub(channel).Pop(pb.PopRequest(group=GROUP, filter=FILTER, wait_ms=60_000)) for _ in range(20)]
             await node.until(lambda: node.core.waiting == 20)
@@ -350,8 +335,6 @@ async def test_9253_what_never_reached_its_consumer_is_visible_at_once_and_uncou
                 assert messages
                 assert {message.attempt for message in messages} == {1}
                 seen += [message.body for message in messages]
-    finally:
-        await node.stop()
 
 
 def test_clients_1218_message_groups_of_one_queue_go_side_by_side(parts: Parts) -> None:

@@ -276,9 +276,7 @@ def test_a_new_expression_applies_to_messages_that_no_pop_has_inspected(parts: P
 
 
 async def test_a_sparse_match_wakes_a_poll_promptly(tmp_path: Path) -> None:
-    node = Node(tmp_path / "data")
-    await node.start()
-    try:
+    async with Node(tmp_path / "data") as node:
         group = node.create(expression="n = 7", expression_type="sql")
         poll = asyncio.ensure_future(node.core.long_poll((group,), 10, 60_000, 30_000))
         await asyncio.sleep(0)
@@ -288,14 +286,10 @@ async def test_a_sparse_match_wakes_a_poll_promptly(tmp_path: Path) -> None:
         taken = await asyncio.wait_for(poll, 5)
         assert taken is not None
         assert [message.body for message in node.delivered(taken)] == [b"found"]
-    finally:
-        await node.stop()
 
 
 async def test_a_pop_that_does_not_wait_scans_to_the_end_of_its_queue(tmp_path: Path) -> None:
-    node = Node(tmp_path / "data")
-    await node.start()
-    try:
+    async with Node(tmp_path / "data") as node:
         group = node.create(expression="n = 7", expression_type="sql")
         for _ in range(5):
             node.publish(*([b"x"] * SCAN_READS_MAX), properties=Properties([("n", "1")]))
@@ -304,5 +298,3 @@ async def test_a_pop_that_does_not_wait_scans_to_the_end_of_its_queue(tmp_path: 
         assert taken is not None
         assert [message.body for message in node.delivered(taken)] == [b"found"]
         assert await node.core.long_poll((group,), 10, 60_000, 0) is None
-    finally:
-        await node.stop()

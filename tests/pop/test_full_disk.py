@@ -190,10 +190,8 @@ def test_below_the_floor_delayed_messages_wait_and_come_in_their_order(parts: Pa
 
 @pytest.fixture
 async def node(tmp_path: Path) -> AsyncIterator[Node]:
-    node = Node(tmp_path / "data", store=OPTIONS)
-    await node.start()
-    yield node
-    await node.stop()
+    async with Node(tmp_path / "data", store=OPTIONS) as node:
+        yield node
 
 
 async def refused(call: Awaitable[object]) -> str:

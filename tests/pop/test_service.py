@@ -85,10 +85,8 @@ async def small(tmp_path: Path) -> AsyncIterator[PopServiceAsyncStub]:
         timer=TimerOptions(pending_max=1, delay_ms_max=60_000),
         store=StoreOptions(segment_bytes=MIB, queues_max=6, topic_levels_max=8),
     )
-    await node.start()
-    async with grpc.aio.insecure_channel(node.target) as channel:
+    async with node, grpc.aio.insecure_channel(node.target) as channel:
         yield stub_of(channel)
-    await node.stop()
 
 
 # --- the normal case --------------------------------------------------------------------------------------------------

@@ -131,17 +131,13 @@ async def _polled(parts: Parts, producer: str) -> list[int]:
 
 
 async def test_a_poll_is_woken_by_the_question_and_each_goes_to_one(tmp_path: Path) -> None:
-    node = Node(tmp_path / "data", pop=PopOptions(transaction_check_ms=100))
-    await node.start()
-    try:
+    async with Node(tmp_path / "data", pop=PopOptions(transaction_check_ms=100)) as node:
         polls = [asyncio.ensure_future(node.transactions.poll("orders", 1, 10_000)) for _ in range(2)]
         await asyncio.sleep(0)
         positions = {store_half(node, b"a"), store_half(node, b"b")}
         found = await asyncio.wait_for(asyncio.gather(*polls), 5)
         assert {half.position for halves in found for half in halves} == positions
         assert node.transactions.waiting == 0
-    finally:
-        await node.stop()
 
 
 async def test_a_poll_that_is_cancelled_leaves_the_question_to_the_next(parts: Parts) -> None:

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import grpc.aio
 
@@ -242,6 +242,13 @@ class Node(Parts):
         group_servicer = GroupServicer(core, store)
         self._server = PopServer(servicer, group_servicer, options, access, self.rocketmq)
         self.port = await self._server.start()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
 
     @property
     def target(self) -> str:

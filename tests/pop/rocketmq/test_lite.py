@@ -292,20 +292,20 @@ async def test_a_lite_topic_has_a_bounded_number_of_clients(
 
 
 async def test_on_a_full_disk_expired_groups_end_later(tmp_path: Path) -> None:
-    node = Node(tmp_path / "data", pop=PopOptions(lite_idle_ms=0), store=StoreOptions(segment_bytes=MIB, reserve_bytes=GIB))
-    await node.start()
-    try:
-        async with calling(node) as caller:
-            await sync(caller, "PARTIAL_ADD", "a")
-            node.store.space.probe = lambda: Usage(0, 100 * GIB)
-            node.store.measure_disk()
-            assert await sync(caller, "COMPLETE_REMOVE") == Code.TOO_MANY_REQUESTS
-            await end(caller)
-            assert node.rocketmq is not None
-            await node.until(lambda: node.rocketmq is not None and node.rocketmq.clients.get("c1") is None)
-            assert filters(node) == ["chat/a"]
-            node.store.space.probe = lambda: Usage(10 * GIB, 100 * GIB)
-            node.store.measure_disk()
-            await node.until(lambda: filters(node) == [])
-    finally:
-        await node.stop()
+    async with (
+        Node(
+            tmp_path / "data", pop=PopOptions(lite_idle_ms=0), store=StoreOptions(segment_bytes=MIB, reserve_bytes=GIB)
+        ) as node,
+        calling(node) as caller,
+    ):
+        await sync(caller, "PARTIAL_ADD", "a")
+        node.store.space.probe = lambda: Usage(0, 100 * GIB)
+        node.store.measure_disk()
+        assert await sync(caller, "COMPLETE_REMOVE") == Code.TOO_MANY_REQUESTS
+        await end(caller)
+        assert node.rocketmq is not None
+        await node.until(lambda: node.rocketmq is not None and node.rocketmq.clients.get("c1") is None)
+        assert filters(node) == ["chat/a"]
+        node.store.space.probe = lambda: Usage(10 * GIB, 100 * GIB)
+        node.store.measure_disk()
+        await node.until(lambda: filters(node) == [])

@@ -256,18 +256,17 @@ async def test_if_pops_may_create_groups_the_last_consumer_decides_on_the_expres
 
 
 async def test_if_pops_may_not_create_groups_consumers_must_ask_for_the_group_s_expression(tmp_path: Path) -> None:
-    node = Node(tmp_path / "data", pop=PopOptions(groups_auto_create=False))
-    await node.start()
-    try:
-        async with grpc.aio.insecure_channel(node.target) as channel, Client(node.target) as native:
-            caller = Caller(channel)
-            assert (await caller.receive())[0] == Code.CONSUMER_GROUP_NOT_FOUND
-            await native.groups.create(GROUP, TOPIC, settings=group_settings(tags="a"))
-            await caller.send(outgoing(b"a1", tag="a"), outgoing(b"b1", tag="b"))
-            assert (await caller.receive(expression="b"))[0] == Code.ILLEGAL_FILTER_EXPRESSION
-            assert bodies((await caller.receive())[1]) == [b"a1"]
-    finally:
-        await node.stop()
+    async with (
+        Node(tmp_path / "data", pop=PopOptions(groups_auto_create=False)) as node,
+        grpc.aio.insecure_channel(node.target) as channel,
+        Client(node.target) as native,
+    ):
+        caller = Caller(channel)
+        assert (await caller.receive())[0] == Code.CONSUMER_GROUP_NOT_FOUND
+        await native.groups.create(GROUP, TOPIC, settings=group_settings(tags="a"))
+        await caller.send(outgoing(b"a1", tag="a"), outgoing(b"b1", tag="b"))
+        assert (await caller.receive(expression="b"))[0] == Code.ILLEGAL_FILTER_EXPRESSION
+        assert bodies((await caller.receive())[1]) == [b"a1"]
 
 
 # --- leases ---------------------------------------------------------------------------------------------------------
@@ -297,18 +296,11 @@ async def test_messages_of_a_client_that_announced_its_end_come_back_uncounted(n
 
 
 async def test_a_restarted_node_knows_the_holder_of_a_lease(tmp_path: Path) -> None:
-    node = Node(tmp_path / "data")
-    await node.start()
-    try:
-        async with grpc.aio.insecure_channel(node.target) as channel:
-            caller = Caller(channel)
-            await caller.send(outgoing(b"1"), outgoing(b"2"))
-            first, _ = handles((await caller.receive(auto_renew=True))[1])
-    finally:
-        await node.stop()
-    node = Node(tmp_path / "data")
-    await node.start()
-    try:
+    async with Node(tmp_path / "data") as node, grpc.aio.insecure_channel(node.target) as channel:
+        caller = Caller(channel)
+        await caller.send(outgoing(b"1"), outgoing(b"2"))
+        first, _ = handles((await caller.receive(auto_renew=True))[1])
+    async with Node(tmp_path / "data") as node:
         assert node.rocketmq is not None
         async with grpc.aio.insecure_channel(node.target) as channel:
             other = Caller(channel, "c2")
@@ -318,14 +310,10 @@ async def test_a_restarted_node_knows_the_holder_of_a_lease(tmp_path: Path) -> N
             client.heard_ms = 0
             (second,) = (await other.receive())[1]
             assert (second.body, second.system_properties.delivery_attempt) == (b"2", 2)
-    finally:
-        await node.stop()
 
 
 async def test_on_a_full_disk_clients_get_an_error_and_leases_return_when_there_is_room(tmp_path: Path) -> None:
-    node = Node(tmp_path / "data", store=StoreOptions(segment_bytes=MIB, reserve_bytes=GIB))
-    await node.start()
-    try:
+    async with Node(tmp_path / "data", store=StoreOptions(segment_bytes=MIB, reserve_bytes=GIB)) as node:
         assert node.rocketmq is not None
         async with grpc.aio.insecure_channel(node.target) as channel:
             caller = Caller(channel)
@@ -345,8 +333,6 @@ async def test_on_a_full_disk_clients_get_an_error_and_leases_return_when_there_
             client.heard_ms = 0
             (again,) = (await Caller(channel, "c2").receive())[1]
             assert again.system_properties.delivery_attempt == 2
-    finally:
-        await node.stop()
 
 
 def free(node: Node, amount: int) -> None:
@@ -409,39 +395,37 @@ async def test_consumers_of_a_fifo_group_learn_that_it_is_fifo(node: Node, calle
 
 
 async def test_only_a_producer_of_the_topic_is_asked_for_an_outcome_as_soon_as_there_is_one(tmp_path: Path) -> None:
-    node = Node(tmp_path / "data", pop=PopOptions(transaction_check_ms=100))
-    await node.start()
-    try:
-        async with grpc.aio.insecure_channel(node.target) as channel:
-            consumer = Caller(channel, "consumer").telemetry()
-            await consumer.write(settings(TYPES.PUSH_CONSUMER, subscription=pb.Subscription(group=named(GROUP))))
-            await consumer.read()
-            others = Caller(channel, "others").telemetry()
-            await others.write(settings(TYPES.PRODUCER, publishing=pb.Publishing(topics=[named("elsewhere")])))
-            await others.read()
-            sent = await Caller(channel, "gone").send(outgoing(b"half", kind=TYPE.TRANSACTION))
-            await node.until(lambda: any(half.checks for half in node.transactions))
-            producer = Caller(channel, "producer")
-            stream = producer.telemetry()
-            await stream.write(settings(TYPES.PRODUCER, publishing=pb.Publishing(topics=[named(TOPIC)])))
-            found = [await stream.read(), await stream.read()]
-            question = next(each for each in found if each.HasField("recover_orphaned_transaction_command"))
-            asked = question.recover_orphaned_transaction_command
-            assert (asked.message.body, asked.message.system_properties.message_type) == (b"half", TYPE.TRANSACTION)
-            assert asked.transaction_id == sent.entries[0].transaction_id
-            unknown = service_pb.EndTransactionRequest(transaction_id=asked.transaction_id)
-            assert (await producer.call("EndTransaction", unknown)).status.code == Code.OK
-            assert len(node.transactions) == 1
-            for resolution, code in (("COMMIT", Code.OK), ("COMMIT", Code.OK), ("ROLLBACK", Code.PRECONDITION_FAILED)):
-                end = service_pb.EndTransactionRequest(
-                    transaction_id=asked.transaction_id, resolution=pb.TransactionResolution.Value(resolution)
-                )
-                assert (await producer.call("EndTransaction", end)).status.code == code
-            assert bodies((await producer.receive())[1]) == [b"half"]
-            for stream in (consumer, others):
-                stream.cancel()
-    finally:
-        await node.stop()
+    async with (
+        Node(tmp_path / "data", pop=PopOptions(transaction_check_ms=100)) as node,
+        grpc.aio.insecure_channel(node.target) as channel,
+    ):
+        consumer = Caller(channel, "consumer").telemetry()
+        await consumer.write(settings(TYPES.PUSH_CONSUMER, subscription=pb.Subscription(group=named(GROUP))))
+        await consumer.read()
+        others = Caller(channel, "others").telemetry()
+        await others.write(settings(TYPES.PRODUCER, publishing=pb.Publishing(topics=[named("elsewhere")])))
+        await others.read()
+        sent = await Caller(channel, "gone").send(outgoing(b"half", kind=TYPE.TRANSACTION))
+        await node.until(lambda: any(half.checks for half in node.transactions))
+        producer = Caller(channel, "producer")
+        stream = producer.telemetry()
+        await stream.write(settings(TYPES.PRODUCER, publishing=pb.Publishing(topics=[named(TOPIC)])))
+        found = [await stream.read(), await stream.read()]
+        question = next(each for each in found if each.HasField("recover_orphaned_transaction_command"))
+        asked = question.recover_orphaned_transaction_command
+        assert (asked.message.body, asked.message.system_properties.message_type) == (b"half", TYPE.TRANSACTION)
+        assert asked.transaction_id == sent.entries[0].transaction_id
+        unknown = service_pb.EndTransactionRequest(transaction_id=asked.transaction_id)
+        assert (await producer.call("EndTransaction", unknown)).status.code == Code.OK
+        assert len(node.transactions) == 1
+        for resolution, code in (("COMMIT", Code.OK), ("COMMIT", Code.OK), ("ROLLBACK", Code.PRECONDITION_FAILED)):
+            end = service_pb.EndTransactionRequest(
+                transaction_id=asked.transaction_id, resolution=pb.TransactionResolution.Value(resolution)
+            )
+            assert (await producer.call("EndTransaction", end)).status.code == code
+        assert bodies((await producer.receive())[1]) == [b"half"]
+        for stream in (consumer, others):
+            stream.cancel()
 
 
 async def test_open_streams_do_not_delay_the_stop_of_a_node(tmp_path: Path) -> None:
@@ -476,10 +460,8 @@ access_secret = "0ther"
 @pytest.fixture
 async def guarded(tmp_path: Path) -> AsyncIterator[Node]:
     (tmp_path / "access.toml").write_text(FILE)
-    started = Node(tmp_path / "data", pop=PopOptions(access_file=str(tmp_path / "access.toml")))
-    await started.start()
-    yield started
-    await started.stop()
+    async with Node(tmp_path / "data", pop=PopOptions(access_file=str(tmp_path / "access.toml"))) as started:
+        yield started
 
 
 def signature(key: str = "key", secret: str = "s3cret", stamp: str = "20260101T000000Z") -> tuple[tuple[str, str], ...]:
