@@ -241,7 +241,7 @@ def test_an_id_is_not_used_again_after_a_restart(tmp_path: Path, keep_index: boo
         store.index.flush()
     crash(store, tmp_path / "left")
     if not keep_index:
-        delete_index(tmp_path / "left")  # one batch of recovery sees both queues
+        delete_index(tmp_path / "left")  # so that one batch of recovery sees both queues
     store = open_store(tmp_path / "left")
     assert contents(store) == before
     found = durable_queue(store, "plant/1")
@@ -388,7 +388,7 @@ def test_declared_queues_survive_a_lowered_limit(tmp_path: Path) -> None:
     close(store)
 
 
-# --- filling --------------------------------------------------------------------------------------------------------
+# --- backfill -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

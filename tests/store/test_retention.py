@@ -301,7 +301,7 @@ def test_a_copy_is_dropped_when_nobody_needs_it_any_more(store: Store, clock: Ma
     publish_segments(store, 3)
     retain(store)
     keeper.needed.clear()
-    for _ in range(2):  # The copy is in the last segment that the first round drops, or after that segment.
+    for _ in range(2):  # the copy is in the last segment that the first round drops, or after it
         clock.advance(HOUR_MS)
         publish_segments(store, 3)
         retain(store)

@@ -934,7 +934,7 @@ async def test_a_new_queue_is_backfilled_between_other_work(tmp_path: Path, monk
         queue = store.queues.declare("plant/1", "group:a", "earliest")
         number, turns = 5_000, 0
         while queue.committed_offset < number // 2:
-            assert turns < 1_000, "the filling does not end"
+            assert turns < 1_000, "the backfill does not end"
             for _ in range(500 if turns < 20 else 0):  # more than one slice of the backfill handles
                 publish(store, f"plant/{number % 2}", str(number))
                 number += 1
