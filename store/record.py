@@ -270,7 +270,7 @@ def topic_of(data: bytes) -> bytes:
 
 
 def properties_of(data: bytes) -> bytes:
-    """Return the encoded properties of a message's record, see `decode_properties`; empty where it has none."""
+    """Return the encoded properties of a message's record, empty if it has none; see `store.properties`."""
     topic_len, props_len = _lengths(data, LENGTHS_AT)
     topic_stop = HEADER_BYTES + topic_len
     return data[topic_stop : topic_stop + props_len]
