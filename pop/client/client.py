@@ -254,7 +254,7 @@ class Client:
         Raises:
             BatchFailed: The node refused some handles. All others are dead letters.
         """
-        answer = await self._call(self._stub.GiveUp, requests.handles(group, handles))
+        answer = await self._call(self._stub.DeadLetter, requests.handles(group, handles))
         answers.all_or_raise(answers.errors(answer.statuses))
 
     def stream(

@@ -74,7 +74,7 @@ class Settlements:
 
     async def dead_letter(self, handle: str) -> None:
         """Make a delivery a dead letter of its group. Raises StatusError or NodeUnavailable."""
-        answer = await call(self._stub.GiveUp, requests.handles(self.group, [handle]), self._timeout_s)
+        answer = await call(self._stub.DeadLetter, requests.handles(self.group, [handle]), self._timeout_s)
         answers.only(answers.errors(answer.statuses))
 
     async def give_back(self, handles: Iterable[str], within_s: float) -> None:

@@ -42,7 +42,7 @@ class SyncSettlements:
 
     def dead_letter(self, handles: list[str]) -> list[PopError | None]:
         """Make deliveries dead letters; return the error of each, or None."""
-        return answers.errors(self._call(self._stub.GiveUp, requests.handles(self.group, handles)).statuses)
+        return answers.errors(self._call(self._stub.DeadLetter, requests.handles(self.group, handles)).statuses)
 
     def change(self, handle: str, invisible_ms: int, *, suspend: bool = False) -> str:
         """Move a delivery's deadline to `invisible_ms` from now; return the new handle."""

@@ -39,7 +39,7 @@ POP_RULES = ServiceRules(
         "Pop": _consume,
         "Ack": _consume,
         "ChangeInvisible": _consume,
-        "GiveUp": _consume,
+        "DeadLetter": _consume,
         "Consume": _consume_stream,
         # A handle is known only to the caller that got it.
         "Recall": no_needs,

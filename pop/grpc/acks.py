@@ -1,4 +1,4 @@
-"""Ack, GiveUp, ChangeInvisible: ending deliveries, or moving their deadlines."""
+"""Ack, DeadLetter, ChangeInvisible: ending deliveries, or moving their deadlines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.store.store import Store
 
 
 class AckMethods:
-    """Serves `Ack`, `GiveUp` and `ChangeInvisible`.
+    """Serves `Ack`, `DeadLetter` and `ChangeInvisible`.
 
     Parameters:
         core: has the deliveries.
@@ -33,7 +33,7 @@ class AckMethods:
         return statuses([ACK_STATUS[outcome] for outcome in outcomes])
 
     @with_status
-    async def GiveUp(self, request: pb.AckRequest) -> bytes:
+    async def DeadLetter(self, request: pb.AckRequest) -> bytes:
         check_count("dead-letter handles", request.handles)
         outcomes = self._core.dead_letter(request.group, list(request.handles))
         await self._store.durable()

@@ -52,7 +52,7 @@ class PopServicer:
         self.Consume = ConsumeMethods(core, store, handles, responses, options).Consume
         acks = AckMethods(core, store)
         self.Ack = acks.Ack
-        self.GiveUp = acks.GiveUp
+        self.DeadLetter = acks.DeadLetter
         self.ChangeInvisible = acks.ChangeInvisible
         self.Recall = RecallMethods(delayed, handles, store).Recall
         calls = TransactionMethods(transactions, handles, store, core.read, options.wait_ms_max)

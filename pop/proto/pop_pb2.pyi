@@ -148,7 +148,7 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     UNREADABLE: _Reason.ValueType  # 2
     """its record can't be read any more"""
     FORWARDED: _Reason.ValueType  # 3
-    """a consumer gave it up (GiveUp)"""
+    """a consumer dead-lettered it (DeadLetter)"""
 
 class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper): ...
 
@@ -158,7 +158,7 @@ ATTEMPTS_EXHAUSTED: Reason.ValueType  # 1
 UNREADABLE: Reason.ValueType  # 2
 """its record can't be read any more"""
 FORWARDED: Reason.ValueType  # 3
-"""a consumer gave it up (GiveUp)"""
+"""a consumer dead-lettered it (DeadLetter)"""
 Global___Reason: _TypeAlias = Reason  # noqa: Y015
 
 class _ExpressionType:

@@ -59,8 +59,8 @@ class PopServiceStub:
                 request_serializer=penstock_dot_pop_dot_proto_dot_pop__pb2.RecallRequest.SerializeToString,
                 response_deserializer=penstock_dot_pop_dot_proto_dot_pop__pb2.RecallResponse.FromString,
                 _registered_method=True)
-        self.GiveUp = channel.unary_unary(
-                '/penstock.pop.v1.PopService/GiveUp',
+        self.DeadLetter = channel.unary_unary(
+                '/penstock.pop.v1.PopService/DeadLetter',
                 request_serializer=penstock_dot_pop_dot_proto_dot_pop__pb2.AckRequest.SerializeToString,
                 response_deserializer=penstock_dot_pop_dot_proto_dot_pop__pb2.AckResponse.FromString,
                 _registered_method=True)
@@ -125,8 +125,8 @@ class PopServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def GiveUp(self, request, context):
-        """Gives up deliveries: their messages become dead letters at once. The response has a status for each handle, in order.
+    def DeadLetter(self, request, context):
+        """Dead-letters deliveries: their messages become dead letters at once. The response has a status for each handle, in order.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -189,8 +189,8 @@ def add_PopServiceServicer_to_server(servicer, server):
                     request_deserializer=penstock_dot_pop_dot_proto_dot_pop__pb2.RecallRequest.FromString,
                     response_serializer=penstock_dot_pop_dot_proto_dot_pop__pb2.RecallResponse.SerializeToString,
             ),
-            'GiveUp': grpc.unary_unary_rpc_method_handler(
-                    servicer.GiveUp,
+            'DeadLetter': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeadLetter,
                     request_deserializer=penstock_dot_pop_dot_proto_dot_pop__pb2.AckRequest.FromString,
                     response_serializer=penstock_dot_pop_dot_proto_dot_pop__pb2.AckResponse.SerializeToString,
             ),
@@ -361,7 +361,7 @@ class PopService:
             _registered_method=True)
 
     @staticmethod
-    def GiveUp(request,
+    def DeadLetter(request,
             target,
             options=(),
             channel_credentials=None,
@@ -374,7 +374,7 @@ class PopService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/penstock.pop.v1.PopService/GiveUp',
+            '/penstock.pop.v1.PopService/DeadLetter',
             penstock_dot_pop_dot_proto_dot_pop__pb2.AckRequest.SerializeToString,
             penstock_dot_pop_dot_proto_dot_pop__pb2.AckResponse.FromString,
             options,

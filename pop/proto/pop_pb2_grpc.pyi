@@ -48,8 +48,8 @@ class PopServiceStub:
     """Moves the deadlines of deliveries. Each delivery gets a new handle, and its old handle becomes void."""
     Recall: _grpc.UnaryUnaryMultiCallable[_pop_pb2.RecallRequest, _pop_pb2.RecallResponse]
     """Recalls delayed messages that were not delivered yet."""
-    GiveUp: _grpc.UnaryUnaryMultiCallable[_pop_pb2.AckRequest, _pop_pb2.AckResponse]
-    """Gives up deliveries: their messages become dead letters at once. The response has a status for each handle, in order."""
+    DeadLetter: _grpc.UnaryUnaryMultiCallable[_pop_pb2.AckRequest, _pop_pb2.AckResponse]
+    """Dead-letters deliveries: their messages become dead letters at once. The response has a status for each handle, in order."""
     Consume: _grpc.StreamStreamMultiCallable[_pop_pb2.ConsumeRequest, _pop_pb2.ConsumeResponse]
     """Sends messages as they arrive, and takes acknowledgements on the same stream. This has the lowest latency. The first
     request must have `open`.
@@ -76,8 +76,8 @@ class PopServiceAsyncStub(PopServiceStub):
     """Moves the deadlines of deliveries. Each delivery gets a new handle, and its old handle becomes void."""
     Recall: _aio.UnaryUnaryMultiCallable[_pop_pb2.RecallRequest, _pop_pb2.RecallResponse]  # type: ignore[assignment]
     """Recalls delayed messages that were not delivered yet."""
-    GiveUp: _aio.UnaryUnaryMultiCallable[_pop_pb2.AckRequest, _pop_pb2.AckResponse]  # type: ignore[assignment]
-    """Gives up deliveries: their messages become dead letters at once. The response has a status for each handle, in order."""
+    DeadLetter: _aio.UnaryUnaryMultiCallable[_pop_pb2.AckRequest, _pop_pb2.AckResponse]  # type: ignore[assignment]
+    """Dead-letters deliveries: their messages become dead letters at once. The response has a status for each handle, in order."""
     Consume: _aio.StreamStreamMultiCallable[_pop_pb2.ConsumeRequest, _pop_pb2.ConsumeResponse]  # type: ignore[assignment]
     """Sends messages as they arrive, and takes acknowledgements on the same stream. This has the lowest latency. The first
     request must have `open`.
@@ -133,12 +133,12 @@ class PopServiceServicer(metaclass=_abc_1.ABCMeta):
         """Recalls delayed messages that were not delivered yet."""
 
     @_abc_1.abstractmethod
-    def GiveUp(
+    def DeadLetter(
         self,
         request: _pop_pb2.AckRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_pop_pb2.AckResponse, _abc.Awaitable[_pop_pb2.AckResponse]]:
-        """Gives up deliveries: their messages become dead letters at once. The response has a status for each handle, in order."""
+        """Dead-letters deliveries: their messages become dead letters at once. The response has a status for each handle, in order."""
 
     @_abc_1.abstractmethod
     def Consume(

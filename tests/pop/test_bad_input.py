@@ -48,7 +48,7 @@ REFUSED: list[tuple[tuple[str, Any], grpc.StatusCode, str]] = [
     (pop(attempt_id="x" * 300), INVALID, "attempt_id"),
     (pop(acks=["x"] * 16_385), INVALID, "16384"),
     (("Ack", pb.AckRequest(group=GROUP, handles=["x"] * 16_385)), INVALID, "16384"),
-    (("GiveUp", pb.AckRequest(group=GROUP, handles=["x"] * 16_385)), INVALID, "16384"),
+    (("DeadLetter", pb.AckRequest(group=GROUP, handles=["x"] * 16_385)), INVALID, "16384"),
     (("PollTransactions", pb.PollTransactionsRequest()), INVALID, "producer"),
     (("PollTransactions", pb.PollTransactionsRequest(producer="p", wait_ms=-1)), INVALID, "wait_ms"),
     (("ListTransactions", pb.ListTransactionsRequest(after_message_id="zz")), INVALID, "id"),

@@ -218,7 +218,7 @@ async def test_every_call_that_can_not_be_stored_hears_resource_exhausted(node: 
         await refused(stub.Pop(pb.PopRequest(group=GROUP, filter=FILTER, acks=[popped.handle])))
         change = pb.InvisibleChange(handle=popped.handle, invisible_ms=1)
         await refused(stub.ChangeInvisible(pb.ChangeInvisibleRequest(group=GROUP, changes=[change])))
-        await refused(stub.GiveUp(pb.AckRequest(group=GROUP, handles=[popped.handle])))
+        await refused(stub.DeadLetter(pb.AckRequest(group=GROUP, handles=[popped.handle])))
         end = pb.TransactionEnd(transaction_handle=sent.results[2].transaction_handle, commit=True)
         await refused(stub.EndTransactions(pb.EndTransactionsRequest(ends=[end])))
         await refused(stub.Recall(pb.RecallRequest(recall_handles=[sent.results[1].recall_handle])))
