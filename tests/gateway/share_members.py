@@ -42,3 +42,10 @@ async def bodies(client: Client) -> list[bytes]:
 def packet_ids(packets: list[Any]) -> list[int]:
     """Return the packet ids of the messages among `packets`."""
     return [packet[3] for packet in packets if packet[0] in (PUBLISH, PUBLISH_WITH)]
+
+
+def expire_deliveries(broker: Broker, ms: int) -> None:
+    """Set the node's clock ahead by `ms`, and revive every delivery whose deadline has passed by then."""
+    broker.clock.advance(ms)
+    while broker.node.pop.fire_due():
+        pass

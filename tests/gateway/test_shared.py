@@ -30,7 +30,7 @@ from tests.gateway.brokers import StartBroker
 from tests.gateway.logins import plugins
 from tests.gateway.other_clients import paho, properties_of, run_mosquitto
 from tests.gateway.scripted_plugins import Script
-from tests.gateway.share_members import LASTS, SHARED, bodies, group_of, member, packet_ids, publish
+from tests.gateway.share_members import LASTS, SHARED, bodies, expire_deliveries, group_of, member, packet_ids, publish
 from tests.gateway.wire import ANSWER_S_MAX, Broker, Client, Client5, Message
 from tests.waiting import until
 
@@ -214,11 +214,12 @@ async def test_lost_connections_make_no_dead_letter(broker: Broker) -> None:
 
 
 async def test_a_member_that_does_not_acknowledge_in_time_loses_the_message(start_broker: StartBroker) -> None:
-    broker = await start_broker(share_ack_timeout_ms=200, inflight_max=1)
+    broker = await start_broker(share_ack_timeout_ms=60_000, inflight_max=1)
     one = await member(broker, "one")
     await publish(broker, b"x")
     (packet,) = await one.drained()
     two = await member(broker, "two")
+    expire_deliveries(broker, 60_000)
     assert (await two.message()).body == b"x"
     await until(lambda: group_of(broker).in_flight == 0)
     assert broker.node.pop.counters.revived == 1
@@ -273,12 +274,13 @@ async def test_a_qos_2_message_under_way_is_completed_to_its_client_alone(broker
 async def test_a_qos_2_message_stays_with_its_client_beyond_the_ack_timeout(
     start_broker: StartBroker,
 ) -> None:  # [MQTT-4.8.2-4]
-    broker = await start_broker(share_ack_timeout_ms=100)
+    broker = await start_broker(share_ack_timeout_ms=60_000, inflight_max=2)
     one = await member(broker, "one", 2, about=LASTS)
     await publish(broker, b"2", qos=2)
     await publish(broker, b"1", qos=1)
     assert [(await one.receive())[4] for _ in range(2)] == [b"2", b"1"]
     two = await member(broker, "two", 2)
+    expire_deliveries(broker, 60_000)
     assert (await two.message()).body == b"1"  # Its ack timeout has passed. The other message was delivered before it.
     assert await two.drained() == []
     assert group_of(broker).in_flight == 1

@@ -21,9 +21,6 @@ from penstock.store.properties import Properties
 from penstock.timer.options import TimerOptions
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node, Parts
 
-LATE_MS_MAX = 200
-"""Maximum time from a deadline to the revival of the message."""
-
 RESTARTS = pytest.mark.parametrize("keep_index", [None, True, False])
 
 
@@ -183,20 +180,18 @@ def test_9112_a_pop_does_not_scan_messages_that_were_acknowledged_before(parts: 
 
 
 @pytest.mark.parametrize("how", ["expiry", "nack"])
-async def test_6681_and_9632_a_retry_wakes_the_poll_that_waits_within_200_ms(tmp_path: Path, how: str) -> None:
-    async with Node(tmp_path / "data") as node:
-        async with Client(node.target) as client:
-            await client.send(TOPIC, b"a")
-            (message,) = await client.pop(FILTER, group=GROUP, invisible_ms=300 if how == "expiry" else 60_000)
-            poll = asyncio.ensure_future(client.pop(FILTER, group=GROUP, wait_ms=20_000))
-            await node.until(lambda: node.core.waiting == 1)
-            if how == "nack":
-                await message.nack()
-            due_ms = message.visible_at_ms if how == "expiry" else time.time() * 1000
-            (again,) = await asyncio.wait_for(poll, 10)
-            assert again.attempt == 2
-            assert time.time() * 1000 - due_ms < LATE_MS_MAX + 100  # including the way of the response
-        assert node.core.counters.revive_late_ms_max <= LATE_MS_MAX
+async def test_6681_and_9632_a_retry_wakes_the_poll_that_waits(tmp_path: Path, how: str) -> None:
+    async with Node(tmp_path / "data") as node, Client(node.target) as client:
+        await client.send(TOPIC, b"a")
+        (message,) = await client.pop(FILTER, group=GROUP, invisible_ms=60_000)
+        poll = asyncio.ensure_future(client.pop(FILTER, group=GROUP, wait_ms=20_000))
+        await node.until(lambda: node.core.waiting == 1)
+        if how == "nack":
+            await message.nack()
+        else:
+            node.advance(60_000)
+        (again,) = await asyncio.wait_for(poll, 10)  # the poll by itself would end without a message after 20 s
+        assert again.attempt == 2
 
 
 async def test_9145_a_consumer_waits_on_no_empty_queue_while_another_has_messages(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from penstock.pop.grpc.servicer import PopServicer
 from penstock.pop.options import PopOptions
 from penstock.pop.proto.pop_pb2_grpc import PopServiceStub
 from penstock.pop.server import PopServer, rocketmq_service
-from penstock.store.clock import Clock, SystemClock
+from penstock.store.clock import Clock
 from penstock.store.lightqueue import Start
 from penstock.store.options import MIB, HostPort, StoreOptions
 from penstock.store.properties import Properties, encode_properties, tag_hash
@@ -36,7 +36,7 @@ from penstock.store.recovery import Recovery
 from penstock.store.store import Store
 from penstock.timer.delayed import DelayedMessages
 from penstock.timer.options import TimerOptions
-from tests.clock import ManualClock
+from tests.clock import AheadClock, ManualClock
 
 if TYPE_CHECKING:
     from penstock.pop.proto.pop_pb2_grpc import PopServiceAsyncStub
@@ -210,7 +210,7 @@ class Parts:
 
 
 class Node(Parts):
-    """The parts on a running loop and behind a gRPC listener, by the machine's clock."""
+    """The parts on a running loop and behind a gRPC listener. `advance` sets its clock ahead of the machine's."""
 
     def __init__(
         self,
@@ -221,7 +221,8 @@ class Node(Parts):
         store: StoreOptions | None = None,
     ) -> None:
         store = store or StoreOptions(segment_bytes=16 * MIB)
-        super().__init__(data_dir, SystemClock(), pop=pop, timer=timer, store=store)
+        self.ahead = AheadClock()
+        super().__init__(data_dir, self.ahead, pop=pop, timer=timer, store=store)
         self.port = 0
         self.rocketmq: MessagingService | None = None
         self._server: PopServer | None = None
@@ -262,6 +263,13 @@ class Node(Parts):
         self.delayed.stop()
         self.transactions.stop()
         await self.store.close()
+
+    def advance(self, ms: int) -> None:
+        """Set the clock ahead by `ms`, and do everything that is due by then."""
+        self.ahead.advance(ms)
+        for part in (self.core, self.delayed, self.transactions):
+            while part.fire_due():
+                pass
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Return when a condition on the node's state holds. The condition is checked every millisecond."""

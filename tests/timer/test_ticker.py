@@ -227,4 +227,4 @@ async def test_on_a_real_loop_no_item_fires_early_and_all_fire_soon() -> None:
     await done.wait()
     ticker.stop()
     assert min(late_ms) >= 0
-    assert sorted(late_ms)[90] < 100
+    assert sorted(late_ms)[90] < 1_000  # without a wake-up of its own an item would be up to SLEEP_MS_MAX late

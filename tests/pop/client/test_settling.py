@@ -149,10 +149,11 @@ async def test_a_suspended_message_comes_back_without_a_counted_attempt(client: 
 
 async def test_an_extended_message_is_acknowledged_after_its_first_deadline(node: Node, client: Client) -> None:
     await client.send_batch([OutgoingMessage(topic=TOPIC, body=body) for body in (b"kept", b"let go")])
-    kept, let_go = await client.pop(FILTER, group=GROUP, invisible_ms=100)
+    kept, let_go = await client.pop(FILTER, group=GROUP, invisible_ms=60_000)
     old = kept.handle
-    await kept.extend(60_000)
+    await kept.extend(3_600_000)
     assert kept.handle != old
+    node.advance(60_000)
     (again,) = await client.pop(FILTER, group=GROUP, wait_ms=LONG_MS)
     assert again.body == b"let go"
     await kept.ack()
