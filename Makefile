@@ -22,7 +22,7 @@ demo: $(READY)  ## Run a fleet of devices, failing consumers and the Spark recon
 test: $(READY)  ## Run the tests, WORKERS at a time
 	$(BIN)/python -m pytest --numprocesses=$(WORKERS) $(ARGS)
 
-test-fast: $(READY)  ## Run the tests that a change breaks first, in under a minute
+test-fast: $(READY)  ## Run the tests that a change breaks first, in a minute or two
 	$(BIN)/python -m pytest --numprocesses=$(WORKERS) -m 'not slow' $(ARGS)
 
 test-deep: $(READY)  ## Run the tests with twenty times the examples in each search (an hour or two)

@@ -52,10 +52,18 @@ SLOW = (
 """Beginnings of the paths of tests that `make test-fast` leaves out: they start processes, search at random, or are many."""
 
 
+NODES = frozenset(("broker", "client", "node", "start_broker", "stub"))
+"""Fixtures that start a node, which takes longer than most tests."""
+
+WITH_NODES = ("tests/gateway/test_delivery.py", "tests/gateway/test_publish.py", "tests/pop/test_poll.py")
+"""Tests with nodes that `make test-fast` runs all the same: the main ways of a message."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of `SLOW`."""
+    """Mark the tests of `SLOW`, and those that start nodes."""
     for item in items:
-        if item.nodeid.startswith(SLOW):
+        starts_node = not NODES.isdisjoint(getattr(item, "fixturenames", ())) and not item.nodeid.startswith(WITH_NODES)
+        if starts_node or item.nodeid.startswith(SLOW):
             item.add_marker(pytest.mark.slow)
 
 
