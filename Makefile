@@ -3,16 +3,24 @@
 
 PYTHON ?= python3
 SECONDS ?= 600
+MINUTES ?= 60
+SEEDS ?= 0-999
 WORKERS ?= 2
+FAULTS ?= all
+SEED ?= 1
+ROUNDS ?= 20
 BIN := .venv/bin
 READY := .venv/.ready
 
+# Without its bytecode, each of the many processes that the tests start compiles all of Penstock again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-fast test-deep test-crash fuzz docs docs-serve lint types layout format bench bench-mqtt bench-pop bench-store proto clean
+.PHONY: help setup demo test test-fast test-deep test-crash test-chaos fuzz simulate simulate-mutations soak docs docs-serve lint types layout format bench bench-mqtt bench-pop bench-store proto clean
 
 help:  ## Show this list
-	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)$$/make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name doc; do printf '%-16s %s\n' "$$name" "$$doc"; done
+	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)$$/make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name doc; do printf '%-24s %s\n' "$$name" "$$doc"; done
 
 setup: $(READY)  ## Make .venv with everything that the other targets need
 
@@ -22,7 +30,7 @@ demo: $(READY)  ## Run a fleet of devices, failing consumers and the Spark recon
 test: $(READY)  ## Run the tests, WORKERS at a time
 	$(BIN)/python -m pytest --numprocesses=$(WORKERS) $(ARGS)
 
-test-fast: $(READY)  ## Run the tests that a change breaks first, in a minute or two
+test-fast: $(READY)  ## Run the tests that a change breaks first, in under a minute
 	$(BIN)/python -m pytest --numprocesses=$(WORKERS) -m 'not slow' $(ARGS)
 
 test-deep: $(READY)  ## Run the tests with twenty times the examples in each search (an hour or two)
@@ -31,8 +39,20 @@ test-deep: $(READY)  ## Run the tests with twenty times the examples in each sea
 test-crash: $(READY)  ## Kill nodes and writers with -9 again and again, under load and under a fleet, and compare with what was acknowledged
 	PENSTOCK_KILL_ROUNDS=100 PENSTOCK_FLEET_DEVICES=1000 PENSTOCK_FLEET_KILLS=30 $(BIN)/python -m pytest tests/system/test_kill.py tests/system/test_fleet_kill.py tests/store/test_kill.py $(ARGS)
 
+test-chaos: $(READY)  ## Inject real faults under load: make test-chaos FAULTS=kill-*,power-cut SEED=7 ROUNDS=100 (root for some)
+	$(BIN)/python -m tests.chaos --faults '$(FAULTS)' --seed $(SEED) --rounds $(ROUNDS) --workers $(WORKERS) --report chaos-report.md $(ARGS)
+
 fuzz: $(READY)  ## Fuzz the codec and a live node: make fuzz SECONDS=600
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
+
+soak: $(READY)  ## Run everything under a small retention, and fail if anything grows: make soak MINUTES=60
+	$(BIN)/python -m bench soak --minutes $(MINUTES) $(ARGS)
+
+simulate: $(READY)  ## Simulate nodes on faulty machines: make simulate SEEDS=0-999; one seed repeats its run exactly
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS) $(ARGS)
+
+simulate-mutations: $(READY)  ## Prove that the simulation catches deliberate defects
+	$(BIN)/python -m tests.simulation --mutations $(ARGS)
 
 lint: $(READY)  ## Check style and formatting
 	$(BIN)/ruff check

@@ -182,6 +182,7 @@ TITLES = {
         "devices": "1,000 publishers, QoS 0, one message per write → 1 subscriber",
         "fanout": "1 publisher, QoS 1 → 100 subscribers, QoS 0",
         "fanout-acked": "1 publisher, QoS 1 → 100 subscribers, QoS 1",
+        "fanout-lasting": "1 publisher, QoS 1 → 100 subscribers, QoS 1, whose sessions last",
     },
     "pop": {
         "send": f"send, {pop.BATCH} a batch",

@@ -43,6 +43,7 @@ class Load:
     chunk: int = 100
     topics: int = 1
     own: int = 0
+    lasting: int = 0
     stalled: int = 0
     others: int = 0
     rate: int = 0

@@ -233,6 +233,7 @@ LOADS = {
     "devices": Load(pubs=1_000, subs=1, chunk=1, msgs=200_000),
     "fanout": Load(subs=100, qos=1, msgs=10_000),
     "fanout-acked": Load(subs=100, qos=1, subqos=1, msgs=5_000),
+    "fanout-lasting": Load(subs=100, qos=1, subqos=1, msgs=5_000, lasting=1),
     "both-ways": Load(pubs=10, subs=10, qos=1, subqos=1, window=10, msgs=20_000),
 }
 """Load of each row that measures a rate, by the row's name. `bench.compare` measures most of them, too."""
@@ -246,6 +247,7 @@ ROWS: dict[str, Row] = {
     "devices": _row("devices", "1,000 publishers, QoS 0, one message per write → 1 subscriber", 1),
     "fanout": _row("fanout", "1 publisher, QoS 1 → 100 subscribers, QoS 0 (deliveries)", 10),
     "fanout-acked": _row("fanout-acked", "1 publisher, QoS 1 → 100 subscribers, QoS 1 (deliveries)", 3),
+    "fanout-lasting": _row("fanout-lasting", "... whose sessions last (deliveries)", 2),
     "both-ways": Row(
         _rate("both-ways", bounded=True),
         (

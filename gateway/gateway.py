@@ -39,6 +39,7 @@ from penstock.gateway.sessions.stored_sessions import StoredSessions
 from penstock.gateway.strikes import Strikes
 from penstock.gateway.system_figures import SystemFigures
 from penstock.gateway.traffic import Traffic
+from penstock.gateway.transport.descriptors import SocketShare
 from penstock.gateway.transport.listeners import Listeners
 from penstock.gateway.transport.peer import Peer
 from penstock.gateway.transport.sockets import HAS_TURNS, Sockets
@@ -63,6 +64,7 @@ class Gateway:
         delay_ms_max: the longest delay of a message, in ms.
         may_share: returns whether a user may take messages from a group; None if every user may. The user name is empty if
             neither a certificate nor a plugin vouches for one.
+        descriptors_below: the first file descriptor that no connection may have; None if they may have all.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Gateway:
         *,
         delay_ms_max: int,
         may_share: Callable[[str, str], bool] | None = None,
+        descriptors_below: int | None = None,
     ) -> None:
         self.store = store
         self.retained = retained
@@ -90,7 +93,8 @@ class Gateway:
         self.clock = clock
         self.sources = Sources(options.limits)
         strikes = Strikes(self.sources, self.traffic, self.logbook, self.now_ms, hold_off_ms=options.limits.hold_off_ms)
-        self.listeners = Listeners(options, self.sources, self.logbook, self.now_ms, self.connect, strikes.add)
+        share = SocketShare(descriptors_below, lambda: self.connections.shed()) if descriptors_below is not None else None
+        self.listeners = Listeners(options, self.sources, self.logbook, self.now_ms, self.connect, strikes.add, share)
         self.backpressure = Backpressure(store, options.limits.undurable_bytes_max)
         self.throttle = Throttle(self.now_ms, options.limits)
         self.clients: ClientRegistry[Connection] = ClientRegistry(options.connections_max)
@@ -125,6 +129,7 @@ class Gateway:
             self.logbook,
             clock,
             sessions_max=options.sessions_max,
+            inflight_max=options.inflight_max,
         )
         figures = SystemFigures(store, retained, self.clients, self.lifecycle, self.listeners, self.counters, self.traffic)
         self.sys = SystemTopics(options.sys_interval_s, figures.read, clock.monotonic_s)

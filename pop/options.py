@@ -37,6 +37,13 @@ class PopOptions:
         "HOST:PORT that RocketMQ clients are told to connect to, for example the address of a proxy. If empty, clients use the "
         "address at which they reached the node. Has no effect without rocketmq-python-client (the extra `rocketmq`).",
     )
+    connections_max: int = option(
+        10_000,
+        "Maximum number of open gRPC connections. A further connection is closed at once. Where the process may have few file "
+        "descriptors, an eighth of that limit applies if it is less.",
+        minimum=1,
+        maximum=1_000_000,
+    )
     messages_max: int = option(
         1024,
         "Maximum number of messages that one pop returns. A call that asks for more gets this many.",

@@ -26,6 +26,7 @@ from penstock.pop.grpc.wire import serialize
 from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.pop.rocketmq.access import RULES as ROCKETMQ_RULES
+from penstock.store.options import SECOND_MS
 from penstock.store.store import Store
 from penstock.timer.delayed import DelayedMessages
 
@@ -36,6 +37,10 @@ logger = structlog.get_logger("pop.server")
 
 RECEIVE_BYTES_MAX = 64 * 1024 * 1024
 """Maximum size of one request, which may be a batch of messages. gRPC refuses a larger one with RESOURCE_EXHAUSTED."""
+
+HANDSHAKE_MS = 10 * SECOND_MS
+"""Milliseconds within which a new connection must complete TLS and send the beginning of HTTP/2. After that gRPC closes it, so
+that idle sockets don't keep clients out for long."""
 
 STOP_GRACE_S = 1.0
 """How long calls that are under way may still take when the node stops. Calls that wait for messages end at once."""
@@ -50,6 +55,7 @@ class PopServer:
         options: address and TLS files.
         policy: who may do what; None if everybody may do everything.
         rocketmq: the RocketMQ-compatible API; see `rocketmq_service`.
+        connections_max: the maximum number of open connections; None for `PopOptions.connections_max`.
     """
 
     def __init__(
@@ -59,6 +65,8 @@ class PopServer:
         options: PopOptions,
         policy: AccessPolicy | None = None,
         rocketmq: MessagingService | None = None,
+        *,
+        connections_max: int | None = None,
     ) -> None:
         self._options = options
         self._rocketmq = rocketmq
@@ -68,6 +76,8 @@ class PopServer:
                 ("grpc.max_receive_message_length", RECEIVE_BYTES_MAX),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.so_reuseport", 0),
+                ("grpc.max_allowed_incoming_connections", connections_max or options.connections_max),
+                ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
                 ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
                 ("grpc.keepalive_permit_without_calls", 1),
             ],

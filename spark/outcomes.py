@@ -29,6 +29,21 @@ _ENDS = (Kind.POP_ACK, *_OUTCOME_OF_KIND)
 assert max(_ENDS) < 1 << _KIND_BITS
 
 
+def with_steps(events: DataFrame, steps: list[tuple[int, int, int]]) -> DataFrame:
+    """Move the deadlines that the node has moved when its clock was stepped (`store.clocksteps`).
+
+    Args:
+        events: the table `events` of the data source.
+        steps: begin and end of the window before each step, and the step, in ms. Nearly always there is none.
+    """
+    for begin_ms, end_ms, step_ms in steps:
+        is_moved = F.col("at_ms").between(begin_ms, end_ms) & (F.col("deadline_ms") > end_ms)
+        moved_ms = F.when(is_moved, F.lit(step_ms)).otherwise(F.lit(0))
+        return_ms, deadline_ms = F.col("return_ms") + moved_ms, F.col("deadline_ms") + moved_ms
+        events = events.withColumns({"return_ms": return_ms, "deadline_ms": deadline_ms})
+    return events
+
+
 def pair(events: DataFrame) -> DataFrame:
     """Collect all events of each delivery in one row, with one groupBy and no join.
 

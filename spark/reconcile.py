@@ -135,6 +135,7 @@ def reconcile(
     job = _Job(spark, log, 0 if many else PARTITION_BYTES, as_of_ms, grace_ms)
     with _log_errors():
         events = job.read("events").drop("position").where(F.col("at_ms") <= as_of_ms)
+        events = outcomes.with_steps(events, _steps(job))
         pairs = outcomes.classify(outcomes.pair(events), as_of_ms=as_of_ms, grace_ms=grace_ms)
         # All aggregates and tables are computed from it. Spark puts what exceeds memory on local disks.
         cached = pairs.persist(StorageLevel.MEMORY_AND_DISK)
@@ -183,6 +184,12 @@ def _summarise(job: _Job, cached: DataFrame) -> Reconciliation:
         spark.createDataFrame([group_row(group) for group in groups], _GROUPS_SCHEMA),
         cached,
     )
+
+
+def _steps(job: _Job) -> list[tuple[int, int, int]]:
+    """Return the steps of the node's clock: begin and end of the window before each, and by how much the clock was moved."""
+    found = job.read("steps", verify=False).where(F.col("end_ms") <= job.as_of_ms).orderBy("end_ms").collect()
+    return [(row.begin_ms, row.end_ms, row.step_ms) for row in found]
 
 
 def _group_names(job: _Job) -> dict[int, GroupName]:

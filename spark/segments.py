@@ -18,6 +18,7 @@ import numpy as np
 from penstock.spark.errors import LogMissing
 from penstock.store import record, recordscan
 from penstock.store.errors import LogCorrupt, RecordCorrupt
+from penstock.store.syncmark import Mark, SyncMark
 
 DIRECTORY = "commitlog"
 """Folder of the segments in a data directory."""
@@ -94,14 +95,27 @@ def survey(path: str | Path) -> LogSurvey:
 
     Raises:
         LogMissing: the directory holds no log.
-        LogCorrupt: bytes are missing between two segments, or a file isn't a segment.
+        LogCorrupt: bytes are missing between two segments, or before the first or after the last one, as far as the sync mark
+            of the data directory tells; or a file isn't a segment.
         RecordCorrupt: a record of the last segment is damaged, and whole records follow it.
     """
     directory = find(path)
+    durable = _mark(directory)
     bases = _bases(directory)
     segments = _sealed(directory, bases)
+    begin = _mark(directory)  # read after the files are listed, since retention writes it before it deletes any
+    if begin is not None and begin.begin < bases[0]:
+        raise LogCorrupt(
+            f"The log begins at position {begin.begin}, but the files of the {bases[0] - begin.begin} bytes before position "
+            f"{bases[0]} are missing. {REMEDY}"
+        )
     last = _segment_path(directory, bases[-1])
     tail = find_tail(last, bases[-1])
+    if durable is not None and durable.position > tail.end:
+        raise LogCorrupt(
+            f"The log was durable up to position {durable.position}, but its files end at position {tail.end}: "
+            f"{durable.position - tail.end} bytes are missing. {REMEDY}"
+        )
     segments.append(LogSegment(last, bases[-1], tail.end))
     last_ms = tail.last_ms
     if last_ms is None and len(segments) > 1:  # the node has just opened a segment
@@ -125,7 +139,7 @@ def blocks(path: str, base: int, start: int, stop: int | None, *, block_bytes: i
     It follows the size fields and checks no checksum; `verify` does that.
 
     Raises:
-        RecordCorrupt: no record ends exactly at `stop`.
+        RecordCorrupt: no record ends exactly at `stop`, or the disk can't read a record.
         LogMissing: the file does not exist.
     """
     try:
@@ -136,12 +150,15 @@ def blocks(path: str, base: int, start: int, stop: int | None, *, block_bytes: i
         position, want = start, block_bytes
         while stop is None or position < stop:
             room = want if stop is None else min(want, stop - position)
-            buffer = os.pread(fd, room, position - base)
+            buffer, failure = _read(fd, room, position - base)
             offsets, end = recordscan.walk(buffer)
             if offsets:
                 yield RecordBlock(path, buffer, position, np.array(offsets, dtype=np.int64))
                 position, want = position + end, block_bytes
                 continue
+            if failure is not None:
+                reason = f"the disk can't read it ({failure.strerror}). {REMEDY}"
+                raise RecordCorrupt(position, reason, os.path.basename(path)) from failure
             size = int.from_bytes(buffer[:4], "little") if len(buffer) >= record.HEADER_BYTES else 0
             longer = len(buffer) == room < size <= record.RECORD_BYTES_MAX
             if longer and (stop is None or position + size <= stop):
@@ -156,6 +173,17 @@ def blocks(path: str, base: int, start: int, stop: int | None, *, block_bytes: i
             )
     finally:
         os.close(fd)
+
+
+def _read(fd: int, size: int, offset: int) -> tuple[bytes, OSError | None]:
+    """Return up to `size` bytes of a file, and the error of the disk that has ended them, if any."""
+    data = b""
+    try:
+        while len(data) < size and (more := os.pread(fd, size - len(data), offset + len(data))):
+            data += more
+    except OSError as error:
+        return data, error
+    return data, None
 
 
 def verify(block: RecordBlock, offsets: np.ndarray[Any, np.dtype[np.int64]]) -> None:
@@ -225,6 +253,10 @@ def topic_at(segments: list[LogSegment], position: int) -> str | None:
 def first_ms(segment: LogSegment) -> int | None:
     """Return the store time of the first record of a segment, or None if the segment is empty."""
     return _ms_at(segment, segment.base) if segment.stop > segment.base else None
+
+
+def _mark(directory: Path) -> Mark | None:
+    return SyncMark(directory.parent).read() if directory.name == DIRECTORY else None
 
 
 def _bases(directory: Path) -> list[int]:

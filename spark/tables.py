@@ -254,6 +254,24 @@ EVENTS = Table(
     _events_rows,
 )
 
+
+def _steps_rows(records: Records) -> Columns:
+    begin_ms, step_ms = [], []
+    for offset in records.offsets.tolist():
+        found = record.decode(records.block.buffer, offset, verify=False)
+        began_ms, _, moved_ms = record.STEP_FIXED.unpack(found.fixed)
+        begin_ms.append(began_ms)
+        step_ms.append(moved_ms)
+    return {
+        "begin_ms": lambda: pa.array(begin_ms, pa.int64()),
+        "end_ms": lambda: _plain(records.header["store_ms"]),
+        "step_ms": lambda: pa.array(step_ms, pa.int64()),
+    }
+
+
+STEPS = Table({"begin_ms": "bigint", "end_ms": "bigint", "step_ms": "bigint"}, (Kind.CLOCK_STEPPED,), "end_ms", _steps_rows)
+"""Steps of the node's clock. A step moves the deadlines that were set from `begin_ms` to `end_ms` and had not passed."""
+
 GROUPS = Table({"group_id": "bigint", "group": "string", "filter": "string"}, POP_KINDS, "", _groups_rows)
 
 TABLES = {
@@ -263,6 +281,7 @@ TABLES = {
     "settlements": SETTLEMENTS,
     "events": EVENTS,
     "groups": GROUPS,
+    "steps": STEPS,
 }
 
 assert all(FIXED_BYTES[kind] == record.POP_FIXED.size for kind in POP_KINDS)

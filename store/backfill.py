@@ -19,6 +19,7 @@ from penstock.store import topics
 from penstock.store.block import read_block, skip_damage
 from penstock.store.bodies import TIMER_ENTRY
 from penstock.store.commitlog import CommitLog
+from penstock.store.errors import RecordUnreadable
 from penstock.store.lightqueue import LightQueue
 from penstock.store.properties import decode_properties, tag_hash
 from penstock.store.record import CRC_FROM, HEADER, HEADER_BYTES, UNROUTED, Kind, Record, checksum, decode
@@ -87,21 +88,25 @@ class Backfill:
         stop = min(self.position + SLICE_BYTES + log.written - self._seen, log.written, before)
         self._seen = log.end
         while self.position < stop:
-            view, base, offsets, end = read_block(log, self.position, stop - self.position)
+            try:
+                data, base, offsets, end = read_block(log, self.position, stop - self.position)
+            except RecordUnreadable:
+                self.position = skip_damage(log, self.position)
+                continue
             unpack = HEADER.unpack_from
             for at in offsets:
-                size, crc, kind, flags, topic_len, props_len, store_ms = unpack(view, at)
-                if checksum(view[at + CRC_FROM : at + size]) != crc:
+                size, crc, kind, flags, topic_len, props_len, store_ms = unpack(data, at)
+                if checksum(data[at + CRC_FROM : at + size]) != crc:
                     end = skip_damage(log, base + at)
                     break
                 if store_ms < since_ms:
                     continue
                 if kind == _MESSAGE and not flags & UNROUTED:
                     topic_stop = at + HEADER_BYTES + topic_len
-                    if self._is_wanted(bytes(view[at + HEADER_BYTES : topic_stop])):
-                        yield base + at, size, _tag_of(bytes(view[topic_stop : topic_stop + props_len]))
+                    if self._is_wanted(data[at + HEADER_BYTES : topic_stop]):
+                        yield base + at, size, _tag_of(data[topic_stop : topic_stop + props_len])
                 elif kind in _ROUTING:
-                    yield from self._fired(decode(view, at, position=base + at))
+                    yield from self._fired(decode(data, at, position=base + at))
             # If no record begins before the end, the log was damaged after the start, which would have refused it.
             self.position = end if offsets else skip_damage(log, self.position)
 

@@ -7,8 +7,7 @@ from typing import NamedTuple
 import structlog
 
 from penstock.store.commitlog import CommitLog
-from penstock.store.record import size_of
-from penstock.store.recordscan import next_valid, walk
+from penstock.store.recordscan import next_valid, read_records
 
 logger = structlog.get_logger("store")
 
@@ -16,12 +15,12 @@ logger = structlog.get_logger("store")
 class Block(NamedTuple):
     """Adjacent records of one segment."""
 
-    view: memoryview
-    """The whole segment."""
+    data: bytes
+    """The records, and perhaps a part of the next one."""
     base: int
-    """Position of the segment."""
+    """Position of the first byte of `data`."""
     offsets: list[int]
-    """Offset in `view` at which each record begins."""
+    """Offset in `data` at which each record begins."""
     end: int
     """Position after the last record."""
 
@@ -29,16 +28,18 @@ class Block(NamedTuple):
 def read_block(log: CommitLog, position: int, bytes_max: int) -> Block:
     """Return adjacent records from `position` on, for callers that read many: about `bytes_max` bytes, at least one record.
 
-    All are in one segment. The block is empty at `written`. Nothing is verified.
+    All are in one segment. The block is empty at `written`, and where no record begins at `position`. Nothing is verified.
+
+    Raises:
+        RecordUnreadable: the first record can't be read. Others only end the block.
     """
     segment = log.segment_at(position)
-    base = segment.base
-    start = position - base
-    stop = min(log.written - base, segment.capacity)
-    offsets, end = walk(segment.view, start, min(start + bytes_max, stop))
-    if not offsets and start < stop:
-        offsets, end = walk(segment.view, start, min(start + size_of(segment.view, start), stop))
-    return Block(segment.view, base, offsets, base + end)
+    start = position - segment.base
+    stop = min(log.written - segment.base, segment.capacity)
+    data, offsets, length = read_records(segment.read_prefix, start, stop, bytes_max)
+    if not offsets and start + len(data) < stop:
+        segment.read(start, len(data) + 1)  # raises where the disk has ended the record
+    return Block(data, position, offsets, position + length)
 
 
 def skip_damage(log: CommitLog, position: int) -> int:
@@ -48,7 +49,7 @@ def skip_damage(log: CommitLog, position: int) -> int:
     """
     segment = log.segment_at(position)
     stop = min(log.written - segment.base, segment.capacity)
-    found = next_valid(segment.view, position - segment.base, stop, stop)
+    found = next_valid(segment.read, position - segment.base, stop, stop)
     following = segment.base + (stop if found is None else found)
     logger.error("log.damaged", segment=segment.path.name, position=position, bytes=following - position, do="penstock repair")
     return following

@@ -66,13 +66,14 @@ SESSION_COUNTS = struct.Struct("<HIIIII")
 SESSION_CURSOR = struct.Struct("<IQ")
 SESSION_PACKET_ID = struct.Struct("<H")
 SESSION_SLOT = struct.Struct("<HBQIQ")
-"""The records of sessions; the client id is their topic.
+"""The records of sessions; the client id is their topic, except in SESSIONS_ACKED, which has none.
 
 The properties (JSON) by kind:
 
-- SESSION_OPENED and SESSION_RESUMED: `expiry_s` (how long the session lasts without its client) and, if the client has a will,
-  `will` with `topic`, `qos`, `retain` and `delay_s`. The body of the record holds the properties of the will, as MQTT 5.0
-  encodes them, and the body of the will.
+- SESSION_OPENED and SESSION_RESUMED: `expiry_s` (how long the session lasts without its client), `window` (how many deliveries
+  at QoS 1 and 2 may wait for their acknowledgement at once on this connection) and, if the client has a will, `will` with
+  `topic`, `qos`, `retain` and `delay_s`. The body of the record holds the properties of the will, as MQTT 5.0 encodes them, and
+  the body of the will.
 - SESSION_CLOSED: `ends_ms` and `will_due_ms` (0 if there is no will any more), or `ended`.
 - SESSION_SUBSCRIBED: `filter`, `number` (of the subscription in its session), `queue` (id), `options` (MQTT 5.0, 3.8.3.1),
   `identifier`, `cursor` (offset in the queue) and, if the subscription gets retained messages, `retained` (it gets those that
@@ -80,7 +81,8 @@ The properties (JSON) by kind:
 - SESSION_UNSUBSCRIBED: `filter` and, if other subscriptions rely on this one, `stop` (the offset up to which it still sends)
   and `cuts` (pairs of number and offset; see `gateway.delivery.draining`). Or `number`, of a subscription that has ended.
 - SESSION_OFFSETS: if retained messages are being sent, `retained`, which maps the number of a subscription to the last topic
-  that was sent, or to null when all were sent.
+  that was sent, or to null when all were sent. If the client was connected when the node was killed, `maybe_sent`, which maps
+  the number of a subscription to the offset up to which messages may have been sent.
 
 The body of SESSION_OFFSETS is what has changed since the previous record of the session. It begins with SESSION_COUNTS: the
 packet id that was assigned last, and the lengths of five lists. The lists follow:
@@ -91,6 +93,27 @@ packet id that was assigned last, and the lengths of five lists. The lists follo
 4. packet ids of messages received at QoS 2 whose PUBREL was received, as SESSION_PACKET_ID
 5. new deliveries in the order of sending, as SESSION_SLOT: packet id, QoS (0 if the PUBREC was received), position and size of
    the message, delivery of a group or 0
+"""
+
+SESSIONS_ACKED_HEAD = struct.Struct("<QQI")
+SESSIONS_ACKED_WIDTHS = (0, 1, 2, 4, 8)
+SESSIONS_ACKED_NONE = 0xFFFF_FFFF
+"""The body of SESSIONS_ACKED: progress of many sessions, each since its last SESSION_OFFSETS record (or SESSION_OPENED, if that
+came later). Nothing changes in a session itself. The node reads these records after a kill, when it closes the sessions of the
+clients that were connected.
+
+The body begins with SESSIONS_ACKED_HEAD: two positions and the number of entries. Earlier SESSIONS_ACKED records from the first
+position on and before the second one are obsolete: all their sessions have later records. The entries follow in four columns:
+
+1. the position of the session's last SESSION_OFFSETS or SESSION_OPENED record, which stands for the session
+2. a packet id: of the deliveries that were under way as of that record, those before this one, in the order of sending, are
+   complete. 0 means that all are.
+3. the number of a subscription, or SESSIONS_ACKED_NONE
+4. an offset in the queue of that subscription: all deliveries before it that were sent since that record are complete
+
+A column begins with a byte of two indexes into SESSIONS_ACKED_WIDTHS: its high half is that of the smallest number of the
+column, which follows in that width, and its low half is that of the others: by how much each number exceeds the smallest one.
+With width 0 all numbers are the same.
 """
 
 BODY_DTYPE: dict[Kind, np.dtype[Any]] = {

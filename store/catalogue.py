@@ -92,15 +92,10 @@ def without_entries(row: bytes) -> bytes:
     return b"".join(parts)
 
 
-def load_next_offset(index: Index, queue_id: int) -> int:
-    """Return the offset after the last entry of a durable queue, as the index has it; 0 if there is no such queue."""
-    name = index.get(name_key(queue_id))
-    row = index.get(_filter_key(name_of(name)[0])) if name is not None else None
-    part = _queue_rows(row).get(queue_id)
-    if part is None:
-        return 0
-    _, _, offset, count = _QUEUE.unpack_from(part)
-    return int(offset + count)
+def load_count_from(index: Index, queue_id: int, offset: int) -> int:
+    """Return the number of entries of a durable queue from `offset` on, as the index has them; 0 if there is no such queue."""
+    queue = Catalogue(index).get(queue_id)
+    return queue.count_from(offset) if queue is not None else 0
 
 
 class _Loaded(dict[int, ref[LightQueue]]):
@@ -310,7 +305,7 @@ class Catalogue:
                     continue
                 parts.pop(queue_id, None)
                 batch.delete(name_key(queue_id))
-                delete_entries(batch, queue_id)
+                delete_entries(batch, self._index, queue_id)
             if parts:
                 batch.put(key, b"".join(parts.values()))
             else:

@@ -6,21 +6,34 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from struct import Struct
+from threading import Thread
 
-from penstock.store.errors import DiskFull, PositionUnknown, RecordCorrupt, RecordTooLarge
-from penstock.store.record import COPY_BYTES, HEADER_BYTES, RECORD_BYTES_MAX, Record, decode, store_ms_of
-from penstock.store.segment import Segment, sync_directory
+import structlog
+
+from penstock.store.errors import DiskFull, LogCorrupt, PositionUnknown, RecordCorrupt, RecordTooLarge, RecordUnreadable
+from penstock.store.files import FULL, PASSING, SYSTEM_FILES, File, Files, unlink_if_there
+from penstock.store.placing import check_places
+from penstock.store.record import (
+    COPY_BYTES,
+    HEADER_BYTES,
+    RECORD_BYTES_MAX,
+    Record,
+    decode,
+    store_ms_of,
+)
+from penstock.store.recordscan import boundary_before, find_valid, read_records, valid_end
+from penstock.store.rewriting import copy_range, remove_fresh, written_anew
+from penstock.store.segment import SCAN_BYTES, Segment
 from penstock.store.segmentchain import SegmentChain
 from penstock.store.space import Space
-from penstock.store.syncmark import SyncMark
+from penstock.store.syncmark import Ending, Mark, SyncMark
 from penstock.store.tail import Tail, recover_tail, verify_sealed
 
 DIRECTORY = "commitlog"
@@ -32,7 +45,13 @@ ALLOCATE_BYTES = 4 * 1024 * 1024
 AHEAD_BYTES = 256 * 1024
 """Maximum number of bytes that are read at once for adjacent records. One large copy costs less than a read of each record."""
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+NOTE_S = 1.0
+"""Seconds that the end of a failed node waits for the note about its failure."""
+
+UNREADABLE_MS = 2**62
+"""Time of a segment of which the disk can read no record. It is after all others, so that the segment is not taken for old."""
+
+logger = structlog.get_logger("store")
 
 _SIZE = Struct("<I")
 
@@ -43,6 +62,7 @@ class CommitLog:
     Parameters:
         data_dir: the node's data directory. The segments are in its folder `commitlog`.
         segment_bytes: capacity of a segment. No record may be larger.
+        files: has the files of the data directory.
         space: is told when the disk has no room for the log, and measures free space whenever the log has reserved some.
 
     Raises:
@@ -50,13 +70,20 @@ class CommitLog:
         OSError: a file can't be opened or created.
     """
 
-    def __init__(self, data_dir: Path, *, segment_bytes: int, space: Space | None = None) -> None:
+    def __init__(self, data_dir: Path, *, segment_bytes: int, space: Space | None = None, files: Files = SYSTEM_FILES) -> None:
         self.directory = data_dir / DIRECTORY
         self.segment_bytes = segment_bytes
-        self._space = space or Space(data_dir)
-        self._mark = SyncMark(data_dir)
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self._chain = SegmentChain(self.directory)
+        self._files = files
+        self._space = space or Space(data_dir, files=files)
+        self._mark = SyncMark(data_dir, files=files)
+        files.mkdir(self.directory)
+        remove_fresh(files, self.directory)
+        self._chain = SegmentChain(self.directory, files=files)
+        self._found = self._find_mark()
+        """The sync mark of the last process; None if there is none."""
+        left_over = self._chain.begin_at(self._found and self._found.begin, self._found.position if self._found else 0)
+        if left_over:
+            logger.info("log.left_over", segments=left_over, begin=self._chain.bases[0])
         self._bases = self._chain.bases
         self._parts: list[bytes] = []
         self._failure: OSError | None = None
@@ -73,8 +100,8 @@ class CommitLog:
         """Position of the next record: `written` plus the bytes that `add` has collected."""
         base = self._bases[-1]
         path = self._chain.path(base)
-        capacity = max(segment_bytes, path.stat().st_size if path.exists() else 0)
-        self._open = Segment(path, capacity, writable=True)
+        capacity = max(segment_bytes, files.size(path) if files.exists(path) else 0)
+        self._open = Segment(files, path, capacity, writable=True)
         self._limit = base
         """Position up to which the disk has reserved room. A record that ends before it can be added."""
 
@@ -85,29 +112,83 @@ class CommitLog:
 
     # --- recovery ---------------------------------------------------------------------------------------------------
 
+    def _find_mark(self) -> Mark | None:
+        mark = self._mark.read()
+        if mark is None and self._files.exists(self._chain.path(self._chain.bases[0])):
+            logger.warning(
+                "syncmark.missing",
+                file=str(self._mark.path),
+                why=self._mark.problem or "there is no such file",
+                effect="nothing tells what was durable and where the log began, so the last segment is written anew",
+            )
+        return mark
+
     def recover(self, verified_until: int = 0) -> Tail:
         """Find the end of the log, and clear a torn tail. The caller calls it once, before it adds anything.
 
         The last segment is read as a whole: see `recover_tail`. Sealed segments below `verified_until` are known to be durable
-        and are not read again. All records that are found are durable afterwards, because an earlier process may have been
-        killed before it synced them.
+        and are not read again. All records that are found are durable afterwards. If the last process did not end in order,
+        nobody knows which of its last records are on disk, even if they can be read: see `_write_anew`.
 
         Raises:
             LogCorrupt: a damaged record is not in the tail of the last segment, or some records that were durable are gone.
+            DiskFull: there is no room to write the last records anew. Nothing has changed.
             OSError: a file can't be read or written.
         """
+        check_places(self._files, self.directory)
         for base, following in pairwise(self._bases):
             if following > verified_until:
                 verify_sealed(self._chain.sealed_at(base), max(verified_until - base, 0))
             self._chain.cut_sealed(base, following)
-        tail = recover_tail(self._open, self._mark.read())
+        tail = recover_tail(self._files, self._open, self._found)
+        mark, base = self._found, self._open.base
+        durable = max(mark.position, base) if mark is not None else base
+        if (mark is None or mark.ending is not Ending.ORDERLY) and (tail.end > durable or tail.torn_bytes):
+            self._write_anew(tail.end - base, max(mark.position - base, 0) if mark is not None else 0)
+        elif tail.torn_bytes:
+            self._open.clear_from(tail.end - base)
         self.written = self.end = self._limit = tail.end
         self.sync()
-        sync_directory(self.directory)
-        sync_directory(self.directory.parent)
-        self._mark.write(self.end)
+        self._files.sync_directory(self.directory)
+        self._files.sync_directory(self.directory.parent)
+        if not self._mark.write(self.end, begin=self.start):  # it may say that the last end was orderly, which ends now
+            raise DiskFull(f"the file {self._mark.path} can't be written; free space or file descriptors, and start again")
         self._is_recovered = True
         return tail
+
+    def _write_anew(self, end: int, durable: int) -> None:
+        """Write what may not be on disk to new blocks: the last segment from before `durable` to `end`, which are offsets.
+
+        When the kernel fails to write a page, it keeps the page as if it were on disk. So neither what can be read nor a sync
+        that succeeds proves anything about records that an earlier process has written, but the sync of a new file does. The
+        page at `durable` was written again after it had been durable. So the copy begins with the last record that begins
+        before that page. It becomes a segment, and the old one ends there. Killed at any point, the next start does it again.
+        """
+        old, block = self._open, self._open.file.block_bytes()
+        start = boundary_before(old.read, durable - durable % block, end)
+        position = old.base + start
+        path = self._chain.path(position)
+        try:
+            with written_anew(self._files, path) as file:
+                if end > start:
+                    file.allocate(0, end - start)
+                copy_range(old, file, start, end, start)
+                if valid_end(partial(_read_all, file), 0, end - start) != end - start:
+                    raise LogCorrupt(f"segment {old.path.name} changed while it was read; check the disk and start again")
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            raise DiskFull(
+                f"the last end of the node was not orderly, so {end - start} bytes must be written anew, and the disk "
+                f"has no room for them; free at least as much in the file system of {self.directory} and start again"
+            ) from error
+        why = self._found.reason or self._found.ending.name.lower() if self._found is not None else "no sync mark"
+        logger.info("log.written_anew", position=position, bytes=end - start, last_end=why)
+        if start:
+            self._bases.append(position)
+            self._chain.cut_sealed(old.base, position)
+        old.close()
+        self._open = Segment(self._files, path, max(self.segment_bytes, end - start), writable=True)
 
     # --- writing ----------------------------------------------------------------------------------------------------
 
@@ -210,7 +291,7 @@ class CommitLog:
         try:
             segment.allocate(start - segment.base, until - start)
         except OSError as error:
-            if error.errno in _FULL:
+            if error.errno in FULL:
                 raise self._space.refuse(error) from error
             raise
         return until
@@ -235,15 +316,15 @@ class CommitLog:
         """Create the next segment with room for a record of `size` bytes. If that fails, its file is deleted again."""
         path = self._chain.path(base)
         try:
-            segment = Segment(path, self.segment_bytes, writable=True)
+            segment = Segment(self._files, path, self.segment_bytes, writable=True)
             return segment, self._allocate(segment, base, base + size)
         except OSError as error:
-            path.unlink(missing_ok=True)
-            if error.errno in _FULL:
+            unlink_if_there(self._files, path)
+            if error.errno in PASSING:
                 raise self._space.refuse(error) from error
             raise
         except DiskFull:
-            path.unlink()
+            self._files.unlink(path)
             raise
 
     def sync(self) -> None:
@@ -267,7 +348,7 @@ class CommitLog:
         if self._failure is not None:
             raise self._failure
         try:
-            os.fdatasync(segment.fd)
+            segment.file.fdatasync()
         except OSError as error:
             self._failure = error
             raise
@@ -279,13 +360,32 @@ class CommitLog:
         return list(pairwise([*self._bases, self.written]))
 
     def stored_ms(self, position: int) -> int:
-        """Return when the record at `position` was stored, in ms since 1970; 0 if none is written there yet."""
+        """Return when the record at `position` was stored, in ms since 1970; 0 if none is written there yet.
+
+        Where the disk can't read it, the next record that it can read in the same segment counts, or else `UNREADABLE_MS`.
+        """
         if position + HEADER_BYTES > self.written:
             return 0
-        return store_ms_of(self.read(position, HEADER_BYTES))
+        try:
+            return store_ms_of(self.read(position, HEADER_BYTES))
+        except RecordUnreadable as error:
+            logger.error("record.unreadable", position=position, error=str(error))
+        segment = self.segment_at(position)
+        stop = min(self.written - segment.base, segment.capacity)
+        found = find_valid(segment.read, position - segment.base, stop, stop)
+        return store_ms_of(segment.read(found, HEADER_BYTES)) if found is not None else UNREADABLE_MS
 
     def drop_before(self, position: int) -> int:
-        """Delete the segments before `position`, where a segment must begin; return how many. See `SegmentChain`."""
+        """Delete the segments before `position`, where a segment must begin; return how many. See `SegmentChain`.
+
+        The sync mark says durably that the log begins there before any file goes.
+
+        Raises:
+            DiskFull: the mark can't be written. Nothing was deleted.
+            OSError: the disk failed.
+        """
+        if not self._mark.write(self._mark.position, begin=position):
+            raise DiskFull(f"the file {self._mark.path} can't be written, so no segment is deleted; free space or descriptors")
         return self._chain.drop_before(position)
 
     # --- reading ----------------------------------------------------------------------------------------------------
@@ -295,16 +395,20 @@ class CommitLog:
 
         Raises:
             PositionUnknown: the range is before the start of the log, after `written`, or not within one segment.
+            RecordUnreadable: the disk can't read it. This is a PositionUnknown and a RecordCorrupt too.
         """
         if position + size > self.written:
             raise PositionUnknown(f"position {position} is after the last written record, which ends at {self.written}")
         segment = self._open
         if position < segment.base:
             segment = self._chain.sealed_at(position)
-            if position + size > segment.base + segment.capacity:  # reading there would raise SIGBUS
+            if position + size > segment.base + segment.capacity:
                 raise PositionUnknown(f"{size} bytes at position {position} reach beyond segment {segment.path.name}")
-        offset = position - segment.base
-        return segment.map[offset : offset + size]
+        try:
+            data = segment.pread(size, position - segment.base)
+        except OSError:
+            data = b""
+        return data if len(data) == size else segment.read(position - segment.base, size)
 
     def read_ahead(self, position: int, size: int, until: int) -> bytes:
         """Return the bytes of the record at `position` and the bytes after it up to `until`, at most `AHEAD_BYTES` in all.
@@ -314,7 +418,7 @@ class CommitLog:
         """
         ahead = min(until - position, AHEAD_BYTES)
         if ahead > size:
-            with suppress(PositionUnknown):  # the segment ends before `until`
+            with suppress(PositionUnknown):  # the segment ends before `until`, or the disk can't read it all
                 return self.read(position, ahead)
         return self.read(position, size)
 
@@ -337,16 +441,18 @@ class CommitLog:
         end = self.written if end is None else end
         while position < end:
             segment = self.segment_at(position)
-            view, base = segment.view, segment.base
+            base = segment.base
             stop = min(end - base, segment.capacity)
             offset = position - base
             while offset < stop:
-                try:
-                    found = decode(view, offset, position=base + offset)
-                except RecordCorrupt as error:
-                    raise RecordCorrupt(error.position, error.reason, segment.path.name) from None
-                yield found
-                offset += found.size
+                data, offsets, length = read_records(segment.read, offset, stop, SCAN_BYTES)
+                for at in offsets or (0,):
+                    try:
+                        found = decode(data, at, position=base + offset + at)
+                    except RecordCorrupt as error:
+                        raise RecordCorrupt(error.position, error.reason, segment.path.name) from None
+                    yield found
+                offset += length
             position = base + offset
 
     def segment_at(self, position: int) -> Segment:
@@ -375,6 +481,26 @@ class CommitLog:
         """Write to the sync mark that everything before `position` is durable. Another thread may call it. Raises OSError."""
         self._mark.write(position)
 
+    def note_failure(self, reason: str, durable: int) -> None:
+        """Write to the sync mark that the node ends because of a failure, as far as the disk lets it within a second.
+
+        The next start does not rely on this note: a mark that does not say that the end was orderly has the same effect.
+
+        Args:
+            reason: the error.
+            durable: everything before this position is durable.
+        """
+        if not self._is_recovered:
+            return
+
+        def note() -> None:
+            with suppress(OSError):
+                self._mark.write(durable, ending=Ending.FAILED, reason=reason)
+
+        writer = Thread(target=note, name="penstock-note", daemon=True)  # a disk that fails may also keep a call waiting
+        writer.start()
+        writer.join(NOTE_S)
+
     def close(self) -> None:
         """Write and sync the collected records, unless that has failed before, and close the files. Raises OSError."""
         try:
@@ -382,14 +508,19 @@ class CommitLog:
                 self.write()
                 self.sync()
                 if self._is_recovered:  # otherwise the existing mark would be overwritten
-                    self._mark.write(self.written)
+                    self._mark.write(self.written, ending=Ending.ORDERLY)
         finally:
             self.abandon()
 
     def abandon(self) -> None:
         """Close the files without writing anything."""
+        self._mark.close()
         self._chain.close()
         self._open.close()
+
+
+def _read_all(file: File, offset: int, size: int) -> bytes:
+    return file.pread(size, offset)
 
 
 def dense_until(first: tuple[int, int], last: tuple[int, int], count: int) -> int:

@@ -8,19 +8,24 @@ Rows of the index: key b"V", first position u64 big-endian; value position of th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from struct import Struct
 
 from penstock.store.commitlog import CommitLog
 from penstock.store.errors import PositionUnknown
 from penstock.store.index import Batch, Index, KeySpace
 from penstock.store.part import Apply
-from penstock.store.record import COPY_BYTES, COPY_FIXED, Kind, Record
+from penstock.store.record import COPY_BYTES, COPY_FIXED, Kind, Record, decode
 
 _KEY = Struct(">cQ")
 _ROW = Struct("<QI")
 _TOTAL_KEY = KeySpace.META + b"copied"
 _TOTAL = Struct("<Q")
+
+ROWS_AT_ONCE = 64
+"""Rows that a walk over all copies reads at once. Between two reads it holds no iterator, which would keep deleted rows."""
 
 
 class Copies:
@@ -54,20 +59,62 @@ class Copies:
             raise PositionUnknown(f"position {origin} is before the oldest record of the log, which is at {self._log.start}")
         return self._log.read(copy + COPY_BYTES, size)
 
+    def record(self, position: int, size: int = 0) -> Record:
+        """Return the record that was first stored at `position`: from the log, or else its copy. The latter needs `size`.
+
+        Raises:
+            PositionUnknown: the record has expired, or there never was one.
+            RecordCorrupt: the record is damaged.
+        """
+        if position >= self._log.start:
+            return self._log.record(position, size)
+        return decode(self.read(position, size), position=position)
+
     def any_between(self, first: int, last: int) -> bool:
         """Return whether a record first stored from `first` to `last`, both included, has a copy. Sees saved copies only."""
         row = self._index.last_at_or_before(_KEY.pack(KeySpace.COPY, last), bytes(KeySpace.COPY))
         return row is not None and int(_KEY.unpack(row[0])[1]) >= first
 
+    def readable(self, origins: Sequence[int]) -> set[int]:
+        """Return those of `origins`, positions in ascending order, whose records have a copy that the log still has.
+
+        It costs a seek for each copy that it finds, and one more, however many positions are given.
+        """
+        if not self.pinned_bytes:
+            return set()
+        start, changed = self._log.start, self._changed
+        found = set()
+        at = 0
+        while at < len(origins):
+            row = self._index.first_at_or_after(_KEY.pack(KeySpace.COPY, origins[at]), bytes(KeySpace.COPY))
+            if row is None:
+                break
+            origin = int(_KEY.unpack(row[0])[1])
+            at = bisect_left(origins, origin, at)
+            if at < len(origins) and origins[at] == origin:
+                if _ROW.unpack(row[1])[0] >= start:
+                    found.add(origin)
+                at += 1
+        for origin in changed.keys() & set(origins) if changed else ():
+            row_now = changed[origin]
+            if row_now is not None and _ROW.unpack(row_now)[0] >= start:
+                found.add(origin)
+            else:
+                found.discard(origin)
+        return found
+
     def forget_before(self, position: int) -> Iterator[None]:
         """Forget the copies that lie before `position`, one row a step. Records still needed have later copies by now."""
-        for key, _ in self._index.rows(bytes(KeySpace.COPY)):
-            origin = int(_KEY.unpack(key)[1])
-            row = self._row(origin)  # read again, since the record may have been copied once more meanwhile
-            if row is not None and _ROW.unpack(row)[0] < position:
-                self.pinned_bytes -= _ROW.unpack(row)[1]
-                self._changed[origin] = None
-            yield
+        start = b""
+        while keys := [key for key, _ in islice(self._index.rows(bytes(KeySpace.COPY), start), ROWS_AT_ONCE)]:
+            for key in keys:
+                origin = int(_KEY.unpack(key)[1])
+                row = self._row(origin)  # read again, since the record may have been copied once more meanwhile
+                if row is not None and _ROW.unpack(row)[0] < position:
+                    self.pinned_bytes -= _ROW.unpack(row)[1]
+                    self._changed[origin] = None
+                yield
+            start = keys[-1][1:] + b"\0"
 
     def _row(self, origin: int) -> bytes | None:
         if origin in self._changed:

@@ -18,16 +18,26 @@ class RecordCorrupt(StoreError):
         super().__init__(f"record at position {position}{where} is corrupt: {reason}")
 
 
+class PositionUnknown(StoreError):
+    """Raised when no record can be read at a position because it is outside of the log or not committed yet."""
+
+
+class RecordUnreadable(RecordCorrupt, PositionUnknown):
+    """Raised when the disk can't read bytes of the log. `position` is that of the first of them.
+
+    It is both of its bases, so whoever handles a damaged record or one that isn't there handles it too.
+    """
+
+    def __init__(self, position: int, reason: str, segment: str) -> None:
+        super().__init__(position, f"{reason}; check the disk, stop the node, and run `penstock repair`", segment)
+
+
 class LogCorrupt(StoreError):
     """Raised at a start when records before the tail of the log are damaged. The node refuses to run on such a log."""
 
 
 class SnapshotInvalid(StoreError):
     """Raised when a snapshot can't be restored: it is damaged, incomplete, or of another format."""
-
-
-class PositionUnknown(StoreError):
-    """Raised when no record can be read at a position because it is outside of the log or not committed yet."""
 
 
 class TopicInvalid(StoreError):
@@ -50,8 +60,16 @@ class DiskFull(StoreError):
     """Raised when the disk has too little room to store a record. The node keeps running, so the caller may try again later."""
 
 
+class ClockDiffers(StoreError):
+    """Raised when a jump of the time of day can't be accepted, because it is not the one that the caller has seen."""
+
+
 class DataDirLocked(StoreError):
     """Raised when another process has the data directory open."""
+
+
+class DataDirIncomplete(StoreError):
+    """Raised when a data directory lacks files, because it is being restored from a backup."""
 
 
 class IndexDamaged(StoreError):

@@ -1,20 +1,28 @@
-"""What the store does once a second: measure the disk, mark and sync the log, start retention, flush the index."""
+"""What the store does once a second: steer the clock, measure the disk, mark and sync the log, begin retention, flush."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
+import structlog
+
+from penstock.store.ballast import Ballasts
 from penstock.store.clock import Clock
 from penstock.store.commitlog import CommitLog
 from penstock.store.errors import DiskFull, IndexDamaged
+from penstock.store.files import PASSING
 from penstock.store.groupcommit import GroupCommit
 from penstock.store.index import Index
 from penstock.store.options import StoreOptions
 from penstock.store.retention import Retention
 from penstock.store.sliced import SlicedJob
 from penstock.store.space import Level, Space
+from penstock.store.timekeeping import Timekeeping
+
+logger = structlog.get_logger("store")
 
 INTERVAL_S = 1.0
 """Seconds between two turns. Also the interval of the background sync for writes that nobody awaits (QoS 0)."""
@@ -27,7 +35,7 @@ class Housekeeping:
         loop: runs the turns.
         clock: measures the slices of retention.
         options: when the index is flushed.
-        log, index, space, group, retention: of the store.
+        log, index, space, group, retention, timekeeping: of the store.
         flushed_at: position up to which the index is on disk.
         is_running: tells whether the store is open and nothing has failed. Only then does retention work.
         fail: called with an error that must end the node.
@@ -42,8 +50,10 @@ class Housekeeping:
         log: CommitLog,
         index: Index,
         space: Space,
+        ballasts: Ballasts,
         group: GroupCommit,
         retention: Retention,
+        timekeeping: Timekeeping,
         flushed_at: int,
         is_running: Callable[[], bool],
         fail: Callable[[OSError | IndexDamaged], None],
@@ -53,25 +63,33 @@ class Housekeeping:
         self._log = log
         self._index = index
         self._space = space
+        self._ballasts = ballasts
         self._group = group
         self._retention = retention
+        self._timekeeping = timekeeping
         self._flushed_at = flushed_at
         self._is_running = is_running
         self._fail = fail
         self._next_flush_s = loop.time() + options.index_flush_ms / 1000
         self._flushing: asyncio.Future[None] | None = None
         self._marking: asyncio.Future[None] | None = None
+        self._filling: asyncio.Future[None] | None = None
         self._scheduled: asyncio.TimerHandle | None = None
         self._retention_job = SlicedJob(loop, clock, self._retain)
 
     def turn(self) -> None:
         """Do what is due, and schedule the next turn."""
+        is_first = self._scheduled is None
         self._scheduled = self._loop.call_later(INTERVAL_S, self.turn)
+        if self._is_running():
+            self._timekeeping.check()
         self.measure_disk()
         self._mark()
         self._sync()
         self._begin_retention()
         self._flush()
+        if not is_first:  # the start comes first
+            self._fill_ballast()
 
     def stop(self) -> None:
         """Begin no more work."""
@@ -80,10 +98,18 @@ class Housekeeping:
         self._retention_job.stop()
 
     async def finish(self) -> None:
-        """Wait for what other threads do at the moment. Raises OSError or IndexDamaged where it fails."""
-        for work in (self._flushing, self._marking):
+        """Wait for what other threads do at the moment.
+
+        Raises:
+            OSError, IndexDamaged: it fails. A want of room for the index is no failure: the next start replays more.
+        """
+        for work in (self._flushing, self._marking, self._filling):
             if work is not None:
-                await work
+                try:
+                    await work
+                except OSError as error:
+                    if error.errno not in PASSING:
+                        raise
 
     def measure_disk(self) -> None:
         """Measure how much of the disk is free, which may change `Space.level`."""
@@ -101,16 +127,42 @@ class Housekeeping:
 
     def _flush(self) -> None:
         """Flush the index when it is time, on another thread."""
-        if self._space.level is Level.EXHAUSTED:
-            return  # a flush that fails would end the node, and nothing is appended that the index must keep up with
+        if self._flushing is not None and not self._flushing.done():
+            return
+        self._index.is_wary = self._space.level is not Level.OPEN
+        if self._space.level is Level.EXHAUSTED and not self._space.index_was_refused:
+            return  # nothing is appended that the index must keep up with, and the room that is left is for ends of work
         durable = self._group.durable
         unflushed = durable - self._flushed_at
-        is_due = self._loop.time() >= self._next_flush_s or unflushed >= self._options.index_flush_bytes
-        if unflushed > 0 and is_due and (self._flushing is None or self._flushing.done()):
+        is_due = (
+            self._loop.time() >= self._next_flush_s
+            or unflushed >= self._options.index_flush_bytes
+            or self._space.index_was_refused
+        )
+        if (unflushed > 0 and is_due) or self._index.is_flush_due():
             self._next_flush_s = self._loop.time() + self._options.index_flush_ms / 1000
-            self._flushed_at = durable
+            self._index.is_wary = True
             self._flushing = self._loop.run_in_executor(None, self._index.flush)
-            self._flushing.add_done_callback(self._ended)
+            self._flushing.add_done_callback(partial(self._flushed, durable))
+
+    def _fill_ballast(self) -> None:
+        """Restore the ballast on another thread, if it is missing or too small and there is room."""
+        if self._space.index_was_refused or (self._filling is not None and not self._filling.done()):
+            return  # RocksDB needs what is free
+        if self._ballasts.are_due(self._log.end - self._log.start, self._space):
+            self._filling = self._loop.run_in_executor(None, self._ballasts.fill)
+            self._filling.add_done_callback(self._ended)
+
+    def _flushed(self, position: int, work: asyncio.Future[None]) -> None:
+        """Note the outcome of a flush of what was durable up to a position."""
+        error = None if work.cancelled() else work.exception()
+        if isinstance(error, OSError) and error.errno in PASSING:
+            self._space.refuse_index(error)
+        elif error is not None:
+            self._ended(work)
+        elif not work.cancelled():
+            self._flushed_at = position
+            self._space.index_granted()
 
     def _ended(self, work: asyncio.Future[None]) -> None:
         error = None if work.cancelled() else work.exception()
@@ -136,7 +188,10 @@ class Housekeeping:
         try:
             return self._retention.step(until_s)
         except (OSError, IndexDamaged) as error:
-            self._fail(error)
+            if isinstance(error, OSError) and error.errno in PASSING:
+                logger.error("retention.postponed", error=str(error))  # it begins again in a later turn
+            else:
+                self._fail(error)
             return False
 
 

@@ -1,4 +1,4 @@
-"""The index: one RocksDB, accessed through rocksdict, that holds state derived from the log.
+"""The index: one RocksDB (`store.rocksdb`) that holds state derived from the log.
 
 All key spaces share one column family, and the first byte of a key tells them apart. This is deliberate. With the WAL off, a
 manual flush of one of several column families leaves the others behind even if atomic flush is on, because RocksDB flushes only
@@ -11,33 +11,30 @@ The index is disposable: if it is deleted, the next start rebuilds it from the l
 from __future__ import annotations
 
 import errno
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from struct import Struct
+from time import monotonic, sleep
 from typing import NamedTuple
 
-from rocksdict import (
-    AccessType,
-    BlockBasedOptions,
-    Cache,
-    DBCompressionType,
-    Options,
-    Rdict,
-    RdictIter,
-    ReadOptions,
-    WriteBatch,
-    WriteOptions,
-)
+import structlog
 
 from penstock.store.errors import DataDirIncompatible, IndexDamaged
-from penstock.store.segment import sync_directory
+from penstock.store.files import PASSING, SYSTEM_FILES, File, Files, Mode, read_file, replace_file, unlink_if_there
+from penstock.store.options import MIB
+from penstock.store.rocksdb import Cursor, Database, DatabaseFigures, IndexChanges, OpenDatabase, memtable_bytes, open_rocksdb
+
+logger = structlog.get_logger("store")
 
 DIRECTORY = "index"
 DISCARDED = "index.discarded"
 """Name that an index gets before it is deleted, so that a half-deleted index is never opened."""
+
+CHECKPOINT = "index.checkpoint"
+"""Folder with a copy of the index for a backup. A start deletes what a killed node has left."""
 
 DAMAGED = "index.damaged"
 """File with the reason why the next start must rebuild the index. Without it, each start would meet the damaged block again."""
@@ -45,26 +42,33 @@ DAMAGED = "index.damaged"
 _SIGNS = ("Corruption", "No such file or directory", "Input/output error")
 """Words in RocksDB's errors that mean a damaged or missing file. Transient errors, such as a full disk, have none of them."""
 
+_PASSING_SIGNS = {
+    "No space left on device": errno.ENOSPC,
+    "Disk quota exceeded": errno.EDQUOT,
+    "Too many open files in system": errno.ENFILE,
+    "Too many open files": errno.EMFILE,
+}
+"""Words in RocksDB's errors that mean an error of `store.files.PASSING`."""
+
+ROOM = "room"
+"""Temporary file in the folder of the index, with which a flush asks whether there is room. RocksDB ignores it."""
+
+ROOM_BYTES = 8 * MIB
+"""Bytes that must be free for a flush besides what it writes: for the manifest, and for a compaction to begin."""
+
+DESCRIPTORS_FREE = 8
+"""Descriptors that must be free for a flush."""
+
+PATIENCE_S = 30.0
+"""Seconds for which a write waits until RocksDB has recovered from a flush that found no room. RocksDB tries every 5 s."""
+
+RETRY_S = 0.05
+
 _SIGNS_AT_OPEN = (*_SIGNS, "Invalid argument")
 """The last one means that another version has created the index, with options or column families that this version lacks."""
 
-FORMAT = 9
+FORMAT = 10
 """Version of the key and value formats. A start rebuilds an index of any other version."""
-
-MEMTABLE_BYTES = 64 * 1024 * 1024
-BLOCK_CACHE_BYTES = 256 * 1024 * 1024
-"""Size of the block cache. It holds nearly all rows of a million queues of ten entries (`python -m bench store --only queues`).
-It is RocksDB's "hyper clock" cache, where a lookup takes no lock."""
-
-BLOCK_BYTES = 4 * 1024
-"""Size of a block, which is what a cold read must fetch, verify and decompress."""
-
-BLOOM_BITS = 10
-
-FILES_MAX = 512
-"""Maximum number of open files. Each keeps its bloom filter and its index in memory: about 2.5 MB for a file of 64 MB. So an
-index of 1 GB takes 40 MB, and no index more than 1.3 GB. Partitioned filters and indexes would be bounded by the block
-cache, but then a lookup would need three cached blocks instead of one."""
 
 META_KEY = b"Mcovered"
 """Key of the row that says how far the index covers the log."""
@@ -80,6 +84,7 @@ class KeySpace(bytes, Enum):
     NAME = b"F"
     WILDCARD = b"W"
     BACKFILL = b"L"
+    PINNED = b"P"
     ENTRIES = b"Q"
     GROUP = b"G"
     CHECKPOINT = b"C"
@@ -106,81 +111,101 @@ class Covered(NamedTuple):
     """When the last record before `position` was stored, in ms since 1970. The next record is not older."""
 
 
-def _options() -> Options:
-    options = Options(raw_mode=True)
-    options.create_if_missing(True)
-    options.set_write_buffer_size(MEMTABLE_BYTES)
-    options.set_max_write_buffer_number(4)
-    options.set_max_background_jobs(2)
-    options.set_max_open_files(FILES_MAX)
-    options.set_keep_log_file_num(2)
-    options.set_compression_type(DBCompressionType.lz4())
-    blocks = BlockBasedOptions()
-    blocks.set_block_cache(Cache.new_hyper_clock_cache(BLOCK_CACHE_BYTES, BLOCK_BYTES))
-    blocks.set_block_size(BLOCK_BYTES)
-    blocks.set_bloom_filter(BLOOM_BITS, False)
-    options.set_block_based_table_factory(blocks)
-    return options
-
-
 class Batch:
-    """The index changes of one commit, which are written atomically."""
+    """The index changes of one commit, which are written atomically. `Index.batch` creates it.
 
-    __slots__ = ("_batch", "delete", "delete_range", "put")
+    Parameters:
+        changes: of the database of the index.
+        is_repeatable: whether the batch can be written again after a failure, which uses up `changes`. This takes time.
+    """
 
-    def __init__(self) -> None:
-        self._batch = WriteBatch(raw_mode=True)
-        self.put = self._batch.put
-        self.delete = self._batch.delete
-        self.delete_range = self._batch.delete_range
+    __slots__ = ("_made", "delete", "delete_range", "put", "raw")
+
+    def __init__(self, changes: IndexChanges, *, is_repeatable: bool = False) -> None:
+        self.raw = changes
+        self._made: list[tuple[str, tuple[bytes, ...]]] | None = [] if is_repeatable else None
+        self.put: Callable[[bytes, bytes], None] = partial(self._make, "put") if is_repeatable else changes.put
+        self.delete: Callable[[bytes], None] = partial(self._make, "delete") if is_repeatable else changes.delete
+        self.delete_range: Callable[[bytes, bytes], None] = (
+            partial(self._make, "delete_range") if is_repeatable else changes.delete_range
+        )
+
+    def _make(self, name: str, *arguments: bytes) -> None:
+        assert self._made is not None
+        self._made.append((name, arguments))
+        getattr(self.raw, name)(*arguments)
+
+    def repeat(self, changes: IndexChanges) -> bool:
+        """Put the same changes into fresh ones; return False if the batch is not repeatable."""
+        if self._made is None:
+            return False
+        self.raw = changes
+        for name, arguments in self._made:
+            getattr(changes, name)(*arguments)
+        return True
 
     def put_covered(self, covered: Covered) -> None:
-        self._batch.put(META_KEY, _META.pack(FORMAT, *covered))
-
-    @property
-    def raw(self) -> WriteBatch:
-        return self._batch
+        self.put(META_KEY, _META.pack(FORMAT, *covered))
 
 
 class Index:
-    """The RocksDB of a data directory.
+    """The index of a data directory.
 
     Parameters:
         data_dir: the node's data directory. The database is in its folder `index`.
         read_only: open an existing index, also beside a running node. Nothing can be written.
+        open_database: opens the database.
+        patience_s: for how long a write waits while RocksDB finds no room.
+        files: has the data directory.
 
     Raises:
         IndexDamaged: RocksDB can't open the index because it is damaged.
         OSError: RocksDB can't open it for another reason, such as a full disk.
     """
 
-    def __init__(self, data_dir: Path, *, read_only: bool = False) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        read_only: bool = False,
+        files: Files = SYSTEM_FILES,
+        open_database: OpenDatabase = open_rocksdb,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
         self.path = data_dir / DIRECTORY
+        self._files = files
         self._marker = None if read_only else data_dir / DAMAGED
         self.is_damaged = False
         """Whether a read or a write has found damage. The process must end then, and the next start rebuilds the index."""
         self.on_damage: Callable[[IndexDamaged], None] = lambda _: None
         """Called with the error when damage is found, before the error is raised."""
-        access = AccessType.read_only(False) if read_only else AccessType.read_write()
-        options = _options()
-        # Without explicit families, rocksdict would use the options saved in the database, and a block cache of 8 MiB.
-        families = {"default": options}
+        self.on_full: Callable[[OSError], None] = lambda _: None
+        """Called, on any thread and maybe many times, when RocksDB has found no room or no descriptor. It may free some."""
+        self._patience_s = patience_s
+        self.is_wary = False
+        """Whether batches are kept until they are written. The caller sets it before a flush and while the disk is nearly full,
+        because RocksDB may then begin to refuse writes at any moment."""
+        if not read_only:
+            with suppress(FileNotFoundError, NotADirectoryError):  # the index is new
+                unlink_if_there(files, self.path / ROOM)
         try:
-            self._db = Rdict(str(self.path), options, column_families=families, access_type=access)
+            self._db: Database = open_database(self.path, read_only)
         except Exception as error:  # rocksdict raises no narrower class for errors of RocksDB
             raise self._error("opened", error, _SIGNS_AT_OPEN) from error
-        self._write_options = WriteOptions()
-        self._write_options.disable_wal = True  # type: ignore[method-assign, assignment] # its stub takes the setter for a method
-        self._cursor: RdictIter | None = None
+        self._memtable_bytes = memtable_bytes(files.usage(self.path).total)
+        self._cursor: Cursor | None = None
         self._get = self._db.get
+
+    def batch(self) -> Batch:
+        """Return a batch without changes."""
+        return Batch(self._db.changes(), is_repeatable=self.is_wary)
 
     def get(self, key: bytes) -> bytes | None:
         """Return the value of a key, or None. Raises IndexDamaged, as all methods that read do."""
         try:
-            found: bytes | None = self._get(key)
+            return self._get(key)
         except Exception as error:  # as above
             raise self._error("read", error) from error
-        return found
 
     def _error(
         self, verb: str, error: Exception, signs: tuple[str, ...] = _SIGNS, *, tell: bool = True
@@ -194,14 +219,16 @@ class Index:
             tell: whether to call `on_damage`. Other threads must not.
         """
         text = str(error)
+        for sign, number in _PASSING_SIGNS.items():
+            if sign in text:
+                return OSError(number, f"the index can't be {verb}: {text}", str(self.path))
         if not any(sign in text for sign in signs):
             return OSError(errno.EIO, f"the index can't be {verb}: {text}", str(self.path))
         damage = IndexDamaged(f"the index {self.path} is damaged and can't be {verb}: {text}; the next start rebuilds it")
         if self._marker is not None and not self.is_damaged:
             self.is_damaged = True
             with suppress(OSError):  # the disk is full; the next start then meets the damage itself
-                self._marker.write_text(f"{damage}\n")
-                sync_directory(self._marker.parent)
+                replace_file(self._files, self._marker, f"{damage}\n".encode())
             if tell:
                 self.on_damage(damage)
         return damage
@@ -224,46 +251,97 @@ class Index:
     def write(self, batch: Batch) -> None:
         """Apply a batch. It is on disk after the next `flush`.
 
+        A batch needs no room on the disk. But RocksDB refuses all writes after a flush that found none, until it has recovered.
+        The changes of a batch are no longer in memory, and readers would miss them, so this method waits for up to
+        `PATIENCE_S` if `is_wary` was set. `flush` makes this rare, since it asks for room before RocksDB begins.
+
         Raises:
-            OSError: RocksDB refuses the write, as it does after a failed flush or compaction.
+            OSError: RocksDB refuses the write.
             IndexDamaged: a file is damaged.
         """
         self._cursor = None
         try:
-            self._db.write(batch.raw, self._write_options)
+            self._db.write(batch.raw)
         except Exception as error:  # as above
-            raise self._error("written", error) from error
+            self._write_later(batch, self._error("written", error))
+
+    def _write_later(self, batch: Batch, error: OSError | IndexDamaged) -> None:
+        """Apply a batch when RocksDB accepts it. `error` is why it does not yet."""
+        give_up_s = monotonic() + self._patience_s
+        while isinstance(error, OSError) and error.errno in PASSING and monotonic() < give_up_s:
+            self.on_full(error)
+            sleep(RETRY_S)
+            if not batch.repeat(self._db.changes()):
+                break
+            try:
+                self._db.write(batch.raw)
+            except Exception as again:  # as above
+                error = self._error("written", again)
+            else:
+                return
+        raise error
+
+    def is_flush_due(self) -> bool:
+        """Return whether so much is unflushed that RocksDB would soon flush by itself, without asking whether there is room."""
+        return self._db.unflushed_bytes() >= self._memtable_bytes * 3 // 4
 
     def flush(self) -> None:
         """Write the memtable to disk and wait for it. It releases the GIL and is meant for another thread.
 
         Raises:
-            OSError: the memtable can't be written, for example on a full disk. RocksDB then accepts no more writes.
+            OSError: the memtable can't be written. With an errno of `store.files.PASSING` there is no room or no descriptor for
+                it now, nothing is lost, and the caller flushes again later.
             IndexDamaged: a file is damaged.
         """
+        self._ask_for_room(self._db.unflushed_bytes() + min(ROOM_BYTES, self._memtable_bytes))
         try:
-            self._db.flush(True)
+            self._db.flush()
         except Exception as error:  # as above
-            raise self._error("flushed", error, tell=False) from error
+            raised = self._error("flushed", error, tell=False)
+            if isinstance(raised, OSError) and raised.errno in PASSING:
+                self.on_full(raised)
+            raise raised from error
+
+    def _ask_for_room(self, size: int) -> None:
+        """Raise OSError if the disk of the index, or a quota, has no room for `size` bytes, or if too few descriptors are left.
+
+        RocksDB must not find that out: it would then refuse writes too, and after an error other than ENOSPC for ever.
+        """
+        path = self.path / ROOM
+        asked: list[File] = []
+        try:
+            asked.append(self._files.open(path, Mode.NEW))
+            asked[0].allocate(0, size)
+            while len(asked) < DESCRIPTORS_FREE:
+                asked.append(self._files.open(path))
+        except FileNotFoundError:
+            return  # the folder is gone, and RocksDB says so
+        except OSError as error:
+            raise OSError(error.errno, f"the index can't be written: {error.strerror}", str(self.path)) from error
+        finally:
+            for file in asked:
+                file.close()
+            unlink_if_there(self._files, path)
 
     def rows(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Yield the rows whose keys start with `prefix`, in key order, from key `prefix + start` on."""
-        options = ReadOptions()
-        options.set_iterate_upper_bound(after(prefix))
-        # `Rdict.items` won't do: at a damaged block it ends as if there were no more rows.
-        cursor = self._db.iter(options)
+        cursor = self._db.cursor(after(prefix))
         cursor.seek(prefix + start)
         while cursor.valid():
             yield cursor.key(), cursor.value()
             cursor.next()
         self.check(cursor)
 
-    def cursor(self) -> RdictIter:
+    def cursor(self) -> Cursor:
         """Return an iterator over all rows as they are now, for callers that seek keys themselves.
 
         It has no bounds. When it is not valid, the caller must call `check` to tell the end from damage.
         """
-        return self._db.iter()
+        return self._db.cursor()
+
+    def figures(self) -> DatabaseFigures:
+        """Return what the index takes in memory and on disk."""
+        return self._db.figures()
 
     def last_at_or_before(self, key: bytes, prefix: bytes) -> tuple[bytes, bytes] | None:
         """Return the row with the greatest key up to `key`, if that key starts with `prefix`; else None."""
@@ -277,7 +355,7 @@ class Index:
 
     def view(self) -> IndexView:
         """Return the index as it is now, whatever is written later. It must be released before the index is closed."""
-        return IndexView(self._db.iter(), self._db.iter(), self.check)
+        return IndexView(self._db.cursor(), self._db.cursor(), self.check)
 
     def rows_around(self, key: bytes, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yield the rows with a prefix, from the last row at or before `key` on, or else from the first row.
@@ -288,78 +366,115 @@ class Index:
         if not cursor.valid() or not cursor.key().startswith(prefix):
             cursor.seek(prefix)
         while cursor.valid():
-            found: bytes = cursor.key()
+            found = cursor.key()
             if not found.startswith(prefix):
                 return
             yield found, cursor.value()
             cursor.next()
         self.check(cursor)
 
-    def _at_or_before(self, key: bytes) -> RdictIter:
+    def _at_or_before(self, key: bytes) -> Cursor:
         # A new iterator costs several times a seek, and an old one does not see later writes. So one iterator serves all reads
         # between two writes.
         cursor = self._iterator()
         cursor.seek_for_prev(key)
         return cursor
 
-    def _iterator(self) -> RdictIter:
+    def _iterator(self) -> Cursor:
         if self._cursor is None:
-            self._cursor = self._db.iter()
+            self._cursor = self._db.cursor()
         return self._cursor
 
-    def check(self, cursor: RdictIter) -> None:
+    def check(self, cursor: Cursor) -> None:
         """Raise IndexDamaged if a cursor has ended because RocksDB could not read, which must not look like an empty queue."""
         try:
             cursor.status()
         except Exception as error:  # as above
             raise self._error("read", error) from error
 
+    def checkpoint(self) -> Path:
+        """Make a copy of the index as it is now in the folder `CHECKPOINT`, and return its path. For another thread.
+
+        The files of the copy are hard links where the file system has them. The copy of an earlier call is replaced. rocksdict
+        keeps the interpreter while it makes the links, so the caller flushes first, which leaves little else to do.
+
+        Raises:
+            OSError: the copy can't be made, for example on a full disk.
+            IndexDamaged: a file is damaged. `on_damage` is not called.
+        """
+        path = self.path.with_name(CHECKPOINT)
+        self.remove_checkpoint(path.parent, self._files)
+        try:
+            self._db.checkpoint(path)
+        except Exception as error:  # as above
+            raise self._error("copied", error, tell=False) from error
+        return path
+
+    @staticmethod
+    def remove_checkpoint(data_dir: Path, files: Files = SYSTEM_FILES) -> None:
+        """Delete the copy that `checkpoint` has made, if there is one. Raises OSError."""
+        if files.exists(data_dir / CHECKPOINT):
+            files.rmtree(data_dir / CHECKPOINT)
+
     def close(self) -> None:
-        """Flush and close the index. Raises OSError or IndexDamaged, but not for damage that was found before."""
+        """Flush and close the index.
+
+        Raises:
+            OSError, IndexDamaged: it fails, but not for damage that was found before, nor for want of room or descriptors. The
+                next start then replays what was not flushed.
+        """
         self._cursor = None
         try:
             self._db.close()
         except Exception as error:  # as above
             was_damaged = self.is_damaged
-            damage = self._error("closed", error)
+            raised = self._error("closed", error)
             del self._db, self._get  # RocksDB stays open while it has data that it could not flush
-            if not was_damaged:
-                raise damage from None
+            if isinstance(raised, OSError) and raised.errno in PASSING:
+                logger.warning("index.unflushed", why=str(raised))
+            elif not was_damaged:
+                raise raised from None
 
     @staticmethod
-    def destroy(data_dir: Path) -> None:
+    def destroy(data_dir: Path, files: Files = SYSTEM_FILES) -> None:
         """Delete the index of a data directory that no process has open. Raises OSError.
 
         The rename is made durable first, because an index that came back after a power cut would not fit the log any more.
         """
         path, discarded = data_dir / DIRECTORY, data_dir / DISCARDED
-        if discarded.exists():  # an earlier deletion was killed
-            shutil.rmtree(discarded)
-        if path.exists():
-            path.rename(discarded)
-            sync_directory(data_dir)
-        (data_dir / DAMAGED).unlink(missing_ok=True)
-        if discarded.exists():
-            shutil.rmtree(discarded)
+        if files.exists(discarded):  # an earlier deletion was killed
+            files.rmtree(discarded)
+        if files.exists(path):
+            files.rename(path, discarded)
+            files.sync_directory(data_dir)
+        unlink_if_there(files, data_dir / DAMAGED)
+        if files.exists(discarded):
+            files.rmtree(discarded)
 
     @staticmethod
-    def damage_of(data_dir: Path) -> str:
+    def damage_of(data_dir: Path, files: Files = SYSTEM_FILES) -> str:
         """Return why the index must be rebuilt, as an earlier process has noted; empty if none has. Raises OSError."""
         marker = data_dir / DAMAGED
-        return (marker.read_text().strip() or "an earlier process found it damaged") if marker.exists() else ""
+        try:
+            reason = read_file(files, marker).decode(errors="replace").strip()
+        except FileNotFoundError:
+            return ""
+        except OSError as error:
+            reason = f"an earlier process found it damaged, and its note can't be read: {error}"
+        return reason or "an earlier process found it damaged"
 
 
 class IndexView:
     """An index as it was at one moment.
 
-    It uses iterators, which never see later writes. The iterators of rocksdict's `Snapshot` do.
+    It uses cursors, which never see later writes.
 
     Parameters:
         scan, lookup: iterators that were created with no write between them.
         check: raises if an iterator has ended because RocksDB could not read.
     """
 
-    def __init__(self, scan: RdictIter, lookup: RdictIter, check: Callable[[RdictIter], None]) -> None:
+    def __init__(self, scan: Cursor, lookup: Cursor, check: Callable[[Cursor], None]) -> None:
         self._scan = scan
         self._lookup = lookup
         self._check = check
@@ -372,10 +487,10 @@ class IndexView:
         """Yield the rows whose keys start with `prefix`, in key order. The caller must finish it before the next lookup."""
         return self._rows(self._lookup, prefix, after(prefix))
 
-    def _rows(self, cursor: RdictIter, start: bytes, until: bytes) -> Iterator[tuple[bytes, bytes]]:
+    def _rows(self, cursor: Cursor, start: bytes, until: bytes) -> Iterator[tuple[bytes, bytes]]:
         cursor.seek(start)
         while cursor.valid():
-            key: bytes = cursor.key()
+            key = cursor.key()
             if key >= until:
                 return
             yield key, cursor.value()
@@ -383,12 +498,12 @@ class IndexView:
         self._check(cursor)
 
 
-def _row_at(cursor: RdictIter, prefix: bytes, check: Callable[[RdictIter], None]) -> tuple[bytes, bytes] | None:
+def _row_at(cursor: Cursor, prefix: bytes, check: Callable[[Cursor], None]) -> tuple[bytes, bytes] | None:
     """Return the row at which a cursor is, if its key starts with `prefix`; else None."""
     if not cursor.valid():
         check(cursor)
         return None
-    found: bytes = cursor.key()
+    found = cursor.key()
     return (found, cursor.value()) if found.startswith(prefix) else None
 
 

@@ -17,6 +17,13 @@ entries have two rows each.
 Rows also begin at multiples of `ROW_ENTRIES`, so that the row of an entry is found by its key. That fails in the middle of
 a large batch, and after a snapshot, where the first row begins anywhere. Then a lookup seeks the last row at or before the
 entry.
+
+Retention deletes the rows at the front of a queue (`store.trimming`). The other rows have all offsets from the first row on, so
+the queue is *dense* there. Of what is deleted, the entries whose record was carried forward are *pinned*. They move to rows of
+their own, each with adjacent entries and without any other entry. Between those rows are holes:
+
+    key    b"P", queue id u32 big-endian, offset of the first entry u64 big-endian
+    value  entries
 """
 
 from __future__ import annotations
@@ -24,12 +31,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate, chain, repeat
 from struct import Struct
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import orjson
 
-from penstock.store.commitlog import CommitLog
 from penstock.store.errors import PositionUnknown, RecordCorrupt
 from penstock.store.index import Batch, Index, KeySpace, after
 from penstock.store.properties import decode_properties
@@ -58,6 +64,7 @@ TRANSIENT = 0x8000_0000
 """Queue ids from here on belong to transient queues. No record declares those, and a start deletes their entries."""
 
 _ENTRIES = bytes(KeySpace.ENTRIES)
+_PINNED = bytes(KeySpace.PINNED)
 _KEY = Struct(">cIQ")
 _PREFIX = Struct(">cI")
 
@@ -72,9 +79,22 @@ Watcher = Callable[["LightQueue", int, bytes], None]
 """Called after a commit with the queue, the offset of the first new entry, and the new entries."""
 
 
+class RecordReader(Protocol):
+    """Reads the records that entries point at."""
+
+    def record(self, position: int, size: int = 0) -> Record:
+        """Return a record, or its copy. Raises PositionUnknown for an expired one, and RecordCorrupt."""
+        ...
+
+
 def queue_prefix(queue_id: int) -> bytes:
-    """Return the prefix of all keys of a queue's entries."""
+    """Return the prefix of all keys of a queue's entries, except the pinned ones."""
     return _PREFIX.pack(KeySpace.ENTRIES, queue_id)
+
+
+def pinned_prefix(queue_id: int) -> bytes:
+    """Return the prefix of all keys of a queue's pinned entries."""
+    return _PREFIX.pack(KeySpace.PINNED, queue_id)
 
 
 class LightQueue:
@@ -175,14 +195,17 @@ class LightQueue:
         return entries
 
     def read(self, offset: int, count: int) -> bytes:
-        """Return up to `count` entries from `offset` on, 16 bytes each; fewer at the end of the queue, and none after it.
+        """Return up to `count` entries from `offset` on, 16 bytes each; none at the end of the queue or after it.
 
         If entries there have been trimmed, the first one returned has a later offset: see `read_from`.
         """
         return self.read_from(offset, count)[1]
 
     def read_from(self, offset: int, count: int) -> tuple[int, bytes]:
-        """Return the offset of the first entry, and up to `count` entries. The offset is later than `offset` after trimming.
+        """Return the offset of the first entry, and up to `count` entries with adjacent offsets.
+
+        After trimming, the first offset may be later than `offset`, and there may be fewer entries than `count` although more
+        follow. Only an empty answer means that the queue has no entry from `offset` on.
 
         The open row is in memory, and nothing is sought after it: a seek there would pass over the range deletions of all
         queues that were dropped lately. Other rows are mostly found by their keys, which is cheaper than a seek and needs
@@ -194,16 +217,41 @@ class LightQueue:
             return offset, self.open_row[skip : skip + wanted] if count > 0 else b""
         if count <= 0:
             return offset, b""
-        begin = offset
         skip = offset % ROW_ENTRIES * ENTRY_BYTES
         row = self.index.get(_KEY.pack(_ENTRIES, self.id, offset - offset % ROW_ENTRIES))
         part = row[skip : skip + wanted] if row else b""
         if len(part) == wanted:
-            return begin, part
+            return offset, part
+        begin, found = self._read_dense(offset, part, wanted)
+        if begin > offset:
+            return self._read_pinned(offset, wanted) or (begin, found)
+        return begin, found
+
+    def read_back(self, offset: int, count: int) -> tuple[int, bytes]:
+        """Return up to `count` adjacent entries before `offset`, oldest first, and the offset of the first of them.
+
+        With an offset at the end or after it, these are the newest entries. A caller goes further back from the offset of the
+        first one. Only an empty answer means that the queue has no entry before `offset`.
+        """
+        end, dense = min(offset, self.committed_offset), self.dense_offset()
+        if end > dense:
+            start = max(end - count, dense)
+            return self.read_from(start, end - start)
+        row = self.index.last_at_or_before(pinned_key(self.id, end - 1), pinned_prefix(self.id)) if end else None
+        if row is None:
+            return end, b""
+        first = int.from_bytes(row[0][-8:], "big")
+        entries = row[1][: (end - first) * ENTRY_BYTES]
+        skip = max(len(entries) // ENTRY_BYTES - count, 0)
+        return first + skip, entries[skip * ENTRY_BYTES :]
+
+    def _read_dense(self, offset: int, part: bytes, wanted: int) -> tuple[int, bytes]:
+        """Return what `read_from` does, but without the pinned entries. `part` has the first entries, if any were found."""
+        begin = offset
         offset += len(part) // ENTRY_BYTES
         found = bytearray(part)
         if offset < self.open_offset:
-            for first, entries in self._rows_from(offset):
+            for first, entries in self._rows_from(offset, queue_prefix(self.id)):
                 if first > offset and not found:
                     begin = first
                 skip = max(offset - first, 0) * ENTRY_BYTES
@@ -214,29 +262,66 @@ class LightQueue:
             begin = self.open_offset
         return begin, bytes(found + self.open_row[: wanted - len(found)])
 
-    def read_back(self, offset: int, count: int) -> bytes:
-        """Return up to `count` entries before `offset`, oldest first. The last of them has the offset `offset - 1`.
+    def _read_pinned(self, offset: int, wanted: int) -> tuple[int, bytes] | None:
+        """Return the first pinned entries from `offset` on, up to the next hole, with the offset of the first; or None."""
+        begin, found = offset, bytearray()
+        for first, entries in self._pinned_from(offset):
+            if found and first != begin + len(found) // ENTRY_BYTES:
+                break
+            if not found:
+                begin = first
+            found += entries[: wanted - len(found)]
+            if len(found) == wanted:
+                break
+        return (begin, bytes(found)) if found else None
 
-        With an offset at the end or after it, these are the newest entries. To go further back, a caller subtracts the
-        number of returned entries from the offset.
-        """
-        end = min(offset, self.committed_offset)
-        start = max(end - count, self.first_offset())
-        return self.read(start, end - start)
+    def _pinned_from(self, offset: int) -> Iterator[tuple[int, bytes]]:
+        """Yield the pinned entries from `offset` on, as adjacent ones with the offset of the first."""
+        for first, entries in self._rows_from(offset, pinned_prefix(self.id)):
+            skip = max(offset - first, 0)
+            if skip * ENTRY_BYTES < len(entries):
+                yield first + skip, entries[skip * ENTRY_BYTES :]
 
-    def _rows_from(self, offset: int) -> Iterator[tuple[int, bytes]]:
-        prefix = queue_prefix(self.id)
-        for key, entries in self.index.rows_around(entries_key(self.id, offset), prefix):
+    def _rows_from(self, offset: int, prefix: bytes) -> Iterator[tuple[int, bytes]]:
+        for key, entries in self.index.rows_around(prefix + offset.to_bytes(8, "big"), prefix):
             yield int.from_bytes(key[len(prefix) :], "big"), entries
 
+    def count_from(self, offset: int) -> int:
+        """Return the number of entries from `offset` on. It costs at most one seek, and one row for each run of pinned ones."""
+        if offset >= self.open_offset:
+            return max(self.committed_offset - offset, 0)
+        dense = self.dense_offset()
+        count = self.committed_offset - max(offset, dense)
+        if offset < dense:
+            count += sum(len(entries) for _, entries in self._pinned_from(offset)) // ENTRY_BYTES
+        return count
+
+    def offset_after(self, offset: int, count: int) -> int:
+        """Return the offset after the next `count` entries from `offset` on. The caller must know that there are so many."""
+        dense = self.dense_offset()
+        if offset < dense:
+            for first, entries in self._pinned_from(offset):
+                pinned = len(entries) // ENTRY_BYTES
+                if count <= pinned:
+                    return first + count
+                count -= pinned
+        return max(offset, dense) + count
+
     def first_offset(self) -> int:
-        """Return the offset of the oldest entry; `committed_offset` if the queue has none. It costs at most one seek."""
+        """Return the offset of the oldest entry; `committed_offset` if the queue has none. It costs at most two seeks."""
+        if not self.open_offset:
+            return 0
+        row = self.index.first_at_or_after(pinned_key(self.id, 0), pinned_prefix(self.id))
+        return self.dense_offset() if row is None else int.from_bytes(row[0][-8:], "big")
+
+    def dense_offset(self) -> int:
+        """Return the offset from which on no entry is missing, at most `committed_offset`. It costs at most one seek."""
         if not self.open_offset:
             return 0
         row = self.index.first_at_or_after(entries_key(self.id, 0), queue_prefix(self.id))
         return self.open_offset if row is None else int.from_bytes(row[0][-8:], "big")
 
-    def offset_at(self, store_ms: int, log: CommitLog) -> int:
+    def offset_at(self, store_ms: int, records: RecordReader) -> int:
         """Return the offset of the first message that was stored at a time or later; `committed_offset` if there is none.
 
         Expired messages count as earlier. Messages are in the order of storing except delayed ones, which count by their
@@ -245,7 +330,7 @@ class LightQueue:
 
         Args:
             store_ms: the time, in ms since 1970 UTC.
-            log: holds the records.
+            records: reads the records.
         """
 
         def is_before(message: Record) -> bool | None:
@@ -255,9 +340,9 @@ class LightQueue:
                 return None
             return message.store_ms < store_ms
 
-        return self._offset_behind(is_before, log)
+        return self._offset_behind(is_before, records)
 
-    def offset_from(self, position: int, log: CommitLog) -> int:
+    def offset_from(self, position: int, records: RecordReader) -> int:
         """Return the offset of the first entry that was added when the log had reached `position`, or later.
 
         It works as `offset_at`, but by position: delayed messages and halves of transactions count by when they were
@@ -269,9 +354,9 @@ class LightQueue:
                 return False
             return None if message.flags & (Flag.DELAYED | Flag.HALF) else True
 
-        return self._offset_behind(is_before, log)
+        return self._offset_behind(is_before, records)
 
-    def _offset_behind(self, is_before: Callable[[Record], bool | None], log: CommitLog) -> int:
+    def _offset_behind(self, is_before: Callable[[Record], bool | None], records: RecordReader) -> int:
         """Return the offset after the last entry for which `is_before` is true. It must be true for all entries before that.
 
         This is a bisection, which reads about log2(n) records. If `is_before` returns None, or a message is damaged, the entry
@@ -282,7 +367,7 @@ class LightQueue:
         while low < high:
             at = (low + high) // 2
             last = max(low, at - UNCLEAR_MAX)
-            while (found := self._judged(at, is_before, log)) is None and at > last:
+            while (found := self._judged(at, is_before, records)) is None and at > last:
                 at -= 1
             if found is False or (found is None and at == low):
                 high = at
@@ -290,19 +375,28 @@ class LightQueue:
                 low = at + 1
         return low
 
-    def _judged(self, offset: int, is_before: Callable[[Record], bool | None], log: CommitLog) -> bool | None:
-        position, size, _ = ENTRY.unpack(self.read(offset, 1))
+    def _judged(self, offset: int, is_before: Callable[[Record], bool | None], records: RecordReader) -> bool | None:
+        """Return whether the first entry from `offset` on is before what is sought; False if there is none."""
+        entry = self.read(offset, 1)
+        if not entry:
+            return False  # only trimmed entries follow; older ones may be pinned
+        position, size, _ = ENTRY.unpack(entry)
         try:
-            return is_before(log.record(position, size))
+            return is_before(records.record(position, size))
+        except RecordCorrupt:  # this includes what the disk can't read
+            return None
         except PositionUnknown:
             return True  # expired
-        except RecordCorrupt:
-            return None
 
 
 def entries_key(queue_id: int, offset: int) -> bytes:
     """Return the key of the row of a queue whose first entry has the given offset."""
     return _KEY.pack(_ENTRIES, queue_id, offset)
+
+
+def pinned_key(queue_id: int, offset: int) -> bytes:
+    """Return the key of the row of pinned entries of a queue whose first entry has the given offset."""
+    return _KEY.pack(_PINNED, queue_id, offset)
 
 
 def name_key(queue_id: int) -> bytes:
@@ -321,14 +415,21 @@ def name_of(row: bytes) -> tuple[str, list[str]]:
     return topic_filter, owners
 
 
-def delete_entries(batch: Batch, queue_id: int) -> None:
-    """Delete all entries of a queue, with one range delete."""
+def delete_entries(batch: Batch, index: Index, queue_id: int) -> None:
+    """Delete all entries of a queue with a range delete, and another one if it has pinned entries."""
     batch.delete_range(queue_prefix(queue_id), after(queue_prefix(queue_id)))
+    pinned = pinned_prefix(queue_id)
+    if index.first_at_or_after(pinned, pinned) is not None:  # only if needed, because range deletions slow down every lookup
+        batch.delete_range(pinned, after(pinned))
 
 
-def delete_transient_entries(batch: Batch) -> None:
-    """Delete the entries that transient queues of an earlier process have left, with one range delete."""
-    batch.delete_range(queue_prefix(TRANSIENT), after(bytes(KeySpace.ENTRIES)))
+def delete_transient_entries(index: Index) -> None:
+    """Delete the entries that transient queues of an earlier process have left, with one range delete for each kind of row."""
+    for prefix, space in ((queue_prefix(TRANSIENT), _ENTRIES), (pinned_prefix(TRANSIENT), _PINNED)):
+        if index.first_at_or_after(prefix, space) is not None:  # only if needed, as above
+            batch = index.batch()
+            batch.delete_range(prefix, after(space))
+            index.write(batch)
 
 
 def consecutive_entries(position: int, sizes: list[int], counts: list[int]) -> tuple[bytes, int]:

@@ -198,6 +198,27 @@ def _fits(hint: Any, value: object, bounds: Bounds) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class ClockOptions:
+    """The options of the section `[clock]`."""
+
+    confirm_ms: int = option(
+        10 * MINUTE_MS,
+        "Milliseconds for which a jump of the machine's time of day must last until the node takes the new time for right. "
+        "Until then the node's time goes on by itself, and retention by age waits. `penstock clock accept` confirms a jump at "
+        "once.",
+        minimum=SECOND_MS,
+        maximum=365 * DAY_MS,
+    )
+    gap_ms_max: int = option(
+        DAY_MS,
+        "Milliseconds by which the time of day may be after the last known time when the node starts after a boot of the "
+        "machine. The node takes a longer gap for a jump of the time of day, which must be confirmed.",
+        minimum=MINUTE_MS,
+        maximum=3650 * DAY_MS,
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class StoreOptions:
     """The options of the section `[store]`."""
 
@@ -231,6 +252,14 @@ class StoreOptions:
         "Percent of the disk to keep free if that is less than store.reserve_bytes. It makes small disks usable.",
         minimum=0,
         maximum=50,
+    )
+    ballast_bytes: int = option(
+        96 * MIB,
+        "Largest size in bytes of the file `ballast`, which takes room besides the reserve. A start on a disk without a free "
+        "byte deletes it, and the node creates it again when there is room. It is no larger than the log, nor than 1/16 of the "
+        "disk. 0 means no such file.",
+        minimum=0,
+        maximum=16 * GIB,
     )
     index_flush_bytes: int = option(
         128 * MIB,

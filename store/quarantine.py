@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
-from penstock.store.segment import segment_base, sync_directory
+from penstock.store.files import Files, Mode, write_all
+from penstock.store.segment import Segment
 
 QUARANTINE = "damaged"
 """Folder of a data directory that holds the copies of damaged bytes, as `<position>-<length>.bin`."""
 
-COPY_BYTES = 4 * 1024 * 1024
-"""Bytes that are copied at a time."""
 
-
-def quarantine(segment: Path, position: int, length: int, name: str) -> None:
-    """Copy bytes of a segment to a file in `QUARANTINE`, and make the copy durable.
+def quarantine(files: Files, segment: Path, position: int, length: int, name: str) -> None:
+    """Copy bytes of a segment to a file in `QUARANTINE`, and make the copy durable. Bytes that can't be read are zeros in it.
 
     If the file exists already it stays as it is: an earlier run that was killed has copied the bytes that were there first.
 
     Args:
+        files: has the data directory.
         segment: path of the segment's file.
         position: of the first byte, in the log.
         length: bytes to copy. The file has that many from `position` on.
@@ -31,18 +29,21 @@ def quarantine(segment: Path, position: int, length: int, name: str) -> None:
     data_dir = segment.parent.parent
     folder = data_dir / QUARANTINE
     copy = folder / name
-    if copy.exists() or length == 0:
+    if files.exists(copy) or length == 0:
         return
-    folder.mkdir(exist_ok=True)
+    files.mkdir(folder)
     partial = copy.with_suffix(".partial")
-    with segment.open("rb") as source, partial.open("wb") as target:
-        source.seek(position - segment_base(segment))
-        while length:
-            block = source.read(min(length, COPY_BYTES))
-            target.write(block)
-            length -= len(block)
-        target.flush()
-        os.fsync(target.fileno())
-    partial.rename(copy)
-    sync_directory(folder)
-    sync_directory(data_dir)
+    source, target = Segment(files, segment, files.size(segment), writable=False), files.open(partial, Mode.NEW)
+    try:
+        offset = position - source.base
+        for at, _, data in source.pieces(offset, offset + length):
+            if data is not None:
+                write_all(target, data, at - offset)
+        target.truncate(length)
+        target.fdatasync()
+    finally:
+        source.close()
+        target.close()
+    files.rename(partial, copy)
+    files.sync_directory(folder)
+    files.sync_directory(data_dir)

@@ -10,7 +10,7 @@ twice. A filter has one queue for each start that was requested: `earliest`, `la
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from zlib import crc32
 
 import orjson
@@ -22,7 +22,7 @@ from penstock.store.catalogue import Catalogue
 from penstock.store.commitlog import CommitLog
 from penstock.store.errors import LimitExceeded, QueueUnknown, TopicInvalid
 from penstock.store.index import Batch, Index
-from penstock.store.lightqueue import ENTRY, RESTORED, TRANSIENT, LightQueue, Start
+from penstock.store.lightqueue import ENTRY, RESTORED, TRANSIENT, LightQueue, RecordReader, Start, pinned_key
 from penstock.store.options import StoreOptions
 from penstock.store.record import QUEUE_FIXED, Kind, Record
 from penstock.store.router import Route, Router
@@ -42,6 +42,7 @@ class Queues:
 
     Parameters:
         log: holds the records.
+        records: reads them, or their copies.
         index: holds the entries and the catalogue of durable queues.
         options: limits of topics and queues.
         append: appends a record to the store, as `append(kind, fixed, topic, body, properties)`.
@@ -49,9 +50,16 @@ class Queues:
     """
 
     def __init__(
-        self, log: CommitLog, index: Index, options: StoreOptions, append: Callable[..., int], now_ms: Callable[[], int]
+        self,
+        log: CommitLog,
+        records: RecordReader,
+        index: Index,
+        options: StoreOptions,
+        append: Callable[..., int],
+        now_ms: Callable[[], int],
     ) -> None:
         self._log = log
+        self._records = records
         self._index = index
         self._options = options
         self._append = append
@@ -153,7 +161,7 @@ class Queues:
             return queue.next_offset
         if start == "earliest" or start == queue.start or queue.filter.startswith(INTERNAL):
             return 0
-        return queue.offset_at(start, self._log)  # a root queue, which has older entries as well
+        return queue.offset_at(start, self._records)  # a root queue, which has older entries as well
 
     def declare_root(self, level: str) -> None:
         """Declare the root queue of a first level.
@@ -314,16 +322,24 @@ class Queues:
         for queue in list(self._transient.by_id.values()):
             yield queue.id, queue.open_row
 
-    def drop_open_row(self, queue_id: int, open_row: bytes) -> bool:
-        """Delete the open row of a queue if it is still `open_row` and the queue has no other row; return whether it did."""
+    def drop_open_row(self, queue_id: int, open_row: bytes, pinned: Iterable[tuple[int, bytes]]) -> bool:
+        """Delete the open row of a queue if it is still `open_row` and all rows before it are gone; return whether it did.
+
+        Args:
+            queue_id: of the queue.
+            open_row: as `open_rows` yielded it.
+            pinned: entries of it that stay, each with its number in the open row.
+        """
         queue = self._transient.by_id.get(queue_id) or self._catalogue.get(queue_id)
-        if queue is None or queue.open_row != open_row or queue.first_offset() < queue.open_offset:
+        if queue is None or queue.open_row != open_row or queue.dense_offset() < queue.open_offset:
             return False
+        batch = self._index.batch()
+        for number, entries in pinned:
+            batch.put(pinned_key(queue_id, queue.open_offset + number), entries)
         queue.begin_row()
         if not queue.transient:
-            batch = Batch()
             self._catalogue.save_open_row(batch, queue)
-            self._index.write(batch)
+        self._index.write(batch)
         return True
 
     def _changed(self, queue: LightQueue) -> None:

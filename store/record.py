@@ -63,7 +63,7 @@ class Kind(IntEnum):
     TIMER_FIRED = 11
     TIMER_CANCELLED = 12
     SESSION_OPENED = 13
-    """A client has connected, and its session begins. `store.bodies` explains the six kinds of sessions."""
+    """A client has connected, and its session begins. `store.bodies` explains the seven kinds of sessions."""
     SESSION_CLOSED = 14
     """A client has disconnected, or its session has ended."""
     SESSION_OFFSETS = 15
@@ -94,6 +94,10 @@ class Kind(IntEnum):
     SESSION_SUBSCRIBED = 28
     """A session has a new subscription, or has replaced one. The record also claims the queue of the filter."""
     SESSION_UNSUBSCRIBED = 29
+    CLOCK_STEPPED = 30
+    """The node's clock is stepped forward after this record: see `store.clocksteps`."""
+    SESSIONS_ACKED = 31
+    """How far the clients of many sessions have acknowledged since the last SESSION_OFFSETS record of each."""
 
 
 class Flag(IntFlag):
@@ -155,6 +159,10 @@ COPY_FIXED = struct.Struct("<Q")
 COPY_BYTES = HEADER_BYTES + COPY_FIXED.size
 """Bytes that a copy takes in addition to the record that it holds."""
 
+STEP_FIXED = struct.Struct("<qQq")
+"""Fixed fields of CLOCK_STEPPED: when the window before the step began, in ms since 1970; the end of the log at that time; and
+the step in ms."""
+
 POP_FIXED = struct.Struct("<IIq")
 POP_FIXED_DTYPE = np.dtype([("group_id", "<u4"), ("epoch", "<u4"), ("deadline_ms", "<i8")])
 """Fixed fields of every POP and GROUP record. `deadline_ms` is when the invisible time of a checkpoint (or a change) ends, and
@@ -178,6 +186,7 @@ FIXED_BYTES: list[int] = [0] * 256
 for _kind in (Kind.QUEUE_DECLARED, Kind.QUEUE_DROPPED, Kind.QUEUE_BACKFILLED):
     FIXED_BYTES[_kind] = QUEUE_FIXED.size
 FIXED_BYTES[Kind.COPIED] = COPY_FIXED.size
+FIXED_BYTES[Kind.CLOCK_STEPPED] = STEP_FIXED.size
 for _kind in _POP_KINDS:
     FIXED_BYTES[_kind] = POP_FIXED.size
 

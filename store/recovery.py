@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,10 +13,12 @@ import structlog
 from penstock.store.block import Block, read_block
 from penstock.store.commitlog import CommitLog
 from penstock.store.errors import DataDirIncompatible, IndexDamaged, LogCorrupt, SnapshotInvalid
+from penstock.store.files import SYSTEM_FILES, Files
 from penstock.store.index import Covered, Index
 from penstock.store.properties import decode_properties, tag_hash
 from penstock.store.queues import Queues
 from penstock.store.record import CRC_FROM, HEADER, HEADER_BYTES, OBSERVED, UNROUTED, Kind, Record, checksum, decode
+from penstock.store.rocksdb import OpenDatabase, open_rocksdb
 from penstock.store.router import Router
 from penstock.store.snapshot import DIRECTORY as SNAPSHOTS
 from penstock.store.snapshot import restore, snapshots
@@ -52,7 +55,7 @@ class Agreement:
     rebuilt: bool
 
 
-def agree(data_dir: Path, log: CommitLog) -> Agreement:
+def agree(data_dir: Path, log: CommitLog, files: Files = SYSTEM_FILES, open_database: OpenDatabase = open_rocksdb) -> Agreement:
     """Find the end of the log and open the index, or build a new one where the old one is damaged or doesn't fit the log.
 
     Raises:
@@ -60,7 +63,8 @@ def agree(data_dir: Path, log: CommitLog) -> Agreement:
             what it held.
         OSError: a file can't be read or written.
     """
-    index, covered, misfit = _open_index(data_dir)
+    open_index = partial(Index, data_dir, files=files, open_database=open_database)
+    index, covered, misfit = _open_index(data_dir, files, open_index)
     try:
         tail = log.recover(covered.durable if covered else 0)
     except BaseException:
@@ -73,21 +77,21 @@ def agree(data_dir: Path, log: CommitLog) -> Agreement:
         logger.warning("index.rebuild", reason=misfit)
         if index is not None:
             index.close()
-        Index.destroy(data_dir)
-        index, covered = Index(data_dir), None
+        Index.destroy(data_dir, files)
+        index, covered = open_index(), None
     rebuilt = covered is None and log.end > 0
     if covered is None and log.start:
-        index, covered = _begin_with_snapshot(data_dir, log, index)
+        index, covered = _begin_with_snapshot(data_dir, log, index, files, open_index)
     return Agreement(index, covered, tail.torn_bytes, rebuilt)
 
 
-def _open_index(data_dir: Path) -> tuple[Index | None, Covered | None, str]:
+def _open_index(data_dir: Path, files: Files, open_index: Callable[[], Index]) -> tuple[Index | None, Covered | None, str]:
     """Return the index and how far it covers the log; without an index, the reason to rebuild it."""
-    reason = Index.damage_of(data_dir)
+    reason = Index.damage_of(data_dir, files)
     if reason:
         return None, None, reason
     try:
-        index = Index(data_dir)
+        index = open_index()
     except IndexDamaged as error:
         return None, None, str(error)
     try:
@@ -97,18 +101,20 @@ def _open_index(data_dir: Path) -> tuple[Index | None, Covered | None, str]:
         return None, None, str(error)
 
 
-def _begin_with_snapshot(data_dir: Path, log: CommitLog, index: Index) -> tuple[Index, Covered]:
+def _begin_with_snapshot(
+    data_dir: Path, log: CommitLog, index: Index, files: Files, open_index: Callable[[], Index]
+) -> tuple[Index, Covered]:
     """Restore the oldest snapshot that fits the log into an empty index."""
-    for position in snapshots(data_dir):
+    for position in snapshots(data_dir, files):
         if not log.start <= position <= log.end:
             continue
         try:
-            return index, restore(data_dir, position, index)
+            return index, restore(data_dir, position, index, files)
         except SnapshotInvalid as error:
             logger.error("snapshot.invalid", position=position, error=str(error))
             index.close()
-            Index.destroy(data_dir)
-            index = Index(data_dir)
+            Index.destroy(data_dir, files)
+            index = open_index()
     index.close()
     raise LogCorrupt(
         f"the log begins at position {log.start}, and nothing tells what was before: the index can't be used, and "
@@ -160,18 +166,18 @@ class Replay:
 
     def _replay_block(self, block: Block) -> None:
         # Plain messages are most of a log, so their headers are read in place.
-        view, base = block.view, block.base
+        data, base = block.data, block.base
         unpack, route_of, dispatch = HEADER.unpack_from, self._router.route_stored, self._queues.dispatch
-        for at in block.offsets or (block.end - base,):
-            if at + HEADER_BYTES <= len(view):
-                size, crc, kind, flags, topic_len, props_len, store_ms = unpack(view, at)
+        for at in block.offsets or (0,):
+            if at + HEADER_BYTES <= len(data):
+                size, crc, kind, flags, topic_len, props_len, store_ms = unpack(data, at)
                 topic_stop = at + HEADER_BYTES + topic_len
                 is_plain = kind == _MESSAGE and not props_len and not flags & OBSERVED and topic_stop <= at + size
-                if is_plain and checksum(view[at + CRC_FROM : at + size]) == crc:
+                if is_plain and checksum(data[at + CRC_FROM : at + size]) == crc:
                     self._last_ms = store_ms
-                    dispatch(route_of(bytes(view[at + HEADER_BYTES : topic_stop])), base + at, size, 0)
+                    dispatch(route_of(data[at + HEADER_BYTES : topic_stop]), base + at, size, 0)
                     continue
-            self._replay_record(decode(view, at, position=base + at))
+            self._replay_record(decode(data, at, position=base + at))
 
     def _replay_record(self, found: Record) -> None:
         self._last_ms = found.store_ms

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Protocol
 
@@ -22,6 +23,7 @@ from penstock.store.clock import Clock
 from penstock.store.commitlog import CommitLog
 from penstock.store.copies import Copies
 from penstock.store.errors import DiskFull, PositionUnknown
+from penstock.store.files import SYSTEM_FILES, Files
 from penstock.store.index import Index
 from penstock.store.options import MIB, StoreOptions
 from penstock.store.part import Part
@@ -29,6 +31,7 @@ from penstock.store.queues import Queues
 from penstock.store.record import COPY_FIXED, Kind, is_intact
 from penstock.store.sliced import FULL_RETRY_S, Steps
 from penstock.store.snapshotting import Snapshotting
+from penstock.store.timekeeping import Timekeeping
 from penstock.store.trimming import Trimming
 
 logger = structlog.get_logger("store")
@@ -48,6 +51,10 @@ class RecordStore(Protocol):
 
     def now_ms(self) -> int:
         """Return the time that a record appended now would carry."""
+        ...
+
+    def now_for(self, set_ms: int) -> int:
+        """Return the present time for something that was stored at `set_ms`: see `Store.now_for`."""
         ...
 
     def append(self, kind: Kind, fixed: bytes = b"", topic: bytes = b"", body: bytes = b"") -> int:
@@ -80,8 +87,11 @@ class Retention:
         data_dir: of the node.
         options: how long, and how much, the log keeps.
         clock: measures slices and pauses.
+        timekeeping: tells whether the store's time is confirmed. While it is not, nothing expires by age.
         log, index, queues, copies: of the store.
         parts: name the records that they need. The list may grow until the store has recovered.
+        files: has the data directory.
+        executor: makes snapshots durable, outside of the loop; a thread if it is None.
     """
 
     def __init__(
@@ -90,23 +100,27 @@ class Retention:
         data_dir: Path,
         options: StoreOptions,
         clock: Clock,
+        timekeeping: Timekeeping,
         *,
         log: CommitLog,
         index: Index,
         queues: Queues,
         copies: Copies,
         parts: Sequence[Part],
+        files: Files = SYSTEM_FILES,
+        executor: Executor | None = None,
     ) -> None:
         self._store = store
         self._options = options
         self._clock = clock
+        self._timekeeping = timekeeping
         self._log = log
         self._queues = queues
         self._copies = copies
         self._parts = parts
         self._jobs: deque[Steps] = deque()
-        self._snapshotting = Snapshotting(data_dir, log, index)
-        self._trimming = Trimming(index, queues, self._any_readable)
+        self._snapshotting = Snapshotting(data_dir, log, index, files=files, executor=executor)
+        self._trimming = Trimming(index, queues, copies, lambda: log.start)
         self._retry_s = 0.0
         self.expires_before = log.start
         """Records before this position are expired, unless there is a copy of them."""
@@ -117,6 +131,10 @@ class Retention:
         self.dropped_bytes = 0
         self.blocked = False
         """True while `copied_bytes_max` keeps segments from being dropped."""
+        self.is_held = False
+        """Set while segments and snapshots must stay, because somebody copies them. Its owner clears it."""
+        self.is_held_back = False
+        """Whether segments should have been dropped while `is_held` was set."""
 
     @property
     def enabled(self) -> bool:
@@ -127,6 +145,11 @@ class Retention:
     def busy(self) -> bool:
         """Whether `step` has work to do."""
         return bool(self._jobs)
+
+    @property
+    def snapshots(self) -> list[int]:
+        """Positions of the snapshots that are complete, in order."""
+        return sorted(self._snapshotting.complete)
 
     @property
     def trimmed_entries(self) -> int:
@@ -154,11 +177,12 @@ class Retention:
             return
         log, options = self._log, self._options
         base, end = log.segments()[-1]
-        age_ms = self._store.now_ms() - log.stored_ms(base) if end > base else 0
+        age_ms = self._age_ms(log.stored_ms(base)) if end > base else 0
         if options.retention_ms and log.end == end and age_ms > options.retention_ms // SEGMENT_AGE_DIVISOR:
             log.roll()
         boundary = self._boundary()
-        if boundary is not None and self._clock.monotonic_s() >= self._retry_s:
+        self.is_held_back = self.is_held and boundary is not None
+        if boundary is not None and not self.is_held and self._clock.monotonic_s() >= self._retry_s:
             self._jobs.append(self._expire(boundary))
 
     def step(self, until_s: float) -> bool:
@@ -189,18 +213,23 @@ class Retention:
     def _boundary(self) -> int | None:
         """Return the position before which everything must go; None when nothing must."""
         log, options = self._log, self._options
-        expired_ms = self._store.now_ms() - options.retention_ms
+        may_be_old = options.retention_ms and self._timekeeping.is_confirmed
         boundary = None
         for position, stored_ms in self._snapshotting.complete.items():
             if position <= log.start:
                 continue
-            is_old = options.retention_ms and stored_ms <= expired_ms
+            is_old = may_be_old and self._age_ms(stored_ms) >= options.retention_ms
             before = boundary or log.start
             is_large = options.retention_bytes and log.written - before > options.retention_bytes
             if not (is_old or is_large):
                 break
             boundary = position
         return boundary
+
+    def _age_ms(self, stored_ms: int) -> int:
+        """Return the age of a record that was stored at `stored_ms`. A step of the clock does not count for records that were
+        stored while the jump was unconfirmed."""
+        return self._store.now_for(stored_ms) - stored_ms
 
     def _expire(self, boundary: int) -> Steps:
         """Carry forward the records before `boundary` that somebody needs, then delete that part of the log."""
@@ -216,13 +245,19 @@ class Retention:
                     yield from self._sync(log.end)
                 yield False
         yield from self._sync(log.end)
+        if self.is_held:
+            return  # begins again when the hold has ended, and finds the copies made
         freed = boundary - log.start
         self.dropped_segments += log.drop_before(boundary)
         self.dropped_bytes += freed
         self._snapshotting.drop_before(boundary)
         self.blocked = False
         logger.info("log.expired", before=boundary, freed_bytes=freed, pinned_bytes=self._copies.pinned_bytes)
-        yield from self._copies.forget_before(boundary)
+        yield from self.forget_dropped()
+
+    def forget_dropped(self) -> Steps:
+        """Delete what refers to records that were dropped and have no copy. After a kill, the next expiry does what is left."""
+        yield from self._copies.forget_before(self._log.start)
         yield from self._trimming.steps()
         for dropped in self.on_dropped:
             yield from dropped()
@@ -251,7 +286,7 @@ class Retention:
         """Carry a record forward now if it would expire within half of the retention: its consumers have only just got it."""
         half_ms = self._options.retention_ms // 2
         at = self._copies.where(origin) or origin
-        if at < self.expires_before or (half_ms and self._store.now_ms() - self._log.stored_ms(at) > half_ms):
+        if at < self.expires_before or (half_ms and self._age_ms(self._log.stored_ms(at)) > half_ms):
             self.copy(origin, size)
 
     def copy(self, origin: int, size: int) -> None:
@@ -273,9 +308,3 @@ class Retention:
             self._store.commit()
             while not self._store.is_durable(position):
                 yield True
-
-    def _any_readable(self, first: int, last: int) -> bool:
-        """Return whether a record between two positions, both included, is in the log or has a copy."""
-        if last >= self._log.start:
-            return True
-        return bool(self._copies.pinned_bytes and self._copies.any_between(first, last))

@@ -1,36 +1,18 @@
-"""One file of the CommitLog. It is written at its end, read through a memory map, and sealed when it is full."""
+"""One file of the CommitLog. It is written at its end, and sealed when it is full."""
 
 from __future__ import annotations
 
-import errno
-import mmap
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from penstock.store.errors import LogCorrupt
+from penstock.store.errors import LogCorrupt, RecordUnreadable
+from penstock.store.files import STEP_BYTES, Files, Mode, pread_direct, write_all
 
 NAME_DIGITS = 20
 SUFFIX = ".log"
 
-UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENODEV, errno.ENOSYS)
-"""Errors of file systems that can't allocate ahead. (glibc then writes a zero into each block, which has the same effect.)"""
-
-WRITE_BYTES = 64 * 1024
-"""Maximum number of bytes that one call writes. For larger writes Linux 6 allocates page cache in large pieces, which costs
-several times as much per byte (see `python -m bench store --only append`)."""
-
 SCAN_BYTES = 1024 * 1024
-"""Bytes that the search for a torn tail examines in one step."""
-
-
-def sync_directory(path: Path) -> None:
-    """Make the list of files in the directory `path` durable: a synced file can still lose its name. Raises OSError."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+"""Bytes that a search for data reads at once."""
 
 
 def segment_name(base: int) -> str:
@@ -50,31 +32,112 @@ def segment_base(path: Path) -> int:
     return int(stem)
 
 
+def segment_bases(files: Files, directory: Path) -> list[int]:
+    """Return the positions of the segments in a directory, in order.
+
+    Raises:
+        LogCorrupt: a file with the suffix of segments has another name than `segment_name` makes.
+        OSError: the directory can't be read.
+    """
+    return sorted(segment_base(directory / name) for name in files.names(directory) if name.endswith(SUFFIX))
+
+
 class Segment:
     """One segment file.
 
-    The open segment is extended with a hole to `capacity` bytes, so that one map serves all readers while the file fills. Its
-    data ends where a size field is 0. A sealed segment is cut to its real size. The descriptor and the map are released by
-    `close`, or when the last reference to the segment goes.
+    The open segment is extended with a hole to `capacity` bytes. Its data ends where a size field is 0. A sealed segment is cut
+    to its real size. The file is closed by `close`, or when the last reference to the segment goes.
+
+    The file is read with calls and not through a memory map, because a block that the disk can't read is an error of a call,
+    but a signal that ends the process (SIGBUS) for who touches a map.
 
     Parameters:
+        files: has the file.
         path: of the file.
         capacity: bytes that the file may hold, at least 1. Of a sealed segment it is the size.
         writable: whether to open the file for writing and extend it to `capacity`.
     """
 
-    __slots__ = ("base", "capacity", "fd", "map", "path", "view")
+    __slots__ = ("base", "capacity", "file", "path", "pread")
 
-    def __init__(self, path: Path, capacity: int, *, writable: bool) -> None:
-        self.fd = -1  # `__del__` needs it when the file can't be opened
+    def __init__(self, files: Files, path: Path, capacity: int, *, writable: bool) -> None:
         self.path = path
         self.base = segment_base(path)
         self.capacity = capacity
-        self.fd = os.open(path, os.O_RDWR | os.O_CREAT if writable else os.O_RDONLY, 0o640)
-        if writable and os.fstat(self.fd).st_size < capacity:
-            os.ftruncate(self.fd, capacity)
-        self.map = mmap.mmap(self.fd, capacity, prot=mmap.PROT_READ)
-        self.view = memoryview(self.map)
+        self.file = files.open(path, Mode.WRITE if writable else Mode.READ)
+        self.pread = self.file.pread
+        """`File.pread` of the file, for the hot path."""
+        if writable and self.file.size() < capacity:
+            self.file.truncate(capacity)
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Return exactly `size` bytes at `offset`. Raises RecordUnreadable."""
+        try:
+            data = self.pread(size, offset)
+        except OSError:
+            data = b""
+        return data if len(data) == size else self._read_in_steps(offset, size)
+
+    def _read_in_steps(self, offset: int, size: int) -> bytes:
+        """Read again in small steps, to find what can't be read."""
+        parts, stop = [], offset + size
+        while offset < stop:
+            length = min(STEP_BYTES - offset % STEP_BYTES, stop - offset)
+            try:
+                part = self.pread(length, offset)
+            except OSError as error:
+                try:
+                    part = pread_direct(self.file, length, offset)
+                except OSError:
+                    reason = f"byte {offset} of the file can't be read ({error.strerror})"
+                    raise RecordUnreadable(self.base + offset, reason, self.path.name) from error
+            if not part:
+                raise RecordUnreadable(self.base + offset, f"the file ends after {offset} bytes", self.path.name)
+            parts.append(part)
+            offset += len(part)
+        return b"".join(parts)
+
+    def read_prefix(self, offset: int, size: int) -> bytes:
+        """Return as many of `size` bytes at `offset` as can be read without a gap, which may be none."""
+        try:
+            return self.read(offset, size)
+        except RecordUnreadable as error:
+            stop = error.position - self.base
+        return self.read(offset, stop - offset)
+
+    def pieces(self, offset: int, stop: int) -> Iterator[tuple[int, int, bytes | None]]:
+        """Yield begin, end and bytes of the pieces from `offset` to `stop` that may hold data; None for unreadable bytes.
+
+        Unreadable pieces have at most `STEP_BYTES`. Holes are left out.
+        """
+        while offset < stop and (found := self.file.data_from(offset)) is not None:
+            at, until = found[0], min(found[1], stop)
+            while at < until:
+                following = min(at + SCAN_BYTES, until)
+                data = self.read_prefix(at, following - at)
+                if data:
+                    yield at, at + len(data), data
+                    at += len(data)
+                if at < following:
+                    following = min(at - at % STEP_BYTES + STEP_BYTES, until)
+                    yield at, following, None
+                    at = following
+            offset = found[1]
+
+    def data_end(self, offset: int) -> int:
+        """Return the offset after the last byte from `offset` on that isn't zero; `offset` when all of them are zero.
+
+        Bytes that can't be read count as data.
+        """
+        last = offset
+        for at, stop, data in self.pieces(offset, self.capacity):
+            held = len(data.rstrip(b"\0")) if data is not None else stop - at
+            last = at + held if held else last
+        return last
+
+    # --- writing ----------------------------------------------------------------------------------------------------
 
     def allocate(self, offset: int, length: int) -> None:
         """Make the file system reserve room for `length` bytes, at least 1, so that a `write` there finds room.
@@ -84,57 +147,25 @@ class Segment:
         Raises:
             OSError: there is no room (ENOSPC, EDQUOT), or the disk fails.
         """
-        try:
-            os.posix_fallocate(self.fd, offset, length)
-        except OSError as error:
-            if error.errno not in UNSUPPORTED:
-                raise
+        self.file.allocate(offset, length)
 
     def write(self, data: bytes, offset: int) -> None:
         """Write all of `data` at `offset`, with as many calls as the kernel needs. Raises OSError (ENOSPC, EIO)."""
-        written = os.pwrite(self.fd, data, offset) if len(data) <= WRITE_BYTES else 0
-        while written < len(data):
-            written += os.pwrite(self.fd, memoryview(data)[written : written + WRITE_BYTES], offset + written)
+        write_all(self.file, data, offset)
 
     def cut(self, size: int) -> None:
-        """Cut the file to `size` bytes. The map stays valid below `size`."""
-        os.ftruncate(self.fd, size)
+        """Cut the file to `size` bytes."""
+        self.file.truncate(size)
         self.capacity = size
-
-    def data_end(self, offset: int) -> int:
-        """Return the offset after the last byte from `offset` on that isn't zero; `offset` when all of them are zero."""
-        last = offset
-        for start, stop in self._extents(offset):
-            for at in range(start, stop, SCAN_BYTES):
-                held = len(self.map[at : min(at + SCAN_BYTES, stop)].rstrip(b"\0"))
-                last = at + held if held else last
-        return last
 
     def clear_from(self, offset: int) -> None:
         """Turn everything from `offset` on into a hole again.
 
         Recovery clears a torn tail this way, because the rest of an old record must not follow the next one.
         """
-        os.ftruncate(self.fd, offset)
-        os.ftruncate(self.fd, self.capacity)
-
-    def _extents(self, offset: int) -> Iterator[tuple[int, int]]:
-        """Yield start and end of each range from `offset` on that has data. The hole of an open segment needs no reading."""
-        while True:
-            try:
-                start = os.lseek(self.fd, offset, os.SEEK_DATA)
-            except OSError as error:
-                if error.errno == errno.ENXIO:  # only a hole is left
-                    return
-                raise
-            offset = os.lseek(self.fd, start, os.SEEK_HOLE)
-            yield start, offset
+        self.file.truncate(offset)
+        self.file.truncate(self.capacity)
 
     def close(self) -> None:
-        """Close the file. The map is released with the last reference to this segment or to a view of it."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
-
-    def __del__(self) -> None:
-        self.close()
+        """Close the file."""
+        self.file.close()

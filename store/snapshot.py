@@ -12,21 +12,22 @@ the bodies of the others hold rows: key length u32, value length u32, key, value
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterator
 from itertools import chain
 from pathlib import Path
 from struct import Struct
 
 import orjson
+import structlog
 
 from penstock.store.catalogue import without_entries
 from penstock.store.errors import RecordCorrupt, SnapshotInvalid
-from penstock.store.index import FORMAT, META_KEY, Batch, Covered, Index, IndexView, KeySpace, after
-from penstock.store.lightqueue import name_of, queue_prefix
+from penstock.store.files import SYSTEM_FILES, File, Files, Mode, unlink_if_there, write_all
+from penstock.store.index import FORMAT, META_KEY, Covered, Index, IndexView, KeySpace, after
+from penstock.store.lightqueue import name_of, pinned_prefix, queue_prefix
 from penstock.store.options import KIB
 from penstock.store.record import HEADER_BYTES, RECORD_BYTES_MAX, Kind, decode, encode, size_of, store_ms_of
-from penstock.store.segment import NAME_DIGITS, sync_directory
+from penstock.store.segment import NAME_DIGITS
 
 DIRECTORY = "snapshots"
 """Folder of a data directory that holds the snapshots."""
@@ -39,6 +40,8 @@ BODY_BYTES = 256 * KIB
 ROWS_PER_STEP = 64
 """Rows that one step writes."""
 
+logger = structlog.get_logger("store")
+
 _LENGTHS = Struct("<II")
 
 
@@ -47,25 +50,33 @@ def snapshot_path(data_dir: Path, position: int) -> Path:
     return data_dir / DIRECTORY / f"{position:0{NAME_DIGITS}d}{SUFFIX}"
 
 
-def snapshots(data_dir: Path) -> dict[int, int]:
+def snapshots(data_dir: Path, files: Files = SYSTEM_FILES) -> dict[int, int]:
     """Return the snapshots of a data directory by position, in order, with the store time of the last record before each.
 
-    The time is in ms since 1970; in a damaged snapshot it may be anything. Files that were left half written are left out.
+    The time is in ms since 1970; in a damaged snapshot it may be anything. Files that were left half written, or that the disk
+    can't read, are left out.
     """
     found = {}
-    for path in sorted((data_dir / DIRECTORY).glob(f"*{SUFFIX}")):
-        with path.open("rb") as file:
-            head = file.read(HEADER_BYTES)
-        if len(head) == HEADER_BYTES:
-            found[int(path.stem)] = store_ms_of(head)
+    for name in files.names(data_dir / DIRECTORY):
+        if name.endswith(SUFFIX):
+            file = files.open(data_dir / DIRECTORY / name)
+            try:
+                head = file.pread(HEADER_BYTES, 0)
+            except OSError as error:
+                logger.error("snapshot.unreadable", file=name, error=str(error))
+                head = b""
+            finally:
+                file.close()
+            if len(head) == HEADER_BYTES:
+                found[int(name.removesuffix(SUFFIX))] = store_ms_of(head)
     return found
 
 
-def remove_other_snapshots(data_dir: Path, positions: Collection[int]) -> None:
+def remove_other_snapshots(data_dir: Path, positions: Collection[int], files: Files = SYSTEM_FILES) -> None:
     """Delete the snapshots that are not at one of `positions`, and files that were left half written. Raises OSError."""
-    for path in (data_dir / DIRECTORY).glob("*"):
-        if path.suffix != SUFFIX or int(path.stem) not in positions:
-            path.unlink()
+    for name in files.names(data_dir / DIRECTORY):
+        if not name.endswith(SUFFIX) or int(name.removesuffix(SUFFIX)) not in positions:
+            files.unlink(data_dir / DIRECTORY / name)
 
 
 # --- writing --------------------------------------------------------------------------------------------------------
@@ -79,20 +90,23 @@ class SnapshotWriter:
         index: everything before `position` is applied and saved in it, and nothing else.
         position: where a segment begins.
         store_ms: when the last record before `position` was stored, in ms since 1970.
+        files: has the data directory.
 
     Raises:
         OSError: the file can't be created.
     """
 
-    def __init__(self, data_dir: Path, index: Index, position: int, store_ms: int) -> None:
+    def __init__(self, data_dir: Path, index: Index, position: int, store_ms: int, *, files: Files = SYSTEM_FILES) -> None:
         self.position = position
         self.bytes = 0
         self._view: IndexView | None = index.view()
         self._store_ms = store_ms
         self._path = snapshot_path(data_dir, position)
-        self._path.parent.mkdir(exist_ok=True)
+        self._files = files
+        files.mkdir(self._path.parent)
         self._partial = self._path.with_suffix(".partial")
-        self._file = self._partial.open("wb")
+        self._file = files.open(self._partial, Mode.NEW)
+        self._is_finished = False
         self._rows = bytearray()
 
     def slices(self) -> Iterator[None]:
@@ -115,87 +129,130 @@ class SnapshotWriter:
         data = orjson.dumps(properties) if properties else b""
         encoded = encode(Kind.SNAPSHOT, body=bytes(self._rows), properties=data, store_ms=self._store_ms)
         self._rows.clear()
-        self._file.write(encoded)
+        write_all(self._file, encoded, self.bytes)
         self.bytes += len(encoded)
 
     def finish(self) -> None:
         """Make the file durable and give it its name as a snapshot. This waits for the disk. Raises OSError."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        self._file.fdatasync()
         self._file.close()
-        self._partial.rename(self._path)
-        sync_directory(self._path.parent)
-        sync_directory(self._path.parent.parent)
+        self._files.rename(self._partial, self._path)
+        self._is_finished = True
+        self._files.sync_directory(self._path.parent)
+        self._files.sync_directory(self._path.parent.parent)
 
     def close(self) -> None:
         """Release the view of the index, and delete the file if the snapshot is not complete."""
         self._view = None
-        if not self._file.closed:
-            self._file.close()
-            self._partial.unlink()
+        self._file.close()
+        if not self._is_finished:
+            unlink_if_there(self._files, self._partial)
 
 
 def _rows(view: IndexView) -> Iterator[tuple[bytes, bytes]]:
     """Yield the rows of a snapshot: all except the entries of message queues. Internal queues keep their entries."""
-    entries = bytes(KeySpace.ENTRIES)
-    for key, value in chain(view.rows(b"", until=entries), view.rows(after(entries))):
+    pinned, entries = bytes(KeySpace.PINNED), bytes(KeySpace.ENTRIES)
+    for key, value in chain(view.rows(b"", until=pinned), view.rows(after(pinned), until=entries), view.rows(after(entries))):
         if key == META_KEY:
             continue
         space, name = key[:1], key[1:]
         has_entries = space in (KeySpace.NAME, KeySpace.WILDCARD) and not name.startswith(b"$")
         yield key, without_entries(value) if has_entries else value
         if space == KeySpace.QUEUE and name_of(value)[0].startswith("$"):
-            yield from view.rows_of(queue_prefix(int.from_bytes(name, "big")))
+            queue_id = int.from_bytes(name, "big")
+            yield from view.rows_of(pinned_prefix(queue_id))
+            yield from view.rows_of(queue_prefix(queue_id))
 
 
 # --- reading --------------------------------------------------------------------------------------------------------
 
 
-def restore(data_dir: Path, position: int, index: Index) -> Covered:
+def restore(data_dir: Path, position: int, index: Index, files: Files = SYSTEM_FILES) -> Covered:
     """Put the rows of a snapshot into an empty index. Return how far the index covers the log then.
 
     Raises:
         SnapshotInvalid: the snapshot is damaged, incomplete, or of another format.
     """
-    path = snapshot_path(data_dir, position)
-    records = _records(path)
-    first = orjson.loads(next(records, (b"", b""))[0] or b"{}")
-    if first.get("format") != FORMAT:
-        raise SnapshotInvalid(f"the snapshot {path} has format {first.get('format')}, but this version reads {FORMAT}")
-    count, expected = 0, -1
-    for properties, body in records:
-        batch = Batch()
-        at = 0
-        while at < len(body):
-            key_len, value_len = _LENGTHS.unpack_from(body, at)
-            stop = at + _LENGTHS.size + key_len
-            batch.put(body[at + _LENGTHS.size : stop], body[stop : stop + value_len])
-            at = stop + value_len
-            count += 1
+    reading = SnapshotReader(data_dir, position, files)
+    for rows in reading.blocks():
+        batch = index.batch()
+        for key, value in rows:
+            batch.put(key, value)
         index.write(batch)
-        if properties:
-            expected = orjson.loads(properties)["rows"]
-    if count != expected:
-        raise SnapshotInvalid(f"the snapshot {path} has {count} rows but should have {expected}; it is incomplete")
-    covered = Covered(position, position, int(first["store_ms"]))
-    batch = Batch()
+    covered = Covered(position, position, reading.store_ms)
+    batch = index.batch()
     batch.put_covered(covered)
     index.write(batch)
     index.flush()
     return covered
 
 
-def _records(path: Path) -> Iterator[tuple[bytes, bytes]]:
+class SnapshotReader:
+    """Reads a snapshot.
+
+    Parameters:
+        data_dir: of a node.
+        position: of the snapshot.
+        files: has the directory.
+
+    Raises:
+        SnapshotInvalid: the snapshot is of another format.
+    """
+
+    def __init__(self, data_dir: Path, position: int, files: Files = SYSTEM_FILES) -> None:
+        self._path = snapshot_path(data_dir, position)
+        self._records = _records(files, self._path)
+        first = orjson.loads(next(self._records, (b"", b""))[0] or b"{}")
+        if first.get("format") != FORMAT:
+            raise SnapshotInvalid(
+                f"the snapshot {self._path} has format {first.get('format')}, but this version reads {FORMAT}"
+            )
+        self.store_ms = int(first["store_ms"])
+        """When the last record before the snapshot was stored, in ms since 1970."""
+
+    def blocks(self) -> Iterator[list[tuple[bytes, bytes]]]:
+        """Yield all rows, some at a time, in the order of their keys. Raises SnapshotInvalid where it is damaged."""
+        count, expected = 0, -1
+        for properties, body in self._records:
+            rows = list(_rows_in(body))
+            yield rows
+            count += len(rows)
+            if properties:
+                expected = orjson.loads(properties)["rows"]
+        if count != expected:
+            raise SnapshotInvalid(f"the snapshot {self._path} has {count} rows but should have {expected}; it is incomplete")
+
+
+def _rows_in(body: bytes) -> Iterator[tuple[bytes, bytes]]:
+    at = 0
+    while at < len(body):
+        key_len, value_len = _LENGTHS.unpack_from(body, at)
+        stop = at + _LENGTHS.size + key_len
+        yield body[at + _LENGTHS.size : stop], body[stop : stop + value_len]
+        at = stop + value_len
+
+
+def _records(files: Files, path: Path) -> Iterator[tuple[bytes, bytes]]:
     """Yield properties and body of each record of a snapshot."""
     position = 0
-    with path.open("rb") as file:
-        while head := file.read(HEADER_BYTES):
+    file = files.open(path)
+    try:
+        while head := _read(file, path, HEADER_BYTES, position):
             size = size_of(head) if len(head) == HEADER_BYTES else 0
             if not HEADER_BYTES <= size <= RECORD_BYTES_MAX:
                 raise SnapshotInvalid(f"the snapshot {path} is damaged at byte {position}")
             try:
-                found = decode(head + file.read(size - HEADER_BYTES), position=position)
+                found = decode(_read(file, path, size, position), position=position)
             except RecordCorrupt as error:
                 raise SnapshotInvalid(f"the snapshot {path} is damaged at byte {position}: {error.reason}") from error
             yield found.properties, found.body
             position += size
+    finally:
+        file.close()
+
+
+def _read(file: File, path: Path, size: int, position: int) -> bytes:
+    try:
+        return file.pread(size, position)
+    except OSError as error:
+        raise SnapshotInvalid(f"the disk can't read the snapshot {path} at byte {position}: {error.strerror}") from error

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 
 import structlog
 
 from penstock.store.commitlog import CommitLog
+from penstock.store.files import SYSTEM_FILES, Files
 from penstock.store.index import Index
 from penstock.store.sliced import Steps
 from penstock.store.snapshot import SnapshotWriter, remove_other_snapshots, snapshot_path, snapshots
@@ -24,18 +25,29 @@ class Snapshotting:
     Parameters:
         data_dir: of the node. Snapshots that don't belong to a segment of the log are deleted.
         log, index: of the store.
+        files: has the data directory.
+        executor: makes snapshots durable, outside of the loop; a thread if it is None.
     """
 
-    def __init__(self, data_dir: Path, log: CommitLog, index: Index) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        log: CommitLog,
+        index: Index,
+        *,
+        files: Files = SYSTEM_FILES,
+        executor: Executor | None = None,
+    ) -> None:
         self._data_dir = data_dir
+        self._files = files
         self._index = index
         self._writer: SnapshotWriter | None = None
-        self._thread = ThreadPoolExecutor(1, "penstock-snapshot")
-        remove_other_snapshots(data_dir, {base for base, _ in log.segments()})
-        self.complete = snapshots(data_dir)
+        self._thread = executor or ThreadPoolExecutor(1, "penstock-snapshot")
+        remove_other_snapshots(data_dir, {base for base, _ in log.segments()}, files)
+        self.complete = snapshots(data_dir, files)
         """Position of each complete snapshot, and when the last record before it was stored, in ms since 1970."""
         self._last = max(self.complete, default=log.start)
-        self._last_bytes = snapshot_path(data_dir, self._last).stat().st_size if self._last in self.complete else 0
+        self._last_bytes = files.size(snapshot_path(data_dir, self._last)) if self._last in self.complete else 0
 
     def begin(self, position: int, store_ms: int) -> Steps | None:
         """Return the work of taking a snapshot at `position`; None where one is being taken or the last one is close enough.
@@ -47,7 +59,7 @@ class Snapshotting:
         if self._writer is not None or position - self._last < SNAPSHOT_SPACING * self._last_bytes:
             return None
         try:
-            self._writer = SnapshotWriter(self._data_dir, self._index, position, store_ms)
+            self._writer = SnapshotWriter(self._data_dir, self._index, position, store_ms, files=self._files)
         except OSError as error:
             _log_failure(position, error)
             return None
@@ -71,7 +83,7 @@ class Snapshotting:
     def drop_before(self, position: int) -> None:
         """Delete the snapshots before `position`. Raises OSError."""
         for each in [each for each in self.complete if each < position]:
-            snapshot_path(self._data_dir, each).unlink()
+            self._files.unlink(snapshot_path(self._data_dir, each))
             del self.complete[each]
 
     def wait(self) -> None:

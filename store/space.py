@@ -20,16 +20,16 @@ The node returns to a better level when a ninth more than that level's bound is 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
+from contextlib import suppress
 from enum import IntEnum
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import structlog
 
 from penstock.store.errors import DiskFull
+from penstock.store.files import SHORT, SYSTEM_FILES, Files, Usage
 from penstock.store.options import MIB
 from penstock.store.record import Kind
 
@@ -76,45 +76,44 @@ class Level(IntEnum):
     EXHAUSTED = 2
 
 
-class Usage(NamedTuple):
-    """Free and total bytes of a file system."""
-
-    free: int
-    """Bytes that processes without root's privileges can use."""
-    total: int
-
-
-def usage_of(path: Path) -> Usage:
-    """Return the usage of the file system that `path` is on. Raises OSError."""
-    found = os.statvfs(path)
-    return Usage(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
-
-
 class Space:
-    """The free space of a data directory's disk, and the level that follows from it.
+    """The free space of a data directory's disk, and the level that follows from it. The index may be on a disk of its own.
 
     Parameters:
         data_dir: a directory on that disk.
         reserve_bytes: bytes to keep free, see `StoreOptions`. 0 means no reserve.
         reserve_percent: percent of the file system to keep free. The smaller of the two applies.
+        files: has that directory.
     """
 
-    def __init__(self, data_dir: Path, *, reserve_bytes: int = 0, reserve_percent: int = 100) -> None:
+    def __init__(
+        self, data_dir: Path, *, reserve_bytes: int = 0, reserve_percent: int = 100, files: Files = SYSTEM_FILES
+    ) -> None:
         self._data_dir = data_dir
         self._reserve_bytes = reserve_bytes
         self._reserve_percent = reserve_percent
         self._refusal = ""
-        self.probe: Callable[[], Usage] = partial(usage_of, data_dir)
+        self._is_short = False
+        self._index_refusal = ""
+        self._index_dir: Path | None = None
+        self._files = files
+        self.probe: Callable[[], Usage] = partial(files.usage, data_dir)
         """Returns the usage. Tests replace it."""
         self.level = Level.OPEN
         self.usage = Usage(0, 0)
         """Usage at the last measurement."""
+        self.index_usage: Usage | None = None
+        """The same of the disk of the index, once `watch_index` was called."""
         self.reserve = 0
         """Bytes to keep free, as of the last measurement."""
         self.refused: dict[tuple[Kind, Level], int] = {}
         """Number of refused records, by kind and level."""
         self.on_relief: list[Callable[[], None]] = []
         """Functions that are called on the loop, in order, when more may be stored than before."""
+
+    def watch_index(self, directory: Path) -> None:
+        """Measure the disk of the index too, which is in `directory`."""
+        self._index_dir = directory
 
     def measure(self, *, may_rise: bool = True) -> None:
         """Measure the free space, and change the level accordingly.
@@ -126,8 +125,11 @@ class Space:
             OSError: the file system can't be asked.
         """
         self.usage = self.probe()
-        self.reserve = min(self._reserve_bytes, self.usage.total * self._reserve_percent // 100)
-        lower, upper = self._level_at(self.usage.free), self._level_at(self.usage.free * 9 // 10)
+        self.reserve = self._reserve_of(self.usage)
+        if self._index_dir is not None:
+            with suppress(FileNotFoundError):  # the next flush finds out that somebody has deleted it
+                self.index_usage = self._files.usage(self._index_dir)
+        lower, upper = self._level_at(10), self._level_at(9)
         if lower > self.level:
             self._change(lower)
         elif upper < self.level and may_rise:
@@ -135,10 +137,22 @@ class Space:
             for relieved in self.on_relief:
                 relieved()
 
-    def _level_at(self, free: int) -> Level:
-        if self._refusal or free < self.reserve // FLOOR_DIVISOR:
+    @property
+    def index_reserve(self) -> int:
+        """Bytes to keep free on the disk of the index."""
+        return self._reserve_of(self.index_usage) if self.index_usage is not None else 0
+
+    def _reserve_of(self, usage: Usage) -> int:
+        return min(self._reserve_bytes, usage.total * self._reserve_percent // 100)
+
+    def _level_at(self, tenths: int) -> Level:
+        """Return the level that follows when so many tenths of the free space are counted."""
+        if self._refusal or self._index_refusal:
             return Level.EXHAUSTED
-        return Level.READ_ONLY if free < self.reserve else Level.OPEN
+        level = _level_of(self.usage.free * tenths // 10, self.reserve)
+        if self.index_usage is None:
+            return level
+        return max(level, _level_of(self.index_usage.free * tenths // 10, self._reserve_of(self.index_usage)))
 
     def _change(self, level: Level) -> None:
         self.level = level
@@ -151,8 +165,10 @@ class Space:
         return bool(self._refusal)
 
     def refuse(self, error: OSError) -> DiskFull:
-        """Note that the kernel has refused room for the log (ENOSPC, EDQUOT). Return the error to raise."""
+        """Note that the kernel has refused room for the log, or a descriptor for a segment (see `FULL`, `SHORT` of
+        `store.files`). Return the error to raise."""
         self._refusal = error.strerror or str(error)
+        self._is_short = error.errno in SHORT
         if self.level is not Level.EXHAUSTED:
             self._change(Level.EXHAUSTED)
         return DiskFull(self.why())
@@ -160,6 +176,21 @@ class Space:
     def granted(self) -> None:
         """Note that the kernel grants room for the log again."""
         self._refusal = ""
+
+    @property
+    def index_was_refused(self) -> bool:
+        """Whether the index could not be flushed for want of room or descriptors. Each turn of housekeeping tries again."""
+        return bool(self._index_refusal)
+
+    def refuse_index(self, error: OSError) -> None:
+        """Note that there is no room, or no descriptor, to flush the index."""
+        self._index_refusal = error.strerror or str(error)
+        if self.level is not Level.EXHAUSTED:
+            self._change(Level.EXHAUSTED)
+
+    def index_granted(self) -> None:
+        """Note that the index was flushed."""
+        self._index_refusal = ""
 
     def check(self, kind: Kind, topic: bytes = b"") -> None:
         """Raise DiskFull if a record of this kind and topic may not be appended at the present level."""
@@ -177,11 +208,27 @@ class Space:
         if self.level is Level.OPEN:
             return "everything can be stored"
         stored = "nothing new is stored" if self.level is Level.READ_ONLY else "nothing is stored"
+        if self._refusal and self._is_short:
+            return (
+                f"no file descriptor is left for the next segment ({self._refusal}): {stored} until there is one; raise the "
+                "limit of the process (`ulimit -Hn`, LimitNOFILE=), or lower mqtt.connections_max"
+            )
         if self._refusal:
             found = f"the file system of {self._data_dir} gives the log no more room ({self._refusal})"
+        elif self._index_refusal:
+            found = f"the index {self._index_dir} can't be written ({self._index_refusal})"
         else:
+            where, usage, reserve = self._data_dir, self.usage, self.reserve
+            if self.index_usage is not None and _level_of(usage.free, reserve) is Level.OPEN:
+                where, usage, reserve = self._index_dir or where, self.index_usage, self._reserve_of(self.index_usage)
             found = (
-                f"the file system of {self._data_dir} has {self.usage.free // MIB} MiB free, and the reserve is "
-                f"{self.reserve // MIB} MiB (store.reserve_bytes, store.reserve_percent)"
+                f"the file system of {where} has {usage.free // MIB} MiB free, and the reserve is {reserve // MIB} MiB "
+                "(store.reserve_bytes, store.reserve_percent)"
             )
         return f"{found}: {stored} until there is more; free or add space there"
+
+
+def _level_of(free: int, reserve: int) -> Level:
+    if free < reserve // FLOOR_DIVISOR:
+        return Level.EXHAUSTED
+    return Level.READ_ONLY if free < reserve else Level.OPEN

@@ -13,41 +13,50 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from itertools import pairwise
 from pathlib import Path
 
 import structlog
 
-from penstock.store.clock import Clock
+from penstock.store.ballast import Ballasts
+from penstock.store.clock import SteerableClock
+from penstock.store.clocksteps import ClockSteps
 from penstock.store.commitlog import CommitLog
 from penstock.store.copies import Copies
-from penstock.store.errors import IndexDamaged, PositionUnknown
+from penstock.store.errors import DiskFull, IndexDamaged, PositionUnknown
+from penstock.store.files import PASSING, SYSTEM_FILES, Files
 from penstock.store.groupcommit import GroupCommit
 from penstock.store.housekeeping import Housekeeping, measure_disk, nothing
-from penstock.store.index import Batch, Covered
+from penstock.store.index import Covered, Index
 from penstock.store.lightqueue import ENTRY, ENTRY_BYTES, LightQueue, consecutive_entries
-from penstock.store.options import StoreOptions
+from penstock.store.options import ClockOptions, StoreOptions
 from penstock.store.part import Apply, Part
 from penstock.store.queues import Queues
 from penstock.store.record import (
     COPY_BYTES,
     FIXED_BYTES,
+    HEADER_BYTES,
     HEADER_TAIL,
     OBSERVED,
     SIZE_AND_CRC,
+    STEP_FIXED,
     UNROUTED,
     Kind,
     Record,
     checksum,
     is_intact,
+    store_ms_of,
 )
 from penstock.store.recovery import Recovery, Replay, agree
 from penstock.store.retention import Retention
+from penstock.store.rocksdb import OpenDatabase, open_rocksdb
 from penstock.store.router import Route
 from penstock.store.runs import alike_records
 from penstock.store.sliced import SlicedJob
 from penstock.store.space import Space
-from penstock.store.syncing import SYNCS
+from penstock.store.syncing import SYNCS, MakeSync
+from penstock.store.timekeeping import Timekeeping
 
 logger = structlog.get_logger("store")
 
@@ -60,38 +69,65 @@ class Store:
     Parameters:
         data_dir: must exist, and no other process may have it open. The node's lock file ensures that.
         options: see `StoreOptions`.
-        clock: gives records the time at which they are stored.
+        clock: gives records the time at which they are stored. The store steers it.
+        clock_options: see `ClockOptions`.
+        files: has the data directory.
+        open_database: opens the database of the index.
+        make_sync: creates the object that syncs the log; the one that `options.sync_in` names if it is None.
+        executor: makes snapshots durable, outside of the loop; a thread if it is None.
 
     Raises:
         LogCorrupt: the log is damaged before its tail, or its beginning was dropped and nothing tells what it held.
         OSError: a file can't be opened, read or written.
     """
 
-    def __init__(self, data_dir: Path, options: StoreOptions, clock: Clock) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        options: StoreOptions,
+        clock: SteerableClock,
+        *,
+        clock_options: ClockOptions | None = None,
+        files: Files = SYSTEM_FILES,
+        open_database: OpenDatabase = open_rocksdb,
+        make_sync: MakeSync | None = None,
+        executor: Executor | None = None,
+    ) -> None:
         self.data_dir = data_dir
         self.options = options
         self.clock = clock
+        self._make_sync = make_sync or SYNCS[options.sync_in]
+        self.timekeeping = Timekeeping(
+            clock, data_dir, clock_options or ClockOptions(), lambda: self.log.end, self._record_step, files=files
+        )
         self._opened_s = clock.monotonic_s()
-        self.space = Space(data_dir, reserve_bytes=options.reserve_bytes, reserve_percent=options.reserve_percent)
-        self.log = CommitLog(data_dir, segment_bytes=options.segment_bytes, space=self.space)
-        self._agreement = agree(data_dir, self.log)
+        self.space = Space(data_dir, reserve_bytes=options.reserve_bytes, reserve_percent=options.reserve_percent, files=files)
+        self.log = CommitLog(data_dir, segment_bytes=options.segment_bytes, space=self.space, files=files)
+        Index.remove_checkpoint(data_dir, files)  # of a killed backup
+        self._agreement = agree(data_dir, self.log, files, open_database)
         self.index = self._agreement.index
         self.index.on_damage = self._index_damaged
+        self.space.watch_index(self.index.path)
+        self.ballasts = Ballasts(data_dir, self.index.path, options.ballast_bytes, files=files)
+        self.index.on_full = self.ballasts.release_for
         self._recovered_until = self.log.written
-        self.queues = Queues(self.log, self.index, options, self.append, self.now_ms)
-        self.router = self.queues.router
         self.copies = Copies(self.log, self.index)
+        self.queues = Queues(self.log, self.copies, self.index, options, self.append, self.now_ms)
+        self.router = self.queues.router
         self.parts: list[Part] = []
         self.retention = Retention(
             self,
             data_dir,
             options,
             clock,
+            self.timekeeping,
             log=self.log,
             index=self.index,
             queues=self.queues,
             copies=self.copies,
             parts=self.parts,
+            files=files,
+            executor=executor,
         )
         self.log.on_roll = self._rolled
         self.queues.first_position = lambda: max(self.log.start, self.retention.expires_before)
@@ -101,6 +137,8 @@ class Store:
             Kind.QUEUE_BACKFILLED: [self.queues.apply_backfilled],
         }
         self.add_part(self.copies)
+        self.steps = ClockSteps()
+        self.add_part(self.steps)
         covered = self._agreement.covered
         self._last_ms = covered.store_ms if covered else 0
         self._turn_ms = 0
@@ -114,6 +152,11 @@ class Store:
         self._housekeeping: Housekeeping | None = None
         self._backfill_job: SlicedJob | None = None
         self._unannounced: list[tuple[LightQueue, int, bytes]] = []
+        self.on_replayed: Callable[[int], None] = lambda _: None
+        """Called by `recover` with the position up to which records have been applied, each `REPLAY_BYTES`."""
+        self.before_commit: Callable[[], None] = nothing
+        """Called before the records of a turn are written. It may append more, which are written with them. It must not
+        raise."""
         self.replaying = True
         """True until `recover` has ended. Until then parts start no timers and wake no consumers."""
         self.messages_stored = 0
@@ -148,6 +191,7 @@ class Store:
         replay = Replay(self.log, self.queues, self.router, self._last_ms, apply=self._apply_replayed, save=self._save_replayed)
         replayed = replay.run(self._covered_until())
         self.replaying = False
+        self.timekeeping.begin(self._last_ms)
         self.space.measure()
         agreement = self._agreement
         seconds = self.clock.monotonic_s() - self._opened_s
@@ -160,10 +204,16 @@ class Store:
     def _save_replayed(self, position: int, last_ms: int) -> None:
         self._last_ms = last_ms
         self._save(position)
+        self.on_replayed(position)
 
     def _covered_until(self) -> int:
         covered = self._agreement.covered
         return covered.position if covered else self.log.start
+
+    def fail_if_damaged(self, error: Exception) -> None:
+        """End the node if `error`, of a call of the index on another thread, means that the index is damaged."""
+        if isinstance(error, IndexDamaged):
+            self._index_damaged(error)
 
     def _index_damaged(self, damage: IndexDamaged) -> None:
         """End the node if a loop runs, because later reads of the index may lack rows."""
@@ -304,6 +354,32 @@ class Store:
             return self._turn_ms
         return max(self.clock.now_ms(), self._last_ms)
 
+    def now_for(self, set_ms: int) -> int:
+        """Return the present time for something that was set at `set_ms` to hold for a while, such as the expiry of a message.
+
+        It is `now_ms`, unless `set_ms` was within the window of a jump of the time of day that was confirmed and stepped since.
+        Then it is the time without that step, because what was set in the window has not got older by it.
+        """
+        now_ms = self.now_ms()
+        return self.steps.now_for(set_ms, now_ms) if self.steps.known else now_ms
+
+    def now_of(self, position: int) -> int:
+        """Return the present time for what the message at `position` says about its time, such as when it expires."""
+        if not self.steps.known:
+            return self.now_ms()
+        try:
+            return self.now_for(store_ms_of(self.read(position, HEADER_BYTES)))
+        except PositionUnknown:
+            return self.now_ms()
+
+    def _record_step(self, begin_ms: int, begin: int, step_ms: int) -> bool:
+        """Append the record of a step right before the clock is stepped; return False if the disk has no room for it."""
+        try:
+            self.append(Kind.CLOCK_STEPPED, STEP_FIXED.pack(begin_ms, begin, step_ms))
+        except DiskFull:
+            return False
+        return True
+
     def read(self, position: int, size: int) -> bytes:
         """Return the bytes of the record that a queue entry names: the record itself, or the copy that was carried forward.
 
@@ -377,10 +453,13 @@ class Store:
             OSError: the log or the index can't be written, and the store is not started. When it is started, `on_failure` gets
                 the error instead.
         """
-        self._commit_scheduled = False
         if self._closed or self._failure is not None:
+            self._commit_scheduled = False
             return
         try:
+            if self._commit_scheduled:
+                self.before_commit()  # What it appends needs no other commit.
+            self._commit_scheduled = False
             self.log.write()
             if self._group is not None:
                 # The disk syncs while the index is written. If that write fails, the node ends, but callbacks may still run:
@@ -390,6 +469,7 @@ class Store:
             fresh = self._unannounced + self._save(self.log.written)
             self._unannounced = []
         except (OSError, IndexDamaged) as error:
+            self._commit_scheduled = False
             self._fail(error)
             return
         if self._group is not None:
@@ -413,12 +493,13 @@ class Store:
         if isinstance(error, IndexDamaged):
             error = OSError(errno.EIO, str(error))
         self._failure = error
+        self.log.note_failure(str(error), self.durable_position)
         if self._on_failure is None:
             raise error
         self._on_failure(error)
 
     def _save(self, position: int) -> list[tuple[LightQueue, int, bytes]]:
-        batch = Batch()
+        batch = self.index.batch()
         fresh = self.queues.save(batch)
         for part in self.parts:
             part.save(batch)
@@ -468,7 +549,7 @@ class Store:
         """
         self._loop = loop
         self._on_failure = on_failure
-        self._group = GroupCommit(self.log, loop, self._fail, SYNCS[self.options.sync_in])
+        self._group = GroupCommit(self.log, loop, self._fail, self._make_sync)
         self._backfill_job = SlicedJob(loop, self.clock, self._backfill, pause_s=0)
         self.queues.on_backfill = self._backfill_job.wake
         self._backfill_job.wake()
@@ -481,8 +562,10 @@ class Store:
             log=self.log,
             index=self.index,
             space=self.space,
+            ballasts=self.ballasts,
             group=self._group,
             retention=self.retention,
+            timekeeping=self.timekeeping,
             flushed_at=self._covered_until(),
             is_running=self._is_running,
             fail=self._fail,
@@ -537,6 +620,7 @@ class Store:
         if self._housekeeping is not None:
             self._housekeeping.stop()
         self.retention.close()
+        self.timekeeping.close()
         try:
             self.commit()
             if self._failure is None:
@@ -557,6 +641,7 @@ class Store:
         """Close the files without writing anything: for a store that could not recover or that has failed."""
         self._closed = True
         self.retention.close()
+        self.timekeeping.abandon()
         self.index.close()
         self.log.abandon()
 
@@ -567,4 +652,9 @@ class Store:
             await self._housekeeping.finish()
         self.log.write()  # the callbacks may have appended more
         self._save(self.log.written)
-        self.index.flush()
+        try:
+            self.index.flush()
+        except OSError as error:
+            if error.errno not in PASSING:
+                raise
+            logger.warning("index.unflushed", why=str(error))  # the next start replays more of the log

@@ -142,7 +142,7 @@ class SyncProcess:
             if segment is self._segment:
                 self._end.send(request)
             else:
-                socket.send_fds(self._end, [request], [segment.fd])
+                socket.send_fds(self._end, [request], [segment.file.fileno()])
                 self._segment = segment
         except BlockingIOError:
             return False

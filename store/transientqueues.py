@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.store.index import Batch, Index, KeySpace
-from penstock.store.lightqueue import TRANSIENT, LightQueue, delete_entries, delete_transient_entries, entries_key
+from penstock.store.index import Batch, Index
+from penstock.store.lightqueue import TRANSIENT, LightQueue, delete_entries, delete_transient_entries
 
 
 class TransientQueues:
@@ -38,12 +38,9 @@ class TransientQueues:
     def save(self, batch: Batch) -> None:
         """Put the deletion of the entries of removed queues into `batch`."""
         for queue_id in self._removed:
-            delete_entries(batch, queue_id)
+            delete_entries(batch, self._index, queue_id)
         self._removed.clear()
 
     def load(self) -> None:
         """Delete the entries that the transient queues of earlier processes have left."""
-        if self._index.first_at_or_after(entries_key(TRANSIENT, 0), bytes(KeySpace.ENTRIES)) is not None:
-            batch = Batch()  # only if needed, because range deletions slow down every lookup
-            delete_transient_entries(batch)
-            self._index.write(batch)
+        delete_transient_entries(self._index)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,9 @@ from tests.depth import DEPTH
 if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
 
+# gRPC would start its threads anew in each child between fork and exec, where they may crash. Our children exec at once.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+
 # A slow machine is no failure: pytest-timeout bounds a test as a whole.
 settings.register_profile("penstock", deadline=None, max_examples=50 * DEPTH)
 settings.load_profile("penstock")
@@ -25,6 +29,9 @@ ONE_AFTER_ANOTHER = ("tests/spark/", "tests/system/test_demo.py")
 
 
 SLOW = (
+    "tests/backup/test_backup.py",
+    "tests/backup/test_verify.py",
+    "tests/chaos/test_rounds.py",
     "tests/clients/",
     "tests/fuzz/",
     "tests/spark/",
@@ -41,12 +48,15 @@ SLOW = (
     "tests/gateway/test_shipped_plugins.py",
     "tests/gateway/test_transport_clients.py",
     "tests/node/test_fleet.py",
+    "tests/pop/rocketmq/test_service.py",
     "tests/pop/test_core_machine.py",
+    "tests/pop/test_retention.py",
     "tests/store/test_damaged_index.py",
     "tests/store/test_faults.py",
     "tests/store/test_flipped.py",
     "tests/store/test_kill.py",
     "tests/store/test_repair.py",
+    "tests/store/test_retention.py",
     "tests/store/test_store_machine.py",
 )
 """Beginnings of the paths of tests that `make test-fast` leaves out: they start processes, search at random, or are many."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -16,8 +17,13 @@ PACKAGES = ("store", "timer", "pop", "gateway", "spark")
 """Folders at the root of the checkout that are packages below `penstock`."""
 
 
-def sources() -> Iterator[tuple[str, Path]]:
-    """Give the dotted name and the path of each module of `penstock`."""
+@cache
+def sources() -> tuple[tuple[str, Path], ...]:
+    """Return the dotted name and the path of each module of `penstock`."""
+    return tuple(_sources())
+
+
+def _sources() -> Iterator[tuple[str, Path]]:
     for top in (*PACKAGES, "penstock"):
         for path in sorted((ROOT / top).rglob("*.py")):
             relative = path.relative_to(ROOT)
@@ -61,6 +67,7 @@ def room_of(module: str, modules: Mapping[str, Path]) -> str:
     return "/".join(parts[:2]) if has_folders else top
 
 
+@cache
 def module_graph() -> dict[str, set[str]]:
     """Return each module of `penstock` with the modules of `penstock` that it imports."""
     modules = dict(sources())

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from bench import compare, curve, floor, mqtt, pop, store
+from bench import compare, curve, floor, mqtt, pop, soak, store
 from bench.load import Load, LoadFailed, run_load, start_load
 from bench.peers import memory_of, penstock
 from bench.profile import shares_of
@@ -263,6 +263,48 @@ def test_the_plot_is_svg_with_a_line_for_each_figure() -> None:
     lines = [each.attrib["points"].split() for each in plot.iter() if each.tag.endswith("polyline")]
     assert [len(line) for line in lines] == [2, 2]
     assert float(lines[0][0].split(",")[1]) < float(lines[1][0].split(",")[1]), "what costs more stands higher"
+
+
+# --- the soak ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_trend_of_a_figure_ignores_a_saw_tooth_and_a_peak() -> None:
+    teeth = [(at * 5.0, 100.0 + at % 7) for at in range(100)]
+    teeth[50] = (250.0, 10_000.0)
+    assert abs(soak.growth_per_hour(teeth)) < 10
+    rising = [(at_s, value + at_s / 3600 * 50) for at_s, value in teeth]
+    assert soak.growth_per_hour(rising) == pytest.approx(50, rel=0.2)
+
+
+def test_a_figure_that_grows_is_named_and_one_that_is_full_is_not() -> None:
+    samples = [
+        {
+            "seconds": at * 5.0,
+            "rows": 1_000_000.0 + 1_000 * at,
+            "descriptors": 50.0 + at % 3,
+            "other_bytes": min(at, 30) * 1e6,
+        }
+        for at in range(100)
+    ]
+    assert {name: is_bounded for name, _, _, _, is_bounded in soak.judged(samples)} == {
+        "rows": False,
+        "descriptors": True,
+        "other_bytes": True,
+    }
+    assert not soak.told(samples, {"rounds": {"plain": 9}, "failures": {}}, Console(file=io.StringIO()))
+    steady = samples[:1] * 9
+    assert soak.told(steady, {"rounds": {"plain": 9}, "failures": {}}, Console(file=io.StringIO()))
+    assert not soak.told(steady, {"rounds": {"plain": 9}, "failures": {"plain": 9}}, Console(file=io.StringIO()))
+
+
+@needs_compiler
+def test_a_short_soak_writes_its_samples_and_their_plot(tmp_path: Path) -> None:
+    soak.main(["--minutes", "0.2", "--retention-s", "2", "--segment-mib", "1", "--dir", str(tmp_path), "--out", str(tmp_path)])
+    names, *samples = (tmp_path / "soak.csv").read_text().splitlines()
+    assert len(samples) >= 2
+    assert {*soak.BOUNDS} <= {*names.split(","), "rows"}
+    plot = ElementTree.fromstring((tmp_path / "soak.svg").read_text())
+    assert len([each for each in plot.iter() if each.tag.endswith("polyline")]) == sum(len(each.names) for each in soak.PANELS)
 
 
 @given(

@@ -11,8 +11,8 @@ ALLOWED: dict[str, set[str]] = {
     "timer": {"store"},
     "pop": {"store", "timer", "install"},
     "gateway": {"store", "timer", "pop"},
-    # The format of records and nothing else, so that a Spark worker needs no broker.
-    "spark": {"store.record", "store.bodies", "store.recordscan", "store.errors", "install"},
+    # The formats of records and of the sync mark, and nothing else, so that a Spark worker needs no broker.
+    "spark": {"store.record", "store.bodies", "store.recordscan", "store.errors", "store.syncmark", "install"},
 }
 """What each package may import of `penstock`, besides itself. The rest of `penstock` may import anything but tests."""
 

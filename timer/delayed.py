@@ -18,6 +18,7 @@ import orjson
 import structlog
 
 from penstock.store.bodies import TIMER_ENTRY
+from penstock.store.clocksteps import step_of
 from penstock.store.errors import LimitExceeded, PositionUnknown, RecordCorrupt
 from penstock.store.index import Batch, Index, KeySpace
 from penstock.store.part import Apply
@@ -100,6 +101,11 @@ class DelayedMessages:
         self.fired = 0
         self.cancelled = 0
 
+    @property
+    def remembered(self) -> int:
+        """Number of recalled messages that are in memory, so that a second recall gets an exact answer."""
+        return len(self._recalled)
+
     def __len__(self) -> int:
         """Return how many messages are pending."""
         return len(self._pending)
@@ -149,8 +155,10 @@ class DelayedMessages:
         return self._ticker.fire_due()
 
     def _fire(self, positions: list[int]) -> None:
-        pending = self._pending
-        entries = [(position, pending[position][1]) for position in positions if position in pending]
+        pending, now_ms = self._pending, self._store.now_ms()
+        # A message that a step of the clock has moved comes out at its old time too, and is scheduled for the new one.
+        due = [position for position in positions if position in pending and pending[position][0] <= now_ms]
+        entries = [(position, pending[position][1]) for position in due]
         if entries:
             self._store.commit()  # the messages are read back below, so those of this turn must be written
             body = b"".join(TIMER_ENTRY.pack(position, size) for position, size in entries)
@@ -163,6 +171,7 @@ class DelayedMessages:
             Kind.MESSAGE: self._apply_message,
             Kind.TIMER_FIRED: self._apply_fired,
             Kind.TIMER_CANCELLED: self._apply_cancelled,
+            Kind.CLOCK_STEPPED: self._apply_stepped,
         }
 
     def _apply_message(self, record: Record) -> None:
@@ -184,6 +193,24 @@ class DelayedMessages:
             self._remove(position)
             self.cancelled += 1
             self._recalled.add(position, None)
+
+    def _apply_stepped(self, record: Record) -> None:
+        """Move what was set in the window as a delay from the node's time. Time of day that a publisher gave stays.
+
+        In the window, a publisher whose clock is right gives times that are ahead of the node's by at least the step. A delay
+        that is longer than the step can't be told from that, and counts as such a time.
+        """
+        step = step_of(record)
+        moved = {
+            position: (due_ms, size)
+            for position, (due_ms, size) in self._pending.items()
+            if position >= step.begin and step.end_ms < due_ms < step.begin_ms + step.step_ms
+        }
+        for position, (due_ms, size) in moved.items():
+            self._remove(position)
+            due_ms += step.step_ms
+            self._pending[position] = self._added[position] = (due_ms, size)
+            self._ticker.schedule(due_ms, position)
 
     def _remove(self, position: int) -> None:
         found = self._pending.pop(position, None)

@@ -11,8 +11,9 @@ from penstock.timer.wheel import TICK_MS, TimerWheel
 
 T = TypeVar("T")
 
-SLEEP_MS_MAX = 60_000
-"""Maximum number of ms for which the loop timer is armed, so that a clock that was set forward is noticed."""
+SLEEP_MS_MAX = 5_000
+"""Maximum number of ms for which the loop timer is armed. Within it a step of the node's clock is noticed, and the end of a
+suspend, which the loop's timers don't count. A clock that is slewed makes an item late by at most a tenth of it."""
 
 RETRY_MS = 1_000
 """Milliseconds after which items fire again when the disk was too full to record that they fired."""

@@ -146,8 +146,8 @@ class TimerWheel(Generic[T]):
         self._slots_n = slots
         self._bucket_ms = tick_ms * slots
         self._buckets: Buckets[T] = MemoryBuckets(self._bucket_ms) if buckets is None else buckets
-        self._slots: list[list[tuple[int, T]]] = [[] for _ in range(slots)]
-        self._occupied: list[int] = []  # heap of the ticks whose slots hold items, so that no empty slot is visited
+        self._slots: dict[int, list[tuple[int, T]]] = {}  # by tick; only slots that hold items
+        self._occupied: list[int] = []  # heap of those ticks, so that no empty slot is visited
         self._run_dues: array[int] = array("q")  # the current bucket as it was loaded, latest first: used up from the end
         self._run_items: list[T] = []
         self._ready: list[tuple[int, T]] = []  # the open slot, latest first: used up from the end
@@ -175,10 +175,12 @@ class TimerWheel(Generic[T]):
             return
         self._size += 1
         if tick > self._tick:
-            slot = self._slots[tick % self._slots_n]
-            if not slot:
+            slot = self._slots.get(tick)
+            if slot is None:
                 heappush(self._occupied, tick)
-            slot.append((due_ms, item))
+                self._slots[tick] = [(due_ms, item)]
+            else:
+                slot.append((due_ms, item))
         else:
             # A heap beside the sorted slot, so that an item that joins a full open slot does not cause another sort.
             self._sequence += 1
@@ -260,8 +262,7 @@ class TimerWheel(Generic[T]):
         assert not self._ready
         assert not self._late
         self._tick = heappop(self._occupied)
-        index = self._tick % self._slots_n
-        ready, self._slots[index] = self._slots[index], []
+        ready = self._slots.pop(self._tick)
         ready.reverse()
         ready.sort(key=_due, reverse=True)  # latest first; the sort is stable, so ties keep the order of the line above
         self._ready = ready

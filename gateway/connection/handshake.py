@@ -148,7 +148,6 @@ class Handshake(Generic[C]):
         self._lifecycle.check_room(client_id, wish, expiry_s)
         self._clients.close_older(client_id)
         session, is_present = self._lifecycle.open(client_id, wish, expiry_s, self._authorizer.user_of(connection))
-        session.inflight.maximum = min(wish.receive_max, self._options.inflight_max)
         connection.session = session
         self._clients.enter(client_id, connection)
         self._authorizer.entered(connection, session.client_id)

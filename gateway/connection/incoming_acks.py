@@ -115,8 +115,12 @@ class IncomingAcks:
 
     def finish_read(self) -> None:
         """Record what the read has changed in a session that lasts, and answer its PUBRECs and PUBRELs when that is durable."""
-        if self._session.lasts:
-            self._journal.mark(self._session)
+        session = self._session
+        if session.lasts:
+            if session.unrecorded.unsaid(len(session.inflight.slots)):
+                self._journal.mark_acked(session)
+            else:
+                self._journal.mark(session)
             if self._unanswered:
                 self._record()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from typing import Final, Protocol, TypeVar
@@ -67,6 +68,8 @@ class OpenConnections(Collection[C]):
         self._connections_max = clients_max * CONNECTIONS_PER_CLIENT_MAX
         self._connect_timeout_s = connect_timeout_ms / 1000
         self._connections: set[C] = set()
+        self._waiting: deque[C] = deque()
+        """Connections in the order in which they came. The first ones may have ended or sent their CONNECT by now."""
         self._emptied: asyncio.Future[None] | None = None
 
     def __contains__(self, connection: object) -> bool:
@@ -82,9 +85,27 @@ class OpenConnections(Collection[C]):
         """Add a new connection, which must send its CONNECT in time; close it if too many are open."""
         self._keep_alives.watch_until(connection, connection.received_s + self._connect_timeout_s)
         self._connections.add(connection)
+        self._oldest_waiting()
+        self._waiting.append(connection)
         count = len(self._connections)
         if count > self._connections_max:
             connection.close(f"{count} connections are open: see mqtt.connections_max", ReasonCode.QUOTA_EXCEEDED)
+
+    def shed(self) -> bool:
+        """Close the connection that has waited longest for its CONNECT, to make room; return whether there is one."""
+        oldest = self._oldest_waiting()
+        if oldest is None:
+            return False
+        self._waiting.popleft()
+        oldest.close("the node has no more file descriptors, and no CONNECT has come yet", ReasonCode.QUOTA_EXCEEDED)
+        return True
+
+    def _oldest_waiting(self) -> C | None:
+        """Return the connection that has waited longest for its CONNECT, and forget those before it."""
+        waiting = self._waiting
+        while waiting and (waiting[0].level or waiting[0] not in self._connections):
+            waiting.popleft()
+        return waiting[0] if waiting else None
 
     def remove(self, connection: C) -> None:
         """Remove a connection that has closed."""

@@ -15,7 +15,7 @@ from penstock.gateway.delivery.aliases import TopicAliases
 from penstock.gateway.delivery.client_subscriptions import ClientSubscriptions
 from penstock.gateway.delivery.outlet import LaggingSubscription, ReceivePermissions
 from penstock.gateway.protocol.encode import encode_disconnect
-from penstock.gateway.protocol.packets import DISCONNECT
+from penstock.gateway.protocol.packets import DISCONNECT, PUBREL
 from penstock.gateway.protocol.reasons import ReasonCode
 from penstock.gateway.traffic import Traffic
 from penstock.gateway.transport.peer import PeerListener
@@ -211,7 +211,7 @@ class Outbox:
             self._transport.write(data)
 
     def send_when_durable(self, data: bytes, count: int) -> None:
-        """Send a run when all records that were appended so far are durable.
+        """Send a run of `count` PUBLISH packets, or one PUBREL if it is 0, when all records appended so far are durable.
 
         Deliveries stop while more waits than the send buffer takes.
         """
@@ -223,6 +223,8 @@ class Outbox:
 
     def _send_durable(self, data: bytes, count: int) -> None:
         self._counters.publishes_out += count
+        if not count:
+            self._traffic.packets_out[PUBREL] += 1
         self._listener.bytes_out += len(data)
         if self._transport is not None:
             self._transport.write(data)

@@ -25,6 +25,10 @@ class AnsweringOutlet(Outlet, Protocol):
 class Redelivery:
     """Sends unacknowledged deliveries once more, in their order, before anything else is delivered.
 
+    In a session that lasts, what belongs to QoS 2 waits until everything recorded so far is durable, and what follows it waits
+    too. The connection before may have ended before its own packets could go out, and after a crash the node would not know
+    their packet ids or the PUBREC.
+
     Parameters:
         store: has the messages.
         settlements: gives up what cannot go out again.
@@ -49,6 +53,7 @@ class Redelivery:
         outlet, inflight, waiting = self._outlet, self._subscriptions.session.inflight, self._packet_ids
         slots = inflight.slots
         permissions, packet_bytes_max = outlet.permissions, outlet.packet_bytes_max
+        lasts = self._subscriptions.session.lasts
         while waiting:
             if not outlet.writable or len(slots) - len(waiting) >= inflight.maximum:
                 return False
@@ -56,7 +61,8 @@ class Redelivery:
             slot = slots.get(packet_id)
             if slot is None:
                 if packet_id in slots:
-                    outlet.send(encode_acks(PUBREL, [packet_id]))
+                    answer = encode_acks(PUBREL, [packet_id])
+                    outlet.send_when_durable(answer, 0) if lasts else outlet.send(answer)
                 continue
             if permissions is not None:  # another user may have come with this client id
                 admitted, decided = permissions.admit(ENTRY.pack(slot.position, slot.size, 0))
@@ -70,7 +76,8 @@ class Redelivery:
             if data is None or len(data) > (packet_bytes_max or len(data)):
                 self._give_up(packet_id, slot)
             else:
-                outlet.send_publishes(data, 1)
+                send = outlet.send_when_durable if lasts and slot.qos == 2 else outlet.send_publishes
+                send(data, 1)
         return True
 
     def _give_up(self, packet_id: int, slot: Slot) -> None:

@@ -39,14 +39,14 @@ class BacklogLimit:
         """
         if sum(one.end - one.cursor for one in lagging) <= self.messages_max:
             return
-        firsts = [max(one.cursor, one.queue.first_offset()) for one in lagging]  # Expired messages don't wait.
-        waiting = [max(one.end - first, 0) for one, first in zip(lagging, firsts, strict=True)]
+        # Expired messages don't wait.
+        waiting = [max(one.queue.count_from(one.cursor) - one.queue.count_from(one.end), 0) for one in lagging]
         length = common_length(waiting, self.messages_max)
         dropped = 0
         for one, count in zip(lagging, waiting, strict=True):
             if count > length:
                 dropped += count - length
-                one.cursor = one.end - length
+                one.cursor = one.queue.offset_after(one.cursor, count - length)
         if dropped:
             self._counters.queued_dropped += dropped
             self._logbook.note("session.queued_dropped", client=session.client_id, messages=dropped)

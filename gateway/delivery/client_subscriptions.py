@@ -160,6 +160,7 @@ class ClientSubscriptions:
             self._deliveries.system.remove(old)
             subscription.cursor = old.cursor  # So no message is missed while the subscription is replaced.
             subscription.number = old.number
+            subscription.maybe_sent = old.maybe_sent
             subscription.overlaps = old.overlaps
         else:
             session.subscribed += 1
@@ -279,6 +280,7 @@ class ClientSubscriptions:
                 queue = self.context.store.queues.get(one.queue_id)
                 draining = DrainingSubscription(self, one.filter, queue, one.number, one.cursor, one.stop, one.cuts)
                 draining.stored = one
+                draining.maybe_sent = one.maybe_sent
                 self.draining.append(draining)
         self.context.counters.subscriptions += len(self.by_filter)
         for subscription in self.by_filter.values():
@@ -295,6 +297,7 @@ class ClientSubscriptions:
             return
         subscription = Subscription(self, one.filter, queue, one.options, one.identifier)
         subscription.number, subscription.cursor, subscription.stored = one.number, one.cursor, one
+        subscription.maybe_sent = one.maybe_sent
         if one.retained_before is not None:
             after = one.retained_after
             found = self._deliveries.retained.matching(one.filter, before=one.retained_before, after=after)

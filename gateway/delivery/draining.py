@@ -122,4 +122,6 @@ def drain(subscription: Subscription, others: Collection[Subscription]) -> Drain
     if not (cuts and is_behind):
         return None
     number, cursor, end = subscription.number, subscription.cursor, subscription.end
-    return DrainingSubscription(subscription.subscriber, subscription.filter, subscription.queue, number, cursor, end, cuts)
+    found = DrainingSubscription(subscription.subscriber, subscription.filter, subscription.queue, number, cursor, end, cuts)
+    found.maybe_sent = subscription.maybe_sent
+    return found

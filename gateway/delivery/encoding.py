@@ -17,13 +17,13 @@ from penstock.gateway.delivery.options import DeliveryOptions
 from penstock.gateway.protocol.encode import encode_publish, encode_publish_head
 from penstock.gateway.protocol.fields import U16, write_varint
 from penstock.gateway.protocol.message import to_wire
-from penstock.gateway.protocol.packets import PUBLISH
+from penstock.gateway.protocol.packets import DUP, PUBLISH
 from penstock.gateway.sessions.inflight import Slot
 from penstock.store.commitlog import dense_until
 from penstock.store.errors import PositionUnknown
 from penstock.store.lightqueue import ENTRY, ENTRY_BYTES
 from penstock.store.properties import decode_properties
-from penstock.store.record import FLAGS_AT, HEADER, HEADER_BYTES, STORE_MS_AT, Flag, is_intact, split, topic_of
+from penstock.store.record import FLAGS_AT, HEADER, HEADER_BYTES, STORE_MS_AT, Flag, is_intact, split, store_ms_of, topic_of
 from penstock.store.store import Store
 
 _SHORT_HEAD = Struct(">BBH")
@@ -58,7 +58,7 @@ ChooseOptions = Callable[[bytes, str], DeliveryOptions | None]
 
 
 def encode_batch(
-    store: Store, entries: bytes, options: DeliveryOptions, *, retain: bool = False, verify: bool = False
+    store: Store, entries: bytes, options: DeliveryOptions, *, retain: bool = False, dup: bool = False, verify: bool = False
 ) -> EncodedBatch:
     """Return the packets for light-queue entries, each at the lower of the message's QoS and the granted one [MQTT-3.8.4-8].
 
@@ -70,6 +70,8 @@ def encode_batch(
         entries: of a light queue.
         options: how the messages are delivered.
         retain: the messages are retained ones that answer a new subscription [MQTT-3.3.1-8].
+        dup: a node that was killed may have sent the messages, so those at QoS 1 get the DUP flag [MQTT-3.3.1-1]. One at QoS 2
+            is recorded before it is sent, so it can't have been sent.
         verify: check each record against its checksum, and leave it out if the checksum is wrong. For records that were not
             written just now.
     """
@@ -115,14 +117,14 @@ def encode_batch(
             add(data[body_from:stop])
             length += size - more + 2
             continue
-        _, _, _, flags, topic_len, props_len, _ = unpack(data, at)
+        _, _, _, flags, topic_len, props_len, store_ms = unpack(data, at)
         qos = min(flags & _QOS_MASK, qos_max)
         is_retained = retain or (keeps_retain and flags & _RETAIN)
         topic_stop = body_from + topic_len
         body_from = topic_stop + props_len
         properties = bare
         if props_len:
-            stored, now_ms = decode_properties(data[topic_stop:body_from]), store.now_ms()
+            stored, now_ms = decode_properties(data[topic_stop:body_from]), store.now_for(store_ms)
             if stored.expires_at_ms and stored.expires_at_ms <= now_ms:  # [MQTT-3.3.2-5]
                 left_out += 1
                 continue
@@ -132,6 +134,8 @@ def encode_batch(
                 raw = to_wire(stored, now_ms) + identifiers
                 properties = write_varint(len(raw)) + raw
         flag = qos << 1 | (1 if is_retained else 0)
+        if dup and qos == 1:
+            flag |= DUP
         topic = data[topic_stop - topic_len : topic_stop]
         rest = stop - body_from + len(properties)
         remaining = topic_len + rest + (4 if qos else 2)
@@ -183,6 +187,7 @@ def encode_for_client(
     packet_bytes_max: int,
     aliases: TopicAliases | None = None,
     retain: bool = False,
+    dup: bool = False,
 ) -> tuple[EncodedBatch, int]:
     """Return packets that are for one client alone, and the number of messages left out because they are too large.
 
@@ -196,9 +201,8 @@ def encode_for_client(
         choose: returns how the client gets a message.
         packet_bytes_max: the client's maximum packet size. A larger packet counts as sent [MQTT-3.1.2-25].
         aliases: of the connection, if the client accepts any. The batch must be sent, because it tells the client of new ones.
-        retain: as in `encode_batch`.
+        retain, dup: as in `encode_batch`.
     """
-    now_ms = store.now_ms()
     parts: list[bytes] = []
     slots: list[Slot] = []
     length = messages = too_large = 0
@@ -208,7 +212,7 @@ def encode_for_client(
             continue
         flags = data[FLAGS_AT]
         topic, encoded, body = split(data)
-        stored = decode_properties(encoded)
+        stored, now_ms = decode_properties(encoded), store.now_for(store_ms_of(data))
         options = choose(topic, stored.publisher)
         if options is None or (stored.expires_at_ms and stored.expires_at_ms <= now_ms):
             continue
@@ -219,6 +223,8 @@ def encode_for_client(
             raw += b"\x23" + U16.pack(alias)
         properties = write_varint(len(raw)) + raw if options.is_v5 else b""
         flag = qos << 1 | (1 if retain or (options.keeps_retain and flags & _RETAIN) else 0)
+        if dup and qos == 1:
+            flag |= DUP
         head = encode_publish_head(b"" if is_known else topic, len(properties) + len(body), flag)
         packet_bytes = len(head) + len(properties) + len(body) + (2 if qos else 0)
         if packet_bytes > packet_bytes_max:
@@ -245,7 +251,7 @@ def encode_redelivery(store: Store, slot: Slot, packet_id: int, options: Deliver
     properties = b""
     if options.is_v5:
         stored = decode_properties(encoded)
-        raw = to_wire(stored, store.now_ms()) + _identifiers(options)
+        raw = to_wire(stored, store.now_for(store_ms_of(data))) + _identifiers(options)
         properties = write_varint(len(raw)) + raw
     return encode_publish(topic, body, slot.qos, dup=True, packet_id=packet_id, properties=properties)
 

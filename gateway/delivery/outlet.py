@@ -63,7 +63,7 @@ class Outlet(Protocol):
         """Send `count` PUBLISH packets, after those that wait for durability."""
 
     def send_when_durable(self, data: bytes, count: int, /) -> None:
-        """Send `count` PUBLISH packets as soon as everything recorded so far is durable."""
+        """Send `count` PUBLISH packets, or a PUBREL if it is 0, as soon as everything recorded so far is durable."""
 
     def pump_soon(self) -> None:
         """Pump the lagging subscriptions in the next turn of the loop."""

@@ -36,11 +36,11 @@ class RetainedMessages:
     """The retained messages of a node, by topic. A part of the store.
 
     Parameters:
-        now_ms: returns the time of day in ms since 1970, for messages that expire.
+        now_of: returns the present time for the message at a position, in ms since 1970, to judge whether it has expired.
     """
 
-    def __init__(self, now_ms: Callable[[], int]) -> None:
-        self._now_ms = now_ms
+    def __init__(self, now_of: Callable[[int], int]) -> None:
+        self._now_of = now_of
         self._index: Index | None = None
         self._changed: dict[bytes, bytes | None] = {}
         """Rows by topic that the next save writes; None to delete the row."""
@@ -91,7 +91,7 @@ class RetainedMessages:
     def _entry(self, topic: bytes, row: bytes, before: int) -> bytes:
         """Return the entry of a row; empty if its message came later or has expired. An expired message's row is deleted."""
         position, size, expires_at_ms = _ROW.unpack(row)
-        if expires_at_ms and expires_at_ms <= self._now_ms():
+        if expires_at_ms and expires_at_ms <= self._now_of(position):
             # No client can get this message any more, so no record needs to say that it is cleared.
             self._changed.setdefault(topic, None)
             return b""
@@ -139,9 +139,13 @@ class RetainedMessages:
 
     def live(self, before: int) -> Iterator[tuple[int, int]]:
         assert self._index is not None, "the store has not recovered yet"
-        for _, row in self._index.rows(bytes(KeySpace.RETAINED)):
-            position, size, _ = _ROW.unpack(row)
-            if position < before:
+        for key, row in self._index.rows(bytes(KeySpace.RETAINED)):
+            position, size, expires_at_ms = _ROW.unpack(row)
+            if position >= before:
+                continue
+            if expires_at_ms and expires_at_ms <= self._now_of(position):
+                self._changed.setdefault(key[1:], None)  # as `_entry` does: nobody may ever search for this topic
+            else:
                 yield position, size
 
     def load(self, index: Index) -> None:

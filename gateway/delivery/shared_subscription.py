@@ -9,6 +9,7 @@ from typing import Final, Protocol
 from penstock.gateway.delivery.encoding import EncodedBatch, encode_batch
 from penstock.gateway.delivery.subscription import PUMP_ENTRIES, Subscriber, Subscription
 from penstock.gateway.sessions.inflight import Slot
+from penstock.gateway.sessions.unrecorded import NOT_QUEUED
 from penstock.pop.core.group import ConsumerGroup
 from penstock.store.lightqueue import ENTRY_BYTES, entries_array
 
@@ -165,7 +166,7 @@ class SharedSubscription(Subscription):
         too large for the client [MQTT-3.1.2-25].
         """
         if self.is_own or self._may_reject:
-            batch = self._encode(entries, is_retained=False)
+            batch = self._encode(entries, is_retained=False, is_repeated=False)
         else:  # POP has checked the checksums.
             batch = encode_batch(self.context.store, entries, self.options)
         done: list[int] = []
@@ -177,7 +178,7 @@ class SharedSubscription(Subscription):
             Slot(offset, qos, position, size, delivery)
             for (offset, qos, position, size, _), delivery in zip(batch.slots, deliveries, strict=True)
         ]
-        if self._send(batch._replace(slots=slots)):
+        if self._send(batch._replace(slots=slots), NOT_QUEUED):
             self.group.acknowledge_later(done)
         else:
             self.group.revive(done + deliveries)

@@ -7,7 +7,8 @@ up. So a slow consumer costs disk reads, and no memory. While the client is away
 only.
 
 In a session that lasts, a delivery at QoS 2 is recorded before it is sent: a client that knows its packet id must never get the
-message under another one [MQTT-4.3.3-2]. At QoS 1 the journal records cursors and packet ids at intervals (`sessions.journal`).
+message under another one [MQTT-4.3.3-2]. At QoS 1 the journal records what was sent at intervals, and acknowledgements with
+every commit (`sessions.journal`).
 
 In MQTT 5.0 a subscription also leaves the shared path for packets that are its client's alone: those with topic aliases, those
 that may be too large for the client, the client's own messages where it excludes them, and messages that several of its
@@ -32,6 +33,7 @@ from penstock.gateway.entry_topics import topics_of
 from penstock.gateway.protocol.packets import NO_LOCAL, QOS, RETAIN_AS_PUBLISHED
 from penstock.gateway.sessions.session import Session
 from penstock.gateway.sessions.stored_subscription import StoredSubscription
+from penstock.gateway.sessions.unrecorded import NOT_QUEUED
 from penstock.store import topics
 from penstock.store.errors import DiskFull, StoreError
 from penstock.store.lightqueue import ENTRY_BYTES, LightQueue, entries_array
@@ -132,6 +134,7 @@ class Subscription:
         "is_own",
         "key",
         "live",
+        "maybe_sent",
         "no_local",
         "number",
         "options",
@@ -162,6 +165,8 @@ class Subscription:
         """The number of the subscription in its session. Older ones have lower numbers."""
         self.cursor = queue.committed_offset
         """Offset of the next message in the light queue."""
+        self.maybe_sent = 0
+        """Offset before which a node that was killed may have sent messages: they go out with DUP."""
         self.retained: RetainedReplay | None = None
         """The retained messages, which are sent first; None if no more are to be sent."""
         self.stored: StoredSubscription | None = None
@@ -235,7 +240,7 @@ class Subscription:
         if self._may_reject and self._rejects(batch):
             return False
         cursor, self.cursor = self.cursor, next_offset
-        if not self._send(batch):
+        if not self._send(batch, cursor):
             self.cursor = cursor
             return False
         return True
@@ -252,8 +257,15 @@ class Subscription:
             return True
         return self.no_local and self.session.client_id in batch.publishers
 
-    def _send(self, batch: EncodedBatch) -> bool:
-        """Send a batch; return False, and send nothing, if the disk has no room for what must be recorded first."""
+    def _send(self, batch: EncodedBatch, first: int, *, is_recorded_first: bool = False) -> bool:
+        """Send a batch; return False, and send nothing, if the disk has no room for what must be recorded first.
+
+        Args:
+            batch: the packets.
+            first: offset of the first message, with the cursor after the last one; or `NOT_QUEUED` for messages of other
+                origin.
+            is_recorded_first: record deliveries before they are sent whatever their QoS is, as those at QoS 2 are.
+        """
         session = self.session
         if not batch.slots:
             if session.lasts:
@@ -262,13 +274,17 @@ class Subscription:
                 self.outlet.send_publishes(batch.data, batch.messages)
             return True
         data = bytearray(batch.data)
-        fill, assign = SLOT.pack_into, session.inflight.assign
+        inflight = session.inflight
+        before = inflight.last_packet_id
+        fill, assign = SLOT.pack_into, inflight.assign
         for slot in batch.slots:
             fill(data, slot.offset, assign(slot))
         if not session.lasts:
             self.outlet.send_publishes(bytes(data), batch.messages)
             return True
-        if (self.qos == 1 and not self.overlaps) or all(slot.qos == 1 for slot in batch.slots):
+        if not is_recorded_first and ((self.qos == 1 and not self.overlaps) or all(slot.qos == 1 for slot in batch.slots)):
+            number = self.number if first != NOT_QUEUED else NOT_QUEUED
+            session.unrecorded.add(number, first, self.cursor, before, inflight.last_packet_id, len(batch.slots))
             self.context.journal.mark(session)
             self.outlet.send_publishes(bytes(data), batch.messages)
             return True
@@ -276,7 +292,7 @@ class Subscription:
             self.context.journal.save(session)
         except DiskFull:
             for _ in batch.slots:  # These packet ids were assigned last.
-                session.inflight.slots.popitem()
+                inflight.slots.popitem()
             if self.outlet.aliases is not None:
                 self.outlet.aliases.clear()  # The client has not been told of the aliases in this batch.
             return False
@@ -311,6 +327,9 @@ class Subscription:
                 at = 0
             first = ahead_from + at // ENTRY_BYTES
             entries = self._up_to_cut(first, ahead[at : at + room * ENTRY_BYTES])
+            is_repeated = first < self.maybe_sent
+            if is_repeated:
+                entries = entries[: (self.maybe_sent - first) * ENTRY_BYTES]
             if not entries:
                 self._catch_up()
                 return
@@ -322,7 +341,7 @@ class Subscription:
             if not admitted:
                 if self.session.lasts:
                     self.context.journal.mark(self.session)
-            elif not self._send(self._encode(admitted, is_retained=False)):
+            elif not self._send(self._encode(admitted, is_retained=False, is_repeated=is_repeated), first):
                 self.cursor = cursor
                 return
         outlet.pump_soon()
@@ -354,10 +373,10 @@ class Subscription:
         permissions = self.outlet.permissions
         return (entries, len(entries) // ENTRY_BYTES) if permissions is None else permissions.admit(entries)
 
-    def _encode(self, entries: bytes, *, is_retained: bool) -> EncodedBatch:
+    def _encode(self, entries: bytes, *, is_retained: bool, is_repeated: bool) -> EncodedBatch:
         context, outlet = self.context, self.outlet
         if not self.is_own and not self._may_reject:
-            return encode_batch(context.store, entries, self.options, retain=is_retained, verify=True)
+            return encode_batch(context.store, entries, self.options, retain=is_retained, dup=is_repeated, verify=True)
         batch, too_large = encode_for_client(
             context.store,
             entries,
@@ -365,6 +384,7 @@ class Subscription:
             packet_bytes_max=outlet.packet_bytes_max or PACKET_BYTES_UNLIMITED,
             aliases=outlet.aliases,
             retain=is_retained,
+            dup=is_repeated,
         )
         context.counters.deliveries_too_large += too_large
         return batch
@@ -391,21 +411,23 @@ class Subscription:
     def _send_retained(self, retained: RetainedReplay, room: int) -> bool:
         """Send the next retained messages, `room` at most; note when there are no more.
 
-        Return False if the plugins must be asked first, or the disk has no room for what must be recorded.
+        How far they have got is recorded before they are sent, because no offset can tell it after a kill. Return False if the
+        plugins must be asked first, or the disk has no room for what must be recorded.
         """
         entries = retained.read(room, PUMP_BYTES)
-        if retained.is_exhausted:
+        admitted, decided = self._admit(entries) if entries else (b"", 0)
+        if retained.is_exhausted and decided * ENTRY_BYTES == len(entries):
             self.retained = None
         if not entries:
             if self.session.lasts:
                 self.context.journal.mark(self.session)
             return True
-        admitted, decided = self._admit(entries)
         after = retained.after
         if self.session.lasts and decided:
             last = entries[(decided - 1) * ENTRY_BYTES : decided * ENTRY_BYTES]
             retained.after = topics_of(self.context.store, last)[0] or after
-        if admitted and not self._send(self._encode(admitted, is_retained=True)):
+        batch = self._encode(admitted, is_retained=True, is_repeated=False) if admitted else None
+        if batch is not None and not self._send(batch, NOT_QUEUED, is_recorded_first=True):
             retained.after = after
             decided = 0
         if decided * ENTRY_BYTES < len(entries):

@@ -17,8 +17,6 @@ from struct import Struct
 from typing import Final
 from zlib import crc32
 
-from rocksdict import RdictIter
-
 from penstock.store.index import Index, KeySpace
 
 _LEVEL = Struct(">cBI")
@@ -77,7 +75,7 @@ class _TopicList:
     def __init__(self, index: Index, prefix: bytes, start: bytes) -> None:
         self._prefix = prefix
         self._begin = prefix + start
-        self._cursor: RdictIter = index.cursor()
+        self._cursor = index.cursor()
         self._check = index.check
         self._topic: bytes | None = None
 
@@ -98,7 +96,7 @@ class _TopicList:
             self._check(cursor)
             self._topic = None
             return
-        key: bytes = cursor.key()
+        key = cursor.key()
         self._topic = key[len(self._prefix) :] if key.startswith(self._begin) else None
 
 

@@ -55,6 +55,9 @@ PUBLISH_WITH: Final = 17
 PUBLISH_RUN: Final = 18
 """The type of an item for several PUBLISHes that differ only in their packet ids and bodies."""
 
+DUP: Final = 0x08
+"""Flag in the first byte of a PUBLISH: the packet may have been sent before [MQTT-3.3.1-1]."""
+
 WILL: Final = 16
 """Stands for the will properties of a CONNECT wherever a function asks to which packet properties belong."""
 

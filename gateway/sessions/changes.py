@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import orjson
@@ -26,18 +27,23 @@ class Changes(NamedTuple):
     """New deliveries: pairs of packet id and slot, which is None if the PUBREC has come."""
     retained: dict[int, bytes | None]
     """By number of a subscription: the topic of the last retained message that was sent, or None if no more are to be sent."""
+    maybe_sent: Mapping[int, int] = {}
+    """By number of a subscription: the offset before which messages may have been sent by a node that was killed."""
 
     def encode(self) -> tuple[bytes, bytes]:
         """Return the body and the properties of the record."""
-        last_packet_id, cursors, done, received, released, sent, retained = self
+        last_packet_id, cursors, done, received, released, sent, retained, maybe_sent = self
         counts = SESSION_COUNTS.pack(last_packet_id, len(cursors), len(done), len(received), len(released), len(sent))
         parts = [counts, *(SESSION_CURSOR.pack(number, offset) for number, offset in cursors)]
         parts += [SESSION_PACKET_ID.pack(packet_id) for ids in (done, received, released) for packet_id in ids]
         parts.append(encode_slots(sent))
-        if not retained:
-            return b"".join(parts), b""
-        topics = {str(number): topic.decode() if topic is not None else None for number, topic in retained.items()}
-        return b"".join(parts), orjson.dumps({"retained": topics})
+        properties: dict[str, Any] = {}
+        if retained:
+            topics = {str(number): topic.decode() if topic is not None else None for number, topic in retained.items()}
+            properties["retained"] = topics
+        if maybe_sent:
+            properties["maybe_sent"] = {str(number): offset for number, offset in maybe_sent.items()}
+        return b"".join(parts), orjson.dumps(properties) if properties else b""
 
     def describe(self) -> dict[str, Any]:
         """Return the changes as a JSON object, for tools."""
@@ -47,6 +53,7 @@ class Changes(NamedTuple):
             for packet_id, slot in self.sent
         ]
         row["retained"] = {str(number): topic and topic.decode() for number, topic in self.retained.items()}
+        row["maybe_sent"] = {str(number): offset for number, offset in self.maybe_sent.items()}
         return row
 
     @classmethod
@@ -60,9 +67,11 @@ class Changes(NamedTuple):
         for count in (done, received, released):
             at, stop = stop, stop + count * SESSION_PACKET_ID.size
             lists.append(decode_packet_ids(body[at:stop]))
-        topics = orjson.loads(properties)["retained"] if properties else {}
+        row = orjson.loads(properties) if properties else {}
+        topics = row.get("retained", {})
         retained = {int(number): topic.encode() if topic is not None else None for number, topic in topics.items()}
-        return cls(last_packet_id, offsets, lists[0], lists[1], lists[2], decode_slots(body[stop:]), retained)
+        maybe_sent = {int(number): offset for number, offset in row.get("maybe_sent", {}).items()}
+        return cls(last_packet_id, offsets, lists[0], lists[1], lists[2], decode_slots(body[stop:]), retained, maybe_sent)
 
 
 def decode_packet_ids(data: bytes) -> list[int]:

@@ -1,19 +1,25 @@
 """Records what happens in the sessions of connected clients: subscriptions, and how far deliveries have got.
 
-A session is ahead of its stored form while its client is connected. The journal records the net changes every `SAVE_S`, and
-when the client leaves. So a subscriber of a hot topic costs a record now and then, and not one a message. After kill -9 the
-client gets again what it had acknowledged at QoS 1 since the last record. Changes at QoS 2 must survive, so they are recorded
-at once.
+A session is ahead of its stored form while its client is connected. The journal makes two kinds of records of that.
+
+- A full record has all net changes of one session. The journal makes it every `SAVE_S`, and when the client leaves. So a
+  subscriber of a hot topic costs a full record now and then, and not one a message. Changes at QoS 2 must survive, so they are
+  recorded at once.
+- A record of acknowledgements has what the clients of all sessions have acknowledged since the full records. The journal adds
+  it to every commit, and makes a commit for it after `ACKS_SAVE_S`. After kill -9 a client gets again what it had not
+  acknowledged, and what it acknowledged since that commit.
 """
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from itertools import islice
 from typing import Final, Protocol
 
 import orjson
 
+from penstock.gateway.sessions.acked import AckedColumns
 from penstock.gateway.sessions.changes import Changes
 from penstock.gateway.sessions.inflight import Slot
 from penstock.gateway.sessions.session import Session
@@ -27,7 +33,17 @@ from penstock.store.sliced import SlicedJob
 from penstock.store.store import Store
 
 SAVE_S: Final = 0.5
-"""Interval, in seconds, at which changes are recorded that may be lost in a crash: those at QoS 0 and 1."""
+"""Interval, in seconds, of full records of changes that may be lost in a crash: those at QoS 0 and 1."""
+
+ACKS_SAVE_S: Final = 0.02
+"""Seconds after which acknowledgements are recorded if no commit has recorded them before."""
+
+ACKS_MAX: Final = 512
+"""Acknowledgements of one session that may wait for a commit, if the client's window is not larger. With more of them, the turn
+in which they come ends with a commit. So a client that reads a backlog at full speed gets few messages again after a kill."""
+
+SESSIONS_MAX: Final = 8_192
+"""Sessions in one record of acknowledgements: bounds the size of the record."""
 
 
 class Draining(Protocol):
@@ -61,28 +77,55 @@ class SessionJournal:
         self._store = store
         self._clock = clock
         self._job: SlicedJob
-        self._unsaved: dict[Session, None] = {}
-        """Sessions that have changed since their last record, or may have."""
+        self._acks_job: SlicedJob
+        self._unsaved: dict[Session, int] = {}
+        """Sessions that have changed since their last full record, or may have, each with the end of the log at that time."""
+        self._acked: dict[Session, None] = {}
+        """Sessions whose clients have acknowledged something since their last record of either kind, or may have."""
+        self._needed_before = 0
+        """The SESSIONS_ACKED records before this position are needed for the sessions of lost clients."""
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Record changes from now on."""
         self._job = SlicedJob(loop, self._clock, self._save_slice)
+        self._acks_job = SlicedJob(loop, self._clock, self._save_acks)
+        self._needed_before = self._store.log.end
+        self._store.before_commit = self._record_acks
 
     def stop(self) -> None:
         """Record nothing more on a timer. All clients have left."""
         self._job.stop()
+        self._acks_job.stop()
+
+    def lost_are_closed(self) -> None:
+        """Let go of the records that were needed for the clients that were connected when the last node was killed."""
+        self._needed_before = 0
 
     # --- progress ---------------------------------------------------------------------------------------------------
 
     def mark(self, session: Session) -> None:
         """Have the changes of a session that lasts recorded within `SAVE_S`. Cheap enough for every batch."""
-        if not self._unsaved:  # Otherwise the job is scheduled already.
-            self._job.wake(SAVE_S)
-        self._unsaved[session] = None
+        unsaved = self._unsaved
+        if session not in unsaved:
+            if not unsaved:  # Otherwise the job is scheduled already.
+                self._job.wake(SAVE_S)
+            unsaved[session] = self._store.log.end
+
+    def mark_acked(self, session: Session) -> None:
+        """Have the acknowledgements of a session that lasts recorded with the next commit, within `ACKS_SAVE_S`."""
+        self.mark(session)
+        acked = self._acked
+        if not acked:
+            self._acks_job.wake(ACKS_SAVE_S)
+        acked[session] = None
+        inflight = session.inflight
+        if session.unrecorded.unsaid(len(inflight.slots)) > max(inflight.maximum, ACKS_MAX):
+            self._record_acks()
 
     def forget(self, session: Session) -> None:
-        """Record nothing more of a session on the timer: its client has left."""
+        """Record nothing more of a session on the timer or with a commit: its client has left."""
         self._unsaved.pop(session, None)
+        self._acked.pop(session, None)
 
     def save(self, session: Session, released: list[int] | None = None) -> None:
         """Record the changes of a session that lasts, if there are any.
@@ -98,23 +141,59 @@ class SessionJournal:
         assert stored is not None, session.client_id
         known = [packet_id for packet_id in released if packet_id in stored.received] if released else []
         changes = changes_of(session, stored, known)
+        if changes is not None:
+            body, properties = changes.encode()
+            self._store.append(Kind.SESSION_OFFSETS, topic=stored.client_id.encode(), body=body, properties=properties)
+            stored.inflight.update(changes.sent)  # The very objects, because the next comparison is by identity.
+            session.unrecorded.reset(session.inflight.slots)
         self._unsaved.pop(session, None)
-        if changes is None:
-            return
-        body, properties = changes.encode()
-        self._store.append(Kind.SESSION_OFFSETS, topic=stored.client_id.encode(), body=body, properties=properties)
-        stored.inflight.update(changes.sent)  # The very objects, because the next comparison is by identity.
+        self._acked.pop(session, None)
+
+    def _save_acks(self, _: float) -> bool:
+        """Record acknowledgements that no commit has recorded; return False, because nothing is left."""
+        self._store.space.check(Kind.SESSIONS_ACKED)
+        self._record_acks()
+        return False
+
+    def _record_acks(self) -> None:
+        """Record what clients have acknowledged since the last commit. The hot path of acknowledgements at QoS 1."""
+        while self._acked:
+            try:
+                self._store.space.check(Kind.SESSIONS_ACKED)
+                self._record_some_acks()
+            except DiskFull:  # If the node is killed meanwhile, clients get these deliveries again.
+                self._acks_job.wake(ACKS_SAVE_S)
+                return
+
+    def _record_some_acks(self) -> None:
+        """Record the acknowledgements of up to `SESSIONS_MAX` sessions. Raises DiskFull."""
+        acked, columns = self._acked, AckedColumns()
+        sessions = list(islice(acked, SESSIONS_MAX))
+        try:
+            for session in sessions:
+                stored, unrecorded, inflight = session.stored, session.unrecorded, session.inflight
+                assert stored is not None, session.client_id
+                advance = unrecorded.advance(inflight.slots, stored.inflight, inflight.maximum)
+                if advance is None:
+                    self.save(session)
+                elif advance.floors or advance.first != unrecorded.said:
+                    unrecorded.said = advance.first
+                    columns.add(stored.recorded_at, advance)
+            if columns:
+                obsolete_before = next(iter(self._unsaved.values()), self._store.log.end)
+                self._store.append(Kind.SESSIONS_ACKED, body=columns.encode(self._needed_before, obsolete_before))
+        except DiskFull:
+            for session in sessions:  # What `advance` has returned is lost, so only a full record can make up for it.
+                session.unrecorded.lose()
+            raise
+        for session in sessions:
+            acked.pop(session, None)
 
     def _save_slice(self, until_s: float) -> bool:
         """Record sessions that have changed until a monotonic time; return whether there are more."""
         clock, unsaved = self._clock, self._unsaved
         while unsaved and clock.monotonic_s() < until_s:
-            session = next(iter(unsaved))
-            try:
-                self.save(session)
-            except DiskFull:  # If the node is killed meanwhile, the client gets these deliveries again.
-                unsaved[session] = None
-                raise
+            self.save(next(iter(unsaved)))
         return bool(unsaved)
 
     # --- subscriptions ----------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
+from itertools import chain, takewhile
 from typing import Final, Protocol
 
 import orjson
@@ -25,6 +26,7 @@ from penstock.gateway.protocol.packets import QOS
 from penstock.gateway.protocol.properties import write_properties
 from penstock.gateway.protocol.reasons import ConnectCode, ReasonCode
 from penstock.gateway.protocol.topics import SHARE
+from penstock.gateway.sessions.acked import add_up
 from penstock.gateway.sessions.changes import Changes
 from penstock.gateway.sessions.inflight import Slot
 from penstock.gateway.sessions.journal import SessionJournal
@@ -32,6 +34,7 @@ from penstock.gateway.sessions.session import Session
 from penstock.gateway.sessions.stored_session import StoredSession
 from penstock.gateway.sessions.stored_sessions import StoredSessions
 from penstock.gateway.sessions.stored_subscription import StoredSubscription
+from penstock.gateway.sessions.unrecorded import Advance, Unrecorded
 from penstock.gateway.sessions.wills import Wills
 from penstock.store import topics
 from penstock.store.clock import Clock
@@ -45,6 +48,17 @@ logger = structlog.get_logger("gateway")
 OVERLAPS_COMPARED_MAX: Final = 4096
 """Pairs of filters of one session that are compared when its client was lost. If there are more, all are taken to overlap: to
 send a message of QoS 0 twice is the lesser evil."""
+
+
+SENT_WINDOWS: Final = 4
+"""Windows of a client after its last recorded acknowledgement in which messages may have been sent: one that was under way, and
+what the journal lets the client acknowledge, and the node send for it, before it makes a record."""
+
+SENT_ENTRIES: Final = 4_096
+"""Messages after that which may have been sent too, because those at QoS 0 take no room of a window."""
+
+WINDOW_UNKNOWN: Final = 65_535
+"""The window of a session whose records don't tell it."""
 
 
 class SharedDeliveries(Protocol):
@@ -78,6 +92,7 @@ class SessionLifecycle:
         logbook: for events that clients cause.
         clock: measures the slices of background work.
         sessions_max: sessions that may be stored (`mqtt.sessions_max`).
+        inflight_max: deliveries that a session may leave unacknowledged (`mqtt.inflight_max`).
     """
 
     def __init__(
@@ -92,6 +107,7 @@ class SessionLifecycle:
         clock: Clock,
         *,
         sessions_max: int,
+        inflight_max: int,
     ) -> None:
         self._store = store
         self.sessions = sessions
@@ -103,11 +119,16 @@ class SessionLifecycle:
         self._logbook = logbook
         self._clock = clock
         self._sessions_max = sessions_max
+        self._inflight_max = inflight_max
         self._job: SlicedJob | None = None
         self._unclosed: dict[str, bool] = {}
         """Clients that left while the disk had no room for the record of it, and whether their wills are to be published."""
+        self._held: dict[str, int] = {}
+        """Sessions that look due, but whose clients left in the window of a step of the clock; and when they really are due."""
         self._lost_from: str | None = ""
         """The clients that were connected when the last node was killed are closed up to this client id; None if all are."""
+        self._advances: dict[int, Advance] | None = None
+        """What the SESSIONS_ACKED records say, while it is needed: see `acked.add_up`."""
 
     @property
     def away(self) -> int:
@@ -155,31 +176,38 @@ class SessionLifecycle:
             raise _refusal(error) from error
 
     def _open(self, client_id: str, wish: Connect, expiry_s: int, user: str) -> tuple[Session, bool]:
+        window = min(wish.receive_max, self._inflight_max)
         stored = self.sessions.get(client_id)
         if stored is not None and stored.connected:
             self._close_lost(stored)
             stored = self.sessions.get(client_id)
         if stored is not None:
-            has_expired = stored.ends_ms <= self._store.now_ms()
+            self._held.pop(client_id, None)
+            now_ms = self._now_for(stored)
+            has_expired = stored.ends_ms <= now_ms
             if wish.clean_start or has_expired:
                 self._end(stored, has_expired=has_expired, at_once=True)
                 stored = None
-            elif stored.will is not None and stored.will.due_ms <= self._store.now_ms():
+            elif stored.will is not None and stored.will.due_ms <= now_ms:
                 self._wills.publish(stored)
         is_present = stored is not None
         if not is_present:
             if not expiry_s and wish.will is None:
-                return Session(client_id, 0, user=user), False
+                return Session(client_id, window, user=user), False
             self._displace_if_full()
-        self._record_connected(Kind.SESSION_RESUMED if is_present else Kind.SESSION_OPENED, client_id, expiry_s, wish.will)
+        kind = Kind.SESSION_RESUMED if is_present else Kind.SESSION_OPENED
+        self._record_connected(kind, client_id, expiry_s, window, wish.will)
         stored = self.sessions.get(client_id)
         assert stored is not None, client_id
-        session = Session(client_id, 0, stored, user)
+        session = Session(client_id, window, stored, user)
         session.expiry_s = expiry_s
         session.has_will = wish.will is not None
         session.lasts = is_present or expiry_s > 0
         if is_present:
             _restore_packet_ids(session, stored)
+        if session.lasts:
+            session.unrecorded = Unrecorded()
+            session.unrecorded.reset(session.inflight.slots)
         return session, is_present
 
     def _displace_if_full(self) -> None:
@@ -200,8 +228,8 @@ class SessionLifecycle:
         self._logbook.note("session.displaced", client=stored.client_id, limit=limit)
         self._end(stored, at_once=True)
 
-    def _record_connected(self, kind: Kind, client_id: str, expiry_s: int, will: Will | None) -> None:
-        row: dict[str, object] = {"expiry_s": expiry_s}
+    def _record_connected(self, kind: Kind, client_id: str, expiry_s: int, window: int, will: Will | None) -> None:
+        row: dict[str, object] = {"expiry_s": expiry_s, "window": window}
         body = b""
         if will is not None:
             row["will"] = {"topic": will.topic, "qos": will.qos, "retain": will.retain, "delay_s": will.delay_s}
@@ -240,20 +268,51 @@ class SessionLifecycle:
     def _close_lost(self, stored: StoredSession) -> None:
         """Record that a client left when the node was killed, or when the disk had no room for the record.
 
-        The node doesn't know what it sent at QoS 0 since the session's last record, so it sends none of that again
-        [MQTT-4.3.1-1].
+        What the client acknowledged since the session's last full record counts, as far as it was recorded. The node doesn't
+        know what it sent at QoS 0 since then, so it sends none of that again [MQTT-4.3.1-1]. What may have been sent at QoS 1
+        goes out again with DUP [MQTT-3.3.1-1].
         """
-        self._shared.return_unacknowledged(stored.inflight)
-        cursors: list[tuple[int, int]] = []
-        for one in _at_qos_0(stored):
-            with suppress(QueueUnknown):  # It is logged when the client returns.
-                end = self._store.queues.get(one.queue_id).next_offset
-                if end != one.cursor:
-                    cursors.append((one.number, end))
-        if cursors and stored.expiry_s:
-            body, properties = Changes(stored.last_packet_id, cursors, [], [], [], [], {}).encode()
+        advance = self._advance_of(stored)
+        done = list(takewhile(lambda packet_id: packet_id != advance.first, stored.inflight)) if advance is not None else []
+        self._shared.return_unacknowledged({each: slot for each, slot in stored.inflight.items() if each not in set(done)})
+        changes = self._changes_of_lost(stored, done, advance.floors if advance is not None else {})
+        if changes is not None and stored.expiry_s:
+            body, properties = changes.encode()
             self._store.append(Kind.SESSION_OFFSETS, topic=stored.client_id.encode(), body=body, properties=properties)
         self._close(stored, stored.expiry_s, has_will=self._unclosed.pop(stored.client_id, stored.will is not None))
+
+    def _advance_of(self, stored: StoredSession) -> Advance | None:
+        """Return what is recorded of acknowledgements since the last full record of a session; None if nothing is."""
+        if self._advances is None:
+            self._store.commit()  # The records are read from the log.
+            self._advances = add_up(self._store, self.sessions.acked_records())
+        return self._advances.get(stored.recorded_at)
+
+    def _changes_of_lost(self, stored: StoredSession, done: list[int], floors: Mapping[int, int]) -> Changes | None:
+        """Return what to record of a session whose client was lost; None if nothing changes.
+
+        Args:
+            stored: the session.
+            done: packet ids of deliveries that are complete.
+            floors: by number of a subscription: the offset before which all deliveries are complete.
+        """
+        at_qos_0 = {one.number for one in _at_qos_0(stored)}
+        cursors: list[tuple[int, int]] = []
+        maybe_sent: dict[int, int] = {}
+        for one in chain(stored.subscriptions.values(), stored.draining.values()):
+            if one.filter.startswith(SHARE):
+                continue
+            with suppress(QueueUnknown):  # It is logged when the client returns.
+                end = self._store.queues.get(one.queue_id).next_offset
+                cursor = end if one.number in at_qos_0 else max(one.cursor, floors.get(one.number, 0))
+                if cursor != one.cursor:
+                    cursors.append((one.number, cursor))
+                sent = min(end, cursor + (stored.window or WINDOW_UNKNOWN) * SENT_WINDOWS + SENT_ENTRIES)
+                if max(cursor, one.maybe_sent) < sent:
+                    maybe_sent[one.number] = sent
+        if not (cursors or done or maybe_sent):
+            return None
+        return Changes(stored.last_packet_id, cursors, done, [], [], [], {}, maybe_sent)
 
     # --- background work --------------------------------------------------------------------------------------------
 
@@ -275,14 +334,22 @@ class SessionLifecycle:
                 self._close_if_lost(client_id)
                 self._lost_from = client_id
             self._lost_from = None
+            self._journal.lost_are_closed()
+        self._advances = None
         now_ms = self._store.now_ms()
         for client_id in sessions.due(now_ms):
             if clock.monotonic_s() >= until_s:
                 return True
+            if self._held and self._held.get(client_id, 0) > now_ms:
+                continue
             stored = sessions.get(client_id)
             if stored is not None and not self._do_due(stored, now_ms):
                 return False  # The disk has no room for a will. The next turn tries again.
         return False
+
+    def _now_for(self, stored: StoredSession) -> int:
+        """Return the present time for what is due of a session, which counts from when its client left: see `Store.now_for`."""
+        return self._store.now_for(stored.ends_ms - stored.expiry_s * 1000)
 
     def _close_if_lost(self, client_id: str) -> None:
         stored = self.sessions.get(client_id)
@@ -292,9 +359,13 @@ class SessionLifecycle:
 
     def _do_due(self, stored: StoredSession, now_ms: int) -> bool:
         """End a session or publish its will, whichever is due; return False if the disk has no room for the will."""
-        if stored.ends_ms <= now_ms:
+        present_ms = self._now_for(stored)
+        if stored.ends_ms <= present_ms:
             return self._end(stored, has_expired=True)
-        return stored.will is None or stored.will.due_ms > now_ms or self._wills.publish(stored)
+        if stored.will is None or stored.will.due_ms > present_ms:
+            self._held[stored.client_id] = now_ms + (stored.due_ms or 0) - present_ms
+            return True
+        return self._wills.publish(stored)
 
     def _end(self, stored: StoredSession, *, has_expired: bool = False, at_once: bool = False) -> bool:
         """End a session. Its will, if it has one, is published now at the latest [MQTT-3.1.2-8].
@@ -312,6 +383,7 @@ class SessionLifecycle:
         return True
 
     def _record_end(self, stored: StoredSession) -> None:
+        self._held.pop(stored.client_id, None)
         inflight, filters = dict(stored.inflight), list(stored.subscriptions)
         self._record_closed(stored, {"ended": True})
         self._shared.discard(inflight, filters)

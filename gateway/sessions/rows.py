@@ -9,6 +9,8 @@ The first byte of each key but the last is b"S":
                                                          that are away
     key b"So", client id                                 no value: the client is connected
     key b"Sh", position u64, client id                   no value: the oldest record that the session needs
+    key b"Sa", position u64                              value: size of the SESSIONS_ACKED record at this position, u32; only of
+                                                         those that a later one doesn't name as obsolete
     key b"Sq", queue id u32                              value: number of subscriptions that use the queue, u32
     key b"Msessions"                                     value: number of sessions, u32; whether the log was repaired, u8
 
@@ -30,6 +32,7 @@ DRAINING = KeySpace.SESSION + b"l"
 DUE = KeySpace.SESSION + b"t"
 CONNECTED = KeySpace.SESSION + b"o"
 NEEDS = KeySpace.SESSION + b"h"
+ACKED = KeySpace.SESSION + b"a"
 USES = KeySpace.SESSION + b"q"
 TOTALS_KEY = KeySpace.META + b"sessions"
 TOTALS = Struct(">I?")

@@ -8,11 +8,12 @@ client is away only the stored session exists (`gateway.sessions.stored_session`
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Final, Protocol
 
 from penstock.gateway.sessions.inflight import Inflight
 from penstock.gateway.sessions.stored_session import StoredSession
 from penstock.gateway.sessions.stored_subscription import StoredSubscription
+from penstock.gateway.sessions.unrecorded import Unrecorded
 
 
 class SubscriptionProgress(Protocol):
@@ -33,6 +34,10 @@ class SubscriptionProgress(Protocol):
     @property
     def retained_after(self) -> bytes:
         """Topic of the last retained message that was sent."""
+
+
+NOTHING_UNRECORDED: Final = Unrecorded()
+"""Stands in all sessions that don't last, and never changes: ten thousand idle connections need no objects for nothing."""
 
 
 class Session:
@@ -56,6 +61,7 @@ class Session:
         "stored",
         "subscribed",
         "subscriptions",
+        "unrecorded",
         "user",
     )
 
@@ -77,6 +83,8 @@ class Session:
         self.no_local = 0
         """Number of subscriptions that exclude the client's own messages (the option No Local)."""
         self.inflight = Inflight(inflight_max)
+        self.unrecorded = NOTHING_UNRECORDED
+        """In a session that lasts: what was sent and acknowledged since its last full record."""
         self.received: set[int] = set()
         """Packet ids of the client's QoS 2 messages that are stored and not yet released: a PUBLISH that repeats one of these
         ids is no new message [MQTT-4.3.3-10]."""

@@ -15,9 +15,10 @@ from penstock.gateway.sessions.inflight import Slot
 from penstock.gateway.sessions.stored_subscription import StoredDraining, StoredSubscription
 from penstock.store.bodies import SESSION_PACKET_ID
 
-_HEAD = Struct("<BIqIqQIHII")
-"""Whether the client is connected, expiry_s, ends_ms; delay_s, due_ms, position and size of the will; last_packet_id,
-subscribed, and the number of packet ids of received messages. These packet ids follow, and then the deliveries under way."""
+_HEAD = Struct("<BIHQqIqQIHII")
+"""Whether the client is connected, expiry_s, window, recorded_at, ends_ms; delay_s, due_ms, position and size of the will;
+last_packet_id, subscribed, and the number of packet ids of received messages. These packet ids follow, and then the deliveries
+under way."""
 
 
 class StoredWill(NamedTuple):
@@ -52,10 +53,12 @@ class StoredSession:
         "inflight",
         "last_packet_id",
         "received",
+        "recorded_at",
         "saved",
         "subscribed",
         "subscriptions",
         "will",
+        "window",
     )
 
     def __init__(self, client_id: str) -> None:
@@ -81,6 +84,11 @@ class StoredSession:
         """Whether the client is connected, as far as the log knows."""
         self.expiry_s = 0
         """Seconds that the session lasts after its connection has ended."""
+        self.window = 0
+        """How many deliveries may wait for their acknowledgement at once, on the connection that began last."""
+        self.recorded_at = 0
+        """Position of the last SESSION_OFFSETS record, or of SESSION_OPENED if there is none: SESSIONS_ACKED records name
+        it."""
         self.ends_ms = 0
         """When the session ends, in ms since 1970; 0 while the client is connected."""
         self.will: StoredWill | None = None
@@ -127,7 +135,7 @@ class StoredSession:
             inflight[packet_id] = None
         inflight.update(changes.sent)
         self.received.difference_update(changes.released)
-        if changes.cursors or changes.retained:
+        if changes.cursors or changes.retained or changes.maybe_sent:
             by_number = {one.number: one for one in self.subscriptions.values()}
             for number, offset in changes.cursors:
                 if number in self.draining:
@@ -135,6 +143,13 @@ class StoredSession:
                     self.changed_draining.add(number)
                 elif number in by_number:
                     by_number[number].cursor = offset
+                    self.changed_filters.add(by_number[number].filter)
+            for number, offset in changes.maybe_sent.items():
+                if number in self.draining:
+                    self.draining[number].maybe_sent = offset
+                    self.changed_draining.add(number)
+                elif number in by_number:
+                    by_number[number].maybe_sent = offset
                     self.changed_filters.add(by_number[number].filter)
             for number, topic in changes.retained.items():
                 if number in by_number:
@@ -152,6 +167,8 @@ class StoredSession:
         head = _HEAD.pack(
             self.connected,
             self.expiry_s,
+            self.window,
+            self.recorded_at,
             self.ends_ms,
             *will,
             self.last_packet_id,
@@ -165,9 +182,8 @@ class StoredSession:
     def from_row(cls, client_id: str, row: bytes) -> StoredSession:
         """Return the session that a row describes, without its subscriptions."""
         found = cls(client_id)
-        connected, found.expiry_s, found.ends_ms, *will, found.last_packet_id, found.subscribed, received = _HEAD.unpack_from(
-            row
-        )
+        connected, found.expiry_s, found.window, found.recorded_at, *rest = _HEAD.unpack_from(row)
+        found.ends_ms, *will, found.last_packet_id, found.subscribed, received = rest
         found.connected = bool(connected)
         stored_will = StoredWill(*will)
         found.will = stored_will if stored_will.size else None

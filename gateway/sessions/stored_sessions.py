@@ -10,7 +10,7 @@ subscribe to would have a row with a thousand names. A count of subscriptions te
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
@@ -20,6 +20,7 @@ from penstock.gateway.sessions import rows
 from penstock.gateway.sessions.changes import Changes
 from penstock.gateway.sessions.stored_session import StoredSession, StoredWill
 from penstock.gateway.sessions.stored_subscription import StoredDraining, StoredSubscription
+from penstock.store.bodies import SESSIONS_ACKED_HEAD
 from penstock.store.index import Batch, Index
 from penstock.store.part import Apply
 from penstock.store.properties import decode_properties
@@ -45,6 +46,10 @@ class StoredSessions:
         """Sessions that the next save writes. They take precedence over their rows in the index."""
         self._uses: dict[int, int] = {}
         """Number of subscriptions by queue id, for the queues where it has changed since the last save."""
+        self._acked: dict[int, int] = {}
+        """Size of each SESSIONS_ACKED record that is not obsolete, by position, in the order of the log."""
+        self._acked_changed: set[int] = set()
+        """Positions of those that were added or became obsolete since the last save."""
         self._count = 0
         self._is_repaired = False
         """Whether `penstock repair` has set messages aside. Then cursors in the log may exceed the ends of their queues."""
@@ -58,6 +63,10 @@ class StoredSessions:
         """Return the session of a client, or None if none is stored."""
         found = self._find(client_id)
         return None if found is None or found.gone else found
+
+    def acked_records(self) -> Iterator[tuple[int, int]]:
+        """Yield position and size of the SESSIONS_ACKED records that are not obsolete, in the order of the log."""
+        yield from self._acked.items()
 
     def due(self, now_ms: int) -> Iterator[str]:
         """Yield the client ids whose session or will is due, in due order, as of the last commit."""
@@ -109,6 +118,7 @@ class StoredSessions:
             Kind.SESSION_SUBSCRIBED: self._apply_subscribed,
             Kind.SESSION_UNSUBSCRIBED: self._apply_unsubscribed,
             Kind.SESSION_OFFSETS: self._apply_offsets,
+            Kind.SESSIONS_ACKED: self._apply_acked,
             Kind.MESSAGE: self._apply_message,
             Kind.DAMAGED: self._apply_damaged,
         }
@@ -121,6 +131,7 @@ class StoredSessions:
         elif not stored.gone:
             self._end(stored)
         stored.reset()
+        stored.recorded_at = record.position
         self._changed[client_id] = stored
         self._count += 1
         self._connect(stored, record)
@@ -137,6 +148,7 @@ class StoredSessions:
     def _connect(self, stored: StoredSession, record: Record) -> None:
         row = orjson.loads(record.properties)
         stored.expiry_s = row["expiry_s"]
+        stored.window = row.get("window", 0)
         will = row.get("will")
         stored.will = StoredWill(will["delay_s"], 0, record.position, record.size) if will is not None else None
 
@@ -205,9 +217,19 @@ class StoredSessions:
         if stored is None:
             return
         stored.apply(Changes.decode(record.body, record.properties))
+        stored.recorded_at = record.position
         if self._is_repaired:
             for one in stored.subscriptions.values():
                 self._clamp(stored, one)
+
+    def _apply_acked(self, record: Record) -> None:
+        obsolete_from, obsolete_before, _ = SESSIONS_ACKED_HEAD.unpack_from(record.body)
+        for position in tuple(takewhile(lambda position: position < obsolete_before, self._acked)):
+            if position >= obsolete_from:
+                del self._acked[position]
+                self._acked_changed.add(position)
+        self._acked[record.position] = record.size
+        self._acked_changed.add(record.position)
 
     def _clamp(self, stored: StoredSession, one: StoredSubscription) -> None:
         """Move a cursor back to the end of its queue as of this record: the next message gets that offset."""
@@ -259,6 +281,8 @@ class StoredSessions:
 
     def load(self, index: Index) -> None:
         self._index = index
+        for key, size in index.rows(rows.ACKED):
+            self._acked[rows.U64.unpack_from(key, len(rows.ACKED))[0]] = rows.U32.unpack(size)[0]
         row = index.get(rows.TOTALS_KEY)
         if row is not None:
             self._saved_totals = row
@@ -268,6 +292,13 @@ class StoredSessions:
         for stored in self._changed.values():
             rows.save_session(batch, stored)
         self._changed.clear()
+        for position in self._acked_changed:
+            key = rows.ACKED + rows.U64.pack(position)
+            if position in self._acked:
+                batch.put(key, rows.U32.pack(self._acked[position]))
+            else:
+                batch.delete(key)
+        self._acked_changed.clear()
         for queue_id, uses in self._uses.items():
             key = rows.USES + rows.U32.pack(queue_id)
             if uses:

@@ -6,9 +6,9 @@ from struct import Struct
 
 import orjson
 
-_ROW = Struct("<IIBIQBQ")
-"""number, queue id, options, identifier, cursor; whether retained messages are still to be sent, and the position before which
-these are stored. The topic of the last retained message that was sent follows."""
+_ROW = Struct("<IIBIQQBQ")
+"""number, queue id, options, identifier, cursor, maybe_sent; whether retained messages are still to be sent, and the position
+before which these are stored. The topic of the last retained message that was sent follows."""
 
 
 class StoredSubscription:
@@ -23,7 +23,17 @@ class StoredSubscription:
         cursor: offset of the next message in the light queue.
     """
 
-    __slots__ = ("cursor", "filter", "identifier", "number", "options", "queue_id", "retained_after", "retained_before")
+    __slots__ = (
+        "cursor",
+        "filter",
+        "identifier",
+        "maybe_sent",
+        "number",
+        "options",
+        "queue_id",
+        "retained_after",
+        "retained_before",
+    )
 
     def __init__(self, topic_filter: str, number: int, queue_id: int, options: int, identifier: int, cursor: int) -> None:
         self.filter = topic_filter
@@ -32,6 +42,9 @@ class StoredSubscription:
         self.options = options
         self.identifier = identifier
         self.cursor = cursor
+        self.maybe_sent = 0
+        """Offset before which messages may have been sent by a node that was killed. If the cursor is below it, they are sent
+        once more, with DUP."""
         self.retained_before: int | None = None
         """While retained messages are still to be sent: the position before which they are stored; otherwise None."""
         self.retained_after = b""
@@ -40,14 +53,16 @@ class StoredSubscription:
     def row(self) -> bytes:
         """Return the value of the subscription's row in the index."""
         before = self.retained_before
-        head = (self.number, self.queue_id, self.options, self.identifier, self.cursor, before is not None, before or 0)
+        place = (self.cursor, self.maybe_sent)
+        head = (self.number, self.queue_id, self.options, self.identifier, *place, before is not None, before or 0)
         return _ROW.pack(*head) + self.retained_after
 
     @classmethod
     def from_row(cls, topic_filter: str, row: bytes) -> StoredSubscription:
         """Return the subscription that a row describes."""
-        number, queue_id, options, identifier, cursor, has_retained, before = _ROW.unpack_from(row)
+        number, queue_id, options, identifier, cursor, maybe_sent, has_retained, before = _ROW.unpack_from(row)
         found = cls(topic_filter, number, queue_id, options, identifier, cursor)
+        found.maybe_sent = maybe_sent
         if has_retained:
             found.retained_before, found.retained_after = before, row[_ROW.size :]
         return found
@@ -66,6 +81,7 @@ class StoredDraining(StoredSubscription):
 
     def __init__(self, one: StoredSubscription, stop: int, cuts: dict[int, int]) -> None:
         super().__init__(one.filter, one.number, one.queue_id, 0, 0, one.cursor)
+        self.maybe_sent = one.maybe_sent
         self.stop = stop
         self.cuts = cuts
 

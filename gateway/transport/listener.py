@@ -19,6 +19,7 @@ from penstock.gateway.options import PLAIN_NAME, ListenerOptions
 from penstock.gateway.token_bucket import TokenBucket
 from penstock.gateway.transport.admission import Admission
 from penstock.gateway.transport.certificates import Certificates
+from penstock.gateway.transport.descriptors import SocketShare
 from penstock.gateway.transport.handshakes import Handshakes
 from penstock.gateway.transport.peer import Peer
 from penstock.gateway.transport.unix_socket import UnixSocketFile
@@ -51,10 +52,17 @@ class Listener:
         admission: decides which connections may begin.
         handshakes: brings admitted connections to where MQTT begins.
         logbook: events that clients cause are logged there.
+        share: the descriptors that connections may have; None if they may have all.
     """
 
     def __init__(
-        self, options: ListenerOptions, backlog: int, admission: Admission, handshakes: Handshakes, logbook: Logbook
+        self,
+        options: ListenerOptions,
+        backlog: int,
+        admission: Admission,
+        handshakes: Handshakes,
+        logbook: Logbook,
+        share: SocketShare | None = None,
     ) -> None:
         self.options = options
         self.name = options.name
@@ -74,6 +82,7 @@ class Listener:
         self.bytes_out = 0
         self._backlog = backlog
         self._logbook = logbook
+        self._share = share
         self._loop: asyncio.AbstractEventLoop
         self._servers: list[socket.socket] = []
         self._unix = UnixSocketFile(options.socket, options.socket_mode) if options.kind == "unix" else None
@@ -157,8 +166,12 @@ class Listener:
             except OSError as error:
                 self._pause(server, error)
                 return
-            end.setblocking(False)
-            self._admit(end, address)
+            fitted = end if self._share is None else self._share.fit(end)
+            if fitted is None:
+                self.admission.note_refusal("" if self._unix is not None else address[0], "descriptors")
+                continue
+            fitted.setblocking(False)
+            self._admit(fitted, address)
 
     def _pause(self, server: socket.socket, error: OSError) -> None:
         """Stop accepting for a while. The connection stays in the backlog, and would wake the loop again at once."""

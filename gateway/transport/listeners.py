@@ -11,6 +11,7 @@ import structlog
 from penstock.gateway.logbook import Logbook
 from penstock.gateway.options import PLAIN_NAME, GatewayOptions, ListenerOptions
 from penstock.gateway.transport.admission import Admission, HandshakeCount
+from penstock.gateway.transport.descriptors import SocketShare
 from penstock.gateway.transport.handshakes import Handshakes
 from penstock.gateway.transport.listener import Listener
 from penstock.gateway.transport.peer import Peer
@@ -34,6 +35,7 @@ class Listeners:
         now_ms: returns the monotonic time in ms.
         connect: returns the protocol that serves MQTT to a peer.
         strike: called for a peer that broke TLS.
+        share: the descriptors that connections may have; None if they may have all.
     """
 
     def __init__(
@@ -44,9 +46,12 @@ class Listeners:
         now_ms: Callable[[], int],
         connect: Callable[[Peer], asyncio.Protocol],
         strike: Callable[[Peer], None],
+        share: SocketShare | None = None,
     ) -> None:
         plain = [ListenerOptions(name=PLAIN_NAME, listen=options.listen)] if options.plain == "on" else []
-        self.handshakes = HandshakeCount(options.handshakes_max)
+        # Handshakes get half of the descriptors at most, so that they can't keep out clients that are done with theirs.
+        handshakes_max = options.handshakes_max if share is None else min(options.handshakes_max, share.below // 2)
+        self.handshakes = HandshakeCount(handshakes_max)
 
         def connect_websocket(peer: Peer) -> asyncio.Protocol:
             return WebSocket(connect(peer), peer.listener.options, options.packet_bytes_max)
@@ -55,7 +60,7 @@ class Listeners:
             admission = Admission(each, self.handshakes, sources, logbook, now_ms)
             begin = connect_websocket if each.is_websocket else connect
             handshakes = Handshakes(each, options.tls_handshake_ms, self.handshakes, admission, begin, strike)
-            return Listener(each, options.listen_backlog, admission, handshakes, logbook)
+            return Listener(each, options.listen_backlog, admission, handshakes, logbook, share)
 
         self._listeners = [listener_of(each) for each in (*plain, *options.listeners)]
         self._watching: asyncio.TimerHandle | None = None

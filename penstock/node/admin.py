@@ -11,6 +11,7 @@ from aiohttp import hdrs, web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from penstock.node.adminsockets import AdminSockets
 from penstock.node.errors import AdminUnavailable
 from penstock.store.options import HostPort
 
@@ -36,6 +37,7 @@ class Admin:
         ready: Callable[[], bool],
         state: Callable[[], dict[str, Any]],
         level: Callable[[], str] = lambda: "open",
+        connections_max: int = 32,
     ) -> None:
         """Create the server. `start` opens its listener.
 
@@ -46,13 +48,16 @@ class Admin:
             state: returns the state that `/api/v1/state` shows, of types that orjson can encode. It must not block either.
             level: returns how much the node may store: open, read_only or exhausted. A node that isn't open is still ready,
                 because its consumers free the disk.
+            connections_max: the maximum number of open connections. One more closes the oldest.
         """
         self._listen = listen
         self._registry = registry
         self._ready = ready
         self._state = state
         self._level = level
+        self._connections_max = connections_max
         self._runner: web.AppRunner | None = None
+        self._sockets: AdminSockets | None = None
 
     async def start(self) -> int:
         """Open the listener, and return its port.
@@ -73,23 +78,32 @@ class Admin:
         # No access log, because scrapes and probes arrive every few seconds.
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S)
         await runner.setup()
+        server = runner.server
+        assert server is not None
+        sockets = AdminSockets(server, self._connections_max)
         try:
-            await web.TCPSite(runner, self._listen.host, self._listen.port).start()
+            port = await sockets.start(self._listen.host, self._listen.port)
         except OSError as error:
             await runner.cleanup()
             raise AdminUnavailable(
                 f"The admin listener can't listen on {self._listen}: {error.strerror or error}. "
                 "Free the address, or set admin.listen to another one. Port 0 picks a free port."
             ) from error
-        self._runner = runner
-        port: int = runner.addresses[0][1]
+        self._runner, self._sockets = runner, sockets
         return port
 
     async def stop(self) -> None:
         """Close the listener and its connections. It does nothing if the listener isn't open."""
         runner, self._runner = self._runner, None
+        if self._sockets is not None:
+            self._sockets.close()
         if runner is not None:
             await runner.cleanup()
+
+    @property
+    def closed_early(self) -> int:
+        """Number of connections that were closed because there were too many."""
+        return self._sockets.closed_early if self._sockets is not None else 0
 
     async def _index(self, _request: web.Request) -> web.Response:
         return _json({"name": "penstock", "paths": PATHS})

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 from penstock.gateway.options import GatewayOptions
 from penstock.node.errors import ConfigError
 from penstock.pop.options import PopOptions
-from penstock.store.options import HostPort, OptionInvalid, StoreOptions, check_options, option
+from penstock.store.options import ClockOptions, HostPort, OptionInvalid, StoreOptions, check_options, option
 from penstock.timer.options import TimerOptions
 
 Options = TypeVar("Options")
@@ -53,6 +53,7 @@ class Config:
         "Directory where the node stores everything. The node creates it if it is missing. Only one node at a time can use it.",
     )
     store: StoreOptions = StoreOptions()
+    clock: ClockOptions = ClockOptions()
     mqtt: GatewayOptions = GatewayOptions()
     pop: PopOptions = PopOptions()
     timer: TimerOptions = TimerOptions()

@@ -7,5 +7,17 @@ class ConfigError(Exception):
     """Raised when a configuration cannot be read, names an unknown option, or gives an option a value out of its bounds."""
 
 
+class DescriptorsTooFew(Exception):
+    """Raised when the process may have fewer file descriptors than a node needs."""
+
+
 class AdminUnavailable(Exception):
     """Raised when the admin listener cannot listen on its address."""
+
+
+class ControlRefused(Exception):
+    """Raised when a node refuses what a command asks of it on the control socket. The message says why."""
+
+
+class NodeNotRunning(Exception):
+    """Raised when no node listens on the control socket of a data directory."""

@@ -7,9 +7,14 @@ import os
 from pathlib import Path
 from types import TracebackType
 
-from penstock.store.errors import DataDirLocked
+from penstock.store.errors import DataDirIncomplete, DataDirLocked
+from penstock.store.files import FULL
 
 LOCK_NAME = "lock"
+
+RESTORING = "restoring"
+"""File in a data directory while `penstock restore` fills it. Nobody else may use the directory."""
+
 PID_BYTES_MAX = 20
 
 
@@ -22,11 +27,16 @@ class DataDirLock:
 
     __slots__ = ("_fd", "data_dir")
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, *, may_be_incomplete: bool = False) -> None:
         """Lock `data_dir`, and create it if it is missing.
+
+        Args:
+            data_dir: the directory.
+            may_be_incomplete: whether to lock a directory that a killed `penstock restore` has left incomplete.
 
         Raises:
             DataDirLocked: another process, or another lock of this process, holds it.
+            DataDirIncomplete: a restore of the directory was not completed.
             OSError: the directory can't be created or written to.
         """
         self.data_dir = data_dir
@@ -35,7 +45,11 @@ class DataDirLock:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(fd, 0)
-            os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+            try:
+                os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+            except OSError as error:
+                if error.errno not in FULL:  # on a full disk, the lock holds without the pid
+                    raise
         except BlockingIOError as error:
             # The file is empty between the holder's lock and the writing of its pid.
             pid = os.pread(fd, PID_BYTES_MAX, 0).decode("ascii", "replace").strip() or "unknown"
@@ -47,6 +61,11 @@ class DataDirLock:
             os.close(fd)
             raise
         self._fd = fd
+        if not may_be_incomplete and (data_dir / RESTORING).exists():
+            self.release()
+            raise DataDirIncomplete(
+                f"{data_dir} is incomplete, because a `penstock restore` of it has not ended. Run that command again."
+            )
 
     def release(self) -> None:
         """Release the lock. A second call does nothing."""

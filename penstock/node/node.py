@@ -10,32 +10,34 @@ from typing import Any
 import structlog
 from prometheus_client import CollectorRegistry
 
-from penstock.gateway.delivery.retained_messages import RetainedMessages
 from penstock.gateway.gateway import Gateway
 from penstock.gateway.options import PLAIN_NAME
-from penstock.gateway.sessions.stored_sessions import StoredSessions
 from penstock.node.admin import Admin
+from penstock.node.clockcontrol import ClockControl
 from penstock.node.config import Config
+from penstock.node.control import Control
+from penstock.node.descriptors import log_shares, shares_of
+from penstock.node.holding import Holding
 from penstock.node.lock import DataDirLock
+from penstock.node.metrics.descriptors import DescriptorCollector
 from penstock.node.metrics.mqtt import MqttConnectionCollector, MqttMessageCollector, MqttProtectionCollector
 from penstock.node.metrics.pop import PopCollector
 from penstock.node.metrics.registry import registry_of
 from penstock.node.metrics.store import DelayedCollector, StoreCollector
+from penstock.node.parts import NodeParts
 from penstock.node.state import state_of
 from penstock.pop.access.file import load_access_policy
-from penstock.pop.core.core import PopCore
-from penstock.pop.core.handle import Handles, load_secret
 from penstock.pop.core.sender import Sender
-from penstock.pop.core.transactions import Transactions
 from penstock.pop.grpc.groupservicer import GroupServicer
 from penstock.pop.grpc.servicer import PopServicer
 from penstock.pop.server import PopServer, rocketmq_service
-from penstock.store.clock import Clock, SystemClock
-from penstock.store.errors import IndexDamaged
+from penstock.store.ballast import release_ballast
+from penstock.store.clock import SteerableClock, SystemClock
+from penstock.store.descriptors import descriptor_limit
+from penstock.store.errors import DiskFull, IndexDamaged
+from penstock.store.files import FULL
 from penstock.store.options import HostPort
 from penstock.store.recovery import Recovery
-from penstock.store.store import Store
-from penstock.timer.delayed import DelayedMessages
 
 logger = structlog.get_logger("node")
 
@@ -56,17 +58,19 @@ class Node:
     Raises:
         DataDirLocked: another process has the data directory.
         LogCorrupt: a record before the tail of the log is damaged.
+        DescriptorsTooFew: the process may have fewer file descriptors than a node needs.
         AccessInvalid: the file `pop.access_file` can't be read, or its content is invalid.
     """
 
-    def __init__(self, config: Config, clock: Clock | None = None) -> None:
+    def __init__(self, config: Config, clock: SteerableClock | None = None) -> None:
         self.config = config
         clock = clock or SystemClock()
+        self.descriptors = shares_of(descriptor_limit(), config.pop.connections_max)
         access = load_access_policy(Path(config.pop.access_file)) if config.pop.access_file else None
         config.data_dir.mkdir(parents=True, exist_ok=True)
         self._lock = DataDirLock(config.data_dir)
         try:
-            recovery = self._try_to_recover(clock) or self._try_to_recover(clock)
+            recovery = self._recover_in_room(clock) or self._recover_in_room(clock)
             if recovery is None:
                 raise IndexDamaged(f"The index of {config.data_dir} is damaged again after it was rebuilt. Check the disk.")
             self.recovery: Recovery = recovery
@@ -83,6 +87,7 @@ class Node:
             clock,
             delay_ms_max=config.timer.delay_ms_max,
             may_share=access.may_share if access is not None else None,
+            descriptors_below=self.descriptors.mqtt,
         )
         sender = Sender(self.store, self._handles, self.delayed, self.transactions, config.pop, config.timer)
         servicer = PopServicer(self.pop, self.store, self._handles, self.delayed, self.transactions, sender, config.pop)
@@ -90,18 +95,40 @@ class Node:
             self.pop, self.store, self._handles, sender, self.delayed, self.transactions, config.pop
         )
         group_servicer = GroupServicer(self.pop, self.store)
-        self._pop_server = PopServer(servicer, group_servicer, config.pop, access, self.rocketmq)
+        self._pop_server = PopServer(
+            servicer, group_servicer, config.pop, access, self.rocketmq, connections_max=self.descriptors.pop
+        )
         self.registry = self._make_registry()
         """What `/metrics` shows."""
         self._admin = Admin(
-            config.admin.listen, registry=self.registry, ready=lambda: self._is_ready, state=self.state, level=self._level
+            config.admin.listen,
+            registry=self.registry,
+            ready=lambda: self._is_ready,
+            state=self.state,
+            level=self._level,
+            connections_max=self.descriptors.admin,
         )
+        self._holding = Holding(self.store, config.data_dir)
+        self._control = Control(config.data_dir, {**self._holding.routes(), **ClockControl(self.store).routes()})
         self._is_ready = False
         self.mqtt: HostPort = config.mqtt.listen
         self.grpc: HostPort = config.pop.listen
         self.admin: HostPort = config.admin.listen
 
-    def _try_to_recover(self, clock: Clock) -> Recovery | None:
+    def _recover_in_room(self, clock: SteerableClock) -> Recovery | None:
+        """Do what `_try_to_recover` does. Where the disk has no room for it, release the ballast and try again."""
+        try:
+            return self._try_to_recover(clock)
+        except (OSError, DiskFull) as error:
+            if isinstance(error, OSError) and error.errno not in FULL:
+                raise
+            logger.warning("recovery.no_room", error=str(error))
+            freed = release_ballast(self.config.data_dir)
+            if not freed:
+                raise
+        return self._try_to_recover(clock)
+
+    def _try_to_recover(self, clock: SteerableClock) -> Recovery | None:
         """Recover the store and its parts. Return None if the index is found damaged: the next try rebuilds the index.
 
         The error must be released before the next try, because the frames that it refers to keep RocksDB open.
@@ -112,17 +139,11 @@ class Node:
             logger.warning("index.damaged", error=str(error))
             return None
 
-    def _recover(self, clock: Clock) -> Recovery:
-        config = self.config
-        self.store = Store(config.data_dir, config.store, clock)
-        self.delayed = DelayedMessages(self.store, config.timer)
-        self.retained = RetainedMessages(self.store.now_ms)
-        self._handles = Handles(load_secret(config.data_dir))
-        self.pop = PopCore(self.store, self._handles, config.pop, config.timer)
-        self.transactions = Transactions(self.store, config.pop, config.timer)
-        self.sessions = StoredSessions(self.store.queues)
-        for part in (self.delayed, self.retained, self.transactions, self.sessions, self.pop.part):
-            self.store.add_part(part)
+    def _recover(self, clock: SteerableClock) -> Recovery:
+        parts = NodeParts(self.config, clock)
+        self.store, self.delayed, self.retained = parts.store, parts.delayed, parts.retained
+        self.pop, self.transactions, self.sessions = parts.pop, parts.transactions, parts.sessions
+        self._handles = parts.handles
         return self.store.recover()
 
     async def start(self) -> None:
@@ -133,6 +154,7 @@ class Node:
         """
         loop = asyncio.get_running_loop()
         _log_recovery(self.recovery)
+        log_shares(self.descriptors, self.config.mqtt.connections_max)
         self.store.start(loop, self._store_failed)
         self.delayed.start(loop)
         self.transactions.start(loop)
@@ -143,6 +165,7 @@ class Node:
                 self.mqtt = HostPort(self.config.mqtt.listen.host, port)
             self.grpc = HostPort(self.config.pop.listen.host, await self._pop_server.start())
             self.admin = HostPort(self.config.admin.listen.host, await self._admin.start())
+            await self._control.start()
         except BaseException:
             await self.stop()
             raise
@@ -154,6 +177,8 @@ class Node:
     async def stop(self) -> None:
         """Close the listeners and all connections, finish the current group commit, flush the index, and close the store."""
         self._is_ready = False
+        await self._holding.stop()
+        await self._control.stop()
         await self.gateway.stop()
         await self._pop_server.stop()
         self.pop.stop()
@@ -195,6 +220,7 @@ class Node:
             MqttMessageCollector(self.gateway, self.retained),
             MqttProtectionCollector(self.gateway),
             DelayedCollector(self.delayed),
+            DescriptorCollector(self.descriptors, lambda: self._admin.closed_early),
             PopCollector(
                 self.pop, self.store, self.transactions, (lambda: len(rocketmq.clients)) if rocketmq is not None else None
             ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.gateway.gateway import Gateway
+from penstock.node.clockcontrol import clock_of
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.transactions import Transactions
 from penstock.store.recovery import Recovery
@@ -29,6 +30,7 @@ def state_of(
             "torn_bytes_at_start": recovery.torn_bytes,
             "replayed_at_start": recovery.replayed,
         },
+        "index": store.index.figures()._asdict(),
         "disk": {
             "store": store.space.level.name.lower(),
             "free": store.space.usage.free,
@@ -36,17 +38,25 @@ def state_of(
             "why": store.space.why(),
             "held_bytes": gateway.backlog.kept_bytes,
         },
+        "clock": clock_of(store),
         "connections": len(gateway.connections),
         "queues": len(store.queues),
         "timers_pending": len(delayed),
         "transactions_pending": len(transactions),
+        "in_memory": {
+            "routes": len(store.router.cached),
+            "checkpoints_open": pop.checkpoints_open,
+            "checkpoints_closed": pop.checkpoints_remembered,
+            "transactions_ended": transactions.remembered,
+            "timers_recalled": delayed.remembered,
+        },
         "pop": {name: value for name in pop.counters.__slots__ if isinstance(value := getattr(pop.counters, name), int)},
         "groups": [
             {
                 "group": group.name,
                 "filter": group.filter,
-                "visible": group.visible,
-                "retries": group.visible_retries,
+                "visible": group.count_visible(),
+                "retries": group.count_retries(),
                 "in_flight": group.in_flight,
                 "waiting": len(group.polls),
             }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -32,7 +31,7 @@ class OutgoingMessage:
         tag: Kind of the message, for groups that filter by tags.
         message_group: Groups in FIFO order get the messages of one message group in order, one at a time.
         deliver_at_ms: Delivery time in ms since 1970, by the node's clock. 0 or a time in the past: deliver at once.
-        delay_ms: Delay in ms from now by this machine's clock, instead of `deliver_at_ms`.
+        delay_ms: Delay in ms from when the node gets the message, instead of `deliver_at_ms`. No clock needs to be right.
         producer: Name of the service that decides on the transaction of which the message is half. The node delivers the
             message when the transaction is committed. Empty: the message has no transaction.
 
@@ -55,13 +54,13 @@ class OutgoingMessage:
 
     def encoded(self) -> pb.Message:
         """Return the message as the protocol has it."""
-        deliver_at_ms = self.deliver_at_ms if not self.delay_ms else time.time_ns() // 1_000_000 + self.delay_ms
         return pb.Message(
             topic=self.topic,
             body=self.body,
             properties=self.properties,
             tag=self.tag,
             message_group=self.message_group,
-            deliver_at_ms=deliver_at_ms,
+            deliver_at_ms=self.deliver_at_ms,
+            delay_ms=self.delay_ms,
             producer=self.producer,
         )

@@ -195,6 +195,6 @@ class GroupAdmin:
         if to.end == "latest":
             return queue.next_offset
         if to.position is not None:
-            return queue.offset_from(to.position, self._store.log)
+            return queue.offset_from(to.position, self._store.copies)
         assert to.time_ms is not None
-        return queue.offset_at(to.time_ms, self._store.log)
+        return queue.offset_at(to.time_ms, self._store.copies)

@@ -12,6 +12,7 @@ from penstock.pop.core.checkpoint import Checkpoint
 from penstock.pop.core.damages import DamagedRanges
 from penstock.pop.core.deadlines import Deadlines
 from penstock.pop.core.group import ConsumerGroup
+from penstock.store.clocksteps import ClockStep
 from penstock.store.index import Batch, Index, KeySpace
 from penstock.store.recent import RecentIds
 from penstock.store.record import Record
@@ -72,6 +73,15 @@ class CheckpointTable:
                     del attempt_ids[checkpoint.attempt_id]
             self._deadlines.forget(checkpoint)
             self.closed.add(checkpoint.position, checkpoint.without_entries())
+
+    def move_deadlines(self, step: ClockStep) -> None:
+        """Move the deadlines that were set in the window of a step of the clock: their invisible times are not over sooner."""
+        for checkpoint in self.open.values():
+            if step.covers(checkpoint.pop_ms) and checkpoint.deadline_ms > step.end_ms:
+                self._deadlines.forget(checkpoint)
+                checkpoint.deadline_ms += step.step_ms
+                self._deadlines.schedule(checkpoint.deadline_ms, checkpoint)
+                self._changed.add(checkpoint.position)
 
     def load(self, index: Index) -> None:
         """Read all rows. The groups must have been loaded before."""

@@ -93,6 +93,11 @@ class PopCore:
         """Number of checkpoints with open deliveries."""
         return len(self.checkpoints)
 
+    @property
+    def checkpoints_remembered(self) -> int:
+        """Number of closed checkpoints that are still in memory, so that late calls get an exact answer."""
+        return len(self._state.closed)
+
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Revive messages by itself from now on; first those that became due while the node was down."""
         self.polls.start(loop)

@@ -96,8 +96,9 @@ def _cursor_after(queue: LightQueue, cursor: int, entries: list[Entry]) -> int:
 
 
 def _position_at(queue: LightQueue, offset: int) -> int | None:
-    """Return the position of an entry, committed or not; None after the end of the queue."""
+    """Return the position of an entry, committed or not; None if it was trimmed, and after the end of the queue."""
     if offset < queue.committed_offset:
-        return int(ENTRY.unpack(queue.read(offset, 1))[0])
+        found, entry = queue.read_from(offset, 1)
+        return int(ENTRY.unpack(entry)[0]) if entry and found == offset else None
     at = (offset - queue.committed_offset) * ENTRY_BYTES
     return int(ENTRY.unpack_from(queue.pending, at)[0]) if at < len(queue.pending) else None

@@ -84,15 +84,17 @@ class DeliveryChanges:
             group.attempt_ids[attempt_id] = record.position
 
     def _apply_entries(self, group: ConsumerGroup, entries: list[Entry], noted: dict[str, Any]) -> None:
-        """Move the cursors of a selective group, whose record states how far it has scanned; or of any group after a repair."""
+        """Move the cursors of a group whose record states them: a selective group, or any group after a repair."""
         new = [entry for entry in entries if entry.source != FROM_RETRY]
         retries = [entry for entry in entries if entry.source == FROM_RETRY]
         if self._damages:
             # A record from before the repair doesn't move the cursor, because nobody knows how many of the skipped messages
             # are gone. A record from after the repair takes it into account.
-            if noted.get("mended", 0) == len(self._damages) and "cursor" in noted:
-                group.cursor = noted["cursor"]
-            self._damages.advance(group, [] if "cursor" in noted else new, retries)
+            is_stated = noted.get("mended", 0) == len(self._damages) and "cursor" in noted
+            if is_stated:
+                group.cursor = group.expected = noted["cursor"]
+                group.frozen = False
+            self._damages.advance(group, [] if is_stated or group.is_selective else new, retries)
         else:
             group.cursor = noted["cursor"]
             if retries:

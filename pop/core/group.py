@@ -141,25 +141,34 @@ class ConsumerGroup:
 
     @property
     def visible(self) -> int:
-        """Number of messages that a pop can get now. For a selective group this is an upper bound."""
+        """Upper bound of the messages that a pop can get now, without a lookup. `count_visible` is more exact."""
         return self.visible_new + self.visible_retries
 
     @property
     def visible_new(self) -> int:
-        """Number of visible messages that were never handed out."""
+        """Upper bound of the visible messages that were never handed out. Trimmed ones count until the group passes them."""
         unseen = max(self.queue.committed_offset - self.scanned, 0)
         return unseen if self.order is None else unseen + len(self.order.ready)
 
     @property
     def visible_retries(self) -> int:
-        """Number of visible messages that were handed out before."""
+        """Upper bound of the visible messages that were handed out before, as `visible_new` is."""
         return max(self.retry.committed_offset - self.retry_cursor, 0)
+
+    def count_visible(self) -> int:
+        """Return the number of messages that a pop can get now. For a selective group this is an upper bound."""
+        ready = len(self.order.ready) if self.order is not None else 0
+        return self.queue.count_from(self.scanned) + ready + self.count_retries()
+
+    def count_retries(self) -> int:
+        """Return the number of visible messages that were handed out before."""
+        return self.retry.count_from(self.retry_cursor)
 
     @property
     def is_quiet(self) -> bool:
         """True if no message is in flight, waits in the retry queue, or is parked."""
-        returning = self.retry.next_offset - self.retry_cursor
-        return not (self.in_flight or returning > 0 or (self.order and self.order.parked))
+        returning = self.count_retries() + self.retry.next_offset - self.retry.committed_offset
+        return not (self.in_flight or returning or (self.order and self.order.parked))
 
     def row(self) -> bytes:
         """Return the index row. It doesn't contain `in_flight`, which follows from the checkpoints."""

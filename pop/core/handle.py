@@ -26,7 +26,15 @@ from struct import Struct
 from struct import error as StructError
 from typing import NamedTuple
 
+import structlog
+
 from penstock.pop.core.indexes import Indexes
+from penstock.store.files import SYSTEM_FILES, Files, read_file, replace_file
+
+logger = structlog.get_logger("pop")
+
+SECRET = "secret"
+"""File of a data directory that holds the key of its handles."""
 
 SECRET_BYTES = 32
 CODE_BYTES = 8
@@ -65,24 +73,24 @@ class HandleRun(NamedTuple):
     indexes: Indexes
 
 
-def load_secret(data_dir: Path) -> bytes:
-    """Return the secret of a data directory; create it on the first call. Anybody who can read the secret can make handles."""
-    path = data_dir / "secret"
+def load_secret(data_dir: Path, *, files: Files = SYSTEM_FILES) -> bytes:
+    """Return the secret of a data directory; create it on the first call. Anybody who can read the secret can make handles.
+
+    Raises:
+        ValueError: the file has the wrong length.
+        OSError: the file can't be read or written.
+    """
+    path = data_dir / SECRET
     try:
-        secret = path.read_bytes()
+        secret = read_file(files, path)
     except FileNotFoundError:
         secret = os.urandom(SECRET_BYTES)
-        fresh = path.with_suffix(".new")
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        try:
-            os.write(descriptor, secret)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        fresh.replace(path)
+        replace_file(files, path, secret, permissions=0o600)
+        logger.info("secret.created", file=str(path), effect="handles that an earlier secret has signed are void")
     if len(secret) != SECRET_BYTES:
         raise ValueError(
-            f"{path} must have {SECRET_BYTES} bytes, not {len(secret)}. If you delete it, all open handles become void"
+            f"{path} must have {SECRET_BYTES} bytes, not {len(secret)}. Restore it from a backup, or run `penstock "
+            "repair`, which makes a new one: then all open handles become void"
         )
     return secret
 

@@ -17,9 +17,19 @@ from penstock.pop.core.state import PopState
 from penstock.pop.errors import GroupUnknown, RequestInvalid
 from penstock.store.bodies import REFERENCE
 from penstock.store.commitlog import dense_until
-from penstock.store.errors import DiskFull, PositionUnknown
+from penstock.store.errors import DiskFull, PositionUnknown, RecordUnreadable
 from penstock.store.properties import decode_properties
-from penstock.store.record import CRC_FROM, KIND_AT, PROPS_LEN_AT, SIZE_AND_CRC, STORE_MS_AT, Kind, checksum, properties_of
+from penstock.store.record import (
+    CRC_FROM,
+    KIND_AT,
+    PROPS_LEN_AT,
+    SIZE_AND_CRC,
+    STORE_MS_AT,
+    Kind,
+    checksum,
+    properties_of,
+    store_ms_of,
+)
 from penstock.store.store import Store
 
 logger = structlog.get_logger("pop")
@@ -135,7 +145,9 @@ class Popper:
             if at < 0 or at + size > len(block):
                 try:
                     block, base, at = self._store.read_ahead(position, size, until), position, 0
-                except PositionUnknown:
+                except PositionUnknown as error:
+                    if isinstance(error, RecordUnreadable):
+                        logger.error("message.unreadable", position=position, why=str(error))
                     records.append(None)
                     continue
             data = block[at : at + size]
@@ -158,11 +170,14 @@ class Popper:
 
         Dead letters don't expire: an operator must be able to see them.
         """
-        now_ms = self._store.now_ms()
+        now_ms, now_for = self._store.now_ms(), self._store.now_for
         expired = [
             at
             for at, data in enumerate(records)
-            if data is not None and data[PROPS_LEN_AT:STORE_MS_AT] != _NO_PROPERTIES and 0 < _expires_at_ms(data) <= now_ms
+            if data is not None
+            and data[PROPS_LEN_AT:STORE_MS_AT] != _NO_PROPERTIES
+            and 0 < (expires_at_ms := _expires_at_ms(data)) <= now_ms
+            and expires_at_ms <= now_for(store_ms_of(data))
         ]
         if not expired or group.filter.startswith(DEAD_LETTERS):
             return

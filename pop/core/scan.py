@@ -103,6 +103,7 @@ class Scan:
             first, found = queue.read_from(self.offset, SCAN_ENTRIES)
             entries = entries_array(found)
             if not len(entries):
+                self.offset = queue.committed_offset  # all that is left was trimmed
                 return
             wanted = np.arange(len(entries)) if hashes is None else np.flatnonzero(np.isin(entries["aux"], hashes))
             positions, sizes = entries["position"][wanted].tolist(), entries["size"][wanted].tolist()

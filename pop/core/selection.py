@@ -69,11 +69,18 @@ def select(group: ConsumerGroup, room: int, state: PopState, store: Store, read:
         retries = min(retries, max(share, room - new))
         group.retry_turn = not group.retry_turn
     retries = min(retries, room)
-    back = _retries(group, retries)
     if group.is_selective:
+        back = _retries(group, retries)
         scan = Scan(group, state.dead_letters, store, read)
         return _select_by_scan(group, scan, state.mended, back, room - len(back), retries_first)
-    return Selection(_fitting(group, back, _new(group, room - retries, store), retries_first))
+    fresh = _new(group, room - retries, store)
+    back = _retries(group, min(group.visible_retries, room - len(fresh)))  # there may be fewer new messages than was thought
+    entries = _fitting(group, back, fresh, retries_first)
+    if not state.mended:
+        return Selection(entries)
+    # The group may have passed messages that retention has dropped. Without a cursor the gap would pass for a lost checkpoint.
+    passed = max((offset + 1 for _, offset, _, _, source, _ in entries if source == FROM_QUEUE), default=group.cursor)
+    return Selection(entries, {"cursor": passed, "mended": state.mended})
 
 
 def _fitting(group: ConsumerGroup, back: Entries, new: Entries, retries_first: bool) -> Entries:
@@ -95,31 +102,36 @@ def _new(group: ConsumerGroup, count: int, store: Store) -> Entries:
 
     The group skips a backlog of dropped messages in steps of `SCAN_ENTRIES`, and only until retention has trimmed the queue.
     """
-    step = count
-    while True:
-        offset, found = _read(group, step)
-        entries = [
-            (position, at, size, 1, FROM_QUEUE, 0) for at, (position, size, _) in enumerate(ENTRY.iter_unpack(found), offset)
+    entries: Entries = []
+    end, offset, step = group.queue.committed_offset, group.cursor, count
+    while len(entries) < count and offset < end:
+        first, found = _read(group, offset, step)
+        read = [
+            (position, at, size, 1, FROM_QUEUE, 0) for at, (position, size, _) in enumerate(ENTRY.iter_unpack(found), first)
         ]
         expires_before = store.retention.expires_before
-        if not entries or min(entries)[0] >= expires_before:
-            return entries[:count]
-        first, last = min(entries)[0], max(entries)[0]
-        if last >= expires_before or store.copies.any_between(first, last):
-            kept = [entry for entry in entries if entry[0] >= expires_before or not store.is_expired(entry[0])]
-            if kept:
-                return kept[:count]
-        group.cursor = group.scanned = entries[-1][1] + 1
-        step = SCAN_ENTRIES
+        if not read:
+            offset = end  # all that is left was trimmed
+        else:
+            offset = read[-1][1] + 1
+            if min(read)[0] < expires_before:
+                step = SCAN_ENTRIES
+                if max(read)[0] < expires_before and not store.copies.any_between(min(read)[0], max(read)[0]):
+                    read = []
+                read = [entry for entry in read if entry[0] >= expires_before or not store.is_expired(entry[0])]
+            entries += read[: count - len(entries)]
+        if not entries:
+            group.cursor = group.scanned = offset
+    return entries
 
 
-def _read(group: ConsumerGroup, count: int) -> tuple[int, bytes]:
-    """Read `count` entries from the group's cursor on, as `LightQueue.read_from` does. Entries read ahead are kept."""
+def _read(group: ConsumerGroup, offset: int, count: int) -> tuple[int, bytes]:
+    """Read `count` entries of a group's queue from `offset` on, as `LightQueue.read_from` does. It keeps what follows."""
     first, ahead = group.ahead
-    at = (group.cursor - first) * ENTRY_BYTES
+    at = (offset - first) * ENTRY_BYTES
     if not 0 <= at <= len(ahead) - count * ENTRY_BYTES:
-        first, ahead = group.queue.read_from(group.cursor, max(count, READ_AHEAD) if count else 0)
-        at = max(group.cursor - first, 0) * ENTRY_BYTES
+        first, ahead = group.queue.read_from(offset, max(count, READ_AHEAD))
+        at = max(offset - first, 0) * ENTRY_BYTES
     found = ahead[at : at + count * ENTRY_BYTES]
     group.ahead = (first, ahead) if at + len(found) < len(ahead) else (0, b"")
     return first + at // ENTRY_BYTES, found
@@ -127,11 +139,18 @@ def _read(group: ConsumerGroup, count: int) -> tuple[int, bytes]:
 
 def _retries(group: ConsumerGroup, count: int) -> Entries:
     """Return the next `count` messages of the retry queue."""
-    if count <= 0:
-        return []
-    offset, found = group.retry.read_from(group.retry_cursor, count)
-    rows = enumerate(ENTRY.iter_unpack(found), offset)
-    return [(position, at, size, attempts + 1, FROM_RETRY, 0) for at, (position, size, attempts) in rows]
+    entries: Entries = []
+    offset = group.retry_cursor
+    while len(entries) < count:
+        first, found = group.retry.read_from(offset, count - len(entries))
+        if not found:
+            if not entries:
+                group.retry_cursor = max(offset, first)  # what is left was trimmed, because it can't be read
+            break
+        rows = enumerate(ENTRY.iter_unpack(found), first)
+        entries += [(position, at, size, attempts + 1, FROM_RETRY, 0) for at, (position, size, attempts) in rows]
+        offset = entries[-1][1] + 1
+    return entries
 
 
 def _select_by_scan(group: ConsumerGroup, scan: Scan, mended: int, back: Entries, room: int, retries_first: bool) -> Selection:

@@ -58,8 +58,8 @@ def snapshots(groups: Iterable[ConsumerGroup], checkpoints: Mapping[int, Checkpo
     return [
         GroupSnapshot(
             group,
-            visible=group.visible,
-            retries=group.visible_retries,
+            visible=group.count_visible(),
+            retries=group.count_retries(),
             in_flight=group.in_flight,
             delayed=delayed[group.id],
             parked=group.order.parked if group.order is not None else 0,

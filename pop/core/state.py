@@ -18,6 +18,7 @@ from penstock.pop.core.groupchanges import GroupChanges
 from penstock.pop.core.grouptable import GroupTable
 from penstock.pop.core.names import DEAD_LETTERS
 from penstock.pop.options import PopOptions
+from penstock.store.clocksteps import step_of
 from penstock.store.commitlog import CommitLog
 from penstock.store.index import Batch, Index
 from penstock.store.lightqueue import ENTRY, ENTRY_BYTES, LightQueue
@@ -71,7 +72,7 @@ class PopState:
 
     @property
     def mended(self) -> int:
-        """Number of known damaged ranges of the log. The checkpoint records of a selective group state it with the cursor."""
+        """Number of known damaged ranges of the log. Checkpoint records that state a cursor state this number with it."""
         return len(self._damages)
 
     def forget(self, letter: DeadLetter) -> None:
@@ -94,7 +95,11 @@ class PopState:
             **self._group_changes.applies(),
             **self._delivery_changes.applies(),
             Kind.DAMAGED: self._apply_damaged,
+            Kind.CLOCK_STEPPED: self._apply_stepped,
         }
+
+    def _apply_stepped(self, record: Record) -> None:
+        self._checkpoints.move_deadlines(step_of(record))
 
     def _apply_damaged(self, record: Record) -> None:
         if not self._damages:

@@ -97,6 +97,11 @@ class Transactions:
         """Return the number of pending half messages."""
         return len(self._pending)
 
+    @property
+    def remembered(self) -> int:
+        """Number of ended transactions whose outcome is in memory."""
+        return len(self._ended)
+
     def __iter__(self) -> Iterator[HalfMessage]:
         """Yield the pending half messages, oldest first."""
         return iter(self._pending.values())

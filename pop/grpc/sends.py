@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.pop.core.names import message_id
-from penstock.pop.core.sender import Sender, SendRefused
+from penstock.pop.core.sender import Refusal, Sender, SendRefused
 from penstock.pop.grpc.requests import check_count
 from penstock.pop.grpc.status import OK, with_status
 from penstock.pop.grpc.wire import SENT_PLAIN, sent
@@ -46,6 +46,7 @@ class SendMethods:
                     message.tag
                     or message.message_group
                     or message.deliver_at_ms
+                    or message.delay_ms
                     or message.producer
                     or message.properties
                     or len(message.body) + TOPIC_BYTES_MAX > bytes_max
@@ -66,11 +67,17 @@ class SendMethods:
         return b"".join(results)
 
     def _store_message(self, message: pb.Message) -> pb.SendResult:
+        due_ms = message.deliver_at_ms
+        if message.delay_ms:
+            if due_ms or message.delay_ms < 0:
+                detail = f"delay_ms is {message.delay_ms} and deliver_at_ms is {due_ms}: give one of them, and at least 0"
+                raise SendRefused(Refusal.INVALID_DELIVERY_TIME, detail)
+            due_ms = self._store.now_ms() + message.delay_ms
         properties = Properties(
             list(message.properties.items()),
             message.tag,
             message.message_group,
-            message.deliver_at_ms,
+            due_ms,
             producer=message.producer,
         )
         stored = self._sender.store(message.topic.encode(), message.body, properties)

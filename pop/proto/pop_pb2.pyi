@@ -36,7 +36,7 @@ class _CodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Code.ValueType],
     INVALID_TOPIC: _Code.ValueType  # 2
     """Send: nobody can publish to a topic of this name (MQTT 5.0, 4.7)"""
     INVALID_DELIVERY_TIME: _Code.ValueType  # 3
-    """Send: deliver_at_ms is negative, or too far in the future"""
+    """Send: deliver_at_ms or delay_ms is negative or too far in the future, or both are given"""
     INVALID_INVISIBLE_TIME: _Code.ValueType  # 4
     """ChangeInvisible: invisible_ms is negative or above the limit"""
     INVALID_HANDLE: _Code.ValueType  # 5
@@ -80,7 +80,7 @@ INTERNAL: Code.ValueType  # 1
 INVALID_TOPIC: Code.ValueType  # 2
 """Send: nobody can publish to a topic of this name (MQTT 5.0, 4.7)"""
 INVALID_DELIVERY_TIME: Code.ValueType  # 3
-"""Send: deliver_at_ms is negative, or too far in the future"""
+"""Send: deliver_at_ms or delay_ms is negative or too far in the future, or both are given"""
 INVALID_INVISIBLE_TIME: Code.ValueType  # 4
 """ChangeInvisible: invisible_ms is negative or above the limit"""
 INVALID_HANDLE: Code.ValueType  # 5
@@ -229,6 +229,7 @@ class Message(_message.Message):
     TAG_FIELD_NUMBER: _builtins.int
     DELIVER_AT_MS_FIELD_NUMBER: _builtins.int
     PRODUCER_FIELD_NUMBER: _builtins.int
+    DELAY_MS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     body: _builtins.bytes
     message_group: _builtins.str
@@ -237,6 +238,8 @@ class Message(_message.Message):
     """0: the message is delivered at once"""
     producer: _builtins.str
     """not empty: a half message of this producer, delivered when the producer commits it"""
+    delay_ms: _builtins.int
+    """instead of deliver_at_ms: delivered so many ms after the node gets it, whatever the sender's clock"""
     @_builtins.property
     def properties(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     def __init__(
@@ -249,10 +252,11 @@ class Message(_message.Message):
         tag: _builtins.str = ...,
         deliver_at_ms: _builtins.int = ...,
         producer: _builtins.str = ...,
+        delay_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "deliver_at_ms", b"deliver_at_ms", "message_group", b"message_group", "producer", b"producer", "properties", b"properties", "tag", b"tag", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "delay_ms", b"delay_ms", "deliver_at_ms", b"deliver_at_ms", "message_group", b"message_group", "producer", b"producer", "properties", b"properties", "tag", b"tag", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -35,16 +35,24 @@ class LiteSubscriptions:
         admin: Resets and deletes groups.
         clients: The clients that use the node. This object keeps their `lite`.
         now_ms: Returns the current time in ms.
+        now_for: Returns the current time in ms for what was set at a time: see `Store.now_for`.
         idle_ms: Time in ms after which a group without subscribers ends (`pop.lite_idle_ms`).
     """
 
     def __init__(
-        self, groups: Groups, admin: GroupAdmin, clients: ConnectedClients, now_ms: Callable[[], int], idle_ms: int
+        self,
+        groups: Groups,
+        admin: GroupAdmin,
+        clients: ConnectedClients,
+        now_ms: Callable[[], int],
+        now_for: Callable[[int], int],
+        idle_ms: int,
     ) -> None:
         self._groups = groups
         self._admin = admin
         self._clients = clients
         self._now_ms = now_ms
+        self._now_for = now_for
         self._idle_ms = idle_ms
         self._gone: deque[tuple[str, str, str, str]] = deque()
         """Client id, group, parent and filter of each subscription whose client is gone."""
@@ -119,9 +127,13 @@ class LiteSubscriptions:
                 if client is None or topic_filter not in client.lite.get((name, parent), {}):
                     self._unsubscribe(client_id, name, parent, topic_filter, now_ms + self._idle_ms)
                 self._gone.popleft()
-            over = [group for group in self._groups if 0 < (group.settings.lite_ends_ms or 0) <= now_ms and not group.in_flight]
+            over = [group for group in self._groups if self._is_over(group, now_ms)]
             for group in over[:ENDED_PER_CHECK_MAX]:
                 self._admin.delete(group.name, group.filter)
+
+    def _is_over(self, group: ConsumerGroup, now_ms: int) -> bool:
+        ends_ms = group.settings.lite_ends_ms or 0
+        return 0 < ends_ms <= now_ms and ends_ms <= self._now_for(ends_ms - self._idle_ms) and not group.in_flight
 
     def _subscribe(
         self, group: ConsumerGroup | None, client_id: str, name: str, parent: str, topic_filter: str, start: Start | None

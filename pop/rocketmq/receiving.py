@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -39,6 +38,7 @@ class MessageReceiver:
         handles: Makes the handles of deliveries.
         lite: Lite topics, whose messages a poll may ask for.
         durable: Returns when all that was stored is durable.
+        now_ms: Returns the current time in ms.
         options: Bounds and defaults.
         store_host: Address of this node, which each message names.
     """
@@ -50,6 +50,7 @@ class MessageReceiver:
         handles: Handles,
         lite: LiteTopics,
         durable: Callable[[], Awaitable[None]],
+        now_ms: Callable[[], int],
         options: PopOptions,
         store_host: str,
     ) -> None:
@@ -61,6 +62,7 @@ class MessageReceiver:
         self._handles = handles
         self._lite = lite
         self._durable = durable
+        self._now_ms = now_ms
         self._options = options
         self._store_host = store_host
 
@@ -85,7 +87,7 @@ class MessageReceiver:
                 yield response(message=message)
             written = True
             now = response()
-            now.delivery_timestamp.FromNanoseconds(time.time_ns())
+            now.delivery_timestamp.FromMilliseconds(self._now_ms())
             yield now
         finally:
             if popped is not None and not written:

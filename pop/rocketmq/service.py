@@ -61,12 +61,12 @@ class MessagingService:
 
         self.clients = ConnectedClients()
         callers = Callers(self.clients, now_ms)
-        subscriptions = LiteSubscriptions(groups, core.admin, self.clients, now_ms, options.lite_idle_ms)
+        subscriptions = LiteSubscriptions(groups, core.admin, self.clients, now_ms, store.now_for, options.lite_idle_ms)
         presence = Presence(callers, self.clients, Leases(core, handles), subscriptions, now_ms)
         routes = Routes(callers, groups, advertised)
         message_sender = MessageSender(callers, self.clients, sender, delayed, handles, durable, options.message_bytes_max)
         lite = LiteTopics(callers, subscriptions, core, groups, durable)
-        receiver = MessageReceiver(callers, core, handles, lite, durable, options, store_host)
+        receiver = MessageReceiver(callers, core, handles, lite, durable, now_ms, options, store_host)
         settler = DeliverySettler(callers, core, durable)
         check_ms = options.transaction_check_ms
         checks = TransactionChecks(callers, self.clients, core.read, handles, transactions, durable, check_ms, store_host)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from penstock.store.files import Usage
 from penstock.store.options import GIB
-from penstock.store.space import Usage
 from tests.gateway.wire import Broker
 
 TOTAL = 100 * GIB

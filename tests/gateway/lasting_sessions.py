@@ -15,9 +15,6 @@ from tests.waiting import until
 LASTS: PropertyValues = {Property.SESSION_EXPIRY_S: 60}
 """Properties of a CONNECT whose session outlives its connection by a minute."""
 
-DUP = 8
-"""The DUP flag in the first byte of a PUBLISH."""
-
 
 async def resume(broker: Broker, client_id: str, version: int) -> Client:
     """Resume a session that must exist."""

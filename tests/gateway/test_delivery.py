@@ -271,6 +271,7 @@ async def test_a_qos_2_delivery_takes_its_place_in_the_window_until_it_is_comple
 # --- the end of one that lags ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["reset", "disconnect", "unsubscribe", "takeover"])
 async def test_a_connection_that_ends_while_it_lags_leaves_nothing_behind(start_broker: StartBroker, end: str) -> None:
     broker = await start_broker(send_buffer_bytes=16 * KIB, inflight_max=100)
@@ -299,6 +300,7 @@ async def test_a_connection_that_ends_while_it_lags_leaves_nothing_behind(start_
         await until(lambda: connection not in broker.node.gateway.connections)
 
 
+@pytest.mark.slow
 async def test_a_closed_connection_that_does_not_read_is_aborted(start_broker: StartBroker) -> None:
     broker = await start_broker(send_buffer_bytes=16 * KIB)
     slow, publisher = await broker.connect("slow"), await broker.connect("publisher")

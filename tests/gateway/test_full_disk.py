@@ -11,8 +11,8 @@ from penstock.gateway.protocol.encode import encode_acks, encode_publish
 from penstock.gateway.protocol.packets import CONNACK, PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL, SUBACK
 from penstock.gateway.protocol.properties import Property, PropertyValues
 from penstock.gateway.protocol.reasons import ReasonCode
+from penstock.store.files import Usage
 from penstock.store.options import GIB
-from penstock.store.space import Usage
 from tests.gateway import scripted_plugins
 from tests.gateway.brokers import StartBroker
 from tests.gateway.disk_space import TOTAL, free

@@ -133,6 +133,7 @@ async def test_a_released_packet_id_names_a_new_message(broker: Broker) -> None:
     assert broker.connection("pump").session.received == set()
 
 
+@pytest.mark.slow
 async def test_all_packet_ids_may_be_unreleased(broker: Broker) -> None:
     client = await broker.connect("pump")
     ids = range(1, 65_536)

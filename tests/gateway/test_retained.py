@@ -17,6 +17,7 @@ from penstock.gateway.delivery.retained_messages import RetainedMessages
 from penstock.gateway.delivery.topic_lists import LEVELS_INDEXED
 from penstock.store import topics
 from penstock.store.bodies import TIMER_ENTRY
+from penstock.store.index import KeySpace
 from penstock.store.lightqueue import ENTRY
 from penstock.store.options import HOUR_MS, KIB, MIB, StoreOptions
 from penstock.store.properties import Properties, encode_properties
@@ -33,7 +34,7 @@ class Retained:
     def __init__(self, directory: Path) -> None:
         self.clock = ManualClock()
         self.store = Store(directory, StoreOptions(segment_bytes=16 * MIB), self.clock)
-        self.messages = RetainedMessages(self.clock.now_ms)
+        self.messages = RetainedMessages(lambda _: self.clock.now_ms())
         self.store.add_part(self.messages)
         self.store.recover()
 
@@ -172,7 +173,7 @@ def test_a_delayed_message_is_retained_when_it_fires(tmp_path: Path, kind: Kind,
 
 def test_retained_messages_outlive_the_segments_that_they_were_stored_in(tmp_path: Path) -> None:
     clock = ManualClock()
-    messages = RetainedMessages(clock.now_ms)
+    messages = RetainedMessages(lambda _: clock.now_ms())
     store = open_store(tmp_path / "data", clock=clock, parts=[messages], retention_ms=HOUR_MS, segment_bytes=16 * KIB)
     publish(store, "plant/1", "kept", flags=Flag.RETAIN)
     publish(store, "plant/2", "replaced", flags=Flag.RETAIN)
@@ -188,8 +189,29 @@ def test_retained_messages_outlive_the_segments_that_they_were_stored_in(tmp_pat
     assert store.log.start > 0
     close(store)
     shutil.rmtree(tmp_path / "data" / "index")
-    messages = RetainedMessages(clock.now_ms)
+    messages = RetainedMessages(lambda _: clock.now_ms())
     store = open_store(tmp_path / "data", clock=clock, parts=[messages], retention_ms=HOUR_MS, segment_bytes=16 * KIB)
     entries = [ENTRY.unpack(entry) for entry in messages.matching("plant/+", store.log.end) if entry]
     assert [decode(store.read(position, size)).body for position, size, _ in entries] == [b"kept", b"kept of 2"]
+    close(store)
+
+
+def test_a_retained_message_is_not_carried_forward_when_its_time_is_over(tmp_path: Path) -> None:
+    clock = ManualClock()
+    messages = RetainedMessages(lambda _: clock.now_ms())
+    store = open_store(tmp_path / "data", clock=clock, parts=[messages], retention_ms=HOUR_MS, segment_bytes=16 * KIB)
+    for number, expires_at_ms in enumerate((clock.now_ms() + HOUR_MS, clock.now_ms() + 10 * HOUR_MS)):
+        properties = encode_properties(Properties(expires_at_ms=expires_at_ms))
+        store.append_message(store.router.route(b"plant/%d" % number), b"short", properties, Flag.RETAIN)
+    for _ in range(3):
+        clock.advance(HOUR_MS // 2)
+        retain(store)
+        for _ in range(20):
+            publish(store, "other/1", "x" * 2000)
+            work_on(store)
+        clock.advance(HOUR_MS // 2)
+        retain(store)
+    assert len(messages) == 1
+    assert [key for key, _ in store.index.rows(bytes(KeySpace.RETAINED))] == [b"Rplant/1"]
+    assert len(list(store.index.rows(bytes(KeySpace.COPY)))) == 1
     close(store)

@@ -9,8 +9,21 @@ import pytest
 from penstock.gateway.delivery.backlog import common_length
 from penstock.gateway.protocol.connect import Connect
 from penstock.gateway.protocol.encode import encode_acks, encode_publish
-from penstock.gateway.protocol.packets import CONNACK, PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL, SUBACK, UNSUBACK, UNSUBSCRIBE
+from penstock.gateway.protocol.packets import (
+    CONNACK,
+    DUP,
+    PUBACK,
+    PUBCOMP,
+    PUBLISH,
+    PUBREC,
+    PUBREL,
+    SUBACK,
+    UNSUBACK,
+    UNSUBSCRIBE,
+)
 from penstock.gateway.protocol.properties import Property, PropertyValues
+from penstock.gateway.sessions import journal
+from penstock.gateway.sessions.acked import decode_acked
 from penstock.gateway.sessions.rows import all_sessions
 from penstock.node.node import Node
 from penstock.store.options import KIB, MIB
@@ -19,7 +32,6 @@ from penstock.store.recordscan import walk
 from penstock.store.repair import repair, survey
 from tests.gateway.brokers import StartBroker
 from tests.gateway.lasting_sessions import (
-    DUP,
     ENDS,
     LASTS,
     begin,
@@ -113,6 +125,158 @@ async def test_after_a_kill_only_deliveries_without_a_recorded_acknowledgement_a
     assert await again.drained() == []
 
 
+def never(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Make intervals of the journal so long that they never pass in a test."""
+    for name in names:
+        monkeypatch.setattr(journal, name, 3600.0)
+
+
+@both_versions
+async def test_the_next_commit_records_what_was_acknowledged(
+    broker: Broker, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never(monkeypatch, "SAVE_S", "ACKS_SAVE_S")
+    client, publisher = await begin(broker, "pump", version), await broker.connect("publisher")
+    await client.subscribe(("a", 1), ("b", 1))
+    for n in range(6):
+        await publisher.publish("ab"[n % 2], b"%d" % n, 1)
+    for _ in range(4):
+        await client.message()
+    await client.drained()
+    await publisher.publish("other", b"x", 1)
+    await broker.kill()
+    again = await resume(broker, "pump", version)
+    came = [await again.receive() for _ in range(2)]
+    assert sorted((item[4], item[1] & DUP) for item in came) == [(b"4", DUP), (b"5", DUP)]
+    assert await again.drained() == []
+    for item in came:
+        await again.send(encode_acks(PUBACK, [item[3]]))
+    publisher = await broker.connect("publisher")
+    await publisher.publish("a", b"new", 1)
+    item = await again.receive()
+    assert (item[4], item[1] & DUP) == (b"new", 0)
+
+
+async def test_acknowledgements_are_recorded_soon_without_another_commit(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never(monkeypatch, "SAVE_S")
+    assert journal.ACKS_SAVE_S <= 0.02
+    client, publisher = await begin(broker, "pump", 5), await broker.connect("publisher")
+    await client.subscribe(("a", 1))
+    for n in range(3):
+        await publisher.publish("a", b"%d" % n, 1)
+    await client.message()
+    await until(lambda: acked_records(broker) != [])
+    await broker.kill()
+    again = await resume(broker, "pump", 5)
+    came = [await again.receive() for _ in range(2)]
+    assert [(item[4], item[1] & DUP) for item in came] == [(b"1", DUP), (b"2", DUP)]
+    assert await again.drained() == []
+
+
+async def test_the_turn_in_which_many_acknowledgements_come_records_them(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never(monkeypatch, "SAVE_S", "ACKS_SAVE_S")
+    monkeypatch.setattr(journal, "ACKS_MAX", 5)
+    about = LASTS | {Property.RECEIVE_MAXIMUM: 4}
+    client, publisher = await broker.connect_5("pump", about=about), await broker.connect("publisher")
+    await client.subscribe(("a", 1))
+    await leave(client)
+    for n in range(20):
+        await publisher.publish("a", b"%d" % n, 1)
+    client = await broker.connect_5("pump", flags=0, about=about)
+    for _ in range(10):
+        await client.message()
+    await until(lambda: acked_records(broker) != [])
+
+
+async def test_one_record_has_the_acknowledgements_of_many_clients(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    never(monkeypatch, "SAVE_S", "ACKS_SAVE_S")
+    clients = [await begin(broker, f"pump{n}", 5) for n in range(20)]
+    publisher = await broker.connect("publisher")
+    for client in clients:
+        await client.subscribe(("a", 1))
+    for n in range(3):
+        await publisher.publish("a", b"%d" % n, 1)
+    for client in clients:
+        for _ in range(3):
+            await client.message()
+        await client.drained()
+    await publisher.publish("other", b"x", 1)
+    (body,) = acked_records(broker)
+    found = decode_acked(body)
+    assert [(entry.number, entry.floor) for entry in found.entries] == [(0, 3)] * 20
+    await broker.kill()
+    for n in range(20):
+        assert await (await resume(broker, f"pump{n}", 5)).drained() == []
+
+
+async def test_idle_subscribers_cost_nothing(broker: Broker) -> None:
+    clients = [await begin(broker, f"pump{n}", 5) for n in range(3)]
+    publisher = await broker.connect("publisher")
+    for client in clients:
+        await client.subscribe(("a", 1))
+    await publisher.publish("a", b"x", 1)
+    for client in clients:
+        await client.message()
+        await client.drained()
+    await recorded(broker)
+    await publisher.publish("other", b"x", 1)
+    before = broker.node.store.log.end
+    await publisher.publish("other", b"x", 1)
+    for client in clients:
+        await client.drained()
+    (record,) = broker.node.store.log.scan(before)
+    assert record.kind == Kind.MESSAGE
+
+
+async def test_records_of_acknowledgements_are_forgotten_when_full_records_follow(broker: Broker) -> None:
+    client, publisher = await begin(broker, "pump", 5), await broker.connect("publisher")
+    await client.subscribe(("a", 1))
+    sessions = broker.node.gateway.lifecycle.sessions
+    for n in range(3):
+        for _ in range(5):
+            await publisher.publish("a", b"%d" % n, 1)
+            await client.message()
+        await client.drained()
+        await recorded(broker)
+        assert len(list(sessions.acked_records())) <= 15, "those of earlier rounds are obsolete"
+    assert len(acked_records(broker)) > len(list(sessions.acked_records()))
+
+
+async def test_acknowledgements_that_overtake_others_are_recorded_too(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow handler of one message must not bring back all that others have handled meanwhile."""
+    never(monkeypatch, "SAVE_S", "ACKS_SAVE_S")
+    client, publisher = (
+        await broker.connect_5("pump", about=LASTS | {Property.RECEIVE_MAXIMUM: 16}),
+        await broker.connect("publisher"),
+    )
+    await client.subscribe(("a", 1))
+    held = b""
+    for n in range(100):
+        await publisher.publish("a", b"%d" % n, 1)
+        item = await client.receive()
+        if n == 10:
+            held = item[4]
+        else:
+            await client.send(encode_acks(PUBACK, [item[3]]))
+    await client.drained()
+    await publisher.publish("other", b"x", 1)
+    await broker.kill()
+    again = await resume(broker, "pump", 5)
+    came = [item for item in await again.drained() if item[0] == PUBLISH]
+    assert held in [item[4] for item in came]
+    assert len(came) <= 1 + 16 // 8
+    assert all(item[1] & DUP for item in came)
+
+
+def acked_records(broker: Broker) -> list[bytes]:
+    """Return the bodies of the SESSIONS_ACKED records in the log."""
+    return [record.body for record in broker.node.store.log.scan(0) if record.kind == Kind.SESSIONS_ACKED]
+
+
 @pytest.mark.parametrize("window", [1, 1000])
 async def test_a_hot_subscriber_costs_few_records(broker: Broker, window: int) -> None:
     about = LASTS | {Property.RECEIVE_MAXIMUM: window}
@@ -135,15 +299,17 @@ async def test_a_record_has_only_what_has_changed(broker: Broker) -> None:
     await client.subscribe(("a", 1))
     for n in range(20):
         await publisher.publish("a", b"%d" % n, 1)
-    session, journal, log = broker.connection("pump").session, broker.node.gateway.journal, broker.node.store.log
-    journal.save(session)
+    session, recording, log = broker.connection("pump").session, broker.node.gateway.journal, broker.node.store.log
+    recording.save(session)
     before = log.end
-    journal.save(session)
+    recording.save(session)
     assert log.end == before
     await client.message()
     await client.drained()
-    journal.save(session)
-    assert 0 < log.end - before < 100, "the record has one packet id"
+    recording.save(session)
+    broker.node.store.commit()
+    full = [record for record in log.scan(before) if record.kind == Kind.SESSION_OFFSETS]
+    assert 0 < sum(record.size for record in full) < 100, "the record has one packet id"
     assert list(stored(broker, "pump").inflight) == list(session.inflight.slots)
 
 
@@ -208,7 +374,7 @@ async def test_a_pubrec_is_durable_before_its_pubrel(broker: Broker) -> None:
         disk.release()
         assert [await client.receive() for _ in range(2)] == [(PUBREL, packet_id)] * 2
     await broker.kill()
-    assert await (await resume(broker, "pump", 5)).drained() == [(PUBREL, packet_id)]
+    assert await (await resume(broker, "pump", 5)).receive() == (PUBREL, packet_id)
 
 
 @each_end
@@ -463,6 +629,27 @@ async def test_a_slow_connected_client_loses_its_oldest_messages_too(start_broke
     assert [int((await client.message()).body) for _ in range(11)] == [0, *range(40, 50)]
 
 
+async def test_messages_that_have_expired_do_not_displace_those_that_wait(start_broker: StartBroker) -> None:
+    broker = await start_broker(session_queued_max=10, segment_bytes=MIB, retention_bytes=2 * MIB)
+    client, publisher = await begin(broker, "pump", 5), await broker.connect("publisher")
+    await client.subscribe(("a", 1))
+    await leave(client)
+    await publisher.publish("a", b"kept because it is retained", 1, retain=True)
+    for n in range(50):
+        await publisher.publish("a", b"%d" % n, 1)
+    old = broker.node.store.log.end
+    for _ in range(100):
+        await publisher.publish("b", b"x" * 64 * KIB, 1)
+    await until(lambda: broker.node.store.retention.trimmed_entries > 50)
+    assert broker.node.store.log.start > old
+    for n in range(5):
+        await publisher.publish("a", b"new %d" % n, 1)
+    again = await resume(broker, "pump", 5)
+    bodies = [(await again.message()).body for _ in range(6)]
+    assert bodies == [b"kept because it is retained", *(b"new %d" % n for n in range(5))]
+    assert broker.node.gateway.counters.queued_dropped == 0
+
+
 @pytest.mark.parametrize(
     ("lengths", "total", "length"), [([3, 50], 10, 7), ([50, 50], 10, 5), ([5, 5], 10, 5), ([0, 20], 7, 7), ([9], 1, 1)]
 )
@@ -476,12 +663,12 @@ async def test_ten_thousand_sessions_of_clients_that_are_away_are_not_in_memory(
         gc.collect()
         return {kind: sum(type(each).__name__ == kind for each in gc.get_objects()) for kind in KINDS}
 
-    lifecycle, journal, store = broker.node.gateway.lifecycle, broker.node.gateway.journal, broker.node.store
+    lifecycle, recording, store = broker.node.gateway.lifecycle, broker.node.gateway.journal, broker.node.store
     wish = Connect(5, "", False, 0, None, None, None, session_expiry_s=600)
     before = counts()
     for n in range(10_000):
         session, _ = lifecycle.open(f"device-{n}", wish, 600)
-        journal.record_subscription(session, f"device/{n}/orders", 1, 0, None)
+        recording.record_subscription(session, f"device/{n}/orders", 1, 0, None)
         lifecycle.leave(session)
         if n % 500 == 0:
             await store.durable()

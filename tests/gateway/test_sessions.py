@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from penstock.gateway.protocol.encode import encode_acks, encode_publish
-from penstock.gateway.protocol.packets import PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL
+from penstock.gateway.protocol.packets import DUP, PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL
 from penstock.gateway.protocol.properties import Property
 from penstock.gateway.protocol.reasons import ReasonCode
 from penstock.store.options import KIB
 from tests.gateway.brokers import StartBroker
-from tests.gateway.lasting_sessions import DUP, LASTS, begin, both_versions, leave, resume
+from tests.gateway.lasting_sessions import LASTS, begin, both_versions, leave, resume
 from tests.gateway.moving_time import pass_time
 from tests.gateway.wire import BYE, CLEAN, WILL, Broker, Client5, Message, message_of
 from tests.waiting import until

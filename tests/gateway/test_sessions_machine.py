@@ -14,11 +14,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from penstock.gateway.sessions.acked import AckedColumns
 from penstock.gateway.sessions.changes import Changes
 from penstock.gateway.sessions.inflight import Slot
 from penstock.gateway.sessions.rows import all_sessions
 from penstock.gateway.sessions.stored_session import StoredSession
 from penstock.gateway.sessions.stored_sessions import OWNER, StoredSessions
+from penstock.gateway.sessions.unrecorded import Advance
 from penstock.store.options import StoreOptions
 from penstock.store.properties import Properties, encode_properties
 from penstock.store.record import Flag, Kind
@@ -51,6 +53,10 @@ class Modelled:
     subscribed: int = 0
     draining: dict[int, list[Any]] = field(default_factory=dict)
     """By number: filter, cursor, stop, cuts."""
+    window: int = 0
+    recorded_at: int = 0
+    maybe_sent: dict[int, int] = field(default_factory=dict)
+    """By number of a subscription."""
 
     @property
     def due_ms(self) -> int:
@@ -82,6 +88,9 @@ def modelled(stored: StoredSession) -> Modelled:
         },
         stored.subscribed,
         {number: [one.filter, one.cursor, one.stop, one.cuts] for number, one in stored.draining.items()},
+        stored.window,
+        stored.recorded_at,
+        {one.number: one.maybe_sent for one in stored.subscriptions.values() if one.maybe_sent},
     )
 
 
@@ -95,6 +104,8 @@ class SessionsMachine(RuleBasedStateMachine):
         self.lives = 0
         self.events: list[tuple[int, Callable[[Model], None]]] = []
         self.now: Model = {}
+        self.acked: list[tuple[int, int, int, int]] = []
+        """Of each SESSIONS_ACKED record: its position and size, and between which positions earlier ones are obsolete."""
         self.messages: list[tuple[int, int]] = []
         self.durable = 0
         self.store: Store
@@ -141,12 +152,13 @@ class SessionsMachine(RuleBasedStateMachine):
     @rule(client=clients, expiry_s=st.integers(0, 3), will=st.booleans())
     def connect(self, client: str, expiry_s: int, will: bool) -> None:
         is_there = client in self.now
-        row: dict[str, Any] = {"expiry_s": expiry_s}
+        row: dict[str, Any] = {"expiry_s": expiry_s, "window": 7 + expiry_s}
         if will:
             row["will"] = {"topic": "will", "qos": 0, "retain": False, "delay_s": 2}
 
         def then(model: Model, position: int) -> None:
-            one = model.setdefault(client, Modelled())
+            one = model.setdefault(client, Modelled(recorded_at=position))
+            one.window = 7 + expiry_s
             one.connected, one.expiry_s, one.ends_ms = True, expiry_s, 0
             one.will = (2, 0, position) if will else None
 
@@ -200,13 +212,12 @@ class SessionsMachine(RuleBasedStateMachine):
 
     @rule(client=clients, name=filters)
     def unsubscribe(self, client: str, name: str) -> None:
+        def then(model: Model, _: int) -> None:
+            some = model[client]
+            some.maybe_sent.pop(some.subscriptions.pop(name)[0], None)
+
         if client in self.now and name in self.now[client].subscriptions:
-            self.append(
-                Kind.SESSION_UNSUBSCRIBED,
-                client,
-                {"filter": name},
-                lambda model, _: model[client].subscriptions.__delitem__(name),
-            )
+            self.append(Kind.SESSION_UNSUBSCRIBED, client, {"filter": name}, then)
 
     @rule(client=clients, name=filters, stop=st.integers(0, 9), cuts=st.dictionaries(st.integers(0, 9), st.integers(0, 9)))
     def begin_to_leave(self, client: str, name: str, stop: int, cuts: dict[int, int]) -> None:
@@ -215,6 +226,7 @@ class SessionsMachine(RuleBasedStateMachine):
         def then(model: Model, _: int) -> None:
             fields = model[client].subscriptions.pop(name)
             model[client].draining[fields[0]] = [name, fields[3], stop, cuts]
+            model[client].maybe_sent.pop(fields[0], None)
 
         if client in self.now and name in self.now[client].subscriptions:
             row = {"filter": name, "stop": stop, "cuts": list(cuts.items())}
@@ -252,11 +264,14 @@ class SessionsMachine(RuleBasedStateMachine):
         pending = [name for name, fields in one.subscriptions.items() if fields[4] is not None]
         retained = {one.subscriptions[name][0]: draw.draw(st.sampled_from([None, b"plant/1"])) for name in pending}
         last = draw.draw(st.integers(1, 65_535))
-        body, properties = Changes(last, cursors, done, received, released, sent, retained).encode()
+        maybe_sent = {one.subscriptions[name][0]: draw.draw(st.integers(1, 9)) for name in moved}
+        body, properties = Changes(last, cursors, done, received, released, sent, retained, maybe_sent).encode()
         row = orjson.loads(properties) if properties else None
 
-        def then(model: Model, _: int) -> None:
+        def then(model: Model, position: int) -> None:
             some = model[client]
+            some.recorded_at = position
+            some.maybe_sent |= maybe_sent
             some.last_packet_id = last
             some.inflight = [
                 (packet_id, None if packet_id in received else position)
@@ -273,6 +288,17 @@ class SessionsMachine(RuleBasedStateMachine):
                     fields[4:] = [fields[4] if topic is not None else None, topic or b""]
 
         self.append(Kind.SESSION_OFFSETS, client, row, then, body)
+
+    @rule(keys=st.lists(st.integers(0, 2**40), min_size=1, max_size=3), since=st.integers(0, 2), until=st.integers(0, 3))
+    def acknowledge(self, keys: list[int], since: int, until: int) -> None:
+        """Record acknowledgements, and that some of the last records of them are obsolete."""
+        columns = AckedColumns()
+        for key in keys:
+            columns.add(key, Advance(1, {}))
+        positions = [position for position, *_ in self.acked[-3:]]
+        obsolete = min([*positions[since:], 2**40]) if since else 0, max([0, *positions[:until]])
+        position = self.store.append(Kind.SESSIONS_ACKED, body=columns.encode(*obsolete))
+        self.acked.append((position, self.store.log.end - position, *obsolete))
 
     @rule(client=clients, packet_id=st.integers(0, 5), size=st.integers(0, 200))
     def publish(self, client: str, packet_id: int, size: int) -> None:
@@ -351,6 +377,7 @@ class SessionsMachine(RuleBasedStateMachine):
         for _, event in self.events:
             event(self.now)
         self.messages = [message for message in self.messages if sum(message) <= cut]
+        self.acked = [record for record in self.acked if record[0] + record[1] <= cut]
         self.open_store()
         self.check()
 
@@ -368,6 +395,10 @@ class SessionsMachine(RuleBasedStateMachine):
             found = self.sessions.get(client)
             assert (None if found is None else modelled(found)) == self.now.get(client)
         assert len(self.sessions) == len(self.now)
+        acked: dict[int, int] = {}
+        for position, size, since, until in self.acked:
+            acked = {each: kept for each, kept in acked.items() if not since <= each < until} | {position: size}
+        assert list(self.sessions.acked_records()) == list(acked.items())
 
     @rule()
     def check(self) -> None:

@@ -135,6 +135,7 @@ async def test_many_records_of_one_read_reach_the_protocol_together(stage: Stage
     assert protocol.received == [b"".join(b"%d," % number for number in range(100))]
 
 
+@pytest.mark.slow
 @VERSIONS
 async def test_data_that_the_kernel_has_no_room_for_waits_and_is_sent_in_order(
     stage: Stage, authority: Authority, version: ssl.TLSVersion

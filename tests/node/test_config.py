@@ -72,6 +72,7 @@ def test_text_that_is_not_an_address_is_refused(text: str) -> None:
     assert caught.value.value == text
 
 
+@pytest.mark.slow
 @given(st.text())
 def test_any_text_is_parsed_or_refused(text: str) -> None:
     try:

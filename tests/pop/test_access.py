@@ -260,6 +260,7 @@ async def started(tmp_path: Path, **options: Any) -> Node:
     return node
 
 
+@pytest.mark.slow
 async def test_tls_and_a_client_s_certificate(tmp_path: Path, certificate: Callable[[str], tuple[Path, Path]]) -> None:
     made, key = certificate("localhost")
     roots = made.with_name("ca.crt")

@@ -566,6 +566,7 @@ def test_a_handle_of_a_checkpoint_that_a_crash_cut_off_does_not_name_its_success
     cut.close()
 
 
+@pytest.mark.slow
 @settings(max_examples=20 * DEPTH)
 @given(st.lists(st.tuples(st.integers(0, READ_AHEAD), st.integers(0, READ_AHEAD)), max_size=6))
 def test_whatever_the_sizes_of_batches_each_message_is_handed_out_once_in_order(steps: list[tuple[int, int]]) -> None:

@@ -126,6 +126,7 @@ def test_9105_a_light_queue_is_popped_once(parts: Parts) -> None:
 # --- slow, or stuck ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_9956_a_hundred_thousand_equal_deadlines_are_revived_in_portions_that_leave_room(tmp_path: Path) -> None:
     parts = Parts(
         tmp_path / "many",
@@ -252,6 +253,7 @@ def test_7772_a_consumer_that_never_acks_stops_at_its_limit(tmp_path: Path) -> N
     parts.close()
 
 
+@pytest.mark.slow
 def test_10052_a_message_in_flight_takes_less_than_a_hundred_bytes(tmp_path: Path) -> None:
     parts = Parts(tmp_path / "memory", pop=PopOptions(in_flight_max=1_000_000), store=StoreOptions(segment_bytes=64 * MIB))
     for _ in range(50):

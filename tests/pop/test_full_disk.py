@@ -16,10 +16,10 @@ from penstock.pop.core.transactions import EndOutcome
 from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.store.errors import DiskFull
+from penstock.store.files import Usage
 from penstock.store.options import GIB, MIB, StoreOptions
 from penstock.store.properties import Properties, encode_properties
 from penstock.store.record import Flag
-from penstock.store.space import Usage
 from penstock.store.store import Store
 from penstock.timer.delayed import Recalled
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Delivered, Node, Parts, stub_of

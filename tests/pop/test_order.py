@@ -253,6 +253,7 @@ steps = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=25 * DEPTH)
 @given(steps=steps)
 @example(steps=[("publish", "a"), ("publish", "a"), ("pop", 1), ("nack", 0), ("pop", 1)])

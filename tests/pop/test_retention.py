@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from penstock.pop.core.admin import ResetTo
 from penstock.pop.core.outcome import AckOutcome
 from penstock.pop.options import PopOptions
 from penstock.store.lightqueue import LightQueue
 from penstock.store.options import HOUR_MS, KIB, StoreOptions
 from penstock.store.properties import Properties, encode_properties
 from penstock.store.record import Flag
-from tests.pop.wiring import FILTER, TOPIC, Parts
+from penstock.store.repair import repair, survey
+from tests.pop.wiring import FILTER, GROUP, TOPIC, Parts
 from tests.store.wiring import retain, work_on
 
 SEGMENT_BYTES = 16 * KIB
@@ -59,6 +61,28 @@ def test_messages_that_nobody_popped_are_dropped_and_the_next_are_handed_out(par
     assert parts.group().visible == 0
 
 
+@pytest.mark.parametrize("is_new", [True, False], ids=["a new group", "an old group"])
+def test_on_a_repaired_log_a_group_that_passes_dropped_messages_gets_the_others_once(
+    parts: Parts, tmp_path: Path, is_new: bool
+) -> None:
+    if not is_new:
+        parts.group()
+    first, second = parts.publish(b"damaged", b"dropped")
+    parts.damage(first, second - first)
+    parts.close()
+    repair(tmp_path / "data", survey(tmp_path / "data").damages)
+    mended = Parts(tmp_path / "data", parts.clock, store=STORE, pop=POP)
+    let_expire(mended)
+    mended.publish(b"1", b"2")
+    assert [message.body for message in mended.pop(1)] == [b"1"]
+    again = reopened(mended, tmp_path)
+    assert [message.body for message in again.pop()] == [b"2"]
+    assert again.pop() == []
+    again.publish(b"3")
+    assert [message.body for message in again.pop()] == [b"3"]
+    again.close()
+
+
 def test_entries_that_were_read_ahead_expire_as_any_others_do(parts: Parts) -> None:
     group = parts.group()
     parts.publish(*[b"old"] * 5)
@@ -69,6 +93,63 @@ def test_entries_that_were_read_ahead_expire_as_any_others_do(parts: Parts) -> N
     parts.publish(b"new")
     assert [message.body for message in parts.pop()] == [b"new"]
     assert parts.group().visible == 0
+
+
+def test_a_group_gets_the_messages_that_others_keep_and_all_later_ones(parts: Parts) -> None:
+    group = parts.group()
+    parts.create("keeper", FILTER, invisible_ms=1000 * HOUR_MS)
+    published = parts.publish(*[b"%d" % number for number in range(40)])
+    taken = parts.pop(invisible_ms=1000 * HOUR_MS, group="keeper")
+    kept = published[3::9]
+    parts.ack(*[message.handle for message in taken if message.position not in kept], group="keeper")
+    for _ in range(2):
+        let_expire(parts)
+    parts.publish(b"new", b"newer")
+    assert (group.queue.first_offset(), group.queue.count_from(group.cursor)) == (3, 7)
+    (snapshot,) = parts.snapshots([group])
+    assert (snapshot.visible, snapshot.retries, snapshot.in_flight) == (7, 0, 0)
+    assert [message.position for message in parts.pop(2)] == kept[:2], "a pop goes on over what is trimmed"
+    assert parts.snapshots([group])[0].visible == 5
+    assert [message.body for message in parts.pop(100)] == [b"21", b"30", b"39", b"new", b"newer"]
+    assert group.visible == 0
+
+
+def test_a_group_that_filters_passes_what_was_trimmed(parts: Parts) -> None:
+    group = parts.create("rare", FILTER, expression="rare")
+    parts.publish(*[b"x"] * 20)
+    let_expire(parts)
+    assert group.queue.count_from(0) == 0
+    assert parts.pop(group="rare") == []
+    assert group.scanned == group.queue.committed_offset, "or a waiting poll would scan for ever"
+    assert parts.snapshots([group])[0].visible == 0
+
+
+def test_the_backlog_of_a_group_without_consumers_does_not_count_what_was_trimmed(parts: Parts) -> None:
+    group = parts.group()
+    parts.publish(*[b"x"] * 100)
+    assert parts.snapshots([group])[0].visible == 100
+    let_expire(parts)
+    snapshot = parts.snapshots([group])[0]
+    assert (snapshot.visible, snapshot.oldest_ms) == (0, None)
+    parts.publish(b"new")
+    assert parts.snapshots([group])[0].visible == 1
+
+
+def test_a_group_goes_to_a_time_before_a_message_that_fired_long_after_it_was_sent(parts: Parts) -> None:
+    group = parts.group()
+    due_ms = parts.clock.now_ms() + 5 * HOUR_MS
+    route = parts.store.router.route(TOPIC.encode())
+    parts.store.append_message(route, b"late", encode_properties(Properties(deliver_at_ms=due_ms)), Flag.DELAYED)
+    parts.store.commit()
+    for _ in range(4):
+        let_expire(parts)
+    since_ms = parts.clock.now_ms()
+    parts.publish(b"before")
+    parts.advance(HOUR_MS)
+    parts.publish(b"after")
+    parts.admin.reset(GROUP, FILTER, ResetTo(time_ms=since_ms))
+    assert [message.body for message in parts.pop()] == [b"before", b"late", b"after"]
+    assert group.visible == 0
 
 
 def test_a_poll_that_comes_while_segments_are_being_dropped_gets_nothing_that_expires(parts: Parts) -> None:

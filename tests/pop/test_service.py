@@ -374,6 +374,10 @@ async def test_a_poll_with_a_deadline_leaves_the_message_to_another(node: Node, 
         (pb.Message(topic=TOPIC, deliver_at_ms=-(2**63)), pb.INVALID_DELIVERY_TIME),
         (pb.Message(topic=TOPIC, deliver_at_ms=2**63 - 1), pb.INVALID_DELIVERY_TIME),
         (pb.Message(topic=TOPIC, deliver_at_ms=now_ms() + 3_600_000), pb.INVALID_DELIVERY_TIME),
+        (pb.Message(topic=TOPIC, delay_ms=3_600_000), pb.INVALID_DELIVERY_TIME),
+        (pb.Message(topic=TOPIC, delay_ms=-1), pb.INVALID_DELIVERY_TIME),
+        (pb.Message(topic=TOPIC, delay_ms=2**63 - 1), pb.INVALID_DELIVERY_TIME),
+        (pb.Message(topic=TOPIC, delay_ms=1, deliver_at_ms=now_ms() + 1_000), pb.INVALID_DELIVERY_TIME),
     ],
 )
 async def test_a_bad_message_is_refused_alone(small: PopServiceAsyncStub, message: pb.Message, code: int) -> None:

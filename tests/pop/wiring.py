@@ -27,9 +27,11 @@ from penstock.pop.grpc.servicer import PopServicer
 from penstock.pop.options import PopOptions
 from penstock.pop.proto.pop_pb2_grpc import PopServiceStub
 from penstock.pop.server import PopServer, rocketmq_service
-from penstock.store.clock import Clock
+from penstock.store.clock import SteerableClock
+from penstock.store.files import SYSTEM_FILES, Files
 from penstock.store.lightqueue import Start
 from penstock.store.options import MIB, HostPort, StoreOptions
+from penstock.store.part import Part
 from penstock.store.properties import Properties, encode_properties, tag_hash
 from penstock.store.record import decode
 from penstock.store.recovery import Recovery
@@ -63,25 +65,29 @@ class Parts:
     Parameters:
         data_dir: empty, or used by an earlier instance.
         clock: by default a clock that only the test moves.
+        files: has the data directory.
+        more: returns further parts for the store, which recover with the others.
     """
 
     def __init__(
         self,
         data_dir: Path,
-        clock: Clock | None = None,
+        clock: SteerableClock | None = None,
         *,
         pop: PopOptions | None = None,
         timer: TimerOptions | None = None,
         store: StoreOptions | None = None,
+        files: Files = SYSTEM_FILES,
+        more: Callable[[Store], Iterable[Part]] = lambda _: (),
     ) -> None:
         self.data_dir = data_dir
         self.clock = clock or ManualClock()
         self.options = (pop or PopOptions(), timer or TimerOptions(), store or StoreOptions(segment_bytes=MIB))
         data_dir.mkdir(exist_ok=True)
         pop_options, timer_options, store_options = self.options
-        self.store = Store(data_dir, store_options, self.clock)
+        self.store = Store(data_dir, store_options, self.clock, files=files)
         self.delayed = DelayedMessages(self.store, timer_options)
-        self.handles = Handles(load_secret(data_dir))
+        self.handles = Handles(load_secret(data_dir, files=files))
         self.core = PopCore(self.store, self.handles, pop_options, timer_options)
         self.admin = self.core.admin
         self.dead_letters = self.core.dead_letter_admin
@@ -89,6 +95,8 @@ class Parts:
         self.store.add_part(self.delayed)
         self.store.add_part(self.transactions)
         self.store.add_part(self.core.part)
+        for part in more(self.store):
+            self.store.add_part(part)
         self.recovery: Recovery = self.store.recover()
         self._closed = False
         self.settle_queues()

@@ -21,7 +21,7 @@ from penstock.spark.summary import DeliveryOutcome
 from penstock.store import record
 from penstock.store.bodies import CHANGE_ENTRY, CHECKPOINT_ENTRY, REFERENCE
 from penstock.store.errors import LogCorrupt
-from penstock.store.record import POP_FIXED, Kind, Record
+from penstock.store.record import POP_FIXED, STEP_FIXED, Kind, Record
 from tests.spark.log_writer import LogWriter
 
 GRACE_MS = 60_000
@@ -67,6 +67,32 @@ def every_outcome() -> LogWriter:
     log.now_ms = 200_000
     log.message("a/last")
     return log
+
+
+def test_a_step_of_the_clock_moves_the_deadlines_that_were_set_in_its_window(spark: SparkSession, tmp_path: Path) -> None:
+    log = LogWriter(now_ms=1_000)
+    log.group(1, "pumps", "a/#")
+    messages = [log.message(f"a/{number}") for number in range(4)]
+    log.now_ms = 10_000
+    before = log.checkpoint(1, "pumps", messages[:1], deadline_ms=70_000)
+    log.now_ms = 20_000
+    within = log.checkpoint(1, "pumps", messages[1:3], deadline_ms=80_000)
+    passed = log.checkpoint(1, "pumps", messages[3:], deadline_ms=25_000)
+    log.now_ms = 30_000
+    log.add(Kind.CLOCK_STEPPED, fixed=STEP_FIXED.pack(15_000, within, 1_000_000))
+    log.now_ms = 1_050_000
+    log.ack(1, "pumps", [(before, 0), (within, 0), (passed, 0)])
+    log.save(tmp_path)
+    result = reconcile(spark, tmp_path, grace_ms=GRACE_MS)
+    (pumps,) = result.summary["groups"]
+    assert pumps["outcomes"] == {
+        **NO_OUTCOMES,
+        DeliveryOutcome.ACKED_IN_TIME.value: 1,
+        DeliveryOutcome.ACKED_LATE.value: 2,
+        DeliveryOutcome.IN_FLIGHT.value: 1,
+    }
+    assert result.summary["ok"]
+    result.close()
 
 
 @pytest.fixture(scope="module")

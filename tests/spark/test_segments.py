@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from threading import Thread
@@ -175,3 +176,28 @@ def test_a_topic_is_read_by_position_while_the_log_has_it(tmp_path: Path) -> Non
     positions = [each.position for each in log.records()]
     assert segments.topic_at(found, positions[12]) == "sensors/12/temp"
     assert segments.topic_at(found, 0) is None
+
+
+@pytest.mark.parametrize("number", [3, 13, 29])
+def test_a_record_that_the_disk_can_not_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    log = three_segments()
+    log.save(tmp_path, hole_bytes=5_000)
+    whole = segments.survey(tmp_path)
+    segment = whole.segments[number // 10]
+    data = Path(segment.path).read_bytes()
+    bad = recordscan.walk(data)[0][number % 10] + 5
+    pread = os.pread
+
+    def failing(fd: int, size: int, offset: int) -> bytes:
+        if os.readlink(f"/proc/self/fd/{fd}") != segment.path or not offset <= bad < offset + size:
+            return pread(fd, size, offset)
+        if bad == offset:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return pread(fd, bad - offset, offset)  # as the kernel: the bytes before, and the error with the next call
+
+    monkeypatch.setattr(os, "pread", failing)
+    with pytest.raises(RecordCorrupt, match=rf"{segment.base + bad - 5} in segment .*can't read it \(Input/output error\)"):
+        list(segments.blocks(segment.path, segment.base, segment.base, segment.stop))
+    if number == 29:
+        with pytest.raises(RecordCorrupt, match="Input/output error"):
+            segments.survey(tmp_path)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 KILLED = 9
 EVENTS = frozenset(("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir"))
-"""Audit events of the file operations of `repair`. `os.fsync` has no audit event, and is counted separately."""
+"""Audit events of the file operations of `repair`. Syncs have no audit event, and are counted separately."""
 
 
 def main(data_dir: Path, last: int) -> None:
@@ -33,13 +33,17 @@ def main(data_dir: Path, last: int) -> None:
         if event in EVENTS and str(data_dir) in str(arguments[0]):
             step()
 
-    fsync = os.fsync
+    fsync, fdatasync = os.fsync, os.fdatasync
 
     def counted_fsync(fd: FileDescriptorLike) -> None:
         step()
         fsync(fd)
 
-    os.fsync = counted_fsync
+    def counted_fdatasync(fd: FileDescriptorLike) -> None:
+        step()
+        fdatasync(fd)
+
+    os.fsync, os.fdatasync = counted_fsync, counted_fdatasync
     damages = survey(data_dir).damages
     sys.addaudithook(heard)
     repair(data_dir, damages)

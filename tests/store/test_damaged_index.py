@@ -13,17 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from penstock.store import index as index_module
+from penstock.store import rocksdb as rocksdb_module
 from penstock.store.errors import IndexDamaged
 from penstock.store.index import DAMAGED, Index
-from penstock.store.lightqueue import LightQueue, Start
+from penstock.store.lightqueue import LightQueue
 from penstock.store.store import Store
 from tests.gateway.wire import Broker
-from tests.store.wiring import close, contents, fill, open_store, publish
+from tests.store.wiring import Contents, close, contents, fill, open_store, publish
 
 ROUNDS, PER_ROUND = 2, 200
-
-Contents = dict[tuple[str, Start], tuple[list[str], bytes]]
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +29,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Contents]:
     """The directory of a stopped node whose index has several SST files, and the contents of its queues."""
     data_dir = tmp_path_factory.mktemp("index") / "data"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(index_module, "BLOCK_BYTES", 512)  # many blocks, most of which a start does not read
+        patch.setattr(rocksdb_module, "BLOCK_BYTES", 512)  # many blocks, most of which a start does not read
         store = open_store(data_dir, segment_bytes=1 << 20)
     for topic_filter in ("plant/+", "+/1", "office/#"):
         store.queues.declare(topic_filter, "session:1", "earliest")
@@ -229,7 +227,7 @@ def test_errors_other_than_damage_do_not_delete_the_index(
         raise Exception(f"IO error: {error}: While open a file for appending: /x/index/000012.sst")
 
     with monkeypatch.context() as patch:
-        patch.setattr("penstock.store.index.Rdict", refuse)
+        patch.setattr("penstock.store.rocksdb.Rdict", refuse)
         with pytest.raises(OSError, match=f"can't be opened: .*{error}"):
             open_store(data_dir)
     assert Index.damage_of(data_dir) == ""

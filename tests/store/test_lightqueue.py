@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.store.index import Batch, Index
+from penstock.store.index import Index
 from penstock.store.lightqueue import (
     ENTRY,
     ENTRY_BYTES,
@@ -18,6 +18,7 @@ from penstock.store.lightqueue import (
     delete_transient_entries,
     entries_array,
     entries_key,
+    pinned_key,
     queue_prefix,
 )
 from penstock.store.properties import Properties, encode_properties, tag_hash
@@ -25,7 +26,7 @@ from penstock.store.record import Flag, Kind
 from penstock.store.store import Store
 from tests.clock import ManualClock
 from tests.depth import DEPTH
-from tests.store.wiring import bodies, close, crash, durable_queue, open_store, positions, publish
+from tests.store.wiring import bodies, close, crash, durable_queue, entries, open_store, positions, publish
 
 COMMITS = st.lists(st.integers(1, 6) | st.integers(10, 50), min_size=1, max_size=8)
 """The number of entries that each of several commits adds to a queue."""
@@ -51,7 +52,7 @@ def put(index: Index, queue: LightQueue, commits: list[int]) -> bytes:
     for count in commits:
         for _ in range(count):
             queue.pending += ENTRY.pack(queue.next_offset * 100, 50, queue.next_offset)
-        batch = Batch()
+        batch = index.batch()
         written += queue.save(batch)
         index.write(batch)
     return written
@@ -178,7 +179,7 @@ def test_a_queue_without_entries_begins_where_it_ends(index: Index) -> None:
 def test_the_first_offset_moves_past_removed_entries(index: Index) -> None:
     queue = LightQueue(1, "a/#", index, 0)
     written = put(index, queue, [2, 16, 1])
-    batch = Batch()
+    batch = index.batch()
     batch.delete(first_key(queue))
     index.write(batch)
     assert queue.first_offset() == 16
@@ -189,14 +190,14 @@ def test_deleting_a_queues_entries_keeps_those_of_other_queues(index: Index) -> 
     queues = [LightQueue(queue_id, "a/#", index, 0) for queue_id in (1, 2, 255, 256, TRANSIENT - 1, TRANSIENT, 2**32 - 1)]
     for queue in queues:
         put(index, queue, [16, 20])
-    batch = Batch()
-    delete_entries(batch, 255)
+    batch = index.batch()
+    delete_entries(batch, index, 255)
     index.write(batch)
     assert [len(row_offsets(queue)) for queue in queues] == [2, 2, 0, 2, 2, 2, 2]
-    batch = Batch()
-    delete_entries(batch, 2**32 - 1)
-    delete_transient_entries(batch)
+    batch = index.batch()
+    delete_entries(batch, index, 2**32 - 1)
     index.write(batch)
+    delete_transient_entries(index)
     assert [len(row_offsets(queue)) for queue in queues] == [2, 2, 0, 2, 2, 0, 0]
 
 
@@ -215,41 +216,78 @@ def test_offsets_continue_after_a_restart(tmp_path: Path) -> None:
 
 
 @settings(max_examples=15 * DEPTH)
-@given(rows=COMMITS, removed=st.integers(0, 7), data=st.data())
-def test_a_range_of_a_queue_can_be_read_in_both_directions(
-    rows: list[int], removed: int, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+@given(rows=COMMITS, trimmed=st.integers(0, 7), data=st.data())
+def test_a_trimmed_queue_has_its_pinned_entries_and_all_later_ones_at_their_offsets(
+    rows: list[int], trimmed: int, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     index = Index(tmp_path_factory.mktemp("rows"))
     neighbours = [LightQueue(queue_id, "n/#", index, 0) for queue_id in (6, 8)]
     queue = LightQueue(7, "q/#", index, 0)
-    written = b""
     for count in rows:
-        written += put(index, queue, [count])
+        put(index, queue, [count])
         put(index, data.draw(st.sampled_from(neighbours)), [2])
         if data.draw(st.booleans()):
             index.flush()  # several files, which reads select by their bloom filters
     offsets = [*row_offsets(queue), queue.open_offset]
-    first = offsets[min(removed, len(offsets) - 1)]
-    batch = Batch()
-    batch.delete_range(queue_prefix(7), entries_key(7, first))
-    index.write(batch)
+    dense = offsets[min(trimmed, len(offsets) - 1)]
+    if trimmed > len(offsets):
+        dense = queue.committed_offset
+        queue.begin_row()
+    pinned = data.draw(st.sets(st.integers(0, dense - 1))) if dense else set()
+    trim(index, queue, dense, pinned)
     put(index, queue, [1])  # committed, but not in a file yet
-    written += queue.read(sum(rows), 1)
     queue.pending += ENTRY.pack(1, 2, 3)  # and not committed
-    entries = [written[at : at + ENTRY_BYTES] for at in range(0, len(written), ENTRY_BYTES)]
-    assert queue.first_offset() == first
-    for _ in range(10):
-        offset, count = data.draw(st.integers(0, len(entries) + 2)), data.draw(st.integers(0, len(entries) + 2))
-        end = min(offset, len(entries))
-        assert queue.read_back(offset, count) == b"".join(entries[max(end - count, first) : end])
-        if offset >= first:
-            assert queue.read(offset, count) == b"".join(entries[offset : offset + count])
-    offset, backwards = len(entries), []
-    while part := queue.read_back(offset, 2):
-        offset -= len(part) // ENTRY_BYTES
-        backwards.append(part)
-    assert b"".join(reversed(backwards)) == b"".join(entries[first:])
+    left = {*pinned, *range(dense, queue.committed_offset)}
+    for offset in range(queue.committed_offset + 2):
+        after = sorted(each for each in left if each >= offset)
+        assert queue.count_from(offset) == len(after)
+        assert [queue.offset_after(offset, count + 1) - 1 for count in range(len(after))] == after
+        count = data.draw(st.integers(0, len(left) + 1))
+        found, run = queue.read_from(offset, count)
+        assert [number for _, _, number in ENTRY.iter_unpack(run)] == [found + at for at in range(len(run) // ENTRY_BYTES)]
+        assert len(run) // ENTRY_BYTES <= count
+        if run:
+            assert found == after[0], "the next entry that is left"
+        assert bool(run) == bool(after and count)
+        found, run = queue.read_back(offset, count + 1)
+        before = sorted(each for each in left if each < offset)
+        assert [number for _, _, number in ENTRY.iter_unpack(run)] == [found + at for at in range(len(run) // ENTRY_BYTES)]
+        assert 0 < len(run) // ENTRY_BYTES <= count + 1 if before else not run
+        assert not before or found + len(run) // ENTRY_BYTES - 1 == before[-1], "the entry before that is left"
+    assert list(entries(queue)) == sorted(left)
+    assert (queue.first_offset(), queue.dense_offset()) == (min(left), dense)
     index.close()
+
+
+def trim(index: Index, queue: LightQueue, dense: int, pinned: set[int]) -> None:
+    """Delete the rows before an offset, and pin some of their entries, as trimming does."""
+    batch = index.batch()
+    for offset in pinned:
+        batch.put(pinned_key(queue.id, offset), ENTRY.pack(offset * 100, 50, offset))
+    batch.delete_range(queue_prefix(queue.id), entries_key(queue.id, dense))
+    index.write(batch)
+
+
+def test_a_queue_whose_pinned_entries_are_adjacent_is_read_in_one_piece(index: Index) -> None:
+    queue = LightQueue(1, "a/#", index)
+    written = put(index, queue, [60])
+    trim(index, queue, 48, {3, 10, 11, 12, 40})
+    assert queue.read_from(5, 9) == (10, written[10 * ENTRY_BYTES : 13 * ENTRY_BYTES])
+    assert queue.read_from(11, 1) == (11, written[11 * ENTRY_BYTES : 12 * ENTRY_BYTES])
+    assert queue.read_from(41, 99) == (48, written[48 * ENTRY_BYTES :])
+
+
+def test_deleting_a_queues_entries_deletes_the_pinned_ones(index: Index) -> None:
+    queues = [LightQueue(queue_id, "a/#", index) for queue_id in (254, 255, TRANSIENT - 1, TRANSIENT + 1)]
+    for queue in queues:
+        put(index, queue, [32])
+        trim(index, queue, 32, {1, 30})
+    batch = index.batch()
+    delete_entries(batch, index, 255)
+    index.write(batch)
+    assert [queue.count_from(0) for queue in queues] == [2, 0, 2, 2]
+    delete_transient_entries(index)
+    assert [queue.count_from(0) for queue in queues] == [2, 0, 2, 0]
 
 
 # --- offsets by time ------------------------------------------------------------------------------------------------
@@ -273,7 +311,7 @@ def test_the_offset_at_a_time_is_that_of_the_first_message_stored_then_or_later(
     times = [found.store_ms for found in store.log.scan(0) if found.kind == Kind.MESSAGE]
     queue = durable_queue(store, "plant/#")
     for store_ms in (0, *range(998, clock.now_ms() + 3)):
-        assert queue.offset_at(store_ms, store.log) == sum(each < store_ms for each in times)
+        assert queue.offset_at(store_ms, store.copies) == sum(each < store_ms for each in times)
     close(store)
 
 
@@ -293,7 +331,7 @@ def test_the_offset_at_a_time_uses_the_due_time_of_a_delayed_message(tmp_path: P
     store.commit()
     queue = durable_queue(store, "plant/#")
     assert bodies(store, queue) == ["1100", "1400", "d", "1600"]
-    assert [queue.offset_at(at, store.log) for at in (1_000, 1_200, 1_500, 1_501, 1_601)] == [0, 1, 2, 3, 4]
+    assert [queue.offset_at(at, store.copies) for at in (1_000, 1_200, 1_500, 1_501, 1_601)] == [0, 1, 2, 3, 4]
     close(store)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.store import backfill as backfill_module
 from penstock.store import catalogue as catalogue_module
 from penstock.store.bodies import TIMER_ENTRY
-from penstock.store.catalogue import load_next_offset
+from penstock.store.catalogue import load_count_from
 from penstock.store.errors import LimitExceeded, QueueUnknown, TopicInvalid
 from penstock.store.index import KeySpace
 from penstock.store.lightqueue import ENTRY_BYTES, ROW_ENTRIES, Start, entries_array, queue_prefix
@@ -543,6 +543,7 @@ def test_a_backfill_begins_at_the_start_of_the_log(tmp_path: Path) -> None:
     first, second, *_ = sorted((tmp_path / "data" / "commitlog").iterdir())
     first.unlink()
     second.unlink()
+    (tmp_path / "data" / "synced").unlink()  # it says where the log began
     store = open_store(tmp_path / "data", segment_bytes=512)
     left = [found.body.decode() for found in store.log.scan(store.log.start) if found.kind == Kind.MESSAGE]
     assert left[0] != sent[0][1]
@@ -839,8 +840,8 @@ def test_a_queue_dropped_and_declared_again_in_one_turn_starts_empty(store: Stor
     assert again.id != queue.id
     assert bodies(store, again) == ["new"]
     assert list(store.index.rows(queue_prefix(queue.id))) == []
-    assert load_next_offset(store.index, again.id) == 1
-    assert load_next_offset(store.index, queue.id) == 0
+    assert load_count_from(store.index, again.id, 0) == 1
+    assert load_count_from(store.index, queue.id, 0) == 0
 
 
 def test_queues_without_references_do_not_stay_in_memory(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from penstock.store import bodies, lightqueue, record, recordscan
 from penstock.store.errors import RecordCorrupt
 from penstock.store.properties import Properties, decode_properties, encode_properties, tag_hash
 from penstock.store.record import FIXED_BYTES, HEADER_BYTES, RECORD_BYTES_MAX, Kind, checksum, decode, encode, is_intact
-from penstock.store.recordscan import find_valid, headers, valid_until, walk
+from penstock.store.recordscan import Read, find_valid, headers, valid_until, walk
 
 NOW_MS = 1_700_000_000_000
 
@@ -118,6 +118,8 @@ def test_kinds_have_the_numbers_that_are_on_disk() -> None:
         ("SESSION_RESUMED", 27),
         ("SESSION_SUBSCRIBED", 28),
         ("SESSION_UNSUBSCRIBED", 29),
+        ("CLOCK_STEPPED", 30),
+        ("SESSIONS_ACKED", 31),
     ]
 
 
@@ -279,13 +281,17 @@ def test_an_incomplete_record_is_not_intact(cut: int) -> None:
         decode(RUN[0][:cut])
 
 
+def reader(buffer: bytes) -> Read:
+    return lambda offset, size: buffer[offset : offset + size]
+
+
 # --- the next record after damage -----------------------------------------------------------------------------------
 
 
 @given(before=st.binary(max_size=200), following=records(), zeros=st.integers(0, 30))
 def test_a_search_finds_a_valid_record_after_any_bytes(before: bytes, following: bytes, zeros: int) -> None:
     buffer = before + following + bytes(zeros)
-    found = find_valid(buffer, 0, len(buffer), len(buffer))
+    found = find_valid(reader(buffer), 0, len(buffer), len(buffer))
     assert found is not None
     assert found <= len(before)
     assert valid_until(buffer, found) > found
@@ -293,22 +299,22 @@ def test_a_search_finds_a_valid_record_after_any_bytes(before: bytes, following:
 
 @given(st.binary(max_size=400))
 def test_a_search_finds_nothing_in_garbage(garbage: bytes) -> None:
-    assert find_valid(garbage, 0, len(garbage), len(garbage)) is None
+    assert find_valid(reader(garbage), 0, len(garbage), len(garbage)) is None
 
 
 def test_a_search_stays_within_its_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recordscan, "SEARCH_BYTES", 7)  # many steps, and records that cross their boundaries
     buffer = b"\xee" * 50 + RUN[0] + RUN[3]
-    assert find_valid(buffer, 0, len(buffer), len(buffer)) == 50
-    assert find_valid(buffer, 51, len(buffer), len(buffer)) == 50 + len(RUN[0])
-    assert find_valid(buffer, 0, 49, len(buffer)) is None
-    assert find_valid(buffer, 0, len(buffer), 50 + len(RUN[0]) - 1) is None
+    assert find_valid(reader(buffer), 0, len(buffer), len(buffer)) == 50
+    assert find_valid(reader(buffer), 51, len(buffer), len(buffer)) == 50 + len(RUN[0])
+    assert find_valid(reader(buffer), 0, 49, len(buffer)) is None
+    assert find_valid(reader(buffer), 0, len(buffer), 50 + len(RUN[0]) - 1) is None
 
 
 def test_a_search_finds_a_record_after_a_mebibyte_of_garbage() -> None:
     garbage = np.random.default_rng(1).bytes(1024 * 1024)
     buffer = garbage + RUN[0]
-    assert find_valid(buffer, 0, len(buffer), len(buffer)) == len(garbage)
+    assert find_valid(reader(buffer), 0, len(buffer), len(buffer)) == len(garbage)
 
 
 @given(

@@ -239,3 +239,18 @@ def test_fillers_have_sizes_that_records_may_have(length: int) -> None:
     sizes = list(_filler_sizes(length))
     assert sum(sizes) == length
     assert all(HEADER_BYTES <= size <= 64 << 20 for size in sizes)
+
+
+def test_a_segment_that_a_backup_has_linked_is_repaired_in_a_new_file(tmp_path: Path) -> None:
+    _write_log(tmp_path / "data")
+    damaged = _records(tmp_path / "data")[1]
+    _flip(tmp_path / "data", damaged.position + 8)
+    segment = next((tmp_path / "data" / "commitlog").iterdir())
+    (tmp_path / "linked").hardlink_to(segment)
+    before = (tmp_path / "linked").read_bytes()
+
+    repair(tmp_path / "data", survey(tmp_path / "data").damages)
+
+    assert survey(tmp_path / "data").damages == []
+    assert (tmp_path / "linked").read_bytes() == before
+    assert not (tmp_path / "linked").samefile(segment)

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock.cli.actions.inspect_log import describe_record
 from penstock.store import snapshotting, trimming
 from penstock.store.errors import LogCorrupt, PositionUnknown
-from penstock.store.index import Batch, Index
-from penstock.store.lightqueue import ENTRY_BYTES, ROW_ENTRIES
+from penstock.store.lightqueue import ROW_ENTRIES
 from penstock.store.logreader import read_log
 from penstock.store.options import HOUR_MS, KIB
-from penstock.store.part import Apply
 from penstock.store.record import Kind, Record, decode
 from penstock.store.snapshot import snapshot_path, snapshots
 from penstock.store.store import Store
 from tests.clock import ManualClock
+from tests.store.keeper import Keeper
 from tests.store.wiring import (
     bodies,
     close,
@@ -36,23 +36,6 @@ from tests.store.wiring import (
 
 SEGMENT_BYTES = KIB
 PER_SEGMENT = 8
-
-
-class Keeper:
-    """A part that needs the records at the positions in `needed` for ever."""
-
-    def __init__(self) -> None:
-        self.needed: dict[int, int] = {}
-
-    def applies(self) -> Mapping[Kind, Apply]:
-        return {}
-
-    def load(self, index: Index) -> None: ...
-
-    def save(self, batch: Batch) -> None: ...
-
-    def live(self, before: int) -> Iterator[tuple[int, int]]:
-        yield from ((position, size) for position, size in list(self.needed.items()) if position < before)
 
 
 @pytest.fixture
@@ -73,7 +56,7 @@ def store(tmp_path: Path, clock: ManualClock, keeper: Keeper) -> Iterator[Store]
 
 
 def reopened(data_dir: Path, clock: ManualClock, keeper: Keeper | None = None, **options: int) -> Store:
-    given = {"segment_bytes": SEGMENT_BYTES, "retention_ms": HOUR_MS, **options}
+    given: dict[str, Any] = {"segment_bytes": SEGMENT_BYTES, "retention_ms": HOUR_MS, **options}
     return open_store(data_dir, clock=clock, parts=[keeper] if keeper else [], **given)
 
 
@@ -232,7 +215,7 @@ def test_many_short_queues_lose_dropped_entries_and_each_continues_at_its_offset
     close(store)
 
 
-def test_a_queue_whose_older_entries_are_kept_keeps_its_last_ones_too(
+def test_a_queue_with_a_needed_message_keeps_the_entry_of_that_message_alone(
     clock: ManualClock, keeper: Keeper, tmp_path: Path
 ) -> None:
     store = reopened(tmp_path / "data", clock, keeper)
@@ -246,13 +229,24 @@ def test_a_queue_whose_older_entries_are_kept_keeps_its_last_ones_too(
     retain(store)
     queue = durable_queue(store, "quiet/#")
     assert store.log.start > position
-    assert (queue.first_offset(), len(queue.read(0, 100)) // ENTRY_BYTES) == (0, ROW_ENTRIES + 4)
-    assert numbered_bodies(store, queue) == {0: "needed"}
+    assert positions(queue) == [position]
+    assert (queue.first_offset(), queue.count_from(0), queue.count_from(1)) == (0, 1, 0)
+    assert queue.next_offset == ROW_ENTRIES + 4
+    publish(store, "quiet/1", "new")
+    store.commit()
+    assert list(numbered_bodies(store, queue).values()) == ["needed", "new"]
+    close(store)
+    store = reopened(tmp_path / "data", clock, keeper)
+    queue = durable_queue(store, "quiet/#")
+    assert numbered_bodies(store, queue) == {0: "needed", ROW_ENTRIES + 4: "new"}
     close(store)
 
 
-def test_a_long_queue_is_trimmed_in_several_slices(store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trimming, "TRIM_ROWS", 3)
+@pytest.mark.parametrize(("limit", "value"), [("TRIM_ROWS", 3), ("TRIM_ENTRIES", 40)])
+def test_a_long_queue_is_trimmed_in_several_slices(
+    store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
+) -> None:
+    monkeypatch.setattr(trimming, limit, value)
     publish_segments(store, 20)
     clock.advance(HOUR_MS)
     publish_segments(store, 1)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock.store import commitlog
 from penstock.store.bodies import TIMER_ENTRY
 from penstock.store.errors import DiskFull
+from penstock.store.files import Usage
 from penstock.store.options import GIB, KIB, MIB
 from penstock.store.record import QUEUE_FIXED, Kind
-from penstock.store.space import ADDS, FREES, Level, Space, Usage
+from penstock.store.space import ADDS, FREES, Level, Space
 from penstock.store.store import Store
 from tests.store.wiring import bodies, close, durable_queue, open_store, publish
 
@@ -36,7 +38,7 @@ def publish_until_full(store: Store, sent: list[str], size: int = 1) -> None:
         sent.append(body)
 
 
-def space_of(tmp_path: Path, total: int, **options: int) -> Space:
+def space_of(tmp_path: Path, total: int, **options: Any) -> Space:
     space = Space(tmp_path, **options)
     space.probe = lambda: Usage(total, total)
     space.measure()

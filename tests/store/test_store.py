@@ -19,13 +19,13 @@ from penstock.store import backfill as backfill_module
 from penstock.store import housekeeping, recovery
 from penstock.store.commitlog import ALLOCATE_BYTES
 from penstock.store.errors import LogCorrupt, RecordTooLarge
+from penstock.store.files import Usage
 from penstock.store.index import Batch, Covered, Index, KeySpace
 from penstock.store.lightqueue import ENTRY, ROW_ENTRIES, consecutive_entries
 from penstock.store.options import GIB, KIB, MIB
 from penstock.store.part import Apply
 from penstock.store.record import Flag, Kind, Record, encode
 from penstock.store.segment import Segment
-from penstock.store.space import Usage
 from penstock.store.store import Store
 from tests.clock import ManualClock
 from tests.store.wiring import (
@@ -35,6 +35,7 @@ from tests.store.wiring import (
     contents,
     crash,
     durable_queue,
+    entries,
     fill,
     open_store,
     positions,
@@ -260,7 +261,7 @@ def test_an_index_that_is_ahead_of_the_log_is_rebuilt(tmp_path: Path, cut_off: i
     assert not store.recover().rebuilt
     root = durable_queue(store, "plant/#")
     assert positions(root)[-1] == position
-    assert root.read(0, 1_000)[:-16] == before["plant/#", "latest"][1]
+    assert list(entries(root).values())[:-1] == list(before["plant/#", "latest"][1].values())
     close(store)
 
 
@@ -274,6 +275,7 @@ def test_a_log_without_its_beginning_is_refused_if_no_index_or_snapshot_covers_i
     shutil.rmtree(log)
     log.mkdir()
     (log / f"{SEGMENT_BYTES:020d}.log").touch()
+    (tmp_path / "left" / "synced").unlink()  # it says where the log began
     with pytest.raises(LogCorrupt, match=f"begins at position {SEGMENT_BYTES}, and nothing tells"):
         open_store(tmp_path / "left")
 
@@ -282,7 +284,7 @@ def test_an_index_of_another_format_is_rebuilt(tmp_path: Path) -> None:
     store = open_store(tmp_path / "data")
     do_some_of_everything(store)
     before = contents(store)
-    batch = Batch()
+    batch = store.index.batch()
     batch.put(b"Mcovered", Struct("<IQQ").pack(77, 0, 0))
     batch.put(KeySpace.QUEUE + b"\0\0\0\1", b"not what this version writes")
     store.index.write(batch)
@@ -320,6 +322,7 @@ RUN = st.tuples(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(RUN, max_size=6), max_size=3))
 def test_runs_are_stored_like_single_messages(calls: list[list[tuple[str, int, list[bytes]]]]) -> None:
     logs = []
@@ -648,6 +651,46 @@ async def test_a_turn_of_the_loop_makes_one_write_and_one_row(tmp_path: Path, mo
         assert writes == [store.log.end]
         root = durable_queue(store, "plant/#")
         assert len(list(store.index.rows(KeySpace.ENTRIES + root.id.to_bytes(4, "big")))) == 1
+
+
+async def test_what_is_appended_before_a_commit_is_written_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with started(open_store(tmp_path / "data")) as store:
+        waiting: list[str] = []
+
+        def append_waiting() -> None:
+            while waiting:
+                publish(store, "plant/1", waiting.pop())
+
+        store.before_commit = append_waiting
+        writes: list[int] = []
+        write = store.log.write
+
+        def counted() -> None:
+            writes.append(store.log.end - store.log.written)
+            write()
+
+        monkeypatch.setattr(store.log, "write", counted)
+        publish(store, "plant/1", "first")
+        waiting.append("second")
+        await store.durable()
+        await asyncio.sleep(0)
+        assert [size for size in writes if size] == [store.log.end]
+        assert bodies(store, durable_queue(store, "plant/#")) == ["first", "second"]
+
+
+async def test_an_error_of_what_is_appended_before_a_commit_ends_the_store(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "data")
+    failures: list[OSError] = []
+    store.start(asyncio.get_running_loop(), failures.append)
+
+    def fail() -> None:
+        raise OSError(errno.EIO, "the segment can't be synced")
+
+    store.before_commit = fail
+    publish(store, "plant/1", "a")
+    await until(lambda: failures != [])
+    assert failures[0].errno == errno.EIO
+    await store.close()
 
 
 async def test_with_async_flush_callbacks_do_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

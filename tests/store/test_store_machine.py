@@ -16,16 +16,20 @@ from penstock.store import backfill as backfill_module
 from penstock.store import lightqueue as lightqueue_module
 from penstock.store import recovery as recovery_module
 from penstock.store.catalogue import Catalogue
-from penstock.store.lightqueue import ENTRY_BYTES, LightQueue, Start
+from penstock.store.index import KeySpace
+from penstock.store.lightqueue import ENTRY, ENTRY_BYTES, LightQueue, Start
 from penstock.store.store import Store
 from penstock.store.topics import matches
 from tests.clock import ManualClock
 from tests.depth import DEPTH
 from tests.store.cutting import cut_log
-from tests.store.wiring import bodies, close, crash, fill, numbered_bodies, open_store, publish, retain, work_on
+from tests.store.keeper import Keeper
+from tests.store.wiring import close, crash, entries, fill, numbered_bodies, open_store, publish, retain, work_on
 
 SEGMENT_BYTES = 600
 RETENTION_BYTES = 2000
+KEPT_MAX = 4
+"""Messages at most that a part of the store keeps at a time. Their copies take a part of what retention lets the log have."""
 
 topics = st.sampled_from(["plant/1", "plant/2/temp", "office/1", "office/1/temp", "/1", "yard"])
 filters = st.sampled_from(["plant/#", "plant/+", "plant/2/temp", "+/1", "#", "+/+/temp", "office/1", "yard"])
@@ -106,8 +110,16 @@ class StoreMachine(RuleBasedStateMachine):
         self.numbers = 0
         self.events: list[Event] = []
         self.attached: dict[str, tuple[LightQueue, int]] = {}
+        self.positions: dict[str, int] = {}
+        """Position of each message, by body."""
+        self.keeper = Keeper()
+        self.seen: dict[Key, dict[int, str]] = {}
+        """Bodies by offset that each durable queue had at the last check, if the index was not lost since."""
+        self.seen_ids: dict[Key, int] = {}
         self.store: Store
         self.durable = 0
+        self.flushed = 0
+        """Position up to which the index is on disk."""
 
     @property
     def data_dir(self) -> Path:
@@ -115,7 +127,13 @@ class StoreMachine(RuleBasedStateMachine):
 
     @initialize()
     def open(self) -> None:
-        self.store = open_store(self.data_dir, clock=self.clock, segment_bytes=SEGMENT_BYTES, retention_bytes=RETENTION_BYTES)
+        self.store = open_store(
+            self.data_dir,
+            clock=self.clock,
+            parts=[self.keeper],
+            segment_bytes=SEGMENT_BYTES,
+            retention_bytes=RETENTION_BYTES,
+        )
         self.durable = self.store.log.written
         self.attached = {}
 
@@ -135,8 +153,21 @@ class StoreMachine(RuleBasedStateMachine):
         for _ in range(count):
             self.numbers += 1
             body = f"{self.numbers}:" + "x" * size
-            publish(self.store, topic, body)
+            self.positions[body] = publish(self.store, topic, body)
             self.note("message", topic, body)
+
+    @rule(topic=topics, size=st.integers(0, 20))
+    def publish_what_a_part_keeps(self, topic: str, size: int) -> None:
+        """Publish a message whose record retention must carry forward."""
+        if len(self.keeper.needed) < KEPT_MAX:
+            self.publish(topic, 1, size)
+            position = self.positions[self.events[-1].detail]
+            self.keeper.needed[position] = self.events[-1].end - position
+
+    @precondition(lambda self: self.keeper.needed)
+    @rule(data=st.data())
+    def need_a_kept_message_no_longer(self, data: st.DataObject) -> None:
+        del self.keeper.needed[data.draw(st.sampled_from(sorted(self.keeper.needed)))]
 
     @rule(ms=st.integers(1, 3))
     def wait(self, ms: int) -> None:
@@ -193,6 +224,7 @@ class StoreMachine(RuleBasedStateMachine):
     def flush_the_index(self) -> None:
         self.store.commit()
         self.store.index.flush()
+        self.flushed = self.store.log.written
 
     @rule(topic=topics, segments=st.integers(0, 6))
     def retain(self, topic: str, segments: int) -> None:
@@ -200,8 +232,11 @@ class StoreMachine(RuleBasedStateMachine):
         for _ in range(segments):
             self.publish(topic, 3, 200)
             work_on(self.store)
+        start = self.store.log.start
         retain(self.store)
         self.durable = max(self.durable, self.store.log.start)
+        if self.store.log.start > start:
+            self.check_what_trimming_leaves()
 
     @rule(steps=st.integers(1, 20))
     def retain_a_little(self, steps: int) -> None:
@@ -217,6 +252,7 @@ class StoreMachine(RuleBasedStateMachine):
     def restart(self) -> None:
         end = self.store.log.end
         close(self.store)
+        self.flushed = end
         self.open()
         assert self.store.log.end == end
         self.check()
@@ -240,9 +276,13 @@ class StoreMachine(RuleBasedStateMachine):
         crash(self.store, self.data_dir)
         shutil.rmtree(old)
         cut_log(self.data_dir, cut, garbage, SEGMENT_BYTES)
+        if not (keep_index and self.store.log.start <= self.flushed <= cut):
+            self.seen.clear()  # the index is rebuilt, if need be from a snapshot, which has no entries of messages
+            self.flushed = 0
         if not keep_index:
             shutil.rmtree(self.data_dir / "index")
         self.events = [event for event in self.events if event.end <= cut]
+        self.keeper.needed = {position: size for position, size in self.keeper.needed.items() if position + size <= cut}
         self.open()
         self.check()
 
@@ -256,8 +296,8 @@ class StoreMachine(RuleBasedStateMachine):
             queue = self.store.queues.find(topic_filter, start)
             assert queue is not None, topic_filter
             assert queue.owners - {"root"} == names, topic_filter
-            found = numbered_bodies(self.store, queue)
-            assert list(found.values()) == sent, topic_filter
+            found = self.check_bodies(queue, sent)
+            self.check_seen((topic_filter, start), queue.id, found)
             known = self.offsets.setdefault(((topic_filter, start), declared), {})
             for offset, body in found.items():
                 assert known.setdefault(body, offset) == offset, (topic_filter, body)
@@ -266,12 +306,44 @@ class StoreMachine(RuleBasedStateMachine):
         for topic_filter, queue in rest.items():
             assert queue.owners == {"root"}, topic_filter
             left = (event for event in self.events if event.what == "message" and event.end > start_of_log)
-            assert bodies(self.store, queue) == [event.detail for event in left if matches(topic_filter, event.name)]
+            self.check_bodies(queue, [event.detail for event in left if matches(topic_filter, event.name)])
         for topic_filter, (queue, since) in self.attached.items():
             later = (event for event in self.events[since:] if event.what == "message" and event.end > start_of_log)
-            assert bodies(self.store, queue) == [event.detail for event in later if matches(topic_filter, event.name)]
+            self.check_bodies(queue, [event.detail for event in later if matches(topic_filter, event.name)])
         assert len(self.store.queues) == len(wanted) + len(rest) + len(self.attached)
         self.check_what_is_saved()
+
+    def check_bodies(self, queue: LightQueue, sent: list[str]) -> dict[int, str]:
+        """Check that a queue has the messages of the log, after older ones that were carried forward. Return all by offset."""
+        found = numbered_bodies(self.store, queue)
+        listed = list(found.values())
+        kept, rest = listed[: len(listed) - len(sent)], listed[len(listed) - len(sent) :]
+        assert rest == sent, queue.filter
+        positions = [self.positions[body] for body in kept]
+        assert positions == sorted(positions)
+        assert all(self.store.copies.where(position) is not None for position in positions)
+        return found
+
+    def check_seen(self, key: Key, queue_id: int, found: dict[int, str]) -> None:
+        """Check that a queue still has the entry of each message that can be read, if it had it at the last check."""
+        seen = self.seen.get(key, {}) if self.seen_ids.get(key) == queue_id else {}
+        for offset, body in seen.items():
+            assert found.get(offset) == body or self.store.is_expired(self.positions[body]), (key, offset, body)
+        self.seen[key], self.seen_ids[key] = found, queue_id
+
+    def check_what_trimming_leaves(self) -> None:
+        """Check that after a drop of segments no row is left that should be gone."""
+        start, index = self.store.log.start, self.store.index
+        for _, row in index.rows(bytes(KeySpace.PINNED)):
+            for position, _, _ in ENTRY.iter_unpack(row):
+                copy = self.store.copies.where(position)
+                assert copy is not None
+                assert copy >= start
+        last = b""
+        for key, row in index.rows(bytes(KeySpace.ENTRIES)):
+            if key[:5] != last[:5]:
+                assert max(position for position, _, _ in ENTRY.iter_unpack(row)) >= start, "the first row of its queue"
+            last = key
 
     def check_what_is_saved(self) -> None:
         """Check that newly loaded queues equal the queues that have been held all along."""
@@ -284,6 +356,7 @@ class StoreMachine(RuleBasedStateMachine):
                 assert len(queue.open_row) < 4 * ENTRY_BYTES
                 assert found.read_from(0, 1_000) == queue.read_from(0, 1_000)
                 assert found.first_offset() == queue.first_offset() == found.read_from(0, 1_000)[0]
+                assert found.count_from(0) == queue.count_from(0) == len(entries(queue))
         assert not saved
 
 

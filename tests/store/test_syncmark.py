@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.store import syncmark
 from penstock.store.commitlog import CommitLog
 from penstock.store.errors import LogCorrupt
+from penstock.store.files import SYSTEM_FILES, SystemFiles
 from penstock.store.options import KIB
 from penstock.store.quarantine import QUARANTINE
 from penstock.store.record import Kind, encode
 from penstock.store.repair import repair, survey
-from penstock.store.syncmark import FILE, Mark, SyncMark
+from penstock.store.syncmark import FILE, Ending, Mark, SyncMark
 from tests.depth import DEPTH
 
 PAGE = 4 * KIB
@@ -43,7 +43,7 @@ def numbers(log: CommitLog) -> list[int]:
 def reboots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each read of the boot id return a new one."""
     boots = iter(range(1_000_000))
-    monkeypatch.setattr(syncmark, "boot_id", lambda: b"%036d" % next(boots))
+    monkeypatch.setattr(SystemFiles, "boot_id", lambda _: b"%036d" % next(boots))
 
 
 def test_a_mark_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -51,11 +51,11 @@ def test_a_mark_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert mark.read() is None
     for position in (0, 5, 2**63):
         mark.write(position)
-        assert mark.read() == Mark(position, syncmark.boot_id())
+        assert mark.read() == Mark(position, 0, SYSTEM_FILES.boot_id(), Ending.RUNNING, "")
         assert mark.position == position
     found = mark.read()
     assert found is not None
-    assert not found.has_booted_since
+    assert not found.has_booted_since(SYSTEM_FILES.boot_id())
 
 
 def test_a_damaged_mark_counts_as_missing(tmp_path: Path) -> None:
@@ -69,12 +69,13 @@ def test_a_damaged_mark_counts_as_missing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mark", "since"),
-    [(Mark(0, syncmark.boot_id()), False), (Mark(0, b"x" * 36), True), (Mark(0, bytes(36)), False)],
+    ("boot", "since"),
+    [(SYSTEM_FILES.boot_id(), False), (b"x" * 36, True), (bytes(36), False)],
     ids=["same boot", "another boot", "boot unknown"],
 )
-def test_a_power_cut_is_assumed_only_if_the_machine_has_booted_since(mark: Mark, since: bool) -> None:
-    assert mark.has_booted_since is since
+def test_a_power_cut_is_assumed_only_if_the_machine_has_booted_since(boot: bytes, since: bool) -> None:
+    mark = Mark(0, 0, boot, Ending.RUNNING, "")
+    assert mark.has_booted_since(SYSTEM_FILES.boot_id()) is since
 
 
 @pytest.mark.usefixtures("reboots")

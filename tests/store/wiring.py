@@ -9,8 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from penstock.store.clock import Clock
-from penstock.store.lightqueue import ENTRY, LightQueue, Start
+from penstock.store.clock import SteerableClock
+from penstock.store.files import SYSTEM_FILES, Files
+from penstock.store.lightqueue import ENTRY, ENTRY_BYTES, LightQueue, Start
 from penstock.store.options import KIB, StoreOptions
 from penstock.store.part import Part
 from penstock.store.properties import Properties, encode_properties, tag_hash
@@ -24,11 +25,21 @@ NEVER_S = float("inf")
 """A time that the clock never reaches, for a slice that does all work there is."""
 
 
-def open_store(data_dir: Path, *, clock: Clock | None = None, parts: Sequence[Part] = (), **options: Any) -> Store:
+def open_store(
+    data_dir: Path,
+    *,
+    clock: SteerableClock | None = None,
+    parts: Sequence[Part] = (),
+    files: Files = SYSTEM_FILES,
+    **options: Any,
+) -> Store:
     """Return a store that has recovered. `options` are those of `StoreOptions`; segments are small by default."""
     data_dir.mkdir(exist_ok=True)
     store = Store(
-        data_dir, StoreOptions(**{"segment_bytes": SEGMENT_BYTES, "sync_in": "thread", **options}), clock or ManualClock()
+        data_dir,
+        StoreOptions(**{"segment_bytes": SEGMENT_BYTES, "sync_in": "thread", **options}),
+        clock or ManualClock(),
+        files=files,
     )
     for part in parts:
         store.add_part(part)
@@ -73,7 +84,18 @@ def durable_queue(store: Store, topic_filter: str, start: Start = "latest") -> L
 
 
 def positions(queue: LightQueue, offset: int = 0, count: int = 1_000_000) -> list[int]:
-    return [position for position, _, _ in ENTRY.iter_unpack(queue.read(offset, count))]
+    return [position for position, _, _ in entries(queue, offset).values()][:count]
+
+
+def entries(queue: LightQueue, offset: int = 0) -> dict[int, tuple[int, int, int]]:
+    """Return position, size and aux of each entry that a queue has from an offset on, by the offset of the entry."""
+    found: dict[int, tuple[int, int, int]] = {}
+    while True:
+        first, run = queue.read_from(offset, 1_000_000)
+        if not run:
+            return found
+        found.update(enumerate(ENTRY.iter_unpack(run), first))
+        offset = first + len(run) // ENTRY_BYTES
 
 
 def bodies(store: Store, queue: LightQueue) -> list[str]:
@@ -83,18 +105,21 @@ def bodies(store: Store, queue: LightQueue) -> list[str]:
 
 def numbered_bodies(store: Store, queue: LightQueue) -> dict[int, str]:
     """Return the bodies of a queue's messages that have not expired, by offset."""
-    first, entries = queue.read_from(0, 1_000_000)
     return {
         offset: decode(store.read(position, size), position=position).body.decode()
-        for offset, (position, size, _) in enumerate(ENTRY.iter_unpack(entries), first)
+        for offset, (position, size, _) in entries(queue).items()
         if not store.is_expired(position)
     }
 
 
-def contents(store: Store) -> dict[tuple[str, Start], tuple[list[str], bytes]]:
+Contents = dict[tuple[str, Start], tuple[list[str], dict[int, tuple[int, int, int]]]]
+"""Owners and entries of queues by filter and start, as `contents` returns them."""
+
+
+def contents(store: Store) -> Contents:
     """Return owners and entries of every durable queue by filter and start, all of which recovery must restore."""
     durable = (queue for queue in store.queues if not queue.transient)
-    return {(queue.filter, queue.start): (sorted(queue.owners), queue.read(0, 1_000_000)) for queue in durable}
+    return {(queue.filter, queue.start): (sorted(queue.owners), entries(queue)) for queue in durable}
 
 
 def close(store: Store) -> None:
@@ -124,7 +149,7 @@ def copy_left(data_dir: Path, left: Path) -> None:
     while not copied:
         with suppress(FileNotFoundError, shutil.Error):  # RocksDB has deleted a file in a compaction
             before = _files(data_dir)
-            shutil.copytree(data_dir, left)
+            shutil.copytree(data_dir, left, ignore=shutil.ignore_patterns("*.sock"))  # sockets can't be copied
             copied = _files(data_dir) == before
         if not copied:
             shutil.rmtree(left, ignore_errors=True)

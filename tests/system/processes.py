@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -15,11 +16,17 @@ STOP_S = 30
 
 
 class NodeProcess:
-    """`penstock serve` on a data directory, on free ports. `start` may be called again after its end."""
+    """`penstock serve` on a data directory, on free ports. `start` may be called again after its end.
 
-    def __init__(self, data_dir: Path) -> None:
+    Parameters:
+        data_dir: of the node.
+        descriptors: soft and hard limit of file descriptors; None for those of this process.
+    """
+
+    def __init__(self, data_dir: Path, *, descriptors: tuple[int, int] | None = None) -> None:
         self.data_dir = data_dir
         self.log = data_dir.with_suffix(".log")
+        self.descriptors = descriptors
         self.addresses: dict[str, str] = {}
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -30,13 +37,30 @@ class NodeProcess:
         with self.log.open("ab") as log:
             path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
             self._process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=log, cwd=directory, env={**os.environ, "PYTHONPATH": path}
+                command,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                cwd=directory,
+                env={**os.environ, "PYTHONPATH": path},
+                preexec_fn=self._limit if self.descriptors is not None else None,
             )
         assert self._process.stdout is not None
         line = self._process.stdout.readline().decode()
         assert line.startswith("ready "), f"{line!r}\n{self.log.read_text()}"
         self.addresses = dict(word.split("=", 1) for word in line.split()[1:])
         return self
+
+    def _limit(self) -> None:
+        if self.descriptors is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, self.descriptors)
+
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
 
     def port(self, listener: str) -> int:
         return int(self.addresses[listener].rpartition(":")[2])

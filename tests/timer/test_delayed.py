@@ -249,6 +249,7 @@ events = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=12 * DEPTH)
 @given(steps=events)
 def test_after_any_crashes_each_message_fires_once_unless_it_was_recalled(

@@ -15,7 +15,7 @@ from penstock.cli.actions.output import cells_of, print_rows
 from penstock.pop.core.checkpoint import Checkpoint
 from penstock.pop.core.grouptable import DAMAGES_ROW
 from penstock.pop.core.order import FifoOrder
-from penstock.store.catalogue import load_next_offset
+from penstock.store.catalogue import load_count_from
 from penstock.store.index import Index, KeySpace
 
 
@@ -58,8 +58,8 @@ def _groups(index: Index) -> Iterator[dict[str, Any]]:
             "settings": row["settings"],
             "resets": row["epoch"],
             "cursor": row["cursor"],
-            "new": max(load_next_offset(index, row["queue"]) - row["cursor"], 0),
-            "retries": max(load_next_offset(index, row["retry"]) - row["retry_cursor"], 0),
+            "new": load_count_from(index, row["queue"], row["cursor"]),
+            "retries": load_count_from(index, row["retry"], row["retry_cursor"]),
             "in_flight": in_flight[group_id],
             "oldest_pop_ms": oldest_ms.get(group_id),
             "parked": order.parked,

@@ -11,10 +11,11 @@ import numpy as np
 import orjson
 
 from penstock.cli.actions.output import cells_of, print_rows, time_of
+from penstock.gateway.sessions.acked import decode_acked
 from penstock.gateway.sessions.changes import Changes
 from penstock.store import topics
 from penstock.store.bodies import BODY_DTYPE
-from penstock.store.logreader import read_log
+from penstock.store.logreader import missing_beginning, read_log
 from penstock.store.record import COPY_FIXED, POP_FIXED, QUEUE_FIXED, Flag, Kind, Record, decode
 
 BODY_CHARS = 60
@@ -50,6 +51,14 @@ def inspect_log(
     Raises:
         StoreError: the directory holds no log, or the log is damaged.
     """
+    missing = missing_beginning(data_dir)
+    if missing is not None:
+        first, stop = missing
+        print(
+            f"penstock inspect: the log begins at position {first}, but the files of the {stop - first} bytes before position "
+            f"{stop} are missing; restore them, or run `penstock repair` on the stopped node's directory",
+            file=sys.stderr,
+        )
     wanted = {Kind[name.upper()] for name in kinds}
     found = _fitting(read_log(data_dir, position), wanted, topic_filter, since_ms, until_ms)
     rows = (
@@ -105,6 +114,8 @@ def describe_record(record: Record) -> dict[str, Any]:
         row["properties"] = orjson.loads(record.properties)
     if kind is Kind.SESSION_OFFSETS:
         row |= Changes.decode(record.body, record.properties).describe()
+    elif kind is Kind.SESSIONS_ACKED:
+        row |= decode_acked(record.body).describe()
     elif kind in BODY_DTYPE:
         dtype = BODY_DTYPE[kind]
         names = dtype.names or ()

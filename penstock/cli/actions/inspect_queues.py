@@ -46,6 +46,6 @@ def _queues(index: Index) -> Iterator[dict[str, Any]]:
             "owners": sorted(queue.owners),
             "first_offset": first_offset,
             "next_offset": next_offset,
-            "entries": next_offset - first_offset,
+            "entries": queue.count_from(0),
             "backfilling": catalogue.backfill_position(queue),
         }

@@ -13,7 +13,7 @@ from penstock.gateway.protocol.packets import NO_LOCAL, QOS, RETAIN_AS_PUBLISHED
 from penstock.gateway.sessions.rows import all_sessions
 from penstock.gateway.sessions.stored_session import StoredSession
 from penstock.gateway.sessions.stored_subscription import StoredSubscription
-from penstock.store.catalogue import load_next_offset
+from penstock.store.catalogue import load_count_from
 from penstock.store.index import Index
 
 
@@ -70,5 +70,5 @@ def _subscription(index: Index, one: StoredSubscription) -> dict[str, Any]:
         "identifier": one.identifier,
         "queue": one.queue_id,
         "cursor": one.cursor,
-        "queued": max(load_next_offset(index, one.queue_id) - one.cursor, 0),
+        "queued": load_count_from(index, one.queue_id, one.cursor),
     }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from typing import Literal
 
 from penstock import Client, Message
@@ -84,8 +83,7 @@ async def send(address: HostPort, topic: str, body: bytes, *, delay_ms: int, tag
     With a `delay_ms` above 0 the node delivers the message so much later, and the handle that recalls it is printed, too.
     """
     async with Client(str(address), security=security_of_environment()) as client:
-        deliver_at_ms = int(time.time() * 1000) + delay_ms if delay_ms else 0
-        sent = await client.send(topic, body, tag=tag, deliver_at_ms=deliver_at_ms)
+        sent = await client.send(topic, body, tag=tag, delay_ms=delay_ms)
     row = {"message_id": sent.message_id}
     if sent.recall_handle:
         row["recall_handle"] = sent.recall_handle

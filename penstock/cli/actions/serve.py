@@ -8,6 +8,7 @@ import signal
 import sys
 
 from penstock.node.config import Config
+from penstock.node.descriptors import raise_descriptor_limit
 from penstock.node.logs import configure_logging
 from penstock.node.node import Node
 
@@ -23,6 +24,7 @@ async def serve(config: Config) -> None:
         Whatever `Node` and `Node.start` raise.
     """
     configure_logging(config.log)
+    raise_descriptor_limit()
     node = Node(config)
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD, 20, 50)

@@ -11,7 +11,9 @@ from penstock.cli.commands.arguments import EXIT_FAILED, Commands, add_command
 def add_to(commands: Commands) -> None:
     """Add the command."""
     command = add_command(
-        commands, "repair", "Set damaged parts of a stopped node's CommitLog aside, so that the node can start."
+        commands,
+        "repair",
+        "Set damaged parts of a stopped node's CommitLog, and other damaged files, aside, so that the node can start.",
     )
     command.add_argument(
         "--data-dir", type=Path, required=True, metavar="DIR", help="Data directory of a node that is stopped."

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from penstock.node.metrics.families import counter, gauge, labelled_counter
+from penstock.node.metrics.families import counter, gauge, labelled_counter, labelled_gauge
 from penstock.store.space import Level
 from penstock.store.store import Store
 from penstock.timer.delayed import DelayedMessages
@@ -38,12 +38,46 @@ class StoreCollector(Collector):
         yield counter("penstock_log_syncs", "Group commits: calls of fdatasync for the CommitLog.", store.syncs)
         yield counter("penstock_messages_stored", "Messages stored since the start.", store.messages_stored)
         yield gauge("penstock_queues", "Number of light queues.", len(store.queues))
+        yield from self._index()
         yield from self._disk()
+        yield from self._clock()
+
+    def _clock(self) -> Iterator[Metric]:
+        keeping = self._store.timekeeping
+        yield gauge(
+            "penstock_clock_offset_seconds",
+            "Seconds by which the machine's time of day is ahead of the node's time. Negative if it is behind.",
+            keeping.offset_ms / 1000,
+        )
+        yield gauge(
+            "penstock_clock_unconfirmed",
+            "1 while the time of day has jumped and nobody has confirmed it, else 0. Retention by age waits meanwhile.",
+            not keeping.is_confirmed,
+        )
+        yield counter("penstock_clock_jumps", "Jumps of the time of day since the start.", keeping.jumps)
+        yield counter("penstock_clock_steps", "Steps of the node's time since the start.", keeping.steps)
+
+    def _index(self) -> Iterator[Metric]:
+        figures = self._store.index.figures()
+        yield labelled_gauge(
+            "penstock_index_memory_bytes",
+            "Memory of the index: rows that are not in a file yet, cached blocks, filters and indexes of the open files.",
+            ["part"],
+            {("memtables",): figures.memtables, ("block_cache",): figures.block_cache, ("tables",): figures.tables},
+        )
+        yield gauge(
+            "penstock_index_block_cache_max_bytes",
+            "Memory that cached blocks of the index may take at the moment.",
+            figures.block_cache_max,
+        )
+        yield gauge("penstock_index_files_bytes", "Size of the files that hold present rows of the index.", figures.files)
+        yield gauge("penstock_index_rows", "About the number of rows of the index.", figures.rows)
 
     def _disk(self) -> Iterator[Metric]:
         space = self._store.space
         yield gauge("penstock_disk_free_bytes", "Free bytes of the disk that holds the data directory.", space.usage.free)
         yield gauge("penstock_disk_reserve_bytes", "Free bytes below which the node is read-only.", space.reserve)
+        yield gauge("penstock_ballast_bytes", "Bytes kept for a start on a full disk.", self._store.ballasts.bytes)
         yield gauge(
             "penstock_store_read_only", "1 while the disk is too full for new messages, else 0.", space.level > Level.OPEN
         )

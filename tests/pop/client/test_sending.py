@@ -17,6 +17,7 @@ from penstock.pop.errors import (
     InvalidTopic,
     MessageTooLarge,
 )
+from penstock.pop.proto import pop_pb2 as pb
 from tests.pop.client.consuming import first_of
 from tests.pop.wiring import GROUP, TOPIC, Node
 
@@ -86,6 +87,10 @@ async def test_a_refused_message_raises_and_the_client_stays_usable(
 async def test_a_refused_message_does_not_fail_other_messages_of_its_call(client: Client) -> None:
     answers = await asyncio.gather(client.send(TOPIC), client.send("a/+"), client.send(TOPIC), return_exceptions=True)
     assert [isinstance(answer, InvalidTopic) for answer in answers] == [False, True, False]
+
+
+def test_a_delay_is_sent_as_a_delay_because_the_clock_of_the_sender_may_be_wrong() -> None:
+    assert OutgoingMessage(topic=TOPIC, delay_ms=5).encoded() == pb.Message(topic=TOPIC, delay_ms=5)
 
 
 @pytest.mark.parametrize("how", ["delay_ms", "deliver_at_ms"])

@@ -147,6 +147,7 @@ async def test_a_stream_refuses_invalid_handles_and_stays_open(node: Node) -> No
     await node.until(lambda: node.core.waiting == 0)
 
 
+@pytest.mark.slow
 async def test_a_node_that_stops_ends_its_streams(tmp_path: Path) -> None:
     node = Node(tmp_path / "other")
     await node.start()

@@ -19,8 +19,8 @@ from penstock.pop.rocketmq import lite as lite_module
 from penstock.pop.rocketmq import presence
 from penstock.pop.rocketmq.status import Code
 from penstock.pop.rocketmq.stubs import pb, service_pb
+from penstock.store.files import Usage
 from penstock.store.options import GIB, MIB, StoreOptions
-from penstock.store.space import Usage
 from tests.pop.rocketmq.calling import TYPE, Caller, named, outgoing
 from tests.pop.wiring import GROUP, Node
 

@@ -21,8 +21,8 @@ from penstock.pop.rocketmq.sending import MESSAGES_PER_SEND_MAX
 from penstock.pop.rocketmq.settings import LITE_SUBSCRIPTIONS_MAX
 from penstock.pop.rocketmq.status import Code
 from penstock.pop.rocketmq.stubs import SERVICE, pb, service_pb
+from penstock.store.files import Usage
 from penstock.store.options import GIB, MIB, OptionInvalid, StoreOptions
-from penstock.store.space import Usage
 from tests.clients.rocketmq_processes import ClientFailed, ClientProcess, Kind
 from tests.pop.rocketmq.calling import EOF, TYPE, Caller, commands, named, outgoing, receive_request, settings
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node

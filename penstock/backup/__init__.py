@@ -1,0 +1,1 @@
+"""Backups of a data directory: making, restoring and verifying them."""

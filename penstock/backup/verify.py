@@ -1,0 +1,338 @@
+"""Verifies a backup, or the data directory of a stopped node: every byte, every record, and every row of the index.
+
+The index must be the function of the log that a node computes. To prove that, `verify` builds an index from the log alone, or
+from a snapshot and the log where the beginning was dropped, by the recovery of a node. It recovers the stored index too, so
+that both cover the whole log, and compares them (`penstock.backup.comparison`). All of that happens in a working directory with
+links to the files, so nothing of what is verified changes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+
+from penstock.backup.backup import SYSTEM_COPY_FILES, lock_backup
+from penstock.backup.comparison import Difference, compare, settle, stale_pinned
+from penstock.backup.copying import Copier, CopyFiles, CopyMeter, Pace
+from penstock.backup.errors import BackupFailed, BackupInvalid
+from penstock.backup.manifest import is_backup, load_manifest
+from penstock.backup.restore import check_files, damage_of, write_mark
+from penstock.node.config import Config
+from penstock.node.lock import DataDirLock
+from penstock.node.parts import NodeParts
+from penstock.pop.core.handle import SECRET
+from penstock.store import commitlog, index, snapshot, syncmark
+from penstock.store.clock import SystemClock
+from penstock.store.errors import SnapshotInvalid, StoreError
+from penstock.store.index import Index
+from penstock.store.options import StoreOptions
+from penstock.store.repair import survey
+from penstock.store.segment import SUFFIX, segment_base, segment_name
+from penstock.store.snapshot import SnapshotReader, snapshots
+from penstock.store.store import Store
+
+DIFFERENCES_MAX = 20
+"""Differences of a key space that are kept. The others are counted."""
+
+
+@dataclass(slots=True)
+class Verification:
+    """What was verified, and what is wrong."""
+
+    kind: str = ""
+    """`backup` or `data directory`."""
+    start: int = 0
+    """Position of the oldest record."""
+    end: int = 0
+    """Position after the last record."""
+    built_from: str = ""
+    """What the index was built from anew."""
+    replayed: int = 0
+    """Records that were applied to build it."""
+    snapshots: int = 0
+    """Snapshots that were read."""
+    rows_bytes: int = 0
+    """Bytes of the rows that were compared."""
+    problems: list[str] = field(default_factory=list)
+    """What is wrong, apart from rows of the index."""
+    differences: dict[str, list[Difference]] = field(default_factory=dict)
+    """By key space, up to `DIFFERENCES_MAX` rows of the index that are not what the log says."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """By key space, how many such rows there are."""
+    notes: list[str] = field(default_factory=list)
+    """What is not wrong, but worth knowing."""
+    seconds: float = 0.0
+
+    @property
+    def is_good(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems and not self.counts
+
+
+def verify(
+    directory: Path,
+    *,
+    meter: CopyMeter,
+    pace: Pace | None = None,
+    work_dir: Path | None = None,
+    files: CopyFiles = SYSTEM_COPY_FILES,
+) -> Verification:
+    """Verify a backup, or the data directory of a stopped node, and return what was found.
+
+    Args:
+        directory: of the backup, or of the node.
+        meter: is told of each piece.
+        pace: bounds the rate at which files are read.
+        work_dir: for the index that is built, which takes as much room as the stored one; the system's directory for temporary
+            files if it is None.
+        files: have the directory.
+
+    Raises:
+        BackupFailed: the directory is neither.
+        DataDirLocked: a node runs on it.
+        OSError: a file can't be read, or the working directory can't be written.
+    """
+    began_s = time.monotonic()
+    found = Verification()
+    with ExitStack() as stack:
+        if is_backup(directory, files):
+            found.kind = "backup"
+            stack.enter_context(lock_backup(directory, is_shared=True))
+            originals = _check_backup(directory, found, Copier(files, meter, pace or Pace()), files, meter)
+        elif files.is_directory(directory / commitlog.DIRECTORY):
+            found.kind = "data directory"
+            stack.enter_context(DataDirLock(directory))
+            originals = _data_dir_files(directory, files)
+        else:
+            raise BackupFailed(f"{directory} is neither a backup nor a data directory; name one of them")
+        if not found.problems:
+            work = stack.enter_context(_working_directory(work_dir))
+            _verify_state(originals, work, found, meter)
+    found.seconds = round(time.monotonic() - began_s, 3)
+    return found
+
+
+# --- files --------------------------------------------------------------------------------------------------------------
+
+_Originals = dict[str, Path]
+"""The files that are verified, by their paths in a data directory."""
+
+
+def _check_backup(directory: Path, found: Verification, copier: Copier, files: CopyFiles, meter: CopyMeter) -> _Originals:
+    try:
+        manifest = load_manifest(directory, files)
+    except BackupInvalid as error:
+        found.problems.append(str(error))
+        return {}
+    found.start, found.end = manifest.start, manifest.durable
+    meter.expect(manifest.bytes, "Reading")
+    for file in manifest.files:
+        try:
+            check_files(directory, replace(manifest, files=(file,)), files)
+            damage = damage_of(directory, file, copier.checksum_of(directory / file.stored, file.size))
+            if damage is not None:
+                raise damage
+        except (BackupInvalid, OSError) as error:
+            found.problems.append(str(error))
+    return {file.path: directory / file.stored for file in manifest.files}
+
+
+def _data_dir_files(directory: Path, files: CopyFiles) -> _Originals:
+    paths = [SECRET, syncmark.FILE, index.DAMAGED]
+    for folder in (commitlog.DIRECTORY, snapshot.DIRECTORY, index.DIRECTORY):
+        paths += [f"{folder}/{name}" for name in files.names(directory / folder)]
+    return {path: directory / path for path in paths if files.exists(directory / path)}
+
+
+@contextmanager
+def _working_directory(parent: Path | None) -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="penstock-verify-", dir=parent))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path)
+
+
+def _lay_out(originals: _Originals, data_dir: Path, found: Verification, *, with_index: bool) -> None:
+    """Make a data directory of links to the originals, and of copies of those that a node may write to."""
+    names = [name for name, _ in _in(originals, commitlog.DIRECTORY)]
+    bases = sorted(segment_base(Path(name)) for name in names if name.endswith(SUFFIX))
+    written_to = {segment_name(base) for base in bases[-2:]}
+    written_to |= {
+        segment_name(base)
+        for base, following in pairwise(bases)
+        if originals[f"{commitlog.DIRECTORY}/{segment_name(base)}"].stat().st_size != following - base
+    }
+    for folder in (commitlog.DIRECTORY, snapshot.DIRECTORY, *([index.DIRECTORY] if with_index else [])):
+        (data_dir / folder).mkdir(parents=True)
+        for name, original in _in(originals, folder):
+            if name in written_to or (folder == index.DIRECTORY and not name.endswith(".sst")):
+                _copy(original, data_dir / folder / name)
+            else:
+                (data_dir / folder / name).symlink_to(original.resolve())
+    for path in (SECRET, syncmark.FILE):
+        if path in originals:
+            _copy(originals[path], data_dir / path)
+    if found.kind == "backup":
+        write_mark(data_dir, found.start, found.end, SYSTEM_COPY_FILES)
+
+
+def _in(originals: _Originals, folder: str) -> list[tuple[str, Path]]:
+    """Return name and path of the originals in a folder of a data directory."""
+    return [
+        (path.removeprefix(f"{folder}/"), original) for path, original in originals.items() if path.startswith(f"{folder}/")
+    ]
+
+
+def _copy(original: Path, path: Path) -> None:
+    shutil.copyfile(original, path)
+    os.chmod(path, 0o600)
+
+
+# --- log and index ------------------------------------------------------------------------------------------------------
+
+
+def _verify_state(originals: _Originals, work: Path, found: Verification, meter: CopyMeter) -> None:
+    built, stored = work / "built", work / "stored"
+    _lay_out(originals, built, found, with_index=False)
+    _check_log(built, found)
+    _check_snapshots(built, found)
+    if found.problems:
+        return
+    if index.DAMAGED in originals:
+        reason = originals[index.DAMAGED].read_text().strip()
+        found.problems.append(f"the index is marked as damaged, and the next start rebuilds it: {reason}")
+    _lay_out(originals, stored, found, with_index=True)
+    with ExitStack() as stack:
+        expected = _recovered(built, found, meter, "Rebuilding", stack)
+        if expected is None:
+            return
+        found.start, found.end = expected.log.start, expected.log.end
+        if not _check_index(stored, found):
+            return
+        actual = _recovered(stored, found, meter, "Replaying", stack)
+        if actual is None:
+            return
+        settle(expected)
+        try:
+            stale = stale_pinned(actual)
+            if stale:
+                found.notes.append(
+                    f"{stale} pinned entries name records that nothing carries forward, as after a kill during an expiry; the "
+                    "next expiry deletes them"
+                )
+            settle(actual)
+            _compare(actual, expected, found, meter)
+        except OSError:
+            raise
+        except Exception as error:  # as in `_recovered`
+            found.problems.append(f"the index has rows that can't be read: {error!r}")
+
+
+def _check_log(data_dir: Path, found: Verification) -> None:
+    """Read every record of the log."""
+    try:
+        findings = survey(data_dir)
+    except StoreError as error:
+        found.problems.append(str(error))
+        return
+    for damage in findings.damages:
+        found.problems.append(
+            f"{damage.length} bytes of the log are damaged at position {damage.position} of segment {damage.segment}"
+        )
+    if findings.torn_bytes:
+        found.notes.append(
+            f"{findings.torn_bytes} bytes after the last record are a torn tail, which the next start clears: the node did not "
+            "stop in order"
+        )
+
+
+def _check_snapshots(data_dir: Path, found: Verification) -> None:
+    """Read every row of every snapshot."""
+    bases = {segment_base(path) for path in (data_dir / commitlog.DIRECTORY).glob(f"*{SUFFIX}")}
+    for position in snapshots(data_dir):
+        if position not in bases:
+            found.notes.append(f"the snapshot at position {position} is of no use, since no segment begins there")
+            continue
+        found.snapshots += 1
+        try:
+            for _ in SnapshotReader(data_dir, position).blocks():
+                pass
+        except SnapshotInvalid as error:
+            found.problems.append(str(error))
+
+
+def _check_index(data_dir: Path, found: Verification) -> bool:
+    """Return whether the stored index can be opened and covers no more than the log has."""
+    try:
+        stored = Index(data_dir, read_only=True)
+        try:
+            covered = stored.covered()
+        finally:
+            stored.close()
+    except (StoreError, OSError) as error:
+        found.problems.append(f"the index can't be used, so the next start rebuilds it: {error}")
+        return False
+    if covered is None:
+        if found.end:
+            found.notes.append("the index is empty, so the next start replays the whole log")
+        return True
+    if not found.start <= covered.position <= found.end:
+        found.problems.append(
+            f"the index covers the log up to {covered.position}, but the log goes from {found.start} to {found.end}, so the "
+            "next start rebuilds it"
+        )
+        return False
+    return True
+
+
+def _recovered(data_dir: Path, found: Verification, meter: CopyMeter, what: str, stack: ExitStack) -> Store | None:
+    """Return the store of a data directory after its recovery, as a node does it; None if that fails, which is noted."""
+    options = replace(StoreOptions(), retention_ms=0, retention_bytes=0, reserve_bytes=0, ballast_bytes=0)
+    try:
+        store = NodeParts(replace(Config(), data_dir=data_dir, store=options), SystemClock()).store
+        reached = store.log.start
+        meter.expect(store.log.end - reached, what)
+
+        def on_replayed(position: int) -> None:
+            nonlocal reached
+            meter.advance(max(position - reached, 0))
+            reached = max(position, reached)
+
+        store.on_replayed = on_replayed
+        recovery = store.recover()  # closes the files if it raises
+        stack.callback(store.abandon)
+    except OSError:
+        raise
+    except Exception as error:  # a row with arbitrary content may make its part raise anything
+        found.problems.append(f"a start on it fails: {error!r}")
+        return None
+    if what == "Rebuilding":
+        found.replayed = recovery.replayed
+        found.built_from = "the log and a snapshot" if store.log.start else "the log"
+    elif recovery.rebuilt:
+        found.problems.append("the index can't be used, so the next start rebuilds it")
+        return None
+    return store
+
+
+def _compare(stored: Store, expected: Store, found: Verification, meter: CopyMeter) -> None:
+    meter.expect(0, "Comparing")
+
+    def on_row(size: int) -> None:
+        found.rows_bytes += size
+        meter.advance(size)
+
+    for difference in compare(stored, expected, on_row):
+        space = difference.space
+        found.counts[space] = found.counts.get(space, 0) + 1
+        kept = found.differences.setdefault(space, [])
+        if len(kept) < DIFFERENCES_MAX:
+            kept.append(difference)

@@ -1,0 +1,124 @@
+"""The sockets of the admin listener: a few connections at a time, of which the oldest makes way for a new one."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from contextlib import suppress
+from typing import Final
+
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+ACCEPTED_PER_TURN: Final = 8
+"""Maximum number of connections accepted in one turn of the loop."""
+
+BACKLOG: Final = 1024
+"""Maximum number of connections that wait to be accepted. They take no descriptors, and the system may allow fewer."""
+
+PAUSE_S: Final = 0.5
+"""Seconds for which the listener pauses when the system has no more descriptors or memory for a connection."""
+
+_EXHAUSTED: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+
+
+class AdminSockets:
+    """Accepts the connections of an HTTP server.
+
+    aiohttp closes no connection that never sends a request, and bounds none. Here a new connection beyond the bound closes the
+    oldest one, so that idle sockets keep no probe out. A client with a connection that it uses again opens another one.
+
+    Parameters:
+        server: makes the protocol of each connection.
+        connections_max: the maximum number of open connections.
+    """
+
+    def __init__(self, server: web.Server, connections_max: int) -> None:
+        self._server = server
+        self._connections_max = connections_max
+        self._loop = asyncio.get_running_loop()
+        self._listening: list[socket.socket] = []
+        self._open: list[RequestHandler] = []
+        """The connections, the oldest first. Some may have ended."""
+        self._beginning: set[asyncio.Task[None]] = set()
+        self.closed_early = 0
+        """Number of connections that made way for others."""
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen on all addresses of a host, and return the port. Raises OSError."""
+        found = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        try:
+            for family, kind, protocol, _, address in dict.fromkeys(found):
+                listening = socket.socket(family, kind, protocol)
+                self._listening.append(listening)
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                listening.bind((address[0], port, *address[2:]))
+                port = listening.getsockname()[1]  # port 0 becomes the same free port for all addresses
+                listening.setblocking(False)
+                listening.listen(BACKLOG)
+        except OSError:
+            self.close()
+            raise
+        for listening in self._listening:
+            self._loop.add_reader(listening, self._accept, listening)
+        return port
+
+    def close(self) -> None:
+        """Stop accepting. Open connections stay; the server closes them."""
+        for listening in self._listening:
+            with suppress(ValueError, OSError):  # the reader was never added
+                self._loop.remove_reader(listening)
+            listening.close()
+        self._listening.clear()
+        for task in self._beginning:
+            task.cancel()
+
+    def _accept(self, listening: socket.socket) -> None:
+        for _ in range(ACCEPTED_PER_TURN):
+            try:
+                end, _ = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in _EXHAUSTED:
+                    raise
+                self._loop.remove_reader(listening)  # the connection stays in the backlog, and would wake the loop at once
+                self._loop.call_later(PAUSE_S, self._resume, listening)
+                return
+            end.setblocking(False)
+            if self._has_room():
+                task = self._loop.create_task(self._begin(end))
+                self._beginning.add(task)
+                task.add_done_callback(self._beginning.discard)
+            else:
+                self.closed_early += 1
+                end.close()
+
+    def _resume(self, listening: socket.socket) -> None:
+        if listening.fileno() >= 0:
+            self._loop.add_reader(listening, self._accept, listening)
+
+    def _has_room(self) -> bool:
+        """Return whether one more connection may begin, after the oldest one is closed where it must be."""
+        self._open = [handler for handler in self._open if handler.transport is not None]
+        if len(self._open) + len(self._beginning) < self._connections_max:
+            return True
+        if not self._open:
+            return False
+        self._open.pop(0).force_close()
+        self.closed_early += 1
+        return True
+
+    async def _begin(self, end: socket.socket) -> None:
+        try:
+            _, handler = await self._loop.connect_accepted_socket(self._server, end)
+        except OSError:  # the client has gone already
+            end.close()
+        except BaseException:
+            end.close()
+            raise
+        else:
+            self._open.append(handler)

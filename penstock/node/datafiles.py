@@ -1,0 +1,172 @@
+"""Checks the files of a data directory beside the log, for `penstock repair`: secret, sync mark, snapshots, unknown files."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.node.control import SOCKET
+from penstock.node.lock import LOCK_NAME, RESTORING
+from penstock.pop.core.handle import SECRET, SECRET_BYTES
+from penstock.store import ballast, commitlog, index, placing, snapshot, syncmark, timekeeping
+from penstock.store.errors import SnapshotInvalid
+from penstock.store.files import SYSTEM_FILES, Files, read_file, replace_file
+from penstock.store.quarantine import QUARANTINE
+from penstock.store.rewriting import FRESH_SUFFIX
+from penstock.store.segment import SUFFIX as SEGMENT_SUFFIX
+
+KNOWN = frozenset(
+    (
+        ballast.FILE,
+        commitlog.DIRECTORY,
+        index.CHECKPOINT,
+        index.DAMAGED,
+        index.DIRECTORY,
+        index.DISCARDED,
+        snapshot.DIRECTORY,
+        syncmark.FILE,
+        timekeeping.FILE,
+        LOCK_NAME,
+        QUARANTINE,
+        RESTORING,
+        SECRET,
+        SOCKET,
+    )
+)
+"""Names that a node uses in its data directory, also with `.new` after them while such a file is being replaced."""
+
+NEW_HANDLES = (
+    "all handles that are out become void: consumers get open deliveries again after their invisible time, delayed messages "
+    "can't be recalled, and open transactions are asked for again"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FileProblem:
+    """Something wrong with a file of a data directory."""
+
+    file: str
+    """Path in the data directory."""
+    problem: str
+    """What is wrong, as words that follow the name of the file."""
+    effect: str
+    """What that means, and what to do, as a sentence."""
+    is_damage: bool = False
+    """Whether the node can't start, or would rely on a damaged file, until it is mended."""
+    is_mendable: bool = False
+    """Whether `mend_file` can mend it."""
+
+
+def check_files(data_dir: Path, *, files: Files = SYSTEM_FILES) -> list[FileProblem]:
+    """Return what is wrong with the files of a data directory beside the log. No process may have it open. Nothing is changed.
+
+    Raises:
+        OSError: a folder can't be listed.
+    """
+    return [*_secret(data_dir, files), *_mark(data_dir, files), *_snapshots(data_dir, files), *_others(data_dir, files)]
+
+
+def _secret(data_dir: Path, files: Files) -> Iterator[FileProblem]:
+    try:
+        found = len(read_file(files, data_dir / SECRET))
+    except FileNotFoundError:
+        if any(name.endswith(SEGMENT_SUFFIX) for name in files.names(data_dir / commitlog.DIRECTORY)):
+            yield FileProblem(
+                SECRET, "is missing", f"Restore it from a backup. Otherwise the next start makes a new one, and {NEW_HANDLES}."
+            )
+        return
+    except OSError as error:
+        is_disk = error.errno == errno.EIO
+        effect = _restore_secret() if is_disk else "Run the command as the user of the node, or mend the permissions."
+        yield FileProblem(SECRET, f"can't be read ({error.strerror})", effect, is_damage=True, is_mendable=is_disk)
+        return
+    if found != SECRET_BYTES:
+        problem = f"has {found} bytes, but should have {SECRET_BYTES}"
+        yield FileProblem(SECRET, problem, _restore_secret(), is_damage=True, is_mendable=True)
+
+
+def _restore_secret() -> str:
+    return (
+        "The node can't start. Restore it from a backup if there is one. Otherwise `penstock repair` makes a new one, and "
+        f"{NEW_HANDLES}."
+    )
+
+
+def _mark(data_dir: Path, files: Files) -> Iterator[FileProblem]:
+    mark = syncmark.SyncMark(data_dir, files=files)
+    if mark.read() is None and mark.problem:
+        yield FileProblem(
+            syncmark.FILE,
+            f"can't be used: {mark.problem}",
+            "The next start does without it and writes a new one. Nothing tells up to where the log was durable and where it "
+            "began, so segments that are missing at its beginning or end go unnoticed: compare the folder commitlog with a "
+            "backup.",
+        )
+
+
+def _snapshots(data_dir: Path, files: Files) -> Iterator[FileProblem]:
+    for name in files.names(data_dir / snapshot.DIRECTORY):
+        path = f"{snapshot.DIRECTORY}/{name}"
+        stem = name.removesuffix(snapshot.SUFFIX)
+        if stem == name:
+            yield FileProblem(path, "is half written", "The next start deletes it.")
+            continue
+        effect = (
+            "`penstock repair` moves it to the folder damaged, so that the node doesn't delete segments because of it. The "
+            "next snapshot takes its place."
+        )
+        if not stem.isdigit():
+            yield FileProblem(path, "is no snapshot, whose name is a position", effect, is_damage=True, is_mendable=True)
+            continue
+        try:
+            for _ in snapshot.SnapshotReader(data_dir, int(stem), files).blocks():
+                pass
+        except (SnapshotInvalid, OSError, ValueError, KeyError) as error:
+            yield FileProblem(path, f"can't be used: {error}", effect, is_damage=True, is_mendable=True)
+
+
+def _others(data_dir: Path, files: Files) -> Iterator[FileProblem]:
+    leave = "No node has put it there. `penstock repair` leaves it; move it away if nobody needs it."
+    for name in files.names(data_dir):
+        if name.removesuffix(".new") not in KNOWN:
+            yield FileProblem(name, "is unknown", leave)
+    for name in files.names(data_dir / commitlog.DIRECTORY):
+        if name.endswith(FRESH_SUFFIX):
+            yield FileProblem(f"{commitlog.DIRECTORY}/{name}", "is half written", "The next start deletes it.")
+        elif name.endswith(placing.SUFFIX):
+            again = "Run `penstock repair` without --dry-run."
+            yield FileProblem(f"{commitlog.DIRECTORY}/{name}", "is left over from a repair that was interrupted", again)
+        elif not name.endswith(SEGMENT_SUFFIX):
+            yield FileProblem(f"{commitlog.DIRECTORY}/{name}", "is unknown", leave)
+    if files.exists(data_dir / index.DAMAGED):
+        yield FileProblem(index.DAMAGED, "says that the index is damaged", "The next start rebuilds the index from the log.")
+
+
+def mend_file(data_dir: Path, problem: FileProblem, *, files: Files = SYSTEM_FILES) -> str:
+    """Mend a file; return where the old one is now, as a path in the data directory.
+
+    Killed at any point, the next run goes on: until the old file is set aside, it is found again.
+
+    Raises:
+        OSError: a file can't be moved or written.
+    """
+    assert problem.is_mendable, problem
+    path = data_dir / problem.file
+    folder = data_dir / QUARANTINE
+    files.mkdir(folder)
+    number = 1
+    while files.exists(aside := folder / f"{path.name}-{number}"):
+        number += 1
+    if problem.file == SECRET:
+        files.link(path, aside)
+        files.sync_directory(folder)
+        replace_file(files, path, os.urandom(SECRET_BYTES), permissions=0o600)
+    else:
+        files.rename(path, aside)
+        files.sync_directory(path.parent)
+        files.sync_directory(folder)
+    files.sync_directory(data_dir)
+    return f"{QUARANTINE}/{aside.name}"

@@ -1,0 +1,82 @@
+"""The shares of a node's file descriptors: the store comes first, then gRPC and the admin listener; MQTT gets the others."""
+
+from __future__ import annotations
+
+import resource
+from typing import Final, NamedTuple
+
+import structlog
+
+from penstock.node.errors import DescriptorsTooFew
+from penstock.store.descriptors import descriptor_limit, store_share
+
+logger = structlog.get_logger("node")
+
+LIMIT_MIN: Final = 512
+"""The least number of descriptors with which a node starts."""
+
+POP_DIVISOR: Final = 8
+"""Where descriptors are few, gRPC gets no more connections than the limit divided by this."""
+
+ADMIN_CONNECTIONS_MAX: Final = 32
+"""Maximum number of connections of the admin listener: probes, and a few that read metrics."""
+
+
+class DescriptorShares(NamedTuple):
+    """Who may have how many descriptors."""
+
+    limit: int
+    """All that the process may have."""
+    store: int
+    """Those of the store and of the node itself."""
+    pop: int
+    """Connections of gRPC."""
+    admin: int
+    """Connections of the admin listener."""
+
+    @property
+    def mqtt(self) -> int:
+        """The first descriptor that no MQTT connection may have. As the kernel gives the lowest free number, the others have
+        all from this one on, even if MQTT has all below."""
+        return self.limit - self.store - self.pop - self.admin
+
+
+def shares_of(limit: int, pop_connections_max: int) -> DescriptorShares:
+    """Return the shares of a process that may have `limit` descriptors.
+
+    Raises:
+        DescriptorsTooFew: the limit is less than a node needs.
+    """
+    if limit < LIMIT_MIN:
+        raise DescriptorsTooFew(
+            f"This process may have {limit} file descriptors, but a node needs at least {LIMIT_MIN}, and one more for each "
+            "connection. Raise the hard limit (`ulimit -Hn`, LimitNOFILE= of systemd, `--ulimit nofile=` of a container)."
+        )
+    return DescriptorShares(limit, store_share(limit), min(pop_connections_max, limit // POP_DIVISOR), ADMIN_CONNECTIONS_MAX)
+
+
+def log_shares(shares: DescriptorShares, mqtt_connections_max: int) -> None:
+    """Log the shares, as a warning if MQTT can't have as many connections as its options allow."""
+    if shares.mqtt < mqtt_connections_max:
+        logger.warning(
+            "descriptors.few",
+            limit=shares.limit,
+            mqtt=shares.mqtt,
+            why=f"fewer than mqtt.connections_max ({mqtt_connections_max}); further connections are closed at once; raise "
+            "the hard limit (`ulimit -Hn`, LimitNOFILE=), or lower the option",
+        )
+    else:
+        logger.info("descriptors.shares", **shares._asdict(), mqtt=shares.mqtt)
+
+
+def raise_descriptor_limit() -> None:
+    """Raise the soft limit of this process to its hard limit, and log both. The usual soft limit of 1,024 is for select(2)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    why = ""
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (OSError, ValueError) as error:  # some systems allow less than the hard limit that they state
+            why = str(error)
+    log = logger.warning if why else logger.info
+    log("descriptors.limit", before=soft, now=descriptor_limit(), hard=hard, **({"why": why} if why else {}))

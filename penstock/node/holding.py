@@ -1,0 +1,193 @@
+"""The hold of a node: log and index stay as they are on disk while `penstock backup` copies them.
+
+The command asks for the hold on the control socket, copies the files itself, and asks at the end whether the node has held them
+all the time. The hold ends with the command's connection, so a killed command holds nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from secrets import token_hex
+from typing import TypeVar
+
+import orjson
+import structlog
+from aiohttp import web
+
+from penstock.node.control import Routes
+from penstock.node.errors import ControlRefused
+from penstock.store.errors import IndexDamaged
+from penstock.store.files import SYSTEM_FILES, Files
+from penstock.store.index import Index
+from penstock.store.space import Level
+from penstock.store.store import Store
+
+logger = structlog.get_logger("node")
+
+T = TypeVar("T")
+
+PATH = "/v1/hold"
+"""POST takes the hold, and the response goes on until it ends. GET with `?id=` answers 200 while the hold lasts."""
+
+HOLD_S_MAX = 24 * 3600.0
+"""Seconds that a hold lasts at most. Retention deletes nothing meanwhile, so a command that hangs must not hold for ever."""
+
+CHECK_S = 1.0
+"""Seconds between two looks at the disk while the hold lasts."""
+
+DURABLE_POLL_S = 0.005
+"""Seconds between two looks whether the log is durable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A state of log and index that stays on disk."""
+
+    id: str
+    """Names the hold."""
+    start: int
+    """Position of the oldest record of the log."""
+    durable: int
+    """Everything before this position is on disk. The index covers no more."""
+    segments: list[tuple[int, int]]
+    """Begin and end position of each segment in order. The last one may have more data after its end, which is `durable`."""
+    snapshots: list[int]
+    """Positions of the snapshots."""
+    checkpoint: str
+    """Folder with the copy of the index."""
+
+
+class _Grant:
+    """The hold that one command has, or had."""
+
+    __slots__ = ("ended", "id", "why")
+
+    def __init__(self) -> None:
+        self.id = token_hex(8)
+        self.ended = asyncio.Event()
+        self.why = ""
+        """Why the node has ended the hold."""
+
+
+class Holding:
+    """Gives one command at a time a hold of a store.
+
+    Parameters:
+        store: of the node. It must have started before a hold is taken.
+        data_dir: of the node.
+        files: has that directory.
+    """
+
+    def __init__(self, store: Store, data_dir: Path, *, files: Files = SYSTEM_FILES) -> None:
+        self._store = store
+        self._data_dir = data_dir
+        self._files = files
+        self._thread = ThreadPoolExecutor(1, "penstock-hold")
+        """One thread, so that a copy of the index is complete before it is deleted."""
+        self._grant: _Grant | None = None
+        self._last_why = "it was started anew"
+        """Why the last hold has ended early."""
+
+    def routes(self) -> Routes:
+        """Return the routes for the control socket."""
+        return {("POST", PATH): self._serve, ("GET", PATH): self._confirm}
+
+    async def stop(self) -> None:
+        """End the hold, and wait for what the thread does. The store may be closed afterwards."""
+        if self._grant is not None:
+            self._end(self._grant, "the node was stopped")
+        await asyncio.get_running_loop().run_in_executor(None, self._thread.shutdown)
+
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        if self._grant is not None:
+            raise ControlRefused("another backup of this node is running; wait for its end, or end it, and try again")
+        grant = self._grant = _Grant()
+        self._store.retention.is_held = True
+        logger.info("backup.begun", id=grant.id)
+        try:
+            hold = await self._take(grant)
+            response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+            await response.prepare(request)
+            await response.write(orjson.dumps(asdict(hold)) + b"\n")
+            await self._watch(grant)
+            with suppress(OSError):  # the command has ended too
+                await response.write(orjson.dumps({"ended": grant.why}) + b"\n")
+            return response
+        finally:
+            logger.info("backup.ended", id=grant.id)
+            self._release(grant)
+
+    async def _confirm(self, request: web.Request) -> web.Response:
+        if self._grant is None or request.query.get("id") != self._grant.id:
+            raise ControlRefused(f"the node did not hold its files all the time: {self._last_why}")
+        return web.Response(body=b"{}", content_type="application/json")
+
+    async def _take(self, grant: _Grant) -> Hold:
+        store = self._store
+        await self._run(grant, store.index.flush)  # without the interpreter, so that little is left to do for the checkpoint
+        checkpoint = await self._run(grant, store.index.checkpoint)
+        needed = store.log.written  # the copy of the index covers no more
+        while not grant.ended.is_set() and not store.is_durable(needed):  # noqa: ASYNC110 - with `flush = "async"` no callback tells of it
+            await asyncio.sleep(DURABLE_POLL_S)
+        _check(grant)
+        durable = store.durable_position
+        return Hold(
+            id=grant.id,
+            start=store.log.start,
+            durable=durable,
+            segments=[(base, min(end, durable)) for base, end in store.log.segments() if base <= durable],
+            snapshots=[position for position in store.retention.snapshots if position <= durable],
+            checkpoint=str(checkpoint),
+        )
+
+    async def _run(self, grant: _Grant, work: Callable[[], T]) -> T:
+        """Run work of the index on the thread."""
+        _check(grant)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except IndexDamaged as error:
+            self._store.fail_if_damaged(error)
+            raise ControlRefused(str(error)) from error
+        except OSError as error:
+            raise ControlRefused(f"the index can't be copied: {error}; look at the disk, and try again") from error
+
+    async def _watch(self, grant: _Grant) -> None:
+        """Return when the hold has ended."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + HOLD_S_MAX
+        while not grant.ended.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(grant.ended.wait(), CHECK_S)
+            if self._store.space.level is not Level.OPEN and self._store.retention.is_held_back:
+                why = "the disk is nearly full, and retention must delete segments; free or add space, and try again"
+                self._end(grant, why)
+            elif loop.time() > until_s:
+                self._end(grant, f"it took longer than {HOLD_S_MAX / 3600:.0f} hours, and retention must delete segments")
+
+    def _end(self, grant: _Grant, why: str) -> None:
+        logger.warning("backup.refused", id=grant.id, why=why)
+        grant.why = self._last_why = why
+        self._release(grant)
+
+    def _release(self, grant: _Grant) -> None:
+        if not grant.ended.is_set():
+            grant.ended.set()
+            self._grant = None
+            self._store.retention.is_held = False
+            self._thread.submit(self._remove)
+
+    def _remove(self) -> None:
+        try:
+            Index.remove_checkpoint(self._data_dir, self._files)
+        except OSError as error:  # the next backup or the next start tries again
+            logger.error("backup.left_over", error=str(error))
+
+
+def _check(grant: _Grant) -> None:
+    if grant.ended.is_set():
+        raise ControlRefused(f"the node ended the backup: {grant.why}")

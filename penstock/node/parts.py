@@ -1,0 +1,61 @@
+"""The store of a data directory with all parts of a node: what is recovered, and what the index follows from."""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor
+
+from penstock.gateway.delivery.retained_messages import RetainedMessages
+from penstock.gateway.sessions.stored_sessions import StoredSessions
+from penstock.node.config import Config
+from penstock.pop.core.core import PopCore
+from penstock.pop.core.handle import Handles, load_secret
+from penstock.pop.core.transactions import Transactions
+from penstock.store.clock import SteerableClock
+from penstock.store.files import SYSTEM_FILES, Files
+from penstock.store.rocksdb import OpenDatabase, open_rocksdb
+from penstock.store.store import Store
+from penstock.store.syncing import MakeSync
+from penstock.timer.delayed import DelayedMessages
+
+
+class NodeParts:
+    """The store and the parts on one data directory. The caller calls `store.recover`.
+
+    Parameters:
+        config: all options.
+        clock: source of time.
+        files: has the data directory.
+        open_database, make_sync, executor: see `Store`.
+
+    Raises:
+        Whatever `Store` raises.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        clock: SteerableClock,
+        *,
+        files: Files = SYSTEM_FILES,
+        open_database: OpenDatabase = open_rocksdb,
+        make_sync: MakeSync | None = None,
+        executor: Executor | None = None,
+    ) -> None:
+        self.store = Store(
+            config.data_dir,
+            config.store,
+            clock,
+            clock_options=config.clock,
+            files=files,
+            open_database=open_database,
+            make_sync=make_sync,
+            executor=executor,
+        )
+        self.delayed = DelayedMessages(self.store, config.timer)
+        self.retained = RetainedMessages(self.store.now_of)
+        self.handles = Handles(load_secret(config.data_dir, files=files))
+        self.pop = PopCore(self.store, self.handles, config.pop, config.timer)
+        self.transactions = Transactions(self.store, config.pop, config.timer)
+        self.sessions = StoredSessions(self.store.queues)
+        for part in (self.delayed, self.retained, self.transactions, self.sessions, self.pop.part):
+            self.store.add_part(part)

@@ -1,0 +1,393 @@
+"""Backups of nodes that run or have stopped, and what a restore makes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from penstock.backup.backup import lock_backup
+from penstock.backup.copying import Pace
+from penstock.backup.errors import BackupFailed, BackupInvalid
+from penstock.backup.manifest import is_backup, load_manifest
+from penstock.node.errors import ControlRefused
+from penstock.node.lock import LOCK_NAME, RESTORING, DataDirLock
+from penstock.node.node import Node
+from penstock.store.errors import DataDirIncomplete
+from penstock.store.files import SYSTEM_FILES
+from penstock.store.index import CHECKPOINT
+from penstock.store.options import KIB
+from tests.backup.failing import FailingFiles, Killed
+from tests.backup.wiring import (
+    bodies_of,
+    config_of,
+    fill,
+    linked_in,
+    make_backup,
+    make_backup_beside,
+    restore,
+    running,
+    stored_in,
+)
+from tests.waiting import until
+
+
+def named_by(directory: Path) -> set[str]:
+    """Return the files that the manifest of a backup names."""
+    return {file.stored for file in load_manifest(directory, SYSTEM_FILES).files}
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "backup"
+
+
+# --- a running node ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_backup_of_a_running_node_has_what_was_durable(data_dir: Path, directory: Path, tmp_path: Path) -> None:
+    async with running(data_dir) as node:
+        await fill(node, 0, 300)
+        summary = await make_backup_beside(node, directory)
+        await fill(node, 300, 100)
+        assert summary.durable <= node.store.durable_position
+    restore(directory, tmp_path / "restored")
+    assert bodies_of(tmp_path / "restored") == dict.fromkeys(range(300), 1)
+    async with running(tmp_path / "restored") as again:
+        assert (again.recovery.rebuilt, again.recovery.torn_bytes, again.store.log.start) == (False, 0, 0)
+        assert again.store.log.end == summary.durable
+
+
+async def test_a_node_goes_on_where_its_backup_ends(data_dir: Path, directory: Path, tmp_path: Path) -> None:
+    async with running(data_dir) as node:
+        await fill(node, 0, 50)
+        await make_backup_beside(node, directory)
+    restore(directory, tmp_path / "restored")
+    async with running(tmp_path / "restored") as again:
+        await fill(again, 50, 200)
+    assert bodies_of(tmp_path / "restored") == dict.fromkeys(range(250), 1)
+
+
+async def test_a_second_backup_copies_only_what_is_new(data_dir: Path, directory: Path) -> None:
+    async with running(data_dir) as node:
+        await fill(node, 0, 1_000)
+        first = await make_backup_beside(node, directory)
+        second = await make_backup_beside(node, directory)
+        await fill(node, 1_000, 100)
+        third = await make_backup_beside(node, directory)
+    assert first.copied_bytes == first.bytes
+    assert second.copied_bytes < 20 * KIB < first.bytes / 5
+    assert third.copied_bytes < 80 * KIB < first.bytes / 2
+    assert [first.round, second.round, third.round] == [1, 2, 3]
+
+
+async def test_rounds_under_retention_restore_to_what_the_last_one_saw(data_dir: Path, directory: Path, tmp_path: Path) -> None:
+    async with running(data_dir, retention_bytes=64 * KIB) as node:
+        for number in range(4):
+            await fill(node, number * 500, 500)
+            summary = await make_backup_beside(node, directory)
+            for _ in range(2):
+                node.store.retention.begin_due()
+                await asyncio.sleep(0)
+    assert stored_in(directory) == named_by(directory)
+    restore(directory, tmp_path / "restored")
+    async with running(tmp_path / "restored") as again:
+        assert not again.recovery.rebuilt
+        assert (again.store.log.start, again.store.log.end) == (summary.start, summary.durable)
+
+
+async def test_messages_stored_during_a_backup_do_no_harm(data_dir: Path, directory: Path, tmp_path: Path) -> None:
+    async with running(data_dir) as node:
+        await fill(node, 0, 500)
+        backing_up = asyncio.create_task(make_backup_beside(node, directory, pace=Pace(400 * KIB)))
+        await until(lambda: (data_dir / CHECKPOINT).exists())
+        count = 500
+        while not backing_up.done():
+            await fill(node, count, 10)
+            count += 10
+        await backing_up
+    restore(directory, tmp_path / "restored")
+    found = bodies_of(tmp_path / "restored")
+    assert found == dict.fromkeys(range(len(found)), 1)
+    assert 500 <= len(found) <= count
+
+
+async def test_a_second_backup_beside_the_first_is_refused(data_dir: Path, directory: Path, tmp_path: Path) -> None:
+    async with running(data_dir) as node:
+        await fill(node, 0, 1_000)
+        first = asyncio.create_task(make_backup_beside(node, directory, pace=Pace(500 * KIB)))
+        await until(lambda: node.store.retention.is_held)
+        with pytest.raises(BackupFailed, match="another command works on the backup"):
+            await make_backup_beside(node, directory)
+        with pytest.raises(ControlRefused, match="another backup of this node is running"):
+            await make_backup_beside(node, tmp_path / "other")
+        assert (await first).round == 1
+        await until(lambda: not node.store.retention.is_held)
+        assert (await make_backup_beside(node, directory)).round == 2
+
+
+async def test_a_node_that_stops_during_a_backup_leaves_the_one_before(data_dir: Path, directory: Path, tmp_path: Path) -> None:
+    async with running(data_dir) as node:
+        await fill(node, 0, 10)
+        await make_backup_beside(node, directory)
+        before = load_manifest(directory, SYSTEM_FILES)
+        await fill(node, 10, 1_000)
+        second = asyncio.create_task(make_backup_beside(node, directory, pace=Pace(500 * KIB)))
+        await until(lambda: node.store.retention.is_held)
+    with pytest.raises(
+        (BackupFailed, ControlRefused), match=r"the backup is not complete, because no node listens|the node ended the backup"
+    ):
+        await second
+    assert load_manifest(directory, SYSTEM_FILES) == before
+    assert {stored[:8] for stored in stored_in(directory)} == {"00000001"}
+    restore(directory, tmp_path / "restored")
+    assert bodies_of(tmp_path / "restored") == dict.fromkeys(range(10), 1)
+
+
+async def test_a_backup_may_link_what_never_changes(data_dir: Path, directory: Path, tmp_path: Path) -> None:
+    async with running(data_dir) as node:
+        await fill(node, 0, 300)
+        await make_backup_beside(node, directory, may_link=True)
+        linked = linked_in(directory)
+        sealed = [base for base, _ in node.store.log.segments()][:-1]
+        assert {name for name in linked if "commitlog" in name} == {f"00000001/commitlog.{base:020d}.log" for base in sealed}
+        assert any(name.endswith(".sst") for name in linked)
+        await fill(node, 300, 300)
+    restore(directory, tmp_path / "restored")
+    assert bodies_of(tmp_path / "restored") == dict.fromkeys(range(300), 1)
+
+
+# --- a node that has stopped ------------------------------------------------------------------------------------------
+
+
+async def test_a_stopped_node_is_backed_up_under_its_lock(data_dir: Path, directory: Path, tmp_path: Path) -> None:
+    async with running(data_dir) as node:
+        await fill(node, 0, 300)
+    assert make_backup(data_dir, directory).durable == node.store.log.end
+    restore(directory, tmp_path / "restored")
+    async with running(tmp_path / "restored") as again:
+        assert (again.recovery.replayed, again.recovery.rebuilt) == (0, False)
+    assert bodies_of(tmp_path / "restored") == dict.fromkeys(range(300), 1)
+
+
+async def test_a_node_that_was_killed_must_be_started_first(data_dir: Path, directory: Path) -> None:
+    node = Node(config_of(data_dir))
+    await node.start()
+    await fill(node, 0, 300)
+    await node._holding.stop()
+    await node._control.stop()
+    node.store.abandon()
+    node._lock.release()
+    with pytest.raises(BackupFailed, match=r"has not stopped in order: .* Start it, and run the backup"):
+        make_backup(data_dir, directory)
+    await node.gateway.stop()
+    await node._pop_server.stop()
+
+
+def test_a_node_that_does_not_listen_for_commands_is_named(data_dir: Path, directory: Path) -> None:
+    (data_dir / "commitlog").mkdir(parents=True)
+    with (
+        DataDirLock(data_dir),
+        pytest.raises(BackupFailed, match=f"in use by the process with pid {os.getpid()}.*may be starting"),
+    ):
+        make_backup(data_dir, directory)
+
+
+def test_a_directory_without_a_log_is_no_data_directory(data_dir: Path, directory: Path) -> None:
+    data_dir.mkdir()
+    with pytest.raises(BackupFailed, match="holds no CommitLog; name the data directory of a node on this machine"):
+        make_backup(data_dir, directory)
+
+
+# --- directories ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def stopped(data_dir: Path) -> Path:
+    """The data directory of a node that has stopped, with several segments and snapshots."""
+    async with running(data_dir, retention_bytes=1024 * KIB) as node:
+        await fill(node, 0, 200)
+        await until(lambda: node.store.retention.snapshots)
+    return data_dir
+
+
+def test_a_backup_does_not_go_into_the_data_directory(stopped: Path) -> None:
+    with pytest.raises(BackupFailed, match="is in the data directory"):
+        make_backup(stopped, stopped / "backup")
+
+
+def test_a_directory_with_other_files_is_left_alone(stopped: Path, directory: Path) -> None:
+    directory.mkdir()
+    (directory / "photo.jpg").write_text("holiday")
+    with pytest.raises(BackupFailed, match=r"is not empty and not a backup: it holds photo\.jpg"):
+        make_backup(stopped, directory)
+    assert (directory / "photo.jpg").read_text() == "holiday"
+
+
+async def test_a_backup_of_another_data_directory_is_left_alone(stopped: Path, directory: Path, tmp_path: Path) -> None:
+    make_backup(stopped, directory)
+    before = load_manifest(directory, SYSTEM_FILES)
+    async with running(tmp_path / "other"):
+        pass
+    with pytest.raises(BackupFailed, match=f"has a backup of another data directory, {stopped}"):
+        make_backup(tmp_path / "other", directory)
+    assert load_manifest(directory, SYSTEM_FILES) == before
+
+
+def test_a_data_directory_that_was_moved_is_compared_and_not_copied(stopped: Path, directory: Path) -> None:
+    first = make_backup(stopped, directory)
+    shutil.copytree(stopped, stopped.with_name("moved"))
+    shutil.rmtree(stopped)
+    second = make_backup(stopped.with_name("moved"), directory)
+    assert (second.copied_files, second.files) == (0, first.files)
+    assert make_backup(stopped.with_name("moved"), directory).copied_files == 0
+
+
+def test_a_sealed_segment_with_other_content_is_copied_anew(stopped: Path, directory: Path, tmp_path: Path) -> None:
+    make_backup(stopped, directory)
+    segment = sorted((stopped / "commitlog").iterdir())[0]
+    data = bytearray(segment.read_bytes())
+    data[-1] ^= 1
+    segment.write_bytes(data)
+    assert make_backup(stopped, directory).copied_files == 1
+    restore(directory, tmp_path / "restored")
+    assert (tmp_path / "restored" / "commitlog" / segment.name).read_bytes() == data
+
+
+# --- killed, and a full disk ------------------------------------------------------------------------------------------
+
+
+def count_changes(work: object, *arguments: Path) -> int:
+    files = FailingFiles(10**9)
+    work(*arguments, files=files)  # type: ignore[operator]
+    return 10**9 - files.left
+
+
+async def test_a_backup_that_is_killed_anywhere_leaves_the_one_before_or_is_complete(
+    stopped: Path, directory: Path, tmp_path: Path
+) -> None:
+    make_backup(stopped, directory)
+    before = load_manifest(directory, SYSTEM_FILES)
+    async with running(stopped) as node:
+        await fill(node, 200, 100)
+    whole = tmp_path / "whole"
+    shutil.copytree(directory, whole)
+    changes = count_changes(make_backup, stopped, whole)
+    after = load_manifest(whole, SYSTEM_FILES)
+    assert before.durable < after.durable
+    seen = set()
+    for calls in range(changes):
+        part = tmp_path / f"part{calls}"
+        shutil.copytree(directory, part)
+        with pytest.raises(Killed):
+            make_backup(stopped, part, files=FailingFiles(calls))
+        found = load_manifest(part, SYSTEM_FILES)
+        seen.add(found.durable)
+        restored = restore(part, tmp_path / f"restored{calls}")
+        assert restored.durable == found.durable
+        assert len(bodies_of(tmp_path / f"restored{calls}")) == (200 if found.durable == before.durable else 300)
+        assert make_backup(stopped, part).durable == after.durable
+        assert stored_in(part) == named_by(part)
+        shutil.rmtree(part)
+        shutil.rmtree(tmp_path / f"restored{calls}")
+    assert seen == {before.durable, after.durable}
+
+
+async def test_a_backup_on_a_full_disk_leaves_the_one_before_and_frees_its_room(
+    stopped: Path, directory: Path, tmp_path: Path
+) -> None:
+    make_backup(stopped, directory)
+    before = load_manifest(directory, SYSTEM_FILES)
+    on_disk = stored_in(directory)
+    async with running(stopped) as node:
+        await fill(node, 200, 100)
+    changes = count_changes(make_backup, stopped, shutil.copytree(directory, tmp_path / "copy"))
+    failures = 0
+    for calls in range(changes):
+        files = FailingFiles(calls, is_full=True)
+        with suppress(OSError):
+            make_backup(stopped, directory, files=files)
+        if not files.has_failed:
+            break
+        failures += 1
+        assert load_manifest(directory, SYSTEM_FILES) == before
+        assert stored_in(directory) == on_disk
+    assert failures > 5
+    restore(directory, tmp_path / "restored")
+    assert bodies_of(tmp_path / "restored") == dict.fromkeys(range(300), 1)
+
+
+# --- restore ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_restore_that_is_killed_anywhere_is_no_data_directory_and_can_run_again(
+    stopped: Path, directory: Path, tmp_path: Path
+) -> None:
+    make_backup(stopped, directory)
+    changes = count_changes(restore, directory, tmp_path / "whole")
+    for calls in range(changes):
+        part = tmp_path / f"part{calls}"
+        with pytest.raises(Killed):
+            restore(directory, part, files=FailingFiles(calls))
+        if (part / RESTORING).exists():
+            with pytest.raises(DataDirIncomplete, match="has not ended"):
+                Node(config_of(part))
+        else:  # nothing is there yet, or everything
+            assert not (part / "commitlog").exists() or bodies_of(part) == dict.fromkeys(range(200), 1)
+        if (part / RESTORING).exists() or not (part / "commitlog").exists():
+            restore(directory, part)
+        assert bodies_of(part) == dict.fromkeys(range(200), 1)
+        shutil.rmtree(part)
+
+
+def test_a_restore_refuses_a_directory_that_is_not_empty(stopped: Path, directory: Path, tmp_path: Path) -> None:
+    make_backup(stopped, directory)
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "file").write_text("mine")
+    with pytest.raises(BackupFailed, match="is not empty; name a new directory"):
+        restore(directory, full)
+    assert [path.name for path in full.iterdir()] == ["file"]
+    (full / "file").unlink()
+    restore(directory, full)
+
+
+def test_a_file_that_is_missing_too_short_or_changed_is_named(stopped: Path, directory: Path, tmp_path: Path) -> None:
+    make_backup(stopped, directory)
+    for number, file in enumerate(load_manifest(directory, SYSTEM_FILES).files):
+        path = directory / file.stored
+        good = path.read_bytes()
+        path.unlink()
+        with pytest.raises(BackupInvalid, match=f"{file.stored} of the backup is missing"):
+            restore(directory, tmp_path / "restored")
+        if good:
+            path.write_bytes(good[:-1])
+            with pytest.raises(BackupInvalid, match=f"{file.stored} of the backup has {file.size - 1} bytes"):
+                restore(directory, tmp_path / "restored")
+            at = number * 7919 % len(good)
+            path.write_bytes(good[:at] + bytes([good[at] ^ 0x10]) + good[at + 1 :])
+            with pytest.raises(BackupInvalid, match=f"{file.stored} of the backup was changed: its checksum is"):
+                restore(directory, tmp_path / "restored")
+        path.write_bytes(good)
+    restore(directory, tmp_path / "restored")
+    assert (tmp_path / "restored" / "secret").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_backup_can_be_restored_from_a_directory_without_a_lock_and_not_during_a_backup(
+    stopped: Path, directory: Path, tmp_path: Path
+) -> None:
+    make_backup(stopped, directory)
+    with lock_backup(directory), pytest.raises(BackupFailed, match="another command works on the backup"):
+        restore(directory, tmp_path / "restored")
+    (directory / LOCK_NAME).unlink()
+    restore(directory, tmp_path / "restored")
+    assert is_backup(directory, SYSTEM_FILES)

@@ -1,0 +1,155 @@
+"""Disks that lose power, fail to write, or can't be read. `tests/chaos/blockdevice.py` plays the disk, below a real ext4."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import ClassVar
+
+from tests.chaos.disk import Disk, missing_for_disks
+from tests.chaos.faults.fault import Fault
+from tests.chaos.logfiles import harm_of, records, segments
+from tests.chaos.scene import Broken, Scene
+
+PAGE = 4096
+MANY = 1_000_000
+WRITE_S_MAX = 8.0
+"""Under load, the node writes a given page of its log within this time, or not before the segment ends."""
+
+
+class DiskFault(Fault):
+    """A fault of the simulated disk."""
+
+    on: ClassVar[str] = "disk"
+
+    @classmethod
+    def missing(cls) -> str:
+        return missing_for_disks()
+
+    async def inject(self, scene: Scene) -> None:
+        assert scene.disk is not None
+        await self.harm(scene, scene.disk)
+
+    async def harm(self, scene: Scene, disk: Disk) -> None:
+        raise NotImplementedError
+
+
+async def lose_power(scene: Scene, disk: Disk) -> None:
+    """Let the power fail under the node, and boot the machine."""
+    found = await disk.cut_power(f"{scene.random.random()}")
+    scene.outcome.notes.append(f"{found['kept']} of {found['blocks']} unflushed blocks were kept")
+    await scene.down()
+    await disk.boot()
+
+
+class PowerCut(DiskFault):
+    name = "power-cut"
+    summary = "the power fails under load; of the blocks that were not flushed, any subset in any version is on the disk"
+
+    async def harm(self, scene: Scene, disk: Disk) -> None:
+        await lose_power(scene, disk)
+        await scene.up()
+
+
+class PowerCutStart(DiskFault):
+    name = "power-cut-start"
+    summary = "the power fails under load, and again while the node starts, up to three times"
+
+    async def harm(self, scene: Scene, disk: Disk) -> None:
+        await lose_power(scene, disk)
+        for _ in range(scene.random.randint(1, 3)):
+            await scene.node.spawn()
+            await asyncio.sleep(scene.random.uniform(0.3, 1.5))
+            await lose_power(scene, disk)
+        await scene.up()
+
+
+class KillPowerCut(DiskFault):
+    name = "kill-power-cut"
+    summary = "kill -9 of the node, a start that must not rely on the page cache, and a power cut at once or soon after"
+
+    async def harm(self, scene: Scene, disk: Disk) -> None:
+        await scene.down()
+        await scene.up()
+        if scene.random.random() < 0.5:
+            await scene.under_load(0.0, 0.3)
+        await lose_power(scene, disk)
+        await scene.up()
+
+
+class FailedWrite(DiskFault):
+    name = "failed-write"
+    summary = "a block of the log can't be written once: status 70; then a start in place, load, and a reboot"
+
+    async def harm(self, scene: Scene, disk: Disk) -> None:
+        if await self._fail_a_write(scene, disk):
+            await scene.require_failed("a write that failed")
+            await disk.command(do="heal")
+            await scene.up()
+            await scene.under_load()
+        await scene.down()
+        await disk.boot()
+        await scene.up()
+
+    async def _fail_a_write(self, scene: Scene, disk: Disk) -> bool:
+        """Let the next write to some block at the end of the log fail. Return whether one has failed."""
+        path = segments(scene.data_dir)[-1]
+        data = path.read_bytes()
+        end = len(data.rstrip(b"\0")) // PAGE * PAGE + scene.random.randint(0, 4) * PAGE
+        ranges = disk.blocks_of(path, end, min(end + 16 * PAGE, len(data)))
+        if not ranges:
+            scene.outcome.notes.append("the segment was full")
+            return False
+        await disk.command(do="fail", what="write", ranges=ranges, times=1)
+        deadline = asyncio.get_running_loop().time() + WRITE_S_MAX
+        while not (await disk.command(do="count"))["write"]:
+            scene.load.check_tasks()
+            await asyncio.sleep(0.02)
+            if asyncio.get_running_loop().time() > deadline:
+                await disk.command(do="heal")
+                scene.outcome.notes.append("nothing was written to the block")
+                return False
+        return True
+
+
+class FailedFlush(DiskFault):
+    name = "failed-flush"
+    summary = "the disk fails to flush its cache once: status 70; then a reboot"
+
+    async def harm(self, scene: Scene, disk: Disk) -> None:
+        await disk.command(do="fail", what="flush", times=1)
+        await scene.require_failed("a flush that failed")
+        await disk.command(do="heal")
+        if scene.random.random() < 0.5 and await scene.up_or_refuse():  # the file system may be read-only by now
+            await scene.resume()
+            await scene.under_load()
+            await scene.down()
+        await disk.boot()
+        await scene.up()
+
+
+class Unreadable(DiskFault):
+    name = "unreadable"
+    summary = "a block of the log can't be read: the start refuses it or the node goes on without it; then repair"
+    is_last: ClassVar[bool] = True
+
+    async def harm(self, scene: Scene, disk: Disk) -> None:
+        await scene.down()
+        found = list(records(scene.data_dir))
+        path = scene.random.choice(segments(scene.data_dir))
+        base = int(path.stem)
+        end = max((one.position + one.size for one in found if one.position < base + path.stat().st_size), default=base) - base
+        offset = scene.random.randrange(max(end // PAGE, 1)) * PAGE
+        await disk.boot()
+        await disk.command(do="fail", what="read", ranges=disk.blocks_of(path, offset, offset + PAGE), times=MANY)
+        harm = harm_of(found, base + offset, base + offset + PAGE)
+        scene.outcome.notes.append(f"page {offset} of {path.name}")
+        is_up = await scene.up_or_refuse()
+        if is_up:
+            await scene.under_load()
+            status = await scene.node.stop() if scene.node.is_running else await scene.node.ended()
+            if status not in (0, 70):
+                raise Broken(f"the node ended with status {status} because of a block that it could not read")
+            await scene.load.disconnect()
+        await scene.repair()
+        scene.excuse(harm)
+        await scene.up()

@@ -1,0 +1,116 @@
+"""What runs out: disk space and descriptors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from socket import create_connection
+from typing import ClassVar
+
+from tests.chaos.disk import SmallDisk, missing_for_disks, missing_for_mounts
+from tests.chaos.faults.fault import Fault
+from tests.chaos.nodeprocess import FAILED_STATUS
+from tests.chaos.scene import Broken, Scene
+
+DESCRIPTORS = 1_024
+IDLE = 1_500
+FILLER_BYTES = 1 << 20
+
+
+@contextmanager
+def filled(disk: SmallDisk, but: int) -> Iterator[None]:
+    """Fill a file system up to `but` bytes while the context lasts."""
+    filler = disk.path / "filler"
+    with filler.open("wb", buffering=0) as file:
+        while (free := disk.free_bytes() - but) > 0:
+            try:
+                file.write(bytes(min(free, FILLER_BYTES)))
+            except OSError:
+                break
+    try:
+        yield
+    finally:
+        filler.unlink()
+
+
+class FullDisk(Fault):
+    """The disk fills up under load, in half of the cases a kill and a start follow, and then there is room again."""
+
+    @classmethod
+    def missing(cls) -> str:
+        return missing_for_mounts()
+
+    async def inject(self, scene: Scene) -> None:
+        assert scene.small_disk is not None
+        must_start = False
+        with filled(scene.small_disk, scene.random.choice((0, 4096, 1 << 20, 5 << 20))):
+            await scene.under_load(0.5, 2.0)
+            if not scene.node.is_running:
+                raise Broken(f"the node has ended on a full disk: {scene.node.log.read_text()[-800:]}")
+            if scene.random.random() < 0.5:
+                await scene.down()
+                must_start = not await scene.up_or_refuse()
+                if not must_start:
+                    scene.load.connect(scene.node)
+                    await scene.under_load(0.5, 1.0)
+        if must_start:
+            await scene.up()
+        await asyncio.sleep(1.0)  # the node looks at the free space once a second
+
+
+class FullTmpfs(FullDisk):
+    name = "full-tmpfs"
+    summary = "a tmpfs with log and index is full for some seconds"
+    on: ClassVar[str] = "tmpfs"
+
+
+class FullExt4(FullDisk):
+    name = "full-ext4"
+    summary = "an ext4 with log and index is full for some seconds"
+    on: ClassVar[str] = "ext4"
+
+    @classmethod
+    def missing(cls) -> str:
+        return missing_for_disks()
+
+
+class FullIndex(Fault):
+    name = "full-index"
+    summary = "a file system with the index alone is full for some seconds: the node waits, or ends with status 70"
+    on: ClassVar[str] = "index"
+
+    @classmethod
+    def missing(cls) -> str:
+        return missing_for_mounts()
+
+    async def inject(self, scene: Scene) -> None:
+        assert scene.small_disk is not None
+        with filled(scene.small_disk, scene.random.choice((0, 4096, 65_536))):
+            await scene.under_load(1.0, 3.0)
+        if not scene.node.is_running:
+            status = await scene.node.ended()
+            if status != FAILED_STATUS:
+                raise Broken(f"the node ended with status {status} because its index had no room")
+            await scene.load.disconnect()
+            scene.outcome.notes.append("status 70")
+            await scene.up()
+
+
+class Descriptors(Fault):
+    name = "descriptors"
+    summary = "a limit of 1,024 descriptors and 1,500 connections that send nothing"
+
+    async def inject(self, scene: Scene) -> None:
+        await scene.down()
+        scene.node.descriptors_max = DESCRIPTORS
+        scene.node.is_hard_limit = scene.random.random() < 0.5
+        await scene.up()
+        with ExitStack() as sockets:
+            for _ in range(IDLE):
+                sockets.enter_context(create_connection(("127.0.0.1", scene.node.port("mqtt")), 5))
+            await scene.under_load(1.0, 3.0)
+            if not scene.node.is_running:
+                raise Broken(f"the node has ended for want of descriptors: {scene.node.log.read_text()[-800:]}")
+        scene.node.descriptors_max = 0
+        await scene.under_load()

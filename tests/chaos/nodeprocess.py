@@ -1,0 +1,179 @@
+"""`penstock serve` as a process that may be killed at any moment, also while it starts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+
+READY_S_MAX = 60.0
+END_S_MAX = 30.0
+
+FAILED_STATUS = 70
+"""The node ended because a write or a sync failed."""
+
+INDEX_STATUS = 71
+"""The node ended because its index turned out to be damaged. The next start rebuilds it."""
+
+
+class Start(NamedTuple):
+    """How a start ended."""
+
+    is_ready: bool
+    status: int
+    """Exit status, negative for a signal; 0 if the node is ready."""
+    said: str
+    """The end of standard error, if the node is not ready."""
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether the node said no in words. Anything else, such as a signal or a traceback, is a defect."""
+        return not self.is_ready and self.status == 1 and "Traceback" not in self.said and "penstock serve: " in self.said
+
+
+class ServeProcess:
+    """A node on a data directory, on free ports.
+
+    Parameters:
+        data_dir: of the node.
+        config: TOML file with its options.
+        log: gets standard error.
+        environment: variables besides those of this process.
+    """
+
+    def __init__(self, data_dir: Path, config: Path, log: Path, environment: dict[str, str] | None = None) -> None:
+        self.data_dir = data_dir
+        self.config = config
+        self.log = log
+        self.environment = environment or {}
+        self.descriptors_max = 0
+        """Soft limit of descriptors of the next start; 0 for that of this process."""
+        self.is_hard_limit = False
+        """Whether `descriptors_max` is the hard limit, too."""
+        self.addresses: dict[str, str] = {}
+        self._process: asyncio.subprocess.Process | None = None
+        self._sync_pid = 0
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    async def spawn(self) -> None:
+        """Start the process, and return at once."""
+        assert not self.is_running
+        self.addresses = {}
+        listeners = [word for name in ("mqtt", "pop", "admin") for word in (f"--{name}", "127.0.0.1:0")]
+        command = [sys.executable, "-m", "penstock", "serve", "--config", str(self.config), *listeners]
+        command += ["--data-dir", str(self.data_dir)]
+        if self.descriptors_max:
+            command = [
+                "/bin/sh",
+                "-c",
+                f'ulimit {"" if self.is_hard_limit else "-S"} -n {self.descriptors_max}; exec "$@"',
+                "sh",
+                *command,
+            ]
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        with self.log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *command,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": path, **self.environment},
+            )
+
+    async def ready(self) -> Start:
+        """Wait until the process is ready or has ended."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        async with asyncio.timeout(READY_S_MAX):
+            line = (await self._process.stdout.readline()).decode()
+        if line.startswith("ready "):
+            self.addresses = dict(word.split("=", 1) for word in line.split()[1:])
+            self._sync_pid = self._child()
+            return Start(True, 0, "")
+        status = await self.ended()
+        return Start(False, status, self.log.read_text(errors="replace")[-2_000:])
+
+    async def start(self) -> Start:
+        await self.spawn()
+        return await self.ready()
+
+    def _child(self) -> int:
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        for child in map(int, children):
+            with suppress(OSError):
+                if b"syncchild" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    return child
+        return 0
+
+    @property
+    def sync_pid(self) -> int:
+        """The process that syncs; 0 if there is none."""
+        return self._sync_pid
+
+    def port(self, listener: str) -> int:
+        return int(self.addresses[listener].rpartition(":")[2])
+
+    def signal(self, number: int) -> None:
+        assert self._process is not None
+        with suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+    def signal_sync(self, number: int) -> None:
+        if self._sync_pid:
+            with suppress(ProcessLookupError):
+                os.kill(self._sync_pid, number)
+
+    async def ended(self) -> int:
+        """Wait for the end of the process; return its exit status."""
+        assert self._process is not None
+        async with asyncio.timeout(END_S_MAX):
+            return await self._process.wait()
+
+    async def kill(self) -> None:
+        if self.is_running:
+            self.signal(signal.SIGKILL)
+            self.signal_sync(signal.SIGCONT)  # it ends when the node has, unless it is stopped
+            await self.ended()
+
+    async def stop(self) -> int:
+        """End the node with SIGTERM; return its exit status."""
+        self.signal(signal.SIGTERM)
+        return await self.ended()
+
+
+async def run_command(*arguments: str, timeout_s: float = 100) -> tuple[int, str]:
+    """Run a command of `penstock`; return its exit status and all that it printed."""
+    process = await spawn_command(*arguments)
+    async with asyncio.timeout(timeout_s):
+        said, _ = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, said.decode(errors="replace")
+
+
+async def spawn_command(*arguments: str) -> asyncio.subprocess.Process:
+    """Start a command of `penstock` whose output can be read."""
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "penstock",
+        *arguments,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": path},
+    )

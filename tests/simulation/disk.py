@@ -1,0 +1,576 @@
+"""A disk with a page cache, and the files on it: what a kernel promises about them, and what it does not.
+
+The model is as unkind as `penstock.store.files` allows:
+
+- Bytes that were written are in the page cache. `fdatasync`, or the kernel when it likes, writes them back. A power cut keeps
+  any subset of the sectors that were not written back.
+- Changes of a file's size, and of the names in a directory, are in a journal. A power cut keeps any number of the first ones
+  of each file and of each directory that were not synced.
+- A failed write-back leaves its pages clean in the cache although the disk lacks them. The file tells that once.
+- A killed process loses nothing that it has written. After a boot the cache is empty.
+- A sector can become unreadable while nothing of it is in the cache. It is mended when it is written as a whole.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from random import Random
+
+from penstock.store.files import Mode, Usage
+
+SECTOR_BYTES = 512
+"""A power cut leaves all of a sector or nothing."""
+
+PAGE_BYTES = 1024
+"""Size of a page of the cache. It is smaller than a real one, so that small runs write many pages."""
+
+NUMBER_OF_SECTORS = PAGE_BYTES // SECTOR_BYTES
+
+
+class ProcessDead(KeyboardInterrupt):
+    """Raised by whatever a process does to the world after its end. No event loop or handler of errors keeps it."""
+
+
+class Inode:
+    """A file: what processes see of it, and what is on the disk.
+
+    `cache` has what processes see and may be longer than `size`, with zeros there. `disk` is what a boot would find.
+    """
+
+    __slots__ = (
+        "allocated",
+        "bad_sectors",
+        "cache",
+        "dirty",
+        "disk",
+        "error_is_told",
+        "errors",
+        "lost",
+        "number",
+        "resident",
+        "size",
+        "sizes",
+        "written",
+    )
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.cache = bytearray()
+        self.size = 0
+        self.disk = bytearray()
+        self.sizes: list[int] = []
+        """Sizes that the file got, in order, since they were last on disk."""
+        self.dirty: set[int] = set()
+        """Pages that were not written back."""
+        self.lost: set[int] = set()
+        """Pages whose write-back failed: clean in the cache, and not on disk."""
+        self.allocated: set[int] = set()
+        """Pages for which the disk has room."""
+        self.written: set[int] = set()
+        """Pages that are no holes."""
+        self.bad_sectors: set[int] = set()
+        self.resident: set[int] = set()
+        """Pages in the cache, of a file with bad sectors."""
+        self.errors = 0
+        """Number of write-backs that have failed."""
+        self.error_is_told = True
+
+    def resize(self, size: int) -> None:
+        """Set the size that processes see."""
+        if size < self.size:
+            self.cache[size : self.size] = bytes(self.size - size)
+            first = -(-size // PAGE_BYTES)
+            for pages in (self.dirty, self.lost, self.allocated, self.written):
+                pages.difference_update([page for page in pages if page >= first])
+            if size % PAGE_BYTES and size // PAGE_BYTES in self.written:
+                self.dirty.add(size // PAGE_BYTES)
+        elif size > len(self.cache):
+            grown = bytearray(max(size, 2 * len(self.cache)))
+            grown[: self.size] = self.cache[: self.size]
+            self.cache = grown
+        self.size = size
+        self.sizes.append(size)
+
+    def put_sizes_on_disk(self, count: int) -> None:
+        """Apply the first `count` changes of size that are not on disk."""
+        for size in self.sizes[:count]:
+            if size < len(self.disk):
+                del self.disk[size:]
+            else:
+                self.disk.extend(bytes(size - len(self.disk)))
+        del self.sizes[:count]
+
+    def put_sector_on_disk(self, sector: int) -> None:
+        """Write a sector back, as far as the size on disk reaches."""
+        start = sector * SECTOR_BYTES
+        stop = min(start + SECTOR_BYTES, len(self.disk), self.size)
+        if start < stop:
+            self.disk[start:stop] = self.cache[start:stop]
+
+    def write_back(self, pages: list[int]) -> None:
+        """Write pages back, and the size of the file that they need."""
+        self.put_sizes_on_disk(len(self.sizes))
+        for page in pages:
+            stop = min((page + 1) * PAGE_BYTES, self.size)
+            self.disk[page * PAGE_BYTES : stop] = self.cache[page * PAGE_BYTES : stop]
+        self.dirty.difference_update(pages)
+
+    def fail_write_back(self, pages: list[int]) -> None:
+        """Fail to write pages back: they are clean from now on, and the disk lacks them."""
+        self.put_sizes_on_disk(len(self.sizes))
+        self.dirty.difference_update(pages)
+        self.lost.update(pages)
+        self.errors += 1
+        self.error_is_told = False
+
+    def forget_cache(self) -> None:
+        """Let processes see what is on disk."""
+        self.cache = bytearray(self.disk)
+        self.size = len(self.disk)
+        self.sizes.clear()
+        self.dirty.clear()
+        self.lost.clear()
+        self.resident.clear()
+
+
+class Directory:
+    """A directory: the names that processes see, those on disk, and the changes that are not on disk yet."""
+
+    __slots__ = ("_changes", "disk", "names")
+
+    def __init__(self) -> None:
+        self.names: dict[str, Node] = {}
+        self.disk: dict[str, Node] = {}
+        self._changes: list[dict[str, Node | None]] = []
+
+    def change(self, changed: dict[str, Node | None]) -> None:
+        """Change names in one step; None deletes a name."""
+        self._changes.append(changed)
+        _apply(self.names, changed)
+
+    def put_on_disk(self, count: int | None = None) -> None:
+        """Put the first `count` changes that are not on disk there; all of them by default."""
+        for changed in self._changes[:count]:
+            _apply(self.disk, changed)
+        del self._changes[:count]
+
+    @property
+    def unsynced(self) -> int:
+        """Number of changes that are not on disk."""
+        return len(self._changes)
+
+    def forget_changes(self) -> None:
+        """Let processes see what is on disk."""
+        self._changes.clear()
+        self.names = dict(self.disk)
+
+
+Node = Inode | Directory
+
+
+def _apply(names: dict[str, Node], changed: dict[str, Node | None]) -> None:
+    for name, node in changed.items():
+        if node is None:
+            names.pop(name, None)
+        else:
+            names[name] = node
+
+
+class Disk:
+    """A disk, and the kernel's cache of it.
+
+    Parameters:
+        random: decides what a power cut keeps and which pages fail.
+    """
+
+    def __init__(self, random: Random) -> None:
+        self.random = random
+        self.root = Directory()
+        self.boots = 1
+        self.capacity_pages: int | None = None
+        """Pages that files may take; None for no limit."""
+        self.failing_write_backs = 0
+        """Number of the next write-backs with something to write that fail."""
+        self.syncs = 0
+        self._inodes = 0
+
+    # --- what happens to a disk ---------------------------------------------------------------------------------------
+
+    def write_back_some(self) -> None:
+        """Write some dirty pages back, as the kernel does when it likes."""
+        for inode in self.inodes():
+            if inode.dirty and self.random.random() < 0.5:
+                pages = [page for page in sorted(inode.dirty) if self.random.random() < 0.5]
+                if pages and self._fails():
+                    inode.fail_write_back(pages)
+                elif pages:
+                    inode.write_back(pages)
+
+    def _fails(self) -> bool:
+        if not self.failing_write_backs:
+            return False
+        self.failing_write_backs -= 1
+        return True
+
+    def cut_power(self) -> None:
+        """Keep what is on disk, and any part of what is not. The machine boots."""
+        random = self.random
+        kept = random.choice((0.0, 0.2, 0.5, 0.8, 1.0))
+        seen: set[int] = set()
+        for directory in list(_directories(self.root)):
+            directory.put_on_disk(_some_of(random, directory.unsynced))
+        for inode in self.inodes():
+            if inode.number not in seen:
+                seen.add(inode.number)
+                self._cut_power_of(inode, kept)
+        self.reboot()
+
+    def _cut_power_of(self, inode: Inode, kept: float) -> None:
+        random = self.random
+        inode.put_sizes_on_disk(_some_of(random, len(inode.sizes)))
+        for page in sorted(inode.dirty):
+            for sector in range(page * NUMBER_OF_SECTORS, (page + 1) * NUMBER_OF_SECTORS):
+                if random.random() < kept:
+                    inode.put_sector_on_disk(sector)
+
+    def shut_down(self) -> None:
+        """Write everything back as an orderly end of the machine does, except pages whose write-back failed, and boot."""
+        for directory in list(_directories(self.root)):
+            directory.put_on_disk()
+        for inode in self.inodes():
+            inode.write_back(sorted(inode.dirty))
+        self.reboot()
+
+    def reboot(self) -> None:
+        """Empty the cache: whoever looks finds what is on disk."""
+        self.boots += 1
+        for directory in list(_directories(self.root, of_disk=True)):
+            directory.forget_changes()
+        for inode in self.inodes():
+            inode.forget_cache()
+        self.failing_write_backs = 0
+
+    def drop_clean_pages(self) -> None:
+        """Let the kernel reclaim the clean pages of its cache. Pages whose write-back failed show what is on disk again."""
+        for inode in self.inodes():
+            for page in sorted(inode.lost):
+                start, stop = page * PAGE_BYTES, min((page + 1) * PAGE_BYTES, inode.size)
+                inode.cache[start:stop] = inode.disk[start:stop].ljust(stop - start, b"\0")
+            inode.lost.clear()
+
+    # --- what is on it ------------------------------------------------------------------------------------------------
+
+    def inodes(self) -> list[Inode]:
+        """Return the files that have a name, in the order of their creation."""
+        nodes = (node for directory in _directories(self.root) for node in directory.names.values())
+        found = {node.number: node for node in nodes if isinstance(node, Inode)}
+        return [found[number] for number in sorted(found)]
+
+    def used_pages(self) -> int:
+        """Return the number of pages that files take."""
+        return sum(len(inode.allocated) for inode in self.inodes())
+
+    def new_inode(self) -> Inode:
+        """Return a new, empty file without a name."""
+        self._inodes += 1
+        return Inode(self._inodes)
+
+    def take_room(self, inode: Inode, pages: range) -> None:
+        """Give a file room for pages. Raises ENOSPC."""
+        missing = [page for page in pages if page not in inode.allocated]
+        if missing and self.capacity_pages is not None and self.used_pages() + len(missing) > self.capacity_pages:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        inode.allocated.update(missing)
+
+    def sync(self, inode: Inode) -> bool:
+        """Write a file back; return False if that fails."""
+        self.syncs += 1
+        if inode.dirty and self._fails():
+            pages = sorted(inode.dirty)
+            failed = [page for page in pages if self.random.random() < 0.7] or pages[-1:]
+            inode.write_back([page for page in pages if page not in failed])
+            inode.fail_write_back(failed)
+        else:
+            inode.write_back(sorted(inode.dirty))
+        return inode.error_is_told
+
+
+def _some_of(random: Random, count: int) -> int:
+    """Return a number from 0 to `count`; often one of both."""
+    return random.choice((0, count, random.randint(0, count))) if count else 0
+
+
+def _directories(directory: Directory, *, of_disk: bool = False) -> Iterator[Directory]:
+    yield directory
+    names = directory.disk if of_disk else directory.names
+    for name in sorted(names):
+        node = names[name]
+        if isinstance(node, Directory):
+            yield from _directories(node, of_disk=of_disk)
+
+
+@lru_cache(4096)
+def _names_of(node: Node, directory: Directory) -> int:
+    """Return how many names a file or directory has in and below a directory."""
+    inside = list(directory.names.values())
+    return sum(each is node for each in inside) + sum(_names_of(node, each) for each in inside if isinstance(each, Directory))
+
+
+def _parts(path: Path) -> tuple[str, ...]:
+    return path.parts[1:]
+
+
+class SimulatedFiles:
+    """The files of a disk as one process sees them: a `penstock.store.files.Files`.
+
+    Parameters:
+        disk: the disk.
+        step: called before each operation, with its name. It raises ProcessDead when the process has ended.
+    """
+
+    def __init__(self, disk: Disk, step: Callable[[str], None]) -> None:
+        self.disk = disk
+        self._step = step
+
+    def open(self, path: Path, mode: Mode = Mode.READ, *, permissions: int = 0o640) -> SimulatedFile:
+        self._step("open")
+        directory, name = self._parent(path)
+        node = directory.names.get(name)
+        if isinstance(node, Directory):
+            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if node is None:
+            if mode is Mode.READ:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+            if self.disk.capacity_pages is not None and self.disk.used_pages() >= self.disk.capacity_pages:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            node = self.disk.new_inode()
+            directory.change({name: node})
+        elif mode is Mode.NEW and node.size:
+            node.resize(0)
+        return SimulatedFile(self.disk, node, self._step, is_durable=mode is Mode.DURABLE)
+
+    def names(self, directory: Path) -> list[str]:
+        self._step("names")
+        node = self._find(directory)
+        return sorted(node.names) if isinstance(node, Directory) else []
+
+    def exists(self, path: Path) -> bool:
+        self._step("exists")
+        return self._find(path) is not None
+
+    def size(self, path: Path) -> int:
+        self._step("size")
+        node = self._find(path)
+        if not isinstance(node, Inode):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        return node.size
+
+    def rename(self, old: Path, new: Path) -> None:
+        self._step("rename")
+        directory, name = self._parent(old)
+        target, new_name = self._parent(new)
+        assert directory is target, "a rename between directories is not simulated"
+        node = directory.names.get(name)
+        if node is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(old))
+        directory.change({name: None, new_name: node})
+
+    def link(self, old: Path, new: Path) -> None:
+        self._step("link")
+        node = self._find(old)
+        directory, name = self._parent(new)
+        if node is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(old))
+        if name in directory.names:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(new))
+        directory.change({name: node})
+
+    def unlink(self, path: Path) -> None:
+        self._step("unlink")
+        directory, name = self._parent(path)
+        if name not in directory.names:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        directory.change({name: None})
+
+    def mkdir(self, path: Path) -> None:
+        self._step("mkdir")
+        directory = self.disk.root
+        for name in _parts(path):
+            node = directory.names.get(name)
+            if node is None:
+                node = Directory()
+                directory.change({name: node})
+            if not isinstance(node, Directory):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+            directory = node
+
+    def rmtree(self, path: Path) -> None:
+        self._step("rmtree")
+        directory, name = self._parent(path)
+        node = directory.names.get(name)
+        if node is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        if isinstance(node, Directory):  # its files go one by one, so a kill may leave some
+            for each in sorted(node.names):
+                self._step("rmtree")
+                node.change({each: None})
+        directory.change({name: None})
+
+    def sync_directory(self, path: Path) -> None:
+        self._step("sync_directory")
+        node = self._find(path)
+        if not isinstance(node, Directory):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        node.put_on_disk()
+
+    def usage(self, path: Path) -> Usage:
+        self._step("usage")
+        total = 2**40
+        if self.disk.capacity_pages is None:
+            return Usage(total, total)
+        return Usage(max(self.disk.capacity_pages - self.disk.used_pages(), 0) * PAGE_BYTES, total)
+
+    def boot_id(self) -> bytes:
+        return f"{self.disk.boots:036d}".encode()
+
+    def links(self, path: Path) -> int:
+        self._step("links")
+        node = self._find(path)
+        if node is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        return _names_of(node, self.disk.root)
+
+    def _find(self, path: Path) -> Node | None:
+        node: Node = self.disk.root
+        for name in _parts(path):
+            if not isinstance(node, Directory) or name not in node.names:
+                return None
+            node = node.names[name]
+        return node
+
+    def _parent(self, path: Path) -> tuple[Directory, str]:
+        parts = _parts(path)
+        directory = self.disk.root
+        for name in parts[:-1]:
+            node = directory.names.get(name)
+            if not isinstance(node, Directory):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+            directory = node
+        return directory, parts[-1]
+
+
+class SimulatedFile:
+    """An open file: a `penstock.store.files.File`."""
+
+    __slots__ = ("_disk", "_errors_seen", "_is_closed", "_is_durable", "_step", "inode")
+
+    def __init__(self, disk: Disk, inode: Inode, step: Callable[[str], None], *, is_durable: bool) -> None:
+        self.inode = inode
+        self._disk = disk
+        self._step = step
+        self._is_durable = is_durable
+        self._is_closed = False
+        # Linux tells an error to each file that was open, or to the next one that is opened if nobody has heard of it.
+        self._errors_seen = inode.errors if inode.error_is_told else inode.errors - 1
+
+    def pread(self, size: int, offset: int, /) -> bytes:
+        inode = self.inode
+        self._check_open()
+        stop = min(offset + size, inode.size)
+        if offset >= stop:
+            return b""
+        if inode.bad_sectors:
+            self._check_readable(offset, stop)
+        return bytes(inode.cache[offset:stop])
+
+    def pwrite(self, data: bytes | bytearray | memoryview, offset: int, /) -> int:
+        self._step("pwrite")
+        self._check_open()
+        inode, size = self.inode, len(data)
+        if not size:
+            return 0
+        pages = range(offset // PAGE_BYTES, -(-(offset + size) // PAGE_BYTES))
+        self._disk.take_room(inode, pages)
+        if inode.bad_sectors:
+            self._mend(offset, offset + size)
+        if offset + size > inode.size:
+            inode.resize(offset + size)
+        inode.cache[offset : offset + size] = data
+        inode.dirty.update(pages)
+        inode.lost.difference_update(pages)
+        inode.written.update(pages)
+        if self._is_durable:
+            self._sync()
+        return size
+
+    def _check_readable(self, start: int, stop: int) -> None:
+        inode = self.inode
+        for sector in range(start // SECTOR_BYTES, -(-stop // SECTOR_BYTES)):
+            if sector in inode.bad_sectors and sector // NUMBER_OF_SECTORS not in inode.resident:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+        inode.resident.update(range(start // PAGE_BYTES, -(-stop // PAGE_BYTES)))
+
+    def _mend(self, start: int, stop: int) -> None:
+        inode = self.inode
+        for at in (start, stop - 1):
+            sector = at // SECTOR_BYTES
+            is_whole = start <= sector * SECTOR_BYTES and (sector + 1) * SECTOR_BYTES <= stop
+            if sector in inode.bad_sectors and not is_whole and sector // NUMBER_OF_SECTORS not in inode.resident:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+        inode.bad_sectors.difference_update(range(-(-start // SECTOR_BYTES), stop // SECTOR_BYTES))
+
+    def fdatasync(self) -> None:
+        self._step("fdatasync")
+        self._check_open()
+        self._sync()
+
+    def _sync(self) -> None:
+        inode = self.inode
+        self._disk.sync(inode)
+        if self._errors_seen != inode.errors:
+            self._errors_seen = inode.errors
+            inode.error_is_told = True
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def truncate(self, size: int, /) -> None:
+        self._step("truncate")
+        self._check_open()
+        if size != self.inode.size:
+            self.inode.resize(size)
+
+    def allocate(self, offset: int, length: int, /) -> None:
+        self._step("allocate")
+        self._check_open()
+        self._disk.take_room(self.inode, range(offset // PAGE_BYTES, -(-(offset + length) // PAGE_BYTES)))
+        if offset + length > self.inode.size:
+            self.inode.resize(offset + length)
+
+    def size(self) -> int:
+        return self.inode.size
+
+    def data_from(self, offset: int, /) -> tuple[int, int] | None:
+        pages = sorted(page for page in self.inode.written if (page + 1) * PAGE_BYTES > offset)
+        if not pages:
+            return None
+        stop = pages[0] + 1
+        while stop in self.inode.written:
+            stop += 1
+        start = max(pages[0] * PAGE_BYTES, offset)
+        return start, min(stop * PAGE_BYTES, self.inode.size)
+
+    def block_bytes(self) -> int:
+        return PAGE_BYTES
+
+    def fileno(self) -> int:
+        raise OSError(errno.ENOTSUP, "a simulated file has no descriptor")
+
+    def close(self) -> None:
+        self._is_closed = True
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))

@@ -1,0 +1,387 @@
+"""A node as one simulated process: the real parts, wired as `penstock.node.node` wires them, on a simulated disk.
+
+It has no sockets and no gRPC: connections get their packets from `SimulatedTransport`, and servicers are called directly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+from penstock.gateway.connection.connection import Connection
+from penstock.gateway.gateway import Gateway
+from penstock.gateway.options import GatewayOptions, LimitOptions, ListenerOptions
+from penstock.gateway.token_bucket import TokenBucket
+from penstock.gateway.transport.peer import Peer
+from penstock.node.config import Config
+from penstock.node.parts import NodeParts
+from penstock.pop.core.sender import Sender
+from penstock.pop.grpc.servicer import PopServicer
+from penstock.store.commitlog import CommitLog
+from penstock.store.errors import IndexDamaged
+from penstock.store.recovery import Recovery
+from penstock.store.rocksdb import Database
+from penstock.store.syncing import Ended
+from tests.simulation.disk import Disk, ProcessDead, SimulatedFiles
+from tests.simulation.orderedmap import Databases
+from tests.simulation.virtualtime import LaterExecutor, Time, VirtualLoop
+
+DATA_DIR = Path("/data")
+
+KILLED = -9
+FAILED = 70
+DAMAGED = 71
+
+
+class Machine(NamedTuple):
+    """What outlives a process."""
+
+    time: Time
+    disk: Disk
+    databases: Databases
+    random: Random
+    sync_s: Callable[[], float] | None = None
+    """Returns how many seconds a sync takes; None lets the seed decide."""
+
+
+def mqtt_options(**changed: Any) -> GatewayOptions:
+    """Return options of a gateway without listeners."""
+    return GatewayOptions(plain="off", limits=LimitOptions(log_lines_per_s=0), sys_interval_s=0, **changed)
+
+
+class SimulatedSync:
+    """Syncs a log at once or later, as the seed decides: a `penstock.store.syncing.Sync`.
+
+    What was written while a sync ran may be covered by it or not.
+
+    Parameters:
+        log: is synced.
+        loop: runs the syncs.
+        ended: called with each result.
+        random: decides how long a sync takes.
+        sync_s: returns how long a sync takes, if the seed is not to decide it.
+    """
+
+    def __init__(
+        self,
+        log: CommitLog,
+        loop: asyncio.AbstractEventLoop,
+        ended: Ended,
+        random: Random,
+        sync_s: Callable[[], float] | None = None,
+    ) -> None:
+        self._sync_s = sync_s
+        self.failure: OSError | None = None
+        self._log = log
+        self._loop = loop
+        self._ended = ended
+        self._random = random
+        self._asked = 0
+        self._is_running = False
+        self._done: deque[tuple[OSError | None, int]] = deque()
+
+    def begin(self) -> bool:
+        if self.failure is not None:
+            return False
+        self._asked += 1
+        if not self._is_running:
+            self._run()
+        return True
+
+    def _run(self) -> None:
+        self._is_running = True
+        served, self._asked = self._asked, 0
+        if self._sync_s is not None:
+            self._loop.call_later(self._sync_s(), self._sync_and_finish, served)
+        elif self._random.random() < 0.5:  # the disk is quick, and the answer is late
+            self._sync(served)
+            self._loop.call_later(self._seconds(), self._finish)
+        else:
+            self._loop.call_later(self._seconds(), self._sync_and_finish, served)
+
+    def _seconds(self) -> float:
+        return self._random.choice((0.0, 0.0005, 0.002, 0.002, 0.01, 0.4))
+
+    def _sync(self, served: int) -> None:
+        try:
+            self._log.sync()
+        except OSError as error:
+            self.failure = error
+        self._done.append((self.failure, served))
+
+    def _sync_and_finish(self, served: int) -> None:
+        self._sync(served)
+        self._finish()
+
+    def _finish(self) -> None:
+        self._is_running = False
+        if self._asked and self.failure is None:
+            self._run()
+        self.collect()
+
+    def collect(self) -> None:
+        # A sync that is under way is not reported before its time, though its result is known here.
+        while self._done and (not self._is_running or len(self._done) > 1):
+            self._ended(*self._done.popleft())
+
+    def stop(self) -> None:
+        if self._asked and self.failure is None and not self._is_running:
+            self._run()
+        if self._done and self.failure is not None:
+            self._loop.call_soon(self._ended, self.failure, self._done[-1][1])
+
+
+class SimulatedListener:
+    """The listener of all simulated peers: a `penstock.gateway.transport.peer.PeerListener`."""
+
+    def __init__(self) -> None:
+        self.options = ListenerOptions(name="simulated")
+        self.name = "simulated"
+        self.is_local = True
+        self.messages = TokenBucket(0)
+        self.bytes = TokenBucket(0)
+        self.bytes_in = 0
+        self.bytes_out = 0
+
+    def closed(self, peer: Peer) -> None:
+        """Do nothing: connections are not counted."""
+
+
+class SimulatedTransport(asyncio.Transport):
+    """One end of a connection without a socket. `received` has what the node has sent and the client has not read.
+
+    Parameters:
+        process: the node.
+        connection: the node's protocol.
+    """
+
+    def __init__(self, process: Process, connection: Connection) -> None:
+        super().__init__()
+        self._process = process
+        self._connection = connection
+        self._unread: deque[bytes] = deque()
+        self._reads = True
+        self.received = bytearray()
+        self.is_closed = False
+
+    def feed(self, data: bytes) -> None:
+        """Give the node bytes from the client, now or when it reads again."""
+        self._unread.append(data)
+        self._process.loop.call_soon(self._read)
+
+    def _read(self) -> None:
+        failure: Exception | None = None
+        while self._unread and self._reads and not self.is_closed:
+            try:
+                self._connection.data_received(self._unread.popleft())
+            except Exception as error:  # as `Sockets` does: the connection ends, and if the store has failed, so does the node
+                failure = error
+                self.close()
+        self._process.end_turn()
+        if failure is not None:
+            raise failure
+
+    def leave(self) -> None:
+        """Close the client's end."""
+        self._process.loop.call_soon(self._lose)
+
+    def _lose(self) -> None:
+        if not self.is_closed:
+            self.is_closed = True
+            self._connection.connection_lost(None)
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._process.check_alive()
+        if not self.is_closed:
+            self.received += data
+
+    def pause_reading(self) -> None:
+        self._reads = False
+
+    def resume_reading(self) -> None:
+        self._reads = True
+        if self._unread:
+            self._process.loop.call_soon(self._read)
+
+    def is_reading(self) -> bool:
+        return self._reads
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Do nothing: clients read at once."""
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return default
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def close(self) -> None:
+        self._reads = False
+        self._process.loop.call_soon(self._lose)
+
+    abort = close
+
+
+class Process:
+    """A running node.
+
+    Parameters:
+        machine: where it runs.
+        config: all options; the data directory is `DATA_DIR`.
+        fuse: number of operations on files and the index after which the process is killed; None for never.
+
+    Raises:
+        ProcessDead: it was killed while it started.
+        LogCorrupt, OSError, ValueError: it refuses to start.
+    """
+
+    def __init__(self, machine: Machine, config: Config, fuse: int | None = None) -> None:
+        self.machine = machine
+        self.config = config
+        self.fuse = fuse
+        self.status: int | None = None
+        """Exit status; None while the process runs."""
+        self.why = ""
+        self.steps = 0
+        self.before_unlink: Callable[[], None] = lambda: None
+        """Called before the node deletes a file."""
+        self.db_flush_error: str = ""
+        """Text of the error with which flushes of the index fail."""
+        self.files = SimulatedFiles(machine.disk, self.step)
+        self.clock = machine.time.clock(machine.disk.boots)
+        self.loop = VirtualLoop(machine.time, machine.random)
+        self._executor = LaterExecutor(machine.random)
+        self.files.mkdir(DATA_DIR)
+        self.files.sync_directory(DATA_DIR.parent)
+        recovery = self._try_to_recover() or self._try_to_recover()
+        if recovery is None:
+            raise IndexDamaged("the index is damaged again after it was rebuilt")
+        self.recovery: Recovery = recovery
+        self.gateway = Gateway(
+            self.store,
+            self.retained,
+            self.delayed,
+            self.pop,
+            self.sessions,
+            config.mqtt,
+            self.clock,
+            delay_ms_max=config.timer.delay_ms_max,
+        )
+        sender = Sender(self.store, self._handles, self.delayed, self.transactions, config.pop, config.timer)
+        self.servicer = PopServicer(self.pop, self.store, self._handles, self.delayed, self.transactions, sender, config.pop)
+        self.listener = SimulatedListener()
+
+    def _try_to_recover(self) -> Recovery | None:
+        try:
+            return self._recover()
+        except IndexDamaged:
+            return None
+
+    def _recover(self) -> Recovery:
+        machine = self.machine
+        parts = NodeParts(
+            self.config,
+            self.clock,
+            files=self.files,
+            open_database=self._open_database,
+            make_sync=lambda log, loop, ended: SimulatedSync(log, loop, ended, machine.random, machine.sync_s),
+            executor=self._executor,
+        )
+        self.store, self.delayed, self.retained = parts.store, parts.delayed, parts.retained
+        self.pop, self.transactions, self.sessions = parts.pop, parts.transactions, parts.sessions
+        self._handles = parts.handles
+        return self.store.recover()
+
+    def _open_database(self, path: Path, read_only: bool) -> Database:
+        return self.machine.databases.open(self.files, path, self.step)
+
+    # --- life and death -----------------------------------------------------------------------------------------------
+
+    def step(self, name: str) -> None:
+        """Count an operation on the disk; end the process where its fuse says."""
+        self.check_alive()
+        self.steps += 1
+        if name == "unlink":
+            self.before_unlink()
+        if self.fuse is not None:
+            self.fuse -= 1
+            if self.fuse < 0:
+                self.die(KILLED, f"killed before {name}")
+        if self.db_flush_error and name == "db_flush":
+            raise RuntimeError(self.db_flush_error)
+
+    def check_alive(self) -> None:
+        """Raise ProcessDead if the process has ended: nothing leaves it any more."""
+        if self.status is not None:
+            raise ProcessDead
+
+    def die(self, status: int, why: str) -> None:
+        """End the process at once."""
+        if self.status is None:
+            self.status, self.why = status, why
+        raise ProcessDead
+
+    def _store_failed(self, error: OSError) -> None:
+        self.die(DAMAGED if self.store.index.is_damaged else FAILED, str(error))
+
+    def start(self) -> None:
+        """Begin to serve."""
+        self._executor.loop = self.loop
+        self.loop.call_soon(self._start)
+
+    def _start(self) -> None:
+        loop = self.loop.loop
+        self.store.start(loop, self._store_failed)
+        self.delayed.start(loop)
+        self.transactions.start(loop)
+        self.pop.start(loop)
+        self.loop.create_task(self.gateway.start())
+
+    async def stop(self) -> None:
+        """Stop in order."""
+        await self.gateway.stop()
+        self.pop.stop()
+        self.transactions.stop()
+        self.delayed.stop()
+        self._executor.loop = None
+        await self.store.close()
+        self.status = 0
+
+    def run_until(self, until_s: float) -> bool:
+        """Run until a virtual time; return whether the process is alive then."""
+        with suppress(ProcessDead):
+            self.loop.run_until(until_s)
+        return self.status is None
+
+    # --- clients ------------------------------------------------------------------------------------------------------
+
+    def connect(self, port: int) -> SimulatedTransport:
+        """Return a new connection to the gateway."""
+        connection = self.gateway.connect(Peer(self.listener, "127.0.0.1", port))
+        transport = SimulatedTransport(self, connection)
+        connection.connection_made(transport)
+        return transport
+
+    def end_turn(self) -> None:
+        """Do what ends a turn of the sockets."""
+        self.gateway.fast_path.flush()
+        self.store.end_turn()
+
+    def call(self, work: Any, done: Callable[[Any, Exception | None], None]) -> None:
+        """Run a coroutine on the loop; call `done` with its result or its error."""
+
+        def ended(task: asyncio.Task[Any]) -> None:
+            if self.status is None and not task.cancelled():
+                error = task.exception()
+                assert error is None or isinstance(error, Exception)
+                done(None if error is not None else task.result(), error)
+
+        self.loop.create_task(work).add_done_callback(ended)

@@ -1,0 +1,76 @@
+"""Defects that the simulation has found, each as the shortest run that shows it."""
+
+from __future__ import annotations
+
+from random import Random
+
+from penstock.gateway.protocol.packets import PUBREL
+from penstock.node.config import Config
+from penstock.store.options import KIB, StoreOptions
+from tests.gateway.packet_cases import connect, packet, subscribe
+from tests.simulation.disk import Disk
+from tests.simulation.orderedmap import Databases
+from tests.simulation.process import DATA_DIR, Machine, Process, SimulatedTransport, mqtt_options
+from tests.simulation.virtualtime import Time
+
+
+class Bench:
+    """A node on a machine without faults, whose syncs take as long as the test says."""
+
+    def __init__(self) -> None:
+        self.sync_s = 0.001
+        random = Random(1)
+        self.machine = Machine(Time(), Disk(random), Databases(), random, lambda: self.sync_s)
+        store = StoreOptions(segment_bytes=32 * KIB, reserve_bytes=0)
+        config = Config(data_dir=DATA_DIR, store=store, mqtt=mqtt_options())
+        self.process = Process(self.machine, config)
+        self.process.start()
+        self.run(0.1)
+
+    def run(self, seconds: float) -> None:
+        """Let time pass."""
+        assert self.process.run_until(self.machine.time.now_s + seconds)
+
+    def connect(self, client_id: bytes) -> SimulatedTransport:
+        """Return a connection of a client whose session lasts."""
+        self.run(0.01)
+        transport = self.process.connect(1)
+        transport.feed(connect(0, client_id, keep_alive_s=0))
+        self.run(0.1)
+        return transport
+
+
+def test_a_pubrel_waits_for_its_record_on_the_next_connection_too() -> None:
+    bench = Bench()
+    subscriber = bench.connect(b"s")
+    subscriber.feed(subscribe(1, (b"a", 2)))
+    publisher = bench.connect(b"p")
+    publisher.feed(packet(0x34, b"\x00\x01a\x00\x07body"))
+    bench.run(0.2)
+    assert subscriber.received.endswith(b"\x00\x01body")
+    bench.sync_s = 10.0
+    subscriber.feed(packet(0x50, b"\x00\x01"))
+    bench.run(0.2)
+    subscriber.leave()
+    again = bench.connect(b"s")
+    released = packet(PUBREL << 4 | 2, b"\x00\x01")
+    assert released not in again.received, "the node could forget the PUBREC, and send the message again as a new one"
+    bench.run(25.0)
+    assert released in again.received
+
+
+def test_a_delivery_at_qos_2_waits_for_its_packet_id_on_the_next_connection_too() -> None:
+    bench = Bench()
+    subscriber = bench.connect(b"s")
+    subscriber.feed(subscribe(1, (b"a", 2)))
+    publisher = bench.connect(b"p")
+    bench.run(0.2)
+    bench.sync_s = 10.0
+    publisher.feed(packet(0x34, b"\x00\x01a\x00\x07body"))
+    bench.run(0.2)
+    assert b"body" not in subscriber.received
+    subscriber.leave()
+    again = bench.connect(b"s")
+    assert b"body" not in again.received, "the node could forget the packet id, and send the message under another one"
+    bench.run(25.0)
+    assert b"body" in again.received

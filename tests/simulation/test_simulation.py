@@ -1,0 +1,51 @@
+"""The simulation as part of the tests. Each test runs it as a process, because it silences logs and changes classes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.depth import DEPTH
+
+ROOT = Path(__file__).parents[2]
+
+SEEDS = 500 * DEPTH
+"""Seeds of one test."""
+
+
+def simulate(*arguments: str, hash_seed: str = "random") -> str:
+    """Run the simulation; return what it prints. It fails if something does not hold."""
+    command = [sys.executable, "-m", "tests.simulation", "--jobs=1", *arguments]
+    environment = os.environ | {"PYTHONHASHSEED": hash_seed}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-3000:]}"
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [0, SEEDS])
+def test_what_was_acknowledged_holds_whatever_happens_to_the_machine(first: int) -> None:
+    simulate(f"--seeds={first}-{first + SEEDS - 1}")
+
+
+@pytest.mark.slow
+def test_a_seed_always_gives_the_same_run() -> None:
+    def hashes(hash_seed: str) -> list[str]:
+        return [
+            line for line in simulate("--seeds=0-19", "--hashes", hash_seed=hash_seed).splitlines() if line.startswith("seed")
+        ]
+
+    assert hashes("1") == hashes("2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "mutation",
+    ["acknowledge-before-the-sync", "skip-directory-syncs", "replay-in-reverse", "forget-received-packet-ids"],
+)
+def test_the_simulation_catches_a_deliberate_defect(mutation: str) -> None:
+    simulate(f"--mutation={mutation}", "--seeds-max=100")

@@ -1,0 +1,451 @@
+"""One simulated run: a node on a faulty machine, its clients, and what happens to them, all from one seed."""
+
+from __future__ import annotations
+
+from functools import partial
+from hashlib import blake2b
+from random import Random
+from typing import Any
+
+from penstock.node.config import Config
+from penstock.pop.core.settings import GroupSettings
+from penstock.pop.options import PopOptions
+from penstock.store.errors import DiskFull, LogCorrupt
+from penstock.store.options import KIB, StoreOptions
+from penstock.timer.options import TimerOptions
+from tests.simulation.disk import PAGE_BYTES, Disk, ProcessDead
+from tests.simulation.mqttclient import MqttClient
+from tests.simulation.oracle import Consumer, Fate, Oracle, Sent, Violation
+from tests.simulation.orderedmap import Databases
+from tests.simulation.popclient import Group, Producer
+from tests.simulation.process import DATA_DIR, FAILED, KILLED, Machine, Process, mqtt_options
+from tests.simulation.virtualtime import Time
+
+TOPICS = ("a/x", "a/y", "b/x", "b/y/z", "c")
+FILTERS = ("a/#", "+/x", "b/#", "#", "a/x", "c")
+
+STEPS = 60
+"""Things that happen in a run, about."""
+
+SETTLED_S = 90.0
+"""Virtual seconds within which everything must be delivered when nothing fails any more."""
+
+DELAY_MS_MAX = 8_000
+"""The longest delay and the longest invisible time, in ms: the end of a run waits for them."""
+
+FAULTS = ("stop", "kill", "kill_soon", "power", "power_soon", "eio", "eio_reboot", "full", "kill_start")
+
+
+class World:
+    """One run.
+
+    Parameters:
+        seed: decides everything.
+        steps: how many things happen before the faults end.
+    """
+
+    def __init__(self, seed: int, steps: int = STEPS) -> None:
+        self.seed = seed
+        self.random = random = Random(seed)
+        self.trace: list[str] = []
+        self._hash = blake2b(digest_size=8)
+        self._steps = steps
+        self.time = Time()
+        self.disk = Disk(random)
+        self.machine = Machine(self.time, self.disk, Databases(), random)
+        self.oracle = Oracle()
+        self.starts = 0
+        self.faults = 0
+        retains = random.random() < 0.4
+        segment_bytes = random.choice((4 * KIB, 8 * KIB, 32 * KIB))
+        self.config = Config(
+            data_dir=DATA_DIR,
+            store=StoreOptions(
+                segment_bytes=segment_bytes,
+                reserve_bytes=random.choice((0, 8 * PAGE_BYTES)),
+                retention_bytes=segment_bytes * random.choice((2, 4)) if retains else 0,
+                retention_ms=0,
+                index_flush_ms=random.choice((500, 3_000, 30_000)),
+            ),
+            pop=PopOptions(attempts_max=random.choice((3, 16)), transaction_check_ms=5_000, transaction_checks_max=3),
+            timer=TimerOptions(tick_ms=random.choice((100, 500)), fire_max=random.choice((3, 30))),
+            mqtt=mqtt_options(session_queued_max=0, inflight_max=random.choice((3, 20))),
+        )
+        self.publishers = [
+            MqttClient(self.oracle, random, f"p{number}", clean=False) for number in range(random.choice((1, 2)))
+        ]
+        self.subscribers = [self._subscriber(number) for number in range(random.choice((0, 1, 2)))]
+        self.groups = [self._group(number) for number in range(random.choice((0, 1, 2, 3)))]
+        self.producer = Producer(self.oracle, random)
+        self.process: Process | None = None
+        self._ends_at_fuse = ""
+
+    def _subscriber(self, number: int) -> MqttClient:
+        random = self.random
+        first = random.choice(FILTERS)
+        subscriptions = [(first, random.choice((1, 2)))]
+        if first not in ("#", "+/x") and random.random() < 0.4:
+            subscriptions.append(("c" if first != "c" else "b/#", random.choice((1, 2))))
+        return MqttClient(self.oracle, random, f"s{number}", clean=False, subscriptions=tuple(subscriptions))
+
+    def _group(self, number: int) -> Group:
+        random = self.random
+        settings = GroupSettings(
+            fifo=random.random() < 0.4,
+            attempts_max=random.choice((None, 2, 4)),
+            backoff=random.choice((None, (), (200, 2_000))),
+        )
+        earliest = random.random() < 0.5
+        return Group(self.oracle, random, f"g{number}", random.choice(FILTERS), settings, earliest=earliest)
+
+    @property
+    def clients(self) -> list[MqttClient]:
+        """All MQTT clients."""
+        return [*self.publishers, *self.subscribers]
+
+    def note(self, text: str) -> None:
+        """Add a line to the trace."""
+        line = f"{self.time.now_s:9.4f} {text}"
+        self._hash.update(line.encode())
+        self.trace.append(line)
+
+    @property
+    def hash(self) -> str:
+        """Hash of everything that has happened."""
+        return self._hash.hexdigest()
+
+    # --- the run ------------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Run to the end. Raises Violation."""
+        self.start_until_it_runs()
+        for _ in range(self._steps):
+            self.step()
+        self.settle()
+
+    def step(self) -> None:
+        """Do one thing, and let time pass."""
+        random = self.random
+        if random.random() < 0.16:
+            self._fault(random.choice(FAULTS))
+        else:
+            for _ in range(random.choice((1, 3))):
+                self._act()
+        self.pass_time(random.choice((0.0, 0.0, 0.001, 0.01, 0.05, 0.3, 1.0, 3.0)))
+
+    def pass_time(self, seconds: float) -> None:
+        """Let the node run, and the clients handle what has come."""
+        process = self.process
+        if process is None:
+            self.time.now_s += seconds
+            self.start_until_it_runs()
+            return
+        is_alive = process.run_until(self.time.now_s + seconds)
+        if not is_alive:
+            self._ended()
+            return
+        if process.loop.errors:
+            raise Violation(f"a callback has raised, and the node goes on: {process.loop.errors[0]}")
+        self._look()
+        if self.random.random() < 0.1:
+            self.disk.write_back_some()
+
+    def _look(self) -> None:
+        process = self.process
+        assert process is not None
+        store = process.store
+        self._scan(process)
+        now_ms = store.now_ms()
+        for client in self.clients:
+            if self.random.random() < 0.8:
+                client.receive(now_ms)
+                if self.random.random() < 0.8:
+                    client.answer()
+        self.note(f"log {store.log.written} durable {store.durable_position} steps {process.steps}")
+
+    def _scan(self, process: Process) -> None:
+        self.oracle.scan(process.store, process.store.durable_position)
+
+    # --- what clients do ----------------------------------------------------------------------------------------------
+
+    def _act(self) -> None:
+        process, random = self.process, self.random
+        if process is None:
+            return
+        for client in self.clients:
+            if client.transport is None and random.random() < 0.7:
+                client.connect(process)
+            elif client.is_accepted and random.random() < 0.3:
+                client.subscribe_next()
+        what = random.random()
+        if what < 0.35:
+            self._publish(random.choice(self.publishers))
+        elif what < 0.55:
+            self._send(process)
+        elif what < 0.60:
+            self.producer.decide(process)
+        elif what < 0.63:
+            random.choice(self.clients).disconnect()
+        elif self.groups:
+            self._consume(process, random.choice(self.groups))
+
+    def _publish(self, client: MqttClient) -> None:
+        random, oracle = self.random, self.oracle
+        if not client.is_accepted or len(client.unacked) > 6:
+            return
+        for _ in range(random.choice((1, 1, 5))):
+            message = oracle.new(random.choice(TOPICS), random.choice((0, 1, 1, 2, 2)), random.choice((10, 60, 300)))
+            message.is_retained = random.random() < 0.2
+            if not client.publish(message):
+                del oracle.sent[message.number]
+                return
+        self.note(f"{client.name} publishes up to {len(oracle.sent)}")
+
+    def _send(self, process: Process) -> None:
+        random, oracle = self.random, self.oracle
+        messages: list[Sent] = []
+        for _ in range(random.choice((1, 1, 4))):
+            message = oracle.new(random.choice(TOPICS), 1, random.choice((10, 60, 300)))
+            kind = random.random()
+            if kind < 0.2:
+                message.due_ms = process.store.now_ms() + random.choice((1, 500, 5_000, DELAY_MS_MAX))
+            elif kind < 0.35:
+                message.fate = Fate.OPEN
+            elif kind < 0.6:
+                message.key = random.choice("kl")
+            messages.append(message)
+        self.note(f"sends {len(messages)} up to {messages[-1].number}")
+        self.producer.send(process, messages)
+
+    def _consume(self, process: Process, group: Group) -> None:
+        random = self.random
+        if not group.is_created:
+            if not group.calls:
+                group.create(process)
+            return
+        what = random.random()
+        if what < 0.5:
+            acks = bool(group.held) and random.random() < 0.3
+            group.pop(
+                process,
+                random.choice((1, 3, 30)),
+                random.choice((300, 3_000, DELAY_MS_MAX)),
+                wait_ms=random.choice((0, 0, 2_000)),
+                acks=acks,
+            )
+        elif what < 0.8:
+            group.ack(process, random.choice((1, 3, 30)))
+        elif what < 0.9:
+            group.change(process, random.choice((0, 0, 200, DELAY_MS_MAX)))
+        elif what < 0.94:
+            group.dead_letter(process)
+        elif what < 0.97:
+            group.forget()
+
+    # --- what happens to the machine ----------------------------------------------------------------------------------
+
+    def _fault(self, what: str) -> None:
+        process, random = self.process, self.random
+        if process is None:
+            return
+        self.faults += 1
+        self.note(f"fault: {what}")
+        if what == "stop":
+            self._stop(process)
+        elif what == "kill":
+            process.status = KILLED
+            self._ended()
+        elif what in ("kill_soon", "power_soon"):
+            process.fuse = random.choice((0, 1, 2, 5, 20, 50))
+            self._ends_at_fuse = what
+        elif what == "power":
+            process.status = KILLED
+            self._ends_at_fuse = "power_soon"
+            self._ended()
+        elif what in ("eio", "eio_reboot"):
+            self.disk.failing_write_backs = 1
+            self._ends_at_fuse = what
+        elif what == "full":
+            self.disk.capacity_pages = self.disk.used_pages() + random.choice((0, 1, 4, 12))
+        elif what == "kill_start":
+            process.status = KILLED
+            self._ended(start=False)
+            self.start_until_it_runs(fuse=random.choice((0, 3, 8, 15, 25, 40, 60)))
+
+    def _stop(self, process: Process) -> None:
+        def done(_: Any, error: Exception | None) -> None:
+            if isinstance(error, OSError):
+                process.status, process.why = FAILED, str(error)
+            elif error is not None:
+                raise Violation(f"the stop of the node has raised {error!r}")
+
+        process.call(process.stop(), done)
+        process.run_until(self.time.now_s + 30.0)
+        if process.status is None:
+            raise Violation("the node did not stop in 30 s")
+        self._ended()
+
+    def _cut_power(self) -> None:
+        self.disk.cut_power()
+        self.time.booted_s = self.time.now_s
+
+    def _shut_down(self) -> None:
+        self.disk.shut_down()
+        self.time.booted_s = self.time.now_s
+
+    def _ended(self, *, start: bool = True) -> None:
+        """The process has ended: its clients notice, and it is started again."""
+        process, random = self.process, self.random
+        assert process is not None
+        self.note(f"ended with status {process.status} {process.why}, at step {process.steps}")
+        how, self._ends_at_fuse = self._ends_at_fuse, ""
+        for client in self.clients:
+            client.cut_off(hears=random.random() < 0.5)
+        for group in self.groups:
+            group.cut_off()
+        self.process = None
+        if process.status != 0:
+            self.machine.databases.crash(random)
+        if how == "power_soon" and process.status in (KILLED, FAILED):
+            self._cut_power()
+        elif process.status == FAILED:
+            if how == "eio_reboot" and random.random() < 0.3:
+                self._cut_power()
+            elif random.random() < 0.3:
+                self.disk.drop_clean_pages()
+        elif process.status == 0 and random.random() < 0.3:
+            self._shut_down()
+        elif random.random() < 0.15:
+            self._cut_power()
+        if random.random() < 0.7:
+            self.disk.capacity_pages = None
+        self.time.now_s += random.choice((0.0, 0.1, 5.0, 60.0))
+        if start:
+            self.start_until_it_runs()
+
+    def start_until_it_runs(self, fuse: int | None = None) -> None:
+        """Start the node; again where it was killed or the disk was full."""
+        for _ in range(6):
+            self.starts += 1
+            try:
+                process = Process(self.machine, self.config, fuse)
+            except ProcessDead:
+                self.note("killed while it started")
+                self.machine.databases.crash(self.random)
+                if self.random.random() < 0.5:
+                    self._cut_power()
+                fuse = None
+                continue
+            except LogCorrupt as error:
+                raise Violation(f"the node refuses to start: {error}") from error
+            except (OSError, DiskFull) as error:
+                self.note(f"does not start: {error}")
+                self.machine.databases.crash(self.random)
+                self.disk.capacity_pages = None
+                continue
+            process.fuse = None
+            self.process = process
+            self.oracle.check_recovered(process.store)
+            self.note(f"started: {process.recovery}")
+            process.before_unlink = partial(self._scan, process)
+            process.start()
+            self.pass_time(0.0)
+            return
+        raise Violation("the node does not start")
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """End the faults, let clients take everything, and check that all of it came."""
+        self.disk.capacity_pages = None
+        self.disk.failing_write_backs = 0
+        self._ends_at_fuse = ""
+        process = self.process
+        if process is not None:
+            process.fuse = None
+        else:
+            self.start_until_it_runs()
+        self.note("settles")
+        until_s = self.time.now_s + SETTLED_S
+        is_quiet = 0
+        least_s = self.time.now_s + DELAY_MS_MAX / 1000 + 4  # what is delayed or invisible comes only then
+        while self.time.now_s < until_s and (is_quiet < 2 or self.time.now_s < least_s):
+            before = self.oracle.events, len(self.trace), self._progress()
+            self._drain()
+            self.pass_time(2.0 if is_quiet else 0.2)
+            is_quiet = is_quiet + 1 if before[2] == self._progress() and self._is_idle() else 0
+        self._check_end()
+
+    def _progress(self) -> tuple[int, ...]:
+        return tuple(
+            sum(consumer.delivered.values()) + len(consumer.ended)
+            for consumer in (*(each.consumer for each in self.clients), *(each.consumer for each in self.groups))
+        )
+
+    def _is_idle(self) -> bool:
+        return all(client.is_idle for client in self.clients) and not any(group.calls or group.held for group in self.groups)
+
+    def _drain(self) -> None:
+        process = self.process
+        assert process is not None
+        now_ms = process.store.now_ms()
+        for client in self.clients:
+            if client.transport is None:
+                client.connect(process)
+            client.receive(now_ms)
+            client.answer()
+            client.subscribe_next()
+        for group in self.groups:
+            if not group.is_created:
+                if not group.calls:
+                    group.create(process)
+            elif not group.calls:
+                group.pop(process, 30, DELAY_MS_MAX, acks=True)
+        self.producer.decide(process)
+
+    def _check_end(self) -> None:
+        process = self.process
+        assert process is not None
+        for client in self.clients:
+            if not client.is_idle:
+                raise Violation(
+                    f"{client.name} waits in vain for an answer about {[str(each) for each, _ in client.unacked.values()]}"
+                )
+        for group in self.groups:
+            self._collect_dead_letters(process, group)
+        store = process.store
+        process.run_until(self.time.now_s + 0.1)
+        self._scan(process)
+        for client in self.subscribers:
+            self.oracle.check_all_delivered(client.consumer)
+        for group in self.groups:
+            self.oracle.check_all_delivered(group.consumer)
+        self._check_retained(process)
+        self._stop(process)
+        assert self.process is not None
+        self.note(f"end of the log {store.log.end}")
+
+    def _collect_dead_letters(self, process: Process, group: Group) -> None:
+        origins = process.store.queues.find(f"$dlq/{group.name}")
+        if origins is None:
+            return
+        _, entries = origins.read_from(0, 1_000_000)
+        for at in range(0, len(entries), 16):
+            position = int.from_bytes(entries[at : at + 8], "little")
+            for message in self.oracle.sent.values():
+                if position in message.positions:
+                    group.consumer.dead.add(message.number)
+
+    def _check_retained(self, process: Process) -> None:
+        reader = MqttClient(self.oracle, self.random, "reader", clean=True, subscriptions=(("#", 0),))
+        reader.consumer = Consumer("reader")
+        reader.connect(process)
+        for _ in range(6):
+            process.run_until(self.time.now_s + 0.2)
+            reader.receive(process.store.now_ms())
+            reader.subscribe_next()
+        wanted = {topic: self.oracle.sent[number].body for topic, (_, number) in self.oracle.retained.items()}
+        if reader.retained != wanted:
+            raise Violation(f"the retained messages are {reader.retained}, but the log says {wanted}")
+        reader.disconnect()
+        process.run_until(self.time.now_s + 0.2)
