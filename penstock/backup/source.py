@@ -10,9 +10,9 @@ from pathlib import Path
 
 from penstock.backup.copying import CopyFiles
 from penstock.backup.errors import BackupFailed
+from penstock.node.controladdress import HOLD
 from penstock.node.controlclient import Request
 from penstock.node.errors import ControlRefused, NodeNotRunning
-from penstock.node.holding import PATH
 from penstock.node.lock import DataDirLock
 from penstock.pop.core.handle import SECRET
 from penstock.store import commitlog, index, snapshot
@@ -108,7 +108,7 @@ def open_source(data_dir: Path, files: CopyFiles) -> Iterator[Source]:
     if not files.exists(data_dir / commitlog.DIRECTORY):
         raise BackupFailed(f"{data_dir} holds no CommitLog; name the data directory of a node on this machine")
     try:
-        request = Request(data_dir, "POST", PATH)
+        request = Request(data_dir, "POST", HOLD)
     except NodeNotRunning as error:
         try:
             lock = DataDirLock(data_dir)
@@ -138,7 +138,7 @@ def open_source(data_dir: Path, files: CopyFiles) -> Iterator[Source]:
 def _confirm(data_dir: Path, hold_id: str) -> None:
     """Raise BackupFailed unless a node still has a hold, and so has had it all the time."""
     try:
-        Request(data_dir, "GET", f"{PATH}?id={hold_id}").close()
+        Request(data_dir, "GET", f"{HOLD}?id={hold_id}").close()
     except (ControlRefused, NodeNotRunning) as error:
         raise BackupFailed(f"the backup is not complete, because {error}; run it again") from error
 

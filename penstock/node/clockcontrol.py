@@ -8,12 +8,10 @@ import orjson
 from aiohttp import web
 
 from penstock.node.control import Routes
+from penstock.node.controladdress import CLOCK
 from penstock.node.errors import ControlRefused
 from penstock.store.errors import ClockDiffers
 from penstock.store.store import Store
-
-PATH = "/v1/clock"
-"""GET answers with `clock_of`. POST with `?offset_ms=` confirms the jump to the time of day that is ahead by that."""
 
 
 def clock_of(store: Store) -> dict[str, Any]:
@@ -42,7 +40,7 @@ class ClockControl:
 
     def routes(self) -> Routes:
         """Return the routes for the control socket."""
-        return {("GET", PATH): self._show, ("POST", PATH): self._accept}
+        return {("GET", CLOCK): self._show, ("POST", CLOCK): self._accept}
 
     async def _show(self, _request: web.Request) -> web.Response:
         return self._answer()

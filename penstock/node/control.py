@@ -7,11 +7,10 @@ it is, and root. The admin listener stays read-only.
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import stat
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from http import HTTPStatus
 from pathlib import Path
 
@@ -19,15 +18,10 @@ import orjson
 import structlog
 from aiohttp import web
 
+from penstock.node.controladdress import SOCKET, address_of
 from penstock.node.errors import ControlRefused
 
 logger = structlog.get_logger("node")
-
-SOCKET = "control.sock"
-"""Name of the socket in the data directory."""
-
-ADDRESS_BYTES_MAX = 107
-"""Maximum length of the path of a Unix socket on Linux."""
 
 SHUTDOWN_S = 1.0
 """Seconds that `stop` waits for responses in progress."""
@@ -117,23 +111,6 @@ def _bind(data_dir: Path) -> socket.socket:
         bound.close()
         raise
     return bound
-
-
-@contextmanager
-def address_of(data_dir: Path) -> Iterator[str]:
-    """Return an address of the control socket of a data directory, valid within the context. Raises OSError.
-
-    A path that is too long for an address leads through a descriptor of the directory instead.
-    """
-    path = str(data_dir / SOCKET)
-    if len(os.fsencode(path)) <= ADDRESS_BYTES_MAX:
-        yield path
-        return
-    handle = os.open(data_dir, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        yield f"/proc/self/fd/{handle}/{SOCKET}"
-    finally:
-        os.close(handle)
 
 
 @web.middleware

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from penstock.node.control import SOCKET, address_of
+from penstock.node.controladdress import SOCKET, address_of
 from penstock.node.errors import ControlRefused, NodeNotRunning
 
 TIMEOUT_S = 600.0

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.node.control import SOCKET
+from penstock.node.controladdress import SOCKET
 from penstock.node.lock import LOCK_NAME, RESTORING
 from penstock.pop.core.handle import SECRET, SECRET_BYTES
 from penstock.store import ballast, commitlog, index, placing, snapshot, syncmark, timekeeping

@@ -20,6 +20,7 @@ import structlog
 from aiohttp import web
 
 from penstock.node.control import Routes
+from penstock.node.controladdress import HOLD
 from penstock.node.errors import ControlRefused
 from penstock.store.errors import IndexDamaged
 from penstock.store.files import SYSTEM_FILES, Files
@@ -30,9 +31,6 @@ from penstock.store.store import Store
 logger = structlog.get_logger("node")
 
 T = TypeVar("T")
-
-PATH = "/v1/hold"
-"""POST takes the hold, and the response goes on until it ends. GET with `?id=` answers 200 while the hold lasts."""
 
 HOLD_S_MAX = 24 * 3600.0
 """Seconds that a hold lasts at most. Retention deletes nothing meanwhile, so a command that hangs must not hold for ever."""
@@ -95,7 +93,7 @@ class Holding:
 
     def routes(self) -> Routes:
         """Return the routes for the control socket."""
-        return {("POST", PATH): self._serve, ("GET", PATH): self._confirm}
+        return {("POST", HOLD): self._serve, ("GET", HOLD): self._confirm}
 
     async def stop(self) -> None:
         """End the hold, and wait for what the thread does. The store may be closed afterwards."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client import generate_latest
 
-from penstock.node.clockcontrol import PATH
+from penstock.node.controladdress import CLOCK
 from penstock.node.controlclient import Request
 from penstock.node.errors import ControlRefused
 from penstock.store.options import DAY_MS, HOUR_MS
@@ -27,7 +27,7 @@ async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
 
 async def ask(broker: Broker, method: str = "GET", query: str = "") -> dict[str, Any]:
     def work() -> dict[str, Any]:
-        with Request(broker.config.data_dir, method, PATH + query) as request:
+        with Request(broker.config.data_dir, method, CLOCK + query) as request:
             return request.line()
 
     return await asyncio.to_thread(work)

@@ -15,7 +15,8 @@ from aiohttp import web
 from penstock.gateway.options import GatewayOptions
 from penstock.node import holding
 from penstock.node.config import AdminOptions, Config
-from penstock.node.control import SOCKET, Control, Routes
+from penstock.node.control import Control, Routes
+from penstock.node.controladdress import HOLD, SOCKET
 from penstock.node.controlclient import Request
 from penstock.node.errors import ControlRefused, NodeNotRunning
 from penstock.node.node import Node
@@ -125,7 +126,7 @@ def fill(node: Node, count: int = 500) -> None:
 
 async def take(node: Node) -> tuple[Request, dict[str, Any]]:
     def work() -> tuple[Request, dict[str, Any]]:
-        request = Request(node.config.data_dir, "POST", holding.PATH)
+        request = Request(node.config.data_dir, "POST", HOLD)
         return request, request.line()
 
     return await asyncio.to_thread(work)
@@ -164,7 +165,7 @@ async def test_retention_deletes_nothing_while_the_hold_lasts(node: Node) -> Non
         fill(node, 2_000)
         await until(lambda: node.store.retention.is_held_back)
         assert node.store.log.start == hold["start"]
-        assert await ask(node.config.data_dir, "GET", f"{holding.PATH}?id={hold['id']}") == {}
+        assert await ask(node.config.data_dir, "GET", f"{HOLD}?id={hold['id']}") == {}
     await until(lambda: node.store.log.start > hold["start"])
     assert not is_held(node)
 
@@ -176,7 +177,7 @@ async def test_the_hold_ends_with_the_connection(node: Node) -> None:
     await until(lambda: not is_held(node))
     await until(lambda: not Path(hold["checkpoint"]).exists())
     with pytest.raises(ControlRefused, match="did not hold its files all the time"):
-        await ask(node.config.data_dir, "GET", f"{holding.PATH}?id={hold['id']}")
+        await ask(node.config.data_dir, "GET", f"{HOLD}?id={hold['id']}")
 
 
 async def test_a_second_hold_is_refused_until_the_first_has_ended(node: Node) -> None:
@@ -196,7 +197,7 @@ async def test_the_hold_ends_after_its_longest_time(node: Node, monkeypatch: pyt
         ended = await asyncio.to_thread(request.line)
         assert "retention must delete segments" in ended["ended"]
         with pytest.raises(ControlRefused, match="longer than 0 hours"):
-            await ask(node.config.data_dir, "GET", f"{holding.PATH}?id={hold['id']}")
+            await ask(node.config.data_dir, "GET", f"{HOLD}?id={hold['id']}")
     assert not is_held(node)
 
 

@@ -25,7 +25,24 @@ HEAVY = {
     "uvloop",
 }
 
-COMMANDS = ("serve", "demo", "pub", "sub", "pop", "send", "recall", "group", "dlq", "reconcile", "inspect", "repair")
+COMMANDS = (
+    "serve",
+    "demo",
+    "pub",
+    "sub",
+    "pop",
+    "send",
+    "recall",
+    "group",
+    "dlq",
+    "reconcile",
+    "inspect",
+    "repair",
+    "clock",
+    "backup",
+    "restore",
+    "verify",
+)
 
 
 def imported_by(source: str, *arguments: str) -> set[str]:
@@ -54,6 +71,9 @@ def test_parsing_the_arguments_of_a_command_imports_nothing_heavy(command: str) 
         ("penstock.cli.actions.deadletters", {"grpc", "google", "rich"}),
         ("penstock.cli.actions.inspect_log", {"numpy", "rocksdict", "rich", "structlog"}),
         ("penstock.cli.actions.repair", {"numpy", "rocksdict", "rich", "structlog"}),
+        ("penstock.cli.actions.clock", {"rich", "structlog"}),
+        ("penstock.cli.actions.backup", {"numpy", "rocksdict", "rich", "structlog"}),
+        ("penstock.cli.actions.verify", {"numpy", "rocksdict", "rich", "structlog"}),
     ],
 )
 def test_a_command_imports_what_it_needs(module: str, needs: set[str]) -> None:

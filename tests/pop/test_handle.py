@@ -121,5 +121,5 @@ def test_the_secret_is_made_once_and_is_private(tmp_path: Path) -> None:
 
 def test_a_damaged_secret_is_refused_and_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(b"short")
-    with pytest.raises(ValueError, match="delete it"):
+    with pytest.raises(ValueError, match="or run `penstock repair`, which makes a new one"):
         load_secret(tmp_path)

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from penstock.cli.actions.output import time_of
-from penstock.node.clockcontrol import PATH
+from penstock.node.controladdress import CLOCK
 from penstock.node.controlclient import Request
 from penstock.store.clock import SLEW_DIVISOR
 from penstock.store.timekeeping import SLEW_MS_MAX
@@ -16,7 +16,7 @@ from penstock.store.timekeeping import SLEW_MS_MAX
 
 def show_clock(data_dir: Path, *, as_json: bool) -> None:
     """Print the clock of the node on a data directory."""
-    _print(_ask(data_dir, "GET", PATH), as_json)
+    _print(_ask(data_dir, "GET", CLOCK), as_json)
 
 
 def accept_clock(data_dir: Path, *, as_json: bool) -> None:
@@ -27,8 +27,8 @@ def accept_clock(data_dir: Path, *, as_json: bool) -> None:
     Raises:
         ControlRefused: there is no jump, or it is another one meanwhile.
     """
-    seen = _ask(data_dir, "GET", PATH)
-    _print(_ask(data_dir, "POST", f"{PATH}?offset_ms={seen['time_of_day_ahead_ms']}"), as_json)
+    seen = _ask(data_dir, "GET", CLOCK)
+    _print(_ask(data_dir, "POST", f"{CLOCK}?offset_ms={seen['time_of_day_ahead_ms']}"), as_json)
 
 
 def _ask(data_dir: Path, method: str, path: str) -> dict[str, Any]:
