@@ -313,18 +313,17 @@ class CommitLog:
         self.on_roll()
 
     def _begin_segment(self, base: int, size: int) -> tuple[Segment, int]:
-        """Create the next segment with room for a record of `size` bytes. If that fails, its file is deleted again."""
+        """Create the next segment with room for a record of `size` bytes. If that fails, its file is deleted again, durably:
+        the open segment goes on, and a power cut that brought the file back would take its later records for damage."""
         path = self._chain.path(base)
         try:
             segment = Segment(self._files, path, self.segment_bytes, writable=True)
             return segment, self._allocate(segment, base, base + size)
-        except OSError as error:
-            unlink_if_there(self._files, path)
-            if error.errno in PASSING:
+        except (OSError, DiskFull) as error:
+            if unlink_if_there(self._files, path):
+                self._files.sync_directory(self.directory)
+            if isinstance(error, OSError) and error.errno in PASSING:
                 raise self._space.refuse(error) from error
-            raise
-        except DiskFull:
-            self._files.unlink(path)
             raise
 
     def sync(self) -> None:

@@ -7,10 +7,10 @@ from random import Random
 from penstock.gateway.protocol.packets import PUBREL
 from penstock.node.config import Config
 from penstock.store.options import KIB, StoreOptions
-from tests.gateway.packet_cases import connect, packet, subscribe
-from tests.simulation.disk import Disk
+from tests.gateway.packet_cases import connect, field, packet, subscribe
+from tests.simulation.disk import Directory, Disk
 from tests.simulation.orderedmap import Databases
-from tests.simulation.process import DATA_DIR, Machine, Process, SimulatedTransport, mqtt_options
+from tests.simulation.process import DATA_DIR, KILLED, Machine, Process, SimulatedTransport, mqtt_options
 from tests.simulation.virtualtime import Time
 
 
@@ -27,15 +27,24 @@ class Bench:
         self.process.start()
         self.run(0.1)
 
+    def cut_power(self) -> None:
+        """Keep nothing that is not on disk, and start the node again."""
+        self.process.status = KILLED
+        self.machine.databases.crash(self.machine.random)
+        self.machine.disk.reboot()
+        self.process = Process(self.machine, self.process.config)
+        self.process.start()
+        self.run(0.1)
+
     def run(self, seconds: float) -> None:
         """Let time pass."""
         assert self.process.run_until(self.machine.time.now_s + seconds)
 
-    def connect(self, client_id: bytes) -> SimulatedTransport:
-        """Return a connection of a client whose session lasts."""
+    def connect(self, client_id: bytes, flags: int = 0) -> SimulatedTransport:
+        """Return a connection of a client whose session lasts, unless the flags of its CONNECT say otherwise."""
         self.run(0.01)
         transport = self.process.connect(1)
-        transport.feed(connect(0, client_id, keep_alive_s=0))
+        transport.feed(connect(flags, client_id, keep_alive_s=0))
         self.run(0.1)
         return transport
 
@@ -74,3 +83,30 @@ def test_a_delivery_at_qos_2_waits_for_its_packet_id_on_the_next_connection_too(
     assert b"body" not in again.received, "the node could forget the packet id, and send the message under another one"
     bench.run(25.0)
     assert b"body" in again.received
+
+
+def test_a_segment_that_found_no_room_does_not_come_back_after_the_log_went_on_without_it() -> None:
+    bench = Bench()
+    bench.connect(b"s")
+    publisher = bench.connect(b"p")
+    log, disk = bench.process.store.log, bench.machine.disk
+    while log.written < 30 * KIB:
+        publisher.feed(packet(0x30, field(b"a") + bytes(900)))
+        bench.run(0.01)
+    disk.capacity_pages = disk.used_pages() + 1  # the next segment can be created, and finds no room
+    publisher.feed(packet(0x30, field(b"a") + bytes(2500)))
+    bench.run(0.01)
+    folder = disk.root.names["data"]
+    assert isinstance(folder, Directory)
+    commitlog = folder.names["commitlog"]
+    assert isinstance(commitlog, Directory)
+    assert len(commitlog.names) == 1, "the next segment had no room"
+    commitlog.put_on_disk(1)  # the kernel has written that there is a next segment, and not yet that it was deleted
+    before = log.written
+    bench.connect(b"s", flags=2)  # the end of its session frees space, so it is stored, where the refused message had no room
+    bench.run(1.0)
+    assert before < log.written == bench.process.store.durable_position
+    acknowledged = log.read(before, log.written - before)
+    disk.capacity_pages = None
+    bench.cut_power()
+    assert bench.process.store.log.read(before, len(acknowledged)) == acknowledged
