@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from typing import Final, Protocol, TypeVar
@@ -68,8 +68,8 @@ class OpenConnections(Collection[C]):
         self._connections_max = clients_max * CONNECTIONS_PER_CLIENT_MAX
         self._connect_timeout_s = connect_timeout_ms / 1000
         self._connections: set[C] = set()
-        self._waiting: deque[C] = deque()
-        """Connections in the order in which they came. The first ones may have ended or sent their CONNECT by now."""
+        self._waiting: OrderedDict[C, None] = OrderedDict()
+        """Connections in the order in which they came. Some may have sent their CONNECT by now."""
         self._emptied: asyncio.Future[None] | None = None
 
     def __contains__(self, connection: object) -> bool:
@@ -86,7 +86,7 @@ class OpenConnections(Collection[C]):
         self._keep_alives.watch_until(connection, connection.received_s + self._connect_timeout_s)
         self._connections.add(connection)
         self._oldest_waiting()
-        self._waiting.append(connection)
+        self._waiting[connection] = None
         count = len(self._connections)
         if count > self._connections_max:
             connection.close(f"{count} connections are open: see mqtt.connections_max", ReasonCode.QUOTA_EXCEEDED)
@@ -96,21 +96,26 @@ class OpenConnections(Collection[C]):
         oldest = self._oldest_waiting()
         if oldest is None:
             return False
-        self._waiting.popleft()
+        del self._waiting[oldest]
         oldest.close("the node has no more file descriptors, and no CONNECT has come yet", ReasonCode.QUOTA_EXCEEDED)
         return True
 
     def _oldest_waiting(self) -> C | None:
-        """Return the connection that has waited longest for its CONNECT, and forget those before it."""
+        """Return the connection that has waited longest for its CONNECT, and forget those before it that
+        have sent theirs."""
         waiting = self._waiting
-        while waiting and (waiting[0].level or waiting[0] not in self._connections):
-            waiting.popleft()
-        return waiting[0] if waiting else None
+        while waiting:
+            oldest = next(iter(waiting))
+            if not oldest.level:
+                return oldest
+            del waiting[oldest]
+        return None
 
     def remove(self, connection: C) -> None:
         """Remove a connection that has closed."""
         listener, client_id = connection.peer.listener, connection.session.client_id
         self._connections.discard(connection)
+        self._waiting.pop(connection, None)
         listener.closed(connection.peer)
         self._backpressure.forget(connection)
         self._authorizer.left(connection)
