@@ -17,6 +17,7 @@ from penstock.pop.core.scan import RESPONSE_BYTES
 from penstock.pop.errors import GroupBusy
 from penstock.store.options import MIB, StoreOptions
 from penstock.store.properties import Properties
+from penstock.store.store import Store
 from tests.depth import DEPTH
 from tests.pop.wiring import GROUP, Delivered, Parts
 
@@ -166,13 +167,13 @@ def test_a_thousand_waiting_messages_of_a_busy_message_group_are_inspected_once(
     parts.pop(1)
     parts.pop(1)
     reads: list[int] = []
-    read = parts.store.read
+    read = Store.read
 
-    def counted(position: int, size: int) -> bytes:
+    def counted(store: Store, position: int, size: int) -> bytes:
         reads.append(position)
-        return read(position, size)
+        return read(store, position, size)
 
-    monkeypatch.setattr(parts.store, "read", counted)
+    monkeypatch.setattr(Store, "read", counted)
     for number in range(20):
         publish(parts, f"b{number}")
         (message,) = parts.pop(1)
