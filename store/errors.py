@@ -67,6 +67,11 @@ class ClockDiffers(StoreError):
 class DataDirLocked(StoreError):
     """Raised when another process has the data directory open."""
 
+    def __init__(self, message: str, pid: str) -> None:
+        super().__init__(message)
+        self.pid = pid
+        """Of that process; "unknown" if it has just begun."""
+
 
 class DataDirIncomplete(StoreError):
     """Raised when a data directory lacks files, because it is being restored from a backup."""

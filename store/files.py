@@ -51,6 +51,9 @@ PASSING = (*FULL, *SHORT)
 SPARES = 4
 """Descriptors that `SystemFiles` keeps in reserve."""
 
+LOST_FOUND = "lost+found"
+"""Folder at the root of file systems such as ext4, where a data directory or a backup may be. Only root may read it."""
+
 NO_BOOT_ID = bytes(36)
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")

@@ -27,12 +27,13 @@ from penstock.backup.errors import BackupFailed, BackupInvalid
 from penstock.backup.manifest import FILE, Manifest, StoredFile, is_backup, load_manifest, save_manifest
 from penstock.backup.source import Source, SourceFile, open_source
 from penstock.node.lock import LOCK_NAME
-from penstock.store.files import Files, unlink_if_there
+from penstock.pop.core.handle import SECRET
+from penstock.store.files import LOST_FOUND, Files, unlink_if_there
 
 ROUND_DIGITS = 8
 
-_OWN = (FILE, f"{FILE}.new", LOCK_NAME)
-"""Names in the directory of a backup besides the folders of its rounds."""
+_OWN = (FILE, f"{FILE}.new", LOCK_NAME, LOST_FOUND)
+"""Names that the directory of a backup may have besides the folders of its rounds."""
 
 SYSTEM_COPY_FILES = SystemCopyFiles()
 
@@ -85,16 +86,15 @@ def back_up(
     began_s = time.monotonic()
     if directory.resolve().is_relative_to(data_dir.resolve()):
         raise BackupFailed(f"{directory} is in the data directory {data_dir}; name a directory elsewhere, best on another disk")
+    refuse_file(directory, files)
     files.mkdir(directory)
     with lock_backup(directory):
         before = _previous(directory, files)
         kept = {file.stored for file in before.files} if before is not None else set()
         _delete_others(directory, kept, files)
         with open_source(data_dir, files) as source:
-            if before is not None and before.identity != source.identity:
-                raise BackupFailed(
-                    f"{directory} has a backup of another data directory, {before.data_dir}; name another directory"
-                )
+            if before is not None:
+                _check_succession(directory, before, source)
             number = before.round + 1 if before is not None else 1
             folder = directory / f"{number:0{ROUND_DIGITS}d}"
             run = _Round(
@@ -153,6 +153,12 @@ def lock_backup(directory: Path, *, is_shared: bool = False) -> Iterator[None]:
         os.close(handle)
 
 
+def refuse_file(path: Path, files: CopyFiles) -> None:
+    """Raise BackupFailed if there is something at a path that is not a directory."""
+    if files.exists(path) and not files.is_directory(path.resolve()):
+        raise BackupFailed(f"{path} is not a directory; name a directory, or move the file away")
+
+
 def _previous(directory: Path, files: Files) -> Manifest | None:
     if is_backup(directory, files):
         return load_manifest(directory, files)
@@ -162,6 +168,23 @@ def _previous(directory: Path, files: Files) -> Manifest | None:
             f"{directory} is not empty and not a backup: it holds {foreign[0]}; name an empty or a new directory"
         )
     return None
+
+
+def _check_succession(directory: Path, before: Manifest, source: Source) -> None:
+    """Raise BackupFailed unless a state may replace the backup before: it must be a later one of the same data directory."""
+    if before.identity != source.identity:
+        if before.data_dir == str(source.data_dir.resolve()):
+            raise BackupFailed(
+                f"{directory} has a backup of {before.data_dir} from before its file {SECRET} was made anew, so it may be of "
+                "another node; name another directory, and delete the old backup when you need it no more"
+            )
+        raise BackupFailed(f"{directory} has a backup of another data directory, {before.data_dir}; name another directory")
+    if before.durable > source.durable:
+        raise BackupFailed(
+            f"{directory} has a backup of this node up to position {before.durable}, but the log of {source.data_dir} ends at "
+            f"{source.durable}, so the data directory is older than its backup, for example restored from an earlier one; name "
+            "another directory, or restore this backup"
+        )
 
 
 def _discard(directory: Path, folder: Path, files: Files) -> None:

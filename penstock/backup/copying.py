@@ -6,8 +6,8 @@ import errno
 import fcntl
 import os
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -115,6 +115,22 @@ class Pace:
             self._free_s = max(self._free_s, now_s) + size / self._bytes_per_s
 
 
+class _Target(NamedTuple):
+    """The new file of a copy."""
+
+    file: File
+    path: Path
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Name the file in an error of a call that knows a descriptor only."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
 class Copier:
     """Copies files, and reads their checksums.
 
@@ -156,8 +172,9 @@ class Copier:
             return self.checksum_of(new, size)
         file = files.open(new, Mode.NEW, permissions=permissions)
         try:
-            found = self._process(old, size, file)
-            file.fdatasync()
+            found = self._process(old, size, _Target(file, new))
+            with _naming(new):
+                file.fdatasync()
             with suppress(OSError):  # the copy need not stay in the memory that the node could use
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
@@ -173,25 +190,27 @@ class Copier:
             return False
         return True
 
-    def _process(self, path: Path, size: int, target: File | None) -> int:
+    def _process(self, path: Path, size: int, target: _Target | None) -> int:
         found = at = unsynced = 0
         source = self._files.open(path)
         try:
             while at < size:
                 wanted = min(CHUNK_BYTES, size - at)
                 self._pace.wait(wanted)
-                data = source.pread(wanted, at)
+                with _naming(path):
+                    data = source.pread(wanted, at)
                 if not data:
                     raise BackupFailed(
                         f"{path} has {at} bytes, but {size} were expected; it was changed meanwhile, so try again"
                     )
                 found = checksum(data, found)
                 if target is not None:
-                    write_all(target, data, at)
-                    unsynced += len(data)
-                    if unsynced >= SYNC_BYTES:
-                        target.fdatasync()
-                        unsynced = 0
+                    with _naming(target.path):
+                        write_all(target.file, data, at)
+                        unsynced += len(data)
+                        if unsynced >= SYNC_BYTES:
+                            target.file.fdatasync()
+                            unsynced = 0
                 at += len(data)
                 self._meter.advance(len(data))
         finally:

@@ -92,7 +92,7 @@ def load_manifest(directory: Path, files: Files) -> Manifest:
     path = directory / FILE
     try:
         data = read_file(files, path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise BackupInvalid(
             f"{directory} is no backup, since it has no {FILE}; name a directory of `penstock backup`"
         ) from None

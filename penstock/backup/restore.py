@@ -6,13 +6,13 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock.backup.backup import SYSTEM_COPY_FILES, lock_backup
+from penstock.backup.backup import SYSTEM_COPY_FILES, lock_backup, refuse_file
 from penstock.backup.copying import Copier, CopyFiles, CopyMeter, Pace
 from penstock.backup.errors import BackupFailed, BackupInvalid
-from penstock.backup.manifest import Manifest, StoredFile, load_manifest
+from penstock.backup.manifest import Manifest, StoredFile, is_backup, load_manifest
 from penstock.node.lock import LOCK_NAME, RESTORING, DataDirLock
 from penstock.pop.core.handle import SECRET
-from penstock.store.files import replace_file
+from penstock.store.files import LOST_FOUND, replace_file
 from penstock.store.syncmark import Ending, SyncMark
 
 
@@ -45,11 +45,14 @@ def restore_backup(
 
     Raises:
         BackupInvalid: the backup is of another version, or a file of it is missing or was changed.
-        BackupFailed: the data directory is not empty.
+        BackupFailed: the data directory is not empty, or in the directory of the backup.
         DataDirLocked: a node has the data directory open.
         OSError: a file can't be read or written.
     """
     began_s = time.monotonic()
+    refuse_file(data_dir, files)
+    if is_backup(directory, files) and data_dir.resolve().is_relative_to(directory.resolve()):
+        raise BackupFailed(f"{data_dir} is in the backup {directory}; name a directory elsewhere")
     with lock_backup(directory, is_shared=True):
         manifest = load_manifest(directory, files)
         check_files(directory, manifest, files)
@@ -60,7 +63,7 @@ def restore_backup(
             files.sync_directory(data_dir.resolve().parent)
             _clear(data_dir, files)
             _copy(directory, data_dir, manifest, Copier(files, meter, pace or Pace()), files, meter)
-            SyncMark(data_dir, files=files).write(manifest.durable, begin=manifest.start)
+            write_mark(data_dir, manifest.start, manifest.durable, files)
             files.sync_directory(data_dir)
             files.unlink(data_dir / RESTORING)
             files.sync_directory(data_dir)
@@ -79,7 +82,7 @@ def write_mark(data_dir: Path, start: int, durable: int, files: CopyFiles) -> No
 
 def is_restorable(data_dir: Path, files: CopyFiles) -> bool:
     """Return whether a restore may use a directory: it is missing, empty, or left over from a restore that was killed."""
-    names = set(files.names(data_dir)) - {LOCK_NAME}
+    names = set(files.names(data_dir)) - {LOCK_NAME, LOST_FOUND}
     return not names or RESTORING in names or names == {f"{RESTORING}.new"}
 
 
@@ -106,7 +109,7 @@ def damage_of(directory: Path, file: StoredFile, found: int) -> BackupInvalid | 
 def _clear(data_dir: Path, files: CopyFiles) -> None:
     """Delete what a killed restore has left."""
     for name in files.names(data_dir):
-        if name in (RESTORING, LOCK_NAME):
+        if name in (RESTORING, LOCK_NAME, LOST_FOUND):
             continue
         if files.is_directory(data_dir / name):
             files.rmtree(data_dir / name)

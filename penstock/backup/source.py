@@ -15,9 +15,9 @@ from penstock.node.controlclient import Request
 from penstock.node.errors import ControlRefused, NodeNotRunning
 from penstock.node.lock import DataDirLock
 from penstock.pop.core.handle import SECRET
-from penstock.store import commitlog, index, snapshot
+from penstock.store import ballast, commitlog, index, snapshot
 from penstock.store.errors import DataDirLocked
-from penstock.store.files import read_file
+from penstock.store.files import LOST_FOUND, read_file
 from penstock.store.index import Index
 from penstock.store.segment import segment_bases, segment_name
 from penstock.store.snapshot import snapshot_path, snapshots
@@ -25,6 +25,9 @@ from penstock.store.syncmark import Ending, SyncMark
 
 _OF_A_PROCESS = ("LOCK", "LOG")
 """Beginnings of the names of RocksDB's files that an index doesn't need: its lock, and its diary."""
+
+_BESIDE = (ballast.FILE, index.ROOM, LOST_FOUND)
+"""Names that may be in the folder of an index and don't belong to it."""
 
 _SIZE_BYTES = 4
 """Bytes of the size of a record. They are 0 where the data of a segment ends."""
@@ -76,10 +79,9 @@ class Source:
     def files(self) -> Iterator[SourceFile]:
         """Yield the files. Raises OSError."""
         reach = self.reach
-        for name in reach.names(self.index_dir):
-            if not name.startswith(_OF_A_PROCESS):
-                actual = self.index_dir / name
-                yield SourceFile(f"{index.DIRECTORY}/{name}", actual, reach.size(actual), name.endswith(".sst"))
+        for name in index_files(self.index_dir, reach):
+            actual = self.index_dir / name
+            yield SourceFile(f"{index.DIRECTORY}/{name}", actual, reach.size(actual), name.endswith(".sst"))
         for position in self.snapshots:
             actual = snapshot_path(self.data_dir, position)
             yield SourceFile(f"{snapshot.DIRECTORY}/{actual.name}", actual, reach.size(actual), True)
@@ -89,6 +91,11 @@ class Source:
             yield SourceFile(f"{commitlog.DIRECTORY}/{name}", self.data_dir / commitlog.DIRECTORY / name, end - base, is_sealed)
         secret = self.data_dir / SECRET
         yield SourceFile(SECRET, secret, reach.size(secret), False, _SECRET_PERMISSIONS)
+
+
+def index_files(index_dir: Path, files: CopyFiles) -> list[str]:
+    """Return the names of the files of which an index consists. Raises OSError."""
+    return [name for name in files.names(index_dir) if name not in _BESIDE and not name.startswith(_OF_A_PROCESS)]
 
 
 def identity_of(data_dir: Path, files: CopyFiles) -> str:
@@ -114,7 +121,8 @@ def open_source(data_dir: Path, files: CopyFiles) -> Iterator[Source]:
             lock = DataDirLock(data_dir)
         except DataDirLocked as locked:
             raise BackupFailed(
-                f"{locked} That process doesn't listen for commands: {error}. It may be starting, or of an older version."
+                f"the process with pid {locked.pid} uses {data_dir}, but does not listen for commands; if it is the "
+                "node, it is starting or ending, so try again when it is ready; otherwise wait for the end of the command"
             ) from error
         with lock:
             yield _stopped(data_dir, files)

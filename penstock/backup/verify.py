@@ -8,7 +8,6 @@ links to the files, so nothing of what is verified changes.
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 import time
@@ -20,17 +19,19 @@ from pathlib import Path
 
 from penstock.backup.backup import SYSTEM_COPY_FILES, lock_backup
 from penstock.backup.comparison import Difference, compare, settle, stale_pinned
-from penstock.backup.copying import Copier, CopyFiles, CopyMeter, Pace
+from penstock.backup.copying import CHUNK_BYTES, Copier, CopyFiles, CopyMeter, Pace
 from penstock.backup.errors import BackupFailed, BackupInvalid
 from penstock.backup.manifest import is_backup, load_manifest
 from penstock.backup.restore import check_files, damage_of, write_mark
+from penstock.backup.source import index_files
 from penstock.node.config import Config
 from penstock.node.lock import DataDirLock
 from penstock.node.parts import NodeParts
 from penstock.pop.core.handle import SECRET
 from penstock.store import commitlog, index, snapshot, syncmark
 from penstock.store.clock import SystemClock
-from penstock.store.errors import SnapshotInvalid, StoreError
+from penstock.store.errors import DiskFull, SnapshotInvalid, StoreError
+from penstock.store.files import FULL, LOST_FOUND, Mode, write_all
 from penstock.store.index import Index
 from penstock.store.options import StoreOptions
 from penstock.store.repair import survey
@@ -90,12 +91,12 @@ def verify(
         directory: of the backup, or of the node.
         meter: is told of each piece.
         pace: bounds the rate at which files are read.
-        work_dir: for the index that is built, which takes as much room as the stored one; the system's directory for temporary
-            files if it is None.
+        work_dir: for the index that is built, which takes as much room as the stored one, and two copies of the last segment;
+            the system's directory for temporary files if it is None.
         files: have the directory.
 
     Raises:
-        BackupFailed: the directory is neither.
+        BackupFailed: the directory is neither, or the working directory has too little room.
         DataDirLocked: a node runs on it.
         OSError: a file can't be read, or the working directory can't be written.
     """
@@ -114,7 +115,15 @@ def verify(
             raise BackupFailed(f"{directory} is neither a backup nor a data directory; name one of them")
         if not found.problems:
             work = stack.enter_context(_working_directory(work_dir))
-            _verify_state(originals, work, found, meter)
+            try:
+                _verify_state(originals, work, found, meter)
+            except (OSError, DiskFull) as error:
+                if isinstance(error, OSError) and error.errno not in FULL:
+                    raise
+                raise BackupFailed(
+                    f"the working directory {work} has too little room for a second index ({error}); name another directory "
+                    "with --work-dir"
+                ) from error
     found.seconds = round(time.monotonic() - began_s, 3)
     return found
 
@@ -146,8 +155,9 @@ def _check_backup(directory: Path, found: Verification, copier: Copier, files: C
 
 def _data_dir_files(directory: Path, files: CopyFiles) -> _Originals:
     paths = [SECRET, syncmark.FILE, index.DAMAGED]
-    for folder in (commitlog.DIRECTORY, snapshot.DIRECTORY, index.DIRECTORY):
-        paths += [f"{folder}/{name}" for name in files.names(directory / folder)]
+    for folder in (commitlog.DIRECTORY, snapshot.DIRECTORY):
+        paths += [f"{folder}/{name}" for name in files.names(directory / folder) if name != LOST_FOUND]
+    paths += [f"{index.DIRECTORY}/{name}" for name in index_files(directory / index.DIRECTORY, files)]
     return {path: directory / path for path in paths if files.exists(directory / path)}
 
 
@@ -161,10 +171,13 @@ def _working_directory(parent: Path | None) -> Iterator[Path]:
 
 
 def _lay_out(originals: _Originals, data_dir: Path, found: Verification, *, with_index: bool) -> None:
-    """Make a data directory of links to the originals, and of copies of those that a node may write to."""
+    """Make a data directory of links to the originals, and of copies of those that a recovery may write to.
+
+    That are the last segment, and a sealed one that was not cut.
+    """
     names = [name for name, _ in _in(originals, commitlog.DIRECTORY)]
     bases = sorted(segment_base(Path(name)) for name in names if name.endswith(SUFFIX))
-    written_to = {segment_name(base) for base in bases[-2:]}
+    written_to = {segment_name(base) for base in bases[-1:]}
     written_to |= {
         segment_name(base)
         for base, following in pairwise(bases)
@@ -192,8 +205,20 @@ def _in(originals: _Originals, folder: str) -> list[tuple[str, Path]]:
 
 
 def _copy(original: Path, path: Path) -> None:
-    shutil.copyfile(original, path)
-    os.chmod(path, 0o600)
+    """Copy a file without its holes: an open segment is one for the most part."""
+    files = SYSTEM_COPY_FILES
+    source = files.open(original)
+    target = files.open(path, Mode.NEW, permissions=0o600)
+    try:
+        offset, size = 0, source.size()
+        while offset < size and (found := source.data_from(offset)) is not None:
+            begin, offset = found
+            for at in range(begin, offset, CHUNK_BYTES):
+                write_all(target, source.pread(min(CHUNK_BYTES, offset - at), at), at)
+        target.truncate(size)
+    finally:
+        source.close()
+        target.close()
 
 
 # --- log and index ------------------------------------------------------------------------------------------------------
@@ -230,7 +255,7 @@ def _verify_state(originals: _Originals, work: Path, found: Verification, meter:
                 )
             settle(actual)
             _compare(actual, expected, found, meter)
-        except OSError:
+        except (OSError, DiskFull):
             raise
         except Exception as error:  # as in `_recovered`
             found.problems.append(f"the index has rows that can't be read: {error!r}")
@@ -309,7 +334,7 @@ def _recovered(data_dir: Path, found: Verification, meter: CopyMeter, what: str,
         store.on_replayed = on_replayed
         recovery = store.recover()  # closes the files if it raises
         stack.callback(store.abandon)
-    except OSError:
+    except (OSError, DiskFull):
         raise
     except Exception as error:  # a row with arbitrary content may make its part raise anything
         found.problems.append(f"a start on it fails: {error!r}")

@@ -13,7 +13,7 @@ from penstock.node.lock import LOCK_NAME, RESTORING
 from penstock.pop.core.handle import SECRET, SECRET_BYTES
 from penstock.store import ballast, commitlog, index, placing, snapshot, syncmark, timekeeping
 from penstock.store.errors import SnapshotInvalid
-from penstock.store.files import SYSTEM_FILES, Files, read_file, replace_file
+from penstock.store.files import LOST_FOUND, SYSTEM_FILES, Files, read_file, replace_file
 from penstock.store.quarantine import QUARANTINE
 from penstock.store.rewriting import FRESH_SUFFIX
 from penstock.store.segment import SUFFIX as SEGMENT_SUFFIX
@@ -30,6 +30,7 @@ KNOWN = frozenset(
         syncmark.FILE,
         timekeeping.FILE,
         LOCK_NAME,
+        LOST_FOUND,
         QUARANTINE,
         RESTORING,
         SECRET,
@@ -139,7 +140,7 @@ def _others(data_dir: Path, files: Files) -> Iterator[FileProblem]:
         elif name.endswith(placing.SUFFIX):
             again = "Run `penstock repair` without --dry-run."
             yield FileProblem(f"{commitlog.DIRECTORY}/{name}", "is left over from a repair that was interrupted", again)
-        elif not name.endswith(SEGMENT_SUFFIX):
+        elif name != LOST_FOUND and not name.endswith(SEGMENT_SUFFIX):
             yield FileProblem(f"{commitlog.DIRECTORY}/{name}", "is unknown", leave)
     if files.exists(data_dir / index.DAMAGED):
         yield FileProblem(index.DAMAGED, "says that the index is damaged", "The next start rebuilds the index from the log.")

@@ -55,7 +55,8 @@ class DataDirLock:
             pid = os.pread(fd, PID_BYTES_MAX, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(fd)
             raise DataDirLocked(
-                f"The data directory {data_dir} is in use by the process with pid {pid}. Stop it, or use another directory."
+                f"The data directory {data_dir} is in use by the process with pid {pid}. Stop it, or use another directory.",
+                pid,
             ) from error
         except BaseException:  # the descriptor must not stay open after any error
             os.close(fd)

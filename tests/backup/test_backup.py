@@ -14,15 +14,18 @@ from penstock.backup.backup import lock_backup
 from penstock.backup.copying import Pace
 from penstock.backup.errors import BackupFailed, BackupInvalid
 from penstock.backup.manifest import is_backup, load_manifest
+from penstock.backup.verify import verify
+from penstock.node.datafiles import check_files
 from penstock.node.errors import ControlRefused
 from penstock.node.lock import LOCK_NAME, RESTORING, DataDirLock
 from penstock.node.node import Node
 from penstock.store.errors import DataDirIncomplete
-from penstock.store.files import SYSTEM_FILES
+from penstock.store.files import LOST_FOUND, SYSTEM_FILES
 from penstock.store.index import CHECKPOINT
 from penstock.store.options import KIB
 from tests.backup.failing import FailingFiles, Killed
 from tests.backup.wiring import (
+    Readings,
     bodies_of,
     config_of,
     fill,
@@ -197,7 +200,7 @@ def test_a_node_that_does_not_listen_for_commands_is_named(data_dir: Path, direc
     (data_dir / "commitlog").mkdir(parents=True)
     with (
         DataDirLock(data_dir),
-        pytest.raises(BackupFailed, match=f"in use by the process with pid {os.getpid()}.*may be starting"),
+        pytest.raises(BackupFailed, match=f"the process with pid {os.getpid()} uses .* it is starting or ending"),
     ):
         make_backup(data_dir, directory)
 
@@ -240,7 +243,58 @@ async def test_a_backup_of_another_data_directory_is_left_alone(stopped: Path, d
         pass
     with pytest.raises(BackupFailed, match=f"has a backup of another data directory, {stopped}"):
         make_backup(tmp_path / "other", directory)
+    (stopped / "secret").write_bytes(bytes(32))
+    with pytest.raises(BackupFailed, match=f"has a backup of {stopped} from before its file secret was made anew"):
+        make_backup(stopped, directory)
     assert load_manifest(directory, SYSTEM_FILES) == before
+
+
+async def test_a_data_directory_does_not_replace_a_later_backup_of_itself(
+    stopped: Path, directory: Path, tmp_path: Path
+) -> None:
+    make_backup(stopped, tmp_path / "monday")
+    async with running(stopped) as node:
+        await fill(node, 200, 10)
+        await make_backup_beside(node, directory)
+    restore(tmp_path / "monday", tmp_path / "restored")
+    before = load_manifest(directory, SYSTEM_FILES)
+    with pytest.raises(BackupFailed, match=rf"up to position {before.durable}, but the log of .* older than its backup"):
+        make_backup(tmp_path / "restored", directory)
+    assert load_manifest(directory, SYSTEM_FILES) == before
+    restore(directory, tmp_path / "tuesday")
+    assert make_backup(tmp_path / "tuesday", directory).durable == before.durable
+
+
+def test_a_file_in_place_of_a_directory_is_named(stopped: Path, directory: Path, tmp_path: Path) -> None:
+    make_backup(stopped, directory)
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(BackupFailed, match=f"{file} is not a directory"):
+        make_backup(stopped, file)
+    with pytest.raises(BackupFailed, match=f"{file} is not a directory"):
+        restore(directory, file)
+    with pytest.raises(BackupInvalid, match=f"{file} is no backup"):
+        restore(file, tmp_path / "restored")
+
+
+def test_the_root_of_a_file_system_takes_a_backup_and_a_restore(stopped: Path, tmp_path: Path) -> None:
+    for name in ("backup", "restored"):
+        (tmp_path / name / LOST_FOUND).mkdir(parents=True)
+    make_backup(stopped, tmp_path / "backup")
+    make_backup(stopped, tmp_path / "backup")
+    restore(tmp_path / "backup", tmp_path / "restored")
+    assert bodies_of(tmp_path / "restored") == dict.fromkeys(range(200), 1)
+    assert check_files(tmp_path / "restored") == []
+    assert (tmp_path / "backup" / LOST_FOUND).is_dir()
+    assert (tmp_path / "restored" / LOST_FOUND).is_dir()
+
+
+def test_only_the_index_itself_is_taken_from_its_folder(stopped: Path, directory: Path) -> None:
+    (stopped / "index" / LOST_FOUND).mkdir()
+    (stopped / "index" / "ballast").write_bytes(bytes(10))
+    make_backup(stopped, directory)
+    assert not any(stored.endswith((LOST_FOUND, "ballast")) for stored in stored_in(directory))
+    assert verify(stopped, meter=Readings()).is_good
 
 
 def test_a_data_directory_that_was_moved_is_compared_and_not_copied(stopped: Path, directory: Path) -> None:
@@ -359,6 +413,20 @@ def test_a_restore_refuses_a_directory_that_is_not_empty(stopped: Path, director
     assert [path.name for path in full.iterdir()] == ["file"]
     (full / "file").unlink()
     restore(directory, full)
+
+
+def test_a_restore_does_not_go_into_the_backup(stopped: Path, directory: Path) -> None:
+    make_backup(stopped, directory)
+    with pytest.raises(BackupFailed, match=f"is in the backup {directory}; name a directory elsewhere"):
+        restore(directory, directory / "restored")
+    assert stored_in(directory) == named_by(directory)
+
+
+def test_a_restored_data_directory_is_as_after_an_orderly_end(stopped: Path, directory: Path, tmp_path: Path) -> None:
+    make_backup(stopped, directory)
+    restore(directory, tmp_path / "restored")
+    again = make_backup(tmp_path / "restored", tmp_path / "second")
+    assert (again.start, again.durable) == restore(tmp_path / "second", tmp_path / "twice")[:2]
 
 
 def test_a_file_that_is_missing_too_short_or_changed_is_named(stopped: Path, directory: Path, tmp_path: Path) -> None:
