@@ -204,7 +204,7 @@ class SessionLifecycle:
         session.has_will = wish.will is not None
         session.lasts = is_present or expiry_s > 0
         if is_present:
-            _restore_packet_ids(session, stored)
+            _restore_packet_ids(session, stored, self.sessions.received(stored))
         if session.lasts:
             session.unrecorded = Unrecorded()
             session.unrecorded.reset(session.inflight.slots)
@@ -392,13 +392,13 @@ class SessionLifecycle:
         self._store.append(Kind.SESSION_CLOSED, topic=stored.client_id.encode(), properties=orjson.dumps(row))
 
 
-def _restore_packet_ids(session: Session, stored: StoredSession) -> None:
+def _restore_packet_ids(session: Session, stored: StoredSession, received: list[int]) -> None:
     # Shared deliveries of QoS 1 were returned to their group when the client left.
     session.inflight.slots.update(
         (packet_id, slot) for packet_id, slot in stored.inflight.items() if slot is None or not slot.delivery or slot.qos == 2
     )
     session.inflight.last_packet_id = stored.last_packet_id
-    session.received.update(stored.received)
+    session.received.update(received)
     session.subscribed = stored.subscribed
 
 

@@ -12,7 +12,8 @@ The first byte of each key but the last is b"S":
     key b"Sa", position u64                              value: size of the SESSIONS_ACKED record at this position, u32; only of
                                                          those that a later one doesn't name as obsolete
     key b"Sq", queue id u32                              value: number of subscriptions that use the queue, u32
-    key b"Msessions"                                     value: number of sessions, u32; whether the log was repaired, u8
+    key b"Msessions"                                     value: number of sessions, u32; end of the last damaged range of
+                                                         the log, u64
 
 Numbers are big-endian.
 """
@@ -35,7 +36,7 @@ NEEDS = KeySpace.SESSION + b"h"
 ACKED = KeySpace.SESSION + b"a"
 USES = KeySpace.SESSION + b"q"
 TOTALS_KEY = KeySpace.META + b"sessions"
-TOTALS = Struct(">I?")
+TOTALS = Struct(">IQ")
 U32 = Struct(">I")
 U64 = Struct(">Q")
 

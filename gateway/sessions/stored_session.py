@@ -10,15 +10,17 @@ from __future__ import annotations
 from struct import Struct
 from typing import NamedTuple
 
-from penstock.gateway.sessions.changes import Changes, decode_packet_ids, decode_slots, encode_slots
+from penstock.gateway.sessions.changes import Changes, decode_slots, encode_slots
 from penstock.gateway.sessions.inflight import Slot
 from penstock.gateway.sessions.stored_subscription import StoredDraining, StoredSubscription
-from penstock.store.bodies import SESSION_PACKET_ID
 
 _HEAD = Struct("<BIHQqIqQIHII")
 """Whether the client is connected, expiry_s, window, recorded_at, ends_ms; delay_s, due_ms, position and size of the will;
-last_packet_id, subscribed, and the number of packet ids of received messages. These packet ids follow, and then the deliveries
+last_packet_id, subscribed, and the number of received messages. Their packet ids and positions follow, and then the deliveries
 under way."""
+
+_RECEIVED = Struct("<HQ")
+"""Packet id and position of a received message."""
 
 
 class StoredWill(NamedTuple):
@@ -96,8 +98,8 @@ class StoredSession:
         """The packet id that was assigned last."""
         self.subscribed = 0
         """Number of subscriptions that the session ever had."""
-        self.received: set[int] = set()
-        """Packet ids of the client's QoS 2 messages that are not yet released."""
+        self.received: dict[int, int] = {}
+        """Positions of the client's QoS 2 messages that are not yet released, by packet id."""
         self.inflight: dict[int, Slot | None] = {}
         """The deliveries under way: see `gateway.sessions.inflight.Inflight`."""
         self.changed_filters.update(self.subscriptions)
@@ -134,7 +136,8 @@ class StoredSession:
         for packet_id in changes.received:
             inflight[packet_id] = None
         inflight.update(changes.sent)
-        self.received.difference_update(changes.released)
+        for packet_id in changes.released:
+            self.received.pop(packet_id, None)
         if changes.cursors or changes.retained or changes.maybe_sent:
             by_number = {one.number: one for one in self.subscriptions.values()}
             for number, offset in changes.cursors:
@@ -163,7 +166,7 @@ class StoredSession:
     def row(self) -> bytes:
         """Return the value of the session's row: everything but the subscriptions."""
         will = self.will or NO_WILL
-        received = sorted(self.received)
+        received = sorted(self.received.items())
         head = _HEAD.pack(
             self.connected,
             self.expiry_s,
@@ -175,7 +178,7 @@ class StoredSession:
             self.subscribed,
             len(received),
         )
-        ids = b"".join(map(SESSION_PACKET_ID.pack, received))
+        ids = b"".join(_RECEIVED.pack(*one) for one in received)
         return head + ids + encode_slots(list(self.inflight.items()))
 
     @classmethod
@@ -187,8 +190,8 @@ class StoredSession:
         found.connected = bool(connected)
         stored_will = StoredWill(*will)
         found.will = stored_will if stored_will.size else None
-        stop = _HEAD.size + received * SESSION_PACKET_ID.size
-        found.received = set(decode_packet_ids(row[_HEAD.size : stop]))
+        stop = _HEAD.size + received * _RECEIVED.size
+        found.received = dict(_RECEIVED.iter_unpack(row[_HEAD.size : stop]))
         found.inflight = dict(decode_slots(row[stop:]))
         found.saved = found.rows()
         return found

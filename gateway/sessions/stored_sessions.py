@@ -51,8 +51,8 @@ class StoredSessions:
         self._acked_changed: set[int] = set()
         """Positions of those that were added or became obsolete since the last save."""
         self._count = 0
-        self._is_repaired = False
-        """Whether `penstock repair` has set messages aside. Then cursors in the log may exceed the ends of their queues."""
+        self._damaged_before = 0
+        """End of the last range of the log that `penstock repair` has set aside; 0 if there is none."""
         self._saved_totals = b""
 
     def __len__(self) -> int:
@@ -63,6 +63,15 @@ class StoredSessions:
         """Return the session of a client, or None if none is stored."""
         found = self._find(client_id)
         return None if found is None or found.gone else found
+
+    def received(self, stored: StoredSession) -> list[int]:
+        """Return the packet ids of a client's QoS 2 messages that are not yet released.
+
+        The record that released a message may have been in a range of the log that was damaged. A packet id from before such
+        a range is left out: the client's next message with it would otherwise be acknowledged as a repetition, and not be
+        stored. If the client repeats the message itself, it is stored twice, which is the lesser evil.
+        """
+        return [packet_id for packet_id, position in stored.received.items() if position >= self._damaged_before]
 
     def acked_records(self) -> Iterator[tuple[int, int]]:
         """Yield position and size of the SESSIONS_ACKED records that are not obsolete, in the order of the log."""
@@ -188,7 +197,7 @@ class StoredSessions:
         one.options, one.identifier = row["options"], row["identifier"]
         one.retained_before, one.retained_after = row.get("retained"), b""
         stored.changed_filters.add(topic_filter)
-        if self._is_repaired:
+        if self._damaged_before:
             self._clamp(stored, one)
 
     def _apply_unsubscribed(self, record: Record) -> None:
@@ -218,7 +227,7 @@ class StoredSessions:
             return
         stored.apply(Changes.decode(record.body, record.properties))
         stored.recorded_at = record.position
-        if self._is_repaired:
+        if self._damaged_before:
             for one in stored.subscriptions.values():
                 self._clamp(stored, one)
 
@@ -232,14 +241,17 @@ class StoredSessions:
         self._acked_changed.add(record.position)
 
     def _clamp(self, stored: StoredSession, one: StoredSubscription) -> None:
-        """Move a cursor back to the end of its queue as of this record: the next message gets that offset."""
+        """Move a cursor back to the end of its queue as of this record: the next message gets that offset.
+
+        Messages that were set aside have no offset, so a cursor in the log may exceed the end.
+        """
         end = self._queues.get(one.queue_id).next_offset
         if one.cursor > end:
             one.cursor = end
             stored.changed_filters.add(one.filter)
 
-    def _apply_damaged(self, _: Record) -> None:
-        self._is_repaired = True
+    def _apply_damaged(self, record: Record) -> None:
+        self._damaged_before = record.position + record.size
 
     def _apply_message(self, record: Record) -> None:
         if not record.flags & Flag.SESSION:
@@ -250,7 +262,7 @@ class StoredSessions:
             return
         self._changed[stored.client_id] = stored
         if properties.packet_id:
-            stored.received.add(properties.packet_id)
+            stored.received[properties.packet_id] = record.position
         else:
             stored.will = None
 
@@ -286,7 +298,7 @@ class StoredSessions:
         row = index.get(rows.TOTALS_KEY)
         if row is not None:
             self._saved_totals = row
-            self._count, self._is_repaired = rows.TOTALS.unpack(row)
+            self._count, self._damaged_before = rows.TOTALS.unpack(row)
 
     def save(self, batch: Batch) -> None:
         for stored in self._changed.values():
@@ -306,7 +318,7 @@ class StoredSessions:
             else:
                 batch.delete(key)
         self._uses.clear()
-        totals = rows.TOTALS.pack(self._count, self._is_repaired)
+        totals = rows.TOTALS.pack(self._count, self._damaged_before)
         if totals != self._saved_totals:
             self._saved_totals = totals
             batch.put(rows.TOTALS_KEY, totals)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 
 import pytest
 
@@ -27,7 +28,7 @@ from penstock.gateway.sessions.acked import decode_acked
 from penstock.gateway.sessions.rows import all_sessions
 from penstock.node.node import Node
 from penstock.store.options import KIB, MIB
-from penstock.store.record import HEADER, KIND_AT, Kind
+from penstock.store.record import HEADER, Kind, decode
 from penstock.store.recordscan import walk
 from penstock.store.repair import repair, survey
 from tests.gateway.brokers import StartBroker
@@ -711,6 +712,26 @@ async def test_records_that_a_session_needs_outlive_their_segments(start_broker:
     assert await watcher.message() == Message("will", b"gone", 1)
 
 
+def damage(broker: Broker, is_meant: Callable[[int, bytes], bool]) -> None:
+    """Damage the first record, of those whose kind and body are meant, in the log of a node that has stopped."""
+    with (broker.config.data_dir / "commitlog" / ("0" * 20 + ".log")).open("r+b") as file:
+        log = file.read()
+        found = (decode(log, at, position=at) for at in walk(log)[0])
+        one = next(one for one in found if is_meant(one.kind, one.body))
+        file.seek(one.position + HEADER.size)
+        file.write(b"\xff")
+
+
+async def repaired(broker: Broker) -> None:
+    """Repair the log of a node that has stopped, and start the next node on it."""
+    data_dir = broker.config.data_dir
+    found = survey(data_dir).damages
+    assert found
+    repair(data_dir, found)
+    broker.node = Node(broker.config)
+    await broker.node.start()
+
+
 @pytest.mark.parametrize("damaged", [Kind.MESSAGE, Kind.SESSION_SUBSCRIBED, Kind.SESSION_OPENED])
 async def test_no_new_message_is_missed_on_a_repaired_log(broker: Broker, damaged: Kind) -> None:
     for name in ("pump", "second"):
@@ -721,15 +742,8 @@ async def test_no_new_message_is_missed_on_a_repaired_log(broker: Broker, damage
             await client.message()
         await leave(client)
     await broker.stop()
-    data_dir = broker.config.data_dir
-    with (data_dir / "commitlog" / ("0" * 20 + ".log")).open("r+b") as file:
-        log = file.read()
-        at = next(at for at in walk(log)[0] if log[at + KIND_AT] == damaged)
-        file.seek(at + HEADER.size)
-        file.write(b"\xff")
-    repair(data_dir, survey(data_dir).damages)
-    broker.node = Node(broker.config)
-    await broker.node.start()
+    damage(broker, lambda kind, body: kind == damaged)
+    await repaired(broker)
     publisher = await broker.connect("publisher")
     await publisher.publish("a", b"new", 1)
     for name in ("pump", "second"):
@@ -741,6 +755,39 @@ async def test_no_new_message_is_missed_on_a_repaired_log(broker: Broker, damage
             assert came == [b"0", b"1", b"2", b"new"], "the messages for the second session and the new one must come"
         else:
             assert came == [], "the damaged record is that of the session or of the subscription"
+
+
+@both_versions
+async def test_a_packet_id_from_before_a_damaged_range_does_not_turn_a_new_message_into_a_repetition(
+    broker: Broker, version: int
+) -> None:
+    """The damaged record released the packet id, so the next message with it must not be acknowledged without being stored."""
+    client = await begin(broker, "pump", version)
+    await client.publish("a", b"1", 2)
+    await leave(client)
+    await broker.stop()
+    damage(broker, lambda kind, body: kind == Kind.SESSION_OFFSETS)
+    await repaired(broker)
+    client = await resume(broker, "pump", version)
+    await client.publish("a", b"2", 2)
+    assert [message.body for message in broker.stored()] == [b"1", b"2"]
+
+
+@both_versions
+async def test_a_packet_id_from_after_a_damaged_range_is_still_known(broker: Broker, version: int) -> None:
+    publisher, client = await broker.connect("publisher"), await begin(broker, "pump", version)
+    await publisher.publish("a", b"damaged", 1)
+    packets = [encode_publish(b"a", b"1", 2, dup=dup, packet_id=7, properties=b"\0"[: version == 5]) for dup in (False, True)]
+    await client.send(packets[0])
+    await client.expect(PUBREC)
+    await leave(client)
+    await broker.stop()
+    damage(broker, lambda kind, body: body == b"damaged")
+    await repaired(broker)
+    client = await resume(broker, "pump", version)
+    await client.send(packets[1])
+    await client.expect(PUBREC)
+    assert [message.body for message in broker.stored()] == [b"1"]
 
 
 # --- wills --------------------------------------------------------------------------------------------------------------

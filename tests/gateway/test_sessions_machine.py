@@ -45,7 +45,7 @@ class Modelled:
     ends_ms: int = 0
     will: tuple[int, int, int] | None = None
     last_packet_id: int = 0
-    received: set[int] = field(default_factory=set)
+    received: dict[int, int] = field(default_factory=dict)
     inflight: list[tuple[int, int | None]] = field(default_factory=list)
     """Position of the message by packet id; None if its PUBREC has come."""
     subscriptions: dict[str, list[Any]] = field(default_factory=dict)
@@ -278,7 +278,8 @@ class SessionsMachine(RuleBasedStateMachine):
                 for packet_id, position in some.inflight
                 if packet_id not in done
             ] + [(packet_id, message[0]) for packet_id, message in new]
-            some.received -= set(released)
+            for packet_id in released:
+                del some.received[packet_id]
             for number, fields in some.draining.items():
                 fields[1] = dict(cursors).get(number, fields[1])
             for fields in some.subscriptions.values():
@@ -310,7 +311,7 @@ class SessionsMachine(RuleBasedStateMachine):
 
         def then(model: Model, _: int) -> None:
             if client in model and packet_id:
-                model[client].received.add(packet_id)
+                model[client].received[packet_id] = position
             elif client in model:
                 model[client].will = None
 
