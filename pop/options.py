@@ -27,11 +27,6 @@ class PopOptions:
         "",
         "PEM file with the root certificates of clients. If it is set, every client must show a certificate (mTLS).",
     )
-    access_file: str = option(
-        "",
-        "TOML file that says who may publish, consume and administrate what, and which MQTT users may share the groups that it "
-        "names. See pop/access/file.py. If empty, everybody may do everything.",
-    )
     rocketmq_advertise: str = option(
         "",
         "HOST:PORT that RocketMQ clients are told to connect to, for example the address of a proxy. If empty, clients use the "

@@ -12,9 +12,9 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from penstock.access.control import AccessControl
 from penstock.install import install_hint
 from penstock.pop.access.interceptor import AccessInterceptor
-from penstock.pop.access.policy import AccessPolicy
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.handle import Handles
 from penstock.pop.core.sender import Sender
@@ -53,7 +53,7 @@ class PopServer:
         service: serves messages.
         groups: serves groups and dead letters.
         options: address and TLS files.
-        policy: who may do what; None if everybody may do everything.
+        access: who may do what. If there is none, or its policy is None, everybody may do everything.
         rocketmq: the RocketMQ-compatible API; see `rocketmq_service`.
         connections_max: the maximum number of open connections; None for `PopOptions.connections_max`.
     """
@@ -63,7 +63,7 @@ class PopServer:
         service: PopServicer,
         groups: GroupServicer,
         options: PopOptions,
-        policy: AccessPolicy | None = None,
+        access: AccessControl | None = None,
         rocketmq: MessagingService | None = None,
         *,
         connections_max: int | None = None,
@@ -71,7 +71,11 @@ class PopServer:
         self._options = options
         self._rocketmq = rocketmq
         self._server = grpc.aio.server(
-            interceptors=[AccessInterceptor(policy, (POP_RULES, GROUP_RULES, ROCKETMQ_RULES))] if policy is not None else [],
+            interceptors=(
+                [AccessInterceptor(access, (POP_RULES, GROUP_RULES, ROCKETMQ_RULES))]
+                if access is not None and access.policy is not None
+                else []
+            ),
             options=[
                 ("grpc.max_receive_message_length", RECEIVE_BYTES_MAX),
                 ("grpc.max_send_message_length", -1),

@@ -149,6 +149,33 @@ def overlap(filter: str, other: str) -> bool:
     return len(ours) == len(theirs) or max(ours, theirs, key=len)[min(len(ours), len(theirs)) :] == ["#"]
 
 
+def contains(filter: str, other: str) -> bool:
+    """Return whether a valid filter matches every topic that another valid filter matches."""
+    if filter[:1] in ("+", "#") and other.startswith("$"):  # [MQTT-4.7.2-1]
+        return False
+    ours, theirs = ("#" if filter == "+/#" else filter).split("/"), other.split("/")  # a topic has a level, so `+/#` is `#`
+    for one, two in zip(ours, theirs, strict=False):
+        if one == "#":
+            return True
+        if two == "#" or (one not in ("+", two)):
+            return False
+    return len(ours) == len(theirs) or ours[len(theirs) :] == ["#"]  # `a/#` matches `a` as well
+
+
+def intersection(filter: str, other: str) -> str | None:
+    """Return the filter that matches the topics that both of two valid filters match; None if they share no topic."""
+    if not overlap(filter, other):
+        return None
+    ours, theirs = filter.split("/"), other.split("/")
+    common: list[str] = []
+    for one, two in zip(ours, theirs, strict=False):
+        if "#" in (one, two):
+            break
+        common.append(two if one == "+" else one)
+    rest = ours[len(common) :], theirs[len(common) :]
+    return "/".join(common + (rest[1] if rest[0] == ["#"] else rest[0]))
+
+
 # --- all filters at once --------------------------------------------------------------------------------------------
 
 

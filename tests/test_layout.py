@@ -9,8 +9,9 @@ from tests.layout import ROOT, circles, class_names, imported_modules, module_gr
 ALLOWED: dict[str, set[str]] = {
     "store": set(),
     "timer": {"store"},
-    "pop": {"store", "timer", "install"},
-    "gateway": {"store", "timer", "pop"},
+    "access": {"store"},
+    "pop": {"store", "timer", "access", "install"},
+    "gateway": {"store", "timer", "access", "pop"},
     # The formats of records and of the sync mark, and nothing else, so that a Spark worker needs no broker.
     "spark": {"store.record", "store.bodies", "store.recordscan", "store.errors", "store.syncmark", "install"},
 }

@@ -123,6 +123,11 @@ class DelayedMessages:
         found = self._pending.get(position)
         return found[0] if found else None
 
+    def size(self, position: int) -> int | None:
+        """Return the size of the record of a pending message in bytes; None if no message is pending at `position`."""
+        found = self._pending.get(position)
+        return found[1] if found else None
+
     def recall(self, position: int, due_ms: int) -> Recalled:
         """Cancel a delayed message. O(1).
 

@@ -29,6 +29,7 @@ from amqtt.plugins.manager import PluginManager
 from amqtt.session import Session
 from amqtt.utils import import_string
 
+from penstock.gateway.auth.containment import use_containment
 from penstock.gateway.options import AccessOptions
 from penstock.gateway.protocol.connect import Connect
 from penstock.gateway.transport.peer import Peer
@@ -201,6 +202,7 @@ class Plugins:
             config = {"auth": options.auth, "topic-check": options.topic_check}
             config = {name: table for name, table in config.items() if table is not None}
         context = GatewayContext(config, self._publish, self._sessions)
+        use_containment()
         try:
             self._manager = PluginManager(NAMESPACE, context, self._loop)
         except Exception as error:  # The errors of amqtt have no common base class, and a constructor may raise any.

@@ -124,7 +124,7 @@ class SharedSubscriptions:
             who = (
                 f"The user {user[:80]!r}" if user else "A client whose user name neither a certificate nor a plugin vouches for"
             )
-            raise SubscriptionForbidden(f"{who} may not take from the group {name!r}. See pop.access_file.")
+            raise SubscriptionForbidden(f"{who} may not take from the group {name!r}. See access.file.")
         found = self._groups.get((name, topic_filter))
         if found is None:
             if len(self._groups) >= self._groups_max:

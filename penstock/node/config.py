@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+from penstock.access.options import AccessControlOptions
 from penstock.gateway.options import GatewayOptions
 from penstock.node.errors import ConfigError
 from penstock.pop.options import PopOptions
@@ -57,6 +58,7 @@ class Config:
     mqtt: GatewayOptions = GatewayOptions()
     pop: PopOptions = PopOptions()
     timer: TimerOptions = TimerOptions()
+    access: AccessControlOptions = AccessControlOptions()
     admin: AdminOptions = AdminOptions()
     log: LogOptions = LogOptions()
 

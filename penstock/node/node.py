@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from pathlib import Path
 from typing import Any
 
 import structlog
 from prometheus_client import CollectorRegistry
 
+from penstock.access.control import AccessControl
 from penstock.gateway.gateway import Gateway
 from penstock.gateway.options import PLAIN_NAME
 from penstock.node.admin import Admin
@@ -26,7 +26,6 @@ from penstock.node.metrics.registry import registry_of
 from penstock.node.metrics.store import DelayedCollector, StoreCollector
 from penstock.node.parts import NodeParts
 from penstock.node.state import state_of
-from penstock.pop.access.file import load_access_policy
 from penstock.pop.core.sender import Sender
 from penstock.pop.grpc.groupservicer import GroupServicer
 from penstock.pop.grpc.servicer import PopServicer
@@ -59,14 +58,14 @@ class Node:
         DataDirLocked: another process has the data directory.
         LogCorrupt: a record before the tail of the log is damaged.
         DescriptorsTooFew: the process may have fewer file descriptors than a node needs.
-        AccessInvalid: the file `pop.access_file` can't be read, or its content is invalid.
+        AccessInvalid: a file that `[access]` names can't be read, or its content is invalid.
     """
 
     def __init__(self, config: Config, clock: SteerableClock | None = None) -> None:
         self.config = config
         clock = clock or SystemClock()
         self.descriptors = shares_of(descriptor_limit(), config.pop.connections_max)
-        access = load_access_policy(Path(config.pop.access_file)) if config.pop.access_file else None
+        self.access = AccessControl(config.access)
         config.data_dir.mkdir(parents=True, exist_ok=True)
         self._lock = DataDirLock(config.data_dir)
         try:
@@ -86,7 +85,7 @@ class Node:
             config.mqtt,
             clock,
             delay_ms_max=config.timer.delay_ms_max,
-            may_share=access.may_share if access is not None else None,
+            may_share=self.access.may_share,
             descriptors_below=self.descriptors.mqtt,
         )
         sender = Sender(self.store, self._handles, self.delayed, self.transactions, config.pop, config.timer)
@@ -96,7 +95,7 @@ class Node:
         )
         group_servicer = GroupServicer(self.pop, self.store)
         self._pop_server = PopServer(
-            servicer, group_servicer, config.pop, access, self.rocketmq, connections_max=self.descriptors.pop
+            servicer, group_servicer, config.pop, self.access, self.rocketmq, connections_max=self.descriptors.pop
         )
         self.registry = self._make_registry()
         """What `/metrics` shows."""

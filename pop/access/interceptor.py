@@ -3,41 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import grpc
 import grpc.aio
 
-from penstock.pop.access.policy import SIGNATURE, AccessPolicy, Need, Principal
+from penstock.access.control import AccessControl
+from penstock.access.policy import SIGNATURE, AccessPolicy
+from penstock.access.rights import Rights
+from penstock.access.subject import Subject
+from penstock.pop.access.caller import CALLER, AccessDenied, check_rights
+from penstock.pop.access.livecalls import LiveCall, LiveCalls
 from penstock.pop.errors import PopError
-
-CALLER: ContextVar[str] = ContextVar("caller", default="")
-"""Name of the principal whose call is being served; empty where access is not restricted."""
 
 OPEN_METHODS = ("/grpc.health.v1.Health/",)
 """Prefixes of the methods that anybody may call."""
 
+RIGHTS_REMEMBERED: Final = 10_000
+"""Callers whose rights an interceptor remembers. It forgets all of them when it reaches this number."""
+
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+Need: TypeAlias = tuple[str, str]
+"""What a call needs: an action, and the topic, filter or group that it is about. An empty group means all groups."""
 Needs: TypeAlias = Callable[[Any], Iterator[Need]]
 """Yields what a request needs."""
 Refuse: TypeAlias = Callable[[Context, Exception], Awaitable[Any]]
 """Ends a call that is not allowed: returns the response that says so, or aborts the call."""
-
-
-class AccessDenied(Exception):
-    """Raised for a call that is not allowed.
-
-    Parameters:
-        status: UNAUTHENTICATED or PERMISSION_DENIED.
-        detail: what the caller is told.
-    """
-
-    def __init__(self, status: grpc.StatusCode, detail: str) -> None:
-        self.status = status
-        self.detail = detail
-        super().__init__(detail)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +48,7 @@ class ServiceRules:
 
 
 def no_needs(_request: Any) -> Iterator[Need]:
-    """Yield nothing: the call needs a principal only, for example because only the rightful owner knows its handles."""
+    """Yield nothing: the call needs a principal only, or the method checks by itself what its handles are about."""
     return iter(())
 
 
@@ -69,14 +61,19 @@ async def abort_denied(context: Context, error: Exception) -> Any:
 class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
     """Asks who calls, and whether they may, before a call is served.
 
+    A stream is looked at again when the access control changes, and ended if its caller may no longer do what it does.
+
     Parameters:
-        policy: decides.
+        access: decides. Its policy is not None.
         rules: of the services. Methods of other services need a principal only.
     """
 
-    def __init__(self, policy: AccessPolicy, rules: Iterable[ServiceRules]) -> None:
-        self._policy = policy
+    def __init__(self, access: AccessControl, rules: Iterable[ServiceRules]) -> None:
+        self._access = access
         self._rules = tuple(rules)
+        self._rights: dict[Subject, Rights] = {}
+        self._live = LiveCalls()
+        access.on_change.append(self._changed)
 
     async def intercept_service(
         self,
@@ -104,7 +101,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
         async def checked(request: Any, context: Context) -> Any:
             try:
                 self._check(context, needs(request))
-            except (AccessDenied, PopError) as error:
+            except PopError as error:
                 return await refuse(context, error)
             return await serve(request, context)
 
@@ -114,7 +111,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
         async def checked(request: Any, context: Context) -> AsyncIterator[Any]:
             try:
                 self._check(context, needs(request))
-            except (AccessDenied, PopError) as error:
+            except PopError as error:
                 yield await refuse(context, error)
                 return
             async for response in serve(request, context):
@@ -124,48 +121,73 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
 
     def _stream_stream(self, serve: Any, needs: Needs, refuse: Refuse) -> Any:
         async def checked(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
+            needed: dict[Need, None] = {}
+            call = LiveCall(lambda: self._check(context, needed))
+
             async def permitted() -> AsyncIterator[Any]:
                 async for request in requests:
-                    self._check(context, needs(request))
+                    found = tuple(needs(request))
+                    self._check(context, found)
+                    needed.update(dict.fromkeys(found))
                     yield request
 
             try:
                 self._check(context, ())
-                async for response in serve(permitted(), context):
-                    yield response
-            except (AccessDenied, PopError) as error:
+                with self._live.during(call):
+                    async for response in serve(permitted(), context):
+                        yield response
+            except PopError as error:
                 yield await refuse(context, error)
 
         return checked
 
+    def _changed(self) -> None:
+        self._rights.clear()
+        self._live.check()
+
     def _check(self, context: Context, needs: Iterable[Need]) -> None:
-        principal = self._authenticate(context)
-        if principal is None:
+        """Find out who calls, for the code that serves the call, and check what the call needs. Raises AccessDenied."""
+        policy = self._access.policy
+        assert policy is not None, "a node with an access file keeps one"
+        subject = self._authenticate(policy, context)
+        if subject is None:
             raise AccessDenied(
                 grpc.StatusCode.UNAUTHENTICATED,
                 "the node doesn't know who calls: show a token that it knows (metadata 'authorization: Bearer TOKEN'), a "
                 "certificate, or a signature by an access key",
             )
-        CALLER.set(principal.name)  # gRPC serves each call in a task of its own, so this is the call's own context
-        for what, name in needs:
-            if not self._policy.permits(principal, (what, name)):
-                whom = f"{name[:80]!r}" if name else "all groups"
-                raise AccessDenied(grpc.StatusCode.PERMISSION_DENIED, f"{principal.name} may not {what} {whom}")
+        rights = self._rights.get(subject)
+        if rights is None:
+            if len(self._rights) >= RIGHTS_REMEMBERED:
+                self._rights.clear()
+            rights = self._rights[subject] = policy.rights_of(subject)
+        CALLER.set(rights)
+        for action, name in needs:
+            check_rights(rights, action, name)
 
-    def _authenticate(self, context: Context) -> Principal | None:
+    def _authenticate(self, policy: AccessPolicy, context: Context) -> Subject | None:
         metadata = {
             key: value if isinstance(value, str) else value.decode(errors="replace")
             for key, value in context.invocation_metadata() or ()
         }
         authorization = metadata.get("authorization", "")
-        if authorization.startswith(SIGNATURE):
-            return self._policy.authenticate_signature(authorization, metadata.get("x-mq-date-time", ""))
         scheme, _, credentials = authorization.partition(" ")
-        token = credentials.strip() if scheme.lower() == "bearer" else ""
-        properties: Any = context.auth_context() or {}
-        names = [
-            name.decode(errors="replace")
-            for field in ("x509_common_name", "x509_subject_alternative_name")
-            for name in properties.get(field, ())
-        ]
-        return self._policy.authenticate(token, names)
+        if authorization.startswith(SIGNATURE):
+            principal = policy.by_signature(authorization, metadata.get("x-mq-date-time", ""))
+        elif scheme.lower() == "bearer" and credentials.strip():
+            principal = policy.by_token(credentials.strip())
+        else:
+            properties: Any = context.auth_context() or {}
+            principal = policy.by_certificate(
+                name.decode(errors="replace")
+                for field in ("x509_common_name", "x509_subject_alternative_name")
+                for name in properties.get(field, ())
+            )
+        return Subject(principal.name, address=_address_of(context)) if principal is not None else None
+
+
+def _address_of(context: Context) -> str:
+    """Return the IP address of a caller, of which gRPC says `ipv4:127.0.0.1:4711` or `ipv6:%5B::1%5D:4711`."""
+    kind, _, address = context.peer().partition(":")
+    host = address.rpartition(":")[0].replace("%5B", "[").replace("%5D", "]").strip("[]")
+    return host if kind in ("ipv4", "ipv6") else ""

@@ -14,7 +14,7 @@ class Security:
     By default a client speaks plain text and sends no token.
 
     Parameters:
-        token: Token of a principal in the node's access file (`pop.access_file`). The client sends it with each call. Over
+        token: Token of a principal in the node's access file (`access.file`). The client sends it with each call. Over
             plain text, everybody on the network path can read it.
         tls: Speak TLS. Without `root_certificates` the client checks the node's certificate by the roots that gRPC ships.
         root_certificates: PEM of the roots by which the client checks the node's certificate. Implies `tls`.

@@ -5,43 +5,48 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from penstock.pop.access.interceptor import ServiceRules, abort_denied, no_needs
-from penstock.pop.access.policy import Need
+from penstock.access.actions import ADMIN, CONSUME, POP, SEND
+from penstock.pop.access.interceptor import Need, ServiceRules, abort_denied, no_needs
 
 
-def _publish(request: Any) -> Iterator[Need]:
+def _send(request: Any) -> Iterator[Need]:
     for topic in {message.topic for message in request.messages}:
-        yield "publish", topic
+        yield SEND, topic
 
 
 def _consume(request: Any) -> Iterator[Need]:
-    yield "consume", request.group
+    yield CONSUME, request.group
+
+
+def _pop(request: Any) -> Iterator[Need]:
+    yield CONSUME, request.group
+    yield POP, request.filter
 
 
 def _consume_stream(request: Any) -> Iterator[Need]:
     # Only the first request of a stream names a group; the others are about the deliveries of the stream.
     if request.HasField("open"):
-        yield "consume", request.open.group
+        yield from _pop(request.open)
 
 
 def _admin(request: Any) -> Iterator[Need]:
-    yield "admin", request.group
+    yield ADMIN, request.group
 
 
 def _admin_all(_request: Any) -> Iterator[Need]:
-    yield "admin", ""
+    yield ADMIN, ""
 
 
 POP_RULES = ServiceRules(
     "/penstock.pop.v1.PopService/",
     {
-        "Send": _publish,
-        "Pop": _consume,
+        "Send": _send,
+        "Pop": _pop,
         "Ack": _consume,
         "ChangeInvisible": _consume,
         "DeadLetter": _consume,
         "Consume": _consume_stream,
-        # A handle is known only to the caller that got it.
+        # These check by themselves that the caller may send to the topics of the messages.
         "Recall": no_needs,
         "EndTransactions": no_needs,
         "PollTransactions": _admin_all,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock.pop.access.caller import check_sender
 from penstock.pop.core.handle import Handles
 from penstock.pop.grpc.requests import check_count
 from penstock.pop.grpc.status import RECALL_STATUS, with_status
@@ -27,6 +28,10 @@ class RecallMethods:
     @with_status
     async def Recall(self, request: pb.RecallRequest) -> pb.RecallResponse:
         check_count("recall messages", request.recall_handles)
+        for handle in request.recall_handles:  # before any of them is recalled
+            named = self._handles.read_recall(handle)
+            if named is not None:
+                check_sender(self._store, named[0], self._delayed.size(named[0]))
         statuses = []
         for handle in request.recall_handles:
             named = self._handles.read_recall(handle)

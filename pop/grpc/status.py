@@ -9,6 +9,7 @@ from typing import Any, NoReturn, TypeAlias, TypeVar
 import grpc
 import grpc.aio
 
+from penstock.pop.access.caller import AccessDenied
 from penstock.pop.core.outcome import AckOutcome
 from penstock.pop.core.transactions import EndOutcome
 from penstock.pop.errors import GroupBusy, GroupExists, GroupUnknown, Overloaded, PopError
@@ -49,6 +50,8 @@ _GRPC_STATUS: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
 async def abort(context: Context, error: Exception) -> NoReturn:
     """End a call with the gRPC status of an error; INVALID_ARGUMENT for errors that have none of their own."""
     codes = (code for kind, code in _GRPC_STATUS if isinstance(error, kind))
+    if isinstance(error, AccessDenied):
+        await context.abort(error.status, str(error))
     await context.abort(next(codes, grpc.StatusCode.INVALID_ARGUMENT), str(error))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import islice
 
+from penstock.pop.access.caller import check_sender
 from penstock.pop.core.handle import Handles
 from penstock.pop.core.names import message_id
 from penstock.pop.core.transactions import HalfMessage, Transactions
@@ -50,6 +51,11 @@ class TransactionMethods:
     @with_status
     async def EndTransactions(self, request: pb.EndTransactionsRequest) -> bytes:
         check_count("end transactions", request.ends)
+        for end in request.ends:  # before any of them ends
+            named = self._handles.read_half(end.transaction_handle)
+            half = self._transactions.get(named[0]) if named is not None else None
+            if half is not None:
+                check_sender(self._store, half.position, half.size)
         found = []
         for end in request.ends:
             named = self._handles.read_half(end.transaction_handle)

@@ -5,34 +5,38 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import grpc
-
-from penstock.pop.access.interceptor import AccessDenied, Context, ServiceRules, no_needs
-from penstock.pop.access.policy import Need
-from penstock.pop.rocketmq.names import filter_of, group_of, topic_of_message
-from penstock.pop.rocketmq.status import Code, code_of, refusal
+from penstock.access.actions import CONSUME, POP, SEND
+from penstock.pop.access.interceptor import Context, Need, ServiceRules, no_needs
+from penstock.pop.rocketmq.names import filter_of, group_of, lite_filter_of, topic_of_message
+from penstock.pop.rocketmq.status import code_of, refusal
 
 
 def _send(request: Any) -> Iterator[Need]:
     # If a name is no valid topic, the whole call is refused for every caller.
     for topic in {topic_of_message(message) for message in request.messages}:
-        yield "publish", topic
+        yield SEND, topic
 
 
 def _consume(request: Any) -> Iterator[Need]:
-    yield "consume", group_of(request.group)
+    yield CONSUME, group_of(request.group)
+
+
+def _sync_lite(request: Any) -> Iterator[Need]:
+    yield CONSUME, group_of(request.group)
+    parent = filter_of(request.topic)
+    for lite_topic in request.lite_topic_set:
+        yield POP, lite_filter_of(parent, lite_topic)
 
 
 def _telemetry(request: Any) -> Iterator[Need]:
     # The node asks publishers of a topic about its half messages, and so shows them these messages.
     for topic in request.settings.publishing.topics:
-        yield "publish", filter_of(topic)
+        yield SEND, filter_of(topic)
 
 
 async def _refuse(_context: Context, error: Exception) -> bytes:
     """Return the response that states the error. The protocol keeps the gRPC status OK."""
-    codes = {grpc.StatusCode.UNAUTHENTICATED: Code.UNAUTHORIZED, grpc.StatusCode.PERMISSION_DENIED: Code.FORBIDDEN}
-    return refusal(codes[error.status] if isinstance(error, AccessDenied) else code_of(error), str(error))
+    return refusal(code_of(error), str(error))
 
 
 RULES = ServiceRules(
@@ -42,19 +46,19 @@ RULES = ServiceRules(
         "Heartbeat": no_needs,
         "SendMessage": _send,
         "QueryAssignment": _consume,
-        "ReceiveMessage": _consume,
+        "ReceiveMessage": _consume,  # It checks the filter by itself, because the topic of lite topics is none.
         "AckMessage": _consume,
         "ForwardMessageToDeadLetterQueue": _consume,
         "PullMessage": _consume,
         "UpdateOffset": _consume,
         "GetOffset": _consume,
         "QueryOffset": no_needs,
-        "EndTransaction": no_needs,
+        "EndTransaction": no_needs,  # It and RecallMessage check the topic of the message by themselves.
         "Telemetry": _telemetry,
         "NotifyClientTermination": no_needs,
         "ChangeInvisibleDuration": _consume,
         "RecallMessage": no_needs,
-        "SyncLiteSubscription": _consume,
+        "SyncLiteSubscription": _sync_lite,
     },
     _refuse,
 )

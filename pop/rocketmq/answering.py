@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeAlias
 
 import grpc.aio
 
-from penstock.pop.access.interceptor import CALLER
+from penstock.pop.access.caller import CALLER
 from penstock.pop.rocketmq.clients import ConnectedClient, ConnectedClients
 from penstock.pop.rocketmq.status import Code, code_of, detail_of
 from penstock.pop.rocketmq.stubs import pb
@@ -36,7 +36,8 @@ class Callers:
             Refused: As `ConnectedClients.heard_from`.
         """
         client_id = _client_id(context)
-        principal = CALLER.get()
+        caller = CALLER.get()
+        principal = caller.subject.user if caller is not None else ""
         return self._clients.heard_from(f"{principal}:{client_id}" if principal and client_id else client_id, self._now_ms())
 
 

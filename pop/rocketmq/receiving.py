@@ -7,6 +7,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
+from penstock.access.actions import POP
+from penstock.pop.access.caller import check_permitted
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.expression import ExpressionType
 from penstock.pop.core.group import ConsumerGroup
@@ -107,9 +109,12 @@ class MessageReceiver:
         asked_ms = self._invisible_ms(request)
         wanted = expression_of(request.filter_expression)
         if self._lite.serves(client, name, topic_filter):
+            for lite_filter in client.lite.get((name, topic_filter), ()):
+                check_permitted(POP, lite_filter)
             invisible_ms = asked_ms or self._options.invisible_ms_default
             popped = await self._lite.poll(client, name, topic_filter, count, invisible_ms, wait_ms, attempt_id)
             return popped, topic_filter
+        check_permitted(POP, topic_filter)
         group = self._group(name, topic_filter, wanted)
         return await self._core.long_poll((group,), count, asked_ms or group.invisible_ms, wait_ms, attempt_id), ""
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
+from penstock.pop.access.caller import check_sender
 from penstock.pop.core.handle import Handles
 from penstock.pop.core.names import message_id
 from penstock.pop.core.sender import Sender
@@ -13,6 +13,7 @@ from penstock.pop.rocketmq.clients import ConnectedClient, ConnectedClients
 from penstock.pop.rocketmq.messages import properties_of, topic_and_body_of
 from penstock.pop.rocketmq.status import RECALL_CODES, Code, Refused, overall_code
 from penstock.pop.rocketmq.stubs import service_pb
+from penstock.store.store import Store
 from penstock.timer.delayed import DelayedMessages
 
 MESSAGES_PER_SEND_MAX = 1_000
@@ -27,7 +28,7 @@ class MessageSender:
         sender: Stores messages.
         delayed: Delayed messages.
         handles: Reads recall handles.
-        durable: Returns when all that was stored is durable.
+        store: Tells when all that was stored is durable.
         message_bytes_max: Maximum size of a message in bytes.
     """
 
@@ -38,7 +39,7 @@ class MessageSender:
         sender: Sender,
         delayed: DelayedMessages,
         handles: Handles,
-        durable: Callable[[], Awaitable[None]],
+        store: Store,
         message_bytes_max: int,
     ) -> None:
         self.callers = callers
@@ -46,7 +47,7 @@ class MessageSender:
         self._sender = sender
         self._delayed = delayed
         self._handles = handles
-        self._durable = durable
+        self._store = store
         self._message_bytes_max = message_bytes_max
 
     @answered(service_pb.SendMessageResponse)
@@ -57,7 +58,7 @@ class MessageSender:
                 f"a call sends 1 to {MESSAGES_PER_SEND_MAX} messages, not {len(request.messages)}",
             )
         entries = [self._send(message, client) for message in request.messages]
-        await self._durable()
+        await self._store.durable()
         codes = [Code(entry.status.code) for entry in entries]
         detail = next((entry.status.message for entry in entries if entry.status.code != Code.OK), "")
         return service_pb.SendMessageResponse(status=status(overall_code(codes), detail), entries=entries)
@@ -84,7 +85,8 @@ class MessageSender:
         named = self._handles.read_recall(request.recall_handle)
         if named is None:
             raise Refused(Code.INVALID_RECEIPT_HANDLE, "this is not a recall handle from this node")
+        check_sender(self._store, named[0], self._delayed.size(named[0]))
         code, detail = RECALL_CODES[self._delayed.recall(*named)]
-        await self._durable()
+        await self._store.durable()
         recalled = message_id(named[0]) if code is Code.OK else ""
         return service_pb.RecallMessageResponse(status=status(code, detail), message_id=recalled)

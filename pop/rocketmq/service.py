@@ -64,12 +64,12 @@ class MessagingService:
         subscriptions = LiteSubscriptions(groups, core.admin, self.clients, now_ms, store.now_for, options.lite_idle_ms)
         presence = Presence(callers, self.clients, Leases(core, handles), subscriptions, now_ms)
         routes = Routes(callers, groups, advertised)
-        message_sender = MessageSender(callers, self.clients, sender, delayed, handles, durable, options.message_bytes_max)
+        message_sender = MessageSender(callers, self.clients, sender, delayed, handles, store, options.message_bytes_max)
         lite = LiteTopics(callers, subscriptions, core, groups, durable)
         receiver = MessageReceiver(callers, core, handles, lite, durable, now_ms, options, store_host)
         settler = DeliverySettler(callers, core, durable)
         check_ms = options.transaction_check_ms
-        checks = TransactionChecks(callers, self.clients, core.read, handles, transactions, durable, check_ms, store_host)
+        checks = TransactionChecks(callers, self.clients, core.read, handles, transactions, store, check_ms, store_host)
         telemetry = TelemetryStreams(callers, self.clients, groups, checks, options, now_ms)
         refusals = PullRefusals(callers)
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+import grpc
 import structlog
 
+from penstock.pop.access.caller import AccessDenied
 from penstock.pop.core.outcome import AckOutcome
 from penstock.pop.core.sender import Refusal, SendRefused
 from penstock.pop.core.transactions import EndOutcome
@@ -86,6 +88,8 @@ _REFUSAL_CODES = {
     Refusal.TOO_MANY_TRANSACTIONS: Code.TOO_MANY_REQUESTS,
 }
 
+_DENIED_CODES = {grpc.StatusCode.UNAUTHENTICATED: Code.UNAUTHORIZED, grpc.StatusCode.PERMISSION_DENIED: Code.FORBIDDEN}
+
 # The first match counts: ExpressionInvalid is a RequestInvalid, and RecordTooLarge is a LimitExceeded.
 _ERROR_CODES: tuple[tuple[type[Exception], Code], ...] = (
     (GroupInvalid, Code.ILLEGAL_CONSUMER_GROUP),
@@ -135,6 +139,8 @@ def code_of(error: Exception) -> Code:
     """Return the code for an error. An unforeseen error is a defect of the node, and is logged."""
     if isinstance(error, Refused):
         return error.code
+    if isinstance(error, AccessDenied):
+        return _DENIED_CODES[error.status]
     if isinstance(error, SendRefused):
         return _REFUSAL_CODES[error.refusal]
     for kind, code in _ERROR_CODES:
@@ -146,7 +152,7 @@ def code_of(error: Exception) -> Code:
 
 def detail_of(error: Exception) -> str:
     """Return the detail that tells a client of an error. The detail of a defect of the node stays in its log."""
-    known = isinstance(error, (Refused, SendRefused, *(kind for kind, _ in _ERROR_CODES)))
+    known = isinstance(error, (Refused, AccessDenied, SendRefused, *(kind for kind, _ in _ERROR_CODES)))
     return str(error) if known else "the node has a defect: see its log"
 
 

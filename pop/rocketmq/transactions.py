@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
+from penstock.pop.access.caller import check_sender
 from penstock.pop.core.handle import Handles
 from penstock.pop.core.transactions import HalfMessage, Transactions
 from penstock.pop.rocketmq.answering import Callers, answered, status
@@ -13,6 +14,7 @@ from penstock.pop.rocketmq.messages import PRODUCER, message_of
 from penstock.pop.rocketmq.status import Code, Refused, end_code
 from penstock.pop.rocketmq.stubs import pb, service_pb
 from penstock.store.record import decode
+from penstock.store.store import Store
 
 
 class TransactionChecks:
@@ -26,7 +28,7 @@ class TransactionChecks:
         read: Returns the record of a message, or None if it can't be read.
         handles: Reads and makes the handles of half messages.
         transactions: Half messages that are pending.
-        durable: Returns when all that was stored is durable.
+        store: Tells when all that was stored is durable.
         check_ms: Time in ms after which the node asks a producer again.
         store_host: Address of this node, which each message names.
     """
@@ -38,7 +40,7 @@ class TransactionChecks:
         read: Callable[[int, int], bytes | None],
         handles: Handles,
         transactions: Transactions,
-        durable: Callable[[], Awaitable[None]],
+        store: Store,
         check_ms: int,
         store_host: str,
     ) -> None:
@@ -47,7 +49,7 @@ class TransactionChecks:
         self._read = read
         self._handles = handles
         self._transactions = transactions
-        self._durable = durable
+        self._store = store
         self._check_ms = check_ms
         self._store_host = store_host
 
@@ -58,9 +60,12 @@ class TransactionChecks:
             raise Refused(Code.INVALID_TRANSACTION_ID, "this is not a transaction id from this node")
         if request.resolution == pb.TransactionResolution.TRANSACTION_RESOLUTION_UNSPECIFIED:
             return service_pb.EndTransactionResponse(status=status(detail="the outcome is open, and the node asks again"))
+        half = self._transactions.get(named[0])
+        if half is not None:
+            check_sender(self._store, half.position, half.size)
         commit = request.resolution == pb.TransactionResolution.COMMIT
         ended = self._transactions.end(named[0], commit=commit)
-        await self._durable()
+        await self._store.durable()
         return service_pb.EndTransactionResponse(status=status(end_code(ended, commit=commit), ended.value))
 
     def ask(self, half: HalfMessage) -> bool:

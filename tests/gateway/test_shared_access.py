@@ -27,12 +27,21 @@ FILE = f"""
 [[principal]]
 name = "billing"
 token_sha256 = "{sha256(TOKEN.encode()).hexdigest()}"
+read = ["a/#"]
 consume = ["billing"]
 
-[[principal]]
+[[role]]
 name = "edges"
-mqtt_user = "edge-*"
+users = ["edge-*"]
 consume = ["billing"]
+
+[[rule]]
+allow = ["consume"]
+groups = ["devices"]
+
+[[rule]]
+allow = ["publish", "subscribe"]
+topics = ["#"]
 """
 BILLING, DEVICES = "$share/billing/a/#", "$share/devices/a/#"
 LASTS = {Property.SESSION_EXPIRY_S: 600}
@@ -70,7 +79,7 @@ async def test_a_device_gets_nothing_from_a_back_end_s_group(start_broker: Start
     why = [line["why"] for line in logs if line["event"] == "subscription.refused"]
     assert len(why) == 2
     assert "'billing'" in why[0]
-    assert "pop.access_file" in why[0]
+    assert "access.file" in why[0]
     assert broker.node.gateway.counters.subscriptions_refused == 2
     names = [group.name for group in broker.node.pop.groups]
     assert names == ["devices"], "no group may be created for a user that may not share it"

@@ -132,6 +132,42 @@ async def test_a_list_of_topics_decides_what_a_user_does(
     assert await bob.subscribe(("plant/#", 0)) == [0x80]
 
 
+@pytest.mark.parametrize(
+    ("allowed", "asked", "is_granted"),
+    [
+        ("b/+", "b/#", False),
+        ("#", "$SYS/#", False),
+        ("b/#", "b/#", True),
+        ("b/#", "b/+/x", True),
+        ("+/x", "b/x", True),
+        ("$SYS/#", "$SYS/broker/+", True),
+    ],
+)
+@pytest.mark.parametrize("style", [new_acl, old_acl])
+async def test_a_filter_is_granted_only_if_a_listed_one_contains_it(
+    start_broker: StartBroker, tmp_path: Path, passwords: Path, style: Any, allowed: str, asked: str, is_granted: bool
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        text = style(passwords).replace('ann = ["plant/#"]', f'ann = ["{allowed}"]')
+        assert allowed in text
+        broker = await start_broker(access=access_of(tmp_path, text))
+    assert await (await user(broker, "ann")).subscribe((asked, 0)) == [0 if is_granted else 0x80]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "asked", "is_covered"),
+    [("b/+", "b/#", False), ("#", "$SYS/#", False), ("b/#/c", "b/x/c", False), ("b/+", "b/x", True), ("#", "b/#", True)],
+)
+def test_the_plugins_for_tokens_and_databases_go_by_containment_too(allowed: str, asked: str, is_covered: bool) -> None:
+    from amqtt.plugins import TopicMatcher
+
+    from penstock.gateway.auth.containment import use_containment
+
+    use_containment()
+    assert TopicMatcher().is_topic_allowed(asked, allowed) is is_covered
+
+
 async def test_a_receive_list_decides_which_messages_are_delivered(start_broker: StartBroker, tmp_path: Path) -> None:
     text = """
         [mqtt.access.auth]

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
+from penstock.access.options import AccessControlOptions
 from penstock.gateway.connection.connection import Connection
 from penstock.gateway.options import GatewayOptions
 from penstock.gateway.protocol.decode import decode
@@ -301,8 +302,8 @@ class Broker:
 
     Parameters:
         data_dir: directory of the node's store.
-        options: options of the sections `[mqtt]` and `[store]`, `access_file` of `[pop]`, and `clock`. The default clock runs
-            with the machine's, and a test can set it ahead.
+        options: options of the sections `[mqtt]` and `[store]`, `access_file` of `[access]`, and `clock`. The default
+            clock runs with the machine's, and a test can set it ahead.
     """
 
     def __init__(self, data_dir: Path, options: dict[str, Any]) -> None:
@@ -314,7 +315,8 @@ class Broker:
             data_dir=data_dir,
             mqtt=GatewayOptions(listen=FREE, **options),
             store=replace(StoreOptions(segment_bytes=16 * MIB, sync_in="thread"), **store),
-            pop=PopOptions(listen=FREE, access_file=access_file),
+            pop=PopOptions(listen=FREE),
+            access=AccessControlOptions(file=access_file),
             admin=AdminOptions(listen=FREE),
         )
         self.clients: list[Client] = []

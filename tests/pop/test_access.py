@@ -15,8 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from penstock import Client, Security, SyncClient, group_settings
-from penstock.pop.access.file import AccessInvalid, load_access_policy
-from penstock.pop.access.policy import AccessPolicy, Principal
+from penstock.access.errors import AccessInvalid
 from penstock.pop.errors import NodeUnavailable, NotAuthenticated, NotPermitted
 from penstock.pop.grpc.access import GROUP_RULES, POP_RULES
 from penstock.pop.options import PopOptions
@@ -31,7 +30,8 @@ FILE = f"""
 [[principal]]
 name = "billing"
 token_sha256 = "{sha256(TOKENS["billing"].encode()).hexdigest()}"
-publish = ["plant/#"]
+write = ["plant/#"]
+read = ["plant/#"]
 consume = ["billing", "audit-*"]
 
 [[principal]]
@@ -42,14 +42,14 @@ admin = ["*"]
 [[principal]]
 name = "device"
 certificate = "device.example.org"
-publish = ["plant/#"]
+write = ["plant/#"]
 """
 
 
 @pytest.fixture
 async def node(tmp_path: Path) -> AsyncIterator[Node]:
     (tmp_path / "access.toml").write_text(FILE)
-    async with Node(tmp_path / "data", pop=PopOptions(access_file=str(tmp_path / "access.toml"))) as started:
+    async with Node(tmp_path / "data", access=tmp_path / "access.toml") as started:
         yield started
 
 
@@ -139,92 +139,46 @@ def test_every_method_of_the_api_says_what_it_needs() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("name", "need", "permitted"),
-    [
-        ("a", ("publish", "plant/1"), True),
-        ("a", ("publish", "plant"), True),
-        ("a", ("publish", "planta"), False),
-        ("a", ("consume", "audit-1"), True),
-        ("a", ("consume", "audit"), False),
-        ("a", ("consume", ""), False),
-        ("a", ("admin", "audit-1"), False),
-        ("b", ("admin", ""), True),
-        ("b", ("consume", "x"), False),
-        ("b", ("publish", "plant/1"), False),
-    ],
-)
-def test_permissions_are_filters_and_patterns(name: str, need: tuple[str, str], permitted: bool) -> None:
-    principals = {
-        "a": Principal("a", token_sha256="00", publish=("plant/#",), consume=("audit-*", "billing")),
-        "b": Principal("b", token_sha256="01", admin=("*",)),
-    }
-    assert AccessPolicy(principals.values()).permits(principals[name], need) is permitted
+async def test_a_consumer_pops_only_by_filters_that_it_may_read(node: Node) -> None:
+    async with client_of(node, "billing") as client:
+        for refused in ("hr/#", "#", "+/1", "$dlq/reports"):
+            with pytest.raises(NotPermitted, match="billing may not pop"):
+                await client.pop(refused, group="billing")
+            with pytest.raises(NotPermitted, match="billing may not pop"):
+                async with client.stream(refused, group="billing") as messages:
+                    await anext(aiter(messages))
+        assert await client.pop("plant/+/x", group="billing") == []
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("[[principal", "not TOML"),
-        ("principal = 1", "should be"),
-        ("[other]", "other"),
-        ("[[principal]]\ntoken_sha256 = '00'", "not be empty"),
-        ("[[principal]]\nname = 'a'", "can recognize it"),
-        ("[[principal]]\nname = 'a'\ntoken_sha256 = '00'", "64"),
-        ("[[principal]]\nname = 'a'\ncertificate = 'c'\npublish = 'x'", "lists"),
-        ("[[principal]]\nname = 'a'\ncertificate = 'c'\npublish = ['a#']", "'#'"),
-        ("[[principal]]\nname = 'a'\ncertificate = 'c'\nconsum = ['a']", "consum"),
-        ("[[principal]]\nname = 'a'\ncertificate = 'c'\n" * 2, "two principals"),
-        ("[[principal]]\nname = 'a'\naccess_key = 'k'", "go together"),
-        ("[[principal]]\nname = 'a'\nmqtt_user = 'u'\npublish = ['a/#']", "consume only"),
-        ("[[principal]]\nname = 'a'\nmqtt_user = 'u'\nadmin = ['a']", "consume only"),
-        (
-            "".join(f"[[principal]]\nname = '{name}'\naccess_key = 'k'\naccess_secret = 's'\n" for name in "ab"),
-            "two principals of one access key",
-        ),
-    ],
-)
-def test_an_access_file_that_is_wrong_says_why(tmp_path: Path, text: str, reason: str) -> None:
-    path = tmp_path / "access.toml"
-    path.write_text(text)
-    with pytest.raises(Exception, match=reason):
-        load_access_policy(path)
+async def test_only_who_may_send_to_a_topic_recalls_its_messages_and_ends_its_transactions(node: Node) -> None:
+    async with client_of(node, "billing") as client, client_of(node, "operator") as other:
+        sent = await client.send(TOPIC, b"a", delay_ms=60_000)
+        assert sent.recall_handle is not None
+        with pytest.raises(NotPermitted, match="operator may not send"):
+            await other.recall(sent.recall_handle)
+        assert len(node.delayed) == 1
+        half = await client.transactions.begin(TOPIC, b"a", producer="p")
+        with pytest.raises(NotPermitted, match="operator may not send"):
+            await other.transactions.end(half.handle, commit=True)
+        assert len(node.transactions) == 1
+        await half.commit()
+        await client.recall(sent.recall_handle)
 
 
-@pytest.mark.parametrize(
-    ("user", "group", "may_share"),
-    [
-        ("edge-1", "billing", True),
-        ("edge", "billing", False),
-        ("", "billing", False),
-        ("edge-1", "audit-1", False),
-        ("edge-1", "devices", True),  # no principal consumes it over gRPC
-        ("", "devices", True),
-        ("", "public", True),
-        ("edge-1", "public", True),
-        ("billing", "billing", False),  # the name of a principal is not a user name
-    ],
-)
-def test_a_group_that_somebody_consumes_is_shared_only_with_the_users_that_consume_it(
-    user: str, group: str, may_share: bool
-) -> None:
-    access = AccessPolicy(
-        [
-            Principal("billing", token_sha256="00", consume=("billing", "audit-*")),
-            Principal("edges", mqtt_user="edge-*", consume=("billing",)),
-            Principal("everybody", mqtt_user="*", consume=("public",)),
-        ]
-    )
-    assert access.may_share(user, group) is may_share
-
-
-def test_a_principal_that_may_consume_every_group_leaves_none_to_devices() -> None:
-    assert not AccessPolicy([Principal("a", token_sha256="00", consume=("*",))]).may_share("", "devices")
-
-
-def test_an_access_file_that_is_missing_says_so(tmp_path: Path) -> None:
-    with pytest.raises(AccessInvalid, match="can't be read"):
-        load_access_policy(tmp_path / "none.toml")
+async def test_a_right_that_is_withdrawn_ends_calls_and_streams(node: Node, tmp_path: Path) -> None:
+    async with client_of(node, "billing") as client, client.stream(FILTER, group="billing") as messages:
+        await client.send(TOPIC, b"a")
+        (await anext(aiter(messages))).ack()
+        (tmp_path / "access.toml").write_text(FILE.replace('read = ["plant/#"]', 'read = ["other/#"]'))
+        node.access.reload()
+        with pytest.raises(NotPermitted, match="may not pop"):
+            await anext(aiter(messages))
+        with pytest.raises(NotPermitted):
+            await client.pop(FILTER, group="billing")
+        (tmp_path / "access.toml").write_text(FILE.replace("billing", "biling").replace("[[principal]]", "[[principle]]"))
+        with pytest.raises(AccessInvalid, match="principle"):
+            node.access.reload()
+        await client.send(TOPIC, b"a")  # by what the file said before
 
 
 # --- TLS --------------------------------------------------------------------------------------------------------------
@@ -255,7 +209,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tup
 
 async def started(tmp_path: Path, **options: Any) -> Node:
     (tmp_path / "access.toml").write_text(FILE)
-    node = Node(tmp_path / "data", pop=PopOptions(access_file=str(tmp_path / "access.toml"), **options))
+    node = Node(tmp_path / "data", access=tmp_path / "access.toml", pop=PopOptions(**options))
     await node.start()
     return node
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import grpc.aio
 
-from penstock.pop.access.file import load_access_policy
+from penstock.access.control import AccessControl
+from penstock.access.options import AccessControlOptions
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.handle import Handles, load_secret
@@ -227,7 +228,9 @@ class Node(Parts):
         pop: PopOptions | None = None,
         timer: TimerOptions | None = None,
         store: StoreOptions | None = None,
+        access: str | Path = "",
     ) -> None:
+        self.access = AccessControl(AccessControlOptions(file=str(access)))
         store = store or StoreOptions(segment_bytes=16 * MIB)
         self.ahead = AheadClock()
         super().__init__(data_dir, self.ahead, pop=pop, timer=timer, store=store)
@@ -247,9 +250,8 @@ class Node(Parts):
         sender = Sender(store, handles, delayed, transactions, self.options[0], self.options[1])
         servicer = PopServicer(core, store, handles, delayed, transactions, sender, self.options[0])
         self.rocketmq = rocketmq_service(core, store, handles, sender, delayed, transactions, self.options[0])
-        access = load_access_policy(Path(options.access_file)) if options.access_file else None
         group_servicer = GroupServicer(core, store)
-        self._server = PopServer(servicer, group_servicer, options, access, self.rocketmq)
+        self._server = PopServer(servicer, group_servicer, options, self.access, self.rocketmq)
         self.port = await self._server.start()
 
     async def __aenter__(self) -> Self:

@@ -447,7 +447,8 @@ FILE = """
 name = "billing"
 access_key = "key"
 access_secret = "s3cret"
-publish = ["plant/#"]
+write = ["plant/#"]
+read = ["plant/#"]
 consume = ["billing"]
 
 [[principal]]
@@ -460,7 +461,7 @@ access_secret = "0ther"
 @pytest.fixture
 async def guarded(tmp_path: Path) -> AsyncIterator[Node]:
     (tmp_path / "access.toml").write_text(FILE)
-    async with Node(tmp_path / "data", pop=PopOptions(access_file=str(tmp_path / "access.toml"))) as started:
+    async with Node(tmp_path / "data", access=tmp_path / "access.toml") as started:
         yield started
 
 
@@ -504,7 +505,7 @@ async def test_a_caller_that_signs_has_the_rights_of_the_access_file(guarded: No
         assert (code, len(messages)) == (Code.OK, 1)
         assert (await caller.ack(*handles(messages))).status.code == Code.OK
         refused = await caller.send(outgoing(), outgoing(topic="secret/x"))
-        assert (refused.status.code, "billing may not publish 'secret/x'" in refused.status.message) == (Code.FORBIDDEN, True)
+        assert (refused.status.code, "billing may not send 'secret/x'" in refused.status.message) == (Code.FORBIDDEN, True)
         lite = outgoing(topic="secret", kind=TYPE.LITE, lite_topic="x")
         assert (await caller.send(lite)).status.code == Code.FORBIDDEN
         assert (await caller.send(outgoing(topic="a/#"))).status.code == Code.FORBIDDEN

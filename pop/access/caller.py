@@ -1,0 +1,69 @@
+"""Who calls: the principal whose call is being served, and what it may do."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+
+import grpc
+
+from penstock.access.actions import SEND
+from penstock.access.rights import Rights
+from penstock.pop.errors import PopError
+from penstock.store.record import decode
+from penstock.store.store import Store
+
+CALLER: ContextVar[Rights | None] = ContextVar("caller", default=None)
+"""The rights of the caller whose call is being served; None where access is not restricted. gRPC serves each call in a task of
+its own, so this is the call's own context."""
+
+
+class AccessDenied(PopError):
+    """Raised for a call that is not allowed.
+
+    Parameters:
+        status: UNAUTHENTICATED or PERMISSION_DENIED.
+        detail: what the caller is told.
+    """
+
+    def __init__(self, status: grpc.StatusCode, detail: str) -> None:
+        self.status = status
+        self.detail = detail
+        super().__init__(detail)
+
+
+def check_permitted(action: str, name: str) -> None:
+    """Check that the caller may perform an action on a topic, a filter or a group. See `Rights.may`.
+
+    Raises:
+        AccessDenied: it may not.
+    """
+    rights = CALLER.get()
+    if rights is not None:
+        check_rights(rights, action, name)
+
+
+def check_sender(store: Store, position: int, size: int | None) -> None:
+    """Check that the caller may send to the topic of a stored message, whose end the caller wants to decide.
+
+    Args:
+        store: has the message.
+        position: of the message.
+        size: of its record in bytes; None if it is no longer there, so that there is nothing to check.
+
+    Raises:
+        AccessDenied: the caller may not, or the message can't be read, so that its topic is not known.
+    """
+    if CALLER.get() is None or size is None:
+        return
+    store.commit()  # the message may have been stored in this turn
+    data = store.read_intact(position, size)
+    if data is None:
+        raise AccessDenied(grpc.StatusCode.PERMISSION_DENIED, "the message can't be read, so its topic is not known")
+    check_permitted(SEND, decode(data, position=position, verify=False).topic.decode())
+
+
+def check_rights(rights: Rights, action: str, name: str) -> None:
+    """Check that somebody may perform an action. Raises AccessDenied."""
+    if not rights.may(action, name):
+        what = f"{name[:80]!r}" if name else "all groups"
+        raise AccessDenied(grpc.StatusCode.PERMISSION_DENIED, f"{rights.subject.user} may not {action} {what}")
