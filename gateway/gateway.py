@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
 
 from penstock.gateway.auth.authorizer import Authorizer
 from penstock.gateway.connection.backpressure import Backpressure
@@ -49,6 +50,9 @@ from penstock.store.clock import Clock
 from penstock.store.store import Store
 from penstock.timer.delayed import DelayedMessages
 
+STOP_LINGER_S: Final = 1.0
+"""Seconds that clients have to close their side when the node stops. The node then closes the sockets anyway."""
+
 
 class Gateway:
     """Serves MQTT over a store.
@@ -93,7 +97,7 @@ class Gateway:
         self.clock = clock
         self.sources = Sources(options.limits)
         strikes = Strikes(self.sources, self.traffic, self.logbook, self.now_ms, hold_off_ms=options.limits.hold_off_ms)
-        share = SocketShare(descriptors_below, lambda: self.connections.shed()) if descriptors_below is not None else None
+        share = SocketShare(descriptors_below, self._shed) if descriptors_below is not None else None
         self.listeners = Listeners(options, self.sources, self.logbook, self.now_ms, self.connect, strikes.add, share)
         self.backpressure = Backpressure(store, options.limits.undurable_bytes_max)
         self.throttle = Throttle(self.now_ms, options.limits)
@@ -221,6 +225,7 @@ class Gateway:
         await self.connections.wait_closed(CLOSE_FLUSH_S + 1)
         await self.authorizer.stop()
         if self.sockets is not None:
+            await self.sockets.lingering.wait_closed(STOP_LINGER_S)
             self.sockets.close()
             self.sockets = None
 
@@ -269,6 +274,10 @@ class Gateway:
             loop=self.loop,
             session_expiry_s_max=options.session_expiry_s_max,
         )
+
+    def _shed(self) -> bool:
+        """Close a socket that lingers, or else a connection that has sent nothing, to make room for a new connection."""
+        return (self.sockets is not None and self.sockets.lingering.shed()) or self.connections.shed()
 
     # --- a full disk ------------------------------------------------------------------------------------------------
 

@@ -524,6 +524,11 @@ class Connection(asyncio.Protocol):
             self.outbox.close(why, reason)
         self._end()
 
+    def drop(self, why: str, reason: ReasonCode) -> None:
+        """Close the connection at once, whatever is still to be sent. `why` and `reason` are those of `close`."""
+        self.outbox.abort()
+        self.close(why, reason)
+
     def _end(self) -> None:
         """Leave the session, once: it is kept, or ends."""
         if not self.connected:

@@ -32,6 +32,10 @@ class OpenConnection(Pausable, Watched, Applicant, Protocol):
     closed_for: ReasonCode | None
     """Why the server closed it; None if the client ended it."""
 
+    def drop(self, why: str, reason: ReasonCode) -> None:
+        """Close the connection at once, whatever is still to be sent."""
+        ...
+
 
 C = TypeVar("C", bound=OpenConnection)
 
@@ -97,18 +101,16 @@ class OpenConnections(Collection[C]):
         if oldest is None:
             return False
         del self._waiting[oldest]
-        oldest.close("the node has no more file descriptors, and no CONNECT has come yet", ReasonCode.QUOTA_EXCEEDED)
+        oldest.drop("the node has no more file descriptors, and no CONNECT has come yet", ReasonCode.QUOTA_EXCEEDED)
         return True
 
     def _oldest_waiting(self) -> C | None:
-        """Return the connection that has waited longest for its CONNECT, and forget those before it that
-        have sent theirs."""
-        waiting = self._waiting
-        while waiting:
-            oldest = next(iter(waiting))
+        """Return the connection that has waited longest for its CONNECT, and forget those before it."""
+        while self._waiting:
+            oldest = next(iter(self._waiting))
             if not oldest.level:
                 return oldest
-            del waiting[oldest]
+            del self._waiting[oldest]
         return None
 
     def remove(self, connection: C) -> None:

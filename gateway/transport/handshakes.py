@@ -80,7 +80,7 @@ class Handshakes:
 
     async def _run(self, end: socket.socket, peer: Peer, context: ssl.SSLContext | None) -> None:
         loop, sockets, is_proxied = self._loop, self._sockets, bool(self._options.proxy_from)
-        why, error_text = "", ""
+        why, error_text, has_alert = "", "", False
         try:
             if is_proxied:
                 async with asyncio.timeout(self._limit_s):
@@ -104,13 +104,16 @@ class Handshakes:
         except TimeoutError:
             why = "handshake_timeout"
         except (ssl.SSLError, OSError) as error:  # The client broke TLS or has gone.
-            is_tls = isinstance(error, ssl.SSLError)
-            why, error_text = "tls" if is_tls else "handshake_lost", str(getattr(error, "reason", "") or error)
-            if is_tls:
+            has_alert = isinstance(error, ssl.SSLError)
+            why, error_text = "tls" if has_alert else "handshake_lost", str(getattr(error, "reason", "") or error)
+            if has_alert:
                 self._strike(peer)
         finally:
             self._count.open -= context is not None or is_proxied
             if why:
-                end.close()
+                if has_alert and sockets is not None:
+                    sockets.linger(end)
+                else:
+                    end.close()
                 self._admission.closed(peer)
                 self._admission.note_refusal(peer.host, why, error_text)

@@ -31,7 +31,11 @@ class SocketSet(Protocol):
         ...
 
     def forget(self, number: int) -> None:
-        """Forget a socket that is no longer watched and is about to be closed."""
+        """Forget a socket that is no longer watched, and that the transport closes or gives away."""
+        ...
+
+    def linger(self, end: socket.socket) -> None:
+        """Take over a forgotten socket on which everything was sent, and close it once its client has closed its side."""
         ...
 
 
@@ -40,6 +44,7 @@ class SocketTransport(asyncio.Transport):
 
     __slots__ = (
         "_end",
+        "_has_ended",
         "_high",
         "_is_closing",
         "_is_full",
@@ -76,6 +81,8 @@ class SocketTransport(asyncio.Transport):
         self._unsent: list[memoryview] = []
         self._unsent_bytes = 0
         self.reads = True
+        self._has_ended = False
+        """The other end sends nothing more."""
         self._is_closing = False
         self._is_lost = False
         self._is_full = False
@@ -114,8 +121,9 @@ class SocketTransport(asyncio.Transport):
 
     def end_of_stream(self) -> None:
         """Handle that the other end sends nothing more."""
+        self._has_ended = True
         self.pause_reading()
-        if not self._protocol.eof_received():
+        if not self._is_closing and not self._protocol.eof_received():
             self.close()
 
     # --- writing ----------------------------------------------------------------------------------------------------
@@ -167,7 +175,7 @@ class SocketTransport(asyncio.Transport):
         if not unsent:
             self.watch()
             if self._is_closing:
-                self.lose(None)
+                self._leave()
                 return
         if self._is_full and self._unsent_bytes <= self._low:
             self._is_full = False
@@ -186,15 +194,21 @@ class SocketTransport(asyncio.Transport):
         return self._is_closing
 
     def close(self) -> None:
-        """Stop reading, send what was written, and close."""
+        """Send what was written, then close. What the other end sends from now on is discarded."""
         if self._is_closing:
             return
         self._is_closing = True
-        self.pause_reading()
         if not self._unsent:
-            self.lose(None)
+            self._leave()
+            return
+        # The other end may not read before it has sent everything, so the server discards that while it sends.
+        self.receive_into = self._end.recv_into
+        self.data_received = _discard
+        self.reads = not self._has_ended
+        self.watch()
 
     def abort(self) -> None:
+        """Close without sending what was written. The kernel may tell the other end with a reset."""
         self.lose(None)
 
     def break_off(self, error: Exception) -> None:
@@ -204,14 +218,31 @@ class SocketTransport(asyncio.Transport):
         self.lose(error)
 
     def lose(self, error: Exception | None) -> None:
-        """Close the socket, and tell the protocol in the next turn of the loop."""
+        """Close the socket at once, and tell the protocol in the next turn of the loop."""
         if self._is_lost:
             return
+        self._release()
+        self._end.close()
+        self._loop.call_soon(self._protocol.connection_lost, error)
+
+    def _leave(self) -> None:
+        """End a connection on which everything was sent, and tell the protocol in the next turn of the loop."""
+        if self._has_ended:
+            self.lose(None)
+            return
+        self._release()
+        self._sockets.linger(self._end)
+        self._loop.call_soon(self._protocol.connection_lost, None)
+
+    def _release(self) -> None:
+        """Have nothing more to do with the socket."""
         self._is_lost = self._is_closing = True
         self.reads = False
         self._unsent.clear()
         self._unsent_bytes = 0
         self.watch()
         self._sockets.forget(self._number)
-        self._end.close()
-        self._loop.call_soon(self._protocol.connection_lost, error)
+
+
+def _discard(data: bytes) -> None:
+    """Receive data of a connection that the server is closing."""

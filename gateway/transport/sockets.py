@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
+from penstock.gateway.transport.lingering import Lingering
 from penstock.gateway.transport.socket_transport import READ_BYTES, SocketTransport
 from penstock.gateway.transport.tls import Tls
 from penstock.gateway.transport.tls_transport import TlsTransport
@@ -45,6 +46,8 @@ class Sockets:
         self._epoll = select.epoll()
         self._transports: dict[int, SocketTransport] = {}
         self._buffer = memoryview(bytearray(READ_BYTES))
+        self.lingering = Lingering(loop)
+        """The sockets on which the server has ended and the clients have not."""
         loop.add_reader(self._epoll.fileno(), self._turn)
 
     def add(self, end: socket.socket, protocol: asyncio.Protocol, tls: Tls | None = None) -> None:
@@ -71,7 +74,8 @@ class Sockets:
         transport.begin(self._buffer)
 
     def close(self) -> None:
-        """Stop reading. The caller has closed all connections before."""
+        """Stop reading, and close the sockets that linger. The caller has closed all connections before."""
+        self.lingering.close()
         self._loop.remove_reader(self._epoll.fileno())
         self._epoll.close()
 
@@ -85,8 +89,12 @@ class Sockets:
             self._epoll.unregister(number)
 
     def forget(self, number: int) -> None:
-        """Forget a socket that is no longer watched and is about to be closed."""
+        """Forget a socket that is no longer watched, and that the caller closes or gives away."""
         del self._transports[number]
+
+    def linger(self, end: socket.socket) -> None:
+        """Take over a socket on which everything was sent, and close it once its client has closed its side."""
+        self.lingering.add(end)
 
     def _turn(self) -> None:
         try:

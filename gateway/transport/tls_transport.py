@@ -88,8 +88,7 @@ class TlsTransport(SocketTransport):
             super().write(self._tls.end())
         super().close()
 
-    def lose(self, error: Exception | None) -> None:
-        super().lose(error)
-        self.receive_into = (
-            self._end.recv_into
-        )  # This breaks a reference circle, so that the buffers of TLS, tens of KB, are freed at once.
+    def _release(self) -> None:
+        super()._release()
+        # This breaks a reference circle, so that the buffers of TLS, tens of KB, are freed at once.
+        self.receive_into = self._end.recv_into

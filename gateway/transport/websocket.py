@@ -49,8 +49,6 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
         )
         self._transport: asyncio.Transport
         self._closing = False
-        self._has_heard_all = False
-        """Whether the client sends nothing more, so that no close frame can come."""
 
     # --- a protocol, to the loop ------------------------------------------------------------------------------------
 
@@ -68,9 +66,6 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
         self._connection.resume_writing()
 
     def eof_received(self) -> bool | None:
-        self._has_heard_all = True
-        if self._closing:
-            return False  # The client can't answer our close frame any more.
         return self._connection.eof_received()
 
     def data_received(self, data: bytes) -> None:
@@ -87,10 +82,9 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
                 elif event.opcode is OP_TEXT:  # [MQTT-6.0.0-1]
                     self._frames.fail(CloseCode.UNSUPPORTED_DATA, "MQTT is sent in binary frames")
                     break
-        is_closing = self._closing
         has_ended = self._send()
         # A close frame often follows the client's DISCONNECT in the same read.
-        if payloads and not is_closing:
+        if payloads:
             self._connection.data_received(payloads[0] if len(payloads) == 1 else b"".join(payloads))
         if has_ended:
             self._closing = True
@@ -127,21 +121,12 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
             self._send()
 
     def close(self) -> None:
-        """Send a close frame and wait for the client's, if the client can still send one.
-
-        The caller aborts if that takes too long.
-        """
-        if self._closing or self._frames.state is not State.OPEN:
-            self._closing = True
-            self._transport.close()
-            return
+        """Send a close frame, and close. The client's own close frame comes while the socket lingers."""
+        if not self._closing and self._frames.state is State.OPEN:
+            self._frames.send_close(CloseCode.NORMAL_CLOSURE)
+            self._send()
         self._closing = True
-        self._frames.send_close(CloseCode.NORMAL_CLOSURE)
-        self._send()
-        if self._has_heard_all:
-            self._transport.close()
-        else:
-            self._transport.resume_reading()
+        self._transport.close()
 
     def abort(self) -> None:
         self._transport.abort()

@@ -25,6 +25,17 @@ class MqttConnectionCollector(Collector):
         yield gauge(
             "penstock_mqtt_handshakes", "Connections in a TLS handshake or PROXY header.", gateway.listeners.handshakes.open
         )
+        lingering = gateway.sockets.lingering if gateway.sockets is not None else None
+        yield gauge(
+            "penstock_mqtt_sockets_lingering",
+            "Sockets of ended connections whose clients have not closed their side yet.",
+            len(lingering) if lingering is not None else 0,
+        )
+        yield counter(
+            "penstock_mqtt_sockets_cut_short",
+            "Sockets of ended connections that were closed before their clients had closed their side.",
+            lingering.cut_short if lingering is not None else 0,
+        )
         yield labelled_gauge("penstock_mqtt_clients", "Connected clients.", ["listener", "version"], traffic.connected)
         yield labelled_counter(
             "penstock_mqtt_connections_accepted",
