@@ -29,11 +29,15 @@ from penstock.node.lock import DataDirLock
 from penstock.node.parts import NodeParts
 from penstock.pop.core.handle import SECRET
 from penstock.store import commitlog, index, snapshot, syncmark
+from penstock.store.block import read_block
 from penstock.store.clock import SystemClock
+from penstock.store.commitlog import CommitLog
 from penstock.store.errors import DiskFull, SnapshotInvalid, StoreError
 from penstock.store.files import FULL, LOST_FOUND, Mode, write_all
 from penstock.store.index import Index
 from penstock.store.options import StoreOptions
+from penstock.store.record import HEADER_BYTES, store_ms_of
+from penstock.store.recovery import REPLAY_BYTES
 from penstock.store.repair import survey
 from penstock.store.segment import SUFFIX, segment_base, segment_name
 from penstock.store.snapshot import SnapshotReader, snapshots
@@ -55,6 +59,8 @@ class Verification:
     """Position after the last record."""
     built_from: str = ""
     """What the index was built from anew."""
+    has_index: bool = False
+    """Whether there is a stored index with rows, which were compared."""
     replayed: int = 0
     """Records that were applied to build it."""
     snapshots: int = 0
@@ -240,12 +246,14 @@ def _verify_state(originals: _Originals, work: Path, found: Verification, meter:
         if expected is None:
             return
         found.start, found.end = expected.log.start, expected.log.end
-        if not _check_index(stored, found):
+        _check_order(expected.log, found)
+        if not _is_comparable(stored, found):
             return
         actual = _recovered(stored, found, meter, "Replaying", stack)
         if actual is None:
             return
         settle(expected)
+        found.has_index = True
         try:
             stale = stale_pinned(actual)
             if stale:
@@ -279,6 +287,28 @@ def _check_log(data_dir: Path, found: Verification) -> None:
         )
 
 
+def _check_order(log: CommitLog, found: Verification) -> None:
+    """Compare the times of all records, which never decrease along a log.
+
+    Records don't hold their positions, so they are valid in a wrong place too. A start compares the first records of segments
+    only, which may have equal times.
+    """
+    position = last_ms = 0
+    while (position := max(position, log.start)) < log.written:
+        block = read_block(log, position, REPLAY_BYTES)
+        for at in block.offsets:
+            store_ms = store_ms_of(block.data[at : at + HEADER_BYTES])
+            if store_ms < last_ms:
+                found.problems.append(
+                    f"the record at position {block.base + at} is older than the one before it, so segment "
+                    f"{log.segment_at(block.base + at).path.name} or the one before it is in a wrong place, or has records of "
+                    "another log"
+                )
+                return
+            last_ms = store_ms
+        position = block.end
+
+
 def _check_snapshots(data_dir: Path, found: Verification) -> None:
     """Read every row of every snapshot."""
     bases = {segment_base(path) for path in (data_dir / commitlog.DIRECTORY).glob(f"*{SUFFIX}")}
@@ -294,8 +324,14 @@ def _check_snapshots(data_dir: Path, found: Verification) -> None:
             found.problems.append(str(error))
 
 
-def _check_index(data_dir: Path, found: Verification) -> bool:
-    """Return whether the stored index can be opened and covers no more than the log has."""
+def _is_comparable(data_dir: Path, found: Verification) -> bool:
+    """Return whether there is a stored index with rows, which can be opened and covers no more than the log has.
+
+    That there is none is no problem: a node that was killed before its first flush leaves it empty, and a repair deletes it.
+    """
+    if not any((data_dir / index.DIRECTORY).iterdir()):
+        found.notes.append(f"there is no index, so the next start builds it from {found.built_from}")
+        return False
     try:
         stored = Index(data_dir, read_only=True)
         try:
@@ -306,10 +342,15 @@ def _check_index(data_dir: Path, found: Verification) -> bool:
         found.problems.append(f"the index can't be used, so the next start rebuilds it: {error}")
         return False
     if covered is None:
-        if found.end:
-            found.notes.append("the index is empty, so the next start replays the whole log")
-        return True
-    if not found.start <= covered.position <= found.end:
+        found.notes.append(f"the index is empty, so the next start builds it from {found.built_from}")
+        return False
+    if covered.position < found.start:
+        found.notes.append(
+            f"the index covers the log up to {covered.position}, but the log begins at {found.start}, as after a kill during "
+            f"an expiry; the next start builds a new one from {found.built_from}"
+        )
+        return False
+    if covered.position > found.end:
         found.problems.append(
             f"the index covers the log up to {covered.position}, but the log goes from {found.start} to {found.end}, so the "
             "next start rebuilds it"

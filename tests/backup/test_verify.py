@@ -6,6 +6,7 @@ import asyncio
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import StringIO
 from pathlib import Path
 from random import Random
 
@@ -18,6 +19,7 @@ from penstock.backup.comparison import describe_key, merge_ids, together
 from penstock.backup.errors import BackupFailed
 from penstock.backup.manifest import FILE, load_manifest
 from penstock.backup.verify import Verification, verify
+from penstock.cli.actions.repair import repair_log
 from penstock.node.lock import DataDirLock
 from penstock.store.errors import DataDirLocked
 from penstock.store.files import SYSTEM_FILES
@@ -25,10 +27,13 @@ from penstock.store.index import DAMAGED, META_KEY, Batch, Covered, Index, KeySp
 from penstock.store.lightqueue import ENTRY_BYTES
 from penstock.store.options import KIB
 from tests.backup.wiring import Readings, copy_of, make_backup
+from tests.clock import AheadClock, ManualClock
 from tests.depth import DEPTH
 from tests.gateway.wire import Broker
-from tests.store.wiring import copy_left
+from tests.store.wiring import close, copy_left, open_store, publish
 from tests.waiting import until
+
+DAY_MS = 24 * 3_600_000
 
 KEEP = 0
 """Flags of a CONNECT whose session outlives the connection."""
@@ -116,6 +121,69 @@ def test_what_a_node_leaves_is_good(used: Path, tmp_path: Path, name: str, state
         assert found.start > 0
         assert found.snapshots > 0
         assert found.built_from == "the log and a snapshot"
+
+
+@pytest.mark.parametrize("name", ["plain", "retention"])
+@pytest.mark.parametrize("state", ["", "-later", "-killed"])
+@pytest.mark.parametrize("days", [30, -30])
+def test_it_is_good_at_any_later_time_and_with_a_wrong_clock(
+    used: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, state: str, days: int
+) -> None:
+    """A verification delivers nothing that is due and lets nothing expire."""
+    clock = AheadClock()
+    clock.advance(max(days, 0) * DAY_MS)
+    clock.set_wall(min(days, 0) * DAY_MS)
+    monkeypatch.setattr("penstock.backup.verify.SystemClock", lambda: clock)
+    found = check(used / f"{name}{state}", tmp_path)
+    assert (found.problems, found.differences) == ([], {})
+
+
+async def use_again(data_dir: Path, left: Path, **options: int) -> None:
+    """Run a node on a data directory, store more, and copy what it leaves when it is killed then; stop it in order."""
+    broker = await Broker(data_dir, {"segment_bytes": 16 * KIB, **options}).start()
+    device = await broker.connect(f"device of {left.name}", flags=KEEP)
+    await device.subscribe(("plant/+/state", 1))
+    publisher = await broker.connect(f"publisher of {left.name}")
+    for number in range(200):
+        topic = f"plant/{number % 5}/state"
+        await publisher.publish(topic, b"%0100d" % number, 1, packet_id=200, retain=number % 3 == 0)
+    await copy_of_running(broker, left)
+    await broker.stop()
+
+
+@pytest.mark.parametrize("options", [{}, {"retention_bytes": 48 * KIB}])
+@pytest.mark.parametrize("state", ["", "-killed"])
+async def test_what_a_node_leaves_after_its_index_was_lost_is_good(
+    used: Path, tmp_path: Path, options: dict[str, int], state: str
+) -> None:
+    """An index from a snapshot lacks entries of dropped records, and pinned ones, that the lost index had."""
+    data_dir = copy_of(used / f"{'retention' if options else 'plain'}{state}", tmp_path / "data")
+    for number in range(2):
+        shutil.rmtree(data_dir / "index")
+        found = check(data_dir, tmp_path)
+        assert (found.is_good, found.has_index) == (True, False)
+        assert found.notes == [f"there is no index, so the next start builds it from {found.built_from}"]
+        await use_again(data_dir, tmp_path / f"killed{number}", **options)
+        for directory in (data_dir, tmp_path / f"killed{number}"):
+            found = check(directory, tmp_path)
+            assert (found.problems, found.differences) == ([], {})
+
+
+@pytest.mark.parametrize("segment", [0, -1])
+async def test_a_repaired_log_is_good_and_so_is_its_backup(used: Path, tmp_path: Path, segment: int) -> None:
+    data_dir = copy_of(used / "retention", tmp_path / "data")
+    path = sorted((data_dir / "commitlog").iterdir())[segment]
+    data = path.read_bytes()
+    path.write_bytes(data[:500] + b"Z" * 900 + data[1_400:])
+    assert not check(data_dir, tmp_path).is_good
+    repair_log(data_dir, dry_run=False, as_json=True, out=StringIO())
+    assert check(data_dir, tmp_path).is_good
+    await use_again(data_dir, tmp_path / "killed")
+    make_backup(data_dir, tmp_path / "backup")
+    for directory in (data_dir, tmp_path / "killed", tmp_path / "backup"):
+        found = check(directory, tmp_path)
+        assert (found.problems, found.differences) == ([], {})
+        assert found.has_index
 
 
 # --- rows of the index ------------------------------------------------------------------------------------------------
@@ -260,6 +328,36 @@ def test_a_damaged_record_and_a_damaged_snapshot_of_a_data_directory_are_named(u
     found = check(data_dir, tmp_path)
     assert any("of the log are damaged at position" in problem and segment.name in problem for problem in found.problems)
     assert any(f"the snapshot {tmp_path}" in problem or "the snapshot" in problem for problem in found.problems)
+
+
+@pytest.mark.parametrize("topics", [("plant/1", "plant/1"), ("plant/1", "plant/200")])
+def test_segments_in_each_others_place_are_found_even_if_both_begin_at_the_same_time(
+    tmp_path: Path, topics: tuple[str, str]
+) -> None:
+    """Records of equal topics and sizes leave the same index in either place. Their times must tell then."""
+    is_like = topics[0] == topics[1]
+    clock = ManualClock()
+    store = open_store(tmp_path / "data", clock=clock)
+    bodies = iter(range(10_000))
+    for number, topic in enumerate(("plant/1", *topics, "plant/1")):
+        base = store.log.segments()[-1][0]
+        while store.log.segments()[-1][0] == base:
+            publish(store, topic, f"{next(bodies):0200d}")
+            store.commit()
+            if is_like and number == 2:
+                clock.advance(1)
+    close(store)
+    found = check(tmp_path / "data", tmp_path)
+    assert found.is_good, found
+    first, second = (path for path in sorted((tmp_path / "data" / "commitlog").iterdir())[1:3])
+    if is_like:
+        assert first.stat().st_size == second.stat().st_size
+    content = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(content)
+    found = check(tmp_path / "data", tmp_path)
+    assert not found.is_good
+    assert ("is older than the one before it" in str(found.problems)) == is_like
 
 
 # --- directories ------------------------------------------------------------------------------------------------------

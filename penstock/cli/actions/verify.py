@@ -55,10 +55,11 @@ def _lines(directory: Path, found: Verification) -> list[str]:
     if found.counts:
         lines.append("To rebuild the index from the log, delete the folder `index` of the stopped node, and start it.")
     if found.is_good:
+        rows = f"an index ({size_of(found.rows_bytes)}) that follows from"
+        what = rows if found.has_index else "no index, but one can be built from"
         lines.append(
             f"The {found.kind} {directory} is good: the log from position {found.start} to {found.end}, {found.snapshots} "
-            f"snapshots, and an index ({size_of(found.rows_bytes)}) that follows from {found.built_from}. "
-            f"It took {found.seconds:.1f} s."
+            f"snapshots, and {what} {found.built_from}. It took {found.seconds:.1f} s."
         )
     else:
         lines.append(f"The {found.kind} {directory} is not good. It took {found.seconds:.1f} s.")
