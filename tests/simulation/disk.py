@@ -16,7 +16,6 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from pathlib import Path
 from random import Random
 
@@ -38,7 +37,7 @@ class ProcessDead(KeyboardInterrupt):
 class Inode:
     """A file: what processes see of it, and what is on the disk.
 
-    `cache` has what processes see and may be longer than `size`, with zeros there. `disk` is what a boot would find.
+    `cache` has what processes see, and `disk` what a boot would find. Both may be shorter than the file, zeros follow.
     """
 
     __slots__ = (
@@ -47,6 +46,7 @@ class Inode:
         "cache",
         "dirty",
         "disk",
+        "disk_size",
         "error_is_told",
         "errors",
         "lost",
@@ -62,16 +62,17 @@ class Inode:
         self.cache = bytearray()
         self.size = 0
         self.disk = bytearray()
+        self.disk_size = 0
         self.sizes: list[int] = []
         """Sizes that the file got, in order, since they were last on disk."""
         self.dirty: set[int] = set()
         """Pages that were not written back."""
         self.lost: set[int] = set()
         """Pages whose write-back failed: clean in the cache, and not on disk."""
-        self.allocated: set[int] = set()
-        """Pages for which the disk has room."""
-        self.written: set[int] = set()
-        """Pages that are no holes."""
+        self.allocated = 0
+        """Pages for which the disk has room, a bit for each."""
+        self.written = 0
+        """Pages that are no holes, a bit for each."""
         self.bad_sectors: set[int] = set()
         self.resident: set[int] = set()
         """Pages in the cache, of a file with bad sectors."""
@@ -82,41 +83,42 @@ class Inode:
     def resize(self, size: int) -> None:
         """Set the size that processes see."""
         if size < self.size:
-            self.cache[size : self.size] = bytes(self.size - size)
+            del self.cache[size:]
             first = -(-size // PAGE_BYTES)
-            for pages in (self.dirty, self.lost, self.allocated, self.written):
-                pages.difference_update([page for page in pages if page >= first])
-            if size % PAGE_BYTES and size // PAGE_BYTES in self.written:
-                self.dirty.add(size // PAGE_BYTES)
-        elif size > len(self.cache):
-            grown = bytearray(max(size, 2 * len(self.cache)))
-            grown[: self.size] = self.cache[: self.size]
-            self.cache = grown
+            below = (1 << first) - 1
+            self.allocated &= below
+            self.written &= below
+            for pages in (self.dirty, self.lost):
+                if pages:
+                    pages.difference_update([page for page in pages if page >= first])
+            if size % PAGE_BYTES and self.written >> (first - 1) & 1:
+                self.dirty.add(first - 1)
         self.size = size
         self.sizes.append(size)
 
     def put_sizes_on_disk(self, count: int) -> None:
         """Apply the first `count` changes of size that are not on disk."""
         for size in self.sizes[:count]:
-            if size < len(self.disk):
-                del self.disk[size:]
-            else:
-                self.disk.extend(bytes(size - len(self.disk)))
+            del self.disk[size:]
+            self.disk_size = size
         del self.sizes[:count]
 
     def put_sector_on_disk(self, sector: int) -> None:
         """Write a sector back, as far as the size on disk reaches."""
         start = sector * SECTOR_BYTES
-        stop = min(start + SECTOR_BYTES, len(self.disk), self.size)
+        self._put_on_disk(start, min(start + SECTOR_BYTES, self.disk_size, self.size))
+
+    def _put_on_disk(self, start: int, stop: int) -> None:
         if start < stop:
-            self.disk[start:stop] = self.cache[start:stop]
+            if len(self.disk) < start:
+                self.disk.extend(bytes(start - len(self.disk)))
+            self.disk[start:stop] = self.cache[start:stop].ljust(stop - start, b"\0")
 
     def write_back(self, pages: list[int]) -> None:
         """Write pages back, and the size of the file that they need."""
         self.put_sizes_on_disk(len(self.sizes))
         for page in pages:
-            stop = min((page + 1) * PAGE_BYTES, self.size)
-            self.disk[page * PAGE_BYTES : stop] = self.cache[page * PAGE_BYTES : stop]
+            self._put_on_disk(page * PAGE_BYTES, min((page + 1) * PAGE_BYTES, self.size))
         self.dirty.difference_update(pages)
 
     def fail_write_back(self, pages: list[int]) -> None:
@@ -129,12 +131,42 @@ class Inode:
 
     def forget_cache(self) -> None:
         """Let processes see what is on disk."""
-        self.cache = bytearray(self.disk)
-        self.size = len(self.disk)
+        self.cache = self.disk.copy()
+        self.size = self.disk_size
         self.sizes.clear()
         self.dirty.clear()
         self.lost.clear()
         self.resident.clear()
+
+    def forget_lost_pages(self) -> None:
+        """Let the kernel reclaim the pages whose write-back failed: they show what is on disk again."""
+        for page in sorted(self.lost):
+            start, stop = page * PAGE_BYTES, min((page + 1) * PAGE_BYTES, self.size)
+            if len(self.cache) < start:
+                self.cache.extend(bytes(start - len(self.cache)))
+            self.cache[start:stop] = self.disk[start:stop].ljust(stop - start, b"\0")
+        self.lost.clear()
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Return the bytes from `start` to `stop`, which is not after the end of the file."""
+        data = bytes(self.cache[start:stop])
+        return data if len(data) == stop - start else data.ljust(stop - start, b"\0")
+
+    def write(self, data: bytes | bytearray | memoryview, offset: int) -> None:
+        """Put bytes into the cache."""
+        cache, stop = self.cache, offset + len(data)
+        if len(cache) < offset:
+            cache.extend(bytes(offset - len(cache)))
+        cache[offset:stop] = data
+        if stop > self.size:
+            self.size = stop
+            self.sizes.append(stop)
+        first, last = offset // PAGE_BYTES, (stop - 1) // PAGE_BYTES
+        self.written |= (2 << last) - (1 << first)
+        pages = range(first, last + 1)
+        self.dirty.update(pages)
+        if self.lost:
+            self.lost.difference_update(pages)
 
 
 class Directory:
@@ -257,10 +289,7 @@ class Disk:
     def drop_clean_pages(self) -> None:
         """Let the kernel reclaim the clean pages of its cache. Pages whose write-back failed show what is on disk again."""
         for inode in self.inodes():
-            for page in sorted(inode.lost):
-                start, stop = page * PAGE_BYTES, min((page + 1) * PAGE_BYTES, inode.size)
-                inode.cache[start:stop] = inode.disk[start:stop].ljust(stop - start, b"\0")
-            inode.lost.clear()
+            inode.forget_lost_pages()
 
     # --- what is on it ------------------------------------------------------------------------------------------------
 
@@ -272,19 +301,21 @@ class Disk:
 
     def used_pages(self) -> int:
         """Return the number of pages that files take."""
-        return sum(len(inode.allocated) for inode in self.inodes())
+        return sum(inode.allocated.bit_count() for inode in self.inodes())
 
     def new_inode(self) -> Inode:
         """Return a new, empty file without a name."""
         self._inodes += 1
         return Inode(self._inodes)
 
-    def take_room(self, inode: Inode, pages: range) -> None:
-        """Give a file room for pages. Raises ENOSPC."""
-        missing = [page for page in pages if page not in inode.allocated]
-        if missing and self.capacity_pages is not None and self.used_pages() + len(missing) > self.capacity_pages:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        inode.allocated.update(missing)
+    def take_room(self, inode: Inode, start: int, stop: int) -> None:
+        """Give a file room for the bytes from `start` to `stop`. Raises ENOSPC."""
+        pages = (1 << -(-stop // PAGE_BYTES)) - (1 << start // PAGE_BYTES)
+        missing = pages & ~inode.allocated
+        if missing:
+            if self.capacity_pages is not None and self.used_pages() + missing.bit_count() > self.capacity_pages:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            inode.allocated |= pages
 
     def sync(self, inode: Inode) -> bool:
         """Write a file back; return False if that fails."""
@@ -313,7 +344,6 @@ def _directories(directory: Directory, *, of_disk: bool = False) -> Iterator[Dir
             yield from _directories(node, of_disk=of_disk)
 
 
-@lru_cache(4096)
 def _names_of(node: Node, directory: Directory) -> int:
     """Return how many names a file or directory has in and below a directory."""
     inside = list(directory.names.values())
@@ -485,7 +515,7 @@ class SimulatedFile:
             return b""
         if inode.bad_sectors:
             self._check_readable(offset, stop)
-        return bytes(inode.cache[offset:stop])
+        return inode.read(offset, stop)
 
     def pwrite(self, data: bytes | bytearray | memoryview, offset: int, /) -> int:
         self._step("pwrite")
@@ -493,16 +523,10 @@ class SimulatedFile:
         inode, size = self.inode, len(data)
         if not size:
             return 0
-        pages = range(offset // PAGE_BYTES, -(-(offset + size) // PAGE_BYTES))
-        self._disk.take_room(inode, pages)
+        self._disk.take_room(inode, offset, offset + size)
         if inode.bad_sectors:
             self._mend(offset, offset + size)
-        if offset + size > inode.size:
-            inode.resize(offset + size)
-        inode.cache[offset : offset + size] = data
-        inode.dirty.update(pages)
-        inode.lost.difference_update(pages)
-        inode.written.update(pages)
+        inode.write(data, offset)
         if self._is_durable:
             self._sync()
         return size
@@ -545,7 +569,7 @@ class SimulatedFile:
     def allocate(self, offset: int, length: int, /) -> None:
         self._step("allocate")
         self._check_open()
-        self._disk.take_room(self.inode, range(offset // PAGE_BYTES, -(-(offset + length) // PAGE_BYTES)))
+        self._disk.take_room(self.inode, offset, offset + length)
         if offset + length > self.inode.size:
             self.inode.resize(offset + length)
 
@@ -553,14 +577,15 @@ class SimulatedFile:
         return self.inode.size
 
     def data_from(self, offset: int, /) -> tuple[int, int] | None:
-        pages = sorted(page for page in self.inode.written if (page + 1) * PAGE_BYTES > offset)
-        if not pages:
+        first = offset // PAGE_BYTES
+        written = self.inode.written >> first
+        if not written:
             return None
-        stop = pages[0] + 1
-        while stop in self.inode.written:
-            stop += 1
-        start = max(pages[0] * PAGE_BYTES, offset)
-        return start, min(stop * PAGE_BYTES, self.inode.size)
+        skipped = (written & -written).bit_length() - 1
+        following = ~(written >> skipped)
+        count = (following & -following).bit_length() - 1
+        start = first + skipped
+        return max(start * PAGE_BYTES, offset), min((start + count) * PAGE_BYTES, self.inode.size)
 
     def block_bytes(self) -> int:
         return PAGE_BYTES

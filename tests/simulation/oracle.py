@@ -236,10 +236,17 @@ class Oracle:
             return False
         return min(message.positions, default=0) >= self.expired_before
 
+    def missing(self, consumer: Consumer) -> Sent | None:
+        """Return a message that a consumer must get and has not got; None if there is none."""
+        for message in self.sent.values():
+            if message.number in consumer.delivered or message.number in consumer.dead:
+                continue
+            if self.must_be_delivered(message) and consumer.wants(message):
+                return message
+        return None
+
     def check_all_delivered(self, consumer: Consumer) -> None:
         """Check at the end that a consumer got everything that it must get."""
-        for message in self.sent.values():
-            if not (consumer.wants(message) and self.must_be_delivered(message)):
-                continue
-            if message.number not in consumer.delivered and message.number not in consumer.dead:
-                raise Violation(f"{message} never came to {consumer.name}, whose filters are {sorted(consumer.since)}")
+        message = self.missing(consumer)
+        if message is not None:
+            raise Violation(f"{message} never came to {consumer.name}, whose filters are {sorted(consumer.since)}")

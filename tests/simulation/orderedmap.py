@@ -18,19 +18,23 @@ NAME = "CURRENT"
 class MapChanges:
     """Changes that are written together."""
 
-    __slots__ = ("changes",)
+    __slots__ = ("changes", "size")
 
     def __init__(self) -> None:
         self.changes: list[tuple[int, bytes, bytes]] = []
+        self.size = 0
 
     def put(self, key: bytes, value: bytes, /) -> None:
         self.changes.append((0, key, value))
+        self.size += len(key) + len(value)
 
     def delete(self, key: bytes, /) -> None:
         self.changes.append((1, key, b""))
+        self.size += len(key)
 
     def delete_range(self, begin: bytes, end: bytes, /) -> None:
         self.changes.append((2, begin, end))
+        self.size += len(begin) + len(end)
 
 
 class Rows:
@@ -101,11 +105,12 @@ class MapCursor:
 class Stored:
     """What the disk has of a database: the rows as of the last flush, and the writes since, of which a crash keeps a prefix."""
 
-    __slots__ = ("later", "rows")
+    __slots__ = ("later", "later_bytes", "rows")
 
     def __init__(self) -> None:
         self.rows = Rows([], {})
         self.later: list[list[tuple[int, bytes, bytes]]] = []
+        self.later_bytes = 0
 
     def crash(self, random: Random) -> None:
         """Keep a prefix of what was not flushed: memtables are flushed in order, and nothing else is on disk."""
@@ -117,6 +122,7 @@ class Stored:
         for changes in self.later[:count]:
             self.rows.apply(changes)
         self.later.clear()
+        self.later_bytes = 0
 
     def flush(self) -> None:
         """Put everything on disk."""
@@ -150,13 +156,14 @@ class OrderedMap:
             self._rows = self._rows.copy()
         self._rows.apply(changes.changes)
         self._stored.later.append(changes.changes)
+        self._stored.later_bytes += changes.size
 
     def flush(self) -> None:
         self._step("db_flush")
         self._stored.flush()
 
     def unflushed_bytes(self) -> int:
-        return sum(len(key) + len(value) for changes in self._stored.later for _, key, value in changes)
+        return self._stored.later_bytes
 
     def cursor(self, until: bytes | None = None, /) -> Cursor:
         self._rows.is_shared = True

@@ -67,6 +67,8 @@ def prepare() -> None:
     warnings.simplefilter("ignore", RuntimeWarning)  # coroutines of dead processes are never awaited
     sys.unraisablehook = _swallow
     setattr(commitlog, "Thread", InlineThread)  # noqa: B010 - the one thread that no constructor takes
+    gc.collect()
+    gc.freeze()
     gc.disable()
 
 

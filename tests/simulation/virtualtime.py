@@ -57,6 +57,23 @@ class Time:
         return SystemClock(boot=boot, boot_ns=self.boot_ns, wall_ns=self.wall_ns, monotonic_s=self.monotonic_s)
 
 
+class Handle:
+    """A callback that a loop is to run: what the node uses of an `asyncio.Handle`, without its contexts and its debugging."""
+
+    __slots__ = ("args", "callback", "is_cancelled")
+
+    def __init__(self, callback: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self.callback = callback
+        self.args = args
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+    def cancelled(self) -> bool:
+        return self.is_cancelled
+
+
 class VirtualLoop:
     """An event loop in virtual time, as far as a node uses one. It is dropped with the process that runs on it.
 
@@ -68,8 +85,8 @@ class VirtualLoop:
     def __init__(self, time: Time, random: Random) -> None:
         self._time = time
         self._random = random
-        self._ready: deque[asyncio.Handle] = deque()
-        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._ready: deque[Handle] = deque()
+        self._timers: list[tuple[float, int, Handle]] = []
         self._numbers = count()
         self.loop = cast(asyncio.AbstractEventLoop, self)
         self.errors: list[str] = []
@@ -83,10 +100,10 @@ class VirtualLoop:
             while True:
                 while timers and timers[0][0] <= time.now_s:
                     timer = heapq.heappop(timers)[2]
-                    if not timer.cancelled():
+                    if not timer.is_cancelled:
                         ready.append(timer)
                 if not ready:
-                    while timers and timers[0][2].cancelled():
+                    while timers and timers[0][2].is_cancelled:
                         heapq.heappop(timers)
                     if not timers or timers[0][0] > until_s:
                         break
@@ -94,8 +111,11 @@ class VirtualLoop:
                     continue
                 for _ in range(len(ready)):
                     handle = ready.popleft()
-                    if not handle.cancelled():
-                        handle._run()
+                    if not handle.is_cancelled:
+                        try:
+                            handle.callback(*handle.args)
+                        except Exception as error:  # as an event loop does
+                            self.call_exception_handler({"message": f"in {handle.callback!r}", "exception": error})
         finally:
             asyncio._set_running_loop(None)
         time.now_s = max(time.now_s, until_s)
@@ -105,27 +125,20 @@ class VirtualLoop:
     def time(self) -> float:
         return self._time.now_s
 
-    def call_soon(self, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self.loop, context)
+    def call_soon(self, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> Handle:
+        handle = Handle(callback, args)
         self._ready.append(handle)
         return handle
 
     call_soon_threadsafe = call_soon
 
-    def call_later(
-        self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
-    ) -> asyncio.TimerHandle:
-        return self.call_at(self._time.now_s + max(delay, 0.0), callback, *args, context=context)
+    def call_later(self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> Handle:
+        return self.call_at(self._time.now_s + max(delay, 0.0), callback, *args)
 
-    def call_at(
-        self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
-    ) -> asyncio.TimerHandle:
-        handle = asyncio.TimerHandle(when, callback, args, self.loop, context)
+    def call_at(self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> Handle:
+        handle = Handle(callback, args)
         heapq.heappush(self._timers, (when, next(self._numbers), handle))
         return handle
-
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Do nothing: cancelled timers are skipped when they come up."""
 
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self.loop)

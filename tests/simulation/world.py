@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from hashlib import blake2b
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.node.config import Config
 from penstock.pop.core.settings import GroupSettings
@@ -24,16 +24,30 @@ from tests.simulation.virtualtime import Time
 TOPICS = ("a/x", "a/y", "b/x", "b/y/z", "c")
 FILTERS = ("a/#", "+/x", "b/#", "#", "a/x", "c")
 
-STEPS = 60
-"""Things that happen in a run, about."""
+LONG_EVERY = 50
+"""Of so many seeds one is long: `LONG` instead of `SHORT`."""
 
 SETTLED_S = 90.0
 """Virtual seconds within which everything must be delivered when nothing fails any more."""
 
-DELAY_MS_MAX = 8_000
-"""The longest delay and the longest invisible time, in ms: the end of a run waits for them."""
-
 FAULTS = ("stop", "kill", "kill_soon", "power", "power_soon", "eio", "eio_reboot", "full", "kill_start")
+
+
+class Length(NamedTuple):
+    """How long a run is."""
+
+    steps: tuple[int, ...]
+    """How many things happen before the faults end."""
+    faults: tuple[int, ...]
+    """How many of them are faults."""
+    pauses_s: tuple[float, ...]
+    """Virtual seconds that pass between two of them."""
+    delay_ms_max: int
+    """The longest delay and the longest invisible time, in ms: the end of a run waits for them."""
+
+
+SHORT = Length((6, 10, 16), (1, 1, 2, 3), (0.0, 0.0, 0.001, 0.01, 0.05, 0.3, 0.3, 1.0), 2_000)
+LONG = Length((60,), (6, 10, 14), (0.0, 0.0, 0.001, 0.01, 0.05, 0.3, 1.0, 3.0), 8_000)
 
 
 class World:
@@ -41,15 +55,14 @@ class World:
 
     Parameters:
         seed: decides everything.
-        steps: how many things happen before the faults end.
     """
 
-    def __init__(self, seed: int, steps: int = STEPS) -> None:
+    def __init__(self, seed: int) -> None:
         self.seed = seed
+        self._length = SHORT if seed % LONG_EVERY else LONG
         self.random = random = Random(seed)
         self.trace: list[str] = []
         self._hash = blake2b(digest_size=8)
-        self._steps = steps
         self.time = Time()
         self.disk = Disk(random)
         self.machine = Machine(self.time, self.disk, Databases(), random)
@@ -118,20 +131,39 @@ class World:
 
     def run(self) -> None:
         """Run to the end. Raises Violation."""
+        random = self.random
         self.start_until_it_runs()
-        for _ in range(self._steps):
-            self.step()
+        if random.random() < 0.8:
+            self._meet()
+        steps = random.choice(self._length.steps)
+        faults = set(random.sample(range(steps), random.choice(self._length.faults)))
+        for number in range(steps):
+            self.step(is_fault=number in faults)
         self.settle()
 
-    def step(self) -> None:
+    def _meet(self) -> None:
+        """Let all clients connect, subscribe, and create their groups."""
+        process = self.process
+        assert process is not None
+        for client in self.clients:
+            client.connect(process)
+        for group in self.groups:
+            group.create(process)
+        self.pass_time(0.1)
+        for client in self.clients:
+            client.receive(0)
+            client.subscribe_next()
+        self.pass_time(1.0)
+
+    def step(self, *, is_fault: bool) -> None:
         """Do one thing, and let time pass."""
         random = self.random
-        if random.random() < 0.16:
+        if is_fault:
             self._fault(random.choice(FAULTS))
         else:
             for _ in range(random.choice((1, 3))):
                 self._act()
-        self.pass_time(random.choice((0.0, 0.0, 0.001, 0.01, 0.05, 0.3, 1.0, 3.0)))
+        self.pass_time(random.choice(self._length.pauses_s))
 
     def pass_time(self, seconds: float) -> None:
         """Let the node run, and the clients handle what has come."""
@@ -208,7 +240,7 @@ class World:
             message = oracle.new(random.choice(TOPICS), 1, random.choice((10, 60, 300)))
             kind = random.random()
             if kind < 0.2:
-                message.due_ms = process.store.now_ms() + random.choice((1, 500, 5_000, DELAY_MS_MAX))
+                message.due_ms = process.store.now_ms() + random.choice((1, 500, self._length.delay_ms_max))
             elif kind < 0.35:
                 message.fate = Fate.OPEN
             elif kind < 0.6:
@@ -229,14 +261,14 @@ class World:
             group.pop(
                 process,
                 random.choice((1, 3, 30)),
-                random.choice((300, 3_000, DELAY_MS_MAX)),
+                random.choice((300, self._length.delay_ms_max)),
                 wait_ms=random.choice((0, 0, 2_000)),
                 acks=acks,
             )
         elif what < 0.8:
             group.ack(process, random.choice((1, 3, 30)))
         elif what < 0.9:
-            group.change(process, random.choice((0, 0, 200, DELAY_MS_MAX)))
+            group.change(process, random.choice((0, 0, 200, self._length.delay_ms_max)))
         elif what < 0.94:
             group.dead_letter(process)
         elif what < 0.97:
@@ -272,7 +304,7 @@ class World:
             self._ended(start=False)
             self.start_until_it_runs(fuse=random.choice((0, 3, 8, 15, 25, 40, 60)))
 
-    def _stop(self, process: Process) -> None:
+    def _stop(self, process: Process, *, start: bool = True) -> None:
         def done(_: Any, error: Exception | None) -> None:
             if isinstance(error, OSError):
                 process.status, process.why = FAILED, str(error)
@@ -283,7 +315,7 @@ class World:
         process.run_until(self.time.now_s + 30.0)
         if process.status is None:
             raise Violation("the node did not stop in 30 s")
-        self._ended()
+        self._ended(start=start)
 
     def _cut_power(self) -> None:
         self.disk.cut_power()
@@ -366,21 +398,25 @@ class World:
         else:
             self.start_until_it_runs()
         self.note("settles")
-        until_s = self.time.now_s + SETTLED_S
-        is_quiet = 0
-        least_s = self.time.now_s + DELAY_MS_MAX / 1000 + 4  # what is delayed or invisible comes only then
-        while self.time.now_s < until_s and (is_quiet < 2 or self.time.now_s < least_s):
-            before = self.oracle.events, len(self.trace), self._progress()
+        least_s = self.time.now_s + self.random.choice((0.0, 0.0, 0.0, self._length.delay_ms_max / 1000 + 4))
+        until_s, seconds = self.time.now_s + SETTLED_S, 0.1
+        while self.time.now_s < until_s:
             self._drain()
-            self.pass_time(2.0 if is_quiet else 0.2)
-            is_quiet = is_quiet + 1 if before[2] == self._progress() and self._is_idle() else 0
+            self.pass_time(seconds)
+            if self.time.now_s >= least_s and self._is_idle() and not self._is_any_missing():
+                break
+            seconds = min(seconds * 1.5, 2.0)
         self._check_end()
 
-    def _progress(self) -> tuple[int, ...]:
-        return tuple(
-            sum(consumer.delivered.values()) + len(consumer.ended)
-            for consumer in (*(each.consumer for each in self.clients), *(each.consumer for each in self.groups))
-        )
+    def _is_any_missing(self) -> bool:
+        process = self.process
+        assert process is not None
+        for group in self.groups:
+            self._collect_dead_letters(process, group)
+        return any(self.oracle.missing(consumer) for consumer in self._consumers())
+
+    def _consumers(self) -> list[Consumer]:
+        return [*(each.consumer for each in self.subscribers), *(each.consumer for each in self.groups)]
 
     def _is_idle(self) -> bool:
         return all(client.is_idle for client in self.clients) and not any(group.calls or group.held for group in self.groups)
@@ -400,7 +436,7 @@ class World:
                 if not group.calls:
                     group.create(process)
             elif not group.calls:
-                group.pop(process, 30, DELAY_MS_MAX, acks=True)
+                group.pop(process, 30, 30_000, acks=True)  # it is acknowledged with the next call
         self.producer.decide(process)
 
     def _check_end(self) -> None:
@@ -416,13 +452,12 @@ class World:
         store = process.store
         process.run_until(self.time.now_s + 0.1)
         self._scan(process)
-        for client in self.subscribers:
-            self.oracle.check_all_delivered(client.consumer)
-        for group in self.groups:
-            self.oracle.check_all_delivered(group.consumer)
-        self._check_retained(process)
-        self._stop(process)
-        assert self.process is not None
+        for consumer in self._consumers():
+            self.oracle.check_all_delivered(consumer)
+        if self.oracle.retained:
+            self._check_retained(process)
+        if self.random.random() < 0.5:
+            self._stop(process, start=self.random.random() < 0.5)
         self.note(f"end of the log {store.log.end}")
 
     def _collect_dead_letters(self, process: Process, group: Group) -> None:
