@@ -273,6 +273,7 @@ class Gateway:
             now_s=self.clock.monotonic_s,
             loop=self.loop,
             session_expiry_s_max=options.session_expiry_s_max,
+            unanswered_s_max=options.access.unanswered_ms / 1000,
         )
 
     def _shed(self) -> bool:

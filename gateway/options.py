@@ -218,14 +218,24 @@ class AccessOptions:
     )
     plugin_timeout_ms: int = option(
         5 * SECOND_MS,
-        "Milliseconds within which the plugins must answer. Without an answer in time the request is denied.",
+        "Milliseconds within which the plugins must answer a question. After that it counts as not answered: see "
+        "`unanswered_ms`.",
         minimum=10,
         maximum=5 * MINUTE_MS,
     )
+    unanswered_ms: int = option(
+        30 * SECOND_MS,
+        "Milliseconds for which a PUBLISH or SUBSCRIBE waits if the plugins give no answer about it, because they take too "
+        "long, fail or can't tell. Meanwhile the node asks again, and reads nothing from the client. After that it closes "
+        "the connection with reason 0x89, and has not acknowledged the packet. A delivery waits without a limit. A client "
+        "that connects is refused at once with reason 0x89 (MQTT 3.1.1: return code 3).",
+        minimum=0,
+        maximum=HOUR_MS,
+    )
     questions_max: int = option(
         10_000,
-        "Maximum number of clients that wait for an answer of the plugins at the same time. The request of a further "
-        "client is denied.",
+        "Maximum number of clients that wait for an answer of the plugins at the same time. The question of a further "
+        "client counts as not answered: see `unanswered_ms`.",
         minimum=1,
         maximum=1_000_000,
     )

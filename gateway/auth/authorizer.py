@@ -4,6 +4,10 @@ The plugins of amqtt (`plugins`) decide, on another thread. If an answer is need
 `AuthorizationPending`: the connection stops reading, keeps what it has read, and continues at the same packet when the answer
 has come. Answers about topics are kept per client for `mqtt.access.decision_ms`; with an answer kept, a publish costs one dict
 lookup. Without plugins a client has no `Permissions`, and nothing is asked.
+
+No answer is neither a yes nor a no. If a plugin takes too long, fails or can't tell, or if too many questions wait, a client
+that connects is told that the server is busy. A packet waits, and the plugins are asked again, until the connection closes
+after `mqtt.access.unanswered_ms`; nothing is acknowledged meanwhile. A delivery keeps its cursor. No such outcome is kept.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from penstock.gateway.auth.actions import CONNECT, PUBLISH, SUBSCRIBE
+from penstock.gateway.auth.candidate import Candidate
 from penstock.gateway.auth.decisions import Decisions
 from penstock.gateway.auth.pending import AuthorizationPending
 from penstock.gateway.auth.permissions import Permissions
@@ -21,13 +26,13 @@ from penstock.gateway.logbook import Logbook
 from penstock.gateway.options import AccessOptions
 from penstock.gateway.protocol.connect import Connect
 from penstock.gateway.protocol.errors import ConnectRefused
-from penstock.gateway.protocol.reasons import ConnectCode
+from penstock.gateway.protocol.reasons import ConnectCode, ReasonCode
 from penstock.gateway.protocol.topics import DELAYED, SHARE, without_prefix
 from penstock.gateway.transport.peer import Peer
 from penstock.store.store import Store
 
 if TYPE_CHECKING:
-    from penstock.gateway.auth.plugins import ClientSession, Plugins, Publish, Verdict
+    from penstock.gateway.auth.plugins import ClientSession, Plugins, Publish
 
 
 class Applicant(Protocol):
@@ -37,13 +42,17 @@ class Applicant(Protocol):
     """The other end."""
     plugin_session: ClientSession | None
     """The client as the plugins see it."""
-    verdict: tuple[ClientSession, Verdict | None] | None
-    """The answer of the plugins to the CONNECT that waits for it."""
+    candidate: Candidate | None
+    """The CONNECT while it waits for the plugins."""
     permissions: Permissions | None
     """What the client may do with topics, if there are plugins for topics."""
 
     def pump_soon(self) -> None:
         """Continue the client's deliveries in the next turn of the loop."""
+        ...
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
+        """Call a function after `delay_s` seconds."""
         ...
 
 
@@ -64,6 +73,8 @@ class Authorizer:
         self._store = store
         self._publish = publish
         self._plugins: Plugins | None = None
+        self.now_s: Callable[[], float]
+        """Returns the monotonic time in seconds."""
 
     async def start(self, now_s: Callable[[], float]) -> None:
         """Load the plugins, if any are configured.
@@ -74,6 +85,7 @@ class Authorizer:
         Raises:
             PluginsUnavailable: a plugin can't be loaded.
         """
+        self.now_s = now_s
         self.decisions.start(now_s)
         self.questions.start(now_s)
         options = self.options
@@ -92,7 +104,7 @@ class Authorizer:
             self._plugins = None
 
     def expire(self) -> None:
-        """Forget expired answers, and answer the questions that the plugins don't. The caller calls this once a second."""
+        """Forget expired answers, and give up what the plugins don't answer. The caller calls this once a second."""
         self.decisions.expire()
         self.questions.expire()
 
@@ -102,7 +114,7 @@ class Authorizer:
         """Let a client connect, as a client with the CONNECT `wish`.
 
         Raises:
-            AuthorizationPending: the plugins have not been asked yet.
+            AuthorizationPending: the plugins have to be asked first. The caller calls this again when they have answered.
             ConnectRefused: the client may not connect.
         """
         peer, plugins = connection.peer, self._plugins
@@ -119,20 +131,21 @@ class Authorizer:
             return
         from penstock.gateway.auth.plugins import ClientSession  # The module is loaded already.
 
-        if connection.verdict is None:
+        candidate = connection.candidate
+        if candidate is None:
             session = ClientSession(wish, wish.client_id or assign_client_id(), peer)
-            if not is_known or (wish.will is not None and plugins.filters_topics):
-                raise self._ask_identity(connection, plugins, session, is_known=is_known)
-            connection.plugin_session = session
-            return
-        session, verdict = connection.verdict
-        connection.verdict = None
-        if verdict is None or not verdict.authenticated:
+            candidate = connection.candidate = Candidate(wish, session, is_authenticated=is_known)
+        _check_answered(candidate)
+        if candidate.is_authenticated is None:
+            raise self._ask_identity(candidate, plugins)
+        if not candidate.is_authenticated:
             code = ConnectCode.NOT_AUTHORIZED if wish.username is None else ConnectCode.BAD_USER_NAME_OR_PASSWORD
             raise ConnectRefused("The plugins have not authenticated the client.", code)
-        if not verdict.will_allowed:
-            raise ConnectRefused("The client may not publish to the topic of its will.", ConnectCode.NOT_AUTHORIZED)
-        connection.plugin_session = session
+        if wish.will is not None and plugins.filters_topics:
+            (is_allowed,) = self._answers(candidate, PUBLISH, [wish.will.topic])
+            if not is_allowed:
+                raise ConnectRefused("The client may not publish to the topic of its will.", ConnectCode.NOT_AUTHORIZED)
+        connection.plugin_session = candidate.session
 
     def user_of(self, connection: Applicant) -> str:
         """Return the user name of an admitted client.
@@ -147,7 +160,7 @@ class Authorizer:
 
     def entered(self, connection: Applicant, client_id: str) -> None:
         """Tell the plugins of an admitted client that has its session, and give it `Permissions` if topics have plugins."""
-        session = connection.plugin_session
+        session, connection.candidate = connection.plugin_session, None
         if session is not None and self._plugins is not None:
             session.client_id = client_id
             if self._plugins.filters_topics:
@@ -156,6 +169,7 @@ class Authorizer:
 
     def left(self, connection: Applicant) -> None:
         """Forget a client that was admitted."""
+        connection.candidate = None
         if connection.permissions is not None:
             connection.permissions.close()
         if connection.plugin_session is not None:
@@ -167,18 +181,40 @@ class Authorizer:
         anonymous = self.options.anonymous
         return anonymous == "always" or (anonymous == "loopback" and peer.listener.is_local)
 
-    def _ask_identity(
-        self, connection: Applicant, plugins: Plugins, session: ClientSession, *, is_known: bool
-    ) -> AuthorizationPending:
-        def answered(verdict: Verdict | None, outcome: str) -> None:
-            connection.verdict = session, verdict
-            allowed = verdict is not None and verdict.authenticated and verdict.will_allowed
-            self.questions.count(CONNECT, outcome or ("allowed" if allowed else "denied"))
+    def _ask_identity(self, candidate: Candidate, plugins: Plugins) -> AuthorizationPending:
+        def ask(then: Callable[[bool], None]) -> None:
+            def answered(answer: bool | str | None, outcome: str) -> None:
+                candidate.is_authenticated = self._note(CONNECT, answer, outcome)
+                candidate.is_unanswered = candidate.is_authenticated is None
+                then(True)  # Without an answer the client is refused, because nothing of it waits yet.
 
-        def ask(then: Callable[[], None]) -> None:
-            self.questions.ask(plugins, plugins.connect(session, is_known=is_known), answered, then)
+            self.questions.ask(plugins, lambda: plugins.authenticate(candidate.session), answered)
 
         return AuthorizationPending(ask)
+
+    def _answers(self, candidate: Candidate, action: str, topics: list[str]) -> list[bool]:
+        """Return what a client that connects may do with each topic or filter.
+
+        Raises:
+            AuthorizationPending: the plugins have to be asked first.
+        """
+        known = candidate.topics
+        unknown = [topic for topic in topics if (action, topic) not in known]
+        if not unknown:
+            return [known[action, topic] for topic in topics]
+
+        def ask(then: Callable[[bool], None]) -> None:
+            def answered(answers: list[bool | None]) -> None:
+                for topic, answer in zip(unknown, answers, strict=True):
+                    if answer is None:
+                        candidate.is_unanswered = True
+                    else:
+                        known[action, topic] = answer
+                then(True)
+
+            self.ask_topics(candidate.session, action, [topic.encode() for topic in unknown], answered)
+
+        raise AuthorizationPending(ask)
 
     # --- topics -----------------------------------------------------------------------------------------------------
 
@@ -187,8 +223,7 @@ class Authorizer:
         session: ClientSession | None,
         action: str,
         topics: list[bytes],
-        answered: Callable[[list[bool]], None],
-        then: Callable[[], None],
+        answered: Callable[[list[bool | None]], None],
     ) -> None:
         """Ask the plugins what a client may do with topics or filters.
 
@@ -196,27 +231,44 @@ class Authorizer:
             session: the client as the plugins see it, or None if it has gone.
             action: `PUBLISH`, `SUBSCRIBE` or `RECEIVE`.
             topics: at most `TOPICS_ASKED_MAX` topics, or the filters of a SUBSCRIBE.
-            answered: gets the answers in the order of the topics. Without an answer a topic is denied.
-            then: called after `answered`.
+            answered: gets the answers in the order of the topics; None for a topic about which the plugins give no answer.
         """
-        plugins, questions = self._plugins, self.questions
-
-        def note(found: list[bool | str] | None, outcome: str) -> None:
-            answers = found if found is not None else [False] * len(topics)
-            for answer in answers:
-                if isinstance(answer, str):
-                    questions.note_failure(answer)
-                    questions.count(action, "error")
-                else:
-                    questions.count(action, outcome or ("allowed" if answer else "denied"))
-            answered([answer is True for answer in answers])
-
+        plugins = self._plugins
         if plugins is None or session is None:  # The node is stopping, or the client has gone.
-            note(None, "denied")
-            then()
+            answered([None] * len(topics))
             return
+
+        def note(found: list[bool | str | None] | None, outcome: str) -> None:
+            answered([self._note(action, answer, outcome) for answer in found or [None] * len(topics)])
+
         subjects = [_subject(topic, action) for topic in topics]
-        questions.ask(plugins, plugins.topics(session, subjects, action), note, then)
+        self.questions.ask(plugins, lambda: plugins.topics(session, subjects, action), note)
+
+    def _note(self, action: str, answer: bool | str | None, outcome: str) -> bool | None:
+        """Count an answer of the plugins, and return it; None if it is none.
+
+        Args:
+            action: what was asked.
+            answer: True or False; the error of a plugin; or None if no plugin can tell.
+            outcome: why there is no answer, if the question was not answered at all; otherwise empty.
+        """
+        if isinstance(answer, bool):
+            self.questions.count(action, "allowed" if answer else "denied")
+            return answer
+        if answer:
+            self.questions.note_failure(answer)
+        self.questions.count(action, outcome or "error")
+        return None
+
+
+def _check_answered(candidate: Candidate) -> None:
+    """Raise ConnectRefused if the plugins have given no answer."""
+    if candidate.is_unanswered:
+        raise ConnectRefused(
+            "The plugins of mqtt.access have given no answer about the client in time. It may try again.",
+            ConnectCode.SERVER_UNAVAILABLE,
+            ReasonCode.SERVER_BUSY,
+        )
 
 
 def _subject(topic: bytes, action: str) -> str:

@@ -8,7 +8,7 @@ from weakref import ref
 
 from penstock.gateway.auth.actions import PUBLISH, RECEIVE, SUBSCRIBE
 from penstock.gateway.auth.decisions import Decisions
-from penstock.gateway.auth.pending import AuthorizationPending
+from penstock.gateway.auth.pending import RETRY_S_MAX, AuthorizationPending, retry_s
 from penstock.gateway.entry_topics import topics_of
 from penstock.gateway.protocol.packets import PUBLISH as PUBLISH_PACKET
 from penstock.gateway.protocol.packets import PUBLISH_RUN, PUBLISH_WITH, Packet
@@ -32,19 +32,25 @@ class Pumped(Protocol):
         """Continue the client's deliveries in the next turn of the loop."""
         ...
 
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
+        """Call a function after `delay_s` seconds."""
+        ...
+
 
 class TopicAsker(Protocol):
     """Asks the plugins about topics."""
+
+    now_s: Callable[[], float]
+    """Returns the monotonic time in seconds."""
 
     def ask_topics(
         self,
         session: ClientSession | None,
         action: str,
         topics: list[bytes],
-        answered: Callable[[list[bool]], None],
-        then: Callable[[], None],
+        answered: Callable[[list[bool | None]], None],
     ) -> None:
-        """Ask what a client may do with topics or filters. `answered` gets the answers in order; then `then` is called."""
+        """Ask what a client may do with topics or filters. `answered` gets the answers in order; None stands for no answer."""
         ...
 
 
@@ -66,6 +72,7 @@ class Permissions:
         "_is_asking",
         "_store",
         "_subscribe",
+        "_unanswered_s",
         "is_fresh",
         "kept",
         "publish",
@@ -87,6 +94,9 @@ class Permissions:
         """By topic: whether the client may receive its messages."""
         self._subscribe: dict[bytes, bool] = {}
         self._is_asking = False
+        """Whether a question about deliveries waits for its answer, or for the time to ask it again."""
+        self._unanswered_s: float | None = None
+        """When the plugins first gave no answer about deliveries, in monotonic seconds; None if they answered last."""
         self.kept = 0
         """The number of answers kept."""
         self.is_fresh = False
@@ -103,14 +113,15 @@ class Permissions:
         self.forget()
         self.session = None
 
-    def _keep(self, answers: dict[bytes, bool], topics: list[bytes], allowed: list[bool]) -> None:
-        if self.session is None:
+    def _keep(self, kept: dict[bytes, bool], topics: list[bytes], answers: list[bool | None]) -> None:
+        found = {topic: answer for topic, answer in zip(topics, answers, strict=True) if answer is not None}
+        if self.session is None or not found:
             return
-        if self.kept + len(topics) > self._decisions.per_client_max:
+        if self.kept + len(found) > self._decisions.per_client_max:
             self.forget()
-        self._decisions.make_room(len(topics))
-        answers.update(zip(topics, allowed, strict=True))
-        self._decisions.add(self, len(topics))
+        self._decisions.make_room(len(found))
+        kept.update(found)
+        self._decisions.add(self, len(found))
 
     # --- publishing -------------------------------------------------------------------------------------------------
 
@@ -126,12 +137,15 @@ class Permissions:
         if allowed is None:
             others = {packet[2] for packet in packets if packet[0] in _PUBLISHES} - self.publish.keys() - {topic, b""}
             topics = [topic, *others][:TOPICS_ASKED_MAX]
-            raise AuthorizationPending(
-                lambda then: self._asker.ask_topics(
-                    self.session, PUBLISH, topics, lambda answers: self._keep(self.publish, topics, answers), then
-                )
-            )
+            raise AuthorizationPending(lambda then: self._ask_publish(topics, then))
         return allowed
+
+    def _ask_publish(self, topics: list[bytes], then: Callable[[bool], None]) -> None:
+        def answered(answers: list[bool | None]) -> None:
+            self._keep(self.publish, topics, answers)
+            then(answers[0] is not None)  # The packet that waits has the first topic.
+
+        self._asker.ask_topics(self.session, PUBLISH, topics, answered)
 
     # --- subscribing ------------------------------------------------------------------------------------------------
 
@@ -143,18 +157,17 @@ class Permissions:
         """
         names = [name.encode() for name in dict.fromkeys(filters)]
         if not all(name in self._subscribe for name in names):
-            raise AuthorizationPending(
-                lambda then: self._asker.ask_topics(self.session, SUBSCRIBE, names, self._answer_for(names), then)
-            )
+            raise AuthorizationPending(lambda then: self._ask_subscribe(names, then))
         answers = {name.decode(): self._subscribe[name] for name in names}
         self._subscribe.clear()
         return answers
 
-    def _answer_for(self, names: list[bytes]) -> Callable[[list[bool]], None]:
-        def answered(allowed: list[bool]) -> None:
-            self._subscribe = dict(zip(names, allowed, strict=True))
+    def _ask_subscribe(self, names: list[bytes], then: Callable[[bool], None]) -> None:
+        def answered(answers: list[bool | None]) -> None:
+            self._subscribe = {name: answer for name, answer in zip(names, answers, strict=True) if answer is not None}
+            then(len(self._subscribe) == len(names))
 
-        return answered
+        self._asker.ask_topics(self.session, SUBSCRIBE, names, answered)
 
     # --- receiving --------------------------------------------------------------------------------------------------
 
@@ -165,7 +178,7 @@ class Permissions:
             entries: entries of a light queue.
 
         The method stops before the first entry that is not decided yet. Then it asks the plugins about all that are left, and
-        the deliveries of the connection continue when they have answered.
+        the deliveries of the connection continue when they have answered. Without an answer it asks again after a while.
         """
         admitted = bytearray()
         topics = topics_of(self._store, entries)
@@ -189,13 +202,23 @@ class Permissions:
     def receivable(self, topics: list[bytes], then: Callable[[], None]) -> list[bytes] | None:
         """Return the topics whose messages the client may receive.
 
-        If some are not decided yet, the result is None, and `then` is called when the plugins have answered.
+        If some are not decided yet, the result is None, and `then` is called when the plugins have answered. Without an answer
+        it is called after `RETRY_S_MAX`.
         """
         unknown = [topic for topic in topics if topic not in self.receive]
         if not unknown:
             return [topic for topic in topics if self.receive[topic]]
         unknown = unknown[:TOPICS_ASKED_MAX]
-        self._asker.ask_topics(self.session, RECEIVE, unknown, lambda answers: self._keep(self.receive, unknown, answers), then)
+
+        def answered(answers: list[bool | None]) -> None:
+            self._keep(self.receive, unknown, answers)
+            connection = self._connection()
+            if None not in answers:
+                then()
+            elif connection is not None:
+                connection.call_later(RETRY_S_MAX, then)
+
+        self._asker.ask_topics(self.session, RECEIVE, unknown, answered)
         return None
 
     def _ask_receive(self, topics: list[bytes]) -> None:
@@ -203,11 +226,28 @@ class Permissions:
             return
         self._is_asking = True
         topics = topics[:TOPICS_ASKED_MAX]
-
-        def answered(allowed: list[bool]) -> None:
-            self._is_asking = False
-            self._keep(self.receive, topics, allowed)
-
         connection = self._connection()
         assert connection is not None, "a connection that delivers exists"
-        self._asker.ask_topics(self.session, RECEIVE, topics, answered, connection.pump_soon)
+
+        def answered(answers: list[bool | None]) -> None:
+            self._keep(self.receive, topics, answers)
+            if answers[0] is not None:  # The delivery that waits has the first topic.
+                self._unanswered_s = None
+                go_on()
+                return
+            now_s = self._asker.now_s()
+            if self._unanswered_s is None:
+                self._unanswered_s = now_s
+            connection.call_later(retry_s(now_s - self._unanswered_s), go_on)
+            connection.pump_soon()  # What the client shares with others may go to them.
+
+        def go_on() -> None:
+            self._is_asking = False
+            connection.pump_soon()
+
+        self._asker.ask_topics(self.session, RECEIVE, topics, answered)
+
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether the plugins give no answer about deliveries at present, and are asked again after a while."""
+        return self._unanswered_s is not None and self._is_asking

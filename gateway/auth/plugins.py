@@ -7,7 +7,7 @@ nothing else.
 A plugin gets what amqtt's broker (0.12) gives it: a context with its configuration, and a session with user name, password,
 client id, address and TLS object. The rules of amqtt hold, too. Authentication: plugins that answer None don't count, at least
 one must answer, and all that answer must say True. Topics: all must say True (amqtt.broker, `_authenticate` and
-`_topic_filtering`).
+`_topic_filtering`). One thing is different: a plugin that raises, or that returns None about a topic, has not said no.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from typing import Any, Final, NamedTuple, TypeAlias, get_type_hints
+from typing import Any, Final, TypeAlias, get_type_hints
 
 import structlog
 from amqtt.broker import BrokerContext
@@ -30,6 +30,7 @@ from amqtt.session import Session
 from amqtt.utils import import_string
 
 from penstock.gateway.auth.containment import use_containment
+from penstock.gateway.auth.questions import Question, Work
 from penstock.gateway.options import AccessOptions
 from penstock.gateway.protocol.connect import Connect
 from penstock.gateway.transport.peer import Peer
@@ -53,6 +54,9 @@ SERVED_EVENTS: Final = frozenset(
     )
 )
 """The events that plugins get. Events about messages are not among them, because a call per message would cost too much."""
+
+Answer: TypeAlias = bool | str | None
+"""Yes, no, the error of a plugin as text, or None if a plugin can't tell."""
 
 Publish: TypeAlias = Callable[[str, bytes, int, bool], None]
 """Publishes the message of a plugin: topic, body, QoS, retain. It is called on the plugins' thread."""
@@ -124,13 +128,6 @@ class GatewayContext(BrokerContext):  # type: ignore[misc] # amqtt ships no type
 
     async def add_subscription(self, client_id: str, topic: str | None, qos: int | None) -> None:
         raise NotImplementedError("Penstock lets only clients subscribe, not plugins.")
-
-
-class Verdict(NamedTuple):
-    """Whether a client is authenticated, and whether it may have its will."""
-
-    authenticated: bool
-    will_allowed: bool
 
 
 class Plugins:
@@ -225,56 +222,53 @@ class Plugins:
 
     # --- questions, from the node's loop ----------------------------------------------------------------------------
 
-    def ask(self, question: Coroutine[Any, Any, Any], answer: Callable[[Any, str], None]) -> None:
-        """Run one of the questions below on the plugins' thread.
+    def ask(self, work: Work, question: Question) -> None:
+        """Run one of the coroutines below on the plugins' thread, and answer the question on the caller's loop.
 
-        `answer` is called on the caller's loop. It gets the result and an empty string, or None and the error.
+        The answer is the result and an empty string, or None and the error. The work does not begin if the question is
+        answered by then, because it has waited for too long.
         """
-        loop = asyncio.get_running_loop()
-        self._loop.call_soon_threadsafe(self._begin, question, answer, loop)
+        self._loop.call_soon_threadsafe(self._begin, work, question, asyncio.get_running_loop())
 
-    def _begin(
-        self, question: Coroutine[Any, Any, Any], answer: Callable[[Any, str], None], home: asyncio.AbstractEventLoop
-    ) -> None:
-        task = self._loop.create_task(self._answer(question, answer, home))
+    def _begin(self, work: Work, question: Question, home: asyncio.AbstractEventLoop) -> None:
+        task = self._loop.create_task(self._answer(work, question, home))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _answer(
-        self, question: Coroutine[Any, Any, Any], answer: Callable[[Any, str], None], home: asyncio.AbstractEventLoop
-    ) -> None:
+    async def _answer(self, work: Work, question: Question, home: asyncio.AbstractEventLoop) -> None:
+        if question.is_answered:  # The thread was blocked, and the node has given the question up.
+            return
         found, error = None, ""
         try:
             async with asyncio.timeout(self._options.plugin_timeout_ms / 1000):
-                found = await question
+                found = await work()
         except TimeoutError:
             error = "timeout"
-        except Exception as raised:  # A defect of a plugin denies the request and ends nothing else.
+        except Exception as raised:  # A defect of a plugin concerns the request and ends nothing else.
             error = repr(raised)
         if not home.is_closed():
-            home.call_soon_threadsafe(answer, found, error)
+            home.call_soon_threadsafe(question.answer, found, error)
 
-    async def connect(self, session: ClientSession, *, is_known: bool) -> Verdict:
-        """Ask whether a client is authentic and may have its will. `is_known`: its certificate has authenticated it."""
-        authenticated = is_known
-        if not is_known:
-            answers = (await self._manager.map_plugin_auth(session=session)).values()
-            counted = [answer for answer in answers if answer is not None]
-            authenticated = bool(counted) and all(counted)
-        will_allowed = True
-        if authenticated and session.will_topic is not None and self.filters_topics:
-            will_allowed = await self._may(session, session.will_topic, Action.PUBLISH)
-        return Verdict(authenticated, will_allowed)
+    async def authenticate(self, session: ClientSession) -> Answer:
+        """Ask whether a client is who it says.
 
-    async def topics(self, session: ClientSession, topics: list[str], action: str) -> list[bool | str]:
-        """Ask for each topic or filter whether a client may perform an action of amqtt on it; an error is returned as text."""
-        asked = (self._may(session, topic, Action(action)) for topic in topics)
-        answers = await asyncio.gather(*asked, return_exceptions=True)
-        return [answer if isinstance(answer, bool) else repr(answer) for answer in answers]
+        A plugin that returns None doesn't count. One that fails gives no answer, which counts unless another one says no.
+        """
+        answers = await _all([plugin.authenticate(session=session) for plugin in self._manager._auth_plugins])
+        counted = [answer for answer in answers if answer is not None]
+        return _together(counted) if counted else False
 
-    async def _may(self, session: ClientSession, topic: str, action: Action) -> bool:
-        answers = await self._manager.map_plugin_topic(session=session, topic=topic, action=action)
-        return all(answers.values())
+    async def topics(self, session: ClientSession, topics: list[str], action: str) -> list[Answer]:
+        """Ask for each topic or filter whether a client may perform an action of amqtt on it."""
+        if len(topics) == 1:
+            return [await self._may(session, topics[0], Action(action))]
+        return await asyncio.gather(*(self._may(session, topic, Action(action)) for topic in topics))
+
+    async def _may(self, session: ClientSession, topic: str, action: Action) -> Answer:
+        plugins = self._manager._topic_plugins
+        return _together(
+            await _all([plugin.topic_filtering(session=session, topic=topic, action=action) for plugin in plugins])
+        )
 
     # --- events -----------------------------------------------------------------------------------------------------
 
@@ -297,6 +291,27 @@ class Plugins:
         task = self._loop.create_task(self._manager.fire_event(event, client_id=client_id, client_session=session))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+async def _all(asked: list[Coroutine[Any, Any, Any]]) -> list[Answer]:
+    """Return the answers of all plugins, and what some of them raised as text."""
+    if len(asked) == 1:
+        try:
+            answers: list[Any] = [await asked[0]]
+        except Exception as raised:  # A defect of a plugin concerns the request and ends nothing else.
+            answers = [raised]
+    else:
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+    return [
+        repr(answer) if isinstance(answer, BaseException) else None if answer is None else bool(answer) for answer in answers
+    ]
+
+
+def _together(answers: Sequence[Answer]) -> Answer:
+    """Return the answer of several plugins: yes if all say yes, no if one says no, otherwise why there is none."""
+    if False in answers:
+        return False
+    return next((answer for answer in answers if answer is not True), True)
 
 
 def _typed(path: str, table: Any) -> Any:

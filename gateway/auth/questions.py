@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from penstock.gateway.logbook import Logbook
 from penstock.gateway.options import AccessOptions
 
-
-class Asked(Protocol):
-    """Answers questions, on a thread of its own."""
-
-    def ask(self, question: Coroutine[Any, Any, Any], answer: Callable[[Any, str], None]) -> None:
-        """Run a question. Then call `answer` on the caller's loop: with result and empty string, or with None and error."""
-        ...
+Work: TypeAlias = Callable[[], Coroutine[Any, Any, Any]]
+"""Begins to ask the plugins. It is called on their thread, and what it returns runs there."""
 
 
 class Question:
@@ -23,17 +18,13 @@ class Question:
 
     Parameters:
         answered: gets the result and an empty string; or None and "timeout" or "error".
-        then: called after `answered`.
         note_failure: gets the error if a plugin fails.
     """
 
-    __slots__ = ("_answered", "_note_failure", "_then", "is_answered")
+    __slots__ = ("_answered", "_note_failure", "is_answered")
 
-    def __init__(
-        self, answered: Callable[[Any, str], None], then: Callable[[], None], note_failure: Callable[[str], None]
-    ) -> None:
+    def __init__(self, answered: Callable[[Any, str], None], note_failure: Callable[[str], None]) -> None:
         self._answered = answered
-        self._then = then
         self._note_failure = note_failure
         self.is_answered = False
 
@@ -45,7 +36,17 @@ class Question:
         if error:
             self._note_failure(error)
         self._answered(result, "" if not error else "timeout" if error == "timeout" else "error")
-        self._then()
+
+
+class Asked(Protocol):
+    """Answers questions, on a thread of its own."""
+
+    def ask(self, work: Work, question: Question) -> None:
+        """Run `work`, and answer the question on the caller's loop: with result and empty string, or with None and error.
+
+        The work does not begin if the question is answered by then, because it has waited for too long.
+        """
+        ...
 
 
 class Questions:
@@ -64,7 +65,7 @@ class Questions:
         self.waiting = 0
         """The number of questions that wait for an answer."""
         self.outcomes: dict[tuple[str, str], int] = {}
-        """The number of decisions, by action and outcome: allowed, denied, error, timeout or overload."""
+        """The number of answers by action and outcome: allowed or denied; or error, timeout or overload if there was none."""
 
     def start(self, now_s: Callable[[], float]) -> None:
         """Use this clock: it returns the monotonic time in seconds."""
@@ -73,33 +74,29 @@ class Questions:
     def ask(
         self,
         plugins: Asked,
-        question: Coroutine[Any, Any, Any],
+        work: Work,
         answered: Callable[[Any, str], None],
-        then: Callable[[], None],
     ) -> None:
         """Ask the plugins, unless too many questions wait.
 
         Args:
             plugins: run the question.
-            question: one of the coroutines of `Plugins`.
+            work: calls one of the coroutines of `Plugins`.
             answered: gets the result and an empty string; or None and "timeout", "error" or "overload".
-            then: called after `answered`.
         """
         if self.waiting >= self._options.questions_max:
-            question.close()
             answered(None, "overload")
-            then()
             return
 
         def finished(result: Any, outcome: str) -> None:
             self.waiting -= 1
             answered(result, outcome)
 
-        asked = Question(finished, then, self.note_failure)
+        asked = Question(finished, self.note_failure)
         self.waiting += 1
         # The plugins' thread cancels a question that takes too long. This deadline is for a plugin that blocks the thread.
         self._deadlines.append((self._now_s() + self._options.plugin_timeout_ms / 1000 + 1, asked))
-        plugins.ask(question, asked.answer)
+        plugins.ask(work, asked)
 
     def expire(self) -> None:
         """Answer the questions whose deadline is over."""

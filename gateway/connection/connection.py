@@ -12,7 +12,8 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
-from penstock.gateway.auth.pending import AuthorizationPending
+from penstock.gateway.auth.candidate import Candidate
+from penstock.gateway.auth.pending import AuthorizationPending, retry_s
 from penstock.gateway.auth.permissions import Permissions
 from penstock.gateway.connection.backpressure import Backpressure
 from penstock.gateway.connection.close_log import CloseLog
@@ -56,7 +57,7 @@ from penstock.store.errors import StoreError, TopicInvalid
 from penstock.store.store import Store
 
 if TYPE_CHECKING:  # amqtt takes 0.1 s to import
-    from penstock.gateway.auth.plugins import ClientSession, Verdict
+    from penstock.gateway.auth.plugins import ClientSession
 
 
 class Connection(asyncio.Protocol):
@@ -80,6 +81,7 @@ class Connection(asyncio.Protocol):
         now_s: returns the monotonic time in seconds.
         loop: the event loop.
         session_expiry_s_max: see `GatewayOptions.session_expiry_s_max`.
+        unanswered_s_max: seconds for which a packet waits for the plugins: see `AccessOptions.unanswered_ms`.
     """
 
     __slots__ = (
@@ -106,7 +108,10 @@ class Connection(asyncio.Protocol):
         "_throttle",
         "_traffic",
         "_transport",
+        "_unanswered_s",
+        "_unanswered_s_max",
         "_uncharged_bytes",
+        "candidate",
         "closed_for",
         "connected",
         "is_v5",
@@ -122,7 +127,6 @@ class Connection(asyncio.Protocol):
         "session",
         "side",
         "subscriptions",
-        "verdict",
         "wheel_slot",
     )
 
@@ -150,6 +154,7 @@ class Connection(asyncio.Protocol):
         now_s: Callable[[], float],
         loop: asyncio.AbstractEventLoop,
         session_expiry_s_max: int,
+        unanswered_s_max: float,
     ) -> None:
         self.peer = peer
         self.outbox = outbox
@@ -172,6 +177,7 @@ class Connection(asyncio.Protocol):
         self._now_s = now_s
         self._loop = loop
         self._session_expiry_s_max = session_expiry_s_max
+        self._unanswered_s_max = unanswered_s_max
         self._listener = peer.listener
         self._transport: asyncio.Transport | None = None
         # What the CONNECT says:
@@ -189,10 +195,12 @@ class Connection(asyncio.Protocol):
         # What the plugins say, if there are any:
         self.plugin_session: ClientSession | None = None
         """The client as the plugins see it."""
-        self.verdict: tuple[ClientSession, Verdict | None] | None = None
-        """The answer to the CONNECT that waits for it."""
+        self.candidate: Candidate | None = None
+        """The CONNECT while it waits for the plugins."""
         self.permissions: Permissions | None = None
         """What the client may do with topics, if there are plugins for topics."""
+        self._unanswered_s: float | None = None
+        """When the plugins first gave no answer about a packet that waits, in monotonic seconds; None if none waits so."""
         # Keep alive:
         self.keep_alive_s = 0.0
         """Seconds of silence after which the connection is closed; 0 for no limit."""
@@ -245,6 +253,10 @@ class Connection(asyncio.Protocol):
     def pump_soon(self) -> None:
         """Go on with the client's deliveries, in the next turn of the loop."""
         self.outbox.pump_soon()
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
+        """Call a function after `delay_s` seconds."""
+        self._loop.call_later(delay_s, callback)
 
     def pause_reading(self, reason: PauseReason) -> None:
         """Stop reading for a reason."""
@@ -469,8 +481,26 @@ class Connection(asyncio.Protocol):
         self.pause_reading(PauseReason.AUTHORIZATION_PENDING)
         question.ask(self._authorized)
 
-    def _authorized(self) -> None:
-        """Handle the packets that have waited for the plugins, which have answered."""
+    def _authorized(self, is_answered: bool) -> None:
+        """Go on with the packets that have waited for the plugins; without an answer ask again, or close in the end."""
+        if is_answered or self._is_closed:
+            self._unanswered_s = None
+            self._handle_deferred()
+            return
+        now_s = self._now_s()
+        if self._unanswered_s is None:
+            self._unanswered_s = now_s
+        waited_s = now_s - self._unanswered_s
+        if waited_s < self._unanswered_s_max:
+            self.call_later(retry_s(waited_s), self._handle_deferred)
+        else:
+            self.close(
+                f"the plugins have given no answer about a packet for {waited_s:.0f} s: see mqtt.access.unanswered_ms",
+                ReasonCode.SERVER_BUSY,
+            )
+
+    def _handle_deferred(self) -> None:
+        """Handle the packets that have waited for the plugins."""
         inbox = self._inbox
         packets = inbox.take_deferred()
         if self._is_closed or packets is None:

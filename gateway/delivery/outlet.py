@@ -18,6 +18,10 @@ class ReceivePermissions(Protocol):
         subscriptions are pumped when they have answered.
         """
 
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether the plugins give no answer at present, so that nothing is decided for a while."""
+
     def passes(self, topics: frozenset[bytes], /) -> bool:
         """Return whether the client is known to be allowed messages of all these topics."""
 

@@ -94,6 +94,10 @@ class SharedSubscription(Subscription):
         self.live = False
         self.outlet.lagging.pop(self, None)
         self.group.dequeue(self)
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """Return what is not decided to the group, uncounted, so that other members get it."""
         for _, deliveries, _ in self._undecided:
             self.group.revive(deliveries)
         self._undecided.clear()
@@ -113,7 +117,14 @@ class SharedSubscription(Subscription):
         return min(self.session.inflight.room, PUMP_ENTRIES) if self.qos else PUMP_ENTRIES
 
     def pump(self) -> None:
-        """Send what the plugins have decided about; wait for a turn in the group if there is room."""
+        """Send what the plugins have decided about; wait for a turn in the group if there is room.
+
+        While the plugins give no answer it takes nothing, and gives back what it has.
+        """
+        permissions = self.outlet.permissions
+        if permissions is not None and permissions.is_unanswered:
+            self._give_back()
+            return
         while self._undecided and self.outlet.writable:
             entries, deliveries, refusers = self._undecided.popleft()
             is_decided = self._decide(*self.group.still_open(entries, deliveries), refusers)

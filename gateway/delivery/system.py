@@ -39,6 +39,8 @@ class SystemTopics:
         self._now_s = now_s
         self._loop: asyncio.AbstractEventLoop
         self._subscriptions: dict[Subscription, None] = {}
+        self._undecided: set[Subscription] = set()
+        """Those for which the plugins are asked. They miss a publication, so that none piles up for them."""
         self._published: dict[str, str] = {}
         """The values of the last publication."""
         self._next_s = 0.0
@@ -60,6 +62,7 @@ class SystemTopics:
     def remove(self, subscription: Subscription) -> None:
         """Serve a subscription no longer."""
         self._subscriptions.pop(subscription, None)
+        self._undecided.discard(subscription)
 
     def turn(self, now_s: float) -> None:
         """Publish what has changed if a publication is due. The gateway calls this once a second with its monotonic time."""
@@ -70,7 +73,7 @@ class SystemTopics:
         values = self.values()
         changed = {topic: value for topic, value in values.items() if self._published.get(topic) != value}
         self._published = values
-        for subscription in tuple(self._subscriptions):
+        for subscription in [one for one in self._subscriptions if one not in self._undecided]:
             self._send(subscription, changed, retain=False)
 
     def values(self) -> dict[str, str]:
@@ -84,6 +87,7 @@ class SystemTopics:
 
     def _send(self, subscription: Subscription, values: dict[str, str], *, retain: bool) -> None:
         outlet = subscription.outlet
+        self._undecided.discard(subscription)
         if subscription not in self._subscriptions or not outlet.writable:
             return
         values = {topic: value for topic, value in values.items() if topics.matches(subscription.filter, topic)}
@@ -91,6 +95,7 @@ class SystemTopics:
             again = partial(self._send, subscription, values, retain=retain)
             allowed = outlet.permissions.receivable([topic.encode() for topic in values], again)
             if allowed is None:  # The plugins are asked, and `again` runs when they have answered.
+                self._undecided.add(subscription)
                 return
             values = {topic.decode(): values[topic.decode()] for topic in allowed}
         properties = b""

@@ -17,6 +17,7 @@ TABOO = "amqtt.plugins.topic_checking.TopicTabooPlugin"
 ACL = "amqtt.plugins.topic_checking.TopicAccessControlListPlugin"
 ANONYMOUS = "amqtt.plugins.authentication.AnonymousAuthPlugin"
 REFUSED = (CONNACK, 0, bytes((0, ConnectCode.NOT_AUTHORIZED)))
+BUSY = (CONNACK, 0, bytes((0, ConnectCode.SERVER_UNAVAILABLE)))
 BAD_PASSWORD = (CONNACK, 0, bytes((0, ConnectCode.BAD_USER_NAME_OR_PASSWORD)))
 
 

@@ -89,6 +89,13 @@ class Topics(BaseTopicPlugin):  # type: ignore[misc]
         return say(script.topics.get((str(action), str(topic)), True))
 
 
+class MoreTopics(BaseTopicPlugin):  # type: ignore[misc]
+    async def topic_filtering(
+        self, *, session: Any = None, topic: str | None = None, action: Action | None = None
+    ) -> bool | None:
+        return say(script.topics.get((str(action), f"{topic} again"), True))
+
+
 class Sleeper(BaseTopicPlugin):  # type: ignore[misc]
     async def topic_filtering(
         self, *, session: Any = None, topic: str | None = None, action: Action | None = None

@@ -14,13 +14,15 @@ from aiohttp import web
 from pwdlib.hashers.argon2 import Argon2Hasher
 
 from penstock.gateway.options import AccessOptions
-from penstock.gateway.protocol.packets import CONNACK
+from penstock.gateway.protocol.encode import encode_publish
+from penstock.gateway.protocol.packets import CONNACK, PUBACK
 from penstock.gateway.protocol.reasons import ConnectCode
 from penstock.node.config import load_config
 from tests.gateway.brokers import StartBroker
 from tests.gateway.certificates import Authority
-from tests.gateway.logins import BAD_PASSWORD, REFUSED, login
-from tests.gateway.wire import Broker, Client, Message
+from tests.gateway.logins import BAD_PASSWORD, BUSY, PASSWORD, REFUSED, USER, login
+from tests.gateway.wire import CLEAN, Broker, Client, Message
+from tests.waiting import until
 
 ACCEPTED = (CONNACK, 0, b"\0\0")
 QUICK = Argon2Hasher(time_cost=1, memory_cost=64, parallelism=1)
@@ -258,6 +260,7 @@ class Service:
     def __init__(self) -> None:
         self.port = 0
         self.asked: list[dict[str, Any]] = []
+        self.fails = False
 
     async def start(self) -> None:
         app = web.Application()
@@ -280,7 +283,7 @@ class Service:
 
     async def _acl(self, request: web.Request) -> web.Response:
         params = await self._params(request)
-        if params["topic"] == "fails":
+        if params["topic"] == "ann/later" and self.fails:
             return web.Response(status=500)
         return web.Response(status=200 if params["topic"].startswith(params["username"]) else 403)
 
@@ -312,16 +315,38 @@ async def test_an_http_service_decides_about_users_and_topics(
     client = await user(broker, "ann")
     assert service.asked == [{"username": "ann", "password": "anns password", "client_id": "anns client"}]
     assert await (await login(broker, "c", "ann", "wrong")).ended() == [BAD_PASSWORD]
-    assert await allowed(client, broker, "ann/a", "ann/a", "bob/a", "fails") == ["ann/a", "ann/a"]
+    assert await allowed(client, broker, "ann/a", "ann/a", "bob/a") == ["ann/a", "ann/a"]
     assert await client.subscribe(("ann/#", 1), ("#", 1)) == [1, 0x80]
     assert [(params["topic"], params["acc"]) for params in service.asked if params.get("topic") == "ann/a"] == [("ann/a", "2")]
+
+
+async def test_a_message_waits_for_an_http_service_that_fails(
+    start_broker: StartBroker, tmp_path: Path, service: Service
+) -> None:
+    text = f"""
+        [mqtt.access.plugins."amqtt.contrib.http.TopicAuthHttpPlugin"]
+        host = "127.0.0.1"
+        port = {service.port}
+        request_method = "post"
+        params_mode = "form"
+        response_mode = "status"
+    """
+    broker = await start_broker(access=access_of(tmp_path, text))
+    client = await broker.connect("c", b"ann", b"secret", flags=CLEAN | USER | PASSWORD)
+    service.fails = True
+    await client.send(encode_publish(b"ann/later", b"x", 1, packet_id=1))
+    await until(lambda: len(service.asked) >= 2)  # the node asks again
+    assert broker.stored() == []
+    service.fails = False
+    assert await client.receive() == (PUBACK, 1)
+    assert [message.topic for message in broker.stored()] == ["ann/later"]
 
 
 async def test_a_service_that_is_down_lets_nobody_in(start_broker: StartBroker, tmp_path: Path, service: Service) -> None:
     await service.runner.cleanup()
     text = f'[mqtt.access.plugins."amqtt.contrib.http.UserAuthHttpPlugin"]\nhost = "127.0.0.1"\nport = {service.port}\n'
     broker = await start_broker(access=access_of(tmp_path, text))
-    assert await (await login(broker, "c", "ann", "anns password")).ended() == [BAD_PASSWORD]
+    assert await (await login(broker, "c", "ann", "anns password")).ended() == [BUSY]
     assert broker.node.gateway.authorizer.questions.outcomes == {("connect", "error"): 1}
 
 

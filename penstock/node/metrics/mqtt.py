@@ -160,7 +160,7 @@ class MqttProtectionCollector(Collector):
         gateway, authorizer, backpressure = self._gateway, self._gateway.authorizer, self._gateway.backpressure
         yield labelled_counter(
             "penstock_mqtt_access_decisions",
-            "Decisions of the plugins, and of the node where no plugin answers.",
+            "Questions to the plugins, by answer: allowed or denied; or why there was none: error, timeout or overload.",
             ["action", "outcome"],
             authorizer.questions.outcomes,
         )
