@@ -1,16 +1,30 @@
-"""The access control of a node: the policy that is in force, and its replacement while the node runs."""
+"""The access control of a node: what is in force, and its replacement while the node runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from penstock.access.actions import CONSUME
+from penstock.access.audit import Audit
+from penstock.access.bans import Ban, Bans, Kind
 from penstock.access.file import load_access_policy
 from penstock.access.options import AccessControlOptions
+from penstock.access.passwords import PasswordFile
 from penstock.access.policy import AccessPolicy
 from penstock.access.subject import Subject
+from penstock.access.tokens import Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """What the files say."""
+
+    policy: AccessPolicy | None
+    passwords: PasswordFile | None
+    tokens: Tokens | None
 
 
 class AccessControl:
@@ -18,31 +32,85 @@ class AccessControl:
 
     Parameters:
         options: name the files.
+        data_dir: of the node; the bans are in it.
+        now_ms: returns the time in ms since 1970.
 
     Raises:
         AccessInvalid: a file can't be read, or its content is invalid.
+        OSError: the audit file can't be opened.
     """
 
-    def __init__(self, options: AccessControlOptions) -> None:
+    def __init__(self, options: AccessControlOptions, data_dir: Path, now_ms: Callable[[], int]) -> None:
         self._options = options
+        self._now_ms = now_ms
         self.on_change: Final[list[Callable[[], None]]] = []
         """Called after each change, to look again at what clients are doing."""
-        self.policy: AccessPolicy | None = self._load()
-        """Decides who may do what; None if nothing is restricted."""
+        self._files = self._load()
+        self.bans: Final = Bans(data_dir, now_ms)
+        self.audit: Final = Audit(options.audit_file, options.audit_lines_per_s, now_ms)
 
-    def _load(self) -> AccessPolicy | None:
-        return load_access_policy(Path(self._options.file)) if self._options.file else None
+    @property
+    def policy(self) -> AccessPolicy | None:
+        """Decides who may do what; None if nothing is restricted."""
+        return self._files.policy
+
+    @property
+    def passwords(self) -> PasswordFile | None:
+        """The users that may log in over MQTT; None if there is no password file."""
+        return self._files.passwords
+
+    @property
+    def tokens(self) -> Tokens | None:
+        """Verifies tokens; None if none is accepted."""
+        return self._files.tokens
+
+    @property
+    def authenticates(self) -> bool:
+        """Whether clients can prove over MQTT who they are, with a password or a token."""
+        return self._files.passwords is not None or self._files.tokens is not None
 
     def may_share(self, user: str, group: str) -> bool:
         """Return whether an MQTT user may take messages from a group; `user` is empty for a client without a name."""
         return self.policy is None or self.policy.rights_of(Subject(user)).may(CONSUME, group)
 
-    def reload(self) -> None:
+    def reload(self, by: str) -> None:
         """Read the files again, and apply what they say to what clients are doing.
+
+        Args:
+            by: who wants it, for the audit log.
 
         Raises:
             AccessInvalid: a file can't be read, or its content is invalid. Then nothing has changed.
         """
-        self.policy = self._load()
+        self._files = self._load()
+        self.audit.reopen()
+        self._changed(by, what="reload")
+
+    def ban(self, kind: Kind, name: str, *, for_ms: int, why: str, by: str) -> Ban:
+        """Make a ban, and end what it concerns. See `Bans.add`."""
+        ban = self.bans.add(kind, name, for_ms=for_ms, why=why)
+        self._changed(by, what="ban", of=kind, name=ban.name, until_ms=ban.until_ms or None, why=why)
+        return ban
+
+    def lift(self, kind: Kind, name: str, *, by: str) -> Ban:
+        """Lift a ban. See `Bans.lift`."""
+        ban = self.bans.lift(kind, name)
+        self._changed(by, what="lift", of=kind, name=ban.name)
+        return ban
+
+    def close(self) -> None:
+        """Close the audit log."""
+        self.audit.close()
+
+    def _load(self) -> _Files:
+        options = self._options
+        return _Files(
+            load_access_policy(Path(options.file)) if options.file else None,
+            PasswordFile(Path(options.password_file)) if options.password_file else None,
+            Tokens(options.jwt, self._now_ms) if options.jwt.algorithms else None,
+        )
+
+    def _changed(self, by: str, **values: object) -> None:
+        self.audit.note("changed", Subject(by), **values)
         for changed in self.on_change:
             changed()

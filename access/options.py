@@ -3,8 +3,73 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
-from penstock.store.options import option
+from penstock.store.options import HOUR_MS, SECOND_MS, OptionInvalid, option
+
+SYMMETRIC: Final = ("HS256", "HS384", "HS512")
+ASYMMETRIC: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOptions:
+    """The section `[access.jwt]`: JSON Web Tokens as proof of user name and roles. Devices send one as their password."""
+
+    algorithms: tuple[str, ...] = option(
+        (),
+        "Algorithms by which a token may be signed, such as RS256, ES256, EdDSA or HS256. Whatever a token says, no other is "
+        "accepted. If empty, no token is accepted.",
+    )
+    key_file: str = option(
+        "",
+        "File with the public key in PEM; for HS256, HS384 and HS512 with the secret, of at least 32 bytes.",
+    )
+    jwks_file: str = option(
+        "",
+        "File with a JSON Web Key Set, whose keys are found by the key id of a token.",
+    )
+    issuer: str = option(
+        "",
+        "What the claim `iss` must be. If empty, it may be anything.",
+    )
+    audience: str = option(
+        "",
+        "What the claim `aud` must be or contain. If empty, it may be anything.",
+    )
+    leeway_s: int = option(
+        30,
+        "Seconds by which the clocks of node and authority may differ. A token holds for so much longer.",
+        minimum=0,
+        maximum=HOUR_MS // SECOND_MS,
+    )
+    user_claim: str = option(
+        "sub",
+        "Claim with the user name.",
+    )
+    roles_claim: str = option(
+        "roles",
+        "Claim with the roles: a list, or names with spaces between them.",
+    )
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether one secret signs and verifies."""
+        return any(name in SYMMETRIC for name in self.algorithms)
+
+    def check(self, section: str) -> None:
+        """Raise OptionInvalid if options contradict each other."""
+        for name in self.algorithms:
+            if name not in SYMMETRIC + ASYMMETRIC:
+                raise OptionInvalid(f"{section}.algorithms", name, f"among {', '.join(SYMMETRIC + ASYMMETRIC)}")
+        if self.is_symmetric and any(name in ASYMMETRIC for name in self.algorithms):
+            # A public key would be accepted as a secret, which everybody knows.
+            raise OptionInvalid(
+                f"{section}.algorithms", list(self.algorithms), "all with a secret (HS...) or all with key pairs"
+            )
+        if self.algorithms and not (self.key_file or self.jwks_file):
+            raise OptionInvalid(f"{section}.key_file", "", "a path, or jwks_file one, if there are algorithms")
+        if self.is_symmetric and not self.key_file:
+            raise OptionInvalid(f"{section}.key_file", "", "a path if the algorithms need a secret")
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,3 +82,19 @@ class AccessControlOptions:
         "administrate what. The guide Access control explains it. If empty, callers over gRPC may do everything, and over MQTT "
         "the plugins decide alone.",
     )
+    password_file: str = option(
+        "",
+        "File with a line NAME:HASH for each user that may log in over MQTT. `penstock user` writes it.",
+    )
+    audit_file: str = option(
+        "",
+        "File to which the node appends who connected, was refused or denied, and who changed what: a JSON object a line. On "
+        "SIGHUP it is opened anew, so that it can be rotated. If empty, there is none.",
+    )
+    audit_lines_per_s: int = option(
+        100,
+        "Maximum number of lines per second of one kind in the audit file. It states how many were left out.",
+        minimum=1,
+        maximum=100_000,
+    )
+    jwt: TokenOptions = TokenOptions()

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
+from penstock.access.bans import is_within
 from penstock.gateway.auth.authorizer import Authorizer
 from penstock.gateway.connection.backpressure import Backpressure
 from penstock.gateway.connection.clients import ClientRegistry
@@ -34,6 +35,7 @@ from penstock.gateway.heartbeat import Heartbeat
 from penstock.gateway.logbook import Logbook
 from penstock.gateway.options import PLAIN_NAME, GatewayOptions
 from penstock.gateway.plugin_publisher import PluginPublisher
+from penstock.gateway.protocol.reasons import ReasonCode
 from penstock.gateway.sessions.journal import SessionJournal
 from penstock.gateway.sessions.lifecycle import SessionLifecycle
 from penstock.gateway.sessions.stored_sessions import StoredSessions
@@ -237,6 +239,13 @@ class Gateway:
         """Return the monotonic time in ms. Limits go by it, so a change of the time of day does not disturb them."""
         return int(self.clock.monotonic_s() * 1000)
 
+    def disconnect(self, kind: str, name: str) -> int:
+        """Disconnect the clients with a user name, a client id, or an address or network; return how many there were."""
+        found = [connection for connection in self.clients.values() if _is_named(connection, kind, name)]
+        for connection in found:
+            connection.close("an operator has disconnected the client", ReasonCode.ADMINISTRATIVE_ACTION)
+        return len(found)
+
     # --- connections ------------------------------------------------------------------------------------------------
 
     def connect(self, peer: Peer) -> Connection:
@@ -289,3 +298,11 @@ class Gateway:
             if connection.outbox.lagging:  # at QoS 2 a delivery is recorded first, for which there was no room
                 connection.outbox.pump_soon()
         self.lifecycle.turn()
+
+
+def _is_named(connection: Connection, kind: str, name: str) -> bool:
+    if kind == "user":
+        return connection.session.user == name
+    if kind == "client":
+        return connection.session.client_id == name
+    return is_within(connection.peer.host, name)

@@ -7,7 +7,21 @@ import sys
 from collections.abc import Sequence
 
 from penstock import __version__
-from penstock.cli.commands import backup, clock, deadletters, demo, groups, inspect, messages, mqtt, reconcile, repair, serve
+from penstock.cli.commands import (
+    access,
+    backup,
+    clock,
+    deadletters,
+    demo,
+    groups,
+    inspect,
+    messages,
+    mqtt,
+    reconcile,
+    repair,
+    serve,
+    user,
+)
 from penstock.cli.commands.arguments import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 from penstock.node.errors import AdminUnavailable, ConfigError, ControlRefused, DescriptorsTooFew, NodeNotRunning
 from penstock.pop.errors import PopError
@@ -35,6 +49,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="penstock", description="An MQTT broker and POP message queue on one durable log.")
     parser.add_argument("--version", action="version", version=f"penstock {__version__}", help="Print the version.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for family in (serve, demo, mqtt, messages, groups, deadletters, reconcile, inspect, repair, backup, clock):
+    for family in (serve, demo, mqtt, messages, groups, deadletters, reconcile, inspect, repair, backup, clock, access, user):
         family.add_to(commands)
     return parser

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.access import bans
 from penstock.node.controladdress import SOCKET
 from penstock.node.lock import LOCK_NAME, RESTORING
 from penstock.pop.core.handle import SECRET, SECRET_BYTES
@@ -21,6 +22,7 @@ from penstock.store.segment import SUFFIX as SEGMENT_SUFFIX
 KNOWN = frozenset(
     (
         ballast.FILE,
+        bans.FILE,
         commitlog.DIRECTORY,
         index.CHECKPOINT,
         index.DAMAGED,

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from penstock.access.control import AccessControl
 from penstock.gateway.gateway import Gateway
 from penstock.gateway.options import PLAIN_NAME
+from penstock.node.accesscontrol import OPERATOR, AccessOverSocket
 from penstock.node.admin import Admin
 from penstock.node.clockcontrol import ClockControl
 from penstock.node.config import Config
@@ -65,7 +66,7 @@ class Node:
         self.config = config
         clock = clock or SystemClock()
         self.descriptors = shares_of(descriptor_limit(), config.pop.connections_max)
-        self.access = AccessControl(config.access)
+        self.access = AccessControl(config.access, config.data_dir, lambda: self.store.now_ms())
         config.data_dir.mkdir(parents=True, exist_ok=True)
         self._lock = DataDirLock(config.data_dir)
         try:
@@ -107,8 +108,11 @@ class Node:
             level=self._level,
             connections_max=self.descriptors.admin,
         )
+        access = AccessOverSocket(self.access, self.reload, self.gateway.disconnect)
         self._holding = Holding(self.store, config.data_dir)
-        self._control = Control(config.data_dir, {**self._holding.routes(), **ClockControl(self.store).routes()})
+        self._control = Control(
+            config.data_dir, {**self._holding.routes(), **ClockControl(self.store).routes(), **access.routes()}
+        )
         self._is_ready = False
         self.mqtt: HostPort = config.mqtt.listen
         self.grpc: HostPort = config.pop.listen
@@ -186,6 +190,7 @@ class Node:
         await self._admin.stop()
         await self.store.close()
         self._lock.release()
+        self.access.close()
         logger.info("node.stopped", log_end=self.store.log.end)
 
     def ready_line(self) -> str:
@@ -199,9 +204,14 @@ class Node:
         mqtt = self.mqtt if self.config.mqtt.plain == "on" else "off"
         return f"ready mqtt={mqtt} pop={self.grpc} admin={self.admin} {more}data={self.config.data_dir}"
 
-    def reload(self) -> None:
-        """Read the certificates of the listeners again."""
+    def reload(self, by: str = OPERATOR) -> None:
+        """Read certificates, rules, users and keys again, and apply them to what clients are doing.
+
+        Raises:
+            AccessInvalid: a file of access control is not valid. The old rules, users and keys stay in force.
+        """
         self.gateway.listeners.reload()
+        self.access.reload(by)
 
     def state(self) -> dict[str, Any]:
         """Return what `/api/v1/state` shows of this node."""

@@ -13,6 +13,7 @@ from penstock.access.control import AccessControl
 from penstock.access.policy import SIGNATURE, AccessPolicy
 from penstock.access.rights import Rights
 from penstock.access.subject import Subject
+from penstock.access.tokens import TokenInvalid, Tokens, is_token
 from penstock.pop.access.caller import CALLER, AccessDenied, check_rights
 from penstock.pop.access.livecalls import LiveCall, LiveCalls
 from penstock.pop.errors import PopError
@@ -161,6 +162,8 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
             if len(self._rights) >= RIGHTS_REMEMBERED:
                 self._rights.clear()
             rights = self._rights[subject] = policy.rights_of(subject)
+        if (ban := self._access.bans.of(rights.subject)) is not None:
+            raise AccessDenied(grpc.StatusCode.PERMISSION_DENIED, f"the {ban.kind} {ban.name} is banned")
         CALLER.set(rights)
         for action, name in needs:
             check_rights(rights, action, name)
@@ -175,7 +178,10 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
         if authorization.startswith(SIGNATURE):
             principal = policy.by_signature(authorization, metadata.get("x-mq-date-time", ""))
         elif scheme.lower() == "bearer" and credentials.strip():
-            principal = policy.by_token(credentials.strip())
+            token = credentials.strip()
+            principal = policy.by_token(token)
+            if principal is None and self._access.tokens is not None and is_token(token):
+                return self._named_by(self._access.tokens, token, context)
         else:
             properties: Any = context.auth_context() or {}
             principal = policy.by_certificate(
@@ -184,6 +190,14 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
                 for name in properties.get(field, ())
             )
         return Subject(principal.name, address=_address_of(context)) if principal is not None else None
+
+    def _named_by(self, tokens: Tokens, token: str, context: Context) -> Subject | None:
+        try:
+            identity = tokens.verify(token)
+        except TokenInvalid as error:
+            self._access.audit.note("refused", Subject(address=_address_of(context)), over="grpc", why=str(error))
+            return None
+        return Subject(identity.user, identity.roles, address=_address_of(context))
 
 
 def _address_of(context: Context) -> str:

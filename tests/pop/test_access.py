@@ -11,11 +11,13 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import jwt
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from penstock import Client, Security, SyncClient, group_settings
 from penstock.access.errors import AccessInvalid
+from penstock.access.options import TokenOptions
 from penstock.pop.errors import NodeUnavailable, NotAuthenticated, NotPermitted
 from penstock.pop.grpc.access import GROUP_RULES, POP_RULES
 from penstock.pop.options import PopOptions
@@ -111,6 +113,41 @@ async def test_a_principal_may_do_what_the_file_says_and_nothing_else(node: Node
             await client.send(TOPIC, b"a")
 
 
+async def test_a_signed_token_names_a_user_with_roles(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"0123456789abcdef0123456789abcdef")
+    (tmp_path / "access.toml").write_text('[[role]]\nname = "senders"\nwrite = ["plant/#"]\n')
+    tokens = TokenOptions(algorithms=("HS256",), key_file=str(secret))
+    async with Node(tmp_path / "data", access=tmp_path / "access.toml", tokens=tokens) as node:
+
+        def client(exp: int, *roles: str) -> Client:
+            claims = {"sub": "ann", "exp": exp, "roles": roles}
+            return Client(node.target, security=Security(token=jwt.encode(claims, secret.read_bytes(), "HS256")))
+
+        now_s = node.store.now_ms() // 1000
+        async with client(now_s + 60, "senders") as sender:
+            await sender.send(TOPIC, b"a")
+        async with client(now_s + 60) as other:
+            with pytest.raises(NotPermitted, match="ann may not send"):
+                await other.send(TOPIC, b"a")
+        async with client(now_s - 60, "senders") as late:
+            with pytest.raises(NotAuthenticated):
+                await late.send(TOPIC, b"a")
+
+
+async def test_a_banned_user_is_refused_and_its_stream_ends(node: Node) -> None:
+    async with client_of(node, "billing") as client, client.stream(FILTER, group="billing") as messages:
+        await client.send(TOPIC, b"a")
+        (await anext(aiter(messages))).ack()
+        node.access.ban("user", "billing", for_ms=0, why="", by="test")
+        with pytest.raises(NotPermitted, match="banned"):
+            await anext(aiter(messages))
+        with pytest.raises(NotPermitted, match="banned"):
+            await client.send(TOPIC, b"a")
+        node.access.lift("user", "billing", by="test")
+        await client.send(TOPIC, b"a")
+
+
 async def test_a_batch_with_one_topic_that_is_not_permitted_stores_nothing(node: Node) -> None:
     from penstock import OutgoingMessage
 
@@ -170,14 +207,14 @@ async def test_a_right_that_is_withdrawn_ends_calls_and_streams(node: Node, tmp_
         await client.send(TOPIC, b"a")
         (await anext(aiter(messages))).ack()
         (tmp_path / "access.toml").write_text(FILE.replace('read = ["plant/#"]', 'read = ["other/#"]'))
-        node.access.reload()
+        node.access.reload("test")
         with pytest.raises(NotPermitted, match="may not pop"):
             await anext(aiter(messages))
         with pytest.raises(NotPermitted):
             await client.pop(FILTER, group="billing")
         (tmp_path / "access.toml").write_text(FILE.replace("billing", "biling").replace("[[principal]]", "[[principle]]"))
         with pytest.raises(AccessInvalid, match="principle"):
-            node.access.reload()
+            node.access.reload("test")
         await client.send(TOPIC, b"a")  # by what the file said before
 
 

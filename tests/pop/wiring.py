@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import grpc.aio
 
 from penstock.access.control import AccessControl
-from penstock.access.options import AccessControlOptions
+from penstock.access.options import AccessControlOptions, TokenOptions
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.handle import Handles, load_secret
@@ -229,8 +229,11 @@ class Node(Parts):
         timer: TimerOptions | None = None,
         store: StoreOptions | None = None,
         access: str | Path = "",
+        tokens: TokenOptions | None = None,
     ) -> None:
-        self.access = AccessControl(AccessControlOptions(file=str(access)))
+        self.access = AccessControl(
+            AccessControlOptions(file=str(access), jwt=tokens or TokenOptions()), data_dir, lambda: self.store.now_ms()
+        )
         store = store or StoreOptions(segment_bytes=16 * MIB)
         self.ahead = AheadClock()
         super().__init__(data_dir, self.ahead, pop=pop, timer=timer, store=store)

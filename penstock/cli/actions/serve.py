@@ -7,10 +7,15 @@ import gc
 import signal
 import sys
 
+import structlog
+
+from penstock.access.errors import AccessInvalid
 from penstock.node.config import Config
 from penstock.node.descriptors import raise_descriptor_limit
 from penstock.node.logs import configure_logging
 from penstock.node.node import Node
+
+logger = structlog.get_logger("node")
 
 GC_THRESHOLD = 50_000
 """New containers before the garbage collector examines the youngest generation. The hot path creates no cycles, so frequent
@@ -18,7 +23,8 @@ collections would find nothing."""
 
 
 async def serve(config: Config) -> None:
-    """Run a node until SIGTERM or SIGINT, then stop it in order. On SIGHUP, the node reads its certificates again.
+    """Run a node until SIGTERM or SIGINT, then stop it in order. On SIGHUP, the node reads certificates, rules, users and
+    keys again.
 
     Raises:
         Whatever `Node` and `Node.start` raise.
@@ -32,9 +38,19 @@ async def serve(config: Config) -> None:
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
-    loop.add_signal_handler(signal.SIGHUP, node.reload)
+    loop.add_signal_handler(signal.SIGHUP, lambda: _reload(node))
     await node.start()
     sys.stdout.write(node.ready_line() + "\n")
     sys.stdout.flush()
     await ended.wait()
     await node.stop()
+
+
+def _reload(node: Node) -> None:
+    """Let a node read its files again, and log it if one is not valid: then the old ones stay in force."""
+    try:
+        node.reload("SIGHUP")
+    except AccessInvalid as error:
+        logger.error("access.not_reloaded", why=str(error))
+    else:
+        logger.info("node.reloaded")

@@ -1,0 +1,113 @@
+"""The audit log: who connected, was refused, was denied, and changed what. A JSON object a line.
+
+    {"at": "2026-11-23T11:31:14.000Z", "event": "denied", "user": "sensor-7", "client": "s7", "address": "10.0.0.7", ...}
+
+It is written to a file of its own, apart from the node's log, because others read it and for longer.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Final, Literal
+
+import orjson
+import structlog
+
+from penstock.access.subject import Subject
+
+logger = structlog.get_logger("access")
+
+Event = Literal["connected", "refused", "denied", "disconnected", "changed"]
+
+TEXT_CHARS_MAX: Final = 300
+"""Longer texts are cut: clients choose most of them."""
+
+_PERMISSIONS: Final = 0o600
+
+
+class Audit:
+    """The audit log of a node. Without a path it does nothing.
+
+    Parameters:
+        path: of the file; empty for none.
+        lines_per_s: the maximum number of lines of one event between two calls of `turn_page`.
+        now_ms: returns the time in ms since 1970.
+
+    Raises:
+        OSError: the file can't be opened.
+    """
+
+    def __init__(self, path: str, lines_per_s: int, now_ms: Callable[[], int]) -> None:
+        self._path = path
+        self._lines_per_s = lines_per_s
+        self._now_ms = now_ms
+        self._written: dict[str, int] = {}
+        self._file = self._open() if path else -1
+        self._is_failing = False
+        self.is_on: Final = bool(path)
+        """Whether there is a file."""
+        self.lost = 0
+        """Lines that could not be written."""
+
+    def note(self, event: Event, subject: Subject, **values: object) -> None:
+        """Write a line, unless there were too many of its event in this second. Values that are empty are left out."""
+        if not self._path:
+            return
+        written = self._written[event] = self._written.get(event, 0) + 1
+        if written <= self._lines_per_s:
+            about = {"user": subject.user, "client": subject.client_id, "address": subject.address}
+            self._write({"event": event} | about | values)
+
+    def turn_page(self) -> None:
+        """Begin a new second, and write how many lines the last one left out. The caller calls this once a second."""
+        written, self._written = self._written, {}
+        for event, lines in written.items():
+            if lines > self._lines_per_s:
+                self._write({"event": "left_out", "of": event, "lines": lines - self._lines_per_s})
+
+    def reopen(self) -> None:
+        """Open the file anew, because it may have been renamed. Where that fails, go on with the old one, and log it."""
+        if not self._path:
+            return
+        try:
+            fresh = self._open()
+        except OSError as error:
+            logger.error("audit.unavailable", path=self._path, error=str(error))
+            return
+        os.close(self._file)
+        self._file = fresh
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+            self._path = ""
+
+    def _open(self) -> int:
+        return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, _PERMISSIONS)
+
+    def _write(self, values: dict[str, object]) -> None:
+        at = datetime.fromtimestamp(self._now_ms() / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        line = {"at": at} | {name: _short(value) for name, value in values.items() if value not in ("", None)}
+        try:
+            data = orjson.dumps(line, default=str) + b"\n"
+            if os.write(self._file, data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:  # a full disk must not end the service; the metric and the log tell
+            self.lost += 1
+            if not self._is_failing:
+                logger.error("audit.failed", path=self._path, error=str(error))
+            self._is_failing = True
+        else:
+            self._is_failing = False
+
+
+def _short(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    # Control characters, direction marks and lone surrogates become escapes: people read the file on terminals.
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in value[:TEXT_CHARS_MAX])

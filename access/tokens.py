@@ -1,0 +1,181 @@
+"""JSON Web Tokens: who somebody is and which roles they have, as an authority has signed it (RFC 7519).
+
+The algorithms are those that the operator names, never those that a token asks for. Expiry goes by the node's clock.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import jwt
+
+from penstock.access.errors import AccessInvalid
+from penstock.access.options import TokenOptions
+
+TOKEN_BYTES_MAX: Final = 16 * 1024
+"""A longer token is refused before it is decoded."""
+
+SECRET_BYTES_MIN: Final = 32
+"""The shortest secret for HMAC (RFC 7518, 3.2)."""
+
+ROLES_MAX: Final = 1000
+"""Roles that a token may state."""
+
+_ANY: Final = ""
+"""The key id of a key that has none."""
+
+
+class TokenInvalid(Exception):
+    """Raised when a token proves nothing. The message says why, for the log; the client is not told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who somebody is.
+
+    Parameters:
+        user: the user name.
+        roles: the roles that come with it.
+        expires_ms: until when it holds, in ms since 1970; None without end.
+    """
+
+    user: str
+    roles: frozenset[str] = frozenset()
+    expires_ms: int | None = None
+
+
+def is_token(text: str) -> bool:
+    """Return whether a text has the form of a signed token: three parts, of which the first is a JSON object in base64."""
+    return text.startswith("eyJ") and text.count(".") == 2
+
+
+class Tokens:
+    """Verifies tokens.
+
+    Parameters:
+        options: see `TokenOptions`. A key file or a JWKS file is given.
+        now_ms: returns the time in ms since 1970.
+
+    Raises:
+        AccessInvalid: a key can't be read, or doesn't fit the algorithms.
+    """
+
+    def __init__(self, options: TokenOptions, now_ms: Callable[[], int]) -> None:
+        self._options = options
+        self._now_ms = now_ms
+        self._keys: dict[str, Any] = {}
+        if options.key_file:
+            self._keys[_ANY] = self._key(Path(options.key_file))
+        if options.jwks_file:
+            self._keys |= self._key_set(Path(options.jwks_file))
+        if not self._keys:
+            raise AccessInvalid(f"the key set {options.jwks_file} has no key for {', '.join(options.algorithms)}")
+
+    def verify(self, token: str) -> Identity:
+        """Return whom a token names. Raises TokenInvalid."""
+        options = self._options
+        if len(token) > TOKEN_BYTES_MAX:
+            raise TokenInvalid(f"the token has {len(token)} characters; {TOKEN_BYTES_MAX} are the limit")
+        try:
+            key = self._key_of(str(jwt.get_unverified_header(token).get("kid", _ANY)))
+            claims = jwt.decode(
+                token,
+                key,
+                algorithms=list(options.algorithms),
+                audience=options.audience or None,
+                issuer=options.issuer or None,
+                options={
+                    "require": ["exp", options.user_claim],
+                    "verify_aud": bool(options.audience),
+                    # By the node's clock, below.
+                    "verify_exp": False,
+                    "verify_nbf": False,
+                    "verify_iat": False,
+                },
+            )
+        except jwt.PyJWTError as error:
+            raise TokenInvalid(str(error)) from error
+        return self._identity(claims)
+
+    def _identity(self, claims: Mapping[str, Any]) -> Identity:
+        options, now_ms = self._options, self._now_ms()
+        leeway_ms = options.leeway_s * 1000
+        expires_ms = _instant_ms(claims, "exp") + leeway_ms
+        if expires_ms <= now_ms:
+            raise TokenInvalid("the token has expired")
+        if "nbf" in claims and _instant_ms(claims, "nbf") - leeway_ms > now_ms:
+            raise TokenInvalid("the token is not valid yet")
+        user, roles = claims[options.user_claim], claims.get(options.roles_claim, [])
+        if not isinstance(user, str) or not user:
+            raise TokenInvalid(f"the claim {options.user_claim} is no text")
+        if isinstance(roles, str):
+            roles = roles.split()  # as in the claim `scope` of OAuth 2.0
+        if not isinstance(roles, list) or len(roles) > ROLES_MAX or not all(isinstance(role, str) for role in roles):
+            raise TokenInvalid(f"the claim {options.roles_claim} is no list of at most {ROLES_MAX} texts")
+        return Identity(user, frozenset(roles), expires_ms)
+
+    # --- keys -------------------------------------------------------------------------------------------------------
+
+    def _key_of(self, key_id: str) -> Any:
+        found = self._keys.get(key_id) or self._keys.get(_ANY)
+        if found is None and not key_id and len(self._keys) == 1:
+            return next(iter(self._keys.values()))
+        if found is None:
+            raise TokenInvalid(f"the key {key_id[:80]!r} is not known")
+        return found
+
+    def _key(self, path: Path) -> Any:
+        data = _read(path)
+        algorithms = self._options.algorithms
+        if self._options.is_symmetric:
+            secret = data.strip()
+            if len(secret) < SECRET_BYTES_MIN:
+                raise AccessInvalid(
+                    f"the secret in {path} has {len(secret)} bytes; use at least {SECRET_BYTES_MIN} random ones"
+                )
+            return secret
+        for algorithm in algorithms:
+            try:
+                return jwt.get_algorithm_by_name(algorithm).prepare_key(data)
+            except (jwt.PyJWTError, ValueError, TypeError):
+                continue  # it may be a key for another one of the algorithms
+        raise AccessInvalid(f"{path} is no public key in PEM for {', '.join(algorithms)}")
+
+    def _key_set(self, path: Path) -> dict[str, Any]:
+        """Return the keys of a JSON Web Key Set (RFC 7517) by their ids: those that the algorithms can use."""
+        try:
+            listed = json.loads(_read(path))["keys"]
+            rows = [dict(row) for row in listed]
+        except (ValueError, KeyError, TypeError) as error:
+            raise AccessInvalid(f"{path} is no JSON Web Key Set: {error!r}") from error
+        found: dict[str, Any] = {}
+        for row in rows:
+            if row.get("kty") == "oct" or row.get("use", "sig") != "sig":
+                continue  # a secret has no place in a set that others can read
+            for algorithm in self._options.algorithms:
+                if row.get("alg", algorithm) != algorithm:
+                    continue
+                try:
+                    found[str(row.get("kid", _ANY))] = jwt.PyJWK(row, algorithm).key
+                except jwt.PyJWTError:
+                    continue  # it is a key for another one of the algorithms
+                break
+        return found
+
+
+def _instant_ms(claims: Mapping[str, Any], name: str) -> int:
+    value = claims[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e15:
+        raise TokenInvalid(f"the claim {name} is no time")
+    return int(value * 1000)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise AccessInvalid(f"the key file {path} can't be read: {error.strerror}") from error

@@ -1,0 +1,82 @@
+"""The password file: users are added, changed, deleted and verified, and damage says where it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.access.errors import AccessInvalid
+from penstock.access.passwords import PASSWORD_BYTES_MAX, PasswordFile
+
+
+def users(tmp_path: Path, text: str = "") -> PasswordFile:
+    path = tmp_path / "passwords"
+    path.write_text(text)
+    return PasswordFile(path)
+
+
+@pytest.mark.slow
+def test_a_user_is_added_changed_and_deleted(tmp_path: Path) -> None:
+    found = users(tmp_path, "# ours\n\n")
+    found.add("ann", "first")
+    found.add("bob", "other")
+    path = tmp_path / "passwords"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert PasswordFile(path).verify("ann", b"first")
+    PasswordFile(path).change("ann", "second")
+    again = PasswordFile(path)
+    assert [again.verify("ann", given) for given in (b"first", b"second")] == [False, True]
+    assert "first" not in path.read_text()
+    again.delete("ann")
+    assert list(PasswordFile(path).hashes) == ["bob"]
+    assert path.read_text().startswith("# ours\n\nbob:$argon2id$")
+
+
+def test_a_wrong_password_and_an_unknown_user_are_refused(tmp_path: Path) -> None:
+    found = users(tmp_path)
+    found.add("ann", "right")
+    found = PasswordFile(tmp_path / "passwords")
+    assert not found.verify("ann", b"wrong")
+    assert not found.verify("eve", b"right")
+    assert not found.verify("ann", b"x" * (PASSWORD_BYTES_MAX + 1))
+
+
+@pytest.mark.parametrize("name", ["", " ann", "a:b", "#a", "a\nb", "x" * 256])
+def test_a_name_that_would_break_the_file_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(AccessInvalid, match="user name"):
+        users(tmp_path).add(name, "x")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("ann", "line 1: write NAME:HASH"),
+        ("\nann:secret", "line 2: write NAME:HASH"),
+        (":$argon2id$x", "line 1"),
+        ("ann:$argon2id$x\nann:$argon2id$y", "line 2: the user 'ann' was there"),
+    ],
+)
+def test_a_file_that_is_wrong_says_where(tmp_path: Path, text: str, reason: str) -> None:
+    with pytest.raises(AccessInvalid, match=reason) as raised:
+        users(tmp_path, text)
+    assert "secret" not in str(raised.value)
+
+
+def test_a_damaged_hash_is_no_wrong_password(tmp_path: Path) -> None:
+    with pytest.raises(AccessInvalid, match="damaged hash"):
+        users(tmp_path, "ann:$argon2id$nonsense").verify("ann", b"x")
+
+
+def test_what_can_t_be_is_refused(tmp_path: Path) -> None:
+    found = users(tmp_path)
+    found.add("ann", "x")
+    found = PasswordFile(tmp_path / "passwords")
+    with pytest.raises(AccessInvalid, match="exists"):
+        found.add("ann", "y")
+    with pytest.raises(AccessInvalid, match="no user 'bob'"):
+        found.delete("bob")
+    with pytest.raises(AccessInvalid, match="empty"):
+        found.change("ann", "")
+    with pytest.raises(AccessInvalid, match="can't be read"):
+        PasswordFile(tmp_path / "none")
