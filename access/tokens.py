@@ -34,7 +34,7 @@ class TokenInvalid(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class ProvenIdentity:
     """Who somebody is.
 
     Parameters:
@@ -75,7 +75,7 @@ class Tokens:
         if not self._keys:
             raise AccessInvalid(f"the key set {options.jwks_file} has no key for {', '.join(options.algorithms)}")
 
-    def verify(self, token: str) -> Identity:
+    def verify(self, token: str) -> ProvenIdentity:
         """Return whom a token names. Raises TokenInvalid."""
         options = self._options
         if len(token) > TOKEN_BYTES_MAX:
@@ -101,7 +101,7 @@ class Tokens:
             raise TokenInvalid(str(error)) from error
         return self._identity(claims)
 
-    def _identity(self, claims: Mapping[str, Any]) -> Identity:
+    def _identity(self, claims: Mapping[str, Any]) -> ProvenIdentity:
         options, now_ms = self._options, self._now_ms()
         leeway_ms = options.leeway_s * 1000
         expires_ms = _instant_ms(claims, "exp") + leeway_ms
@@ -116,7 +116,7 @@ class Tokens:
             roles = roles.split()  # as in the claim `scope` of OAuth 2.0
         if not isinstance(roles, list) or len(roles) > ROLES_MAX or not all(isinstance(role, str) for role in roles):
             raise TokenInvalid(f"the claim {options.roles_claim} is no list of at most {ROLES_MAX} texts")
-        return Identity(user, frozenset(roles), expires_ms)
+        return ProvenIdentity(user, frozenset(roles), expires_ms)
 
     # --- keys -------------------------------------------------------------------------------------------------------
 

@@ -134,9 +134,8 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
 
             try:
                 self._check(context, ())
-                with self._live.during(call):
-                    async for response in serve(permitted(), context):
-                        yield response
+                async for response in self._live.serve(call, serve(permitted(), context)):
+                    yield response
             except PopError as error:
                 yield await refuse(context, error)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import Any
 
 from penstock.pop.access.caller import AccessDenied
 
@@ -16,13 +16,25 @@ class LiveCall:
         check: raises AccessDenied if the caller may no longer do what it does.
     """
 
-    __slots__ = ("check", "denied", "task")
+    __slots__ = ("check", "denied", "waiting")
 
     def __init__(self, check: Callable[[], None]) -> None:
         self.check = check
         self.denied: AccessDenied | None = None
         """Why the stream ends, once it is known."""
-        self.task: asyncio.Task[object] | None = None
+        self.waiting: asyncio.Task[object] | None = None
+        """The task that serves it, while it waits for the next response. It must not be cancelled while gRPC writes one."""
+
+    def is_allowed(self) -> bool:
+        """Return whether the stream may go on."""
+        return self.denied is None
+
+    def deny(self, error: AccessDenied) -> None:
+        """End the stream."""
+        if self.denied is None:
+            self.denied = error
+            if self.waiting is not None:
+                self.waiting.cancel()
 
 
 class LiveCalls:
@@ -31,25 +43,34 @@ class LiveCalls:
     def __init__(self) -> None:
         self._calls: set[LiveCall] = set()
 
-    @contextmanager
-    def during(self, call: LiveCall) -> Iterator[None]:
-        """Watch a call while it is served within this context.
+    async def serve(self, call: LiveCall, responses: AsyncGenerator[Any, None]) -> AsyncIterator[Any]:
+        """Yield the responses of a stream as long as its caller may have them.
 
         Raises:
-            AccessDenied: the caller may no longer do what it does. The code within the context is cancelled.
+            AccessDenied: the caller may no longer do what it does. The code that makes the responses was cancelled.
         """
-        call.task = asyncio.current_task()
         self._calls.add(call)
         try:
-            yield
-        except asyncio.CancelledError:
-            if call.denied is None:
-                raise
-            assert call.task is not None
-            call.task.uncancel()
-            raise call.denied from None
+            while call.is_allowed():
+                call.waiting = asyncio.current_task()
+                try:
+                    response = await anext(responses, None)
+                except asyncio.CancelledError:
+                    if call.is_allowed():
+                        raise
+                    assert call.waiting is not None
+                    call.waiting.uncancel()
+                    break
+                finally:
+                    call.waiting = None
+                if response is None:
+                    return
+                yield response
         finally:
             self._calls.discard(call)
+            await responses.aclose()
+        if call.denied is not None:
+            raise call.denied
 
     def check(self) -> None:
         """End the calls whose callers may no longer do what they do."""
@@ -57,6 +78,4 @@ class LiveCalls:
             try:
                 call.check()
             except AccessDenied as error:
-                if call.denied is None and call.task is not None:
-                    call.denied = error
-                    call.task.cancel()
+                call.deny(error)

@@ -55,6 +55,11 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
         yield started
 
 
+def is_settled(node: Node) -> bool:
+    group = node.core.groups.get("billing", FILTER)
+    return group is not None and not group.in_flight
+
+
 def client_of(node: Node, name: str) -> Client:
     return Client(node.target, security=Security(token=TOKENS.get(name, name)))
 
@@ -139,6 +144,7 @@ async def test_a_banned_user_is_refused_and_its_stream_ends(node: Node) -> None:
     async with client_of(node, "billing") as client, client.stream(FILTER, group="billing") as messages:
         await client.send(TOPIC, b"a")
         (await anext(aiter(messages))).ack()
+        await node.until(lambda: is_settled(node))
         node.access.ban("user", "billing", for_ms=0, why="", by="test")
         with pytest.raises(NotPermitted, match="banned"):
             await anext(aiter(messages))
@@ -206,6 +212,7 @@ async def test_a_right_that_is_withdrawn_ends_calls_and_streams(node: Node, tmp_
     async with client_of(node, "billing") as client, client.stream(FILTER, group="billing") as messages:
         await client.send(TOPIC, b"a")
         (await anext(aiter(messages))).ack()
+        await node.until(lambda: is_settled(node))
         (tmp_path / "access.toml").write_text(FILE.replace('read = ["plant/#"]', 'read = ["other/#"]'))
         node.access.reload("test")
         with pytest.raises(NotPermitted, match="may not pop"):

@@ -21,7 +21,7 @@ from penstock.node.controlclient import Request
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RightAsked:
     """What is tested.
 
     Parameters:
@@ -46,11 +46,11 @@ def reload_access(data_dir: Path) -> None:
     print(f"reloaded: {found['rules']} rules, {found['users']} users, {found['bans']} bans")
 
 
-def test_access(asked: Asked, data_dir: Path, file: Path | None, *, as_json: bool) -> bool:
+def test_access(asked: RightAsked, data_dir: Path, file: Path | None, *, as_json: bool) -> bool:
     """Print whether somebody may do something, and why; return whether all of it is allowed.
 
     Args:
-        asked: see `Asked`.
+        asked: see `RightAsked`.
         data_dir: of a running node.
         file: an access file to test instead of what is in force in the node; None for the node.
         as_json: print JSON, one object a line.

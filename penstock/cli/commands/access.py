@@ -102,9 +102,9 @@ def _reload(options: argparse.Namespace) -> int:
 
 
 def _test(options: argparse.Namespace) -> int:
-    from penstock.cli.actions.access import Asked, test_access
+    from penstock.cli.actions.access import RightAsked, test_access
 
-    asked = Asked(options.user, options.what, options.name, options.client, options.address, tuple(options.role))
+    asked = RightAsked(options.user, options.what, options.name, options.client, options.address, tuple(options.role))
     return 0 if test_access(asked, options.data_dir, options.file, as_json=options.json) else 1
 
 
