@@ -251,6 +251,8 @@ class Process:
         """Exit status; None while the process runs."""
         self.why = ""
         self.steps = 0
+        self.calls = 0
+        """Calls of clients that have no answer yet."""
         self.before_unlink: Callable[[], None] = lambda: None
         """Called before the node deletes a file."""
         self.db_flush_error: str = ""
@@ -378,7 +380,10 @@ class Process:
     def call(self, work: Any, done: Callable[[Any, Exception | None], None]) -> None:
         """Run a coroutine on the loop; call `done` with its result or its error."""
 
+        self.calls += 1
+
         def ended(task: asyncio.Task[Any]) -> None:
+            self.calls -= 1
             if self.status is None and not task.cancelled():
                 error = task.exception()
                 assert error is None or isinstance(error, Exception)

@@ -419,7 +419,10 @@ class World:
         return [*(each.consumer for each in self.subscribers), *(each.consumer for each in self.groups)]
 
     def _is_idle(self) -> bool:
-        return all(client.is_idle for client in self.clients) and not any(group.calls or group.held for group in self.groups)
+        process = self.process
+        assert process is not None
+        is_idle = not process.calls and not any(group.held for group in self.groups)
+        return is_idle and all(client.is_idle for client in self.clients)
 
     def _drain(self) -> None:
         process = self.process
