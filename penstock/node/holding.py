@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -60,7 +60,7 @@ class Hold:
     """Folder with the copy of the index."""
 
 
-class _Grant:
+class Grant:
     """The hold that one command has, or had."""
 
     __slots__ = ("ended", "id", "why")
@@ -79,15 +79,16 @@ class Holding:
         store: of the node. It must have started before a hold is taken.
         data_dir: of the node.
         files: has that directory.
+        executor: runs one piece of work at a time, so that a copy of the index is complete before it is deleted; a thread if it
+            is None.
     """
 
-    def __init__(self, store: Store, data_dir: Path, *, files: Files = SYSTEM_FILES) -> None:
+    def __init__(self, store: Store, data_dir: Path, *, files: Files = SYSTEM_FILES, executor: Executor | None = None) -> None:
         self._store = store
         self._data_dir = data_dir
         self._files = files
-        self._thread = ThreadPoolExecutor(1, "penstock-hold")
-        """One thread, so that a copy of the index is complete before it is deleted."""
-        self._grant: _Grant | None = None
+        self._thread = executor or ThreadPoolExecutor(1, "penstock-hold")
+        self._grant: Grant | None = None
         self._last_why = "it was started anew"
         """Why the last hold has ended early."""
 
@@ -102,30 +103,39 @@ class Holding:
         await asyncio.get_running_loop().run_in_executor(None, self._thread.shutdown)
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
-        if self._grant is not None:
-            raise ControlRefused("another backup of this node is running; wait for its end, or end it, and try again")
-        grant = self._grant = _Grant()
-        self._store.retention.is_held = True
-        logger.info("backup.begun", id=grant.id)
+        grant = self.begin()
         try:
-            hold = await self._take(grant)
+            hold = await self.take(grant)
             response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
             await response.prepare(request)
             await response.write(orjson.dumps(asdict(hold)) + b"\n")
-            await self._watch(grant)
+            await self.watch(grant)
             with suppress(OSError):  # the command has ended too
                 await response.write(orjson.dumps({"ended": grant.why}) + b"\n")
             return response
         finally:
-            logger.info("backup.ended", id=grant.id)
-            self._release(grant)
+            self.release(grant)
 
     async def _confirm(self, request: web.Request) -> web.Response:
-        if self._grant is None or request.query.get("id") != self._grant.id:
-            raise ControlRefused(f"the node did not hold its files all the time: {self._last_why}")
+        self.confirm(request.query.get("id", ""))
         return web.Response(body=b"{}", content_type="application/json")
 
-    async def _take(self, grant: _Grant) -> Hold:
+    def begin(self) -> Grant:
+        """Let retention delete nothing from now on, for one command. Raises ControlRefused if another one has the hold."""
+        if self._grant is not None:
+            raise ControlRefused("another backup of this node is running; wait for its end, or end it, and try again")
+        self._grant = Grant()
+        self._store.retention.is_held = True
+        logger.info("backup.begun", id=self._grant.id)
+        return self._grant
+
+    def confirm(self, grant_id: str) -> None:
+        """Raise ControlRefused unless the hold of this id has lasted until now."""
+        if self._grant is None or grant_id != self._grant.id:
+            raise ControlRefused(f"the node did not hold its files all the time: {self._last_why}")
+
+    async def take(self, grant: Grant) -> Hold:
+        """Copy the index, and return what is held once that is durable. Raises ControlRefused."""
         store = self._store
         await self._run(grant, store.index.flush)  # without the interpreter, so that little is left to do for the checkpoint
         checkpoint = await self._run(grant, store.index.checkpoint)
@@ -143,7 +153,7 @@ class Holding:
             checkpoint=str(checkpoint),
         )
 
-    async def _run(self, grant: _Grant, work: Callable[[], T]) -> T:
+    async def _run(self, grant: Grant, work: Callable[[], T]) -> T:
         """Run work of the index on the thread."""
         _check(grant)
         try:
@@ -154,8 +164,8 @@ class Holding:
         except OSError as error:
             raise ControlRefused(f"the index can't be copied: {error}; look at the disk, and try again") from error
 
-    async def _watch(self, grant: _Grant) -> None:
-        """Return when the hold has ended."""
+    async def watch(self, grant: Grant) -> None:
+        """Return when the node has ended the hold."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + HOLD_S_MAX
         while not grant.ended.is_set():
@@ -167,13 +177,15 @@ class Holding:
             elif loop.time() > until_s:
                 self._end(grant, f"it took longer than {HOLD_S_MAX / 3600:.0f} hours, and retention must delete segments")
 
-    def _end(self, grant: _Grant, why: str) -> None:
+    def _end(self, grant: Grant, why: str) -> None:
         logger.warning("backup.refused", id=grant.id, why=why)
         grant.why = self._last_why = why
-        self._release(grant)
+        self.release(grant)
 
-    def _release(self, grant: _Grant) -> None:
+    def release(self, grant: Grant) -> None:
+        """End the hold, unless it has ended."""
         if not grant.ended.is_set():
+            logger.info("backup.ended", id=grant.id)
             grant.ended.set()
             self._grant = None
             self._store.retention.is_held = False
@@ -186,6 +198,6 @@ class Holding:
             logger.error("backup.left_over", error=str(error))
 
 
-def _check(grant: _Grant) -> None:
+def _check(grant: Grant) -> None:
     if grant.ended.is_set():
         raise ControlRefused(f"the node ended the backup: {grant.why}")

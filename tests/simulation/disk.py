@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 
+from penstock.backup.copying import Identity
 from penstock.store.files import Mode, Usage
 
 SECTOR_BYTES = 512
@@ -44,6 +45,7 @@ class Inode:
         "allocated",
         "bad_sectors",
         "cache",
+        "changes",
         "dirty",
         "disk",
         "disk_size",
@@ -59,6 +61,8 @@ class Inode:
 
     def __init__(self, number: int) -> None:
         self.number = number
+        self.changes = 0
+        """Number of changes, in place of the time of the last one."""
         self.cache = bytearray()
         self.size = 0
         self.disk = bytearray()
@@ -95,6 +99,7 @@ class Inode:
                 self.dirty.add(first - 1)
         self.size = size
         self.sizes.append(size)
+        self.changes += 1
 
     def put_sizes_on_disk(self, count: int) -> None:
         """Apply the first `count` changes of size that are not on disk."""
@@ -138,6 +143,14 @@ class Inode:
         self.lost.clear()
         self.resident.clear()
 
+    def copy(self, number: int) -> Inode:
+        """Return another file with what processes see of this one, all of it on disk."""
+        copied = Inode(number)
+        copied.cache, copied.disk = self.cache.copy(), self.cache.copy()
+        copied.size = copied.disk_size = self.size
+        copied.allocated, copied.written = self.allocated, self.written
+        return copied
+
     def forget_lost_pages(self) -> None:
         """Let the kernel reclaim the pages whose write-back failed: they show what is on disk again."""
         for page in sorted(self.lost):
@@ -158,6 +171,7 @@ class Inode:
         if len(cache) < offset:
             cache.extend(bytes(offset - len(cache)))
         cache[offset:stop] = data
+        self.changes += 1
         if stop > self.size:
             self.size = stop
             self.sizes.append(stop)
@@ -303,10 +317,41 @@ class Disk:
         """Return the number of pages that files take."""
         return sum(inode.allocated.bit_count() for inode in self.inodes())
 
+    def directory(self, path: Path) -> Directory:
+        """Return the directory of a path, which must exist."""
+        found = self.root
+        for name in _parts(path):
+            node = found.names[name]
+            assert isinstance(node, Directory), path
+            found = node
+        return found
+
+    def copy_tree(self, old: Path, new: Path) -> None:
+        """Copy a directory with everything in it, at once and durably."""
+        parent = self.directory(new.parent)
+        parent.change({new.name: self._copied(self.directory(old))})
+        parent.put_on_disk()
+
+    def _copied(self, directory: Directory) -> Directory:
+        copied = Directory()
+        for name, node in directory.names.items():
+            copied.change({name: self._copied(node) if isinstance(node, Directory) else node.copy(self._next_number())})
+        copied.put_on_disk()
+        return copied
+
+    def remove_tree(self, path: Path) -> None:
+        """Delete a directory with everything in it, at once and durably."""
+        parent = self.directory(path.parent)
+        parent.change({path.name: None})
+        parent.put_on_disk()
+
     def new_inode(self) -> Inode:
         """Return a new, empty file without a name."""
+        return Inode(self._next_number())
+
+    def _next_number(self) -> int:
         self._inodes += 1
-        return Inode(self._inodes)
+        return self._inodes
 
     def take_room(self, inode: Inode, start: int, stop: int) -> None:
         """Give a file room for the bytes from `start` to `stop`. Raises ENOSPC."""
@@ -355,7 +400,7 @@ def _parts(path: Path) -> tuple[str, ...]:
 
 
 class SimulatedFiles:
-    """The files of a disk as one process sees them: a `penstock.store.files.Files`.
+    """The files of a disk as one process sees them: a `penstock.backup.copying.CopyFiles`.
 
     Parameters:
         disk: the disk.
@@ -473,6 +518,20 @@ class SimulatedFiles:
         if node is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
         return _names_of(node, self.disk.root)
+
+    def identity(self, path: Path) -> Identity:
+        self._step("identity")
+        node = self._find(path)
+        if not isinstance(node, Inode):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        return Identity(node.size, node.number, node.changes)
+
+    def is_directory(self, path: Path) -> bool:
+        self._step("is_directory")
+        return isinstance(self._find(path), Directory)
+
+    def clone(self, old: Path, new: Path, permissions: int) -> bool:
+        return False  # as on ext4
 
     def _find(self, path: Path) -> Node | None:
         node: Node = self.disk.root

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 from enum import Enum
 
+from penstock.store.commitlog import CommitLog
 from penstock.store.errors import RecordCorrupt
 from penstock.store.record import Flag, Kind, Record, decode
 from penstock.store.store import Store
@@ -182,15 +183,20 @@ class Oracle:
             if record.flags & Flag.RETAIN:
                 self.retained[record.topic.decode()] = (record.position, message.number)
 
+    def found_in(self, log: CommitLog) -> dict[int, set[int]]:
+        """Return the positions of all messages in a log, by the numbers of the messages."""
+        found: dict[int, set[int]] = {}
+        for record in log.scan(log.start):
+            if record.kind == Kind.MESSAGE and not record.topic.startswith(b"$"):
+                found.setdefault(self.named(record.body).number, set()).add(record.position)
+        return found
+
     def check_recovered(self, store: Store) -> None:
         """Check the whole log after a start."""
-        found: dict[int, set[int]] = {}
         start = store.log.start
         self.expired_before = max(self.expired_before, start)
         try:
-            for record in store.log.scan(start):
-                if record.kind == Kind.MESSAGE and not record.topic.startswith(b"$"):
-                    found.setdefault(self.named(record.body).number, set()).add(record.position)
+            found = self.found_in(store.log)
         except RecordCorrupt as error:
             raise Violation(f"the node has started on a damaged log: {error}") from error
         for message in self.sent.values():

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from penstock.store.files import Files, Mode, read_file
+from penstock.store.files import Files, read_file, replace_file
 from penstock.store.rocksdb import Cursor, Database, DatabaseFigures, IndexChanges
 from tests.simulation.disk import SimulatedFiles
 
@@ -105,10 +105,12 @@ class MapCursor:
 class Stored:
     """What the disk has of a database: the rows as of the last flush, and the writes since, of which a crash keeps a prefix."""
 
-    __slots__ = ("later", "later_bytes", "rows")
+    __slots__ = ("is_frozen", "later", "later_bytes", "rows")
 
-    def __init__(self) -> None:
-        self.rows = Rows([], {})
+    def __init__(self, rows: Rows, *, is_frozen: bool = False) -> None:
+        self.rows = rows
+        self.is_frozen = is_frozen
+        """Whether copies of its files exist, so that a process that opens it gets a copy of the rows."""
         self.later: list[list[tuple[int, bytes, bytes]]] = []
         self.later_bytes = 0
 
@@ -133,12 +135,16 @@ class OrderedMap:
     """An open database: a `penstock.store.rocksdb.Database`.
 
     Parameters:
+        databases: have it.
+        files: have the folders of checkpoints.
         stored: what the disk has of it.
         step: called before each write and flush, with its name. It raises ProcessDead when the process has ended, and the error
             of a disk that fails.
     """
 
-    def __init__(self, stored: Stored, step: Callable[[str], None]) -> None:
+    def __init__(self, databases: Databases, files: Files, stored: Stored, step: Callable[[str], None]) -> None:
+        self._databases = databases
+        self._files = files
         self._stored = stored
         self._step = step
         self._rows = stored.rows.copy()
@@ -170,7 +176,8 @@ class OrderedMap:
         return MapCursor(self._rows, until)
 
     def checkpoint(self, path: Path, /) -> None:
-        raise NotImplementedError("backups of the index are not simulated")
+        self.flush()
+        self._databases.add(self._files, path, Rows(self._rows.keys.copy(), self._rows.values.copy()), is_frozen=True)
 
     def figures(self) -> DatabaseFigures:
         return DatabaseFigures(*(0 for _ in DatabaseFigures._fields))
@@ -187,29 +194,32 @@ class Databases:
         self._stored: list[Stored] = []
 
     def open(self, files: SimulatedFiles, path: Path, step: Callable[[str], None]) -> Database:
-        """Open the database in a folder, or create one there. Raises as rocksdict does where a file is missing."""
-        try:
-            number = int(read_file(files, path / NAME) or b"-1")
-        except FileNotFoundError:
-            number = -1
-        if number < 0:
-            number = len(self._stored)
-            self._stored.append(Stored())
-            _create(files, path, number)
-        return OrderedMap(self._stored[number], step)
+        """Open the database in a folder, or create one there. Raises OSError."""
+        name = read_file(files, path / NAME) if files.exists(path / NAME) else b""
+        stored = self._stored[int(name)] if name else None
+        if stored is None:
+            stored = self.add(files, path, Rows([], {}))
+        elif stored.is_frozen:
+            stored = self.add(files, path, stored.rows.copy())
+        return OrderedMap(self, files, stored, step)
+
+    def add(self, files: Files, path: Path, rows: Rows, *, is_frozen: bool = False) -> Stored:
+        """Create a database in a folder. With `is_frozen`, a process that opens its files, or a copy of them, gets a copy."""
+        number = len(self._stored)
+        self._stored.append(Stored(rows, is_frozen=is_frozen))
+        files.mkdir(path)
+        replace_file(files, path / NAME, b"%d" % number)
+        files.sync_directory(path.parent)
+        return self._stored[number]
+
+    def detach(self, files: Files, path: Path) -> None:
+        """Give the copied folder of a database, if there is one, a database of its own with the same rows."""
+        if files.exists(path / NAME):
+            stored = self._stored[int(read_file(files, path / NAME))]
+            self.add(files, path, stored.rows.copy())
 
     def crash(self, random: Random) -> None:
         """End the process that has a database open: each keeps a prefix of its writes."""
         for stored in self._stored:
             if stored.later:
                 stored.crash(random)
-
-
-def _create(files: Files, path: Path, number: int) -> None:
-    files.mkdir(path)
-    file = files.open(path / NAME, Mode.NEW)
-    file.pwrite(str(number).encode(), 0)
-    file.fdatasync()
-    file.close()
-    files.sync_directory(path)
-    files.sync_directory(path.parent)

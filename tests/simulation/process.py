@@ -19,11 +19,14 @@ from penstock.gateway.options import GatewayOptions, LimitOptions, ListenerOptio
 from penstock.gateway.token_bucket import TokenBucket
 from penstock.gateway.transport.peer import Peer
 from penstock.node.config import Config
+from penstock.node.holding import Holding
 from penstock.node.parts import NodeParts
 from penstock.pop.core.sender import Sender
 from penstock.pop.grpc.servicer import PopServicer
+from penstock.store.ballast import release_ballast
 from penstock.store.commitlog import CommitLog
-from penstock.store.errors import IndexDamaged
+from penstock.store.errors import DiskFull, IndexDamaged
+from penstock.store.files import FULL
 from penstock.store.recovery import Recovery
 from penstock.store.rocksdb import Database
 from penstock.store.syncing import Ended
@@ -263,7 +266,7 @@ class Process:
         self._executor = LaterExecutor(machine.random)
         self.files.mkdir(DATA_DIR)
         self.files.sync_directory(DATA_DIR.parent)
-        recovery = self._try_to_recover() or self._try_to_recover()
+        recovery = self._recover_in_room() or self._recover_in_room()
         if recovery is None:
             raise IndexDamaged("the index is damaged again after it was rebuilt")
         self.recovery: Recovery = recovery
@@ -279,7 +282,18 @@ class Process:
         )
         sender = Sender(self.store, self._handles, self.delayed, self.transactions, config.pop, config.timer)
         self.servicer = PopServicer(self.pop, self.store, self._handles, self.delayed, self.transactions, sender, config.pop)
+        self.holding = Holding(self.store, config.data_dir, files=self.files, executor=self._executor)
         self.listener = SimulatedListener()
+
+    def _recover_in_room(self) -> Recovery | None:
+        try:
+            return self._try_to_recover()
+        except (OSError, DiskFull) as error:
+            if isinstance(error, OSError) and error.errno not in FULL:
+                raise
+            if not release_ballast(self.config.data_dir, files=self.files):
+                raise
+        return self._try_to_recover()
 
     def _try_to_recover(self) -> Recovery | None:
         try:
@@ -349,6 +363,7 @@ class Process:
 
     async def stop(self) -> None:
         """Stop in order."""
+        await self.holding.stop()
         await self.gateway.stop()
         self.pop.stop()
         self.transactions.stop()

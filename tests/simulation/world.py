@@ -13,12 +13,14 @@ from penstock.pop.options import PopOptions
 from penstock.store.errors import DiskFull, LogCorrupt
 from penstock.store.options import KIB, StoreOptions
 from penstock.timer.options import TimerOptions
+from tests.simulation.backups import Backups
 from tests.simulation.disk import PAGE_BYTES, Disk, ProcessDead
 from tests.simulation.mqttclient import MqttClient
 from tests.simulation.oracle import Consumer, Fate, Oracle, Sent, Violation
 from tests.simulation.orderedmap import Databases
 from tests.simulation.popclient import Group, Producer
 from tests.simulation.process import DATA_DIR, FAILED, KILLED, Machine, Process, mqtt_options
+from tests.simulation.verifying import index_differences
 from tests.simulation.virtualtime import Time
 
 TOPICS = ("a/x", "a/y", "b/x", "b/y/z", "c")
@@ -27,10 +29,13 @@ FILTERS = ("a/#", "+/x", "b/#", "#", "a/x", "c")
 LONG_EVERY = 50
 """Of so many seeds one is long: `LONG` instead of `SHORT`."""
 
+VERIFIED = 0.1
+"""Share of the runs at whose end the index is verified. With a backup it is half of them, and the backup is verified too."""
+
 SETTLED_S = 90.0
 """Virtual seconds within which everything must be delivered when nothing fails any more."""
 
-FAULTS = ("stop", "kill", "kill_soon", "power", "power_soon", "eio", "eio_reboot", "full", "kill_start")
+FAULTS = ("stop", "kill", "kill_soon", "power", "power_soon", "eio", "eio_reboot", "full", "kill_start", "backup")
 
 
 class Length(NamedTuple):
@@ -67,6 +72,7 @@ class World:
         self.disk = Disk(random)
         self.machine = Machine(self.time, self.disk, Databases(), random)
         self.oracle = Oracle()
+        self.backups = Backups(self.machine, self.oracle, self.note)
         self.starts = 0
         self.faults = 0
         retains = random.random() < 0.4
@@ -299,10 +305,28 @@ class World:
             self._ends_at_fuse = what
         elif what == "full":
             self.disk.capacity_pages = self.disk.used_pages() + random.choice((0, 1, 4, 12))
+        elif what == "backup":
+            self._back_up(process)
         elif what == "kill_start":
             process.status = KILLED
             self._ended(start=False)
             self.start_until_it_runs(fuse=random.choice((0, 3, 8, 15, 25, 40, 60)))
+
+    def _back_up(self, process: Process) -> None:
+        """Make a backup, while the node goes on and may end."""
+        random = self.random
+
+        def go_on() -> None:
+            if random.random() < 0.3:
+                self._act()
+                self.pass_time(random.choice((0.0, 0.01, 0.3)))
+
+        if random.random() < 0.3:
+            process.fuse = random.choice((5, 20, 50, 100))
+            self._ends_at_fuse = random.choice(("kill_soon", "power_soon"))
+        self.backups.make(process, go_on, random.choice((None, None, 3, 10, 20, 40)))
+        if process is self.process and process.status is not None:
+            self._ended()
 
     def _stop(self, process: Process, *, start: bool = True) -> None:
         def done(_: Any, error: Exception | None) -> None:
@@ -459,9 +483,18 @@ class World:
             self.oracle.check_all_delivered(consumer)
         if self.oracle.retained:
             self._check_retained(process)
-        if self.random.random() < 0.5:
-            self._stop(process, start=self.random.random() < 0.5)
+        is_verified = self.random.random() < (0.5 if self.backups.are_begun else VERIFIED)
+        if is_verified or self.random.random() < 0.5:
+            self._stop(process, start=not is_verified and self.random.random() < 0.5)
+        if is_verified:
+            self._verify()
         self.note(f"end of the log {store.log.end}")
+
+    def _verify(self) -> None:
+        differences = index_differences(self.machine, self.config, DATA_DIR)
+        if differences:
+            raise Violation(f"in the index, {differences[0]}")
+        self.backups.check(self.config)
 
     def _collect_dead_letters(self, process: Process, group: Group) -> None:
         origins = process.store.queues.find(f"$dlq/{group.name}")
