@@ -168,13 +168,7 @@ class Gateway:
             inflight_max=options.inflight_max,
         )
         self._publish_options = PublishOptions.of(options, delay_ms_max)
-        self._subscribing = Subscribing(
-            store,
-            self.counters,
-            self.logbook,
-            subscriptions_max=options.subscriptions_max,
-            tells_forbidden=options.access.denied_subscription == "not-authorized",
-        )
+        self._subscribing = Subscribing(store, self.counters, self.logbook, options)
         self._handshake: Handshake[Connection] = Handshake(
             store,
             options,
@@ -262,7 +256,7 @@ class Gateway:
         kept = KeptPackets(self.backlog)
         return Connection(
             peer,
-            Inbox(options.packet_bytes_max),
+            Inbox(min(options.connect_bytes_max, options.packet_bytes_max), options.user_properties_max),
             outbox,
             kept,
             IncomingPublishes(self.store, self.delayed, self.counters, outbox, kept, self._publish_options),
@@ -281,7 +275,7 @@ class Gateway:
             traffic=self.traffic,
             now_s=self.clock.monotonic_s,
             loop=self.loop,
-            session_expiry_s_max=options.session_expiry_s_max,
+            options=options,
             unanswered_s_max=options.access.unanswered_ms / 1000,
         )
 

@@ -330,6 +330,28 @@ class GatewayOptions:
         minimum=KIB,
         maximum=16 * MIB,
     )
+    connect_bytes_max: int = option(
+        128 * KIB,
+        "Maximum size of a CONNECT packet in bytes, if that is less than `packet_bytes_max`: what a client that is not "
+        "yet known may make the node keep and parse. It must leave room for the will, the user name and the password. "
+        "A larger CONNECT ends the connection (MQTT 5.0: reason 0x95).",
+        minimum=KIB,
+        maximum=16 * MIB,
+    )
+    user_properties_max: int = option(
+        256,
+        "Maximum number of user properties in a packet, and in the will of a CONNECT (MQTT 5.0). A client that sends "
+        "more is disconnected with reason 0x97.",
+        minimum=16,
+        maximum=65_536,
+    )
+    packet_filters_max: int = option(
+        1000,
+        "Maximum number of topic filters in one SUBSCRIBE or UNSUBSCRIBE. A client that sends more is disconnected (MQTT "
+        "5.0: reason 0x97).",
+        minimum=1,
+        maximum=100_000,
+    )
     connections_max: int = option(
         100_000,
         "Maximum number of open connections. A further connection is refused with reason 0x97 (MQTT 3.1.1: return code 3).",

@@ -30,6 +30,7 @@ from penstock.gateway.connection.subscribing import Subscribing
 from penstock.gateway.connection.throttle import Meter, Throttle
 from penstock.gateway.counters import GatewayCounters
 from penstock.gateway.delivery.client_subscriptions import ClientSubscriptions
+from penstock.gateway.options import GatewayOptions
 from penstock.gateway.protocol.disconnect import parse_disconnect
 from penstock.gateway.protocol.encode import PINGRESP_BYTES
 from penstock.gateway.protocol.errors import ProtocolError
@@ -80,7 +81,7 @@ class Connection(asyncio.Protocol):
         counters, traffic: count packets.
         now_s: returns the monotonic time in seconds.
         loop: the event loop.
-        session_expiry_s_max: see `GatewayOptions.session_expiry_s_max`.
+        options: see `GatewayOptions`.
         unanswered_s_max: seconds for which a packet waits for the plugins: see `AccessOptions.unanswered_ms`.
     """
 
@@ -100,9 +101,9 @@ class Connection(asyncio.Protocol):
         "_loop",
         "_now_s",
         "_open_connections",
+        "_options",
         "_paused_for",
         "_publishes",
-        "_session_expiry_s_max",
         "_store",
         "_subscribing",
         "_throttle",
@@ -153,7 +154,7 @@ class Connection(asyncio.Protocol):
         traffic: Traffic,
         now_s: Callable[[], float],
         loop: asyncio.AbstractEventLoop,
-        session_expiry_s_max: int,
+        options: GatewayOptions,
         unanswered_s_max: float,
     ) -> None:
         self.peer = peer
@@ -176,7 +177,7 @@ class Connection(asyncio.Protocol):
         self._traffic = traffic
         self._now_s = now_s
         self._loop = loop
-        self._session_expiry_s_max = session_expiry_s_max
+        self._options = options
         self._unanswered_s_max = unanswered_s_max
         self._listener = peer.listener
         self._transport: asyncio.Transport | None = None
@@ -333,7 +334,7 @@ class Connection(asyncio.Protocol):
             self._wait_for(question)
             return False
         except ProtocolError as error:
-            self._handshake.refuse(self, error, packet)
+            self._handshake.refuse(self, error, packet, data)
             self.close(str(error), error.reason)
             return False
         return not self._is_closed
@@ -344,6 +345,7 @@ class Connection(asyncio.Protocol):
         self.subscriptions = subscriptions
         self.is_v5 = is_v5
         self.side = FROM_CLIENT_5 if is_v5 else FROM_CLIENT
+        self._inbox.packet_bytes_max = self._options.packet_bytes_max
         self.outbox.permissions = permissions
         self.outbox.begin(subscriptions)
         self._publishes.begin(session, permissions, is_v5=is_v5)
@@ -464,12 +466,12 @@ class Connection(asyncio.Protocol):
 
     def _disconnected(self, body: bytes) -> None:
         """Handle a DISCONNECT (3.14.4)."""
-        wish = parse_disconnect(body)
+        wish = parse_disconnect(body, self._options.user_properties_max)
         session = self.session
         if wish.session_expiry_s is not None:
             if wish.session_expiry_s and not session.expiry_s:
                 raise ProtocolError("a DISCONNECT makes a session last that the CONNECT did not (3.14.2.2.2)")
-            session.expiry_s = min(wish.session_expiry_s, self._session_expiry_s_max)
+            session.expiry_s = min(wish.session_expiry_s, self._options.session_expiry_s_max)
         if wish.reason == ReasonCode.NORMAL_DISCONNECTION:
             session.has_will = False  # [MQTT-3.14.4-3]
         self.close("", ReasonCode.NORMAL_DISCONNECTION)

@@ -18,9 +18,15 @@ from penstock.gateway.counters import GatewayCounters
 from penstock.gateway.delivery.aliases import TopicAliases
 from penstock.gateway.delivery.client_subscriptions import ClientSubscriptions, Deliveries
 from penstock.gateway.options import GatewayOptions
-from penstock.gateway.protocol.connect import Connect, parse_connect, protocol_level, stated_packet_bytes_max
+from penstock.gateway.protocol.connect import (
+    Connect,
+    level_of_too_large,
+    parse_connect,
+    protocol_level,
+    stated_packet_bytes_max,
+)
 from penstock.gateway.protocol.encode import encode_connack, encode_connack_5, encode_refusal
-from penstock.gateway.protocol.errors import ConnectRefused, ProtocolError
+from penstock.gateway.protocol.errors import ConnectRefused, PacketTooLarge, ProtocolError
 from penstock.gateway.protocol.packets import CONNECT, MALFORMED, NAMES, V5_0, Packet
 from penstock.gateway.protocol.properties import Property, PropertyValues
 from penstock.gateway.protocol.reasons import ConnectCode, ReasonCode
@@ -96,7 +102,15 @@ class Handshake(Generic[C]):
             raise ProtocolError(f"the first packet is {NAMES[packet[0]]}, and must be CONNECT [MQTT-3.1.0-1]")
         limits = self._store.options
         connection.level = protocol_level(packet[2])
-        wish = parse_connect(packet[2], topic_levels_max=limits.topic_levels_max, topic_bytes_max=limits.topic_bytes_max)
+        if connection.candidate is not None:  # the plugins have been asked about this CONNECT, which was parsed before
+            wish = connection.candidate.wish
+        else:
+            wish = parse_connect(
+                packet[2],
+                topic_levels_max=limits.topic_levels_max,
+                topic_bytes_max=limits.topic_bytes_max,
+                user_properties_max=self._options.user_properties_max,
+            )
         if connection.peer.is_over_rate:
             raise ConnectRefused(
                 "more clients connect than the listener accepts in a second: see connections_per_s",
@@ -127,13 +141,22 @@ class Handshake(Generic[C]):
         self._traffic.packets_in[CONNECT] += 1
         self._counters.packets_in += 1
 
-    def refuse(self, connection: C, error: ProtocolError, packet: Packet) -> None:
-        """Answer a CONNECT that is refused, if its version has an answer [MQTT-3.1.4-2]. The caller closes the connection."""
+    def refuse(self, connection: C, error: ProtocolError, packet: Packet, data: bytes) -> None:
+        """Answer a CONNECT that is refused, if its version has an answer [MQTT-3.1.4-2]. The caller closes the connection.
+
+        Args:
+            connection: whose CONNECT it is.
+            error: why it is refused.
+            packet: the CONNECT, or what came in its place.
+            data: the bytes that have come of it.
+        """
+        if isinstance(error, PacketTooLarge):
+            connection.level = level_of_too_large(data)
         outbox, level = connection.outbox, connection.level
         if not level and not isinstance(error, ConnectRefused):
             return
-        if level == V5_0:
-            outbox.packet_bytes_max = stated_packet_bytes_max(packet[2])
+        if level == V5_0 and packet[0] == CONNECT:
+            outbox.packet_bytes_max = stated_packet_bytes_max(packet[2], self._options.user_properties_max)
         answer = outbox.explained(partial(encode_refusal, error, level), str(error))
         if answer:
             outbox.send(answer)

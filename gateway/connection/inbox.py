@@ -21,13 +21,16 @@ class Inbox:
     A packet that comes in many reads is collected, and joined once. What the plugins must decide on first waits here too.
 
     Parameters:
-        packet_bytes_max: see `GatewayOptions.packet_bytes_max`.
+        packet_bytes_max: the size of the largest packet, in bytes.
+        user_properties_max: see `GatewayOptions.user_properties_max`.
     """
 
-    __slots__ = ("_collected", "_missing", "_packet_bytes_max", "_turns", "deferred", "late", "rest")
+    __slots__ = ("_collected", "_missing", "_turns", "_user_properties_max", "deferred", "late", "packet_bytes_max", "rest")
 
-    def __init__(self, packet_bytes_max: int) -> None:
-        self._packet_bytes_max = packet_bytes_max
+    def __init__(self, packet_bytes_max: int, user_properties_max: int) -> None:
+        self.packet_bytes_max = packet_bytes_max
+        """The size of the largest packet that may come, in bytes: first of a CONNECT, then of any packet."""
+        self._user_properties_max = user_properties_max
         self._turns: SocketTransport | None = None
         self.rest = b""
         """The beginning of a packet, for the next read to follow."""
@@ -72,7 +75,7 @@ class Inbox:
             side: the packets that may come.
             runs: whether to put PUBLISHes together that differ in packet ids and bodies only.
         """
-        packets, used = decode(data, self._packet_bytes_max, side, runs)
+        packets, used = decode(data, self.packet_bytes_max, side, runs, self._user_properties_max)
         if used == len(data):
             self.rest = b""
         else:

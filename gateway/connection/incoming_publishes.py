@@ -86,6 +86,8 @@ class PublishOptions:
     """See `AccessOptions.denied_publish`."""
     delay_ms_max: int
     """See `TimerOptions.delay_ms_max`."""
+    user_properties_max: int
+    """See `GatewayOptions.user_properties_max`."""
 
     @classmethod
     def of(cls, options: GatewayOptions, delay_ms_max: int) -> PublishOptions:
@@ -96,6 +98,7 @@ class PublishOptions:
             checks_payload_format=options.check_payload_format,
             closes_denied=options.access.denied_publish == "close",
             delay_ms_max=delay_ms_max,
+            user_properties_max=options.user_properties_max,
         )
 
 
@@ -280,7 +283,7 @@ class IncomingPublishes:
 
     def _parse(self, raw: bytes) -> PropertyValues:
         """Return the properties of a PUBLISH. Raises ProtocolError."""
-        found = parse_properties(raw, PUBLISH)
+        found = parse_properties(raw, PUBLISH, self._options.user_properties_max)
         if Property.SUBSCRIPTION_IDENTIFIER in found:
             raise ProtocolError("a PUBLISH to the server has a subscription identifier [MQTT-3.3.4-6]")
         check_response_topic(found)

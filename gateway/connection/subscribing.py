@@ -11,6 +11,7 @@ from penstock.gateway.delivery.client_subscriptions import ClientSubscriptions
 from penstock.gateway.delivery.shared_subscriptions import SharedUnavailable
 from penstock.gateway.delivery.subscription import SubscriptionForbidden
 from penstock.gateway.logbook import Logbook
+from penstock.gateway.options import GatewayOptions
 from penstock.gateway.protocol.encode import encode_suback, encode_unsuback, encode_unsuback_5
 from penstock.gateway.protocol.packets import QOS
 from penstock.gateway.protocol.reasons import SUBACK_FAILURE, ReasonCode
@@ -26,18 +27,16 @@ class Subscribing:
         store: what was published before a SUBSCRIBE is committed before it.
         counters: count filters that are refused.
         logbook: names them.
-        subscriptions_max: see `GatewayOptions.subscriptions_max`.
-        tells_forbidden: a client of MQTT 5.0 is told that the plugins forbid a filter; see `AccessOptions.denied_subscription`.
+        options: see `GatewayOptions`.
     """
 
-    def __init__(
-        self, store: Store, counters: GatewayCounters, logbook: Logbook, *, subscriptions_max: int, tells_forbidden: bool
-    ) -> None:
+    def __init__(self, store: Store, counters: GatewayCounters, logbook: Logbook, options: GatewayOptions) -> None:
         self._store = store
         self._counters = counters
         self._logbook = logbook
-        self._subscriptions_max = subscriptions_max
-        self._tells_forbidden = tells_forbidden
+        self._options = options
+        self._tells_forbidden = options.access.denied_subscription == "not-authorized"
+        """Whether a client of MQTT 5.0 is told that the plugins forbid a filter."""
 
     def subscribe(self, subscriptions: ClientSubscriptions, permissions: Permissions | None, body: bytes) -> bytes:
         """Add the subscriptions that a SUBSCRIBE asks for; return the SUBACK.
@@ -52,11 +51,15 @@ class Subscribing:
             AuthorizationPending: the plugins have to be asked before anything is added.
         """
         is_v5 = subscriptions.outlet.is_v5
-        wish = parse_subscribe(body, is_v5=is_v5)
+        wish = parse_subscribe(
+            body,
+            is_v5=is_v5,
+            filters_max=self._options.packet_filters_max,
+            user_properties_max=self._options.user_properties_max,
+        )
         # What this turn has stored came before the subscription: once it is committed, it is sent as retained or not at all.
         self._store.commit()
-        # A packet can hold a quarter of a million filters, all the same one. Those beyond the limit are not looked at.
-        asked = wish.filters[: self._subscriptions_max]
+        asked = wish.filters[: self._options.subscriptions_max]
         allowed = permissions.may_subscribe([topic_filter for topic_filter, _ in asked]) if permissions is not None else None
         granted = []
         for topic_filter, options in asked:
@@ -90,7 +93,12 @@ class Subscribing:
             DiskFull: the disk has no room for the record of it.
         """
         is_v5 = subscriptions.outlet.is_v5
-        wish = parse_unsubscribe(body, is_v5=is_v5)
+        wish = parse_unsubscribe(
+            body,
+            is_v5=is_v5,
+            filters_max=self._options.packet_filters_max,
+            user_properties_max=self._options.user_properties_max,
+        )
         had = [subscriptions.unsubscribe(topic_filter) for topic_filter in wish.filters]
         if not is_v5:
             return encode_unsuback(wish.packet_id)  # also if there was no subscription 3.1.1:[MQTT-3.10.4-5]

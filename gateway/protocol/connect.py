@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.gateway.protocol.errors import ConnectRefused, MalformedPacket, MalformedTopic, ProtocolError, UnsupportedVersion
-from penstock.gateway.protocol.fields import read_binary, read_byte, read_string, read_u16
+from penstock.gateway.protocol.fields import REMAINING_BYTES_MAX, read_binary, read_byte, read_string, read_u16
+from penstock.gateway.protocol.fixed_header import long_length
 from penstock.gateway.protocol.packets import CONNECT, NEVER_S, RECEIVE_MAXIMUM, V3_1, V3_1_1, V5_0, WILL
 from penstock.gateway.protocol.properties import Property, PropertyValues, check_response_topic, read_properties
 from penstock.gateway.protocol.reasons import ConnectCode, ReasonCode
@@ -104,12 +105,26 @@ def protocol_level(body: bytes) -> int:
     raise UnsupportedVersion(f"The client asks for protocol level {level}. Use 4, MQTT 3.1.1, or 5, MQTT 5.0.", is_v5=is_v5)
 
 
+def level_of_too_large(data: bytes) -> int:
+    """Return the protocol level of a CONNECT that is larger than allowed, from its first bytes; 0 if they don't tell.
+
+    Args:
+        data: what has come of the packet, fixed header included.
+    """
+    start, _ = long_length(data, 0, len(data))
+    try:
+        return protocol_level(data[start : start + _PROPERTIES_AT]) if start and data[0] == CONNECT << 4 else 0
+    except ProtocolError:
+        return 0
+
+
 def parse_connect(
     body: bytes,
     *,
     client_id_bytes_max: int = CLIENT_ID_BYTES_MAX,
     topic_levels_max: int = LEVELS_MAX,
     topic_bytes_max: int = TOPIC_BYTES_MAX,
+    user_properties_max: int = REMAINING_BYTES_MAX,
 ) -> Connect:
     """Parse the body of a CONNECT.
 
@@ -118,6 +133,7 @@ def parse_connect(
         client_id_bytes_max: the longest client id accepted, in bytes of UTF-8, at least 23.
         topic_levels_max: the most levels of the will topic, at least 1.
         topic_bytes_max: the most bytes of the will topic, 1 to 65,535.
+        user_properties_max: the most user properties of the CONNECT, and of its will.
 
     Raises:
         UnsupportedVersion, ConnectRefused: answer with `encode_refusal`, then close.
@@ -131,14 +147,14 @@ def parse_connect(
     keep_alive_s, at = read_u16(body, at, "keep alive")
     values: PropertyValues = {}
     if is_v5:
-        values, at = read_properties(body, at, CONNECT)
+        values, at = read_properties(body, at, CONNECT, user_properties_max)
         _check_authentication(values)
     client_id, at = read_string(body, at, "client id")  # [MQTT-3.1.3-3], [MQTT-3.1.3-4]
     will: Will | None = None
     if flags & 0x04:  # [MQTT-3.1.2-7] 3.1.1:[MQTT-3.1.2-9]
         will_values: PropertyValues = {}
         if is_v5:
-            will_values, at = read_properties(body, at, WILL)
+            will_values, at = read_properties(body, at, WILL, user_properties_max)
             check_response_topic(will_values)
         topic, at = read_binary(body, at, "will topic")
         message, at = read_binary(body, at, "will message")
@@ -173,13 +189,13 @@ def parse_connect(
     )
 
 
-def stated_packet_bytes_max(body: bytes) -> int | None:
+def stated_packet_bytes_max(body: bytes, user_properties_max: int) -> int | None:
     """Return the size of the largest packet that a client of MQTT 5.0 accepts, from the body of its CONNECT.
 
     The answer to a refused CONNECT must not exceed this size either. None means that the body doesn't tell.
     """
     try:
-        values, _ = read_properties(body, _PROPERTIES_AT, CONNECT)
+        values, _ = read_properties(body, _PROPERTIES_AT, CONNECT, user_properties_max)
     except ProtocolError:  # The properties may be the reason for which the CONNECT is refused.
         return None
     most: int | None = values.get(Property.MAXIMUM_PACKET_SIZE)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Final
 
 from penstock.gateway.protocol.errors import MalformedPacket, PacketIdMissing, PacketTooLarge, ProtocolError, check_reason
-from penstock.gateway.protocol.fields import read_varint
+from penstock.gateway.protocol.fields import REMAINING_BYTES_MAX, read_varint
 from penstock.gateway.protocol.fixed_header import (
     ACK,
     EMPTY,
@@ -38,7 +38,13 @@ PACKET_BYTES_MAX_MIN: Final = 129
 _NO_RUNS: Final = bytes(256)
 
 
-def decode(buffer: bytes, packet_bytes_max: int, side: Side = FROM_CLIENT, runs: bool = False) -> tuple[list[Packet], int]:
+def decode(
+    buffer: bytes,
+    packet_bytes_max: int,
+    side: Side = FROM_CLIENT,
+    runs: bool = False,
+    user_properties_max: int = REMAINING_BYTES_MAX,
+) -> tuple[list[Packet], int]:
     """Return all complete packets at the beginning of `buffer`, and the number of bytes that they take.
 
     No error is raised for malformed bytes: the last item is then `(MALFORMED, error)`.
@@ -48,6 +54,7 @@ def decode(buffer: bytes, packet_bytes_max: int, side: Side = FROM_CLIENT, runs:
         packet_bytes_max: the size of the largest packet accepted, fixed header included; at least `PACKET_BYTES_MAX_MIN`.
         side: the packets that may come, for example `FROM_CLIENT_5`.
         runs: whether to return PUBLISHes that differ only in packet ids and bodies as one item.
+        user_properties_max: the most user properties of an ack. Those of other packets are not parsed here.
     """
     assert packet_bytes_max >= PACKET_BYTES_MAX_MIN, packet_bytes_max
     shapes, is_v5, gaps = side
@@ -102,7 +109,7 @@ def decode(buffer: bytes, packet_bytes_max: int, side: Side = FROM_CLIENT, runs:
                 if length == 2:
                     add((header >> 4, packet_id))
                 else:
-                    add(_ack_with(header >> 4, packet_id, buffer[start + 2 : stop]))
+                    add(_ack_with(header >> 4, packet_id, buffer[start + 2 : stop], user_properties_max))
             elif shape == PUBLISH_PLAIN:
                 if length < 2:
                     raise _short(header, length)
@@ -163,7 +170,7 @@ def _publish_with(buffer: bytes, header: int, topic: bytes, packet_id: int, at: 
     return (PUBLISH_WITH, header & 15, topic, packet_id, buffer[start + length : stop], properties)
 
 
-def _ack_with(kind: int, packet_id: int, rest: bytes) -> Packet:
+def _ack_with(kind: int, packet_id: int, rest: bytes, user_properties_max: int) -> Packet:
     """Return the item for an ack that has a reason code after its packet id (MQTT 5.0, 3.4.2.1)."""
     reason = rest[0]
     check_reason(kind, reason)
@@ -171,7 +178,7 @@ def _ack_with(kind: int, packet_id: int, rest: bytes) -> Packet:
         length, at = read_varint(rest, 1, "property length")
         if at + length != len(rest):
             raise MalformedPacket(f"A {NAMES[kind]} announces {length} bytes of properties, but has {len(rest) - at}.")
-        parse_properties(rest[at:], kind)
+        parse_properties(rest[at:], kind, user_properties_max)
     return (kind, packet_id, reason)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.gateway.protocol.errors import MalformedPacket, ProtocolError, check_reason
+from penstock.gateway.protocol.fields import REMAINING_BYTES_MAX
 from penstock.gateway.protocol.packets import DISCONNECT
 from penstock.gateway.protocol.properties import Property, PropertyValues, read_properties
 from penstock.gateway.protocol.reasons import ReasonCode
@@ -23,7 +24,7 @@ class Disconnect:
     session_expiry_s: int | None = None
 
 
-def parse_disconnect(body: bytes) -> Disconnect:
+def parse_disconnect(body: bytes, user_properties_max: int = REMAINING_BYTES_MAX) -> Disconnect:
     """Parse the body of a client's DISCONNECT of MQTT 5.0 (3.14.2). In MQTT 3.1.1 the body is always empty.
 
     Raises:
@@ -35,7 +36,7 @@ def parse_disconnect(body: bytes) -> Disconnect:
     check_reason(DISCONNECT, reason)
     values: PropertyValues = {}
     if at < len(body):  # 3.14.2.2.1
-        values, at = read_properties(body, at, DISCONNECT)
+        values, at = read_properties(body, at, DISCONNECT, user_properties_max)
     if at != len(body):
         raise MalformedPacket(f"A DISCONNECT has {len(body) - at} bytes after its properties.")
     if Property.SERVER_REFERENCE in values:

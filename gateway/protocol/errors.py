@@ -29,9 +29,17 @@ class PacketTooLarge(ProtocolError):
 
     def __init__(self, packet_bytes: int, packet_bytes_max: int) -> None:
         super().__init__(
-            f"A packet announces {packet_bytes} bytes. Send {packet_bytes_max} at most.",
+            f"A packet announces {packet_bytes} bytes. Send {packet_bytes_max} at most: see mqtt.packet_bytes_max, "
+            "and mqtt.connect_bytes_max for a CONNECT.",
             ReasonCode.PACKET_TOO_LARGE,
         )
+
+
+class TooManyFields(ProtocolError):
+    """Raised when a packet has more user properties or topic filters than the server accepts, before it parses them all."""
+
+    def __init__(self, kind: str, most: int, fields: str, option: str) -> None:
+        super().__init__(f"A {kind} has more than {most} {fields}: see {option}.", ReasonCode.QUOTA_EXCEEDED)
 
 
 class PacketIdMissing(ProtocolError):

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from penstock.gateway.protocol.errors import MalformedPacket, ProtocolError
+from penstock.gateway.protocol.errors import MalformedPacket, ProtocolError, TooManyFields
 from penstock.gateway.protocol.fields import (
+    REMAINING_BYTES_MAX,
     U16,
     U32,
     read_binary,
@@ -158,26 +159,30 @@ RULES: Final[dict[int, PropertyRule]] = {
 _LISTED: Final = frozenset((Property.USER_PROPERTY, Property.SUBSCRIPTION_IDENTIFIER))
 
 
-def read_properties(body: bytes, at: int, packet: int) -> tuple[PropertyValues, int]:
+def read_properties(
+    body: bytes, at: int, packet: int, user_properties_max: int = REMAINING_BYTES_MAX
+) -> tuple[PropertyValues, int]:
     """Read a property length and the properties after it. Return the properties and the offset after them.
 
     Args:
         body: the body of a packet.
         at: the offset of the property length.
         packet: the type of the packet, or `WILL`.
+        user_properties_max: see `GatewayOptions.user_properties_max`.
 
     Raises:
         MalformedPacket: a property is unknown, must not occur in that packet, or is cut short (2.2.2.2).
         ProtocolError: a property occurs twice, or has a value that is not allowed.
+        TooManyFields: there are more user properties.
     """
     length, at = read_varint(body, at, "property length")  # 2.2.2.1
     stop = at + length
     if stop > len(body):
         raise MalformedPacket(f"A packet announces {length} bytes of properties, but {len(body) - at} bytes are left.")
-    return parse_properties(body[at:stop], packet), stop
+    return parse_properties(body[at:stop], packet, user_properties_max), stop
 
 
-def parse_properties(raw: bytes, packet: int) -> PropertyValues:
+def parse_properties(raw: bytes, packet: int, user_properties_max: int = REMAINING_BYTES_MAX) -> PropertyValues:
     """Return the properties in `raw`, which must hold nothing else. It raises the same errors as `read_properties`."""
     values: PropertyValues = {}
     at, end = 0, len(raw)
@@ -187,8 +192,7 @@ def parse_properties(raw: bytes, packet: int) -> PropertyValues:
         if rule is None:
             raise MalformedPacket(f"The property {identifier:#04x} does not exist (2.2.2.2).")
         if packet not in rule.packets:
-            where = "a will" if packet == WILL else f"a {NAMES[packet]}"
-            raise MalformedPacket(f"The {rule.name} must not occur in {where} (2.2.2.2).")
+            raise MalformedPacket(f"The {rule.name} must not occur in a {_name(packet)} (2.2.2.2).")
         value, at = rule.type.read(raw, at, rule.name)
         property = Property(identifier)
         if property in values and packet not in rule.repeats:
@@ -197,10 +201,18 @@ def parse_properties(raw: bytes, packet: int) -> PropertyValues:
             bounds = f"{rule.least} or more" if rule.most is None else f"{rule.least} to {rule.most}"
             raise ProtocolError(f"The {rule.name} is {value}. Use {bounds}.", rule.reason)
         if property in _LISTED:
-            values.setdefault(property, []).append(value)
+            listed = values.setdefault(property, [])
+            listed.append(value)
+            if len(listed) > user_properties_max:
+                what = "user properties" if property == Property.USER_PROPERTY else "subscription identifiers"
+                raise TooManyFields(_name(packet), user_properties_max, what, "mqtt.user_properties_max")
         else:
             values[property] = value
     return values
+
+
+def _name(packet: int) -> str:
+    return "will" if packet == WILL else NAMES[packet]
 
 
 def write_properties(properties: Mapping[Property, Any]) -> bytes:

@@ -8,9 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.gateway.protocol.errors import MalformedPacket, MalformedTopic, PacketIdMissing, ProtocolError
-from penstock.gateway.protocol.fields import read_byte, read_string, read_u16
-from penstock.gateway.protocol.packets import NO_LOCAL, SUBSCRIBE, UNSUBSCRIBE
+from penstock.gateway.protocol.errors import (
+    MalformedPacket,
+    MalformedTopic,
+    PacketIdMissing,
+    ProtocolError,
+    TooManyFields,
+)
+from penstock.gateway.protocol.fields import REMAINING_BYTES_MAX, read_byte, read_string, read_u16
+from penstock.gateway.protocol.packets import NAMES, NO_LOCAL, SUBSCRIBE, UNSUBSCRIBE
 from penstock.gateway.protocol.properties import Property, PropertyValues, read_properties
 from penstock.gateway.protocol.reasons import ReasonCode
 from penstock.gateway.protocol.topics import SHARE
@@ -42,11 +48,23 @@ class Unsubscribe:
     filters: list[str]
 
 
-def parse_subscribe(body: bytes, *, is_v5: bool = False) -> Subscribe:
-    """Parse the body of a SUBSCRIBE. It holds as many filters as fit into a packet.
+def parse_subscribe(
+    body: bytes,
+    *,
+    is_v5: bool = False,
+    filters_max: int = REMAINING_BYTES_MAX,
+    user_properties_max: int = REMAINING_BYTES_MAX,
+) -> Subscribe:
+    """Parse the body of a SUBSCRIBE.
 
     The depth of a filter is a limit of the server, not of the protocol. The server checks it later, and refuses that filter
     in the SUBACK.
+
+    Args:
+        body: the packet without its fixed header.
+        is_v5: whether the packet is of MQTT 5.0.
+        filters_max: see `GatewayOptions.packet_filters_max`.
+        user_properties_max: see `GatewayOptions.user_properties_max`.
 
     Raises:
         ProtocolError: the connection has to close.
@@ -54,7 +72,8 @@ def parse_subscribe(body: bytes, *, is_v5: bool = False) -> Subscribe:
     packet_id, at = _packet_id(body, SUBSCRIBE)
     values: PropertyValues = {}
     if is_v5:
-        values, at = read_properties(body, at, SUBSCRIBE)
+        values, at = read_properties(body, at, SUBSCRIBE, user_properties_max)
+    _check_count(body, at, SUBSCRIBE, filters_max)
     filters: list[tuple[str, int]] = []
     end = len(body)
     while at < end:
@@ -67,15 +86,22 @@ def parse_subscribe(body: bytes, *, is_v5: bool = False) -> Subscribe:
     return Subscribe(packet_id, filters, values.get(Property.SUBSCRIPTION_IDENTIFIER, [0])[0])
 
 
-def parse_unsubscribe(body: bytes, *, is_v5: bool = False) -> Unsubscribe:
-    """Parse the body of an UNSUBSCRIBE. It holds as many filters as fit into a packet.
+def parse_unsubscribe(
+    body: bytes,
+    *,
+    is_v5: bool = False,
+    filters_max: int = REMAINING_BYTES_MAX,
+    user_properties_max: int = REMAINING_BYTES_MAX,
+) -> Unsubscribe:
+    """Parse the body of an UNSUBSCRIBE. The arguments are those of `parse_subscribe`.
 
     Raises:
         ProtocolError: the connection has to close.
     """
     packet_id, at = _packet_id(body, UNSUBSCRIBE)
     if is_v5:
-        _, at = read_properties(body, at, UNSUBSCRIBE)
+        _, at = read_properties(body, at, UNSUBSCRIBE, user_properties_max)
+    _check_count(body, at, UNSUBSCRIBE, filters_max)
     filters: list[str] = []
     end = len(body)
     while at < end:
@@ -84,6 +110,18 @@ def parse_unsubscribe(body: bytes, *, is_v5: bool = False) -> Unsubscribe:
     if not filters:
         raise ProtocolError("An UNSUBSCRIBE has no topic filter. Send at least one [MQTT-3.10.3-2].")
     return Unsubscribe(packet_id, filters)
+
+
+def _check_count(body: bytes, at: int, kind: int, most: int) -> None:
+    """Raise TooManyFields if more than `most` filters begin from `at` on. This looks at their lengths only."""
+    end = len(body) - 1
+    beyond = 2 + (kind == SUBSCRIBE)  # The length comes before the filter, and in a SUBSCRIBE the options after it.
+    for _ in range(most):
+        if at >= end:
+            return
+        at += beyond + (body[at] << 8 | body[at + 1])
+    if at < end:
+        raise TooManyFields(NAMES[kind], most, "topic filters", "mqtt.packet_filters_max")
 
 
 def _check_options(topic_filter: str, options: int, is_v5: bool) -> None:

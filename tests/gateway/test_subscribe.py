@@ -126,10 +126,10 @@ async def test_a_subscription_beyond_the_limit_is_refused_until_another_ends(sta
     assert await client.subscribe(("c", 2)) == [2]
 
 
-async def test_a_subscribe_may_name_as_many_filters_as_a_session_may_have(start_broker: StartBroker) -> None:
+async def test_of_the_filters_of_a_subscribe_a_session_gets_as_many_as_it_may_have(start_broker: StartBroker) -> None:
     broker = await start_broker(subscriptions_max=2)
     client = await broker.connect("pump")
-    assert await client.subscribe(*[("a", 1)] * 50_000) == [1, 1] + [SUBACK_FAILURE] * 49_998
+    assert await client.subscribe(*[("a", 1)] * 1000) == [1, 1] + [SUBACK_FAILURE] * 998
     assert len(broker.connection("pump").subscriptions) == 1
 
 
