@@ -364,6 +364,24 @@ def replace_file(files: Files, path: Path, data: bytes, *, permissions: int = 0o
     files.sync_directory(path.parent)
 
 
+def make_directory(files: Files, path: Path) -> None:
+    """Create a directory with its parents, unless it exists, and make its name, and those of new parents, durable.
+
+    Where the parent may not be read, it can't be synced, and the name is as durable as the file system makes it.
+
+    Raises:
+        OSError: it can't be created.
+    """
+    path = path.resolve()
+    new = [path]
+    while not files.exists(new[-1].parent):
+        new.append(new[-1].parent)
+    files.mkdir(path)
+    for each in new:
+        with suppress(PermissionError):
+            files.sync_directory(each.parent)
+
+
 def unlink_if_there(files: Files, path: Path) -> bool:
     """Delete a file, unless there is none; return whether there was one. Raises OSError."""
     try:

@@ -28,7 +28,7 @@ from penstock.backup.manifest import FILE, Manifest, StoredFile, is_backup, load
 from penstock.backup.source import Source, SourceFile, open_source
 from penstock.node.lock import LOCK_NAME
 from penstock.pop.core.handle import SECRET
-from penstock.store.files import LOST_FOUND, Files, unlink_if_there
+from penstock.store.files import LOST_FOUND, Files, make_directory, unlink_if_there
 
 ROUND_DIGITS = 8
 
@@ -87,7 +87,7 @@ def back_up(
     if directory.resolve().is_relative_to(data_dir.resolve()):
         raise BackupFailed(f"{directory} is in the data directory {data_dir}; name a directory elsewhere, best on another disk")
     refuse_file(directory, files)
-    files.mkdir(directory)
+    make_directory(files, directory)
     with lock_backup(directory):
         before = _previous(directory, files)
         kept = {file.stored for file in before.files} if before is not None else set()

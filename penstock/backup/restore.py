@@ -12,7 +12,7 @@ from penstock.backup.errors import BackupFailed, BackupInvalid
 from penstock.backup.manifest import Manifest, StoredFile, is_backup, load_manifest
 from penstock.node.lock import LOCK_NAME, RESTORING, DataDirLock
 from penstock.pop.core.handle import SECRET
-from penstock.store.files import LOST_FOUND, replace_file
+from penstock.store.files import LOST_FOUND, make_directory, replace_file
 from penstock.store.syncmark import Ending, SyncMark
 
 
@@ -58,9 +58,9 @@ def restore_backup(
         check_files(directory, manifest, files)
         if not is_restorable(data_dir, files):
             raise BackupFailed(f"{data_dir} is not empty; name a new directory, or move the files away")
+        make_directory(files, data_dir)
         with DataDirLock(data_dir, may_be_incomplete=True):
             replace_file(files, data_dir / RESTORING, f"{directory.resolve()}\n".encode())
-            files.sync_directory(data_dir.resolve().parent)
             _clear(data_dir, files)
             _copy(directory, data_dir, manifest, Copier(files, meter, pace or Pace()), files, meter)
             write_mark(data_dir, manifest.start, manifest.durable, files)

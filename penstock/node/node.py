@@ -35,7 +35,7 @@ from penstock.store.ballast import release_ballast
 from penstock.store.clock import SteerableClock, SystemClock
 from penstock.store.descriptors import descriptor_limit
 from penstock.store.errors import DiskFull, IndexDamaged
-from penstock.store.files import FULL
+from penstock.store.files import FULL, SYSTEM_FILES, make_directory
 from penstock.store.options import HostPort
 from penstock.store.recovery import Recovery
 
@@ -67,7 +67,7 @@ class Node:
         clock = clock or SystemClock()
         self.descriptors = shares_of(descriptor_limit(), config.pop.connections_max)
         self.access = AccessControl(config.access, config.data_dir, lambda: self.store.now_ms())
-        config.data_dir.mkdir(parents=True, exist_ok=True)
+        make_directory(SYSTEM_FILES, config.data_dir)
         self._lock = DataDirLock(config.data_dir)
         try:
             recovery = self._recover_in_room(clock) or self._recover_in_room(clock)

@@ -51,6 +51,7 @@ class SimulatedRequest:
         self._grant: Grant | None = None
         self._task: asyncio.Task[Any] | None = None
         self._process = process
+        self._now_s = now_s
         self._hold: dict[str, Any] = {}
         if process.status is not None:
             raise ControlRefused("the node has ended")
@@ -86,6 +87,7 @@ class SimulatedRequest:
         """Close the connection, so that the node ends the hold."""
         if self._task is not None and self._process.status is None:
             self._task.cancel()
+            self._process.run_until(self._now_s())
 
     def __enter__(self) -> SimulatedRequest:
         return self
@@ -167,7 +169,6 @@ class Backups:
         manifest = load_manifest(BACKUP, files)
         if manifest.round < self._made:
             raise Violation(f"backup {self._made} was made, but the directory has backup {manifest.round}")
-        files.mkdir(RESTORED)  # as the lock of the data directory does
         with _restoring():
             restore_backup(BACKUP, RESTORED, meter=Meter(lambda: None), files=files)
         machine.databases.detach(files, RESTORED / DIRECTORY)

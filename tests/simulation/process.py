@@ -26,7 +26,7 @@ from penstock.pop.grpc.servicer import PopServicer
 from penstock.store.ballast import release_ballast
 from penstock.store.commitlog import CommitLog
 from penstock.store.errors import DiskFull, IndexDamaged
-from penstock.store.files import FULL
+from penstock.store.files import FULL, make_directory
 from penstock.store.recovery import Recovery
 from penstock.store.rocksdb import Database
 from penstock.store.syncing import Ended
@@ -264,8 +264,7 @@ class Process:
         self.clock = machine.time.clock(machine.disk.boots)
         self.loop = VirtualLoop(machine.time, machine.random)
         self._executor = LaterExecutor(machine.random)
-        self.files.mkdir(DATA_DIR)
-        self.files.sync_directory(DATA_DIR.parent)
+        make_directory(self.files, DATA_DIR)
         recovery = self._recover_in_room() or self._recover_in_room()
         if recovery is None:
             raise IndexDamaged("the index is damaged again after it was rebuilt")

@@ -8,7 +8,9 @@ from penstock.gateway.protocol.packets import PUBREL
 from penstock.node.config import Config
 from penstock.store.options import KIB, StoreOptions
 from tests.gateway.packet_cases import connect, field, packet, subscribe
+from tests.simulation.backups import Backups
 from tests.simulation.disk import Directory, Disk
+from tests.simulation.oracle import Oracle
 from tests.simulation.orderedmap import Databases
 from tests.simulation.process import DATA_DIR, KILLED, Machine, Process, SimulatedTransport, mqtt_options
 from tests.simulation.virtualtime import Time
@@ -110,3 +112,11 @@ def test_a_segment_that_found_no_room_does_not_come_back_after_the_log_went_on_w
     disk.capacity_pages = None
     bench.cut_power()
     assert bench.process.store.log.read(before, len(acknowledged)) == acknowledged
+
+
+def test_a_backup_is_there_after_a_power_cut() -> None:
+    bench = Bench()
+    backups = Backups(bench.machine, Oracle(), lambda text: None)
+    backups.make(bench.process, lambda: None, None)
+    bench.machine.disk.reboot()
+    backups.check(bench.process.config)
