@@ -446,6 +446,7 @@ class World:
         process = self.process
         assert process is not None
         is_idle = not process.calls and not any(group.held for group in self.groups)
+        is_idle = is_idle and process.store.durable_position == process.store.log.end
         return is_idle and all(client.is_idle for client in self.clients)
 
     def _drain(self) -> None:
