@@ -20,6 +20,9 @@ from tests.simulation.process import Process, SimulatedTransport
 CLEAN = 0x02
 INFLIGHT_MAX = 12
 
+SHARE = "share"
+"""Name of the shared subscription."""
+
 
 class MqttClient:
     """One client.
@@ -30,13 +33,21 @@ class MqttClient:
         name: its client id.
         clean: whether each connection begins a new session.
         subscriptions: filters and QoS that it subscribes to, one after the other.
+        consumer: who is to get the messages, if it is not this client alone: the members of a shared subscription.
     """
 
     def __init__(
-        self, oracle: Oracle, random: Random, name: str, *, clean: bool, subscriptions: tuple[tuple[str, int], ...] = ()
+        self,
+        oracle: Oracle,
+        random: Random,
+        name: str,
+        *,
+        clean: bool,
+        subscriptions: tuple[tuple[str, int], ...] = (),
+        consumer: Consumer | None = None,
     ) -> None:
         self.name = name
-        self.consumer = Consumer(f"session {name}")
+        self.consumer = consumer or Consumer(f"session {name}")
         self.clean = clean
         self.transport: SimulatedTransport | None = None
         self.is_accepted = False
@@ -222,7 +233,7 @@ class MqttClient:
         if not self.clean:
             self._has_session = True
         if asked[1]:
-            self.consumer.since[asked[0]] = self._oracle.tick()
+            self.consumer.since.setdefault(asked[0].removeprefix(f"$share/{SHARE}/"), self._oracle.tick())
 
     def _acknowledged(self, kind: int, packet_id: int) -> None:
         message, waits_for = self.unacked.get(packet_id, (None, 0))

@@ -6,7 +6,7 @@ It knows nothing of the node's inside but the records of the log, which it reads
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import Enum
 
 from penstock.store.commitlog import CommitLog
@@ -51,6 +51,7 @@ class Sent:
         "is_exempt",
         "is_retained",
         "key",
+        "not_before_s",
         "number",
         "once",
         "positions",
@@ -72,7 +73,9 @@ class Sent:
         self.key = ""
         """Message group, in which FIFO groups keep the order."""
         self.due_ms = 0
-        """When it is due, for a delayed message."""
+        """When it is due by the node's time, for a delayed message."""
+        self.not_before_s = 0.0
+        """Virtual time before which it must not come."""
         self.fate = Fate.PLAIN
         self.positions: set[int] = set()
         """Where it was found in the log when that was durable."""
@@ -122,9 +125,16 @@ class Consumer:
 
 
 class Oracle:
-    """Keeps what was sent and acknowledged, and checks it."""
+    """Keeps what was sent and acknowledged, and checks it.
 
-    def __init__(self) -> None:
+    Parameters:
+        now_s: returns the virtual time.
+    """
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self.is_time_known = True
+        """Whether the node can know how much time has passed, although the time of day may be wrong."""
         self.events = 0
         self.sent: dict[int, Sent] = {}
         self.expired_before = 0
@@ -229,6 +239,8 @@ class Oracle:
             raise Violation(f"{message} came to {consumer.name} as a message on {topic}")
         if message.due_ms > now_ms:
             raise Violation(f"{message} is due at {message.due_ms} and came to {consumer.name} at {now_ms}")
+        if self.is_time_known and self._now_s() < message.not_before_s:
+            raise Violation(f"{message} came to {consumer.name} at {self._now_s()}, which is before {message.not_before_s}")
         if message.fate in (Fate.OPEN, Fate.ROLLING_BACK, Fate.ROLLED_BACK):
             raise Violation(f"{message} came to {consumer.name}, but its transaction is: {message.fate.value}")
         consumer.delivered[message.number] += 1

@@ -116,7 +116,7 @@ def test_a_segment_that_found_no_room_does_not_come_back_after_the_log_went_on_w
 
 def test_a_backup_is_there_after_a_power_cut() -> None:
     bench = Bench()
-    backups = Backups(bench.machine, Oracle(), lambda text: None)
+    backups = Backups(bench.machine, Oracle(lambda: bench.machine.time.now_s), lambda text: None)
     backups.make(bench.process, lambda: None, None)
     bench.machine.disk.reboot()
     backups.check(bench.process.config)

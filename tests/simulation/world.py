@@ -11,11 +11,11 @@ from penstock.node.config import Config
 from penstock.pop.core.settings import GroupSettings
 from penstock.pop.options import PopOptions
 from penstock.store.errors import DiskFull, LogCorrupt
-from penstock.store.options import KIB, StoreOptions
+from penstock.store.options import DAY_MS, KIB, StoreOptions
 from penstock.timer.options import TimerOptions
 from tests.simulation.backups import Backups
 from tests.simulation.disk import PAGE_BYTES, Disk, ProcessDead
-from tests.simulation.mqttclient import MqttClient
+from tests.simulation.mqttclient import SHARE, MqttClient
 from tests.simulation.oracle import Consumer, Fate, Oracle, Sent, Violation
 from tests.simulation.orderedmap import Databases
 from tests.simulation.popclient import Group, Producer
@@ -26,6 +26,9 @@ from tests.simulation.virtualtime import Time
 TOPICS = ("a/x", "a/y", "b/x", "b/y/z", "c")
 FILTERS = ("a/#", "+/x", "b/#", "#", "a/x", "c")
 
+CLOCK_STEPS_S = (-30 * 86_400, -3_600, -60, -3, 3, 60, 3_600, 30 * 86_400)
+"""By how many seconds the machine's time of day is set wrong."""
+
 LONG_EVERY = 50
 """Of so many seeds one is long: `LONG` instead of `SHORT`."""
 
@@ -35,7 +38,7 @@ VERIFIED = 0.1
 SETTLED_S = 90.0
 """Virtual seconds within which everything must be delivered when nothing fails any more."""
 
-FAULTS = ("stop", "kill", "kill_soon", "power", "power_soon", "eio", "eio_reboot", "full", "kill_start", "backup")
+FAULTS = ("stop", "kill", "kill_soon", "power", "power_soon", "eio", "eio_reboot", "full", "kill_start", "backup", "clock")
 
 
 class Length(NamedTuple):
@@ -71,7 +74,11 @@ class World:
         self.time = Time()
         self.disk = Disk(random)
         self.machine = Machine(self.time, self.disk, Databases(), random)
-        self.oracle = Oracle()
+        self.oracle = Oracle(lambda: self.time.now_s)
+        self._wrong_since_s = 0.0
+        """When the time of day was set wrong or right last."""
+        self._is_confirmed = False
+        """Whether the time of day was wrong for so long that the node may have taken it for right."""
         self.backups = Backups(self.machine, self.oracle, self.note)
         self.starts = 0
         self.faults = 0
@@ -83,17 +90,20 @@ class World:
                 segment_bytes=segment_bytes,
                 reserve_bytes=random.choice((0, 8 * PAGE_BYTES)),
                 retention_bytes=segment_bytes * random.choice((2, 4)) if retains else 0,
-                retention_ms=0,
+                retention_ms=DAY_MS if not retains and random.random() < 0.3 else 0,
                 index_flush_ms=random.choice((500, 3_000, 30_000)),
             ),
             pop=PopOptions(attempts_max=random.choice((3, 16)), transaction_check_ms=5_000, transaction_checks_max=3),
             timer=TimerOptions(tick_ms=random.choice((100, 500)), fire_max=random.choice((3, 30))),
-            mqtt=mqtt_options(session_queued_max=0, inflight_max=random.choice((3, 20))),
+            mqtt=mqtt_options(
+                session_queued_max=0, inflight_max=random.choice((3, 20)), share_ack_timeout_ms=self._length.delay_ms_max
+            ),
         )
         self.publishers = [
             MqttClient(self.oracle, random, f"p{number}", clean=False) for number in range(random.choice((1, 2)))
         ]
         self.subscribers = [self._subscriber(number) for number in range(random.choice((0, 1, 2)))]
+        self.members = self._members()
         self.groups = [self._group(number) for number in range(random.choice((0, 1, 2, 3)))]
         self.producer = Producer(self.oracle, random)
         self.process: Process | None = None
@@ -106,6 +116,18 @@ class World:
         if first not in ("#", "+/x") and random.random() < 0.4:
             subscriptions.append(("c" if first != "c" else "b/#", random.choice((1, 2))))
         return MqttClient(self.oracle, random, f"s{number}", clean=False, subscriptions=tuple(subscriptions))
+
+    def _members(self) -> list[MqttClient]:
+        """Return the members of a shared subscription, if there is one."""
+        random = self.random
+        if random.random() < 0.7:
+            return []
+        topic_filter, consumer = random.choice(FILTERS), Consumer("the shared subscription")
+        subscriptions = ((f"$share/{SHARE}/{topic_filter}", random.choice((1, 2))),)
+        return [
+            MqttClient(self.oracle, random, f"m{number}", clean=False, subscriptions=subscriptions, consumer=consumer)
+            for number in range(random.choice((1, 2)))
+        ]
 
     def _group(self, number: int) -> Group:
         random = self.random
@@ -120,7 +142,7 @@ class World:
     @property
     def clients(self) -> list[MqttClient]:
         """All MQTT clients."""
-        return [*self.publishers, *self.subscribers]
+        return [*self.publishers, *self.subscribers, *self.members]
 
     def note(self, text: str) -> None:
         """Add a line to the trace."""
@@ -193,6 +215,7 @@ class World:
         assert process is not None
         store = process.store
         self._scan(process)
+        self._check_clock(process)
         now_ms = store.now_ms()
         for client in self.clients:
             if self.random.random() < 0.8:
@@ -246,7 +269,9 @@ class World:
             message = oracle.new(random.choice(TOPICS), 1, random.choice((10, 60, 300)))
             kind = random.random()
             if kind < 0.2:
-                message.due_ms = process.store.now_ms() + random.choice((1, 500, self._length.delay_ms_max))
+                delay_ms = random.choice((1, 500, self._length.delay_ms_max))
+                message.due_ms = process.store.now_ms() + delay_ms
+                message.not_before_s = self.time.now_s + delay_ms * 0.9 / 1000 - 0.05  # the node's clock may run a tenth faster
             elif kind < 0.35:
                 message.fate = Fate.OPEN
             elif kind < 0.6:
@@ -305,12 +330,29 @@ class World:
             self._ends_at_fuse = what
         elif what == "full":
             self.disk.capacity_pages = self.disk.used_pages() + random.choice((0, 1, 4, 12))
+        elif what == "clock":
+            self._set_clock(random.choice(CLOCK_STEPS_S))
         elif what == "backup":
             self._back_up(process)
         elif what == "kill_start":
             process.status = KILLED
             self._ended(start=False)
             self.start_until_it_runs(fuse=random.choice((0, 3, 8, 15, 25, 40, 60)))
+
+    def _set_clock(self, ahead_s: int) -> None:
+        """Set the time of day wrong, or right again."""
+        self.time.wall_ahead_ms = 0 if self.time.wall_ahead_ms else ahead_s * 1000
+        self.note(f"the time of day is {self.time.wall_ahead_ms} ms ahead")
+        self._wrong_since_s = self.time.now_s
+
+    def _check_clock(self, process: Process) -> None:
+        """Note when the node may take a wrong time of day for right, and check that nothing expires before."""
+        time, store = self.time, process.store
+        if time.wall_ahead_ms and time.now_s - self._wrong_since_s >= self.config.clock.confirm_ms / 1000 - 5:
+            self._is_confirmed = True
+            self.oracle.is_time_known = False
+        if self.config.store.retention_ms and not self._is_confirmed and store.retention.expires_before:
+            raise Violation(f"messages before {store.retention.expires_before} have expired, which are not a day old")
 
     def _back_up(self, process: Process) -> None:
         """Make a backup, while the node goes on and may end."""
@@ -343,11 +385,16 @@ class World:
 
     def _cut_power(self) -> None:
         self.disk.cut_power()
-        self.time.booted_s = self.time.now_s
+        self._booted()
 
     def _shut_down(self) -> None:
         self.disk.shut_down()
+        self._booted()
+
+    def _booted(self) -> None:
         self.time.booted_s = self.time.now_s
+        if self.time.wall_ahead_ms:  # only the time of day tells a node how long the machine was off
+            self.oracle.is_time_known = False
 
     def _ended(self, *, start: bool = True) -> None:
         """The process has ended: its clients notice, and it is started again."""
@@ -435,12 +482,11 @@ class World:
     def _is_any_missing(self) -> bool:
         process = self.process
         assert process is not None
-        for group in self.groups:
-            self._collect_dead_letters(process, group)
+        self._collect_dead_letters(process)
         return any(self.oracle.missing(consumer) for consumer in self._consumers())
 
     def _consumers(self) -> list[Consumer]:
-        return [*(each.consumer for each in self.subscribers), *(each.consumer for each in self.groups)]
+        return [*(each.consumer for each in [*self.subscribers, *self.members]), *(each.consumer for each in self.groups)]
 
     def _is_idle(self) -> bool:
         process = self.process
@@ -475,8 +521,7 @@ class World:
                 raise Violation(
                     f"{client.name} waits in vain for an answer about {[str(each) for each, _ in client.unacked.values()]}"
                 )
-        for group in self.groups:
-            self._collect_dead_letters(process, group)
+        self._collect_dead_letters(process)
         store = process.store
         process.run_until(self.time.now_s + 0.1)
         self._scan(process)
@@ -497,16 +542,19 @@ class World:
             raise Violation(f"in the index, {differences[0]}")
         self.backups.check(self.config)
 
-    def _collect_dead_letters(self, process: Process, group: Group) -> None:
-        origins = process.store.queues.find(f"$dlq/{group.name}")
-        if origins is None:
-            return
-        _, entries = origins.read_from(0, 1_000_000)
-        for at in range(0, len(entries), 16):
-            position = int.from_bytes(entries[at : at + 8], "little")
-            for message in self.oracle.sent.values():
-                if position in message.positions:
-                    group.consumer.dead.add(message.number)
+    def _collect_dead_letters(self, process: Process) -> None:
+        for name, consumer in [(SHARE, each.consumer) for each in self.members] + [
+            (each.name, each.consumer) for each in self.groups
+        ]:
+            queue = process.store.queues.find(f"$dlq/{name}")
+            if queue is None:
+                continue
+            _, entries = queue.read_from(0, 1_000_000)
+            for at in range(0, len(entries), 16):
+                position = int.from_bytes(entries[at : at + 8], "little")
+                for message in self.oracle.sent.values():
+                    if position in message.positions:
+                        consumer.dead.add(message.number)
 
     def _check_retained(self, process: Process) -> None:
         reader = MqttClient(self.oracle, self.random, "reader", clean=True, subscriptions=(("#", 0),))
