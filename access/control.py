@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from penstock.access.actions import CONSUME
 from penstock.access.audit import Audit
 from penstock.access.bans import Ban, Bans, Kind
 from penstock.access.file import load_access_policy
 from penstock.access.options import AccessControlOptions
-from penstock.access.passwords import PasswordFile
 from penstock.access.policy import AccessPolicy
 from penstock.access.subject import Subject
-from penstock.access.tokens import Tokens
+
+if TYPE_CHECKING:  # they take long to import, so only nodes that use them do
+    from penstock.access.passwords import PasswordFile
+    from penstock.access.tokens import Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +106,16 @@ class AccessControl:
 
     def _load(self) -> _Files:
         options = self._options
-        return _Files(
-            load_access_policy(Path(options.file)) if options.file else None,
-            PasswordFile(Path(options.password_file)) if options.password_file else None,
-            Tokens(options.jwt, self._now_ms) if options.jwt.algorithms else None,
-        )
+        passwords, tokens = None, None
+        if options.password_file:
+            from penstock.access.passwords import PasswordFile
+
+            passwords = PasswordFile(Path(options.password_file))
+        if options.jwt.algorithms:
+            from penstock.access.tokens import Tokens
+
+            tokens = Tokens(options.jwt, self._now_ms)
+        return _Files(load_access_policy(Path(options.file)) if options.file else None, passwords, tokens)
 
     def _changed(self, by: str, **values: object) -> None:
         self.audit.note("changed", Subject(by), **values)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.access.actions import FILTER_ACTIONS, TOPIC_ACTIONS
+from penstock.access.actions import FILTER_ACTIONS, RECEIVE, TOPIC_ACTIONS
 from penstock.access.policy import AccessPolicy
 from penstock.access.rights import Decision
 from penstock.access.subject import Subject
@@ -22,14 +22,15 @@ def explained(policy: AccessPolicy, subject: Subject, action: str, name: str) ->
         name: the topic, filter or group.
     """
     try:
-        if action in FILTER_ACTIONS:
+        if action in (*FILTER_ACTIONS, RECEIVE):
             topics.check_filter(name)
         elif action in TOPIC_ACTIONS:
             topics.check_topic(name.encode())
     except TopicInvalid as error:
         return {"allowed": False, "why": str(error)}
     rights = policy.rights_of(subject)
-    decision = rights.decide(action, name)
+    is_wildcard = action == RECEIVE and topics.is_wildcard(name)  # everything that a subscription could match
+    decision = rights.covers(action, name) if is_wildcard else rights.decide(action, name)
     roles = sorted(rights.subject.roles)
     found: dict[str, Any] = {"allowed": decision.is_allowed, "why": _why(decision, name)}
     if roles:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import jwt
 
 from penstock.access.errors import AccessInvalid
+from penstock.access.identity import ProvenIdentity, TokenInvalid
 from penstock.access.options import TokenOptions
 
 TOKEN_BYTES_MAX: Final = 16 * 1024
@@ -27,30 +27,6 @@ ROLES_MAX: Final = 1000
 
 _ANY: Final = ""
 """The key id of a key that has none."""
-
-
-class TokenInvalid(Exception):
-    """Raised when a token proves nothing. The message says why, for the log; the client is not told."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProvenIdentity:
-    """Who somebody is.
-
-    Parameters:
-        user: the user name.
-        roles: the roles that come with it.
-        expires_ms: until when it holds, in ms since 1970; None without end.
-    """
-
-    user: str
-    roles: frozenset[str] = frozenset()
-    expires_ms: int | None = None
-
-
-def is_token(text: str) -> bool:
-    """Return whether a text has the form of a signed token: three parts, of which the first is a JSON object in base64."""
-    return text.startswith("eyJ") and text.count(".") == 2
 
 
 class Tokens:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock.access.bans import is_within
+from penstock.access.control import AccessControl
 from penstock.gateway.auth.authorizer import Authorizer
 from penstock.gateway.connection.backpressure import Backpressure
 from penstock.gateway.connection.clients import ClientRegistry
@@ -56,6 +57,10 @@ STOP_LINGER_S: Final = 1.0
 """Seconds that clients have to close their side when the node stops. The node then closes the sockets anyway."""
 
 
+RECHECKED_AT_ONCE: Final = 50
+"""Clients that are looked at in one turn of the loop, when access control has changed."""
+
+
 class Gateway:
     """Serves MQTT over a store.
 
@@ -67,6 +72,7 @@ class Gateway:
         sessions: the stored sessions, a part of that store.
         options: see `GatewayOptions`.
         clock: all timeouts, rate limits and keep alives go by its monotonic time.
+        access: the rules, the bans and the audit log.
         delay_ms_max: the longest delay of a message, in ms.
         may_share: returns whether a user may take messages from a group; None if every user may. The user name is empty if
             neither a certificate nor a plugin vouches for one.
@@ -82,6 +88,7 @@ class Gateway:
         sessions: StoredSessions,
         options: GatewayOptions,
         clock: Clock,
+        access: AccessControl,
         *,
         delay_ms_max: int,
         may_share: Callable[[str, str], bool] | None = None,
@@ -95,8 +102,10 @@ class Gateway:
         self.traffic = Traffic()
         self.logbook = Logbook(options.limits.log_lines_per_s)
         self._plugin_publisher = PluginPublisher(store, self.counters)
-        self.authorizer = Authorizer(options.access, store, self.logbook, self._plugin_publisher.publish)
+        self.authorizer = Authorizer(options.access, access, store, self.logbook, self._plugin_publisher.publish)
         self.clock = clock
+        self._rechecking: asyncio.Task[None] | None = None
+        access.on_change.append(self._recheck)
         self.sources = Sources(options.limits)
         strikes = Strikes(self.sources, self.traffic, self.logbook, self.now_ms, hold_off_ms=options.limits.hold_off_ms)
         share = SocketShare(descriptors_below, self._shed) if descriptors_below is not None else None
@@ -154,6 +163,7 @@ class Gateway:
             (
                 lambda _: self.authorizer.expire(),
                 lambda _: self.logbook.turn_page(),
+                lambda _: access.audit.turn_page(),
                 self.keep_alives.turn,
                 lambda _: self.lifecycle.turn(),
                 self.sys.turn,
@@ -211,6 +221,8 @@ class Gateway:
     async def stop(self) -> None:
         """Accept no more connections, and close all that are open."""
         self.heartbeat.stop()
+        if self._rechecking is not None:
+            self._rechecking.cancel()
         self.listeners.close()
         await self.listeners.end_handshakes()
         self.throttle.stop()
@@ -239,6 +251,18 @@ class Gateway:
         for connection in found:
             connection.close("an operator has disconnected the client", ReasonCode.ADMINISTRATIVE_ACTION)
         return len(found)
+
+    def _recheck(self) -> None:
+        """Look again at all clients, because access control has changed."""
+        if self._rechecking is not None:
+            self._rechecking.cancel()
+        self._rechecking = self.loop.create_task(self._recheck_all())
+
+    async def _recheck_all(self) -> None:
+        for number, connection in enumerate(tuple(self.clients.values())):
+            if number % RECHECKED_AT_ONCE == 0:
+                await asyncio.sleep(0)  # so that the others are served meanwhile
+            connection.recheck(self.authorizer)
 
     # --- connections ------------------------------------------------------------------------------------------------
 

@@ -15,11 +15,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from penstock.gateway.auth.actions import CONNECT, PUBLISH, SUBSCRIBE
+from penstock.access.control import AccessControl
+from penstock.access.rights import Rights
+from penstock.access.subject import Subject
+from penstock.gateway.auth.actions import CONNECT, PUBLISH
 from penstock.gateway.auth.candidate import Candidate
 from penstock.gateway.auth.decisions import Decisions
 from penstock.gateway.auth.pending import AuthorizationPending
-from penstock.gateway.auth.permissions import Permissions
+from penstock.gateway.auth.permissions import Permissions, subject_of
 from penstock.gateway.auth.questions import Questions
 from penstock.gateway.client_id import assign_client_id
 from penstock.gateway.logbook import Logbook
@@ -27,7 +30,6 @@ from penstock.gateway.options import AccessOptions
 from penstock.gateway.protocol.connect import Connect
 from penstock.gateway.protocol.errors import ConnectRefused
 from penstock.gateway.protocol.reasons import ConnectCode, ReasonCode
-from penstock.gateway.protocol.topics import DELAYED, SHARE, without_prefix
 from penstock.gateway.transport.peer import Peer
 from penstock.store.store import Store
 
@@ -57,17 +59,19 @@ class Applicant(Protocol):
 
 
 class Authorizer:
-    """The access control of a node.
+    """The access control of a node over MQTT.
 
     Parameters:
         options: the options of access control.
+        access: the rules, the bans and the audit log.
         store: the topics of messages that clients are about to receive are read there.
         logbook: events that clients cause are logged there.
         publish: publishes the message of a plugin. It is called on the plugins' thread.
     """
 
-    def __init__(self, options: AccessOptions, store: Store, logbook: Logbook, publish: Publish) -> None:
+    def __init__(self, options: AccessOptions, access: AccessControl, store: Store, logbook: Logbook, publish: Publish) -> None:
         self.options = options
+        self.access = access
         self.decisions = Decisions(options)
         self.questions = Questions(options, logbook)
         self._store = store
@@ -147,6 +151,67 @@ class Authorizer:
                 raise ConnectRefused("The client may not publish to the topic of its will.", ConnectCode.NOT_AUTHORIZED)
         connection.plugin_session = candidate.session
 
+    def check_ban(self, connection: Applicant, wish: Connect, user: str) -> None:
+        """Check that no ban concerns a client.
+
+        Args:
+            connection: of the client.
+            wish: its CONNECT.
+            user: its user name; empty as long as nobody has vouched for it.
+
+        Raises:
+            ConnectRefused: a ban does.
+        """
+        ban = self.access.bans.of(Subject(user, client_id=wish.client_id, address=connection.peer.host))
+        if ban is not None:
+            raise ConnectRefused(f"The {ban.kind} {ban.name!r} is banned.", ConnectCode.NOT_AUTHORIZED, ReasonCode.BANNED)
+
+    def check_will(self, connection: Applicant, wish: Connect) -> None:
+        """Check that the rules let a client that is authenticated publish to the topic of its will. Raises ConnectRefused."""
+        rights = self._rights_of(connection, wish.client_id)
+        if wish.will is None or rights is None:
+            return
+        topic = wish.will.topic.encode()
+        if not rights.may(PUBLISH, subject_of(topic, PUBLISH)):
+            self.note_denied(rights, PUBLISH, [topic])
+            raise ConnectRefused("The client may not publish to the topic of its will.", ConnectCode.NOT_AUTHORIZED)
+
+    def note_refused(self, connection: Applicant, wish: Connect, error: ConnectRefused) -> None:
+        """Write into the audit log that a CONNECT was refused."""
+        subject = Subject(connection.peer.username or "", client_id=wish.client_id, address=connection.peer.host)
+        self.access.audit.note(
+            "refused", subject, claimed=wish.username, listener=connection.peer.listener.name, why=str(error)
+        )
+
+    def note_denied(self, rights: Rights, action: str, topics: list[bytes]) -> None:
+        """Count topics or filters that the rules deny a client, and write them into the audit log."""
+        for topic in topics:
+            self.questions.count(action, "denied")
+            self.access.audit.note("denied", rights.subject, action=action, topic=topic.decode(errors="replace"))
+
+    def _rights_of(self, connection: Applicant, client_id: str) -> Rights | None:
+        """Return what the rules let an authenticated client do; None if there are no rules."""
+        policy = self.access.policy
+        return policy.rights_of(self._subject_of(connection, client_id)) if policy is not None else None
+
+    def _subject_of(self, connection: Applicant, client_id: str) -> Subject:
+        return Subject(self.user_of(connection), client_id=client_id, address=connection.peer.host)
+
+    def recheck(self, connection: Applicant, client_id: str, filters: list[str]) -> tuple[str, list[str]]:
+        """Look again at a connected client, because access control has changed.
+
+        Returns why it must go, empty if it may stay, and those of its filters that it may no longer have.
+        """
+        subject = self._subject_of(connection, client_id)
+        ban = self.access.bans.of(subject)
+        if ban is not None:
+            return f"the {ban.kind} {ban.name!r} is banned", []
+        policy, permissions = self.access.policy, connection.permissions
+        if policy is None or permissions is None:
+            return "", []
+        refused = permissions.replace(policy.rights_of(subject), filters)
+        return "its rights have changed" if refused else "", refused
+
     def user_of(self, connection: Applicant) -> str:
         """Return the user name of an admitted client.
 
@@ -161,11 +226,15 @@ class Authorizer:
     def entered(self, connection: Applicant, client_id: str) -> None:
         """Tell the plugins of an admitted client that has its session, and give it `Permissions` if topics have plugins."""
         session, connection.candidate = connection.plugin_session, None
-        if session is not None and self._plugins is not None:
+        plugins, rights = self._plugins, self._rights_of(connection, client_id)
+        asked = session if plugins is not None and plugins.filters_topics else None
+        if asked is not None or rights is not None:
+            connection.permissions = Permissions(self, self.decisions, self._store, connection, asked, rights)
+        if session is not None and plugins is not None:
             session.client_id = client_id
-            if self._plugins.filters_topics:
-                connection.permissions = Permissions(self, self.decisions, self._store, connection, session)
-            self._plugins.connected(session)
+            plugins.connected(session)
+        peer = connection.peer
+        self.access.audit.note("connected", self._subject_of(connection, client_id), listener=peer.listener.name)
 
     def left(self, connection: Applicant) -> None:
         """Forget a client that was admitted."""
@@ -241,7 +310,7 @@ class Authorizer:
         def note(found: list[bool | str | None] | None, outcome: str) -> None:
             answered([self._note(action, answer, outcome) for answer in found or [None] * len(topics)])
 
-        subjects = [_subject(topic, action) for topic in topics]
+        subjects = [subject_of(topic, action) for topic in topics]
         self.questions.ask(plugins, lambda: plugins.topics(session, subjects, action), note)
 
     def _note(self, action: str, answer: bool | str | None, outcome: str) -> bool | None:
@@ -269,10 +338,3 @@ def _check_answered(candidate: Candidate) -> None:
             ConnectCode.SERVER_UNAVAILABLE,
             ReasonCode.SERVER_BUSY,
         )
-
-
-def _subject(topic: bytes, action: str) -> str:
-    """Return the topic or filter to which a rule applies: what follows `$share/{name}/` and `$delayed/{seconds}/`."""
-    if (action == SUBSCRIBE and topic.startswith(SHARE.encode())) or (action == PUBLISH and topic.startswith(DELAYED)):
-        topic = without_prefix(topic)
-    return topic.decode(errors="replace")

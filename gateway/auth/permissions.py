@@ -1,17 +1,20 @@
-"""What the plugins allow one client to do with topics."""
+"""What the rules and the plugins allow one client to do with topics."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, Protocol
 from weakref import ref
 
+from penstock.access.actions import CONSUME
+from penstock.access.rights import Rights
 from penstock.gateway.auth.actions import PUBLISH, RECEIVE, SUBSCRIBE
 from penstock.gateway.auth.decisions import Decisions
 from penstock.gateway.auth.pending import RETRY_S_MAX, AuthorizationPending, retry_s
 from penstock.gateway.entry_topics import topics_of
 from penstock.gateway.protocol.packets import PUBLISH as PUBLISH_PACKET
 from penstock.gateway.protocol.packets import PUBLISH_RUN, PUBLISH_WITH, Packet
+from penstock.gateway.protocol.topics import DELAYED, SHARE, without_prefix
 from penstock.store.lightqueue import ENTRY_BYTES
 from penstock.store.store import Store
 
@@ -38,7 +41,7 @@ class Pumped(Protocol):
 
 
 class TopicAsker(Protocol):
-    """Asks the plugins about topics."""
+    """Asks the plugins about topics, and notes what was decided."""
 
     now_s: Callable[[], float]
     """Returns the monotonic time in seconds."""
@@ -53,41 +56,61 @@ class TopicAsker(Protocol):
         """Ask what a client may do with topics or filters. `answered` gets the answers in order; None stands for no answer."""
         ...
 
+    def note_denied(self, rights: Rights, action: str, topics: list[bytes]) -> None:
+        """Note topics or filters that the rules deny a client."""
+        ...
+
 
 class Permissions:
-    """The answers of the plugins about one client and topics.
+    """The decisions about one client and topics. What the rules deny is denied; about the rest the plugins are asked, if any.
 
     Parameters:
         asker: asks the plugins.
-        decisions: bounds the answers that are kept.
+        decisions: bounds the decisions that are kept.
         store: the topics of messages that the client is about to receive are read there.
         connection: the connection of the client.
-        session: the client as the plugins see it.
+        session: the client as the plugins see it; None if no plugin decides about topics.
+        rights: what the rules let the client do; None if there are no rules.
     """
 
     __slots__ = (
         "_asker",
+        "_asks_plugins",
         "_connection",
         "_decisions",
         "_is_asking",
+        "_is_closed",
         "_store",
         "_subscribe",
         "_unanswered_s",
         "is_fresh",
         "kept",
+        "passes_all",
         "publish",
         "receive",
+        "rights",
         "session",
     )
 
     def __init__(
-        self, asker: TopicAsker, decisions: Decisions, store: Store, connection: Pumped, session: ClientSession
+        self,
+        asker: TopicAsker,
+        decisions: Decisions,
+        store: Store,
+        connection: Pumped,
+        session: ClientSession | None,
+        rights: Rights | None = None,
     ) -> None:
         self._asker = asker
         self._decisions = decisions
         self._store = store
         self._connection = ref(connection)  # A weak reference, so that a connection that ends is freed at once.
-        self.session: ClientSession | None = session
+        self.session = session
+        self.rights = rights
+        self._asks_plugins = session is not None
+        self._is_closed = False
+        self.passes_all = not self._asks_plugins
+        """Whether the rules let the client receive every message of its subscriptions, so that none has to be looked at."""
         self.publish: dict[bytes, bool] = {}
         """By topic: whether the client may publish to it."""
         self.receive: dict[bytes, bool] = {}
@@ -111,17 +134,52 @@ class Permissions:
     def close(self) -> None:
         """Forget all answers for good, because the client has gone."""
         self.forget()
+        self._is_closed = True
         self.session = None
 
     def _keep(self, kept: dict[bytes, bool], topics: list[bytes], answers: list[bool | None]) -> None:
         found = {topic: answer for topic, answer in zip(topics, answers, strict=True) if answer is not None}
-        if self.session is None or not found:
+        if self._is_closed or not found:
             return
         if self.kept + len(found) > self._decisions.per_client_max:
             self.forget()
         self._decisions.make_room(len(found))
         kept.update(found)
         self._decisions.add(self, len(found))
+
+    # --- rules ------------------------------------------------------------------------------------------------------
+
+    def _by_rules(self, action: str, topic: bytes) -> bool | None:
+        """Return what the rules say of a topic or filter; None if the plugins have to be asked, too."""
+        rights = self.rights
+        if rights is not None and not _may(rights, action, topic):
+            self._asker.note_denied(rights, action, [topic])
+            return False
+        return None if self._asks_plugins else True
+
+    def _decide(self, kept: dict[bytes, bool], action: str, topic: bytes) -> bool | None:
+        """Return what is known of a topic, or what the rules say of it, which is kept; None if the plugins have to be asked."""
+        known = kept.get(topic)
+        if known is None:
+            known = self._by_rules(action, topic)
+            if known is not None:
+                self._keep(kept, [topic], [known])
+        return known
+
+    def consider(self, filters: Iterable[str]) -> None:
+        """Find out whether every message of further subscriptions may be received."""
+        if self.passes_all and self.rights is not None:
+            rights = self.rights
+            self.passes_all = all(rights.covers(RECEIVE, without_share(each)).is_allowed for each in filters)
+
+    def replace(self, rights: Rights, filters: Iterable[str]) -> list[str]:
+        """Go by other rules from now on. Return those of the client's filters that they do not allow."""
+        self.rights = rights
+        self.forget()
+        refused = [each for each in filters if not _may(rights, SUBSCRIBE, each.encode())]
+        self.passes_all = not self._asks_plugins
+        self.consider(filters)
+        return refused
 
     # --- publishing -------------------------------------------------------------------------------------------------
 
@@ -133,10 +191,10 @@ class Permissions:
         Raises:
             AuthorizationPending: the plugins have not answered yet.
         """
-        allowed = self.publish.get(topic)
+        allowed = self._decide(self.publish, PUBLISH, topic)
         if allowed is None:
             others = {packet[2] for packet in packets if packet[0] in _PUBLISHES} - self.publish.keys() - {topic, b""}
-            topics = [topic, *others][:TOPICS_ASKED_MAX]
+            topics = [topic, *(each for each in others if self._by_rules(PUBLISH, each) is None)][:TOPICS_ASKED_MAX]
             raise AuthorizationPending(lambda then: self._ask_publish(topics, then))
         return allowed
 
@@ -156,16 +214,25 @@ class Permissions:
             AuthorizationPending: the plugins have not answered yet.
         """
         names = [name.encode() for name in dict.fromkeys(filters)]
-        if not all(name in self._subscribe for name in names):
-            raise AuthorizationPending(lambda then: self._ask_subscribe(names, then))
+        undecided = []
+        for name in names:
+            if name not in self._subscribe:
+                allowed = self._by_rules(SUBSCRIBE, name)
+                if allowed is None:
+                    undecided.append(name)
+                else:
+                    self._subscribe[name] = allowed
+        if undecided:
+            raise AuthorizationPending(lambda then: self._ask_subscribe(undecided, then))
         answers = {name.decode(): self._subscribe[name] for name in names}
         self._subscribe.clear()
+        self.consider(name for name, is_allowed in answers.items() if is_allowed)
         return answers
 
     def _ask_subscribe(self, names: list[bytes], then: Callable[[bool], None]) -> None:
         def answered(answers: list[bool | None]) -> None:
-            self._subscribe = {name: answer for name, answer in zip(names, answers, strict=True) if answer is not None}
-            then(len(self._subscribe) == len(names))
+            self._subscribe.update((name, answer) for name, answer in zip(names, answers, strict=True) if answer is not None)
+            then(None not in answers)
 
         self._asker.ask_topics(self.session, SUBSCRIBE, names, answered)
 
@@ -186,9 +253,10 @@ class Permissions:
         for number, topic in enumerate(topics):
             if not topic:
                 continue
-            allowed = receive.get(topic)
+            allowed = self._decide(receive, RECEIVE, topic)
             if allowed is None:
-                self._ask_receive([each for each in dict.fromkeys(topics[number:]) if each and each not in receive])
+                others = (each for each in dict.fromkeys(topics[number:]) if each and each not in receive)
+                self._ask_receive([each for each in others if self._by_rules(RECEIVE, each) is None])
                 return bytes(admitted), number
             if allowed:
                 admitted += entries[number * ENTRY_BYTES : (number + 1) * ENTRY_BYTES]
@@ -196,8 +264,7 @@ class Permissions:
 
     def passes(self, topics: frozenset[bytes]) -> bool:
         """Return whether the client is known to be allowed the messages of all these topics."""
-        get = self.receive.get
-        return all(get(topic) for topic in topics)
+        return all(self._decide(self.receive, RECEIVE, topic) for topic in topics)
 
     def receivable(self, topics: list[bytes], then: Callable[[], None]) -> list[bytes] | None:
         """Return the topics whose messages the client may receive.
@@ -205,9 +272,9 @@ class Permissions:
         If some are not decided yet, the result is None, and `then` is called when the plugins have answered. Without an answer
         it is called after `RETRY_S_MAX`.
         """
-        unknown = [topic for topic in topics if topic not in self.receive]
+        unknown = [topic for topic in topics if self._decide(self.receive, RECEIVE, topic) is None]
         if not unknown:
-            return [topic for topic in topics if self.receive[topic]]
+            return [topic for topic in topics if self._decide(self.receive, RECEIVE, topic)]
         unknown = unknown[:TOPICS_ASKED_MAX]
 
         def answered(answers: list[bool | None]) -> None:
@@ -251,3 +318,23 @@ class Permissions:
     def is_unanswered(self) -> bool:
         """Whether the plugins give no answer about deliveries at present, and are asked again after a while."""
         return self._unanswered_s is not None and self._is_asking
+
+
+def without_share(topic_filter: str) -> str:
+    """Return the filter that follows `$share/{name}/`, or the filter itself."""
+    return without_prefix(topic_filter.encode()).decode() if topic_filter.startswith(SHARE) else topic_filter
+
+
+def subject_of(topic: bytes, action: str) -> str:
+    """Return the topic or filter to which a rule applies: what follows `$share/{name}/` and `$delayed/{seconds}/`."""
+    if (action == SUBSCRIBE and topic.startswith(SHARE.encode())) or (action == PUBLISH and topic.startswith(DELAYED)):
+        topic = without_prefix(topic)
+    return topic.decode(errors="replace")
+
+
+def _may(rights: Rights, action: str, topic: bytes) -> bool:
+    if action == SUBSCRIBE and topic.startswith(SHARE.encode()):
+        group = topic.split(b"/")[1].decode(errors="replace")
+        if not rights.may(CONSUME, group):
+            return False
+    return rights.may(action, subject_of(topic, action))

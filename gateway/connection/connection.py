@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
+from penstock.gateway.auth.authorizer import Authorizer
 from penstock.gateway.auth.candidate import Candidate
 from penstock.gateway.auth.pending import AuthorizationPending, retry_s
 from penstock.gateway.auth.permissions import Permissions
@@ -54,7 +56,7 @@ from penstock.gateway.sessions.session import Session
 from penstock.gateway.traffic import Traffic
 from penstock.gateway.transport.peer import Peer
 from penstock.gateway.transport.socket_transport import SocketTransport
-from penstock.store.errors import StoreError, TopicInvalid
+from penstock.store.errors import DiskFull, StoreError, TopicInvalid
 from penstock.store.store import Store
 
 if TYPE_CHECKING:  # amqtt takes 0.1 s to import
@@ -530,6 +532,22 @@ class Connection(asyncio.Protocol):
             self._handle_or_close(kept)
         if not self.kept.is_full:
             self.resume_reading(PauseReason.DISK_FULL)
+
+    # --- access control ---------------------------------------------------------------------------------------------
+
+    def recheck(self, authorizer: Authorizer) -> None:
+        """Look again at what the client may do, because access control has changed; end what it may do no more.
+
+        A client that loses a subscription is disconnected, too: MQTT has no other way to tell it.
+        """
+        if not self.connected:
+            return
+        why, refused = authorizer.recheck(self, self.session.client_id, list(self.subscriptions.by_filter))
+        for topic_filter in refused:
+            with suppress(DiskFull):  # then the subscription is looked at again when the client returns
+                self.subscriptions.unsubscribe(topic_filter)
+        if why:
+            self.close(why, ReasonCode.ADMINISTRATIVE_ACTION)
 
     # --- the end ----------------------------------------------------------------------------------------------------
 

@@ -117,7 +117,14 @@ class Handshake(Generic[C]):
                 ConnectCode.SERVER_UNAVAILABLE,
                 ReasonCode.CONNECTION_RATE_EXCEEDED,
             )
-        self._authorizer.admit(connection, wish)
+        try:
+            self._authorizer.check_ban(connection, wish, "")
+            self._authorizer.admit(connection, wish)
+            self._authorizer.check_ban(connection, wish, self._authorizer.user_of(connection))
+            self._authorizer.check_will(connection, wish)
+        except ConnectRefused as error:
+            self._authorizer.note_refused(connection, wish, error)
+            raise
         self._clients.check_room(wish.client_id)
         outbox = connection.outbox
         if wish.level == V5_0:
@@ -134,6 +141,8 @@ class Handshake(Generic[C]):
         self._keep_alives.watch(connection)
         if is_present:
             subscriptions.restore()
+            if connection.permissions is not None:
+                connection.permissions.consider(subscriptions.by_filter)
             outbox.redelivery = Redelivery(self._store, self._deliveries.shared.settlements, subscriptions, outbox)
             outbox.pump_soon()  # in another turn of the loop: the CONNACK comes first
         outbox.send(self._connack(wish, session, is_present=is_present, keep_alive_s=keep_alive_s))

@@ -62,7 +62,7 @@ NONE_DENIED: Final[Mapping[int, Denial]] = MappingProxyType({})
 
 
 class PublishForbidden(StoreError):
-    """Raised when the plugins don't allow a message."""
+    """Raised when the rules or the plugins don't allow a message."""
 
     def __init__(self, topic: bytes) -> None:
         super().__init__(f"the client may not publish to {topic[:80]!r}")

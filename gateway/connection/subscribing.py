@@ -43,7 +43,7 @@ class Subscribing:
 
         Args:
             subscriptions: of the client.
-            permissions: what the plugins allow the client, if there are plugins for topics.
+            permissions: what the client may do with topics, if rules or plugins decide that.
             body: of the SUBSCRIBE.
 
         Raises:
@@ -65,7 +65,7 @@ class Subscribing:
         for topic_filter, options in asked:
             try:
                 if allowed is not None and not allowed[topic_filter]:
-                    raise SubscriptionForbidden("the plugins don't allow the subscription")
+                    raise SubscriptionForbidden("the rules (access.file) or the plugins don't allow the subscription")
                 subscriptions.subscribe(topic_filter, options, wish.identifier)
                 granted.append(options & QOS)
             except StoreError as error:

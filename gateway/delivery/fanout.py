@@ -92,7 +92,7 @@ class Fanout:
                 member.fall_behind()
                 continue
             permissions = outlet.permissions
-            if permissions is not None:
+            if permissions is not None and not permissions.passes_all:
                 if topics is None:
                     topics = frozenset(topics_of(self._store, entries))
                 if not permissions.passes(topics):  # The member decides about each message by itself.

@@ -9,7 +9,11 @@ from penstock.gateway.delivery.aliases import TopicAliases
 
 
 class ReceivePermissions(Protocol):
-    """Which messages the plugins allow one client to receive. `gateway.auth` implements it."""
+    """Which messages the rules and the plugins allow one client to receive. `gateway.auth` implements it."""
+
+    @property
+    def passes_all(self) -> bool:
+        """Whether the client may receive every message of its subscriptions, so that none has to be looked at."""
 
     def admit(self, entries: bytes, /) -> tuple[bytes, int]:
         """Return those light-queue entries that the client may receive, and the number of entries that are decided.

@@ -146,7 +146,8 @@ class SharedSubscription(Subscription):
             deliveries: the ids of their deliveries, in order.
             refusers: the members that may not have them.
         """
-        if self.outlet.permissions is None:
+        permissions = self.outlet.permissions
+        if permissions is None or permissions.passes_all:
             self._send_all(entries, deliveries)
         else:
             self._decide(entries, deliveries, refusers)

@@ -85,6 +85,7 @@ class Node:
             self.sessions,
             config.mqtt,
             clock,
+            self.access,
             delay_ms_max=config.timer.delay_ms_max,
             may_share=self.access.may_share,
             descriptors_below=self.descriptors.mqtt,

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import grpc
 import grpc.aio
 
 from penstock.access.control import AccessControl
+from penstock.access.identity import TokenInvalid, is_token
 from penstock.access.policy import SIGNATURE, AccessPolicy
 from penstock.access.rights import Rights
 from penstock.access.subject import Subject
-from penstock.access.tokens import TokenInvalid, Tokens, is_token
 from penstock.pop.access.caller import CALLER, AccessDenied, check_rights
 from penstock.pop.access.livecalls import LiveCall, LiveCalls
 from penstock.pop.errors import PopError
+
+if TYPE_CHECKING:
+    from penstock.access.tokens import Tokens
 
 OPEN_METHODS = ("/grpc.health.v1.Health/",)
 """Prefixes of the methods that anybody may call."""

@@ -13,8 +13,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from penstock.access.errors import AccessInvalid
+from penstock.access.identity import TokenInvalid, is_token
 from penstock.access.options import TokenOptions
-from penstock.access.tokens import TOKEN_BYTES_MAX, TokenInvalid, Tokens, is_token
+from penstock.access.tokens import TOKEN_BYTES_MAX, Tokens
 from penstock.store.options import OptionInvalid
 
 NOW_S = 1_800_000_000

@@ -302,12 +302,13 @@ class Broker:
 
     Parameters:
         data_dir: directory of the node's store.
-        options: options of the sections `[mqtt]` and `[store]`, `access_file` of `[access]`, and `clock`. The default
-            clock runs with the machine's, and a test can set it ahead.
+        options: options of the sections `[mqtt]` and `[store]`, `access_file` and `control`
+            (others) of `[access]`, and `clock`. The default clock runs with the machine's, and a test can set it ahead.
     """
 
     def __init__(self, data_dir: Path, options: dict[str, Any]) -> None:
         access_file = options.pop("access_file", "")
+        control = options.pop("control", {})
         self.clock: AheadClock | ManualClock = options.pop("clock", None) or AheadClock()
         store = {name: options.pop(name) for name in tuple(options) if name in StoreOptions.__slots__}
         self.config = replace(
@@ -316,7 +317,7 @@ class Broker:
             mqtt=GatewayOptions(listen=FREE, **options),
             store=replace(StoreOptions(segment_bytes=16 * MIB, sync_in="thread"), **store),
             pop=PopOptions(listen=FREE),
-            access=AccessControlOptions(file=access_file),
+            access=AccessControlOptions(file=access_file, **control),
             admin=AdminOptions(listen=FREE),
         )
         self.clients: list[Client] = []

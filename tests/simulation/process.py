@@ -13,6 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
+from penstock.access.control import AccessControl
 from penstock.gateway.connection.connection import Connection
 from penstock.gateway.gateway import Gateway
 from penstock.gateway.options import GatewayOptions, LimitOptions, ListenerOptions
@@ -277,6 +278,7 @@ class Process:
             self.sessions,
             config.mqtt,
             self.clock,
+            AccessControl(config.access, config.data_dir, self.clock.now_ms),
             delay_ms_max=config.timer.delay_ms_max,
         )
         sender = Sender(self.store, self._handles, self.delayed, self.transactions, config.pop, config.timer)
