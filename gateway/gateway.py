@@ -102,7 +102,14 @@ class Gateway:
         self.traffic = Traffic()
         self.logbook = Logbook(options.limits.log_lines_per_s)
         self._plugin_publisher = PluginPublisher(store, self.counters)
-        self.authorizer = Authorizer(options.access, access, store, self.logbook, self._plugin_publisher.publish)
+        self.authorizer = Authorizer(
+            options.access,
+            access,
+            store,
+            self.logbook,
+            self._plugin_publisher.publish,
+            connect_timeout_ms=options.connect_timeout_ms,
+        )
         self.clock = clock
         self._rechecking: asyncio.Task[None] | None = None
         access.on_change.append(self._recheck)

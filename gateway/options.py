@@ -196,6 +196,19 @@ class AccessOptions:
         'Reason code in a SUBACK of MQTT 5.0 for a filter that the plugins forbid: 0x87 ("not-authorized"), or 0x80 '
         '("unspecified"), which tells the client less, and which clients made for MQTT 3.1.1 understand.',
     )
+    authentication_threads: int = option(
+        0,
+        "Number of threads on which plugins authenticate clients in parallel: see `parallel`. 0 stands for the number of "
+        "processors, but no more than 4.",
+        minimum=0,
+        maximum=64,
+    )
+    parallel: tuple[str, ...] = option(
+        (),
+        "Paths of classes of which each thread that authenticates may have instances of its own, besides those that amqtt "
+        "ships. All configured authentication plugins must be among them; otherwise one thread authenticates. An instance must "
+        "not rely on having seen all logins.",
+    )
     decision_ms: int = option(
         MINUTE_MS,
         "Milliseconds for which an answer of the topic plugins is valid. A withdrawn permission takes effect after "
@@ -234,8 +247,9 @@ class AccessOptions:
     )
     questions_max: int = option(
         10_000,
-        "Maximum number of clients that wait for an answer of the plugins at the same time. The question of a further "
-        "client counts as not answered: see `unanswered_ms`.",
+        "Maximum number of clients that wait for an answer of the topic plugins at the same time, and of those that wait for "
+        "their authentication. The question of a further client counts as not answered: see `unanswered_ms`. Fewer wait for "
+        "their authentication if the plugins can't answer so many within `mqtt.connect_timeout_ms`.",
         minimum=1,
         maximum=1_000_000,
     )
@@ -360,7 +374,8 @@ class GatewayOptions:
     )
     connect_timeout_ms: int = option(
         10 * SECOND_MS,
-        "Milliseconds within which a new connection must send its CONNECT.",
+        "Milliseconds within which a new connection must send its CONNECT, and after that for which it may wait until the "
+        "plugins are asked to authenticate it.",
         minimum=100,
         maximum=10 * MINUTE_MS,
     )

@@ -1,6 +1,6 @@
 """Access control: which clients may connect, and what they may publish, subscribe to and receive.
 
-The plugins of amqtt (`plugins`) decide, on another thread. If an answer is needed that is not known yet, the code raises
+The plugins of amqtt (`plugins`) decide, on other threads. If an answer is needed that is not known yet, the code raises
 `AuthorizationPending`: the connection stops reading, keeps what it has read, and continues at the same packet when the answer
 has come. Answers about topics are kept per client for `mqtt.access.decision_ms`; with an answer kept, a publish costs one dict
 lookup. Without plugins a client has no `Permissions`, and nothing is asked.
@@ -21,6 +21,8 @@ from penstock.access.subject import Subject
 from penstock.gateway.auth.actions import CONNECT, PUBLISH
 from penstock.gateway.auth.candidate import Candidate
 from penstock.gateway.auth.decisions import Decisions
+from penstock.gateway.auth.login import Answer, Login
+from penstock.gateway.auth.login_queue import LoginQueue
 from penstock.gateway.auth.pending import AuthorizationPending
 from penstock.gateway.auth.permissions import Permissions, subject_of
 from penstock.gateway.auth.questions import Questions
@@ -34,7 +36,9 @@ from penstock.gateway.transport.peer import Peer
 from penstock.store.store import Store
 
 if TYPE_CHECKING:
-    from penstock.gateway.auth.plugins import ClientSession, Plugins, Publish
+    from penstock.gateway.auth.client_session import ClientSession
+    from penstock.gateway.auth.plugin_context import Publish
+    from penstock.gateway.auth.plugins import Plugins
 
 
 class Applicant(Protocol):
@@ -66,14 +70,26 @@ class Authorizer:
         access: the rules, the bans and the audit log.
         store: the topics of messages that clients are about to receive are read there.
         logbook: events that clients cause are logged there.
-        publish: publishes the message of a plugin. It is called on the plugins' thread.
+        publish: publishes the message of a plugin. It is called on a thread of the plugins.
+        connect_timeout_ms: see `GatewayOptions.connect_timeout_ms`.
     """
 
-    def __init__(self, options: AccessOptions, access: AccessControl, store: Store, logbook: Logbook, publish: Publish) -> None:
+    def __init__(
+        self,
+        options: AccessOptions,
+        access: AccessControl,
+        store: Store,
+        logbook: Logbook,
+        publish: Publish,
+        *,
+        connect_timeout_ms: int,
+    ) -> None:
         self.options = options
         self.access = access
         self.decisions = Decisions(options)
         self.questions = Questions(options, logbook)
+        self.logins = LoginQueue(connect_timeout_ms / 1000, options.questions_max)
+        """The clients that wait for the plugins to authenticate them."""
         self._store = store
         self._publish = publish
         self._plugins: Plugins | None = None
@@ -97,8 +113,8 @@ class Authorizer:
             return
         from penstock.gateway.auth.plugins import Plugins  # amqtt is slow to import, so only nodes with plugins do.
 
-        plugins = Plugins(options, self._publish)
-        await plugins.start()
+        plugins = Plugins(options, self._publish, self.logins)
+        self.logins.start(now_s, await plugins.start())
         self._plugins = plugins
 
     async def stop(self) -> None:
@@ -111,6 +127,12 @@ class Authorizer:
         """Forget expired answers, and give up what the plugins don't answer. The caller calls this once a second."""
         self.decisions.expire()
         self.questions.expire()
+        if self._plugins is not None:
+            for login in self.logins.expire():
+                login.answer(None, "overload")
+            # A thread cancels what takes too long. This is for a plugin that blocks its thread.
+            for login in self.logins.started_before(self.now_s() - self.options.plugin_timeout_ms / 1000 - 1):
+                login.answer(None, "timeout")
 
     # --- connecting -------------------------------------------------------------------------------------------------
 
@@ -133,7 +155,7 @@ class Authorizer:
                 )
         if plugins is None:
             return
-        from penstock.gateway.auth.plugins import ClientSession  # The module is loaded already.
+        from penstock.gateway.auth.client_session import ClientSession  # The module is loaded already.
 
         candidate = connection.candidate
         if candidate is None:
@@ -141,7 +163,7 @@ class Authorizer:
             candidate = connection.candidate = Candidate(wish, session, is_authenticated=is_known)
         _check_answered(candidate)
         if candidate.is_authenticated is None:
-            raise self._ask_identity(candidate, plugins)
+            raise AuthorizationPending(lambda then: self._authenticate(candidate, peer.source, then))
         if not candidate.is_authenticated:
             code = ConnectCode.NOT_AUTHORIZED if wish.username is None else ConnectCode.BAD_USER_NAME_OR_PASSWORD
             raise ConnectRefused("The plugins have not authenticated the client.", code)
@@ -238,6 +260,8 @@ class Authorizer:
 
     def left(self, connection: Applicant) -> None:
         """Forget a client that was admitted."""
+        if connection.candidate is not None and connection.candidate.login is not None:
+            self.logins.drop(connection.candidate.login)
         connection.candidate = None
         if connection.permissions is not None:
             connection.permissions.close()
@@ -250,16 +274,19 @@ class Authorizer:
         anonymous = self.options.anonymous
         return anonymous == "always" or (anonymous == "loopback" and peer.listener.is_local)
 
-    def _ask_identity(self, candidate: Candidate, plugins: Plugins) -> AuthorizationPending:
-        def ask(then: Callable[[bool], None]) -> None:
-            def answered(answer: bool | str | None, outcome: str) -> None:
-                candidate.is_authenticated = self._note(CONNECT, answer, outcome)
-                candidate.is_unanswered = candidate.is_authenticated is None
-                then(True)  # Without an answer the client is refused, because nothing of it waits yet.
+    def _authenticate(self, candidate: Candidate, source: str, then: Callable[[bool], None]) -> None:
+        def answered(answer: Answer, outcome: str) -> None:
+            candidate.login = None
+            candidate.is_authenticated = self._note(CONNECT, answer, outcome)
+            candidate.is_unanswered = candidate.is_authenticated is None
+            then(True)  # Without an answer the client is refused, because nothing of it waits yet.
+            for login in self.logins.shed():
+                login.answer(None, "overload")
 
-            self.questions.ask(plugins, lambda: plugins.authenticate(candidate.session), answered)
-
-        return AuthorizationPending(ask)
+        candidate.login = Login(candidate.session, source, answered)
+        refused = self.logins.add(candidate.login)
+        if refused is not None:
+            refused.answer(None, "overload")
 
     def _answers(self, candidate: Candidate, action: str, topics: list[str]) -> list[bool]:
         """Return what a client that connects may do with each topic or filter.
@@ -307,13 +334,13 @@ class Authorizer:
             answered([None] * len(topics))
             return
 
-        def note(found: list[bool | str | None] | None, outcome: str) -> None:
+        def note(found: list[Answer] | None, outcome: str) -> None:
             answered([self._note(action, answer, outcome) for answer in found or [None] * len(topics)])
 
         subjects = [subject_of(topic, action) for topic in topics]
         self.questions.ask(plugins, lambda: plugins.topics(session, subjects, action), note)
 
-    def _note(self, action: str, answer: bool | str | None, outcome: str) -> bool | None:
+    def _note(self, action: str, answer: Answer, outcome: str) -> bool | None:
         """Count an answer of the plugins, and return it; None if it is none.
 
         Args:

@@ -19,7 +19,7 @@ from penstock.store.lightqueue import ENTRY_BYTES
 from penstock.store.store import Store
 
 if TYPE_CHECKING:
-    from penstock.gateway.auth.plugins import ClientSession
+    from penstock.gateway.auth.client_session import ClientSession
 
 TOPICS_ASKED_MAX: Final = 16
 """The maximum number of topics in one question. It is at most the least value of `decisions_per_client_max`; otherwise answers

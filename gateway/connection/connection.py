@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from penstock.gateway.auth.authorizer import Authorizer
 from penstock.gateway.auth.candidate import Candidate
@@ -57,10 +57,14 @@ from penstock.gateway.traffic import Traffic
 from penstock.gateway.transport.peer import Peer
 from penstock.gateway.transport.socket_transport import SocketTransport
 from penstock.store.errors import DiskFull, StoreError, TopicInvalid
+from penstock.store.options import KIB
 from penstock.store.store import Store
 
 if TYPE_CHECKING:  # amqtt takes 0.1 s to import
-    from penstock.gateway.auth.plugins import ClientSession
+    from penstock.gateway.auth.client_session import ClientSession
+
+LATE_BYTES_MAX: Final = 16 * KIB
+"""Bytes that a client may send after its CONNECT before the plugins have let it in. After that the server stops reading."""
 
 
 class Connection(asyncio.Protocol):
@@ -294,6 +298,8 @@ class Connection(asyncio.Protocol):
             self._uncharged_bytes += received
         if self._inbox.deferred is not None:
             self._inbox.late += data
+            if len(self._inbox.late) > LATE_BYTES_MAX:
+                self.pause_reading(PauseReason.AUTHORIZATION_PENDING)
         else:
             self._receive(data)
 
@@ -333,7 +339,9 @@ class Connection(asyncio.Protocol):
             self._handshake.accept(self, packet)
         except AuthorizationPending as question:
             self._inbox.defer_connect(data)
-            self._wait_for(question)
+            # We read on, because otherwise we would not notice that the client has gone.
+            self._paused_for |= int(PauseReason.AUTHORIZATION_PENDING)
+            question.ask(self._authorized)
             return False
         except ProtocolError as error:
             self._handshake.refuse(self, error, packet, data)

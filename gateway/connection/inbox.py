@@ -40,7 +40,7 @@ class Inbox:
         """The packets that wait for an answer of the plugins, in order; None while none waits. Empty if a CONNECT waits, which
         lies in `late`."""
         self.late = b""
-        """What was received while packets are deferred: the transport had read it already."""
+        """What was received while packets are deferred."""
 
     def open(self, turns: SocketTransport | None) -> None:
         """Begin with a transport, if it is one that is read at most once in a turn of the loop."""
@@ -84,10 +84,13 @@ class Inbox:
 
     def decode_again(self, data: bytes, side: Side) -> list[Packet]:
         """Return the packets in what follows the CONNECT in its read: only now the version is known."""
+        self._forget_rest()
+        return self.decode(data, side, runs=True)
+
+    def _forget_rest(self) -> None:
         self.rest = b""
         self._collected.clear()
         self._missing = 0
-        return self.decode(data, side, runs=True)
 
     def keep(self, rest: bytes, *, is_malformed: bool = False) -> None:
         """Keep the beginning of a packet."""
@@ -113,7 +116,8 @@ class Inbox:
 
     def defer_connect(self, data: bytes) -> None:
         """Let a CONNECT wait for the plugins, and all that was read with it. `data` is decoded again afterwards."""
-        self.rest, self.late = b"", data
+        self._forget_rest()
+        self.late = data
         self.deferred = []
 
     def take_deferred(self) -> list[Packet] | None:

@@ -33,8 +33,18 @@ class Script:
     may_answer: threading.Event = field(default_factory=threading.Event)
     blocks: bool = False
     """Whether a waiting plugin blocks its thread, as a bad plugin does."""
+    only_logins: bool = False
+    """Whether only authentication waits."""
+    built: list[tuple[int, int]] = field(default_factory=list)
+    """The instances of `Blocker` and the threads that constructed them."""
+    calls: list[tuple[int, int]] = field(default_factory=list)
+    """The instances of `Blocker` that were asked, and the threads on which they were."""
+    topic_threads: set[int] = field(default_factory=set)
+    """The threads on which `Topics` was asked."""
 
-    async def wait(self) -> None:
+    async def wait(self, *, is_login: bool = False) -> None:
+        if self.only_logins and not is_login:
+            return
         if self.blocks:
             self.may_answer.wait(30)
         while not self.may_answer.is_set():  # noqa: ASYNC110 - set on another thread
@@ -75,6 +85,37 @@ class Users(BaseAuthPlugin):  # type: ignore[misc]
         script.told.append(("disconnected", client_id))
 
 
+class Blocker(BaseAuthPlugin):  # type: ignore[misc]
+    """Only authenticates, so that it may run apart from the plugins that decide about topics."""
+
+    def __init__(self, context: Any) -> None:
+        super().__init__(context)
+        script.built.append((id(self), threading.get_ident()))
+
+    async def authenticate(self, *, session: Any) -> bool | None:
+        script.asked.append(("connect", session.client_id))
+        script.calls.append((id(self), threading.get_ident()))
+        await script.wait(is_login=True)
+        return say(script.users.get(session.username, True))
+
+
+class Both(BaseAuthPlugin, BaseTopicPlugin):  # type: ignore[misc]
+    """Keeps what it learns about a client when it authenticates, and decides about topics by it."""
+
+    def __init__(self, context: Any) -> None:
+        super().__init__(context)
+        self.users: dict[str, str] = {}
+
+    async def authenticate(self, *, session: Any) -> bool | None:
+        self.users[session.client_id] = session.username
+        return True
+
+    async def topic_filtering(
+        self, *, session: Any = None, topic: str | None = None, action: Action | None = None
+    ) -> bool | None:
+        return topic == f"of/{self.users[session.client_id]}"
+
+
 class MoreUsers(BaseAuthPlugin):  # type: ignore[misc]
     async def authenticate(self, *, session: Any) -> bool | None:
         return say(script.users.get(f"{session.username} again", None))
@@ -85,6 +126,7 @@ class Topics(BaseTopicPlugin):  # type: ignore[misc]
         self, *, session: Any = None, topic: str | None = None, action: Action | None = None
     ) -> bool | None:
         script.asked.append((str(action), str(topic)))
+        script.topic_threads.add(threading.get_ident())
         await script.wait()
         return say(script.topics.get((str(action), str(topic)), True))
 

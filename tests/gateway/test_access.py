@@ -12,7 +12,7 @@ import pytest
 
 from penstock.gateway.auth.authorizer import Authorizer
 from penstock.gateway.auth.permissions import TOPICS_ASKED_MAX
-from penstock.gateway.auth.plugins import PluginsUnavailable
+from penstock.gateway.auth.plugin_host import PluginsUnavailable
 from penstock.gateway.options import AccessOptions, ListenerOptions
 from penstock.gateway.protocol.encode import encode_publish
 from penstock.gateway.protocol.packets import CONNACK, PINGRESP, PUBACK, PUBLISH, PUBREC
@@ -404,12 +404,13 @@ async def test_a_client_that_disconnects_before_the_plugins_answer_leaves_nothin
     script.may_answer.clear()
     connecting = await login(broker, "connecting", "ann", "secret")
     await thinking.send(encode_publish(b"new", b"x"))
-    await until(lambda: broker.node.gateway.authorizer.questions.waiting == 2)
+    authorizer = broker.node.gateway.authorizer
+    await until(lambda: (authorizer.questions.waiting, authorizer.logins.running) == (1, 1))
     connecting.reset()
     broker.connection("thinking").close("the test says so", ReasonCode.ADMINISTRATIVE_ACTION)
     assert await thinking.ended() == []
     script.may_answer.set()
-    await until(lambda: not broker.node.gateway.connections and not broker.node.gateway.authorizer.questions.waiting)
+    await until(lambda: not (broker.node.gateway.connections or authorizer.questions.waiting or authorizer.logins.running))
     assert broker.stored() == []
     assert set(broker.held_resources().values()) == {0}
 
@@ -449,7 +450,8 @@ async def test_time_in_which_the_node_does_not_read_does_not_count_as_silence(
     script.may_answer.clear()
     connecting = await login(broker, "connecting", "ann", "secret")
     await client.send(encode_publish(b"new", b"x", 1, packet_id=1))
-    await until(lambda: broker.node.gateway.authorizer.questions.waiting == 2)
+    authorizer = broker.node.gateway.authorizer
+    await until(lambda: (authorizer.questions.waiting, authorizer.logins.running) == (1, 1))
     for _ in range(4):
         pass_time(broker.node.gateway, 1.2)
     script.may_answer.set()

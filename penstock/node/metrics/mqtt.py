@@ -168,6 +168,26 @@ class MqttProtectionCollector(Collector):
         yield gauge(
             "penstock_mqtt_access_questions", "Questions that wait for an answer of the plugins.", authorizer.questions.waiting
         )
+        logins = authorizer.logins
+        yield gauge(
+            "penstock_mqtt_logins_waiting", "Clients that wait until the plugins are asked who they are.", logins.waiting
+        )
+        yield gauge(
+            "penstock_mqtt_logins_waiting_max",
+            "Clients that may wait so; a further one is told that the server is busy.",
+            logins.waiting_max,
+        )
+        yield gauge(
+            "penstock_mqtt_logins_running", "Clients about which the plugins are asked now who they are.", logins.running
+        )
+        yield gauge(
+            "penstock_mqtt_logins_per_second",
+            "Logins that the plugins answered per second when they last had more to do than they could; 0 if they never had.",
+            logins.per_s,
+        )
+        yield gauge(
+            "penstock_mqtt_login_wait_seconds", "Seconds that a client which connects now will probably wait.", logins.wait_s
+        )
         yield labelled_counter(
             "penstock_mqtt_throttled",
             "Times that a client was paused by a rate limit.",
