@@ -44,7 +44,7 @@ class AccessControl:
 
     def __init__(self, options: AccessControlOptions, data_dir: Path, now_ms: Callable[[], int]) -> None:
         self._options = options
-        self._now_ms = now_ms
+        self.now_ms: Final = now_ms
         self.on_change: Final[list[Callable[[], None]]] = []
         """Called after each change, to look again at what clients are doing."""
         self._files = self._load()
@@ -114,7 +114,7 @@ class AccessControl:
         if options.jwt.algorithms:
             from penstock.access.tokens import Tokens
 
-            tokens = Tokens(options.jwt, self._now_ms)
+            tokens = Tokens(options.jwt, self.now_ms)
         return _Files(load_access_policy(Path(options.file)) if options.file else None, passwords, tokens)
 
     def _changed(self, by: str, **values: object) -> None:

@@ -10,6 +10,7 @@ BENCHES = {
     "mqtt": "Measure MQTT, beside mosquitto and nats-server.",
     "pop": "Measure POP over gRPC, beside Redis streams and beanstalkd.",
     "store": "Measure the store alone: append, read, many queues, starts.",
+    "access": "Measure decisions by the rules of the access file.",
     "compare": "Compare this tree with another tree of the project. It runs only by name.",
     "curve": "Plot the cost of a record while the log grows to 20 GiB. It runs only by name.",
     "soak": "Run everything under a small retention, and show that nothing grows. It runs only by name.",
@@ -31,7 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("usage: python -m bench [BENCHMARK] [OPTION...]\n", file=out)
         for name, summary in BENCHES.items():
             print(f"  {name:10} {summary}", file=out)
-        print("\nWithout a name, mqtt, pop and store run. `python -m bench BENCHMARK --help` lists the options.", file=out)
+        print(
+            "\nWithout a name, mqtt, pop, store and access run. `python -m bench BENCHMARK --help` lists the options.", file=out
+        )
         return 0 if is_help else 2
     if given:
         return _run(given[0], given[1:])

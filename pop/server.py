@@ -73,7 +73,7 @@ class PopServer:
         self._server = grpc.aio.server(
             interceptors=(
                 [AccessInterceptor(access, (POP_RULES, GROUP_RULES, ROCKETMQ_RULES))]
-                if access is not None and access.policy is not None
+                if access is not None and (access.policy is not None or access.audit.is_on)
                 else []
             ),
             options=[

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import grpc
 import grpc.aio
 
 from penstock.access.control import AccessControl
-from penstock.access.identity import TokenInvalid, is_token
+from penstock.access.identity import ProvenIdentity, TokenInvalid, is_token
 from penstock.access.policy import SIGNATURE, AccessPolicy
 from penstock.access.rights import Rights
 from penstock.access.subject import Subject
 from penstock.pop.access.caller import CALLER, AccessDenied, check_rights
 from penstock.pop.access.livecalls import LiveCall, LiveCalls
 from penstock.pop.errors import PopError
-
-if TYPE_CHECKING:
-    from penstock.access.tokens import Tokens
 
 OPEN_METHODS = ("/grpc.health.v1.Health/",)
 """Prefixes of the methods that anybody may call."""
@@ -44,11 +41,23 @@ class ServiceRules:
         prefix: what the full names of its methods begin with.
         needs: the needs of a request, by the name of its method. A method that is not in here needs a principal only.
         refuse: ends a call that is not allowed.
+        changes: the methods that change what others rely on, so that the audit log names their callers.
     """
 
     prefix: str
     needs: Mapping[str, Needs]
     refuse: Refuse
+    changes: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class _Method:
+    """What the interceptor knows of a method: see `ServiceRules`."""
+
+    name: str
+    needs: Needs
+    refuse: Refuse
+    is_change: bool = False
 
 
 def no_needs(_request: Any) -> Iterator[Need]:
@@ -65,10 +74,11 @@ async def abort_denied(context: Context, error: Exception) -> Any:
 class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
     """Asks who calls, and whether they may, before a call is served.
 
-    A stream is looked at again when the access control changes, and ended if its caller may no longer do what it does.
+    What goes on is looked at again when the access control changes, or when the caller's token ends. It ends if its caller may
+    no longer do what it does.
 
     Parameters:
-        access: decides. Its policy is not None.
+        access: decides, if it has a policy, and keeps the audit log.
         rules: of the services. Methods of other services need a principal only.
     """
 
@@ -85,62 +95,68 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         handler = await continuation(handler_call_details)
-        method: str = handler_call_details.method
-        if handler is None or method.startswith(OPEN_METHODS):
+        full_name: str = handler_call_details.method
+        if handler is None or full_name.startswith(OPEN_METHODS):
             return handler
-        needs, refuse = self._rules_of(method)
+        method = self._method(full_name)
         if handler.request_streaming:
-            return handler._replace(stream_stream=self._stream_stream(handler.stream_stream, needs, refuse))
+            return handler._replace(stream_stream=self._stream_stream(handler.stream_stream, method))
         if handler.response_streaming:
-            return handler._replace(unary_stream=self._unary_stream(handler.unary_stream, needs, refuse))
-        return handler._replace(unary_unary=self._unary_unary(handler.unary_unary, needs, refuse))
+            return handler._replace(unary_stream=self._unary_stream(handler.unary_stream, method))
+        return handler._replace(unary_unary=self._unary_unary(handler.unary_unary, method))
 
-    def _rules_of(self, method: str) -> tuple[Needs, Refuse]:
+    def _method(self, full_name: str) -> _Method:
         for rules in self._rules:
-            if method.startswith(rules.prefix):
-                return rules.needs.get(method.removeprefix(rules.prefix), no_needs), rules.refuse
-        return no_needs, abort_denied
+            if full_name.startswith(rules.prefix):
+                name = full_name.removeprefix(rules.prefix)
+                return _Method(name, rules.needs.get(name, no_needs), rules.refuse, name in rules.changes)
+        return _Method(full_name, no_needs, abort_denied)
 
-    def _unary_unary(self, serve: Any, needs: Needs, refuse: Refuse) -> Any:
+    def _unary_unary(self, serve: Any, method: _Method) -> Any:
         async def checked(request: Any, context: Context) -> Any:
             try:
-                self._check(context, needs(request))
+                needed = tuple(method.needs(request))
+                ends_ms = self._check(context, method, needed)
+                if method.is_change:
+                    self._note_change(context, method, request)
+                call = LiveCall(lambda: self._check(context, method, needed))
+                return await self._live.run(call, serve(request, context), self._seconds_to(ends_ms))
             except PopError as error:
-                return await refuse(context, error)
-            return await serve(request, context)
+                return await method.refuse(context, error)
 
         return checked
 
-    def _unary_stream(self, serve: Any, needs: Needs, refuse: Refuse) -> Any:
+    def _unary_stream(self, serve: Any, method: _Method) -> Any:
         async def checked(request: Any, context: Context) -> AsyncIterator[Any]:
             try:
-                self._check(context, needs(request))
+                needed = tuple(method.needs(request))
+                ends_ms = self._check(context, method, needed)
+                call = LiveCall(lambda: self._check(context, method, needed))
+                async for response in self._live.serve(call, serve(request, context), self._seconds_to(ends_ms)):
+                    yield response
             except PopError as error:
-                yield await refuse(context, error)
-                return
-            async for response in serve(request, context):
-                yield response
+                yield await method.refuse(context, error)
 
         return checked
 
-    def _stream_stream(self, serve: Any, needs: Needs, refuse: Refuse) -> Any:
+    def _stream_stream(self, serve: Any, method: _Method) -> Any:
         async def checked(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
             needed: dict[Need, None] = {}
-            call = LiveCall(lambda: self._check(context, needed))
+            call = LiveCall(lambda: self._check(context, method, needed))
 
             async def permitted() -> AsyncIterator[Any]:
                 async for request in requests:
-                    found = tuple(needs(request))
-                    self._check(context, found)
+                    found = tuple(method.needs(request))
+                    self._check(context, method, found)
                     needed.update(dict.fromkeys(found))
                     yield request
 
             try:
-                self._check(context, ())
-                async for response in self._live.serve(call, serve(permitted(), context)):
+                ends_ms = self._check(context, method, ())
+                async for response in self._live.serve(call, serve(permitted(), context), self._seconds_to(ends_ms)):
                     yield response
             except PopError as error:
-                yield await refuse(context, error)
+                yield await method.refuse(context, error)
 
         return checked
 
@@ -148,42 +164,59 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
         self._rights.clear()
         self._live.check()
 
-    def _check(self, context: Context, needs: Iterable[Need]) -> None:
-        """Find out who calls, for the code that serves the call, and check what the call needs. Raises AccessDenied."""
+    def _seconds_to(self, ends_ms: int | None) -> float | None:
+        return max((ends_ms - self._access.now_ms()) / 1000, 0.0) if ends_ms is not None else None
+
+    # --- one call ---------------------------------------------------------------------------------------------------
+
+    def _check(self, context: Context, method: _Method, needs: Iterable[Need]) -> int | None:
+        """Find out who calls, for the code that serves the call, and check what the call needs.
+
+        Returns when the proof of the caller's identity ends, in ms since 1970; None if it does not. Raises AccessDenied.
+        """
         policy = self._access.policy
-        assert policy is not None, "a node with an access file keeps one"
-        subject = self._authenticate(policy, context)
-        if subject is None:
+        if policy is None:
+            return None
+        identity = self._authenticate(policy, context)
+        if identity is None:
             raise AccessDenied(
                 grpc.StatusCode.UNAUTHENTICATED,
                 "the node doesn't know who calls: show a token that it knows (metadata 'authorization: Bearer TOKEN'), a "
                 "certificate, or a signature by an access key",
             )
+        subject = Subject(identity.user, identity.roles, address=_address_of(context))
         rights = self._rights.get(subject)
         if rights is None:
             if len(self._rights) >= RIGHTS_REMEMBERED:
                 self._rights.clear()
             rights = self._rights[subject] = policy.rights_of(subject)
-        if (ban := self._access.bans.of(rights.subject)) is not None:
+        if (ban := self._access.bans.of(subject)) is not None:
             raise AccessDenied(grpc.StatusCode.PERMISSION_DENIED, f"the {ban.kind} {ban.name} is banned")
         CALLER.set(rights)
         for action, name in needs:
+            if not rights.may(action, name):
+                self._access.audit.note("denied", subject, over="grpc", method=method.name, action=action, name=name)
             check_rights(rights, action, name)
+        return identity.expires_ms
 
-    def _authenticate(self, policy: AccessPolicy, context: Context) -> Subject | None:
+    def _authenticate(self, policy: AccessPolicy, context: Context) -> ProvenIdentity | None:
         metadata = {
             key: value if isinstance(value, str) else value.decode(errors="replace")
             for key, value in context.invocation_metadata() or ()
         }
         authorization = metadata.get("authorization", "")
         scheme, _, credentials = authorization.partition(" ")
+        why = "nothing that the node knows was shown"
         if authorization.startswith(SIGNATURE):
             principal = policy.by_signature(authorization, metadata.get("x-mq-date-time", ""))
         elif scheme.lower() == "bearer" and credentials.strip():
-            token = credentials.strip()
+            token, tokens = credentials.strip(), self._access.tokens
             principal = policy.by_token(token)
-            if principal is None and self._access.tokens is not None and is_token(token):
-                return self._named_by(self._access.tokens, token, context)
+            if principal is None and tokens is not None and is_token(token):
+                try:
+                    return tokens.verify(token)
+                except TokenInvalid as error:
+                    why = str(error)
         else:
             properties: Any = context.auth_context() or {}
             principal = policy.by_certificate(
@@ -191,15 +224,17 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
                 for field in ("x509_common_name", "x509_subject_alternative_name")
                 for name in properties.get(field, ())
             )
-        return Subject(principal.name, address=_address_of(context)) if principal is not None else None
+        if principal is not None:
+            return ProvenIdentity(principal.name)
+        self._access.audit.note("refused", Subject(address=_address_of(context)), over="grpc", why=why)
+        return None
 
-    def _named_by(self, tokens: Tokens, token: str, context: Context) -> Subject | None:
-        try:
-            identity = tokens.verify(token)
-        except TokenInvalid as error:
-            self._access.audit.note("refused", Subject(address=_address_of(context)), over="grpc", why=str(error))
-            return None
-        return Subject(identity.user, identity.roles, address=_address_of(context))
+    def _note_change(self, context: Context, method: _Method, request: Any) -> None:
+        caller = CALLER.get()
+        subject = caller.subject if caller is not None else Subject(address=_address_of(context))
+        self._access.audit.note(
+            "changed", subject, over="grpc", what=method.name, group=request.group, filter=getattr(request, "filter", "")
+        )
 
 
 def _address_of(context: Context) -> str:

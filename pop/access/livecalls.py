@@ -1,16 +1,17 @@
-"""Streams that are open, to be looked at again when access control changes."""
+"""Calls that go on, to be looked at again when access control changes or the caller's token ends."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from penstock.pop.access.caller import AccessDenied
 
 
 class LiveCall:
-    """A stream that is being served.
+    """A call that is being served.
 
     Parameters:
         check: raises AccessDenied if the caller may no longer do what it does.
@@ -18,64 +19,91 @@ class LiveCall:
 
     __slots__ = ("check", "denied", "waiting")
 
-    def __init__(self, check: Callable[[], None]) -> None:
+    def __init__(self, check: Callable[[], object]) -> None:
         self.check = check
         self.denied: AccessDenied | None = None
-        """Why the stream ends, once it is known."""
+        """Why the call ends, once it is known."""
         self.waiting: asyncio.Task[object] | None = None
         """The task that serves it, while it waits for the next response. It must not be cancelled while gRPC writes one."""
 
     def is_allowed(self) -> bool:
-        """Return whether the stream may go on."""
+        """Return whether the call may go on."""
         return self.denied is None
 
-    def deny(self, error: AccessDenied) -> None:
-        """End the stream."""
-        if self.denied is None:
-            self.denied = error
-            if self.waiting is not None:
-                self.waiting.cancel()
+    def look_again(self) -> None:
+        """End the call if its caller may no longer do what it does."""
+        try:
+            self.check()
+        except AccessDenied as error:
+            if self.denied is None:
+                self.denied = error
+                if self.waiting is not None:
+                    self.waiting.cancel()
 
 
 class LiveCalls:
-    """The streams of a node."""
+    """The calls of a node that go on."""
 
     def __init__(self) -> None:
         self._calls: set[LiveCall] = set()
 
-    async def serve(self, call: LiveCall, responses: AsyncGenerator[Any, None]) -> AsyncIterator[Any]:
-        """Yield the responses of a stream as long as its caller may have them.
+    async def run(self, call: LiveCall, response: Awaitable[Any], ends_s: float | None) -> Any:
+        """Return the response of a call, unless its caller may no longer have it.
+
+        Args:
+            call: the call.
+            response: what serves it.
+            ends_s: seconds after which the call is looked at again; None for never.
 
         Raises:
-            AccessDenied: the caller may no longer do what it does. The code that makes the responses was cancelled.
+            AccessDenied: the caller may no longer do what it does. The code that serves the call was cancelled.
         """
-        self._calls.add(call)
-        try:
-            while call.is_allowed():
-                call.waiting = asyncio.current_task()
-                try:
-                    response = await anext(responses, None)
-                except asyncio.CancelledError:
-                    if call.is_allowed():
-                        raise
-                    assert call.waiting is not None
-                    call.waiting.uncancel()
-                    break
-                finally:
-                    call.waiting = None
-                if response is None:
-                    return
-                yield response
-        finally:
-            self._calls.discard(call)
-            await responses.aclose()
-        if call.denied is not None:
-            raise call.denied
+        with self._during(call, ends_s), _waiting(call):
+            return await response
+
+    async def serve(self, call: LiveCall, responses: AsyncGenerator[Any, None], ends_s: float | None) -> AsyncIterator[Any]:
+        """Yield the responses of a stream as long as its caller may have them. Arguments and errors are those of `run`."""
+        with self._during(call, ends_s):
+            try:
+                while call.is_allowed():
+                    with _waiting(call):
+                        response = await anext(responses, None)
+                    if response is None:
+                        return
+                    yield response
+            finally:
+                await responses.aclose()
+            if call.denied is not None:
+                raise call.denied
 
     def check(self) -> None:
         """End the calls whose callers may no longer do what they do."""
         for call in tuple(self._calls):
-            try:
-                call.check()
-            except AccessDenied as error:
-                call.deny(error)
+            call.look_again()
+
+    @contextmanager
+    def _during(self, call: LiveCall, ends_s: float | None) -> Iterator[None]:
+        timer = asyncio.get_running_loop().call_later(ends_s, call.look_again) if ends_s is not None else None
+        self._calls.add(call)
+        try:
+            yield
+        finally:
+            self._calls.discard(call)
+            if timer is not None:
+                timer.cancel()
+
+
+@contextmanager
+def _waiting(call: LiveCall) -> Iterator[None]:
+    """Let the code within be cancelled if the caller may no longer do what it does. Raises AccessDenied then."""
+    task = call.waiting = asyncio.current_task()
+    try:
+        yield
+    except asyncio.CancelledError:
+        if call.denied is None:
+            raise
+        assert task is not None
+        task.uncancel()
+        raise call.denied from None
+    finally:
+        call.waiting = None

@@ -68,5 +68,6 @@ GROUP_RULES = ServiceRules(
         "Redrive": _admin,
     },
     abort_denied,
+    frozenset(("CreateGroup", "UpdateGroup", "DeleteGroup", "ResetGroup", "Redrive")),
 )
 """Each method of GroupService is in here; a test holds the table to the service's descriptor."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 from collections.abc import AsyncIterator, Callable
 from hashlib import sha256
@@ -138,6 +139,50 @@ async def test_a_signed_token_names_a_user_with_roles(tmp_path: Path) -> None:
         async with client(now_s - 60, "senders") as late:
             with pytest.raises(NotAuthenticated):
                 await late.send(TOPIC, b"a")
+
+
+async def test_a_stream_ends_with_the_token_of_its_caller_and_a_pop_that_waits_with_its_right(tmp_path: Path) -> None:
+    secret, rules = tmp_path / "secret", tmp_path / "access.toml"
+    secret.write_bytes(b"0123456789abcdef0123456789abcdef")
+    rules.write_text('[[rule]]\nallow = "all"\ntopics = ["#"]\ngroups = ["*"]\n')
+    tokens = TokenOptions(algorithms=("HS256",), key_file=str(secret), leeway_s=0)
+    async with Node(tmp_path / "data", access=rules, tokens=tokens) as node:
+
+        def client(seconds: float) -> Client:
+            claims = {"sub": "ann", "exp": node.store.now_ms() / 1000 + seconds}
+            return Client(node.target, security=Security(token=jwt.encode(claims, secret.read_bytes(), "HS256")))
+
+        async with client(0.5) as brief, brief.stream(FILTER, group="g") as messages:
+            with pytest.raises(NotAuthenticated):
+                await anext(aiter(messages))
+        async with client(600) as lasting:
+            waiting = asyncio.create_task(lasting.pop(FILTER, group="g", wait_ms=60_000))
+            await node.until(lambda: any(group.polls for group in node.core.groups))
+            rules.write_text('[[rule]]\nallow = "all"\ntopics = ["other/#"]\ngroups = ["*"]\n')
+            node.access.reload("test")
+            with pytest.raises(NotPermitted, match="may not pop"):
+                await waiting
+        assert not any(group.polls for group in node.core.groups)
+
+
+async def test_the_audit_log_names_who_was_denied_and_who_changed_a_group(tmp_path: Path) -> None:
+    (tmp_path / "access.toml").write_text(FILE)
+    async with Node(tmp_path / "data", access=tmp_path / "access.toml", audit=tmp_path / "audit") as node:
+        async with client_of(node, "operator") as operator:
+            await operator.groups.create("reports", FILTER)
+            with pytest.raises(NotPermitted):
+                await operator.send(TOPIC, b"a")
+        async with client_of(node, "wrong") as stranger:
+            with pytest.raises(NotAuthenticated):
+                await stranger.send(TOPIC, b"a")
+    lines = [json.loads(line) for line in (tmp_path / "audit").read_text().splitlines()]
+    assert [(line["event"], line.get("user"), line["address"]) for line in lines] == [
+        ("changed", "operator", "127.0.0.1"),
+        ("denied", "operator", "127.0.0.1"),
+        ("refused", None, "127.0.0.1"),
+    ]
+    assert (lines[0]["what"], lines[0]["group"], lines[0]["filter"]) == ("CreateGroup", "reports", FILTER)
+    assert (lines[1]["action"], lines[1]["name"]) == ("send", TOPIC)
 
 
 async def test_a_banned_user_is_refused_and_its_stream_ends(node: Node) -> None:

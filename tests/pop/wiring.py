@@ -230,9 +230,12 @@ class Node(Parts):
         store: StoreOptions | None = None,
         access: str | Path = "",
         tokens: TokenOptions | None = None,
+        audit: str | Path = "",
     ) -> None:
         self.access = AccessControl(
-            AccessControlOptions(file=str(access), jwt=tokens or TokenOptions()), data_dir, lambda: self.store.now_ms()
+            AccessControlOptions(file=str(access), jwt=tokens or TokenOptions(), audit_file=str(audit)),
+            data_dir,
+            lambda: self.store.now_ms(),
         )
         store = store or StoreOptions(segment_bytes=16 * MIB)
         self.ahead = AheadClock()
