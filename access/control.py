@@ -11,6 +11,7 @@ from penstock.access.actions import CONSUME
 from penstock.access.audit import Audit
 from penstock.access.bans import Ban, Bans, Kind
 from penstock.access.file import load_access_policy
+from penstock.access.identity import ProvenIdentity, TokenInvalid, is_token
 from penstock.access.options import AccessControlOptions
 from penstock.access.policy import AccessPolicy
 from penstock.access.subject import Subject
@@ -70,6 +71,35 @@ class AccessControl:
     def authenticates(self) -> bool:
         """Whether clients can prove over MQTT who they are, with a password or a token."""
         return self._files.passwords is not None or self._files.tokens is not None
+
+    def prove(self, user: str | None, password: str | None, is_last: bool) -> ProvenIdentity | bool | None:
+        """Return who a client of MQTT is; False if it is not who it says; None if others may know.
+
+        It takes some 0.1 s if there is a password to verify. Any thread may call it.
+
+        Args:
+            user: the user name that it gives, if any. With a token it may be left out.
+            password: the password, or a token.
+            is_last: nobody else is asked, so that an unknown user must take as long as a known one.
+        """
+        passwords, tokens = self._files.passwords, self._files.tokens
+        if tokens is not None and password is not None and is_token(password):
+            try:
+                identity = tokens.verify(password)
+            except TokenInvalid:
+                return False
+            return identity if user in (None, "", identity.user) else False
+        if passwords is None or user is None or password is None or not (is_last or user in passwords):
+            return False if is_last else None
+        # What is no text comes with surrogates, which no password that was set can have.
+        is_right = passwords.verify(user, password.encode(errors="surrogateescape"))
+        return ProvenIdentity(user, password_hash=passwords.hashes[user]) if is_right else False
+
+    def still_proves(self, identity: ProvenIdentity) -> bool:
+        """Return whether the password by which a client logged in is still that of its user."""
+        passwords = self._files.passwords
+        known = passwords.hashes.get(identity.user) if passwords is not None else None
+        return not identity.password_hash or identity.password_hash == known
 
     def may_share(self, user: str, group: str) -> bool:
         """Return whether an MQTT user may take messages from a group; `user` is empty for a client without a name."""

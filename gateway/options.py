@@ -85,6 +85,11 @@ class ListenerOptions:
         "whatever user name and password it sends; plugins decide what the client may do, but not who it is. With "
         '"none" a certificate only lets the client connect.',
     )
+    roles_from: Literal["none", "ou"] = option(
+        "none",
+        'Part of the client certificate that states roles for the rules of `access.file`: each organizational unit ("ou"). It '
+        "counts only with `username_from`.",
+    )
     websocket_path: str = option(
         "",
         'Path that a WebSocket request must ask for, such as "/mqtt". An empty path accepts any.',
@@ -155,6 +160,8 @@ class ListenerOptions:
         elif self.username_from != "none":
             wanted = '"none" if client_certificates is "none"'
             raise OptionInvalid(f"{section}.username_from", self.username_from, wanted)
+        if self.roles_from != "none" and self.username_from == "none":
+            raise OptionInvalid(f"{section}.roles_from", self.roles_from, '"none" if username_from is "none"')
         for network in self.proxy_from:
             try:
                 ip_network(network)
@@ -168,8 +175,8 @@ class AccessOptions:
 
     anonymous: Literal["loopback", "always", "never"] = option(
         "loopback",
-        'Which listeners accept clients without authentication if no authentication plugin is configured. "loopback" '
-        "means listeners on a loopback address and on Unix sockets. If a plugin is configured, it decides.",
+        'Which listeners accept clients without authentication if no authentication is configured. "loopback" '
+        "means listeners on a loopback address and on Unix sockets. With a plugin, a password file or tokens, these decide.",
     )
     plugins: dict[str, Any] | None = option(
         None,

@@ -57,6 +57,10 @@ class Applicant(Protocol):
         """Continue the client's deliveries in the next turn of the loop."""
         ...
 
+    def close(self, why: str, reason: ReasonCode) -> None:
+        """Close the connection; `why` is for the log."""
+        ...
+
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
         """Call a function after `delay_s` seconds."""
         ...
@@ -93,6 +97,8 @@ class Authorizer:
         self._store = store
         self._publish = publish
         self._plugins: Plugins | None = None
+        self._ends: dict[int, dict[Applicant, None]] = {}
+        """The clients whose tokens end, by the second in which they do, since 1970."""
         self.now_s: Callable[[], float]
         """Returns the monotonic time in seconds."""
 
@@ -109,11 +115,12 @@ class Authorizer:
         self.decisions.start(now_s)
         self.questions.start(now_s)
         options = self.options
-        if options.plugins is None and options.auth is None and options.topic_check is None:
+        prove = self.access.prove if self.access.authenticates else None
+        if options.plugins is None and options.auth is None and options.topic_check is None and prove is None:
             return
         from penstock.gateway.auth.plugins import Plugins  # amqtt is slow to import, so only nodes with plugins do.
 
-        plugins = Plugins(options, self._publish, self.logins)
+        plugins = Plugins(options, self._publish, self.logins, prove)
         self.logins.start(now_s, await plugins.start())
         self._plugins = plugins
 
@@ -127,6 +134,10 @@ class Authorizer:
         """Forget expired answers, and give up what the plugins don't answer. The caller calls this once a second."""
         self.decisions.expire()
         self.questions.expire()
+        now_s = self.access.now_ms() // 1000
+        for second in [second for second in self._ends if second < now_s]:
+            for connection in self._ends.pop(second):
+                connection.close("its token has ended", ReasonCode.MAXIMUM_CONNECT_TIME)
         if self._plugins is not None:
             for login in self.logins.expire():
                 login.answer(None, "overload")
@@ -166,7 +177,7 @@ class Authorizer:
             raise AuthorizationPending(lambda then: self._authenticate(candidate, peer.source, then))
         if not candidate.is_authenticated:
             code = ConnectCode.NOT_AUTHORIZED if wish.username is None else ConnectCode.BAD_USER_NAME_OR_PASSWORD
-            raise ConnectRefused("The plugins have not authenticated the client.", code)
+            raise ConnectRefused("The client is not authenticated: user name, password or token is not right.", code)
         if wish.will is not None and plugins.filters_topics:
             (is_allowed,) = self._answers(candidate, PUBLISH, [wish.will.topic])
             if not is_allowed:
@@ -217,7 +228,10 @@ class Authorizer:
         return policy.rights_of(self._subject_of(connection, client_id)) if policy is not None else None
 
     def _subject_of(self, connection: Applicant, client_id: str) -> Subject:
-        return Subject(self.user_of(connection), client_id=client_id, address=connection.peer.host)
+        session, peer = connection.plugin_session, connection.peer
+        identity = session.identity if session is not None else None
+        roles = peer.roles | identity.roles if identity is not None else peer.roles
+        return Subject(self.user_of(connection), roles, client_id, peer.host)
 
     def recheck(self, connection: Applicant, client_id: str, filters: list[str]) -> tuple[str, list[str]]:
         """Look again at a connected client, because access control has changed.
@@ -228,6 +242,9 @@ class Authorizer:
         ban = self.access.bans.of(subject)
         if ban is not None:
             return f"the {ban.kind} {ban.name!r} is banned", []
+        session = connection.plugin_session
+        if session is not None and session.identity is not None and not self.access.still_proves(session.identity):
+            return "its user was deleted, or has another password", []
         policy, permissions = self.access.policy, connection.permissions
         if policy is None or permissions is None:
             return "", []
@@ -255,6 +272,8 @@ class Authorizer:
         if session is not None and plugins is not None:
             session.client_id = client_id
             plugins.connected(session)
+        if session is not None and session.identity is not None and session.identity.expires_ms is not None:
+            self._ends.setdefault(session.identity.expires_ms // 1000, {})[connection] = None
         peer = connection.peer
         self.access.audit.note("connected", self._subject_of(connection, client_id), listener=peer.listener.name)
 
@@ -265,9 +284,12 @@ class Authorizer:
         connection.candidate = None
         if connection.permissions is not None:
             connection.permissions.close()
-        if connection.plugin_session is not None:
+        session = connection.plugin_session
+        if session is not None:
+            if session.identity is not None and session.identity.expires_ms is not None:
+                self._ends.get(session.identity.expires_ms // 1000, {}).pop(connection, None)
             if self._plugins is not None:
-                self._plugins.disconnected(connection.plugin_session)
+                self._plugins.disconnected(session)
             connection.plugin_session = None
 
     def _is_anonymous_allowed(self, peer: Peer) -> bool:

@@ -17,6 +17,7 @@ from amqtt.plugins.base import BasePlugin
 from amqtt.plugins.manager import PluginManager
 from amqtt.utils import import_string
 
+from penstock.access.identity import Prove, ProvenIdentity
 from penstock.gateway.auth.client_session import ClientSession
 from penstock.gateway.auth.login import Answer
 from penstock.gateway.auth.plugin_context import GatewayContext
@@ -39,10 +40,12 @@ class PluginHost:
     Parameters:
         name: of the thread.
         timeout_s: seconds within which the plugins must answer.
+        prove: authenticates clients by the node's own password file and tokens, before the plugins; None if there are none.
     """
 
-    def __init__(self, name: str, timeout_s: float) -> None:
+    def __init__(self, name: str, timeout_s: float, prove: Prove | None = None) -> None:
         self.thread = PluginThread(name)
+        self._prove = prove
         self._timeout_s = timeout_s
         self.plugins: list[Any] = []
         self.auth_plugins: list[Any] = []
@@ -97,8 +100,16 @@ class PluginHost:
     async def authenticate(self, session: ClientSession) -> Answer:
         """Ask whether a client is who it says.
 
-        A plugin that returns None doesn't count. One that fails gives no answer, which counts unless another one says no.
+        The node's own password file and tokens decide about whom they know. A plugin that returns None doesn't count. One that
+        fails gives no answer, which counts unless another one says no.
         """
+        if self._prove is not None:
+            found = self._prove(session.username, session.password, not self.auth_plugins)
+            if isinstance(found, ProvenIdentity):
+                session.identity, session.username = found, found.user
+                return True
+            if found is not None:
+                return found
         answers = await _all([plugin.authenticate(session=session) for plugin in self.auth_plugins])
         counted = [answer for answer in answers if answer is not None]
         return _together(counted) if counted else False

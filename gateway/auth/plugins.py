@@ -31,6 +31,7 @@ import structlog
 from amqtt.events import BrokerEvents
 from amqtt.plugins.base import BaseAuthPlugin, BaseTopicPlugin
 
+from penstock.access.identity import Prove
 from penstock.gateway.auth.authenticator import Authenticator
 from penstock.gateway.auth.client_session import ClientSession
 from penstock.gateway.auth.containment import use_containment
@@ -77,19 +78,21 @@ class Plugins:
     """The plugins of a node.
 
     Parameters:
-        options: the options of access control. At least one of the tables of plugins is not None.
+        options: the options of access control. They may name no plugins if there is `prove`.
         publish: publishes the message of a plugin. It is called on a thread of the plugins.
         logins: the queue of the logins that these plugins answer.
+        prove: authenticates clients by the node's own password file and tokens, before the plugins; None if there are none.
     """
 
-    def __init__(self, options: AccessOptions, publish: Publish, logins: LoginQueue) -> None:
+    def __init__(self, options: AccessOptions, publish: Publish, logins: LoginQueue, prove: Prove | None = None) -> None:
         self._options = options
         self._publish = publish
         self._logins = logins
+        self._prove = prove
         self._timeout_s = options.plugin_timeout_ms / 1000
         self._sessions: dict[str, ClientSession] = {}
         """The connected clients, by client id. The node's loop changes it."""
-        self._main = PluginHost("penstock-plugins", self._timeout_s)
+        self._main = PluginHost("penstock-plugins", self._timeout_s, prove)
         """Has the plugins that decide about topics, or only handle events."""
         self._hosts = [self._main]
         self._events: frozenset[BrokerEvents] = frozenset()
@@ -110,6 +113,9 @@ class Plugins:
             self._main.thread.start()
             authenticating = await self._load()
             self.authenticates = any(host.auth_plugins for host in authenticating)
+            if self._prove is not None and not self.authenticates:
+                authenticating = self._add_hosts(self._threads)
+                self.authenticates = True
             self.filters_topics = bool(self._main.topic_plugins)
             self._note_events()
             for event in (BrokerEvents.PRE_START, BrokerEvents.POST_START):
@@ -145,6 +151,8 @@ class Plugins:
     async def _load(self) -> list[PluginHost]:
         """Load the plugins, and return the hosts that authenticate. Raises PluginsUnavailable."""
         options = self._options
+        if options.plugins is None and options.auth is None and options.topic_check is None:
+            return []
         if options.plugins is None:
             return await self._load_sections({"auth": options.auth, "topic-check": options.topic_check})
         classes, tables = await self._main.thread.run(_import(options.plugins))
@@ -176,7 +184,7 @@ class Plugins:
         await host.thread.run(host.load(GatewayContext(config, self._publish, self._sessions)))
 
     def _add_hosts(self, count: int) -> list[PluginHost]:
-        hosts = [PluginHost(f"penstock-login-{number}", self._timeout_s) for number in range(count)]
+        hosts = [PluginHost(f"penstock-login-{number}", self._timeout_s, self._prove) for number in range(count)]
         for host in hosts:
             host.thread.start()
         self._hosts += hosts

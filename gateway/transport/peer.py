@@ -42,7 +42,7 @@ class Peer:
         port: the port, or 0 on a Unix socket.
     """
 
-    __slots__ = ("counted", "host", "is_over_rate", "listener", "port", "source", "ssl_object", "username")
+    __slots__ = ("counted", "host", "is_over_rate", "listener", "port", "roles", "source", "ssl_object", "username")
 
     def __init__(self, listener: PeerListener, host: str, port: int) -> None:
         self.listener = listener
@@ -55,6 +55,8 @@ class Peer:
         """Whether the connection exceeds `ListenerOptions.connections_per_s`, so that the server refuses its CONNECT."""
         self.username: str | None = None
         """The user name from the client's certificate, if the listener takes user names from certificates."""
+        self.roles: frozenset[str] = frozenset()
+        """The roles from the client's certificate, if the listener takes roles from certificates."""
         self.ssl_object: ssl.SSLObject | None = None
 
     def made(self, transport: asyncio.BaseTransport) -> None:
@@ -63,12 +65,22 @@ class Peer:
         if options.is_tls:
             self.ssl_object = transport.get_extra_info("ssl_object")
             if self.ssl_object is not None and options.username_from != "none":
-                self.username = username_of(self.ssl_object.getpeercert() or {}, options.username_from)
+                certificate = self.ssl_object.getpeercert() or {}
+                self.username = username_of(certificate, options.username_from)
+                self.roles = roles_of(certificate, options.roles_from)
 
     def __str__(self) -> str:
         if not self.host:
             return self.listener.options.socket
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def roles_of(certificate: dict[str, Any], taken_from: str) -> frozenset[str]:
+    """Return the roles in a certificate. The arguments are those of `username_of`; roles are taken from "ou" or "none"."""
+    if taken_from == "none":
+        return frozenset()
+    units = [value for part in certificate.get("subject", ()) for kind, value in part if kind == "organizationalUnitName"]
+    return frozenset(unit for unit in units if unit and "\0" not in unit)
 
 
 def username_of(certificate: dict[str, Any], taken_from: str) -> str | None:

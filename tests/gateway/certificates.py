@@ -35,9 +35,9 @@ class Authority:
             beside.write_bytes(b"".join(blob.bytes() for blob in blobs))
             beside.rename(path)
 
-    def issue_client(self, *names: str, common_name: str | None = None) -> tuple[Path, Path]:
+    def issue_client(self, *names: str, common_name: str | None = None, unit: str | None = None) -> tuple[Path, Path]:
         """Return the paths of a client's certificate and key."""
-        issued = self._authority.issue_cert(*names, common_name=common_name)
+        issued = self._authority.issue_cert(*names, common_name=common_name, organization_unit_name=unit)
         stem = (common_name or names[0]).replace("/", "_")
         certificate, key = self.directory / f"{stem}.pem", self.directory / f"{stem}.key"
         issued.cert_chain_pems[0].write_to_path(certificate)

@@ -1,0 +1,163 @@
+"""Logins by the node's own password file and by signed tokens, and the roles of tokens and certificates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jwt
+import pytest
+
+from penstock.access.options import TokenOptions
+from penstock.access.passwords import PasswordFile
+from penstock.gateway.protocol.reasons import ReasonCode
+from tests.clock import AheadClock
+from tests.gateway import scripted_plugins
+from tests.gateway.brokers import StartBroker
+from tests.gateway.certificates import Authority
+from tests.gateway.logins import PASSWORD, USER, plugins
+from tests.gateway.wire import CLEAN, Broker, Client5
+
+SECRET = b"0123456789abcdef0123456789abcdef"
+RULES = """
+[[role]]
+name = "staff"
+write = ["staff/%u"]
+
+[[role]]
+name = "everybody"
+users = ["*"]
+write = ["own/%u"]
+"""
+ACCEPTED = 0
+
+
+@pytest.fixture
+def passwords(tmp_path: Path) -> Path:
+    path = tmp_path / "passwords"
+    users = PasswordFile.empty(path)
+    users.add("ann", "anns password")
+    return path
+
+
+@pytest.fixture
+def control(tmp_path: Path, passwords: Path) -> dict[str, Any]:
+    (tmp_path / "secret").write_bytes(SECRET)
+    (tmp_path / "rules.toml").write_text(RULES)
+    tokens = TokenOptions(algorithms=("HS256",), key_file=str(tmp_path / "secret"), leeway_s=0)
+    return {"password_file": str(passwords), "jwt": tokens}
+
+
+@pytest.fixture
+async def broker(start_broker: StartBroker, control: dict[str, Any], tmp_path: Path) -> Broker:
+    return await start_broker(access_file=str(tmp_path / "rules.toml"), control=control)
+
+
+def token(broker: Broker, seconds: float = 600, key: bytes = SECRET, **claims: Any) -> str:
+    return jwt.encode({"sub": "bob", "exp": broker.node.store.now_ms() / 1000 + seconds} | claims, key, "HS256")
+
+
+async def login(broker: Broker, user: str | None, password: str | None, client_id: str = "c") -> tuple[Client5, int]:
+    """Log in with MQTT 5.0, in which a password needs no user name. Return the client, and the reason of the CONNACK."""
+    flags = CLEAN | (USER if user is not None else 0) | (PASSWORD if password is not None else 0)
+    fields = [each.encode() for each in (user, password) if each is not None]
+    client = await broker.connect_5(client_id, *fields, flags=flags, accepted=False)
+    return client, (await client.connack())[0]
+
+
+@pytest.mark.parametrize(
+    ("user", "password", "reason"),
+    [
+        ("ann", "anns password", ACCEPTED),
+        ("ann", "wrong", ReasonCode.BAD_USER_NAME_OR_PASSWORD),
+        ("ann", None, ReasonCode.BAD_USER_NAME_OR_PASSWORD),
+        ("eve", "anns password", ReasonCode.BAD_USER_NAME_OR_PASSWORD),
+        ("", "anns password", ReasonCode.BAD_USER_NAME_OR_PASSWORD),
+        (None, None, ReasonCode.NOT_AUTHORIZED),
+    ],
+)
+async def test_the_password_file_decides_who_connects(
+    broker: Broker, user: str | None, password: str | None, reason: int
+) -> None:
+    client, found = await login(broker, user, password)
+    assert found == reason
+    if reason == ACCEPTED:
+        assert await client.publish_with("own/ann", b"x", qos=1) == 0
+        assert await client.publish_with("own/bob", b"x", qos=1) == ReasonCode.NOT_AUTHORIZED
+
+
+@pytest.mark.parametrize("user", [None, "", "bob"])
+async def test_a_token_names_the_user_and_its_roles(broker: Broker, user: str | None) -> None:
+    client, reason = await login(broker, user, token(broker, roles=["staff"]))
+    assert reason == ACCEPTED
+    assert [await client.publish_with(topic, b"x", qos=1) for topic in ("own/bob", "staff/bob")] == [0, 0]
+    other, reason = await login(broker, user, token(broker), "other")
+    assert await other.publish_with("staff/bob", b"x", qos=1) == ReasonCode.NOT_AUTHORIZED
+
+
+async def test_a_token_that_does_not_hold_is_refused(broker: Broker) -> None:
+    for user, shown in (
+        ("ann", token(broker)),  # the token of another user
+        (None, token(broker, -1)),
+        (None, token(broker, key=b"x" * 32)),
+        (None, token(broker)[:-2]),
+    ):
+        _, reason = await login(broker, user, shown)
+        assert reason in (ReasonCode.BAD_USER_NAME_OR_PASSWORD, ReasonCode.NOT_AUTHORIZED)
+
+
+async def test_a_client_is_disconnected_when_its_token_ends(broker: Broker) -> None:
+    assert isinstance(broker.clock, AheadClock)
+    brief, _ = await login(broker, None, token(broker, 60), "brief")
+    lasting, _ = await login(broker, None, token(broker, 7200), "lasting")
+    broker.clock.advance(62_000)
+    broker.node.gateway.authorizer.expire()
+    assert (await brief.disconnected())[0] == ReasonCode.MAXIMUM_CONNECT_TIME
+    assert await lasting.publish_with("own/bob", b"x", qos=1) == 0
+
+
+@pytest.mark.slow
+async def test_a_user_whose_password_changes_or_who_is_deleted_is_disconnected(broker: Broker, passwords: Path) -> None:
+    PasswordFile(passwords).add("carl", "carls password")
+    broker.node.reload()
+    ann, _ = await login(broker, "ann", "anns password", "a")
+    carl, _ = await login(broker, "carl", "carls password", "c")
+    bob, _ = await login(broker, None, token(broker), "b")
+    PasswordFile(passwords).change("ann", "another")
+    PasswordFile(passwords).delete("carl")
+    broker.node.reload()
+    assert (await ann.disconnected())[0] == ReasonCode.ADMINISTRATIVE_ACTION
+    assert (await carl.disconnected())[0] == ReasonCode.ADMINISTRATIVE_ACTION
+    assert (await login(broker, "ann", "anns password", "a"))[1] == ReasonCode.BAD_USER_NAME_OR_PASSWORD
+    assert (await login(broker, "ann", "another", "a"))[1] == ACCEPTED
+    assert await bob.publish_with("own/bob", b"x", qos=1) == 0
+
+
+async def test_a_ban_of_a_user_outlasts_a_new_login(broker: Broker) -> None:
+    ann, _ = await login(broker, "ann", "anns password")
+    broker.node.access.ban("user", "ann", for_ms=0, why="", by="test")
+    assert (await ann.disconnected())[0] == ReasonCode.ADMINISTRATIVE_ACTION
+    assert (await login(broker, "ann", "anns password"))[1] == ReasonCode.BANNED
+
+
+async def test_plugins_are_asked_about_whom_the_node_does_not_know(
+    start_broker: StartBroker, control: dict[str, Any], tmp_path: Path
+) -> None:
+    scripted_plugins.new_script()
+    rules = str(tmp_path / "rules.toml")
+    broker = await start_broker(access_file=rules, control=control, access=plugins("Users"))
+    assert (await login(broker, "ann", "wrong"))[1] == ReasonCode.BAD_USER_NAME_OR_PASSWORD
+    client, reason = await login(broker, "dora", "x")
+    assert reason == ACCEPTED
+    assert await client.publish_with("own/dora", b"x", qos=1) == 0
+
+
+async def test_the_units_of_a_certificate_are_roles(start_broker: StartBroker, tmp_path: Path) -> None:
+    rules, authority = tmp_path / "rules.toml", Authority(tmp_path / "tls")
+    rules.write_text(RULES)
+    devices = authority.listener("devices", client_certificates="required", username_from="cn", roles_from="ou")
+    broker = await start_broker(access_file=str(rules), listeners=(devices,))
+    for name, unit, reason in (("d1", "staff", 0), ("d2", None, ReasonCode.NOT_AUTHORIZED)):
+        context = authority.context(authority.issue_client(f"{name}.example.org", common_name=name, unit=unit))
+        client = await broker.connect_5(name, listener="devices", context=context)
+        assert await client.publish_with(f"staff/{name}", b"x", qos=1) == reason
