@@ -43,6 +43,8 @@ from penstock.store.segment import SUFFIX, segment_base, segment_name
 from penstock.store.snapshot import SnapshotReader, snapshots
 from penstock.store.store import Store
 
+BACKUP = "backup"
+
 DIFFERENCES_MAX = 20
 """Differences of a key space that are kept. The others are counted."""
 
@@ -110,7 +112,7 @@ def verify(
     found = Verification()
     with ExitStack() as stack:
         if is_backup(directory, files):
-            found.kind = "backup"
+            found.kind = BACKUP
             stack.enter_context(lock_backup(directory, is_shared=True))
             originals = _check_backup(directory, found, Copier(files, meter, pace or Pace()), files, meter)
         elif files.is_directory(directory / commitlog.DIRECTORY):
@@ -199,7 +201,7 @@ def _lay_out(originals: _Originals, data_dir: Path, found: Verification, *, with
     for path in (SECRET, syncmark.FILE):
         if path in originals:
             _copy(originals[path], data_dir / path)
-    if found.kind == "backup":
+    if found.kind == BACKUP:
         write_mark(data_dir, found.start, found.end, SYSTEM_COPY_FILES)
 
 
@@ -278,7 +280,8 @@ def _check_log(data_dir: Path, found: Verification) -> None:
         return
     for damage in findings.damages:
         found.problems.append(
-            f"{damage.length} bytes of the log are damaged at position {damage.position} of segment {damage.segment}"
+            f"{damage.length} bytes of the log are damaged at position {damage.position} of segment {damage.segment}; "
+            + ("use another backup" if found.kind == BACKUP else "restore that file from a backup, or run `penstock repair`")
         )
     if findings.torn_bytes:
         found.notes.append(

@@ -6,15 +6,18 @@ import asyncio
 import os
 import shutil
 from contextlib import suppress
+from io import StringIO
 from pathlib import Path
 
 import pytest
 
+from penstock import BatchFailed, Client
 from penstock.backup.backup import lock_backup
 from penstock.backup.copying import Pace
 from penstock.backup.errors import BackupFailed, BackupInvalid
 from penstock.backup.manifest import is_backup, load_manifest
 from penstock.backup.verify import verify
+from penstock.cli.actions.repair import repair_log
 from penstock.node.datafiles import check_files
 from penstock.node.errors import ControlRefused
 from penstock.node.lock import LOCK_NAME, RESTORING, DataDirLock
@@ -25,6 +28,7 @@ from penstock.store.index import CHECKPOINT
 from penstock.store.options import KIB
 from tests.backup.failing import FailingFiles, Killed
 from tests.backup.wiring import (
+    TOPIC,
     Readings,
     bodies_of,
     config_of,
@@ -167,6 +171,50 @@ async def test_a_backup_may_link_what_never_changes(data_dir: Path, directory: P
         await fill(node, 300, 300)
     restore(directory, tmp_path / "restored")
     assert bodies_of(tmp_path / "restored") == dict.fromkeys(range(300), 1)
+
+
+async def test_what_a_backup_has_linked_never_changes(data_dir: Path, directory: Path) -> None:
+    async with running(data_dir, retention_bytes=128 * KIB) as node:
+        await fill(node, 0, 1_000)
+        await until(lambda: node.store.retention.snapshots)
+        await make_backup_beside(node, directory, may_link=True)
+        before = {name: (directory / name).read_bytes() for name in stored_in(directory)}
+        assert {name.split("/")[1].split(".")[0] for name in linked_in(directory)} == {"commitlog", "index", "snapshots"}
+        await fill(node, 1_000, 500)
+        for _ in range(2):
+            node.store.retention.begin_due()
+            await asyncio.sleep(0)
+    shutil.rmtree(data_dir / "index")
+    segments = sorted((data_dir / "commitlog").iterdir())
+    os.truncate(segments[-1], 1)
+    segments[-2].unlink()
+    repair_log(data_dir, dry_run=False, as_json=True, out=StringIO())
+    async with running(data_dir, retention_bytes=64 * KIB) as node:
+        await fill(node, 1_500, 1_000)
+    assert {name: (directory / name).read_bytes() for name in stored_in(directory)} == before
+
+
+async def test_handles_from_before_a_backup_hold_after_a_restore_and_later_ones_do_not(
+    data_dir: Path, directory: Path, tmp_path: Path
+) -> None:
+    """A restored node gives positions anew. A handle from the lost time must not settle what has got the same position."""
+
+    async def pop(client: Client) -> str:
+        popped = await client.pop(TOPIC, group="billing", messages_max=1, invisible_ms=3_600_000, wait_ms=5_000)
+        return popped[0].handle
+
+    async with running(data_dir) as node, Client(str(node.grpc)) as client:
+        await fill(node, 0, 10)
+        before = await pop(client)
+        await make_backup_beside(node, directory)
+        lost = await pop(client)
+    restore(directory, tmp_path / "restored")
+    async with running(tmp_path / "restored") as again, Client(str(again.grpc)) as client:
+        anew = await pop(client)
+        assert anew[:16] == lost[:16], "the checkpoints have the same position"
+        with pytest.raises(BatchFailed) as failed:
+            await client.ack([before, lost, anew], group="billing")
+        assert list(failed.value.errors) == [1]
 
 
 # --- a node that has stopped ------------------------------------------------------------------------------------------

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
+from penstock.node.controladdress import SOCKET
 from penstock.spark.errors import JavaMissing
 from penstock.spark.session import java_version
+from penstock.store.logreader import read_log
+from penstock.store.options import KIB
+from penstock.store.record import Kind
+from penstock.store.syncmark import SyncMark
 from tests.system.processes import NodeProcess, run_penstock
+from tests.waiting import until
+
+STORED_BYTES_MIN = 300 * KIB
+"""Bytes of the log after which the backup begins: about an eighth of the demo."""
 
 
 @pytest.fixture(autouse=True)
@@ -20,17 +33,75 @@ def _java() -> None:
         pytest.skip(str(error))
 
 
+class Demo(NamedTuple):
+    """A run of the demo, and a backup that was made while its node was under load."""
+
+    directory: Path
+    ended: subprocess.CompletedProcess[str]
+    backup: Path
+    backed_up: dict[str, Any]
+    """What `penstock backup` has printed."""
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
+    work = tmp_path_factory.mktemp("demo")
+    data_dir, backup = work / "demo/data", work / "backup"
+    with ThreadPoolExecutor() as threads:
+        arguments = ("demo", "--dir", str(work / "demo"), "--devices", "40", "--readings", "8000")
+        running = threads.submit(run_penstock, *arguments, timeout_s=280)
+        asyncio.run(until(lambda: running.done() or stored_bytes(data_dir) > STORED_BYTES_MIN))
+        backed_up = run_penstock("backup", str(backup), "--data-dir", str(data_dir), "--json")
+        assert (data_dir / SOCKET).exists(), "the node still runs"
+        ended = running.result()
+    assert backed_up.returncode == 0, backed_up.stderr
+    return Demo(work / "demo", ended, backup, json.loads(backed_up.stdout))
+
+
+def stored_bytes(data_dir: Path) -> int:
+    """Return the position up to which the log of a node is durable, as its sync mark says; 0 if it has none."""
+    mark = SyncMark(data_dir).read()
+    return mark.position if mark is not None else 0
+
+
 @pytest.mark.timeout(300)
-def test_the_demo_accounts_for_every_reading(tmp_path: Path) -> None:
-    ended = run_penstock("demo", "--dir", str(tmp_path / "demo"), "--devices", "40", "--readings", "8000", timeout_s=280)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    summary = json.loads((tmp_path / "demo/report/summary.json").read_bytes())
+def test_the_demo_accounts_for_every_reading(demo: Demo) -> None:
+    assert demo.ended.returncode == 0, demo.ended.stdout + demo.ended.stderr
+    summary = json.loads((demo.directory / "report/summary.json").read_bytes())
     (group,) = summary["groups"]
     assert group["messages_acked"] == group["messages"] == 8000
     assert group["outcomes"]["lost"] == 0
     assert group["outcomes"]["revived"] >= 64, "the killed consumer held a batch of 64"
-    assert "1 consumer was killed" in " ".join(ended.stdout.split())
-    assert "Every reading was acknowledged, and no delivery is lost." in ended.stdout
+    assert "1 consumer was killed" in " ".join(demo.ended.stdout.split())
+    assert "Every reading was acknowledged, and no delivery is lost." in demo.ended.stdout
+
+
+@pytest.mark.timeout(300)
+def test_a_backup_made_during_the_demo_has_its_readings_and_goes_on_from_there(
+    demo: Demo, node: NodeProcess, tmp_path: Path
+) -> None:
+    assert demo.backed_up["durable"] >= STORED_BYTES_MIN
+    verified = run_penstock("verify", str(demo.backup), "--json")
+    assert verified.returncode == 0, verified.stdout
+    assert run_penstock("restore", str(demo.backup), str(node.data_dir)).returncode == 0
+    whole, restored = (
+        [(record.position, record.body) for record in read_log(data_dir) if record.kind == Kind.MESSAGE]
+        for data_dir in (demo.directory / "data", node.data_dir)
+    )
+    assert 0 < len(restored) <= len(whole)
+    assert restored == whole[: len(restored)]
+    node.start()
+    popped: list[str] = []
+    while len(popped) < len(restored):
+        ended = run_penstock(
+            "pop", "#", "--group", "again", "--count", "2000", "--wait-ms", "9000", "--json", "--pop", node.addresses["pop"]
+        )
+        assert ended.returncode == 0, ended.stderr
+        assert ended.stdout
+        popped += [json.loads(line)["body"] for line in ended.stdout.splitlines()]
+    assert sorted(popped) == sorted(body.decode() for _, body in restored)
+    assert node.stop() == 0
+    assert run_penstock("verify", str(node.data_dir)).returncode == 0
 
 
 @pytest.mark.timeout(180)
