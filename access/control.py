@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from penstock.access.actions import CONSUME
 from penstock.access.audit import Audit
 from penstock.access.bans import Ban, Bans, Kind
 from penstock.access.file import load_access_policy
@@ -100,10 +99,6 @@ class AccessControl:
         passwords = self._files.passwords
         known = passwords.hashes.get(identity.user) if passwords is not None else None
         return not identity.password_hash or identity.password_hash == known
-
-    def may_share(self, user: str, group: str) -> bool:
-        """Return whether an MQTT user may take messages from a group; `user` is empty for a client without a name."""
-        return self.policy is None or self.policy.rights_of(Subject(user)).may(CONSUME, group)
 
     def reload(self, by: str) -> None:
         """Read the files again, and apply what they say to what clients are doing.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Final
 
 from penstock.access.bans import is_within
@@ -74,8 +73,6 @@ class Gateway:
         clock: all timeouts, rate limits and keep alives go by its monotonic time.
         access: the rules, the bans and the audit log.
         delay_ms_max: the longest delay of a message, in ms.
-        may_share: returns whether a user may take messages from a group; None if every user may. The user name is empty if
-            neither a certificate nor a plugin vouches for one.
         descriptors_below: the first file descriptor that no connection may have; None if they may have all.
     """
 
@@ -91,7 +88,6 @@ class Gateway:
         access: AccessControl,
         *,
         delay_ms_max: int,
-        may_share: Callable[[str, str], bool] | None = None,
         descriptors_below: int | None = None,
     ) -> None:
         self.store = store
@@ -139,7 +135,6 @@ class Gateway:
             is_enabled=options.shared == "on",
             groups_max=options.shared_max,
             ack_timeout_ms=options.share_ack_timeout_ms,
-            may_share=may_share,
         )
         self.lifecycle = SessionLifecycle(
             store,

@@ -166,6 +166,10 @@ class Permissions:
                 self._keep(kept, [topic], [known])
         return known
 
+    def allows(self, topic_filter: str) -> bool:
+        """Return whether the rules let the client have a filter that it has had before."""
+        return self._by_rules(SUBSCRIBE, topic_filter.encode()) is not False
+
     def consider(self, filters: Iterable[str]) -> None:
         """Find out whether every message of further subscriptions may be received."""
         if self.passes_all and self.rights is not None:

@@ -140,9 +140,12 @@ class Handshake(Generic[C]):
         connection.begin(subscriptions)
         self._keep_alives.watch(connection)
         if is_present:
-            subscriptions.restore()
-            if connection.permissions is not None:
-                connection.permissions.consider(subscriptions.by_filter)
+            permissions = connection.permissions
+            if permissions is None:
+                subscriptions.restore()
+            else:
+                subscriptions.restore(permissions.allows)
+                permissions.consider(subscriptions.by_filter)
             outbox.redelivery = Redelivery(self._store, self._deliveries.shared.settlements, subscriptions, outbox)
             outbox.pump_soon()  # in another turn of the loop: the CONNACK comes first
         outbox.send(self._connack(wish, session, is_present=is_present, keep_alive_s=keep_alive_s))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -126,7 +126,6 @@ class ClientSubscriptions:
             TopicInvalid: no queue can have this filter.
             DiskFull: the disk has no room for the record of the subscription.
             SharedUnavailable: shared subscriptions are switched off.
-            SubscriptionForbidden: the client may not share this group.
         """
         old = self.by_filter.get(topic_filter)
         if old is None and len(self) >= self._deliveries.subscriptions_max:
@@ -174,7 +173,7 @@ class ClientSubscriptions:
     def _subscribe_shared(self, topic_filter: str, granted: int, identifier: int, old: Subscription | None) -> None:
         session, shared = self.session, self._deliveries.shared
         shared.check_enabled()
-        group = shared.group_for(topic_filter, session.user)
+        group = shared.group_for(topic_filter)
         try:
             if session.lasts:
                 retry = group.group.retry
@@ -266,12 +265,18 @@ class ClientSubscriptions:
 
     # --- the beginning and the end of the connection ----------------------------------------------------------------
 
-    def restore(self) -> None:
-        """Restore the subscriptions of a session that existed before, and start them."""
+    def restore(self, may: Callable[[str], bool] = lambda _: True) -> None:
+        """Restore the subscriptions of a session that existed before, and start them.
+
+        Args:
+            may: returns whether the client may have a filter now. Those that it may not have stay stored, and get nothing.
+        """
         stored = self.session.stored
         assert stored is not None, self.session.client_id
         for one in list(stored.subscriptions.values()):
-            if one.filter.startswith(SHARE):
+            if not may(one.filter):
+                logger.info("subscription.forbidden", client=self.session.client_id, filter=one.filter[:80])
+            elif one.filter.startswith(SHARE):
                 self._restore_shared(one)
             else:
                 self._restore_alone(one)
@@ -308,7 +313,7 @@ class ClientSubscriptions:
 
     def _restore_shared(self, one: StoredSubscription) -> None:
         try:
-            group = self._deliveries.shared.group_for(one.filter, self.session.user)
+            group = self._deliveries.shared.group_for(one.filter)
         except StoreError as error:
             logger.error("subscription.lost", client=self.session.client_id, filter=one.filter[:80], why=str(error))
             return

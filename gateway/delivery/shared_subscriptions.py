@@ -20,14 +20,13 @@ delivery that the client does not acknowledge:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from penstock.gateway.counters import GatewayCounters
 from penstock.gateway.delivery.share_filter import group_of_share
 from penstock.gateway.delivery.share_group import ShareGroup
 from penstock.gateway.delivery.share_settlements import ShareSettlements
-from penstock.gateway.delivery.subscription import SubscriptionForbidden
 from penstock.gateway.protocol.topics import SHARE
 from penstock.gateway.sessions.inflight import Slot
 from penstock.gateway.sessions.session import Session
@@ -58,7 +57,6 @@ class SharedSubscriptions:
         is_enabled: whether clients may subscribe (`mqtt.shared`).
         groups_max: filters that may be shared at once (`mqtt.shared_max`).
         ack_timeout_ms: time after which a delivery without an acknowledgement is a new attempt (`mqtt.share_ack_timeout_ms`).
-        may_share: returns whether a user may take from a group; None if everybody may.
     """
 
     def __init__(
@@ -70,7 +68,6 @@ class SharedSubscriptions:
         is_enabled: bool,
         groups_max: int,
         ack_timeout_ms: int,
-        may_share: Callable[[str, str], bool] | None = None,
     ) -> None:
         self._core = core
         self._admin = core.admin
@@ -80,7 +77,6 @@ class SharedSubscriptions:
         self._is_enabled = is_enabled
         self._groups_max = groups_max
         self._ack_timeout_ms = ack_timeout_ms
-        self._may_share = may_share
         self.settlements = ShareSettlements(core, counters)
         """Settles deliveries."""
         self._loop: asyncio.AbstractEventLoop
@@ -110,21 +106,15 @@ class SharedSubscriptions:
         if not self._is_enabled:
             raise SharedUnavailable('Shared subscriptions are switched off. Set mqtt.shared to "on" to allow them.')
 
-    def group_for(self, shared_filter: str, user: str) -> ShareGroup:
-        """Return the share group of a filter with `$share/`, for a user to become a member of.
+    def group_for(self, shared_filter: str) -> ShareGroup:
+        """Return the share group of a filter with `$share/`, for a client to become a member of.
 
         The caller calls `ShareGroup.join` for the new member; or `forget_unused`, if the member can't be added.
 
         Raises:
-            SubscriptionForbidden: the user may not take from the group.
             TopicInvalid, LimitExceeded, DiskFull: the filter is refused.
         """
         name, topic_filter = group_of_share(shared_filter)
-        if self._may_share is not None and not self._may_share(user, name):
-            who = (
-                f"The user {user[:80]!r}" if user else "A client whose user name neither a certificate nor a plugin vouches for"
-            )
-            raise SubscriptionForbidden(f"{who} may not take from the group {name!r}. See access.file.")
         found = self._groups.get((name, topic_filter))
         if found is None:
             if len(self._groups) >= self._groups_max:

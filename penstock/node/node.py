@@ -87,7 +87,6 @@ class Node:
             clock,
             self.access,
             delay_ms_max=config.timer.delay_ms_max,
-            may_share=self.access.may_share,
             descriptors_below=self.descriptors.mqtt,
         )
         sender = Sender(self.store, self._handles, self.delayed, self.transactions, config.pop, config.timer)

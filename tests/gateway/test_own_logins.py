@@ -23,6 +23,8 @@ RULES = """
 [[role]]
 name = "staff"
 write = ["staff/%u"]
+read = ["jobs/#"]
+consume = ["jobs"]
 
 [[role]]
 name = "everybody"
@@ -91,7 +93,9 @@ async def test_a_token_names_the_user_and_its_roles(broker: Broker, user: str | 
     client, reason = await login(broker, user, token(broker, roles=["staff"]))
     assert reason == ACCEPTED
     assert [await client.publish_with(topic, b"x", qos=1) for topic in ("own/bob", "staff/bob")] == [0, 0]
+    assert await client.subscribe(("$share/jobs/jobs/#", 1)) == [1]
     other, reason = await login(broker, user, token(broker), "other")
+    assert await other.subscribe(("$share/jobs/jobs/#", 1)) == [ReasonCode.NOT_AUTHORIZED]
     assert await other.publish_with("staff/bob", b"x", qos=1) == ReasonCode.NOT_AUTHORIZED
 
 

@@ -178,6 +178,19 @@ async def test_a_right_that_is_withdrawn_ends_what_goes_on(broker: Broker, file:
     assert audit(tmp_path, "changed")[0]["what"] == "reload"
 
 
+async def test_a_stored_subscription_is_looked_at_again_when_its_client_returns(broker: Broker, file: Path) -> None:
+    viewer, sensor = await broker.connect_5("viewer", about=LASTS), await broker.connect("sensor-1")
+    await viewer.subscribe(("plant/#", 1), ("mixed", 1), ("$share/devices/plant/#", 1))
+    viewer.reset()
+    write(file, RULES.replace('topics = ["plant/#", "mixed"', 'topics = ["mixed"'))
+    broker.node.reload()
+    viewer = await broker.connect_5("viewer", flags=0, about=LASTS)
+    assert viewer.session_present
+    await sensor.publish("plant/sensor-1/t", b"x", 1)
+    await sensor.publish("mixed", b"x", 1)
+    assert [message.topic for message in await viewer.messages()] == ["mixed"]
+
+
 async def test_an_invalid_file_changes_nothing(broker: Broker, file: Path) -> None:
     sensor = await broker.connect("sensor-1")
     write(file, "[[rule]]")
