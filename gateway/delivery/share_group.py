@@ -332,9 +332,11 @@ class ShareGroup:
         """Return deliveries to the group at once and uncounted, so that other members get them."""
         self._settlements.revive(deliveries)
 
-    def extend(self, deliveries: list[int], expiry_s: int) -> list[int]:
-        """Keep deliveries invisible to others for as long as a session may last; return their new ids."""
+    def extend(self, deliveries: list[int], expiry_s: int, client_id: str) -> list[int]:
+        """Keep deliveries invisible to others for as long as the session of a client may last; return their new ids."""
         try:
-            return self._core.extend(self.group, deliveries, self._ack_timeout_ms + expiry_s * 1000)
+            return self._core.extend(
+                self.group, deliveries, self._ack_timeout_ms + expiry_s * 1000, self._settlements.keeper_of(client_id)
+            )
         except DiskFull:
             return deliveries

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from hashlib import blake2b
 
 from penstock.gateway.counters import GatewayCounters
 from penstock.pop.core.core import PopCore
@@ -55,6 +56,25 @@ class ShareSettlements:
     def dead_letter(self, deliveries: Iterable[int]) -> None:
         """Make deliveries dead letters of their groups, so that no member gets them [MQTT-4.8.2-6]."""
         self._settle(Kind.POP_DEAD_LETTER, list(deliveries))
+
+    def return_unrecorded(self, client_id: str, known: Collection[int]) -> None:
+        """Return to their groups the deliveries that stay with a client and that its session does not know.
+
+        A delivery of QoS 2 is kept for a client before its packet id is recorded, and is sent after that. A node that was
+        killed in between has not sent it.
+
+        Args:
+            client_id: of the client, which was connected when the node was killed.
+            known: the ids of the deliveries that are under way in its stored session.
+        """
+        unknown = [delivery for delivery in self._core.kept_by(self.keeper_of(client_id)) if delivery not in known]
+        if unknown:
+            self.revive(unknown)
+
+    @staticmethod
+    def keeper_of(client_id: str) -> str:
+        """Return what names a client to POP. (A client id may be too long for it.)"""
+        return blake2b(client_id.encode(), digest_size=16).hexdigest()
 
     def settle_owed(self) -> None:
         """Settle what a full disk had no room for."""

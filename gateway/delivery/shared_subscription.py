@@ -41,8 +41,8 @@ class ShareMembership(Protocol):
     def revive(self, deliveries: list[int], /) -> None:
         """Return deliveries to the group at once and uncounted, so that other members get them."""
 
-    def extend(self, deliveries: list[int], expiry_s: int, /) -> list[int]:
-        """Keep deliveries invisible to others for as long as a session may last; return their new ids."""
+    def extend(self, deliveries: list[int], expiry_s: int, client_id: str, /) -> list[int]:
+        """Keep deliveries invisible to others for as long as the session of a client may last; return their new ids."""
 
     def offer_others(self, entries: bytes, deliveries: list[int], refusers: Refusers, /) -> None:
         """Offer messages to other members than those that may not have them."""
@@ -204,7 +204,7 @@ class SharedSubscription(Subscription):
         places = [at for at, slot in enumerate(slots) if slot.qos == 2]
         if not places:
             return deliveries
-        fresh = self.group.extend([deliveries[at] for at in places], self.session.expiry_s)
+        fresh = self.group.extend([deliveries[at] for at in places], self.session.expiry_s, self.session.client_id)
         deliveries = list(deliveries)
         for at, delivery in zip(places, fresh, strict=True):
             deliveries[at] = delivery

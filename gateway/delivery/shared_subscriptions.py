@@ -192,6 +192,11 @@ class SharedSubscriptions:
         if found:
             self.settlements.revive(found)
 
+    def return_unrecorded(self, client_id: str, inflight: Mapping[int, Slot | None]) -> None:
+        """Return the deliveries of QoS 2 that a killed node kept for a client, and whose packet ids it did not record."""
+        known = {slot.delivery for slot in inflight.values() if slot is not None}
+        self.settlements.return_unrecorded(client_id, known)
+
     def discard(self, inflight: Mapping[int, Slot | None], filters: list[str]) -> None:
         """Let nobody have the deliveries of QoS 2 of a session that has ended [MQTT-4.8.2-5].
 

@@ -67,6 +67,9 @@ class SharedDeliveries(Protocol):
     def return_unacknowledged(self, inflight: Mapping[int, Slot | None], /) -> None:
         """Let other members of the group have the deliveries of QoS 1."""
 
+    def return_unrecorded(self, client_id: str, inflight: Mapping[int, Slot | None], /) -> None:
+        """Let other members have the deliveries of QoS 2 that a lost client keeps, and that its session does not know."""
+
     def discard(self, inflight: Mapping[int, Slot | None], filters: list[str], /) -> None:
         """Let nobody have the deliveries of QoS 2, and let go of the groups of a session that has ended."""
 
@@ -275,6 +278,7 @@ class SessionLifecycle:
         advance = self._advance_of(stored)
         done = list(takewhile(lambda packet_id: packet_id != advance.first, stored.inflight)) if advance is not None else []
         self._shared.return_unacknowledged({each: slot for each, slot in stored.inflight.items() if each not in set(done)})
+        self._shared.return_unrecorded(stored.client_id, stored.inflight)
         changes = self._changes_of_lost(stored, done, advance.floors if advance is not None else {})
         if changes is not None and stored.expiry_s:
             body, properties = changes.encode()

@@ -14,6 +14,9 @@ ATTEMPT_ID_BYTES_MAX = 255
 ENTRY_BYTES = CHECKPOINT_ENTRY.size
 _SOURCE_AT = ENTRY_BYTES - 2
 
+KEEPER_MARK = "\0"
+"""First character of the attempt id of a checkpoint that a device keeps: what follows names the device. No call can give it."""
+
 FROM_QUEUE = 0
 FROM_RETRY = 1
 
@@ -84,7 +87,7 @@ class Checkpoint:
         deadline_ms: when the invisible time is over, in ms since 1970.
         flags: `Flag.SUSPENDED` if the return of the messages doesn't count as an attempt.
         body: the entries, `CHECKPOINT_ENTRY` each.
-        attempt_id: of the call; empty if it gave none.
+        attempt_id: of the call; empty if it gave none. Of deliveries that stay with a device, `KEEPER_MARK` and its keeper.
     """
 
     __slots__ = (
@@ -134,6 +137,11 @@ class Checkpoint:
     def open_indexes(self) -> Iterator[int]:
         """Yield the indexes of the open deliveries."""
         return indexes_of(self.open)
+
+    @property
+    def keeper(self) -> str:
+        """Names the device with which the deliveries stay; empty if they return after their invisible time like any."""
+        return self.attempt_id.removeprefix(KEEPER_MARK) if self.attempt_id.startswith(KEEPER_MARK) else ""
 
     @property
     def suspended(self) -> bool:

@@ -41,6 +41,8 @@ class CheckpointTable:
         """Checkpoints with open deliveries, by position."""
         self.closed: RecentIds[int, Checkpoint] = RecentIds(CLOSED_REMEMBERED)
         """The last checkpoints that were closed, without their entries."""
+        self.kept: dict[str, set[int]] = {}
+        """Positions of the open checkpoints that devices keep, by keeper."""
         self._changed: set[int] = set()
         self._new: set[int] = set()
         """Positions of the checkpoints that have no row yet."""
@@ -51,6 +53,8 @@ class CheckpointTable:
         self._changed.add(checkpoint.position)
         self._new.add(checkpoint.position)
         self._deadlines.schedule(checkpoint.deadline_ms, checkpoint)
+        if checkpoint.keeper:
+            self.kept.setdefault(checkpoint.keeper, set()).add(checkpoint.position)
 
     def open_delivery(self, record: Record, position: int, index: int) -> Checkpoint | None:
         """Return the checkpoint of a delivery that a record ends. Return None, and log it, if damage has destroyed it."""
@@ -67,7 +71,12 @@ class CheckpointTable:
         self._changed.add(checkpoint.position)
         if not checkpoint.open:
             del self.open[checkpoint.position]
-            if checkpoint.attempt_id:
+            if checkpoint.keeper:
+                kept = self.kept[checkpoint.keeper]
+                kept.discard(checkpoint.position)
+                if not kept:
+                    del self.kept[checkpoint.keeper]
+            elif checkpoint.attempt_id:
                 attempt_ids = self._groups[checkpoint.group_id].attempt_ids
                 if attempt_ids.get(checkpoint.attempt_id) == checkpoint.position:
                     del attempt_ids[checkpoint.attempt_id]
@@ -90,7 +99,7 @@ class CheckpointTable:
             self.add(checkpoint)
             group = self._groups[checkpoint.group_id]
             group.in_flight += checkpoint.open.bit_count()
-            if checkpoint.attempt_id:
+            if checkpoint.attempt_id and not checkpoint.keeper:
                 group.attempt_ids[checkpoint.attempt_id] = checkpoint.position
         self._changed.clear()
         self._new.clear()

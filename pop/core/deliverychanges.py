@@ -7,7 +7,16 @@ from typing import Any
 
 import orjson
 
-from penstock.pop.core.checkpoint import FROM_QUEUE, FROM_RETRY, Checkpoint, Entry, entries_of, indexes_of, last_of
+from penstock.pop.core.checkpoint import (
+    FROM_QUEUE,
+    FROM_RETRY,
+    KEEPER_MARK,
+    Checkpoint,
+    Entry,
+    entries_of,
+    indexes_of,
+    last_of,
+)
 from penstock.pop.core.checkpointtable import CheckpointTable
 from penstock.pop.core.damages import DamagedRanges
 from penstock.pop.core.deadletters import DeadLetter, DeadLetters, Reason
@@ -120,7 +129,8 @@ class DeliveryChanges:
             self._checkpoints.close(checkpoint, 1 << index)
         step = CHANGE_ENTRY.size
         body = b"".join(record.body[at + REFERENCE.size : at + step] for at in range(0, len(record.body), step))
-        self._checkpoints.add(Checkpoint(record.position, group_id, record.store_ms, deadline_ms, record.flags, body))
+        keeper = KEEPER_MARK + orjson.loads(record.properties)["keeper"] if record.properties else ""
+        self._checkpoints.add(Checkpoint(record.position, group_id, record.store_ms, deadline_ms, record.flags, body, keeper))
 
     def _apply_ack(self, record: Record) -> None:
         group = self._groups.of_record(record)

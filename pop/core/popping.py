@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 import structlog
 
-from penstock.pop.core.checkpoint import ATTEMPT_ID_BYTES_MAX, Checkpoint
+from penstock.pop.core.checkpoint import ATTEMPT_ID_BYTES_MAX, KEEPER_MARK, Checkpoint
 from penstock.pop.core.counters import PopCounters
 from penstock.pop.core.deadletters import Reason
 from penstock.pop.core.group import ConsumerGroup
@@ -207,10 +207,12 @@ def check_attempt_id(attempt_id: str) -> str:
     """Return `attempt_id` if it is valid. The record of a checkpoint contains it, so its length is limited.
 
     Raises:
-        RequestInvalid: it is too long.
+        RequestInvalid: it is too long, or begins with NUL.
     """
     if len(attempt_id.encode()) > ATTEMPT_ID_BYTES_MAX:
         raise RequestInvalid(f"attempt_id has more than {ATTEMPT_ID_BYTES_MAX} bytes")
+    if attempt_id.startswith(KEEPER_MARK):
+        raise RequestInvalid("attempt_id begins with the character NUL; begin it with another one")
     return attempt_id
 
 

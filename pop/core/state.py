@@ -62,6 +62,8 @@ class PopState:
         self.groups_by_id = self._groups.by_id
         self.checkpoints = self._checkpoints.open
         """Checkpoints with open deliveries, by position."""
+        self.kept = self._checkpoints.kept
+        """Positions of the open checkpoints that devices keep, by keeper."""
         self.closed = self._checkpoints.closed
         """The last checkpoints that were closed, without their entries."""
 

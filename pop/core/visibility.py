@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import orjson
+
 from penstock.pop.core.checkpoint import Checkpoint, delivery_id, delivery_of
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.handle import Delivery, Handles
@@ -74,10 +76,11 @@ class Visibility:
                 outcomes[at] = (AckOutcome.OK, handle)
         return outcomes
 
-    def extend(self, group: ConsumerGroup, deliveries: list[int], invisible_ms: int) -> list[int]:
+    def extend(self, group: ConsumerGroup, deliveries: list[int], invisible_ms: int, keeper: str) -> list[int]:
         """Move the deadlines of deliveries, given by their ids, to `invisible_ms` from now; return their new ids.
 
         This is for consumers inside the node, and `invisible_ms` has no maximum. Deliveries that are over keep their ids.
+        `kept_by` finds the others by their keeper, which is 1 to 254 characters.
 
         Raises:
             DiskFull: the disk has no room for the record; the old ids and deadlines hold.
@@ -91,11 +94,21 @@ class Visibility:
                 moved[delivery] = position, index
         if not moved:
             return deliveries
-        first = delivery_id(self._append_change(group.id, invisible_ms, False, list(moved.values())).position)
+        checkpoint = self._append_change(group.id, invisible_ms, False, list(moved.values()), keeper)
+        first = delivery_id(checkpoint.position)
         fresh = dict(zip(moved, range(first, first + len(moved)), strict=True))
         return [fresh.get(delivery, delivery) for delivery in deliveries]
 
-    def _append_change(self, group_id: int, invisible_ms: int, suspend: bool, deliveries: list[tuple[int, int]]) -> Checkpoint:
+    def kept_by(self, keeper: str) -> list[int]:
+        """Return the ids of the open deliveries that `extend` has moved for a keeper."""
+        found = []
+        for position in sorted(self._state.kept.get(keeper, ())):
+            found += [delivery_id(position, index) for index in self._state.checkpoints[position].open_indexes()]
+        return found
+
+    def _append_change(
+        self, group_id: int, invisible_ms: int, suspend: bool, deliveries: list[tuple[int, int]], keeper: str = ""
+    ) -> Checkpoint:
         """Append the record that moves open deliveries; return their new checkpoint, which has them in the same order."""
         entries = []
         for position, index in deliveries:
@@ -107,5 +120,6 @@ class Visibility:
             b"".join(entries),
             deadline_ms=self._now_ms() + invisible_ms,
             flags=Flag.SUSPENDED if suspend else 0,
+            properties=orjson.dumps({"keeper": keeper}) if keeper else b"",
         )
         return self._state.checkpoints[position]

@@ -75,16 +75,20 @@ def test_an_extended_delivery_stays_invisible_and_has_another_id(parts: Parts) -
     one, two, three = take(parts)
     settle(parts, Kind.POP_ACK, two)
     long_ms = parts.options[0].invisible_ms_max * 10
-    held = parts.core.extend(parts.group(), [three, two, one], long_ms)
+    held = parts.core.extend(parts.group(), [three, two, one], long_ms, "device")
     assert held[1] == two  # this delivery is over, so nothing is extended
     parts.advance(INVISIBLE_MS)
     assert parts.pop() == []
     assert not parts.core.is_open(one)
+    assert parts.core.kept_by("device") == [held[0], held[2]]
     parts = parts.after_crash("crashed")
+    assert parts.core.kept_by("device") == [held[0], held[2]]
     parts.advance(long_ms - INVISIBLE_MS - 1)
     assert settle(parts, Kind.POP_ACK, held[0]) == 1
+    assert parts.core.kept_by("device") == [held[2]]
     parts.advance(1)
     assert [(message.body, message.attempt) for message in parts.pop()] == [(b"a", 2)]
+    assert parts.core.kept_by("device") == []
     parts.close()
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
@@ -241,7 +242,8 @@ class Disk:
         """Pages that files may take; None for no limit."""
         self.failing_write_backs = 0
         """Number of the next write-backs with something to write that fail."""
-        self.syncs = 0
+        self.ignores_bad_sectors = False
+        """Whether everything can be read: for the oracle."""
         self._inodes = 0
 
     # --- what happens to a disk ---------------------------------------------------------------------------------------
@@ -305,6 +307,27 @@ class Disk:
         for inode in self.inodes():
             inode.forget_lost_pages()
 
+    def lose_sector(self, path: Path) -> int | None:
+        """Make a sector of a file unreadable, as long as it is not written again; return its number.
+
+        The kernel has no page of it in its cache. Pages that are not on disk stay there, and so does the last one that was
+        written, so there may be no such sector.
+        """
+        directory = self.directory(path.parent)
+        inode = directory.names[path.name]
+        assert isinstance(inode, Inode)
+        pages = [
+            page
+            for page in range(inode.written.bit_length() - 1)
+            if inode.written >> page & 1 and page not in inode.dirty and page not in inode.lost
+        ]
+        if not pages:
+            return None
+        sector = self.random.choice(pages) * NUMBER_OF_SECTORS + self.random.randrange(NUMBER_OF_SECTORS)
+        inode.bad_sectors.add(sector)
+        inode.resident.discard(sector // NUMBER_OF_SECTORS)
+        return sector
+
     # --- what is on it ------------------------------------------------------------------------------------------------
 
     def inodes(self) -> list[Inode]:
@@ -325,6 +348,19 @@ class Disk:
             assert isinstance(node, Directory), path
             found = node
         return found
+
+    def is_file(self, path: Path) -> bool:
+        """Return whether a path whose directory exists is that of a file."""
+        return isinstance(self.directory(path.parent).names.get(path.name), Inode)
+
+    @contextmanager
+    def all_readable(self) -> Iterator[None]:
+        """Let everything be read within the context."""
+        self.ignores_bad_sectors = True
+        try:
+            yield
+        finally:
+            self.ignores_bad_sectors = False
 
     def copy_tree(self, old: Path, new: Path) -> None:
         """Copy a directory with everything in it, at once and durably."""
@@ -364,7 +400,6 @@ class Disk:
 
     def sync(self, inode: Inode) -> bool:
         """Write a file back; return False if that fails."""
-        self.syncs += 1
         if inode.dirty and self._fails():
             pages = sorted(inode.dirty)
             failed = [page for page in pages if self.random.random() < 0.7] or pages[-1:]
@@ -448,11 +483,15 @@ class SimulatedFiles:
         self._step("rename")
         directory, name = self._parent(old)
         target, new_name = self._parent(new)
-        assert directory is target, "a rename between directories is not simulated"
         node = directory.names.get(name)
         if node is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(old))
-        directory.change({name: None, new_name: node})
+        if directory is target:
+            directory.change({name: None, new_name: node})
+            return
+        target.change({new_name: node})
+        target.put_on_disk()  # a journal never has one half of a rename
+        directory.change({name: None})
 
     def link(self, old: Path, new: Path) -> None:
         self._step("link")
@@ -572,7 +611,7 @@ class SimulatedFile:
         stop = min(offset + size, inode.size)
         if offset >= stop:
             return b""
-        if inode.bad_sectors:
+        if inode.bad_sectors and not self._disk.ignores_bad_sectors:
             self._check_readable(offset, stop)
         return inode.read(offset, stop)
 

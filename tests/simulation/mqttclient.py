@@ -61,7 +61,6 @@ class MqttClient:
         self._asked: dict[int, tuple[str, int]] = {}
         self._received: set[int] = set()
         """Packet ids at QoS 2 that are not released yet."""
-        self._exact: dict[int, int] = {}
         self._answers: list[bytes] = []
         self._packet_id = 0
         self._rest = bytearray()
@@ -184,7 +183,7 @@ class MqttClient:
         if body[1]:
             return  # refused, as on a full disk
         is_present = bool(body[0] & 1)
-        if self._has_session and not is_present:
+        if self._has_session and not is_present and not self._oracle.was_repaired:
             raise Violation(f"the session of {self.name} is gone")
         if not is_present:
             for message, _ in self.unacked.values():
@@ -219,8 +218,9 @@ class MqttClient:
         if is_retained:
             self.retained[topic] = payload
         elif qos == 2 and len(message.positions) <= 1 and not message.is_retained:
-            count = self._exact[message.number] = self._exact.get(message.number, 0) + 1
-            if count > max(len(self.consumer.since), 1):
+            self.consumer.exact[message.number] += 1
+            count = self.consumer.exact[message.number]
+            if count > max(len(self.consumer.since), 1) and not self._oracle.was_repaired:
                 raise Violation(f"{message} came {count} times to {self.name} at QoS 2")
 
     def _subscribed(self, packet_id: int, code: int) -> None:

@@ -6,7 +6,7 @@ It knows nothing of the node's inside but the records of the log, which it reads
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from enum import Enum
 
 from penstock.store.commitlog import CommitLog
@@ -14,6 +14,9 @@ from penstock.store.errors import RecordCorrupt
 from penstock.store.record import Flag, Kind, Record, decode
 from penstock.store.store import Store
 from penstock.store.topics import matches
+
+RECORD_BYTES_MAX = 600
+"""No record of a message is larger."""
 
 
 class Violation(AssertionError):
@@ -100,7 +103,7 @@ class Consumer:
         earliest: whether it gets what the log had before.
     """
 
-    __slots__ = ("dead", "delivered", "earliest", "ended", "maybe_ended", "name", "since", "was_reset")
+    __slots__ = ("dead", "delivered", "earliest", "ended", "exact", "maybe_ended", "name", "since", "was_reset")
 
     def __init__(self, name: str, *, earliest: bool = False) -> None:
         self.name = name
@@ -108,6 +111,8 @@ class Consumer:
         self.since: dict[str, int] = {}
         self.delivered: Counter[int] = Counter()
         """How often each message was delivered, by its number."""
+        self.exact: Counter[int] = Counter()
+        """How often each message was delivered at QoS 2, not counting what the client knows as repeated."""
         self.ended: set[tuple[int, int]] = set()
         """Number and position of each message whose delivery the node has acknowledged as ended."""
         self.maybe_ended: set[tuple[int, int]] = set()
@@ -218,17 +223,16 @@ class Oracle:
                 raise Violation(f"{message} was durable and is gone from {sorted(missing)}")
             if message.acked_at and message.qos and not here and not message.positions:
                 raise Violation(f"{message} was acknowledged and is not in the log")
-            if message.once and len(here | message.positions) > 1:
+            if message.once and len(here | message.positions) > 1 and not self.was_repaired:
                 raise Violation(f"{message} is stored more than once, at {sorted(here | message.positions)}")
         self.scanned = min(self.scanned, store.log.written)
         self.scan(store, store.log.written)
 
-    def exempt(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Note that what was in ranges of the log is damaged, given by begin and end."""
-        for start, stop in ranges:
-            for message in self.sent.values():
-                if any(start - 4096 < position < stop for position in message.positions):
-                    message.is_exempt = True
+    def exempt(self, start: int, stop: int) -> None:
+        """Note that the bytes of the log from `start` to `stop` are damaged."""
+        for message in self.sent.values():
+            if any(start - RECORD_BYTES_MAX < position < stop for position in message.positions):
+                message.is_exempt = True
 
     # --- deliveries ---------------------------------------------------------------------------------------------------
 
@@ -255,7 +259,12 @@ class Oracle:
         return min(message.positions, default=0) >= self.expired_before
 
     def missing(self, consumer: Consumer) -> Sent | None:
-        """Return a message that a consumer must get and has not got; None if there is none."""
+        """Return a message that a consumer must get and has not got; None if there is none.
+
+        After a repair nobody knows what was lost: records of sessions, groups and acknowledgements may be among it.
+        """
+        if self.was_repaired:
+            return None
         for message in self.sent.values():
             if message.number in consumer.delivered or message.number in consumer.dead:
                 continue

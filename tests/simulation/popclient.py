@@ -104,7 +104,7 @@ class Producer:
             message.fate = Fate.COMMITTED if commit else Fate.ROLLED_BACK
         elif code == pb.ALREADY_ROLLED_BACK:  # after the last check
             message.fate = Fate.ROLLED_BACK
-        elif not message.is_exempt:
+        elif not self._oracle.was_repaired:
             raise Violation(f"the {'commit' if commit else 'roll back'} of {message} got the status {code}")
 
 

@@ -6,10 +6,13 @@ from random import Random
 
 from penstock.gateway.protocol.packets import PUBREL
 from penstock.node.config import Config
+from penstock.store.commitlog import DIRECTORY
 from penstock.store.options import KIB, StoreOptions
+from penstock.store.record import Kind
+from penstock.store.segment import segment_name
 from tests.gateway.packet_cases import connect, field, packet, subscribe
 from tests.simulation.backups import Backups
-from tests.simulation.disk import Directory, Disk
+from tests.simulation.disk import Directory, Disk, Inode
 from tests.simulation.oracle import Oracle
 from tests.simulation.orderedmap import Databases
 from tests.simulation.process import DATA_DIR, KILLED, Machine, Process, SimulatedTransport, mqtt_options
@@ -24,16 +27,29 @@ class Bench:
         random = Random(1)
         self.machine = Machine(Time(), Disk(random), Databases(), random, lambda: self.sync_s)
         store = StoreOptions(segment_bytes=32 * KIB, reserve_bytes=0)
-        config = Config(data_dir=DATA_DIR, store=store, mqtt=mqtt_options())
+        config = Config(data_dir=DATA_DIR, store=store, mqtt=mqtt_options(share_ack_timeout_ms=1_000))
         self.process = Process(self.machine, config)
         self.process.start()
         self.run(0.1)
 
     def cut_power(self) -> None:
         """Keep nothing that is not on disk, and start the node again."""
+        self.machine.disk.reboot()
+        self.kill()
+
+    def tear(self, position: int) -> None:
+        """Keep what was written to the log before a position, and start the node again."""
+        folder = self.machine.disk.directory(DATA_DIR / DIRECTORY)
+        segment = folder.names[segment_name(0)]
+        assert isinstance(segment, Inode)
+        segment.write_back(sorted(segment.dirty))
+        del segment.disk[position:]
+        self.cut_power()
+
+    def kill(self) -> None:
+        """Kill the node, and start it again."""
         self.process.status = KILLED
         self.machine.databases.crash(self.machine.random)
-        self.machine.disk.reboot()
         self.process = Process(self.machine, self.process.config)
         self.process.start()
         self.run(0.1)
@@ -120,3 +136,20 @@ def test_a_backup_is_there_after_a_power_cut() -> None:
     backups.make(bench.process, lambda: None, None)
     bench.machine.disk.reboot()
     backups.check(bench.process.config)
+
+
+def test_a_shared_message_at_qos_2_is_not_kept_for_a_session_that_does_not_know_it() -> None:
+    bench = Bench()
+    member = bench.connect(b"m")
+    member.feed(subscribe(1, (b"$share/g/a", 2)))
+    publisher = bench.connect(b"p")
+    bench.run(0.2)
+    bench.sync_s = 10.0
+    publisher.feed(packet(0x34, field(b"a") + b"\x00\x07body"))
+    bench.run(0.1)
+    assert b"body" not in member.received, "its packet id is not durable"
+    kept = [record for record in bench.process.store.log.scan(0) if record.kind == Kind.POP_INVISIBLE_CHANGED]
+    bench.tear(kept[0].position + kept[0].size)
+    member = bench.connect(b"m")
+    bench.run(30.0)
+    assert b"body" in member.received

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import errno
+from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
 from random import Random
 from typing import Any, NamedTuple
 
 from penstock.node.config import Config
+from penstock.pop.core.handle import SECRET
 from penstock.pop.core.settings import GroupSettings
 from penstock.pop.options import PopOptions
-from penstock.store.errors import DiskFull, LogCorrupt
+from penstock.store import commitlog, snapshot, syncmark, timekeeping
+from penstock.store.errors import DiskFull, IndexDamaged, LogCorrupt
+from penstock.store.files import STEP_BYTES
 from penstock.store.options import DAY_MS, KIB, StoreOptions
+from penstock.store.repair import Damage
+from penstock.store.segment import segment_base
 from penstock.timer.options import TimerOptions
 from tests.simulation.backups import Backups
-from tests.simulation.disk import PAGE_BYTES, Disk, ProcessDead
+from tests.simulation.disk import PAGE_BYTES, SECTOR_BYTES, Disk, ProcessDead, SimulatedFiles
 from tests.simulation.mqttclient import SHARE, MqttClient
 from tests.simulation.oracle import Consumer, Fate, Oracle, Sent, Violation
 from tests.simulation.orderedmap import Databases
 from tests.simulation.popclient import Group, Producer
-from tests.simulation.process import DATA_DIR, FAILED, KILLED, Machine, Process, mqtt_options
+from tests.simulation.process import DAMAGED, DATA_DIR, FAILED, KILLED, Machine, Process, mqtt_options
+from tests.simulation.repairing import repair_data_dir
 from tests.simulation.verifying import index_differences
 from tests.simulation.virtualtime import Time
 
@@ -38,7 +46,25 @@ VERIFIED = 0.1
 SETTLED_S = 90.0
 """Virtual seconds within which everything must be delivered when nothing fails any more."""
 
-FAULTS = ("stop", "kill", "kill_soon", "power", "power_soon", "eio", "eio_reboot", "full", "kill_start", "backup", "clock")
+FAULTS = (
+    "stop",
+    "kill",
+    "kill_soon",
+    "power",
+    "power_soon",
+    "eio",
+    "eio_reboot",
+    "full",
+    "kill_start",
+    "backup",
+    "clock",
+    "sector",
+    "index",
+)
+
+
+class BeyondRepair(Exception):
+    """Raised when only a backup helps, which ends a run."""
 
 
 class Length(NamedTuple):
@@ -77,6 +103,7 @@ class World:
         self.oracle = Oracle(lambda: self.time.now_s)
         self._wrong_since_s = 0.0
         """When the time of day was set wrong or right last."""
+        self._has_bad_sectors = False
         self._is_confirmed = False
         """Whether the time of day was wrong for so long that the node may have taken it for right."""
         self.backups = Backups(self.machine, self.oracle, self.note)
@@ -159,6 +186,10 @@ class World:
 
     def run(self) -> None:
         """Run to the end. Raises Violation."""
+        with suppress(BeyondRepair):
+            self._run()
+
+    def _run(self) -> None:
         random = self.random
         self.start_until_it_runs()
         if random.random() < 0.8:
@@ -225,7 +256,8 @@ class World:
         self.note(f"log {store.log.written} durable {store.durable_position} steps {process.steps}")
 
     def _scan(self, process: Process) -> None:
-        self.oracle.scan(process.store, process.store.durable_position)
+        with self.disk.all_readable():
+            self.oracle.scan(process.store, process.store.durable_position)
 
     # --- what clients do ----------------------------------------------------------------------------------------------
 
@@ -330,6 +362,10 @@ class World:
             self._ends_at_fuse = what
         elif what == "full":
             self.disk.capacity_pages = self.disk.used_pages() + random.choice((0, 1, 4, 12))
+        elif what == "sector":
+            self._lose_sector()
+        elif what == "index":
+            process.db_flush_error = "Corruption: block checksum mismatch"
         elif what == "clock":
             self._set_clock(random.choice(CLOCK_STEPS_S))
         elif what == "backup":
@@ -338,6 +374,46 @@ class World:
             process.status = KILLED
             self._ended(start=False)
             self.start_until_it_runs(fuse=random.choice((0, 3, 8, 15, 25, 40, 60)))
+
+    def _lose_sector(self) -> None:
+        """Make a sector of a file of the node unreadable. Of the index nothing, because RocksDB is not simulated."""
+        paths = [DATA_DIR / name for name in (SECRET, syncmark.FILE, timekeeping.FILE)]
+        for folder in (commitlog.DIRECTORY, commitlog.DIRECTORY, snapshot.DIRECTORY):
+            files = SimulatedFiles(self.disk, lambda name: None)
+            paths += [DATA_DIR / folder / name for name in files.names(DATA_DIR / folder)] * 3
+        path = self.random.choice([path for path in paths if self.disk.is_file(path)])
+        sector = self.disk.lose_sector(path)
+        if sector is None:
+            return
+        self.note(f"sector {sector} of {path} can't be read")
+        self._has_bad_sectors = True
+        if path.parent.name == commitlog.DIRECTORY:
+            offset = sector * SECTOR_BYTES // STEP_BYTES * STEP_BYTES  # the store reads no less around it
+            self.oracle.exempt(segment_base(path) + offset, segment_base(path) + offset + STEP_BYTES)
+
+    def _repair(self) -> bool:
+        """Repair the data directory; return False if only a backup helps."""
+        oracle, random = self.oracle, self.random
+
+        def on_damage(damages: list[Damage]) -> None:
+            for damage in damages:
+                oracle.exempt(damage.position, damage.position + damage.length)
+
+        oracle.was_repaired = True
+        oracle.scanned = 0  # records end elsewhere
+        while True:
+            try:
+                repair_data_dir(self.machine, on_damage, random.choice((None, None, 5, 15, 30, 60)))
+            except ProcessDead:
+                self.note("the repair was killed")
+                if random.random() < 0.5:
+                    self._cut_power()
+            except LogCorrupt as error:
+                self.note(f"the log can't be repaired: {error}")
+                return False
+            else:
+                self.note("repaired")
+                return True
 
     def _set_clock(self, ahead_s: int) -> None:
         """Set the time of day wrong, or right again."""
@@ -351,7 +427,8 @@ class World:
         if time.wall_ahead_ms and time.now_s - self._wrong_since_s >= self.config.clock.confirm_ms / 1000 - 5:
             self._is_confirmed = True
             self.oracle.is_time_known = False
-        if self.config.store.retention_ms and not self._is_confirmed and store.retention.expires_before:
+        is_checked = self.config.store.retention_ms and not (self._is_confirmed or self.oracle.was_repaired)
+        if is_checked and store.retention.expires_before:
             raise Violation(f"messages before {store.retention.expires_before} have expired, which are not a day old")
 
     def _back_up(self, process: Process) -> None:
@@ -374,6 +451,8 @@ class World:
         def done(_: Any, error: Exception | None) -> None:
             if isinstance(error, OSError):
                 process.status, process.why = FAILED, str(error)
+            elif isinstance(error, IndexDamaged):
+                process.status, process.why = DAMAGED, str(error)
             elif error is not None:
                 raise Violation(f"the stop of the node has raised {error!r}")
 
@@ -440,15 +519,24 @@ class World:
                 fuse = None
                 continue
             except LogCorrupt as error:
-                raise Violation(f"the node refuses to start: {error}") from error
+                if not self._has_bad_sectors:
+                    raise Violation(f"the node refuses to start: {error}") from error
+                self.note(f"refuses to start: {error}")
+                self.machine.databases.crash(self.random)
+                if not self._repair():
+                    raise BeyondRepair from error
+                continue
             except (OSError, DiskFull) as error:
                 self.note(f"does not start: {error}")
+                if isinstance(error, OSError) and error.errno == errno.EIO and self._has_bad_sectors and not self._repair():
+                    raise BeyondRepair from error
                 self.machine.databases.crash(self.random)
                 self.disk.capacity_pages = None
                 continue
             process.fuse = None
             self.process = process
-            self.oracle.check_recovered(process.store)
+            with self.disk.all_readable():
+                self.oracle.check_recovered(process.store)
             self.note(f"started: {process.recovery}")
             process.before_unlink = partial(self._scan, process)
             process.start()
@@ -466,12 +554,13 @@ class World:
         process = self.process
         if process is not None:
             process.fuse = None
+            process.db_flush_error = ""
         else:
             self.start_until_it_runs()
         self.note("settles")
         least_s = self.time.now_s + self.random.choice((0.0, 0.0, 0.0, self._length.delay_ms_max / 1000 + 4))
         until_s, seconds = self.time.now_s + SETTLED_S, 0.1
-        while self.time.now_s < until_s:
+        while self.time.now_s < until_s and not self.oracle.was_repaired:
             self._drain()
             self.pass_time(seconds)
             if self.time.now_s >= least_s and self._is_idle() and not self._is_any_missing():
@@ -517,7 +606,7 @@ class World:
         process = self.process
         assert process is not None
         for client in self.clients:
-            if not client.is_idle:
+            if not client.is_idle and not self.oracle.was_repaired:
                 raise Violation(
                     f"{client.name} waits in vain for an answer about {[str(each) for each, _ in client.unacked.values()]}"
                 )
@@ -527,7 +616,7 @@ class World:
         self._scan(process)
         for consumer in self._consumers():
             self.oracle.check_all_delivered(consumer)
-        if self.oracle.retained:
+        if self.oracle.retained and not self._has_bad_sectors:
             self._check_retained(process)
         is_verified = self.random.random() < (0.5 if self.backups.are_begun else VERIFIED)
         if is_verified or self.random.random() < 0.5:

@@ -1,0 +1,51 @@
+"""What an operator does when a node refuses to start: the real code of `penstock repair`, on the simulated disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from penstock.node.datafiles import check_files, mend_file
+from penstock.store.commitlog import DIRECTORY
+from penstock.store.index import Index
+from penstock.store.placing import MARKER, misplaced, place
+from penstock.store.repair import Damage, repair, survey
+from tests.simulation.disk import ProcessDead, SimulatedFiles
+from tests.simulation.oracle import Violation
+from tests.simulation.process import DATA_DIR, Machine
+
+
+def repair_data_dir(machine: Machine, on_damage: Callable[[list[Damage]], None], fuse: int | None) -> None:
+    """Do what `penstock repair` does.
+
+    Args:
+        machine: has the disk. No process has the data directory open.
+        on_damage: called with the damaged ranges, before anything is changed.
+        fuse: number of operations after which the command is killed; None for never.
+
+    Raises:
+        ProcessDead: it was killed.
+        LogCorrupt: the log can't be repaired in place.
+        Violation: something is still damaged afterwards.
+    """
+    steps = 0
+
+    def step(name: str) -> None:
+        nonlocal steps
+        steps += 1
+        if fuse is not None and steps > fuse:
+            raise ProcessDead
+
+    files, directory = SimulatedFiles(machine.disk, step), DATA_DIR / DIRECTORY
+    if files.exists(directory / MARKER) or misplaced(files, directory):
+        Index.destroy(DATA_DIR, files)
+        place(files, directory)
+    findings = survey(DATA_DIR, files=files)
+    on_damage(findings.damages)
+    problems = check_files(DATA_DIR, files=files)
+    repair(DATA_DIR, findings.damages, files=files)
+    for problem in problems:
+        if problem.is_mendable:
+            mend_file(DATA_DIR, problem, files=files)
+    left = survey(DATA_DIR, files=files).damages
+    if left:
+        raise Violation(f"the log is damaged after its repair: {left}")
