@@ -27,7 +27,7 @@ def main() -> int:
     parser.add_argument("--worker", type=Path, metavar="DIR", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker is not None:
-        serve(options.worker)
+        asyncio.run(serve(options.worker))
         return 0
     if options.list:
         for fault in FAULTS.values():

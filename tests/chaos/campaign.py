@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.chaos.catalogue import FAULTS, plan
 from tests.chaos.faults.fault import Fault
-from tests.chaos.nodeprocess import ROOT
+from tests.chaos.launching import ROOT, Forks
 from tests.chaos.report import Report
 from tests.chaos.round import play
 
@@ -102,16 +102,18 @@ def _say(verdict: dict) -> None:
     print(f"{verdict['seed']}: {state} in {verdict['seconds']:.1f} s, {verdict['acked']} acknowledged: {names}", flush=True)
 
 
-def serve(directory: Path) -> None:
+async def serve(directory: Path) -> None:
     """Play the rounds that standard input names, one after the other, in a mount namespace of this process's own."""
     hide_mounts()
-    for line in sys.stdin:
+    launcher = Forks()
+    while line := await asyncio.to_thread(sys.stdin.readline):
         asked = json.loads(line)
         here = directory / asked["seed"]
         here.mkdir(parents=True)
-        verdict = asyncio.run(play(asked["seed"], [FAULTS[name] for name in asked["faults"]], here))
+        verdict = await play(asked["seed"], [FAULTS[name] for name in asked["faults"]], here, launcher)
         sys.stdout.write(json.dumps(verdict.as_dict()) + "\n")
         sys.stdout.flush()
+    await launcher.close()
 
 
 def hide_mounts() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).parents[2]
+from tests.chaos.launching import Anew, Descriptors, Launched, Launcher
+
+ANEW = Anew()
 
 READY_S_MAX = 60.0
 END_S_MAX = 30.0
@@ -44,20 +45,18 @@ class ServeProcess:
         data_dir: of the node.
         config: TOML file with its options.
         log: gets standard error.
-        environment: variables besides those of this process.
+        launcher: starts the process.
     """
 
-    def __init__(self, data_dir: Path, config: Path, log: Path, environment: dict[str, str] | None = None) -> None:
+    def __init__(self, data_dir: Path, config: Path, log: Path, launcher: Launcher = ANEW) -> None:
         self.data_dir = data_dir
         self.config = config
         self.log = log
-        self.environment = environment or {}
-        self.descriptors_max = 0
-        """Soft limit of descriptors of the next start; 0 for that of this process."""
-        self.is_hard_limit = False
-        """Whether `descriptors_max` is the hard limit, too."""
+        self.descriptors: Descriptors | None = None
+        """Limits of descriptors of the next start; None for those of this process."""
         self.addresses: dict[str, str] = {}
-        self._process: asyncio.subprocess.Process | None = None
+        self._launcher = launcher
+        self._process: Launched | None = None
         self._sync_pid = 0
 
     @property
@@ -74,25 +73,9 @@ class ServeProcess:
         assert not self.is_running
         self.addresses = {}
         listeners = [word for name in ("mqtt", "pop", "admin") for word in (f"--{name}", "127.0.0.1:0")]
-        command = [sys.executable, "-m", "penstock", "serve", "--config", str(self.config), *listeners]
-        command += ["--data-dir", str(self.data_dir)]
-        if self.descriptors_max:
-            command = [
-                "/bin/sh",
-                "-c",
-                f'ulimit {"" if self.is_hard_limit else "-S"} -n {self.descriptors_max}; exec "$@"',
-                "sh",
-                *command,
-            ]
-        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        arguments = ["serve", "--config", str(self.config), *listeners, "--data-dir", str(self.data_dir)]
         with self.log.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *command,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=log,
-                cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": path, **self.environment},
-            )
+            self._process = await self._launcher.launch(arguments, stderr=log.fileno(), descriptors=self.descriptors)
 
     async def ready(self) -> Start:
         """Wait until the process is ready or has ended."""
@@ -155,25 +138,16 @@ class ServeProcess:
         return await self.ended()
 
 
-async def run_command(*arguments: str, timeout_s: float = 100) -> tuple[int, str]:
+async def run_command(*arguments: str, timeout_s: float = 100, launcher: Launcher = ANEW) -> tuple[int, str]:
     """Run a command of `penstock`; return its exit status and all that it printed."""
-    process = await spawn_command(*arguments)
+    process = await spawn_command(*arguments, launcher=launcher)
     async with asyncio.timeout(timeout_s):
-        said, _ = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, said.decode(errors="replace")
+        assert process.stdout is not None
+        said = await process.stdout.read()
+        status = await process.wait()
+    return status, said.decode(errors="replace")
 
 
-async def spawn_command(*arguments: str) -> asyncio.subprocess.Process:
+async def spawn_command(*arguments: str, launcher: Launcher = ANEW) -> Launched:
     """Start a command of `penstock` whose output can be read."""
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "penstock",
-        *arguments,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": path},
-    )
+    return await launcher.launch(arguments)

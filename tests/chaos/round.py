@@ -13,7 +13,9 @@ from typing import Any
 
 from penstock import PopError
 from tests.chaos.faults.fault import Fault
+from tests.chaos.launching import Launcher
 from tests.chaos.ledger import Ledger
+from tests.chaos.nodeprocess import ANEW
 from tests.chaos.scene import Broken, Outcome, Scene
 
 ROUND_S_MAX = 240
@@ -35,16 +37,19 @@ class Verdict:
         return asdict(self)
 
 
-async def play(seed: str, faults: Sequence[type[Fault]], directory: Path, *, small: bool = False) -> Verdict:
+async def play(
+    seed: str, faults: Sequence[type[Fault]], directory: Path, launcher: Launcher = ANEW, *, small: bool = False
+) -> Verdict:
     """Play a round with these faults, one after the other, in an empty directory that stays if there is a problem.
 
     Args:
         seed: decides everything that is left to chance, but not how the processes of the machine interleave.
+        launcher: starts nodes and commands.
         small: keep the load small, for the tests of this folder.
     """
     random = Random(seed)
     store_options = "\n".join(sorted({fault.store_options for fault in faults}))
-    scene = Scene(directory, random, store_options=store_options, on=faults[0].on, small=small)
+    scene = Scene(directory, random, launcher, store_options=store_options, on=faults[0].on, small=small)
     verdict = Verdict(seed, [])
     ledger = scene.ledger
     asyncio.get_running_loop().set_exception_handler(_forget_calls)

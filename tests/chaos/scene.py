@@ -14,11 +14,12 @@ import orjson
 
 from penstock import PopError
 from tests.chaos.disk import Disk, SmallDisk
+from tests.chaos.launching import Forks, Launcher
 from tests.chaos.ledger import Ledger
 from tests.chaos.load import Load
 from tests.chaos.logfiles import Harm
-from tests.chaos.nodeprocess import FAILED_STATUS, INDEX_STATUS, ServeProcess, Start, run_command
-from tests.chaos.wallclock import WallClock
+from tests.chaos.nodeprocess import ANEW, FAILED_STATUS, INDEX_STATUS, ServeProcess, Start, run_command
+from tests.system.timeofday import TimeOfDay
 
 CONFIG = """
 [store]
@@ -67,13 +68,21 @@ class Scene:
     Parameters:
         directory: for this round alone.
         random: decides everything that is left to chance.
+        launcher: starts nodes and commands, unless the node has a clock of its own.
         store_options: further lines of the section `[store]`.
         on: where the data directory is (`Fault.on`).
         small: keep the load small.
     """
 
     def __init__(
-        self, directory: Path, random: Random, *, store_options: str = "", on: str = "directory", small: bool = False
+        self,
+        directory: Path,
+        random: Random,
+        launcher: Launcher = ANEW,
+        *,
+        store_options: str = "",
+        on: str = "directory",
+        small: bool = False,
     ) -> None:
         self.directory = directory
         self.random = random
@@ -90,7 +99,7 @@ class Scene:
             )
         )
         self.disk = Disk(directory) if on == "disk" else None
-        self.clock = WallClock(directory) if on == "clock" else None
+        self.clock = TimeOfDay(directory) if on == "clock" else None
         self.small_disk: SmallDisk | None = None
         self.data_dir = (self.disk.path if self.disk else directory) / "data"
         if on in ("tmpfs", "ext4"):
@@ -99,8 +108,9 @@ class Scene:
         elif on == "index":
             self.small_disk = SmallDisk(self.data_dir / "index", "tmpfs", INDEX_BYTES)
         self._place = self.disk or self.small_disk
-        environment = self.clock.environment if self.clock else {}
-        self.node = ServeProcess(self.data_dir, self.config, directory / "node.log", environment)
+        self._owned = Forks(self.clock.environment) if self.clock else None
+        self.launcher: Launcher = self._owned or launcher
+        self.node = ServeProcess(self.data_dir, self.config, directory / "node.log", self.launcher)
         self.load = Load(self.ledger, random, large=large)
         self.outcome = Outcome("")
         self.tolerates_index_status = False
@@ -172,9 +182,13 @@ class Scene:
         self.outcome.notes.append(start.said.strip().splitlines()[-1][:300])
         return False
 
+    async def command(self, *arguments: str) -> tuple[int, str]:
+        """Run a command of `penstock`; return its exit status and all that it printed."""
+        return await run_command(*arguments, launcher=self.launcher)
+
     async def repair(self) -> dict[str, Any]:
         """Repair the data directory of the stopped node; return what the command found."""
-        status, said = await run_command("repair", "--data-dir", str(self.data_dir), "--json")
+        status, said = await self.command("repair", "--data-dir", str(self.data_dir), "--json")
         if status:
             raise Broken(f"penstock repair ended with status {status}: {said[-800:]}")
         found: dict[str, Any] = orjson.loads(said.strip().splitlines()[-1])
@@ -196,6 +210,8 @@ class Scene:
     async def close(self) -> None:
         await self.load.close()
         await self.node.kill()
+        if self._owned is not None:
+            await self._owned.close()
         if self._place is not None:
             if self.ledger.problems:
                 self._keep()

@@ -1,4 +1,4 @@
-"""The time of day that a process sees, which a test sets."""
+"""The time of day that a process sees, which a test sets. Other processes keep the machine's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ import struct
 import subprocess
 from pathlib import Path
 
-import pytest
+SOURCE = Path(__file__).with_name("wrong_clock.c")
+
+
+def missing_for_time_of_day() -> str:
+    """Return why this machine can't set the time of day of one process, or an empty string."""
+    return "" if shutil.which("cc") else "no C compiler is installed, which makes the library that changes the time of day"
 
 
 class TimeOfDay:
@@ -19,12 +24,8 @@ class TimeOfDay:
     """
 
     def __init__(self, directory: Path) -> None:
-        compiler = shutil.which("cc")
-        if compiler is None:
-            pytest.skip("no C compiler is installed, which makes the library that changes the time of day of a process")
         library, offset = directory / "wrong_clock.so", directory / "offset"
-        source = Path(__file__).with_name("wrong_clock.c")
-        subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, source], check=True)
+        subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, SOURCE], check=True)
         offset.write_bytes(bytes(8))
         with offset.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), 8)

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from tests.chaos.faults.fault import Fault
 from tests.chaos.scene import Broken, Scene
-from tests.chaos.wallclock import missing_for_clocks
+from tests.system.timeofday import missing_for_time_of_day
 
 HOUR_S = 3_600
 MONTH_S = 30 * 24 * HOUR_S
@@ -19,22 +19,22 @@ class ClockStep(Fault):
     """The time of day steps and comes back some seconds later, in half of the cases with a kill and a start in between."""
 
     on: ClassVar[str] = "clock"
-    step_s: ClassVar[float]
+    step_s: ClassVar[int]
 
     @classmethod
     def missing(cls) -> str:
-        return missing_for_clocks()
+        return missing_for_time_of_day()
 
     async def inject(self, scene: Scene) -> None:
         assert scene.clock is not None
         scene.ledger.early_ms_max = SLEWED_MS_MAX
-        scene.clock.set_off(self.step_s)
+        scene.clock.set_ahead(self.step_s)
         await scene.under_load(0.5, 3.0)
         if scene.random.random() < 0.5:
             await scene.down()
             await scene.up()
             await scene.under_load(0.5, 2.0)
-        scene.clock.set_off(0)
+        scene.clock.set_ahead(0)
         await scene.under_load(0.5, 2.0)
         if not scene.node.is_running:
             raise Broken(f"the node has ended because its clock was set: {scene.node.log.read_text()[-800:]}")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import signal
+from contextlib import suppress
 from typing import ClassVar
 
 from tests.chaos.faults.fault import Fault
 from tests.chaos.faults.files import flip, stop_or_kill
 from tests.chaos.logfiles import harm_of, records, segments
-from tests.chaos.nodeprocess import ServeProcess, run_command, spawn_command
+from tests.chaos.nodeprocess import ServeProcess, spawn_command
 from tests.chaos.scene import Broken, Scene
 from tests.chaos.services import now_ms
 
@@ -19,11 +21,11 @@ COMMAND_S = 1.0
 
 async def kill_command(scene: Scene, *arguments: str) -> None:
     """Start a command of `penstock`, and kill it at a random moment."""
-    process = await spawn_command(*arguments)
+    process = await spawn_command(*arguments, launcher=scene.launcher)
     await asyncio.sleep(scene.random.uniform(COMMAND_S / 4, COMMAND_S))
-    if process.returncode is None:
-        process.kill()
-    await process.communicate()
+    with suppress(ProcessLookupError):
+        process.send_signal(signal.SIGKILL)
+    await process.wait()
 
 
 class KillRepair(Fault):
@@ -57,14 +59,14 @@ class KillBackup(Fault):
         for _ in range(scene.random.randint(0, 2)):
             await kill_command(scene, *arguments)
         expected = scene.ledger.expected(lambda topic: True, now_ms=now_ms() - 1_000)
-        status, said = await run_command(*arguments)
+        status, said = await scene.command(*arguments)
         if status:
             raise Broken(f"penstock backup ended with status {status}: {said[-800:]}")
         shutil.rmtree(restored, ignore_errors=True)
-        status, said = await run_command("restore", str(backup), str(restored))
+        status, said = await scene.command("restore", str(backup), str(restored))
         if status:
             raise Broken(f"penstock restore ended with status {status}: {said[-800:]}")
-        node = ServeProcess(restored, scene.config, scene.directory / "restored.log")
+        node = ServeProcess(restored, scene.config, scene.directory / "restored.log", scene.launcher)
         try:
             scene.require_ready(await node.start())
             await scene.load.audit_copy(node, expected)

@@ -13,7 +13,7 @@ from typing import ClassVar
 from penstock.store.syncmark import SyncMark
 from tests.chaos.faults.fault import Fault
 from tests.chaos.logfiles import Found, Harm, harm_of, records, segments
-from tests.chaos.nodeprocess import INDEX_STATUS, run_command
+from tests.chaos.nodeprocess import INDEX_STATUS
 from tests.chaos.scene import Broken, Scene
 
 SOCKETS = shutil.ignore_patterns("*.sock")
@@ -96,10 +96,10 @@ async def survive(scene: Scene, undo: Undo, harm: Harm, *, is_tail: bool) -> Non
     elif scene.random.random() < 0.3:
         undo.restore()
     else:
-        status, said = await run_command("repair", "--data-dir", str(scene.data_dir), "--dry-run")
+        status, said = await scene.command("repair", "--data-dir", str(scene.data_dir), "--dry-run")
         if status != 1:
             raise Broken(f"the node refuses its log, and penstock repair --dry-run ended with status {status}: {said[-500:]}")
-        status, said = await run_command("repair", "--data-dir", str(scene.data_dir))
+        status, said = await scene.command("repair", "--data-dir", str(scene.data_dir))
         if status == 0:
             scene.outcome.repaired += 1
             scene.ledger.may_repeat = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from socket import create_connection
@@ -103,8 +104,8 @@ class Descriptors(Fault):
 
     async def inject(self, scene: Scene) -> None:
         await scene.down()
-        scene.node.descriptors_max = DESCRIPTORS
-        scene.node.is_hard_limit = scene.random.random() < 0.5
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        scene.node.descriptors = DESCRIPTORS, DESCRIPTORS if scene.random.random() < 0.5 else hard
         await scene.up()
         with ExitStack() as sockets:
             for _ in range(IDLE):
@@ -112,5 +113,5 @@ class Descriptors(Fault):
             await scene.under_load(1.0, 3.0)
             if not scene.node.is_running:
                 raise Broken(f"the node has ended for want of descriptors: {scene.node.log.read_text()[-800:]}")
-        scene.node.descriptors_max = 0
+        scene.node.descriptors = None
         await scene.under_load()
