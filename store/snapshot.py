@@ -6,8 +6,8 @@ is durable.
 
 A snapshot has all rows of the index except the entries of message queues, of which it has only the number. A replay brings back
 those entries that the log still has, at their old offsets. The file `snapshots/<position, 20 digits>.snap` is a sequence of
-records of kind SNAPSHOT (`store.record`). The first has the properties `format` and `store_ms`, the last has `rows`, and
-the bodies of the others hold rows: key length u32, value length u32, key, value.
+records of kind SNAPSHOT (`store.record`). The first has the properties `format`, `position` and `store_ms`, the last has
+`rows`, and the bodies of the others hold rows: key length u32, value length u32, key, value.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class SnapshotWriter:
         """Write all rows in steps. `finish` then completes the snapshot. Raises OSError."""
         view = self._view
         assert view is not None, "closed"
-        self._record(properties={"format": FORMAT, "store_ms": self._store_ms})
+        self._record(properties={"format": FORMAT, "position": self.position, "store_ms": self._store_ms})
         count = 0
         for key, value in _rows(view):
             self._rows += _LENGTHS.pack(len(key), len(value)) + key + value
@@ -171,7 +171,7 @@ def restore(data_dir: Path, position: int, index: Index, files: Files = SYSTEM_F
     """Put the rows of a snapshot into an empty index. Return how far the index covers the log then.
 
     Raises:
-        SnapshotInvalid: the snapshot is damaged, incomplete, or of another format.
+        SnapshotInvalid: the snapshot is damaged, incomplete, in a wrong place, or of another format.
     """
     reading = SnapshotReader(data_dir, position, files)
     for rows in reading.blocks():
@@ -196,7 +196,7 @@ class SnapshotReader:
         files: has the directory.
 
     Raises:
-        SnapshotInvalid: the snapshot is of another format.
+        SnapshotInvalid: the snapshot is of another format, or was made at another position.
     """
 
     def __init__(self, data_dir: Path, position: int, files: Files = SYSTEM_FILES) -> None:
@@ -206,6 +206,10 @@ class SnapshotReader:
         if first.get("format") != FORMAT:
             raise SnapshotInvalid(
                 f"the snapshot {self._path} has format {first.get('format')}, but this version reads {FORMAT}"
+            )
+        if first["position"] != position:
+            raise SnapshotInvalid(
+                f"the snapshot {self._path} was made at position {first['position']}, so it is in a wrong place"
             )
         self.store_ms = int(first["store_ms"])
         """When the last record before the snapshot was stored, in ms since 1970."""

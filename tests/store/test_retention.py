@@ -11,12 +11,12 @@ import pytest
 
 from penstock.cli.actions.inspect_log import describe_record
 from penstock.store import snapshotting, trimming
-from penstock.store.errors import LogCorrupt, PositionUnknown
+from penstock.store.errors import LogCorrupt, PositionUnknown, SnapshotInvalid
 from penstock.store.lightqueue import ROW_ENTRIES
 from penstock.store.logreader import read_log
 from penstock.store.options import HOUR_MS, KIB
 from penstock.store.record import Kind, Record, decode
-from penstock.store.snapshot import snapshot_path, snapshots
+from penstock.store.snapshot import SnapshotReader, snapshot_path, snapshots
 from penstock.store.store import Store
 from tests.clock import ManualClock
 from tests.store.keeper import Keeper
@@ -450,6 +450,24 @@ def test_a_rebuild_skips_a_damaged_snapshot_for_a_later_one(tmp_path: Path, cloc
     assert max(after) == max(before)
     assert store.index.covered() is not None
     assert second > first
+    close(store)
+
+
+def test_a_rebuild_skips_a_snapshot_that_has_the_name_of_another(tmp_path: Path, clock: ManualClock) -> None:
+    """Else the rows of a later time would be taken for those at the position in its name, and records applied twice."""
+    store = reopened(tmp_path / "data", clock)
+    publish_segments(store, 3)
+    clock.advance(HOUR_MS)
+    publish_segments(store, 4, first=3 * PER_SEGMENT)
+    retain(store)
+    close(store)
+    shutil.rmtree(tmp_path / "data" / "index")
+    first, *_, last = snapshots(tmp_path / "data")
+    snapshot_path(tmp_path / "data", last).rename(snapshot_path(tmp_path / "data", first))
+    with pytest.raises(SnapshotInvalid, match=f"was made at position {last}, so it is in a wrong place"):
+        SnapshotReader(tmp_path / "data", first)
+    store = reopened(tmp_path / "data", clock)
+    assert durable_queue(store, "plant/#").next_offset == 7 * PER_SEGMENT
     close(store)
 
 
