@@ -31,6 +31,7 @@ ONE_AFTER_ANOTHER = ("tests/spark/", "tests/system/test_demo.py")
 SLOW = (
     "tests/backup/test_backup.py",
     "tests/backup/test_verify.py",
+    "tests/chaos/test_launching.py",
     "tests/chaos/test_rounds.py",
     "tests/clients/",
     "tests/fuzz/",

@@ -6,11 +6,20 @@ import argparse
 import asyncio
 import sys
 import tempfile
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 from tests.chaos.campaign import Campaign, serve
 from tests.chaos.catalogue import FAULTS, FaultUnknown, chosen
+from tests.chaos.mutations import MUTATIONS
+from tests.chaos.reconciling import missing_for_spark
 from tests.chaos.report import Report
+
+ROUNDS_PER_MUTATION = 12
+"""A deliberate defect must be found in so many rounds."""
+
+SPARK = "the comparison with Spark's report"
 
 
 def main() -> int:
@@ -22,18 +31,28 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2, help="Rounds at a time (2).")
     parser.add_argument("--report", type=Path, metavar="FILE", help="File that gets the report.")
     parser.add_argument("--dir", type=Path, metavar="DIR", help="Where the nodes store everything (a temporary directory).")
+    parser.add_argument(
+        "--results", type=Path, metavar="FILE", help="File of verdicts, so that an interrupted campaign goes on."
+    )
+    parser.add_argument(
+        "--spark-every", type=int, default=20, metavar="N", help="Compare Spark's report in 1 of N rounds (20)."
+    )
     parser.add_argument("--keep-going", action="store_true", help="Play on after a round that failed.")
     parser.add_argument("--list", action="store_true", help="List the faults, and what this machine lacks for them.")
+    parser.add_argument("--mutations", action="store_true", help="Prove that rounds fail with each of some deliberate defects.")
+    parser.add_argument("--mutation", default="", help=argparse.SUPPRESS)
     parser.add_argument("--worker", type=Path, metavar="DIR", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker is not None:
-        asyncio.run(serve(options.worker))
+        asyncio.run(serve(options.worker, options.mutation))
         return 0
     if options.list:
         for fault in FAULTS.values():
             why = fault.missing()
             print(f"{fault.name:20} {fault.summary}{f' (skipped here: {why})' if why else ''}")
         return 0
+    if options.mutations:
+        return prove(options.seed, options.workers)
     try:
         wanted = chosen(options.faults)
     except FaultUnknown as error:
@@ -44,16 +63,25 @@ def main() -> int:
 def _run(options: argparse.Namespace, faults: list, missing: dict[str, str]) -> int:
     command = f"make test-chaos FAULTS={options.faults} SEED={options.seed} ROUNDS={options.rounds}"
     report = Report(command, options.seed)
-    report.skipped = {name: why for name, why in missing.items() if why}
+    report.skipped = {name: why for name, why in {**missing, SPARK: missing_for_spark()}.items() if why}
     for name, why in report.skipped.items():
         print(f"skipped: {name}: {why}")
     if not faults:
         return 1
     directory = options.dir or Path(tempfile.mkdtemp(prefix="penstock-chaos-"))
     rounds = range(options.rounds) if options.only is None else range(options.only, options.only + 1)
-    asyncio.run(
-        Campaign(faults, options.seed, rounds, options.workers, directory, report, stop_early=not options.keep_going).run()
+    campaign = Campaign(
+        faults,
+        options.seed,
+        rounds,
+        options.workers,
+        directory,
+        report,
+        stop_early=not options.keep_going,
+        results=options.results,
+        spark_every=0 if SPARK in report.skipped else options.spark_every,
     )
+    asyncio.run(campaign.run())
     if options.report is not None:
         options.report.write_text(report.text())
     print(f"\n{report.text()}")
@@ -64,6 +92,25 @@ def _run(options: argparse.Namespace, faults: list, missing: dict[str, str]) -> 
     if options.dir is None:
         directory.rmdir()
     return 0
+
+
+def prove(seed: str, workers: int) -> int:
+    """Play rounds with each deliberate defect until one fails. Return 1 if a defect is not found."""
+    missed = 0
+    for name, mutation in MUTATIONS.items():
+        wanted = chosen(mutation.faults)
+        missing = ", ".join(filter(None, (fault.missing() for fault in wanted)))
+        if missing:
+            print(f"{name}: skipped: {missing}")
+            continue
+        report = Report("", seed)
+        with tempfile.TemporaryDirectory(prefix="penstock-chaos-") as directory, redirect_stdout(StringIO()):
+            campaign = Campaign(wanted, seed, range(ROUNDS_PER_MUTATION), workers, Path(directory), report, mutation=name)
+            asyncio.run(campaign.run())
+        found = [problem for verdict in report.failed for problem in verdict["problems"]]
+        missed += not found
+        print(f"{name}: {f'found in {report.rounds} rounds: {found[0][:200]}' if found else 'NOT FOUND'}", flush=True)
+    return bool(missed)
 
 
 if __name__ == "__main__":

@@ -8,18 +8,23 @@ import ctypes
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from random import Random
+from typing import Any
 
-from tests.chaos.catalogue import FAULTS, plan
+from tests.chaos.catalogue import FAULTS, FAULTS_PER_ROUND_MAX, plan
 from tests.chaos.faults.fault import Fault
 from tests.chaos.launching import ROOT, Forks
+from tests.chaos.reconciling import Reconciler
 from tests.chaos.report import Report
-from tests.chaos.round import play
+from tests.chaos.round import Verdict, play
+from tests.chaos.scene import Outcome
 
 CLONE_NEWNS = 0x0002_0000
 MS_REC, MS_PRIVATE = 0x4000, 0x4_0000
 
-ROUND_S_MAX = 600
+ROUND_S_MAX = 1_500
 
 
 class Campaign:
@@ -30,6 +35,11 @@ class Campaign:
         rounds: the numbers of the rounds.
         directory: gets a folder for each round; that of a round which failed stays.
         stop_early: end with the first round that fails.
+        results: a file that gets the verdict of each round, a line of JSON each. Rounds whose verdicts it has are not played
+            again, so a campaign that was interrupted goes on.
+        spark_every: Spark's report is compared with what clients saw in one of so many rounds; 0 for none.
+        mutation: a deliberate defect of the nodes, by its name in `tests.chaos.mutations`; an empty string for none.
+        faults_max: how many faults a round may have, one after the other.
     """
 
     def __init__(
@@ -42,6 +52,10 @@ class Campaign:
         report: Report,
         *,
         stop_early: bool = True,
+        results: Path | None = None,
+        spark_every: int = 0,
+        mutation: str = "",
+        faults_max: int = FAULTS_PER_ROUND_MAX,
     ) -> None:
         self.faults = faults
         self.seed = seed
@@ -49,17 +63,32 @@ class Campaign:
         self.stop_early = stop_early
         self.workers = workers
         self.directory = directory
-        self._numbers = iter(rounds)
+        self.results = results
+        self.spark_every = spark_every
+        self.mutation = mutation
+        self.faults_max = faults_max
+        self._numbers: Iterator[int] = iter(rounds)
 
     async def run(self) -> None:
+        for verdict in self._played():
+            self.report.add(verdict)
         async with asyncio.TaskGroup() as tasks:
             for _ in range(self.workers):
                 tasks.create_task(self._work())
 
+    def _played(self) -> list[dict[str, Any]]:
+        """Return the verdicts of earlier runs, and leave out their rounds."""
+        if self.results is None or not self.results.exists():
+            return []
+        verdicts = [json.loads(line) for line in self.results.read_text().splitlines()]
+        seeds = {verdict["seed"] for verdict in verdicts}
+        self._numbers = iter([number for number in self._numbers if f"{self.seed}-{number}" not in seeds])
+        return verdicts
+
     async def _work(self) -> None:
         worker = await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-m", "tests.chaos", "--worker", str(self.directory)),
+            *("-m", "tests.chaos", "--worker", str(self.directory), "--mutation", self.mutation),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             cwd=ROOT,
@@ -70,13 +99,17 @@ class Campaign:
         try:
             for number in self._numbers:
                 seed = f"{self.seed}-{number}"
-                names = [fault.name for fault in plan(self.faults, number, seed)]
-                worker.stdin.write(json.dumps({"seed": seed, "faults": names}).encode() + b"\n")
+                names = [fault.name for fault in plan(self.faults, number, seed, self.faults_max)]
+                spark = bool(self.spark_every) and not Random(f"spark {seed}").randrange(self.spark_every)
+                worker.stdin.write(json.dumps({"seed": seed, "faults": names, "spark": spark}).encode() + b"\n")
                 async with asyncio.timeout(ROUND_S_MAX):
                     line = await worker.stdout.readline()
                 verdict = json.loads(line) if line else _died(seed, names)
                 self.report.add(verdict)
                 _say(verdict)
+                if self.results is not None:
+                    with self.results.open("a") as results:
+                        results.write(json.dumps(verdict) + "\n")
                 if self.report.failed and self.stop_early:
                     return
         finally:
@@ -88,32 +121,36 @@ class Campaign:
                 worker.kill()
 
 
-def _died(seed: str, names: list[str]) -> dict[str, object]:
-    outcomes = [
-        {"fault": name, "refused": 0, "repaired": 0, "excused": 0, "problems": 1, "repeats": 0, "unmarked": 0}
-        for name in names[:1]
-    ]
-    return {"seed": seed, "outcomes": outcomes, "problems": ["the worker died"], "sent": 0, "acked": 0, "seconds": 0.0}
+def _died(seed: str, names: list[str]) -> dict[str, Any]:
+    return Verdict(seed, [Outcome(names[0], problems=1)], ["the worker died"]).as_dict()
 
 
 def _say(verdict: dict) -> None:
     names = " ".join(outcome["fault"] for outcome in verdict["outcomes"])
     state = "FAILED" if verdict["problems"] else "ok"
-    print(f"{verdict['seed']}: {state} in {verdict['seconds']:.1f} s, {verdict['acked']} acknowledged: {names}", flush=True)
+    injected = sum(outcome["injected"] for outcome in verdict["outcomes"])
+    print(
+        f"{verdict['seed']}: {state}, {injected} faults in {verdict['seconds']:.1f} s, {verdict['acked']} messages: {names}",
+        *verdict["problems"],
+        sep="\n    ",
+        flush=True,
+    )
 
 
-async def serve(directory: Path) -> None:
+async def serve(directory: Path, mutation: str) -> None:
     """Play the rounds that standard input names, one after the other, in a mount namespace of this process's own."""
     hide_mounts()
-    launcher = Forks()
+    launcher, reconciler = Forks(mutation=mutation), Reconciler()
     while line := await asyncio.to_thread(sys.stdin.readline):
         asked = json.loads(line)
         here = directory / asked["seed"]
         here.mkdir(parents=True)
-        verdict = await play(asked["seed"], [FAULTS[name] for name in asked["faults"]], here, launcher)
+        faults = [FAULTS[name] for name in asked["faults"]]
+        verdict = await play(asked["seed"], faults, here, launcher, reconciler=reconciler if asked["spark"] else None)
         sys.stdout.write(json.dumps(verdict.as_dict()) + "\n")
         sys.stdout.flush()
     await launcher.close()
+    await reconciler.close()
 
 
 def hide_mounts() -> None:

@@ -17,7 +17,10 @@ FAULTS: dict[str, type[Fault]] = {
     if isinstance(one, type) and issubclass(one, Fault) and one.__module__ == module.__name__ and hasattr(one, "name")
 }
 
-FAULTS_PER_ROUND_MAX = 3
+FAULTS_PER_ROUND_MAX = 15
+
+SAME = 0.6
+"""Probability that a fault which follows another in a round is of the same kind as the first one."""
 
 
 class FaultUnknown(Exception):
@@ -44,10 +47,16 @@ def chosen(names: str) -> list[type[Fault]]:
     return found
 
 
-def plan(faults: Sequence[type[Fault]], number: int, seed: str) -> list[type[Fault]]:
-    """Return the faults of a round. Each fault begins every n-th round; others that need the same place may follow it."""
+def plan(faults: Sequence[type[Fault]], number: int, seed: str, most: int = FAULTS_PER_ROUND_MAX) -> list[type[Fault]]:
+    """Return up to `most` faults of a round. Each fault begins every n-th round; others that need the same follow it."""
     first = faults[number % len(faults)]
+    if first.is_last:
+        return [first]
     random = Random(f"plan {seed}")
-    alike = [one for one in faults if one.on == first.on and one.store_options == first.store_options and not one.is_last]
-    followed = [] if first.is_last else random.choices(alike, k=random.randrange(FAULTS_PER_ROUND_MAX))
+    alike = [one for one in faults if _needs(one) == _needs(first) and not one.is_last]
+    followed = [first if random.random() < SAME else random.choice(alike) for _ in range(min(first.per_round, most) - 1)]
     return [first, *followed]
+
+
+def _needs(fault: type[Fault]) -> tuple[str, str, str]:
+    return fault.on, fault.store_options, fault.log

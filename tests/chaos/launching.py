@@ -65,12 +65,25 @@ class Launcher(Protocol):
             descriptors: limits of descriptors, if not those of this process.
         """
 
+    def within(self, environment: Mapping[str, str], /) -> Launcher:
+        """Return a launcher whose processes have these variables besides those of this process."""
+
+    async def close(self) -> None:
+        """End what the launcher itself has started."""
+
 
 # --- anew ---------------------------------------------------------------------------------------------------------------
 
 
 class Anew:
-    """Starts each process with an interpreter of its own."""
+    """Starts each process with an interpreter of its own.
+
+    Parameters:
+        environment: variables besides those of this process.
+    """
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        self._environment = environment or {}
 
     async def launch(
         self, arguments: Sequence[str], *, stderr: int = subprocess.STDOUT, descriptors: Descriptors | None = None
@@ -80,11 +93,17 @@ class Anew:
             stdout=subprocess.PIPE,
             stderr=stderr,
             cwd=ROOT,
-            env={**os.environ, **python_path()},
+            env={**os.environ, **python_path(), **self._environment},
         )
         if descriptors is not None:
             resource.prlimit(process.pid, resource.RLIMIT_NOFILE, descriptors)
         return process
+
+    def within(self, environment: Mapping[str, str], /) -> Anew:
+        return Anew(environment)
+
+    async def close(self) -> None:
+        """Do nothing: whoever has started a process ends it."""
 
 
 def python_path() -> dict[str, str]:
@@ -121,10 +140,12 @@ class Forks:
 
     Parameters:
         environment: variables besides those of this process.
+        mutation: a deliberate defect of all processes (`tests.chaos.mutations`), or an empty string.
     """
 
-    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, environment: Mapping[str, str] | None = None, *, mutation: str = "") -> None:
         self._environment = environment or {}
+        self._mutation = mutation
         self._parent: asyncio.subprocess.Process | None = None
         self._socket: socket.socket | None = None
         self._pids: asyncio.Future[int] | None = None
@@ -135,7 +156,7 @@ class Forks:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._parent = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "tests.chaos.launching", str(theirs.fileno())),
+                *(sys.executable, "-m", "tests.chaos.launching", str(theirs.fileno()), self._mutation),
                 stdin=subprocess.DEVNULL,
                 cwd=ROOT,
                 pass_fds=[theirs.fileno()],
@@ -181,6 +202,9 @@ class Forks:
         assert self._pids is not None
         self._running[said["forked"]] = loop.create_future()
         self._pids.set_result(said["forked"])
+
+    def within(self, environment: Mapping[str, str], /) -> Forks:
+        return Forks({**self._environment, **environment}, mutation=self._mutation)
 
     async def close(self) -> None:
         """End the parent, which kills the processes that are left."""
@@ -271,11 +295,20 @@ def run(asked: dict[str, list[str]], handles: list[int]) -> None:
         os._exit(status)
 
 
-if __name__ == "__main__":
+def main(number: str, mutation: str) -> None:
+    """Import Penstock, and fork what the socket with this number asks for."""
     import penstock.cli.actions.backup
     import penstock.cli.actions.repair
     import penstock.cli.actions.serve
     import penstock.cli.actions.verify  # noqa: F401
 
+    if mutation:
+        from tests.chaos.mutations import mutate
+
+        mutate(mutation)
     assert len(os.listdir("/proc/self/task")) == 1, "a process with threads can't be forked safely"
-    Parent(socket.socket(fileno=int(sys.argv[1]))).serve()
+    Parent(socket.socket(fileno=int(number))).serve()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -32,7 +32,7 @@ class Problem(NamedTuple):
     """A rule that the node has broken."""
 
     kind: str
-    """lost, twice, returned, order, alien, early, unsettled or broken."""
+    """lost, twice, returned, order, alien, early, unsettled, unanswered, spark or broken."""
     what: str
 
 
@@ -106,6 +106,8 @@ class Consumed:
     popped: Counter[Key] = field(default_factory=Counter)
     acked: dict[str, int] = field(default_factory=dict)
     """Attempt whose acknowledgement the node has confirmed, by message id."""
+    taken: dict[str, set[int]] = field(default_factory=dict)
+    """Attempts that consumers have received, by message id."""
     asked: dict[str, set[int]] = field(default_factory=dict)
     """Attempts whose acknowledgement was sent and not refused, by message id."""
     ids: dict[Key, set[str]] = field(default_factory=dict)
@@ -126,9 +128,13 @@ class Ledger:
         self.consumed: dict[str, Consumed] = {}
         self.copies: Counter[Key] = Counter()
         """How often the last audit found each publication in the log."""
+        self.copies_ever: Counter[Key] = Counter()
+        """The most that any audit found of each. Retention may have dropped some since."""
         self.problems: list[Problem] = []
         self.excused: set[Key] = set()
         """Publications that damage, which was injected and then reported, has destroyed."""
+        self.has_retention = False
+        """Whether the node deletes segments by their size."""
         self.log_start = 0
         """Where the log begins: retention may have dropped what was before."""
         self.positions: dict[Key, int] = {}
@@ -195,7 +201,8 @@ class Ledger:
         if qos == 2 and who.counts[key] > 1 and who.is_judged:
             self.report("twice", f"{who.name} got {key} of QoS 2 {who.counts[key]} times")
         last = who.last.get((key.writer, qos), -1)
-        if who.is_ordered and key.number < last and who.counts[key] == 1 and key not in self.excused:
+        is_late = who.is_ordered and key.number < last and who.counts[key] == 1 and key not in self.excused
+        if is_late and not self._may_be_a_later_copy(self.publications[key]):
             self.report("order", f"{who.name} got {key} for the first time after number {last}")
         who.last[key.writer, qos] = max(last, key.number)
 
@@ -207,6 +214,7 @@ class Ledger:
         who.popped[key] += 1
         self._seen(key, message_id)
         who.ids.setdefault(key, set()).add(message_id)
+        who.taken.setdefault(message_id, set()).add(attempt)
         publication = self.publications[key]
         if not self.may_repeat and who.is_judged and attempt > who.acked.get(message_id, attempt):
             self.report("returned", f"{who.name} got {key} ({message_id}) as attempt {attempt} after its acknowledgement")
@@ -286,9 +294,12 @@ class Ledger:
             if self.copies[key] > publication.copies_max:
                 self.report("twice", f"the log has {key} {self.copies[key]} times; it was sent {publication.copies_max} times")
             if self.copies[key] == 1 and not publication.due_ms and publication.withheld is not None:
+                if self._may_be_a_later_copy(publication):
+                    continue
                 if publication.qos and key.number < last.get(key.writer, -1) and key not in self.excused:
                     self.report("order", f"the log has {key} after number {last[key.writer]}")
                 last[key.writer] = max(last.get(key.writer, -1), key.number)
+        self.copies_ever |= self.copies
         self._missing("the log", [key for key in expected if not self.copies[key]])
 
     def judge(self, *, now_ms: int) -> None:
@@ -304,6 +315,10 @@ class Ledger:
                 left = [key for key in missing if group.popped[key] and not self._may_be_dropped(key)]
                 if left:
                     self.report("unsettled", f"group {group.name} got {_some(left)}, and could not settle them")
+
+    def check_messages(self, where: str, found: set[Key]) -> None:
+        """Check that a list of the messages of the log has all that it must have."""
+        self._missing(where, [key for key in self.expected(lambda topic: True, now_ms=2**62) if key not in found])
 
     def unsettled(self, group: Consumed, *, now_ms: int) -> list[Key]:
         """Return the publications that a group must still receive or settle."""
@@ -340,21 +355,31 @@ class Ledger:
             default=None,
         )
 
+    def _may_be_a_later_copy(self, publication: Publication) -> bool:
+        """Return whether retention may have dropped the first copy of a message that was sent several times."""
+        return self.has_retention and publication.copies_max > 1
+
     def _missing(self, where: str, missing: list[Key]) -> None:
         lost = [key for key in missing if not self._may_be_dropped(key)]
         if lost:
             self.report("lost", f"{len(lost)} acknowledged messages are missing in {where}: {_some(lost)}")
 
+    def acked_count(self) -> int:
+        """Return how many messages were acknowledged."""
+        return sum(one.is_acked for one in self.publications.values())
+
     def repeats(self) -> int:
         """Return how many deliveries came again at QoS 1 although the log has their messages once."""
         return sum(
-            max(count - max(self.copies[key], 1), 0) for one in self.received.values() for key, count in one.counts.items()
+            max(count - max(self.copies_ever[key], 1), 0) for one in self.received.values() for key, count in one.counts.items()
         )
 
     def unmarked_repeats(self) -> int:
         """Return how many of the `repeats` came without DUP."""
         return sum(
-            max(count - max(self.copies[key], 1), 0) for one in self.received.values() for key, count in one.unmarked.items()
+            max(count - max(self.copies_ever[key], 1), 0)
+            for one in self.received.values()
+            for key, count in one.unmarked.items()
         )
 
 

@@ -19,6 +19,9 @@ RETAINED_TOPICS = 3
 STILL_S_MAX = 25.0
 """The drain at the end fails if nothing arrives for so long."""
 
+SEGMENT_BYTES = 1 << 20
+"""Size of a segment of the log."""
+
 RETAINED_S_MAX = 5.0
 
 AUDITED = ("mqtt/#", "keep/#", "pop/#", "fifo/#", "tx/#", "delay/#")
@@ -35,14 +38,16 @@ class Load:
     """The clients of a round.
 
     Parameters:
-        large: whether bodies are large, so that the log has several segments.
+        body_bytes: bounds of the sizes of the bodies that MQTT publishers send.
+        retention_bytes: of the node; 0 if retention deletes nothing in a round.
     """
 
-    def __init__(self, ledger: Ledger, random: Random, *, large: bool) -> None:
+    def __init__(self, ledger: Ledger, random: Random, *, body_bytes: tuple[int, int], retention_bytes: int = 0) -> None:
         self.ledger = ledger
         self.random = random
+        self.retention_bytes = retention_bytes
+        ledger.has_retention = bool(retention_bytes)
         self.numbers = Numbers()
-        sizes = (2_000, 9_000) if large else (30, 400)
         self.publishers = [
             Publisher(
                 f"{'v5' if is_v5 else 'v3'}q{qos}",
@@ -52,7 +57,7 @@ class Load:
                 qos=qos,
                 topic=f"mqtt/{qos}",
                 window=random.randint(2, 12),
-                body_bytes=sizes,
+                body_bytes=body_bytes,
             )
             for is_v5 in (False, True)
             for qos in (1, 2)
@@ -166,9 +171,9 @@ class Load:
     async def audit_copy(self, node: ServeProcess, expected: list[Key]) -> None:
         """Audit a node on a copy of the data directory, which must have at least `expected`."""
         ledger = self.ledger
-        copies, log_start = ledger.copies, ledger.log_start
+        before = ledger.copies, ledger.copies_ever.copy(), ledger.log_start
         ledger.audited(await self._read(node, "audit-copy", expected), expected)
-        ledger.copies, ledger.log_start = copies, log_start
+        ledger.copies, ledger.copies_ever, ledger.log_start = before
 
     async def _read(self, node: ServeProcess, name: str, expected: list[Key]) -> list[tuple[str, str, bytes]]:
         """Return id, topic and body of all messages that a new group gets, or at least of those that are expected."""
@@ -194,12 +199,16 @@ class Load:
         return list(found.values())
 
     async def look_up_start(self, node: ServeProcess) -> None:
-        """Tell the ledger where the log begins by now."""
+        """Tell the ledger where the log begins by now, and check that retention has not dropped more than it should."""
         reader, writer = await asyncio.open_connection("127.0.0.1", node.port("admin"))
         writer.write(b"GET /api/v1/state HTTP/1.0\r\n\r\n")
         answer = await reader.read()
         writer.close()
-        self.ledger.log_start = orjson.loads(answer.partition(b"\r\n\r\n")[2])["log"]["start"]
+        log = orjson.loads(answer.partition(b"\r\n\r\n")[2])["log"]
+        self.ledger.log_start = log["start"]
+        least = self.retention_bytes - SEGMENT_BYTES if self.retention_bytes else log["end"]
+        if log["start"] and log["end"] - log["start"] < least:
+            self.ledger.report("lost", f"the log goes from {log['start']} to {log['end']}: retention has dropped too much")
 
     async def _is_filled(self, client: Client, name: str) -> bool:
         """Return whether the group has nothing left to read: no backfill is under way, and two looks find nothing."""
@@ -254,12 +263,16 @@ class Load:
             subscriber.vanishing = 0.0
         self.services.stop_producing()
         await self._still(lambda: sum(len(one.under_way) for one in self.publishers))
+        for one in self.publishers:
+            if one.under_way:
+                self.ledger.report("unanswered", f"{one.client_id} still waits for answers to {len(one.under_way)} messages")
         await asyncio.sleep(0.1)
         last_due_ms = max((one.due_ms for one in self.ledger.publications.values()), default=0)
         await asyncio.sleep(max(min(last_due_ms - now_ms(), 3_000) / 1000 + DUE_MS / 1000, 0))
         await self.services.end_transactions()
         await self.audit(node)
-        await self._still(self._waiting)
+        if not self.ledger.problems:
+            await self._still(self._waiting)
 
     def _waiting(self) -> int:
         ledger, now = self.ledger, now_ms() - DUE_MS

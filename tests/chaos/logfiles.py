@@ -46,16 +46,16 @@ def records(data_dir: Path) -> Iterator[Found]:
 
 
 class Harm(NamedTuple):
-    """What a damaged range of the log holds."""
+    """What damaged ranges of the log hold."""
 
     keys: set[Key]
     """Publications whose records are damaged."""
     is_state: bool
-    """Whether the range also holds records that are no messages, so that sessions and groups may be as of earlier."""
+    """Whether the ranges also hold records that are no messages, so that sessions and groups may be as of earlier."""
 
 
-def harm_of(found: Iterable[Found], begin: int, end: int) -> Harm:
-    """Return what a range of positions holds, given all records of the log."""
-    hit = [one for one in found if one.position < end and begin < one.position + one.size]
+def harm_of(found: Iterable[Found], *ranges: tuple[int, int]) -> Harm:
+    """Return what ranges of positions hold, given all records of the log. A range is its beginning and its end."""
+    hit = [one for one in found if any(one.position < end and begin < one.position + one.size for begin, end in ranges)]
     keys = {one.key for one in hit if one.key is not None}
     return Harm(keys, any(one.kind != Kind.MESSAGE for one in hit))

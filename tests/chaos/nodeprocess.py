@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -55,6 +56,8 @@ class ServeProcess:
         self.descriptors: Descriptors | None = None
         """Limits of descriptors of the next start; None for those of this process."""
         self.addresses: dict[str, str] = {}
+        self.start_s = 1.0
+        """How long the last start took."""
         self._launcher = launcher
         self._process: Launched | None = None
         self._sync_pid = 0
@@ -65,13 +68,18 @@ class ServeProcess:
         return self._process.pid
 
     @property
+    def is_started(self) -> bool:
+        """Whether there was a start, whatever came of it."""
+        return self._process is not None
+
+    @property
     def is_running(self) -> bool:
         return self._process is not None and self._process.returncode is None
 
     async def spawn(self) -> None:
         """Start the process, and return at once."""
         assert not self.is_running
-        self.addresses = {}
+        self.addresses, self._sync_pid = {}, 0
         listeners = [word for name in ("mqtt", "pop", "admin") for word in (f"--{name}", "127.0.0.1:0")]
         arguments = ["serve", "--config", str(self.config), *listeners, "--data-dir", str(self.data_dir)]
         with self.log.open("ab") as log:
@@ -91,8 +99,11 @@ class ServeProcess:
         return Start(False, status, self.log.read_text(errors="replace")[-2_000:])
 
     async def start(self) -> Start:
+        begun_s = time.monotonic()
         await self.spawn()
-        return await self.ready()
+        start = await self.ready()
+        self.start_s = time.monotonic() - begun_s
+        return start
 
     def _child(self) -> int:
         children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()

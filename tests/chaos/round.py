@@ -16,9 +16,10 @@ from tests.chaos.faults.fault import Fault
 from tests.chaos.launching import Launcher
 from tests.chaos.ledger import Ledger
 from tests.chaos.nodeprocess import ANEW
+from tests.chaos.reconciling import Reconciler, compare
 from tests.chaos.scene import Broken, Outcome, Scene
 
-ROUND_S_MAX = 240
+ROUND_S_MAX = 400
 TRACE_CHARACTERS_MAX = 1_500
 
 
@@ -32,31 +33,44 @@ class Verdict:
     sent: int = 0
     acked: int = 0
     seconds: float = 0.0
+    is_reconciled: bool = False
+    """Whether Spark's report was compared with what clients saw."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
 async def play(
-    seed: str, faults: Sequence[type[Fault]], directory: Path, launcher: Launcher = ANEW, *, small: bool = False
+    seed: str,
+    faults: Sequence[type[Fault]],
+    directory: Path,
+    launcher: Launcher = ANEW,
+    *,
+    reconciler: Reconciler | None = None,
+    small: bool = False,
 ) -> Verdict:
     """Play a round with these faults, one after the other, in an empty directory that stays if there is a problem.
 
     Args:
         seed: decides everything that is left to chance, but not how the processes of the machine interleave.
         launcher: starts nodes and commands.
+        reconciler: if given, Spark's report is compared with what clients saw.
         small: keep the load small, for the tests of this folder.
     """
     random = Random(seed)
     store_options = "\n".join(sorted({fault.store_options for fault in faults}))
-    scene = Scene(directory, random, launcher, store_options=store_options, on=faults[0].on, small=small)
+    log = max((fault.log for fault in faults), key=("", "segments", "retention").index)
+    scene = Scene(directory, random, launcher, store_options=store_options, on=faults[0].on, log=log, small=small)
     verdict = Verdict(seed, [])
     ledger = scene.ledger
     asyncio.get_running_loop().set_exception_handler(_forget_calls)
     begun_s = time.monotonic()
     try:
         async with asyncio.timeout(ROUND_S_MAX):
-            await _play(scene, faults, verdict, small=small)
+            await _play(scene, faults, verdict)
+        if reconciler is not None and not ledger.problems:
+            compare(ledger, await reconciler.report(scene.data_dir))
+            verdict.is_reconciled = True
     except Broken as error:
         ledger.report("broken", str(error))
     except Exception:  # a defect of these tests, or a node that answers nonsense: the round failed, and shows where
@@ -65,7 +79,7 @@ async def play(
         await scene.close()
     verdict.problems = [f"{problem.kind}: {problem.what}" for problem in ledger.problems]
     verdict.sent = len(ledger.publications)
-    verdict.acked = sum(one.is_acked for one in ledger.publications.values())
+    verdict.acked = ledger.acked_count()
     verdict.seconds = time.monotonic() - begun_s
     if not verdict.problems:
         scene.remove()
@@ -74,19 +88,19 @@ async def play(
     return verdict
 
 
-async def _play(scene: Scene, faults: Sequence[type[Fault]], verdict: Verdict, *, small: bool) -> None:
+async def _play(scene: Scene, faults: Sequence[type[Fault]], verdict: Verdict) -> None:
     await scene.begin()
     for fault in faults:
-        await scene.under_load(*((0.1, 0.4) if small else (0.1, 1.2)))
-        _count_repeats(scene.outcome, verdict.outcomes, scene.ledger)
+        await scene.under_load()
+        _count(scene.outcome, verdict.outcomes, scene.ledger)
         scene.outcome = Outcome(fault.name)
         verdict.outcomes.append(scene.outcome)
         await fault().inject(scene)
         if scene.ledger.problems:
             return
-    await scene.under_load(*((0.1, 0.2) if small else (0.1, 0.6)))
+    await scene.under_load()
     await scene.end()
-    _count_repeats(scene.outcome, verdict.outcomes, scene.ledger)
+    _count(scene.outcome, verdict.outcomes, scene.ledger)
 
 
 def _forget_calls(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -95,7 +109,8 @@ def _forget_calls(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> N
         loop.default_exception_handler(context)
 
 
-def _count_repeats(outcome: Outcome, outcomes: list[Outcome], ledger: Ledger) -> None:
-    """Count for a fault the deliveries that came again since the count for the fault before it."""
+def _count(outcome: Outcome, outcomes: list[Outcome], ledger: Ledger) -> None:
+    """Count for a fault what was acknowledged and what came again since the count for the fault before it."""
+    outcome.acked = ledger.acked_count() - sum(one.acked for one in outcomes if one is not outcome)
     outcome.repeats = ledger.repeats() - sum(one.repeats for one in outcomes if one is not outcome)
     outcome.unmarked = ledger.unmarked_repeats() - sum(one.unmarked for one in outcomes if one is not outcome)

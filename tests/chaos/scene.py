@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
+import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -14,16 +15,16 @@ import orjson
 
 from penstock import PopError
 from tests.chaos.disk import Disk, SmallDisk
-from tests.chaos.launching import Forks, Launcher
+from tests.chaos.launching import Launcher
 from tests.chaos.ledger import Ledger
-from tests.chaos.load import Load
+from tests.chaos.load import SEGMENT_BYTES, Load
 from tests.chaos.logfiles import Harm
 from tests.chaos.nodeprocess import ANEW, FAILED_STATUS, INDEX_STATUS, ServeProcess, Start, run_command
 from tests.system.timeofday import TimeOfDay
 
 CONFIG = """
 [store]
-segment_bytes = 1048576
+segment_bytes = {segment_bytes}
 index_flush_ms = {index_flush_ms}
 retention_bytes = {retention_bytes}
 reserve_bytes = {reserve_bytes}
@@ -39,6 +40,13 @@ INDEX_BYTES = 4 << 20
 """Size of the file system of an index that fills up."""
 
 
+SMALL, LARGE, LARGEST = (30, 400), (2_000, 9_000), (8_000, 24_000)
+"""Bounds of the sizes of MQTT messages, in bytes: with larger ones the log has more segments."""
+
+INDEX_STARTS_MAX = 4
+"""Starts that may end with the status for a damaged index, one after the other."""
+
+
 class Broken(Exception):
     """Raised when the node does what no fault excuses, so that the round can't go on."""
 
@@ -48,6 +56,10 @@ class Outcome:
     """What one fault did."""
 
     fault: str
+    injected: int = 0
+    """How often it was injected: see `Fault`."""
+    acked: int = 0
+    """Messages that the node acknowledged from this fault to the next one, or to the end."""
     refused: int = 0
     """Starts that the node refused in words."""
     repaired: int = 0
@@ -71,6 +83,7 @@ class Scene:
         launcher: starts nodes and commands, unless the node has a clock of its own.
         store_options: further lines of the section `[store]`.
         on: where the data directory is (`Fault.on`).
+        log: what the log must have (`Fault.log`).
         small: keep the load small.
     """
 
@@ -82,18 +95,22 @@ class Scene:
         *,
         store_options: str = "",
         on: str = "directory",
+        log: str = "",
         small: bool = False,
     ) -> None:
         self.directory = directory
         self.random = random
         self.ledger = Ledger()
-        has_retention = not small and random.random() < 0.3
+        has_retention = log == "retention" or (not small and random.random() < 0.3)
+        retention_bytes = (6 << 20 if log else 3 << 20) if has_retention else 0
         large = has_retention or (not small and random.random() < 0.2)
+        body_bytes = LARGEST if log else LARGE if large else SMALL
         self.config = directory / "penstock.toml"
         self.config.write_text(
             CONFIG.format(
                 index_flush_ms=random.choice((200, 1_000, 30_000)),
-                retention_bytes=3 << 20 if has_retention else 0,
+                segment_bytes=SEGMENT_BYTES,
+                retention_bytes=retention_bytes,
                 reserve_bytes=random.choice((0, 8 << 20)) if on in ("tmpfs", "ext4") else 0,
                 store=store_options,
             )
@@ -108,10 +125,10 @@ class Scene:
         elif on == "index":
             self.small_disk = SmallDisk(self.data_dir / "index", "tmpfs", INDEX_BYTES)
         self._place = self.disk or self.small_disk
-        self._owned = Forks(self.clock.environment) if self.clock else None
-        self.launcher: Launcher = self._owned or launcher
+        self._owned = launcher.within(self.clock.environment) if self.clock else None
+        self.launcher = self._owned or launcher
         self.node = ServeProcess(self.data_dir, self.config, directory / "node.log", self.launcher)
-        self.load = Load(self.ledger, random, large=large)
+        self.load = Load(self.ledger, random, body_bytes=body_bytes, retention_bytes=retention_bytes)
         self.outcome = Outcome("")
         self.tolerates_index_status = False
         """Whether the node may end at any time with the status for a damaged index, which was injected."""
@@ -124,10 +141,13 @@ class Scene:
         await self.load.prepare(self.node)
         self.load.connect(self.node)
 
-    async def under_load(self, least_s: float = 0.1, most_s: float = 1.2) -> None:
+    async def under_load(self, least_s: float = 0.05, most_s: float = 0.5) -> None:
         """Let the clients work for a random time."""
         await asyncio.sleep(self.random.uniform(least_s, most_s))
         self.load.check_tasks()
+        if self.tolerates_index_status and not self.node.is_running:
+            await self.load.disconnect()
+            await self.up_after_index_status()
 
     def require_ready(self, start: Start) -> None:
         if not start.is_ready:
@@ -144,7 +164,7 @@ class Scene:
             status = await self.node.ended()
         except TimeoutError:
             raise Broken(f"the node still runs after {why}") from None
-        if status != FAILED_STATUS:
+        if status != FAILED_STATUS and not (self.tolerates_index_status and status == INDEX_STATUS):
             raise Broken(f"the node ended with status {status} in place of {FAILED_STATUS} after {why}")
         await self.load.disconnect()
 
@@ -153,6 +173,25 @@ class Scene:
         self.require_ready(await self.node.start())
         await self.resume()
 
+    async def up_after_index_status(self) -> None:
+        """Start a node that ended because of its index, or that may end so now; audit the log, and let the clients go on."""
+        for _ in range(INDEX_STARTS_MAX):
+            if self.node.is_started and (status := await self.node.ended()) not in (INDEX_STATUS, -signal.SIGKILL, 0):
+                raise Broken(f"the node ended with status {status} because of its index: {self.node.log.read_text()[-800:]}")
+            start = await self.node.start()
+            if start.status == INDEX_STATUS:
+                continue
+            self.require_ready(start)
+            try:
+                await self.load.audit(self.node)
+            except (PopError, OSError):
+                if not await self._has_damaged_index():
+                    raise
+                continue
+            self.load.connect(self.node)
+            return
+        raise Broken(f"the node still ends because of its index after {INDEX_STARTS_MAX} starts")
+
     async def resume(self) -> None:
         """Audit the log of a node that is ready, and let the clients go on."""
         try:
@@ -160,8 +199,8 @@ class Scene:
         except (PopError, OSError):
             if not await self._has_damaged_index():
                 raise
-            self.require_ready(await self.node.start())
-            await self.load.audit(self.node)
+            await self.up_after_index_status()
+            return
         self.load.connect(self.node)
 
     async def _has_damaged_index(self) -> bool:
@@ -174,6 +213,10 @@ class Scene:
     async def up_or_refuse(self) -> bool:
         """Start the node, which may refuse in words. Return whether it is ready."""
         start = await self.node.start()
+        for _ in range(INDEX_STARTS_MAX):
+            if start.status != INDEX_STATUS or not self.tolerates_index_status:
+                break
+            start = await self.node.start()
         if start.is_ready:
             return True
         if not start.is_refusal:
@@ -199,7 +242,14 @@ class Scene:
 
     async def end(self) -> None:
         """Drain, judge, and stop the node in order."""
-        await self.load.drain(self.node)
+        try:
+            await self.load.drain(self.node)
+        except (PopError, OSError):
+            if not await self._has_damaged_index():
+                raise
+            await self.load.disconnect()
+            await self.up_after_index_status()
+            await self.load.drain(self.node)
         await self.load.look_up_start(self.node)
         self.ledger.judge(now_ms=2**62)
         await self.load.close()

@@ -153,6 +153,18 @@ def test_first_deliveries_are_in_order_and_repetitions_need_not_be(ledger: Ledge
     assert kinds(ledger) == ["order"]
 
 
+def test_a_later_copy_may_be_the_first_that_retention_has_left(ledger: Ledger) -> None:
+    subscriber = ledger.subscriber("s", everything)
+    keys = [publish(ledger, number) for number in range(2)]
+    for key in keys:
+        ledger.sending_again(key)
+    ledger.has_retention = True
+    for key in reversed(keys):
+        deliver(ledger, subscriber, key)
+    audit(ledger, *reversed(keys))
+    assert ledger.problems == []
+
+
 def test_an_acknowledged_delivery_does_not_return(ledger: Ledger) -> None:
     group = ledger.group("g", everything)
     key = publish(ledger, 0)

@@ -16,9 +16,13 @@ SLEWED_MS_MAX = 1_000
 
 
 class ClockStep(Fault):
-    """The time of day steps and comes back some seconds later, in half of the cases with a kill and a start in between."""
+    """The time of day steps, and steps back some seconds later, in half of the cases with a kill and a start in between.
+
+    Those are two faults: the node looks at the time of day once a second, and the way back is a step too.
+    """
 
     on: ClassVar[str] = "clock"
+    per_round: ClassVar[int] = 6
     step_s: ClassVar[int]
 
     @classmethod
@@ -29,13 +33,15 @@ class ClockStep(Fault):
         assert scene.clock is not None
         scene.ledger.early_ms_max = SLEWED_MS_MAX
         scene.clock.set_ahead(self.step_s)
-        await scene.under_load(0.5, 3.0)
+        scene.outcome.injected += 1
+        await scene.under_load(0.3, 1.8)
         if scene.random.random() < 0.5:
             await scene.down()
             await scene.up()
-            await scene.under_load(0.5, 2.0)
+            await scene.under_load(0.3, 1.2)
         scene.clock.set_ahead(0)
-        await scene.under_load(0.5, 2.0)
+        scene.outcome.injected += 1
+        await scene.under_load(0.3, 1.2)
         if not scene.node.is_running:
             raise Broken(f"the node has ended because its clock was set: {scene.node.log.read_text()[-800:]}")
 

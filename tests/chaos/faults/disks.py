@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import ClassVar
 
 from tests.chaos.disk import Disk, missing_for_disks
 from tests.chaos.faults.fault import Fault
-from tests.chaos.logfiles import harm_of, records, segments
+from tests.chaos.logfiles import Found, harm_of, records, segments
+from tests.chaos.nodeprocess import FAILED_STATUS
 from tests.chaos.scene import Broken, Scene
 
 PAGE = 4096
@@ -35,6 +37,7 @@ class DiskFault(Fault):
 
 async def lose_power(scene: Scene, disk: Disk) -> None:
     """Let the power fail under the node, and boot the machine."""
+    scene.outcome.injected += 1
     found = await disk.cut_power(f"{scene.random.random()}")
     scene.outcome.notes.append(f"{found['kept']} of {found['blocks']} unflushed blocks were kept")
     await scene.down()
@@ -58,7 +61,7 @@ class PowerCutStart(DiskFault):
         await lose_power(scene, disk)
         for _ in range(scene.random.randint(1, 3)):
             await scene.node.spawn()
-            await asyncio.sleep(scene.random.uniform(0.3, 1.5))
+            await asyncio.sleep(scene.random.uniform(0, scene.node.start_s))
             await lose_power(scene, disk)
         await scene.up()
 
@@ -69,6 +72,7 @@ class KillPowerCut(DiskFault):
 
     async def harm(self, scene: Scene, disk: Disk) -> None:
         await scene.down()
+        scene.outcome.injected += 1
         await scene.up()
         if scene.random.random() < 0.5:
             await scene.under_load(0.0, 0.3)
@@ -82,6 +86,7 @@ class FailedWrite(DiskFault):
 
     async def harm(self, scene: Scene, disk: Disk) -> None:
         if await self._fail_a_write(scene, disk):
+            scene.outcome.injected += 1
             await scene.require_failed("a write that failed")
             await disk.command(do="heal")
             await scene.up()
@@ -117,6 +122,7 @@ class FailedFlush(DiskFault):
 
     async def harm(self, scene: Scene, disk: Disk) -> None:
         await disk.command(do="fail", what="flush", times=1)
+        scene.outcome.injected += 1
         await scene.require_failed("a flush that failed")
         await disk.command(do="heal")
         if scene.random.random() < 0.5 and await scene.up_or_refuse():  # the file system may be read-only by now
@@ -129,27 +135,52 @@ class FailedFlush(DiskFault):
 
 class Unreadable(DiskFault):
     name = "unreadable"
-    summary = "a block of the log can't be read: the start refuses it or the node goes on without it; then repair"
+    summary = "up to four blocks of the log can't be read: the start refuses them or the node goes on without them; then repair"
     is_last: ClassVar[bool] = True
 
     async def harm(self, scene: Scene, disk: Disk) -> None:
         await scene.down()
         found = list(records(scene.data_dir))
-        path = scene.random.choice(segments(scene.data_dir))
-        base = int(path.stem)
-        end = max((one.position + one.size for one in found if one.position < base + path.stat().st_size), default=base) - base
-        offset = scene.random.randrange(max(end // PAGE, 1)) * PAGE
+        places = [self._page(scene, found) for _ in range(scene.random.randint(1, 4))]
         await disk.boot()
-        await disk.command(do="fail", what="read", ranges=disk.blocks_of(path, offset, offset + PAGE), times=MANY)
-        harm = harm_of(found, base + offset, base + offset + PAGE)
-        scene.outcome.notes.append(f"page {offset} of {path.name}")
+        ranges = [block for path, offset in places for block in disk.blocks_of(path, offset, offset + PAGE)]
+        await disk.command(do="fail", what="read", ranges=ranges, times=MANY)
+        scene.outcome.injected += len(set(places))
+        harm = harm_of(found, *((int(path.stem) + offset, int(path.stem) + offset + PAGE) for path, offset in places))
+        scene.outcome.notes.append(", ".join(f"page {offset} of {path.name}" for path, offset in places))
         is_up = await scene.up_or_refuse()
         if is_up:
             await scene.under_load()
             status = await scene.node.stop() if scene.node.is_running else await scene.node.ended()
-            if status not in (0, 70):
+            if status not in (0, FAILED_STATUS):
                 raise Broken(f"the node ended with status {status} because of a block that it could not read")
             await scene.load.disconnect()
         await scene.repair()
         scene.excuse(harm)
         await scene.up()
+
+    def _page(self, scene: Scene, found: list[Found]) -> tuple[Path, int]:
+        """Choose a page of the log that has records."""
+        path = scene.random.choice(segments(scene.data_dir))
+        base = int(path.stem)
+        end = max((one.position + one.size for one in found if one.position < base + path.stat().st_size), default=base) - base
+        return path, scene.random.randrange(max(end // PAGE, 1)) * PAGE
+
+
+class UnreadableIndex(DiskFault):
+    name = "unreadable-index"
+    summary = "a block of the index can't be read: the node ends with status 71 when it meets it, and the next start rebuilds"
+
+    async def harm(self, scene: Scene, disk: Disk) -> None:
+        await scene.down()
+        files = [path for path in (scene.data_dir / "index").iterdir() if path.name != "LOCK" and path.stat().st_size]
+        path = scene.random.choice(files)
+        offset = scene.random.randrange(path.stat().st_size) // PAGE * PAGE
+        ranges = disk.blocks_of(path, offset, min(offset + PAGE, path.stat().st_size))
+        await disk.boot()
+        await disk.command(do="fail", what="read", ranges=ranges, times=MANY)
+        scene.outcome.injected += bool(ranges)
+        scene.outcome.notes.append(f"page {offset} of {path.name}")
+        scene.tolerates_index_status = True
+        await scene.up_after_index_status()
+        await scene.under_load()

@@ -13,7 +13,6 @@ from typing import ClassVar
 from penstock.store.syncmark import SyncMark
 from tests.chaos.faults.fault import Fault
 from tests.chaos.logfiles import Found, Harm, harm_of, records, segments
-from tests.chaos.nodeprocess import INDEX_STATUS
 from tests.chaos.scene import Broken, Scene
 
 SOCKETS = shutil.ignore_patterns("*.sock")
@@ -52,7 +51,7 @@ class Undo:
 
 
 class LogFault(Fault):
-    """Damage of the log. `damage` does it, and returns the range of positions that it destroys."""
+    """Damage of the log. `damage` does it, and returns the ranges of positions that it destroys, one for each fault."""
 
     is_last: ClassVar[bool] = True
 
@@ -61,12 +60,17 @@ class LogFault(Fault):
         undo = Undo(scene)
         found = list(records(scene.data_dir))
         mark = SyncMark(scene.data_dir).read()
-        begin, end = self.damage(scene, found)
-        harm = harm_of(found, begin, end)
-        scene.outcome.notes.append(f"positions {begin} to {end}, {len(harm.keys)} messages")
-        await survive(scene, undo, harm, is_tail=begin >= (mark.position if mark else 0))
+        ranges = self.damage(scene, found)
+        if not ranges:
+            scene.outcome.notes.append("there was nothing to damage")
+        scene.outcome.injected += len(ranges)
+        harm = harm_of(found, *ranges)
+        places = ", ".join(f"{begin} to {end}" for begin, end in ranges)
+        scene.outcome.notes.append(f"positions {places}, {len(harm.keys)} messages")
+        durable = mark.position if mark else 0
+        await survive(scene, undo, harm, is_tail=all(begin >= durable for begin, _ in ranges))
 
-    def damage(self, scene: Scene, found: list[Found]) -> tuple[int, int]:
+    def damage(self, scene: Scene, found: list[Found]) -> list[tuple[int, int]]:
         raise NotImplementedError
 
 
@@ -112,26 +116,36 @@ async def survive(scene: Scene, undo: Undo, harm: Harm, *, is_tail: bool) -> Non
     await scene.up()
 
 
-class FlippedLog(LogFault):
-    name = "flipped-log"
-    summary = "one bit of a record of the log is wrong"
-
-    def damage(self, scene: Scene, found: list[Found]) -> tuple[int, int]:
-        one = scene.random.choice(found)
+def flip_records(scene: Scene, found: list[Found], most: int) -> list[tuple[int, int]]:
+    """Flip one bit of each of up to `most` records of the log; return a position in each."""
+    chosen = scene.random.sample(found, min(scene.random.randint(1, most), len(found)))
+    for one in chosen:
         path = next(path for path in reversed(segments(scene.data_dir)) if int(path.stem) <= one.position)
         flip(scene, path, one.position - int(path.stem), one.position - int(path.stem) + one.size)
-        return one.position, one.position + 1
+    return [(one.position, one.position + 1) for one in chosen]
+
+
+class FlippedLog(LogFault):
+    name = "flipped-log"
+    summary = "one bit of each of up to five records of the log is wrong"
+
+    def damage(self, scene: Scene, found: list[Found]) -> list[tuple[int, int]]:
+        return flip_records(scene, found, 5)
 
 
 class TruncatedLog(LogFault):
     name = "truncated-log"
-    summary = "a segment of the log is cut off"
+    summary = "one or two segments of the log are cut off"
+    log: ClassVar[str] = "segments"
 
-    def damage(self, scene: Scene, found: list[Found]) -> tuple[int, int]:
-        path = scene.random.choice(segments(scene.data_dir))
-        base = int(path.stem)
-        here = [one for one in found if base <= one.position < base + path.stat().st_size]
-        end = here[-1].position + here[-1].size if here else base
+    def damage(self, scene: Scene, found: list[Found]) -> list[tuple[int, int]]:
+        paths = segments(scene.data_dir)
+        return [
+            self._cut(scene, path, found) for path in scene.random.sample(paths, min(scene.random.randint(1, 2), len(paths)))
+        ]
+
+    def _cut(self, scene: Scene, path: Path, found: list[Found]) -> tuple[int, int]:
+        base, end = _extent(path, found)
         cut = scene.random.randint(0, end - base)
         with path.open("r+b") as file:
             file.truncate(cut)
@@ -140,32 +154,46 @@ class TruncatedLog(LogFault):
 
 class MissingSegment(LogFault):
     name = "missing-segment"
-    summary = "a segment of the log is missing: the first, one in the middle, or the last"
+    summary = "one or two segments of the log are missing, often the first or the last"
+    log: ClassVar[str] = "segments"
 
-    def damage(self, scene: Scene, found: list[Found]) -> tuple[int, int]:
+    def damage(self, scene: Scene, found: list[Found]) -> list[tuple[int, int]]:
         paths = segments(scene.data_dir)
-        path = scene.random.choice((paths[0], paths[-1], scene.random.choice(paths)))
-        base, size = int(path.stem), path.stat().st_size
-        path.unlink()
-        ends = [one.position + one.size for one in found if base <= one.position < base + size]
-        return base, max(ends, default=base)
+        chosen = {
+            scene.random.choice((paths[0], paths[-1], scene.random.choice(paths))) for _ in range(scene.random.randint(1, 2))
+        }
+        ranges = [_extent(path, found) for path in sorted(chosen)]
+        for path in chosen:
+            path.unlink()
+        return ranges
+
+
+def _extent(path: Path, found: list[Found]) -> tuple[int, int]:
+    """Return where a segment begins and where its last record ends."""
+    base, size = int(path.stem), path.stat().st_size
+    ends = [one.position + one.size for one in found if base <= one.position < base + size]
+    return base, max(ends, default=base)
 
 
 class SwappedSegments(LogFault):
     name = "swapped-segments"
     summary = "two segments of the log have each other's names"
+    log: ClassVar[str] = "segments"
 
-    def damage(self, scene: Scene, found: list[Found]) -> tuple[int, int]:
-        paths = segments(scene.data_dir)
-        if len(paths) < 2:
-            scene.outcome.notes.append("there is one segment only")
-            return 0, 0
-        one, other = sorted(scene.random.sample(paths, 2))
-        aside = one.with_suffix(".aside")
-        one.rename(aside)
-        other.rename(one)
-        aside.rename(other)
-        return 0, found[-1].position + found[-1].size
+    def damage(self, scene: Scene, found: list[Found]) -> list[tuple[int, int]]:
+        return [(0, found[-1].position + found[-1].size)] if swap(scene, segments(scene.data_dir)) else []
+
+
+def swap(scene: Scene, paths: list[Path]) -> bool:
+    """Give two files each other's names. Return False if there is one at most."""
+    if len(paths) < 2:
+        return False
+    one, other = scene.random.sample(paths, 2)
+    aside = one.with_suffix(".aside")
+    one.rename(aside)
+    other.rename(one)
+    aside.rename(other)
+    return True
 
 
 class HarmlessFault(Fault):
@@ -174,26 +202,15 @@ class HarmlessFault(Fault):
     async def inject(self, scene: Scene) -> None:
         await stop_or_kill(scene)
         undo = Undo(scene)
-        if not self.damage(scene):
+        if self.damage(scene):
+            scene.outcome.injected += 1
+        else:
             scene.outcome.notes.append("there was no such file")
-        if not await self.start(scene):
+        if not await scene.up_or_refuse():
             undo.restore()
-            scene.require_ready(await scene.node.start())
+            if not await scene.up_or_refuse():
+                raise Broken(f"the node refuses what it had before the damage: {scene.outcome.notes[-1]}")
         await scene.resume()
-
-    async def start(self, scene: Scene) -> bool:
-        """Start the node, again if it ends because of its index. Return False if it refuses in words."""
-        for _ in range(3):
-            start = await scene.node.start()
-            if start.is_ready:
-                return True
-            if start.is_refusal:
-                scene.outcome.refused += 1
-                scene.outcome.notes.append(start.said.strip().splitlines()[-1][:300])
-                return False
-            if start.status != INDEX_STATUS:
-                break
-        raise Broken(f"the node neither started nor refused, status {start.status}: {start.said[-800:]}")
 
     def damage(self, scene: Scene) -> bool:
         """Damage a file. Return False if there is none."""
@@ -209,35 +226,42 @@ class MissingIndex(HarmlessFault):
         return True
 
 
-class FlippedIndex(HarmlessFault):
-    name = "flipped-index"
-    summary = "one bit of a file of the index is wrong"
+class IndexDamage(HarmlessFault):
+    """Damage of a file of the index. It may be read much later, when the node ends with the status for a damaged index."""
 
     def damage(self, scene: Scene) -> bool:
-        files = [path for path in (scene.data_dir / "index").glob("*.sst") if path.stat().st_size]
-        files += [path for path in (scene.data_dir / "index").glob("MANIFEST*") if path.stat().st_size]
-        if files:
-            path = scene.random.choice(files)
-            flip(scene, path, 0, path.stat().st_size)
-        return bool(files)
-
-    async def start(self, scene: Scene) -> bool:
-        # The block may be read much later, when the node ends with the status for a damaged index.
         scene.tolerates_index_status = True
-        return await super().start(scene)
-
-
-class MissingIndexFile(HarmlessFault):
-    name = "missing-index-file"
-    summary = "one file of the index is missing"
-
-    def damage(self, scene: Scene) -> bool:
         files = [
             path for path in (scene.data_dir / "index").iterdir() if path.suffix == ".sst" or path.name[:3] in ("MAN", "CUR")
         ]
-        if files:
-            scene.random.choice(files).unlink()
-        return bool(files)
+        return self.damage_one(scene, sorted(path for path in files if path.stat().st_size))
+
+    def damage_one(self, scene: Scene, files: list[Path]) -> bool:
+        how = self.name.split("-")[0]
+        return bool(files) and damage_file(scene, scene.random.choice(files), how)
+
+
+class FlippedIndex(IndexDamage):
+    name = "flipped-index"
+    summary = "one bit of a file of the index is wrong"
+
+
+class TruncatedIndex(IndexDamage):
+    name = "truncated-index"
+    summary = "a file of the index is cut off"
+
+
+class MissingIndexFile(IndexDamage):
+    name = "missing-index-file"
+    summary = "a file of the index is missing"
+
+
+class SwappedIndex(IndexDamage):
+    name = "swapped-index"
+    summary = "two tables of the index have each other's names"
+
+    def damage_one(self, scene: Scene, files: list[Path]) -> bool:
+        return swap(scene, [path for path in files if path.suffix == ".sst"])
 
 
 def damage_file(scene: Scene, path: Path, how: str) -> bool:
@@ -299,16 +323,43 @@ class TruncatedSecret(SecretDamage):
     summary = "the secret that signs handles is cut off"
 
 
+class ClockDamage(HarmlessFault):
+    """Damage of the file by which the node's time goes on after a start."""
+
+    def damage(self, scene: Scene) -> bool:
+        return damage_file(scene, scene.data_dir / "clock", self.name.split("-")[0])
+
+
+class MissingClock(ClockDamage):
+    name = "missing-clock"
+    summary = "the file that holds the node's time is missing"
+
+
+class FlippedClock(ClockDamage):
+    name = "flipped-clock"
+    summary = "one bit of the file that holds the node's time is wrong"
+
+
+class TruncatedClock(ClockDamage):
+    name = "truncated-clock"
+    summary = "the file that holds the node's time is cut off"
+
+
 class SnapshotDamage(HarmlessFault):
     """Damage of a snapshot, together with the index, which then can't be rebuilt if the beginning of the log is gone."""
 
+    log: ClassVar[str] = "retention"
+
     def damage(self, scene: Scene) -> bool:
         snapshots = sorted((scene.data_dir / "snapshots").glob("*.snap"))
-        if not snapshots:
+        if not self.damage_one(scene, snapshots):
             return False
         if scene.random.random() < 0.5:
             shutil.rmtree(scene.data_dir / "index")
-        return damage_file(scene, snapshots[-1], self.name.split("-")[0])
+        return True
+
+    def damage_one(self, scene: Scene, snapshots: list[Path]) -> bool:
+        return bool(snapshots) and damage_file(scene, snapshots[-1], self.name.split("-")[0])
 
 
 class MissingSnapshot(SnapshotDamage):
@@ -324,3 +375,11 @@ class FlippedSnapshot(SnapshotDamage):
 class TruncatedSnapshot(SnapshotDamage):
     name = "truncated-snapshot"
     summary = "the newest snapshot is cut off, in half of the cases together with a missing index"
+
+
+class SwappedSnapshots(SnapshotDamage):
+    name = "swapped-snapshots"
+    summary = "two snapshots have each other's names, in half of the cases together with a missing index"
+
+    def damage_one(self, scene: Scene, snapshots: list[Path]) -> bool:
+        return swap(scene, snapshots)

@@ -38,6 +38,8 @@ def filled(disk: SmallDisk, but: int) -> Iterator[None]:
 class FullDisk(Fault):
     """The disk fills up under load, in half of the cases a kill and a start follow, and then there is room again."""
 
+    per_round: ClassVar[int] = 6
+
     @classmethod
     def missing(cls) -> str:
         return missing_for_mounts()
@@ -46,7 +48,8 @@ class FullDisk(Fault):
         assert scene.small_disk is not None
         must_start = False
         with filled(scene.small_disk, scene.random.choice((0, 4096, 1 << 20, 5 << 20))):
-            await scene.under_load(0.5, 2.0)
+            scene.outcome.injected += 1
+            await scene.under_load(0.3, 1.2)
             if not scene.node.is_running:
                 raise Broken(f"the node has ended on a full disk: {scene.node.log.read_text()[-800:]}")
             if scene.random.random() < 0.5:
@@ -54,7 +57,7 @@ class FullDisk(Fault):
                 must_start = not await scene.up_or_refuse()
                 if not must_start:
                     scene.load.connect(scene.node)
-                    await scene.under_load(0.5, 1.0)
+                    await scene.under_load(0.3, 0.6)
         if must_start:
             await scene.up()
         await asyncio.sleep(1.0)  # the node looks at the free space once a second
@@ -80,6 +83,7 @@ class FullIndex(Fault):
     name = "full-index"
     summary = "a file system with the index alone is full for some seconds: the node waits, or ends with status 70"
     on: ClassVar[str] = "index"
+    per_round: ClassVar[int] = 6
 
     @classmethod
     def missing(cls) -> str:
@@ -88,7 +92,8 @@ class FullIndex(Fault):
     async def inject(self, scene: Scene) -> None:
         assert scene.small_disk is not None
         with filled(scene.small_disk, scene.random.choice((0, 4096, 65_536))):
-            await scene.under_load(1.0, 3.0)
+            scene.outcome.injected += 1
+            await scene.under_load(0.6, 2.0)
         if not scene.node.is_running:
             status = await scene.node.ended()
             if status != FAILED_STATUS:
@@ -101,6 +106,7 @@ class FullIndex(Fault):
 class Descriptors(Fault):
     name = "descriptors"
     summary = "a limit of 1,024 descriptors and 1,500 connections that send nothing"
+    per_round: ClassVar[int] = 3
 
     async def inject(self, scene: Scene) -> None:
         await scene.down()
@@ -110,7 +116,8 @@ class Descriptors(Fault):
         with ExitStack() as sockets:
             for _ in range(IDLE):
                 sockets.enter_context(create_connection(("127.0.0.1", scene.node.port("mqtt")), 5))
-            await scene.under_load(1.0, 3.0)
+            scene.outcome.injected += 1
+            await scene.under_load(0.5, 1.5)
             if not scene.node.is_running:
                 raise Broken(f"the node has ended for want of descriptors: {scene.node.log.read_text()[-800:]}")
         scene.node.descriptors = None

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import signal
+from typing import ClassVar
 
 from tests.chaos.faults.fault import Fault
 from tests.chaos.scene import Broken, Scene
 
-START_S = 1.2
-"""About as long as a start takes."""
+
+async def kill_starts(scene: Scene) -> None:
+    """Start the node up to four times, and kill it at a random moment of each start."""
+    for _ in range(scene.random.randint(1, 4)):
+        await scene.node.spawn()
+        await asyncio.sleep(scene.random.uniform(0, scene.node.start_s))
+        scene.outcome.injected += scene.node.is_running
+        await scene.node.kill()
 
 
 class KillNode(Fault):
@@ -18,6 +26,7 @@ class KillNode(Fault):
 
     async def inject(self, scene: Scene) -> None:
         await scene.down()
+        scene.outcome.injected += 1
         await scene.up()
 
 
@@ -27,10 +36,20 @@ class KillStart(Fault):
 
     async def inject(self, scene: Scene) -> None:
         await scene.down()
-        for _ in range(scene.random.randint(1, 4)):
-            await scene.node.spawn()
-            await asyncio.sleep(scene.random.uniform(START_S / 4, START_S))
-            await scene.node.kill()
+        scene.outcome.injected += 1
+        await kill_starts(scene)
+        await scene.up()
+
+
+class KillRebuild(Fault):
+    name = "kill-rebuild"
+    summary = "kill -9 of the node while it rebuilds its index, up to four times"
+
+    async def inject(self, scene: Scene) -> None:
+        await scene.down()
+        scene.outcome.injected += 1
+        shutil.rmtree(scene.data_dir / "index")
+        await kill_starts(scene)
         await scene.up()
 
 
@@ -42,17 +61,20 @@ class KillSync(Fault):
         if not scene.node.sync_pid:
             raise Broken("the node has no process that syncs")
         scene.node.signal_sync(signal.SIGKILL)
+        scene.outcome.injected += 1
         await scene.require_failed("the end of the process that syncs")
         await scene.up()
 
 
 class StopNode(Fault):
     name = "stop-node"
-    summary = "SIGSTOP of the node, and SIGCONT up to two seconds later"
+    summary = "SIGSTOP of the node, and SIGCONT up to a second later"
+    per_round: ClassVar[int] = 15
 
     async def inject(self, scene: Scene) -> None:
         scene.node.signal(signal.SIGSTOP)
-        await scene.under_load(0.1, 2.0)
+        scene.outcome.injected += 1
+        await scene.under_load(0.05, 1.0)
         scene.node.signal(signal.SIGCONT)
         await scene.under_load()
 
@@ -63,7 +85,8 @@ class StopSync(Fault):
 
     async def inject(self, scene: Scene) -> None:
         scene.node.signal_sync(signal.SIGSTOP)
-        await scene.under_load(0.1, 1.0)
+        scene.outcome.injected += 1
+        await scene.under_load(0.05, 0.8)
         if scene.random.random() < 0.5:
             await scene.down()
             await scene.up()
