@@ -29,7 +29,7 @@ _PERMISSIONS: Final = 0o600
 
 
 class Audit:
-    """The audit log of a node. Without a path it does nothing.
+    """The audit log of a node. Without a path it only counts.
 
     Parameters:
         path: of the file; empty for none.
@@ -49,11 +49,14 @@ class Audit:
         self._is_failing = False
         self.is_on: Final = bool(path)
         """Whether there is a file."""
+        self.counts: dict[str, int] = {}
+        """How often each event was noted."""
         self.lost = 0
         """Lines that could not be written."""
 
     def note(self, event: Event, subject: Subject, **values: object) -> None:
         """Write a line, unless there were too many of its event in this second. Values that are empty are left out."""
+        self.counts[event] = self.counts.get(event, 0) + 1
         if not self._path:
             return
         written = self._written[event] = self._written.get(event, 0) + 1

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.access.audit import Audit
 from penstock.access.bans import Ban, Bans, Kind
+from penstock.access.errors import AccessInvalid
 from penstock.access.file import load_access_policy
 from penstock.access.identity import ProvenIdentity, TokenInvalid, is_token
 from penstock.access.options import AccessControlOptions
@@ -47,6 +48,10 @@ class AccessControl:
         self.now_ms: Final = now_ms
         self.on_change: Final[list[Callable[[], None]]] = []
         """Called after each change, to look again at what clients are doing."""
+        self.reloads = 0
+        """How often the files were read again."""
+        self.reloads_failed = 0
+        """How often that was tried, and one was not valid."""
         self._files = self._load()
         self.bans: Final = Bans(data_dir, now_ms)
         self.audit: Final = Audit(options.audit_file, options.audit_lines_per_s, now_ms)
@@ -109,8 +114,13 @@ class AccessControl:
         Raises:
             AccessInvalid: a file can't be read, or its content is invalid. Then nothing has changed.
         """
-        self._files = self._load()
         self.audit.reopen()
+        try:
+            self._files = self._load()
+        except AccessInvalid:
+            self.reloads_failed += 1
+            raise
+        self.reloads += 1
         self._changed(by, what="reload")
 
     def ban(self, kind: Kind, name: str, *, for_ms: int, why: str, by: str) -> Ban:

@@ -20,6 +20,7 @@ from penstock.node.control import Control
 from penstock.node.descriptors import log_shares, shares_of
 from penstock.node.holding import Holding
 from penstock.node.lock import DataDirLock
+from penstock.node.metrics.access import AccessCollector
 from penstock.node.metrics.descriptors import DescriptorCollector
 from penstock.node.metrics.mqtt import MqttConnectionCollector, MqttMessageCollector, MqttProtectionCollector
 from penstock.node.metrics.pop import PopCollector
@@ -229,6 +230,7 @@ class Node:
             MqttMessageCollector(self.gateway, self.retained),
             MqttProtectionCollector(self.gateway),
             DelayedCollector(self.delayed),
+            AccessCollector(self.access),
             DescriptorCollector(self.descriptors, lambda: self._admin.closed_early),
             PopCollector(
                 self.pop, self.store, self.transactions, (lambda: len(rocketmq.clients)) if rocketmq is not None else None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 
 from penstock.access.passwords import PasswordFile
 from penstock.cli.main import main
@@ -70,6 +71,20 @@ async def test_a_reload_applies_or_changes_nothing(broker: Broker, run: Any, tmp
     assert "nothing has changed" in said
     assert "alow" in said
     assert (await run("test", "", "publish", "b/1"))[0] == 0
+
+
+async def test_the_metrics_tell_of_reloads_rules_and_events(broker: Broker, run: Any, tmp_path: Path) -> None:
+    await run("reload")
+    (tmp_path / "access.toml").write_text("[[rule]]")
+    await run("reload")
+    await run("ban", "user", "mallory")
+    lines = generate_latest(broker.node.registry).decode().splitlines()
+    found = dict(line.rsplit(" ", 1) for line in lines if line.startswith(("penstock_access", "penstock_audit")))
+    assert found["penstock_access_rules"] == found["penstock_access_bans"] == "1.0"
+    assert found['penstock_access_reloads_total{result="done"}'] == "1.0"
+    assert found['penstock_access_reloads_total{result="failed"}'] == "1.0"
+    assert found['penstock_access_events_total{event="changed"}'] == "2.0"
+    assert found["penstock_audit_lines_lost_total"] == "0.0"
 
 
 async def test_bans_are_made_listed_and_lifted(broker: Broker, run: Any) -> None:
