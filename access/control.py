@@ -52,6 +52,7 @@ class AccessControl:
         """How often the files were read again."""
         self.reloads_failed = 0
         """How often that was tried, and one was not valid."""
+        self._files = _Files(None, None, None)
         self._files = self._load()
         self.bans: Final = Bans(data_dir, now_ms)
         self.audit: Final = Audit(options.audit_file, options.audit_lines_per_s, now_ms)
@@ -79,7 +80,8 @@ class AccessControl:
     def prove(self, user: str | None, password: str | None, is_last: bool) -> ProvenIdentity | bool | None:
         """Return who a client of MQTT is; False if it is not who it says; None if others may know.
 
-        It takes some 0.1 s if there is a password to verify. Any thread may call it.
+        It takes some 0.1 s if there is a password to verify. Any thread may call it. Raises KeysUnavailable if a token can't be
+        verified now.
 
         Args:
             user: the user name that it gives, if any. With a token it may be left out.
@@ -98,6 +100,11 @@ class AccessControl:
         # What is no text comes with surrogates, which no password that was set can have.
         is_right = passwords.verify(user, password.encode(errors="surrogateescape"))
         return ProvenIdentity(user, password_hash=passwords.hashes[user]) if is_right else False
+
+    def use_key_set(self, data: bytes) -> None:
+        """Verify tokens with the keys that were fetched from `access.jwt.jwks_url`. Raises AccessInvalid."""
+        if self.tokens is not None:
+            self.tokens.use_key_set(data)
 
     def still_proves(self, identity: ProvenIdentity) -> bool:
         """Return whether the password by which a client logged in is still that of its user."""
@@ -150,6 +157,8 @@ class AccessControl:
             from penstock.access.tokens import Tokens
 
             tokens = Tokens(options.jwt, self.now_ms)
+            if self._files.tokens is not None:
+                tokens.take_fetched(self._files.tokens)
         return _Files(load_access_policy(Path(options.file)) if options.file else None, passwords, tokens)
 
     def _changed(self, by: str, **values: object) -> None:

@@ -11,6 +11,10 @@ class TokenInvalid(Exception):
     """Raised when a token proves nothing. The message says why, for the log; the client is not told."""
 
 
+class KeysUnavailable(Exception):
+    """Raised when nobody can tell whether a token proves something, because its authority has not been reached yet."""
+
+
 @dataclass(frozen=True, slots=True)
 class ProvenIdentity:
     """Who somebody is.

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import urlsplit
 
 from penstock.store.options import HOUR_MS, SECOND_MS, OptionInvalid, option
 
 SYMMETRIC: Final = ("HS256", "HS384", "HS512")
 ASYMMETRIC: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
+
+
+def _is_safe(url: str) -> bool:
+    """Return whether nobody on the network can change what comes from a URL."""
+    parts = urlsplit(url)
+    return parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in ("127.0.0.1", "::1", "localhost"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +34,17 @@ class TokenOptions:
     jwks_file: str = option(
         "",
         "File with a JSON Web Key Set, whose keys are found by the key id of a token.",
+    )
+    jwks_url: str = option(
+        "",
+        "URL of a JSON Web Key Set, https or on loopback. The node fetches it at its start and every `jwks_refresh_s`, and "
+        "keeps the last one if that fails.",
+    )
+    jwks_refresh_s: int = option(
+        300,
+        "Seconds between two fetches of `jwks_url`. A key that the authority withdraws is accepted for so long.",
+        minimum=1,
+        maximum=24 * HOUR_MS // SECOND_MS,
     )
     issuer: str = option(
         "",
@@ -66,8 +84,13 @@ class TokenOptions:
             raise OptionInvalid(
                 f"{section}.algorithms", list(self.algorithms), "all with a secret (HS...) or all with key pairs"
             )
-        if self.algorithms and not (self.key_file or self.jwks_file):
-            raise OptionInvalid(f"{section}.key_file", "", "a path, or jwks_file one, if there are algorithms")
+        if self.algorithms and not (self.key_file or self.jwks_file or self.jwks_url):
+            raise OptionInvalid(f"{section}.key_file", "", "a path, or jwks_file or jwks_url set, if there are algorithms")
+        if self.jwks_url and not _is_safe(self.jwks_url):
+            # Whoever can change the answer on its way could sign tokens.
+            raise OptionInvalid(f"{section}.jwks_url", self.jwks_url, "an https URL, or an http one of this machine")
+        if self.jwks_url and not self.algorithms:
+            raise OptionInvalid(f"{section}.algorithms", [], "given if there is a jwks_url")
         if self.is_symmetric and not self.key_file:
             raise OptionInvalid(f"{section}.key_file", "", "a path if the algorithms need a secret")
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import jwt
 
 from penstock.access.errors import AccessInvalid
-from penstock.access.identity import ProvenIdentity, TokenInvalid
+from penstock.access.identity import KeysUnavailable, ProvenIdentity, TokenInvalid
 from penstock.access.options import TokenOptions
 
 TOKEN_BYTES_MAX: Final = 16 * 1024
@@ -33,7 +33,7 @@ class Tokens:
     """Verifies tokens.
 
     Parameters:
-        options: see `TokenOptions`. A key file or a JWKS file is given.
+        options: see `TokenOptions`. A key file, a JWKS file or a URL is given.
         now_ms: returns the time in ms since 1970.
 
     Raises:
@@ -44,16 +44,36 @@ class Tokens:
         self._options = options
         self._now_ms = now_ms
         self._keys: dict[str, Any] = {}
+        self._fetched: dict[str, Any] = {}
+        """Keys from the URL, by id. The first fetch brings them."""
         if options.key_file:
             self._keys[_ANY] = self._key(Path(options.key_file))
         if options.jwks_file:
-            self._keys |= self._key_set(Path(options.jwks_file))
-        if not self._keys:
+            self._keys |= self._key_set(_read(Path(options.jwks_file)), options.jwks_file)
+        if not self._keys and not options.jwks_url:
             raise AccessInvalid(f"the key set {options.jwks_file} has no key for {', '.join(options.algorithms)}")
 
+    def use_key_set(self, data: bytes) -> None:
+        """Use the keys that were fetched from the URL, in place of earlier ones. Raises AccessInvalid."""
+        found = self._key_set(data, self._options.jwks_url)
+        if not found:
+            raise AccessInvalid(f"the key set has no key for {', '.join(self._options.algorithms)}")
+        self._fetched = found
+
+    def take_fetched(self, other: Tokens) -> None:
+        """Go on with the keys that another object has fetched."""
+        self._fetched = other._fetched
+
     def verify(self, token: str) -> ProvenIdentity:
-        """Return whom a token names. Raises TokenInvalid."""
+        """Return whom a token names.
+
+        Raises:
+            TokenInvalid: nobody.
+            KeysUnavailable: nobody can tell, because no keys have been fetched yet.
+        """
         options = self._options
+        if options.jwks_url and not self._fetched and not self._keys:
+            raise KeysUnavailable(f"no keys have come from {options.jwks_url} yet")
         if len(token) > TOKEN_BYTES_MAX:
             raise TokenInvalid(f"the token has {len(token)} characters; {TOKEN_BYTES_MAX} are the limit")
         try:
@@ -97,9 +117,10 @@ class Tokens:
     # --- keys -------------------------------------------------------------------------------------------------------
 
     def _key_of(self, key_id: str) -> Any:
-        found = self._keys.get(key_id) or self._keys.get(_ANY)
-        if found is None and not key_id and len(self._keys) == 1:
-            return next(iter(self._keys.values()))
+        keys = self._keys | self._fetched
+        found = keys.get(key_id) or keys.get(_ANY)
+        if found is None and not key_id and len(keys) == 1:
+            return next(iter(keys.values()))
         if found is None:
             raise TokenInvalid(f"the key {key_id[:80]!r} is not known")
         return found
@@ -121,13 +142,13 @@ class Tokens:
                 continue  # it may be a key for another one of the algorithms
         raise AccessInvalid(f"{path} is no public key in PEM for {', '.join(algorithms)}")
 
-    def _key_set(self, path: Path) -> dict[str, Any]:
+    def _key_set(self, data: bytes, origin: str) -> dict[str, Any]:
         """Return the keys of a JSON Web Key Set (RFC 7517) by their ids: those that the algorithms can use."""
         try:
-            listed = json.loads(_read(path))["keys"]
+            listed = json.loads(data)["keys"]
             rows = [dict(row) for row in listed]
         except (ValueError, KeyError, TypeError) as error:
-            raise AccessInvalid(f"{path} is no JSON Web Key Set: {error!r}") from error
+            raise AccessInvalid(f"{origin} is no JSON Web Key Set: {error!r}") from error
         found: dict[str, Any] = {}
         for row in rows:
             if row.get("kty") == "oct" or row.get("use", "sig") != "sig":

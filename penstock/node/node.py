@@ -19,6 +19,7 @@ from penstock.node.config import Config
 from penstock.node.control import Control
 from penstock.node.descriptors import log_shares, shares_of
 from penstock.node.holding import Holding
+from penstock.node.keysets import KeySetFetcher
 from penstock.node.lock import DataDirLock
 from penstock.node.metrics.access import AccessCollector
 from penstock.node.metrics.descriptors import DescriptorCollector
@@ -110,6 +111,7 @@ class Node:
             connections_max=self.descriptors.admin,
         )
         access = AccessOverSocket(self.access, self.reload, self.gateway.disconnect)
+        self._key_sets = KeySetFetcher(self.access, config.access.jwt.jwks_url, config.access.jwt.jwks_refresh_s)
         self._holding = Holding(self.store, config.data_dir)
         self._control = Control(
             config.data_dir, {**self._holding.routes(), **ClockControl(self.store).routes(), **access.routes()}
@@ -170,6 +172,7 @@ class Node:
             self.grpc = HostPort(self.config.pop.listen.host, await self._pop_server.start())
             self.admin = HostPort(self.config.admin.listen.host, await self._admin.start())
             await self._control.start()
+            self._key_sets.start()
         except BaseException:
             await self.stop()
             raise
@@ -181,6 +184,7 @@ class Node:
     async def stop(self) -> None:
         """Close the listeners and all connections, finish the current group commit, flush the index, and close the store."""
         self._is_ready = False
+        self._key_sets.stop()
         await self._holding.stop()
         await self._control.stop()
         await self.gateway.stop()

@@ -21,7 +21,7 @@ class AccessDenied(PopError):
     """Raised for a call that is not allowed.
 
     Parameters:
-        status: UNAUTHENTICATED or PERMISSION_DENIED.
+        status: UNAUTHENTICATED, PERMISSION_DENIED, or UNAVAILABLE if nobody can tell now.
         detail: what the caller is told.
     """
 

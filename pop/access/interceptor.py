@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 
 from penstock.access.control import AccessControl
-from penstock.access.identity import ProvenIdentity, TokenInvalid, is_token
+from penstock.access.identity import KeysUnavailable, ProvenIdentity, TokenInvalid, is_token
 from penstock.access.policy import SIGNATURE, AccessPolicy
 from penstock.access.rights import Rights
 from penstock.access.subject import Subject
@@ -217,6 +217,8 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
                     return tokens.verify(token)
                 except TokenInvalid as error:
                     why = str(error)
+                except KeysUnavailable as error:
+                    raise AccessDenied(grpc.StatusCode.UNAVAILABLE, f"{error}; try again") from error
         else:
             properties: Any = context.auth_context() or {}
             principal = policy.by_certificate(

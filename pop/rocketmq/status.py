@@ -88,7 +88,11 @@ _REFUSAL_CODES = {
     Refusal.TOO_MANY_TRANSACTIONS: Code.TOO_MANY_REQUESTS,
 }
 
-_DENIED_CODES = {grpc.StatusCode.UNAUTHENTICATED: Code.UNAUTHORIZED, grpc.StatusCode.PERMISSION_DENIED: Code.FORBIDDEN}
+_DENIED_CODES = {
+    grpc.StatusCode.UNAUTHENTICATED: Code.UNAUTHORIZED,
+    grpc.StatusCode.PERMISSION_DENIED: Code.FORBIDDEN,
+    grpc.StatusCode.UNAVAILABLE: Code.TOO_MANY_REQUESTS,
+}
 
 # The first match counts: ExpressionInvalid is a RequestInvalid, and RecordTooLarge is a LimitExceeded.
 _ERROR_CODES: tuple[tuple[type[Exception], Code], ...] = (

@@ -167,6 +167,9 @@ def test_a_key_that_can_t_be_used_says_why(
         ({"algorithms": ("HS256", "RS256"), "key_file": "k"}, "algorithms"),
         ({"algorithms": ("RS256",)}, "key_file"),
         ({"algorithms": ("HS256",), "jwks_file": "k"}, "key_file"),
+        ({"algorithms": ("RS256",), "jwks_url": "http://login.example.org/keys"}, "jwks_url"),
+        ({"algorithms": ("RS256",), "jwks_url": "http://127.0.0.1.example.org/keys"}, "jwks_url"),
+        ({"jwks_url": "https://login.example.org/keys"}, "algorithms"),
     ],
 )
 def test_options_that_would_accept_too_much_are_refused(options: dict[str, Any], name: str) -> None:
