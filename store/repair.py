@@ -8,7 +8,7 @@ second run completes it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -62,8 +62,13 @@ class Findings(NamedTuple):
 # --- looking --------------------------------------------------------------------------------------------------------
 
 
-def survey(data_dir: Path, *, files: Files = SYSTEM_FILES) -> Findings:
+def survey(data_dir: Path, *, files: Files = SYSTEM_FILES, on_read: Callable[[int], None] = lambda _: None) -> Findings:
     """Verify every record of the log of a data directory. No process may have it open. Nothing is changed.
+
+    Args:
+        data_dir: of a node.
+        files: have that directory.
+        on_read: called with the bytes of each segment that was read.
 
     Raises:
         PositionUnknown: there is no log.
@@ -88,8 +93,10 @@ def survey(data_dir: Path, *, files: Files = SYSTEM_FILES) -> Findings:
     for base, following in pairwise(bases):
         found, store_ms = _survey_segment(files, data_dir / DIRECTORY / segment_name(base), following - base, store_ms)
         damages += found
+        on_read(following - base)
     last = data_dir / DIRECTORY / segment_name(bases[-1])
     found, _ = _survey_segment(files, last, max(durable - bases[-1], 0), store_ms, is_last=True)
+    on_read(max(durable - bases[-1], 0))
     is_torn = (
         found and not found[-1].records_behind and found[-1].position >= durable and not found[-1].unreadable
     )  # a start refuses what it can't read, since it may be a record that was acknowledged

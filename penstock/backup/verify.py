@@ -235,7 +235,7 @@ def _copy(original: Path, path: Path) -> None:
 def _verify_state(originals: _Originals, work: Path, found: Verification, meter: CopyMeter) -> None:
     built, stored = work / "built", work / "stored"
     _lay_out(originals, built, found, with_index=False)
-    _check_log(built, found)
+    _check_log(built, found, meter)
     _check_snapshots(built, found)
     if found.problems:
         return
@@ -271,10 +271,12 @@ def _verify_state(originals: _Originals, work: Path, found: Verification, meter:
             found.problems.append(f"the index has rows that can't be read: {error!r}")
 
 
-def _check_log(data_dir: Path, found: Verification) -> None:
+def _check_log(data_dir: Path, found: Verification, meter: CopyMeter) -> None:
     """Read every record of the log."""
+    paths = (data_dir / commitlog.DIRECTORY).iterdir()
+    meter.expect(sum(path.stat().st_size for path in paths), "Checking")
     try:
-        findings = survey(data_dir)
+        findings = survey(data_dir, on_read=meter.advance)
     except StoreError as error:
         found.problems.append(str(error))
         return

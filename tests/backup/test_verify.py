@@ -20,6 +20,7 @@ from penstock.backup.errors import BackupFailed
 from penstock.backup.manifest import FILE, load_manifest
 from penstock.backup.verify import Verification, verify
 from penstock.cli.actions.repair import repair_log
+from penstock.node.datafiles import check_files
 from penstock.node.lock import DataDirLock
 from penstock.store.errors import DataDirLocked
 from penstock.store.files import SYSTEM_FILES
@@ -121,6 +122,13 @@ def test_what_a_node_leaves_is_good(used: Path, tmp_path: Path, name: str, state
         assert found.start > 0
         assert found.snapshots > 0
         assert found.built_from == "the log and a snapshot"
+
+
+@pytest.mark.parametrize("name", ["plain", "retention"])
+@pytest.mark.parametrize("state", ["", "-killed"])
+def test_repair_finds_nothing_unknown_in_what_a_node_leaves(used: Path, name: str, state: str) -> None:
+    """A kill may leave a snapshot that is half written."""
+    assert {each.problem for each in check_files(used / f"{name}{state}")} <= {"is half written"}
 
 
 @pytest.mark.parametrize("name", ["plain", "retention"])
