@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.access.actions import FILTER_ACTIONS, RECEIVE, TOPIC_ACTIONS
+from penstock.access.actions import FILTER_ACTIONS, RECEIVE, SUBSCRIBE, TOPIC_ACTIONS
 from penstock.access.policy import AccessPolicy
-from penstock.access.rights import Decision
+from penstock.access.rights import SHARE, Decision
 from penstock.access.subject import Subject
 from penstock.store import topics
 from penstock.store.errors import TopicInvalid
@@ -23,7 +23,8 @@ def explained(policy: AccessPolicy, subject: Subject, action: str, name: str) ->
     """
     try:
         if action in (*FILTER_ACTIONS, RECEIVE):
-            topics.check_filter(name)
+            is_shared = action == SUBSCRIBE and name.startswith(SHARE)
+            topics.check_filter(name.split("/", 2)[-1] if is_shared else name)
         elif action in TOPIC_ACTIONS:
             topics.check_topic(name.encode())
     except TopicInvalid as error:

@@ -6,12 +6,15 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import Final, NamedTuple
 
-from penstock.access.actions import FILTER_ACTIONS, TOPIC_ACTIONS
+from penstock.access.actions import CONSUME, FILTER_ACTIONS, SUBSCRIBE, TOPIC_ACTIONS
 from penstock.access.rule import Rule
 from penstock.access.ruleset import RuleSet
 from penstock.access.subject import Subject, Texts
 from penstock.access.trie import NO_RULE, RuleTrie
 from penstock.store.topics import is_wildcard
+
+SHARE: Final = "$share/"
+"""The beginning of the filter of a shared subscription (MQTT 5.0, 4.8.2)."""
 
 STEPS_MAX: Final = 300
 """Maximum number of denying rules that a decision on one filter looks at. A filter that touches more is denied."""
@@ -77,7 +80,7 @@ class Rights:
         Args:
             action: one of `ACTIONS`.
             name: a topic without wildcards, a filter for `FILTER_ACTIONS`, or the name of a group; an empty one means all
-                groups.
+                groups. `$share/GROUP/FILTER` is a subscription that consumes a group.
         """
         return self.decide(action, name).is_allowed
 
@@ -85,6 +88,11 @@ class Rights:
         """Return what the rules say of an action. The arguments are those of `may`."""
         if action not in TOPIC_ACTIONS:
             return self._decide_group(action, name)
+        if action == SUBSCRIBE and name.startswith(SHARE):
+            group, _, name = name.removeprefix(SHARE).partition("/")
+            decision = self._decide_group(CONSUME, group)
+            if not decision.is_allowed:
+                return decision
         if action in FILTER_ACTIONS and is_wildcard(name):
             return self.covers(action, name)
         levels, texts, first = name.split("/"), self._texts, NO_RULE

@@ -12,8 +12,8 @@ after `mqtt.access.unanswered_ms`; nothing is acknowledged meanwhile. A delivery
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from penstock.access.control import AccessControl
 from penstock.access.rights import Rights
@@ -64,6 +64,17 @@ class Applicant(Protocol):
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
         """Call a function after `delay_s` seconds."""
         ...
+
+
+class Recheck(NamedTuple):
+    """What came of looking at a connected client again."""
+
+    why: str = ""
+    """Why it must go; empty if it may stay."""
+    refused: Sequence[str] = ()
+    """Those of its filters that it may no longer have."""
+    may_have_will: bool = True
+    """Whether its will may be published."""
 
 
 class Authorizer:
@@ -233,23 +244,20 @@ class Authorizer:
         roles = peer.roles | identity.roles if identity is not None else peer.roles
         return Subject(self.user_of(connection), roles, client_id, peer.host)
 
-    def recheck(self, connection: Applicant, client_id: str, filters: list[str]) -> tuple[str, list[str]]:
-        """Look again at a connected client, because access control has changed.
-
-        Returns why it must go, empty if it may stay, and those of its filters that it may no longer have.
-        """
+    def recheck(self, connection: Applicant, client_id: str, filters: list[str]) -> Recheck:
+        """Look again at a connected client, because access control has changed."""
         subject = self._subject_of(connection, client_id)
         ban = self.access.bans.of(subject)
         if ban is not None:
-            return f"the {ban.kind} {ban.name!r} is banned", []
+            return Recheck(f"the {ban.kind} {ban.name!r} is banned", may_have_will=False)
         session = connection.plugin_session
         if session is not None and session.identity is not None and not self.access.still_proves(session.identity):
-            return "its user was deleted, or has another password", []
+            return Recheck("its user was deleted, or has another password", may_have_will=False)
         policy, permissions = self.access.policy, connection.permissions
         if policy is None or permissions is None:
-            return "", []
+            return Recheck()
         refused = permissions.replace(policy.rights_of(subject), filters)
-        return "its rights have changed" if refused else "", refused
+        return Recheck("its rights have changed" if refused else "", refused, permissions.allows_will())
 
     def user_of(self, connection: Applicant) -> str:
         """Return the user name of an admitted client.

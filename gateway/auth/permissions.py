@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, Protocol
 from weakref import ref
 
-from penstock.access.actions import CONSUME
 from penstock.access.rights import Rights
 from penstock.gateway.auth.actions import PUBLISH, RECEIVE, SUBSCRIBE
 from penstock.gateway.auth.decisions import Decisions
@@ -90,6 +89,7 @@ class Permissions:
         "receive",
         "rights",
         "session",
+        "will_topic",
     )
 
     def __init__(
@@ -107,6 +107,8 @@ class Permissions:
         self._connection = ref(connection)  # A weak reference, so that a connection that ends is freed at once.
         self.session = session
         self.rights = rights
+        self.will_topic = b""
+        """The topic of the client's will; empty if it has none."""
         self._asks_plugins = session is not None
         self._is_closed = False
         self.passes_all = not self._asks_plugins
@@ -175,6 +177,10 @@ class Permissions:
         if self.passes_all and self.rights is not None:
             rights = self.rights
             self.passes_all = all(rights.covers(RECEIVE, without_share(each)).is_allowed for each in filters)
+
+    def allows_will(self) -> bool:
+        """Return whether the rules let the client publish its will, if it has one."""
+        return not self.will_topic or self._by_rules(PUBLISH, self.will_topic) is not False
 
     def replace(self, rights: Rights, filters: Iterable[str]) -> list[str]:
         """Go by other rules from now on. Return those of the client's filters that they do not allow."""
@@ -337,8 +343,5 @@ def subject_of(topic: bytes, action: str) -> str:
 
 
 def _may(rights: Rights, action: str, topic: bytes) -> bool:
-    if action == SUBSCRIBE and topic.startswith(SHARE.encode()):
-        group = topic.split(b"/")[1].decode(errors="replace")
-        if not rights.may(CONSUME, group):
-            return False
-    return rights.may(action, subject_of(topic, action))
+    # The group of a shared subscription has rules of its own.
+    return rights.may(action, topic.decode(errors="replace") if action == SUBSCRIBE else subject_of(topic, action))

@@ -550,12 +550,14 @@ class Connection(asyncio.Protocol):
         """
         if not self.connected:
             return
-        why, refused = authorizer.recheck(self, self.session.client_id, list(self.subscriptions.by_filter))
-        for topic_filter in refused:
+        found = authorizer.recheck(self, self.session.client_id, list(self.subscriptions.by_filter))
+        if not found.may_have_will:
+            self.session.has_will = False
+        for topic_filter in found.refused:
             with suppress(DiskFull):  # then the subscription is looked at again when the client returns
                 self.subscriptions.unsubscribe(topic_filter)
-        if why:
-            self.close(why, ReasonCode.ADMINISTRATIVE_ACTION)
+        if found.why:
+            self.close(found.why, ReasonCode.ADMINISTRATIVE_ACTION)
 
     # --- the end ----------------------------------------------------------------------------------------------------
 

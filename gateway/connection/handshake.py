@@ -186,6 +186,8 @@ class Handshake(Generic[C]):
         connection.session = session
         self._clients.enter(client_id, connection)
         self._authorizer.entered(connection, session.client_id)
+        if connection.permissions is not None and wish.will is not None:
+            connection.permissions.will_topic = wish.will.topic.encode()
         self._counters.connections_accepted += 1
         self._traffic.client_connected(connection.peer.listener.name, connection.level)
         return session, is_present

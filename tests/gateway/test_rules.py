@@ -13,6 +13,7 @@ from penstock.gateway.protocol.reasons import SUBACK_FAILURE, ReasonCode
 from tests.gateway.brokers import StartBroker
 from tests.gateway.certificates import Authority
 from tests.gateway.wire import CLEAN, Broker
+from tests.waiting import until
 
 RULES = """
 [[rule]]
@@ -176,6 +177,23 @@ async def test_a_right_that_is_withdrawn_ends_what_goes_on(broker: Broker, file:
     assert [message.topic for message in await viewer.messages()] == ["mixed", "mixed"]
     assert [message.topic for message in broker.stored()] == ["mixed", "plant/sensor-1/t", "mixed"]
     assert audit(tmp_path, "changed")[0]["what"] == "reload"
+
+
+async def test_a_will_that_is_no_longer_allowed_is_not_published(broker: Broker, file: Path) -> None:
+    def leave(name: str) -> None:
+        connection = broker.connection(name)
+        connection.close("", ReasonCode.UNSPECIFIED_ERROR)
+
+    for name in ("sensor-1", "sensor-2", "sensor-3"):
+        await broker.connect(name, f"plant/{name}/gone".encode(), b"x", flags=CLEAN | WILL)
+    leave("sensor-1")
+    broker.node.access.ban("client", "sensor-2", for_ms=0, why="", by="test")
+    await until(lambda: len(broker.node.gateway.clients) == 1)
+    write(file, RULES.replace('"plant/%c/#"', '"p/%c/#"'))
+    broker.node.reload()
+    await until(lambda: not broker.connection("sensor-3").session.has_will)
+    leave("sensor-3")
+    assert [message.topic for message in broker.stored()] == ["plant/sensor-1/gone"]
 
 
 async def test_a_stored_subscription_is_looked_at_again_when_its_client_returns(broker: Broker, file: Path) -> None:

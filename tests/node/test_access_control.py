@@ -46,6 +46,7 @@ def run(broker: Broker, capsys: pytest.CaptureFixture[str]) -> Any:
 async def test_a_test_explains_what_is_in_force(broker: Broker, run: Any) -> None:
     status, said = await run("test", "ann", "pop", "a/+")
     assert (status, said.startswith("allowed  pop: rule 1 allows it: a/#")) == (0, True)
+    assert (await run("test", "ann", "subscribe", "$share/g/a/+"))[0] == 0
     status, said = await run("test", "ann", "read", "b/#", "--json")
     assert status == 1
     assert [json.loads(line)["action"] for line in said.splitlines()] == ["subscribe", "receive", "pop"]
