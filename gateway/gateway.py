@@ -34,6 +34,7 @@ from penstock.gateway.delivery.system import SystemTopics
 from penstock.gateway.heartbeat import Heartbeat
 from penstock.gateway.logbook import Logbook
 from penstock.gateway.options import PLAIN_NAME, GatewayOptions
+from penstock.gateway.overtime import Overtime
 from penstock.gateway.plugin_publisher import PluginPublisher
 from penstock.gateway.protocol.reasons import ReasonCode
 from penstock.gateway.sessions.journal import SessionJournal
@@ -109,10 +110,13 @@ class Gateway:
         self.clock = clock
         self._rechecking: asyncio.Task[None] | None = None
         access.on_change.append(self._recheck)
+        self.overtime = Overtime(clock.monotonic_s)
         self.sources = Sources(options.limits)
         strikes = Strikes(self.sources, self.traffic, self.logbook, self.now_ms, hold_off_ms=options.limits.hold_off_ms)
         share = SocketShare(descriptors_below, self._shed) if descriptors_below is not None else None
-        self.listeners = Listeners(options, self.sources, self.logbook, self.now_ms, self.connect, strikes.add, share)
+        self.listeners = Listeners(
+            options, self.sources, self.logbook, self.now_ms, self.connect, strikes.add, self.overtime, share
+        )
         self.backpressure = Backpressure(store, options.limits.undurable_bytes_max)
         self.throttle = Throttle(self.now_ms, options.limits)
         self.clients: ClientRegistry[Connection] = ClientRegistry(options.connections_max)
@@ -207,6 +211,7 @@ class Gateway:
         self.loop = asyncio.get_running_loop()
         self.store.space.on_relief.append(self._relieved)
         self._plugin_publisher.start(self.loop)
+        self.overtime.start(self.loop)
         self.backpressure.start(self.loop)
         self.journal.start(self.loop)
         self.shared.start(self.loop)
@@ -242,6 +247,7 @@ class Gateway:
     def _end_turn(self) -> None:
         self.fast_path.flush()
         self.store.end_turn()
+        self.overtime.end_turn()
 
     def now_ms(self) -> int:
         """Return the monotonic time in ms. Limits go by it, so a change of the time of day does not disturb them."""
@@ -295,6 +301,7 @@ class Gateway:
             lifecycle=self.lifecycle,
             backpressure=self.backpressure,
             throttle=self.throttle,
+            overtime=self.overtime,
             meter=self.throttle.meter(listener.messages, listener.bytes),
             close_log=self._close_log,
             counters=self.counters,

@@ -80,14 +80,15 @@ def check_filter(filter: str, *, levels_max: int = LEVELS_MAX, bytes_max: int = 
     if not is_wildcard(filter):
         return filter
     levels = filter.split("/")
+    if filter.count("+") == levels.count("+") and filter.count("#") == (levels[-1] == "#"):
+        return filter
     for level in levels:
         if "+" in level and level != "+":  # [MQTT-4.7.1-2]
             raise _invalid("filter", filter, f"has '+' inside of the level {_excerpt(level)}; let '+' be the whole level")
         if "#" in level and level != "#":  # [MQTT-4.7.1-1]
             raise _invalid("filter", filter, f"has '#' inside of the level {_excerpt(level)}; let '#' be the whole level")
-    if "#" in levels[:-1]:  # [MQTT-4.7.1-1]
-        raise _invalid("filter", filter, "has '#' before its last level; end the filter with it, or use '+'")
-    return filter
+    # [MQTT-4.7.1-1]
+    raise _invalid("filter", filter, "has '#' before its last level; end the filter with it, or use '+'")
 
 
 def _check_text(what: str, text: str, levels_max: int) -> None:

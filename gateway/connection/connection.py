@@ -28,11 +28,12 @@ from penstock.gateway.connection.open_connections import OpenConnections
 from penstock.gateway.connection.outbox import Outbox
 from penstock.gateway.connection.pausing import PauseReason
 from penstock.gateway.connection.publish_fast_path import PublishFastPath
-from penstock.gateway.connection.subscribing import Subscribing
+from penstock.gateway.connection.subscribing import Answering, Subscribing
 from penstock.gateway.connection.throttle import Meter, Throttle
 from penstock.gateway.counters import GatewayCounters
 from penstock.gateway.delivery.client_subscriptions import ClientSubscriptions
 from penstock.gateway.options import GatewayOptions
+from penstock.gateway.overtime import Overtime
 from penstock.gateway.protocol.disconnect import parse_disconnect
 from penstock.gateway.protocol.encode import PINGRESP_BYTES
 from penstock.gateway.protocol.errors import ProtocolError
@@ -56,6 +57,7 @@ from penstock.gateway.sessions.session import Session
 from penstock.gateway.traffic import Traffic
 from penstock.gateway.transport.peer import Peer
 from penstock.gateway.transport.socket_transport import SocketTransport
+from penstock.gateway.transport.websocket import AnsweringProtocol
 from penstock.store.errors import DiskFull, StoreError, TopicInvalid
 from penstock.store.options import KIB
 from penstock.store.store import Store
@@ -67,7 +69,18 @@ LATE_BYTES_MAX: Final = 16 * KIB
 """Bytes that a client may send after its CONNECT before the plugins have let it in. After that the server stops reading."""
 
 
-class Connection(asyncio.Protocol):
+LONG_READ_BYTES: Final = 2 * KIB
+"""Bytes of a read from which on it may have to wait for a later turn. The packets of most clients are fewer."""
+
+LONG_PACKETS: Final = 64
+"""Packets of a read after which the connection looks whether the turn is over. The answers to longer reads take one write."""
+
+
+DEFERRED: Final = int(PauseReason.AUTHORIZATION_PENDING | PauseReason.TURN_OVER)
+"""The reasons not to read while packets are deferred."""
+
+
+class Connection(AnsweringProtocol):
     """The server's end of one MQTT connection.
 
     Parameters:
@@ -82,6 +95,7 @@ class Connection(asyncio.Protocol):
         open_connections: all connections, this one among them while it is open.
         lifecycle: is told when the client leaves its session.
         backpressure, throttle: pause reading.
+        overtime: bounds what is handled in one turn of the loop.
         meter: the rate limits of this connection, if it has any.
         close_log: notes why the server closes the connection.
         counters, traffic: count packets.
@@ -108,6 +122,7 @@ class Connection(asyncio.Protocol):
         "_now_s",
         "_open_connections",
         "_options",
+        "_overtime",
         "_paused_for",
         "_publishes",
         "_store",
@@ -154,6 +169,7 @@ class Connection(asyncio.Protocol):
         lifecycle: SessionLifecycle,
         backpressure: Backpressure,
         throttle: Throttle,
+        overtime: Overtime,
         meter: Meter | None,
         close_log: CloseLog,
         counters: GatewayCounters,
@@ -178,6 +194,7 @@ class Connection(asyncio.Protocol):
         self._lifecycle = lifecycle
         self._backpressure = backpressure
         self._throttle = throttle
+        self._overtime = overtime
         self._close_log = close_log
         self._counters = counters
         self._traffic = traffic
@@ -275,9 +292,13 @@ class Connection(asyncio.Protocol):
         """Withdraw a reason; read again if no other is left."""
         if self._paused_for & int(reason):
             self._paused_for &= ~int(reason)
-            self.received_s = self._now_s()  # the server did not look meanwhile, so this does not count as silence
-            if not self._paused_for and self._transport is not None and not self._is_closed:
-                self._transport.resume_reading()
+            self._read_on()
+
+    def _read_on(self) -> None:
+        """Read again, unless a reason is left not to."""
+        self.received_s = self._now_s()  # the server did not look meanwhile, so this does not count as silence
+        if not self._paused_for and self._transport is not None and not self._is_closed:
+            self._transport.resume_reading()
 
     @property
     def is_unread(self) -> bool:
@@ -296,15 +317,29 @@ class Connection(asyncio.Protocol):
             return
         if self.meter is not None:
             self._uncharged_bytes += received
-        if self._inbox.deferred is not None:
-            self._inbox.late += data
-            if len(self._inbox.late) > LATE_BYTES_MAX:
+        inbox = self._inbox
+        if inbox.deferred is not None:
+            inbox.late += data
+            if len(inbox.late) > LATE_BYTES_MAX:
                 self.pause_reading(PauseReason.AUTHORIZATION_PENDING)
+        elif received >= LONG_READ_BYTES and self._overtime.is_over():
+            inbox.late = data
+            self._wait_for_turn([])
         else:
             self._receive(data)
 
     def _receive(self, data: bytes) -> None:
-        """Handle the packets that are whole with a read."""
+        """Handle the packets that are whole with a read, or as many as this turn has time for."""
+        inbox = self._inbox
+        self._receive_piece(data)
+        while inbox.late and inbox.deferred is None and not self._is_closed:
+            if self._overtime.is_over():
+                self._wait_for_turn([])
+            else:
+                self._receive_piece(inbox.take_late())
+
+    def _receive_piece(self, data: bytes) -> None:
+        """Handle the packets in the first piece of what was received."""
         inbox = self._inbox
         if inbox.is_collecting:
             data = inbox.collect(data)
@@ -332,6 +367,9 @@ class Connection(asyncio.Protocol):
         self._handle_or_close(packets)
         self._is_plain = self._may_be_plain()
         inbox.pace(len(data), count, is_acked=bool(self.outbox.unacked))
+
+    def note_answer(self, size: int) -> None:
+        self.outbox.note_answer(size)
 
     def _connect(self, packet: Packet, data: bytes) -> bool:
         """Handle the first packet of a connection; return whether what follows it in `data` can be handled now."""
@@ -400,14 +438,21 @@ class Connection(asyncio.Protocol):
 
     def _handle(self, packets: list[Packet]) -> None:
         """Handle the packets of one read, in order."""
-        publishes = self._publishes
+        publishes, outbox = self._publishes, self.outbox
         if self.is_v5:
             packets = publishes.admit(packets)
         at = 0
         farewell: Packet | None = None
         pending: AuthorizationPending | None = None
+        look_at = LONG_PACKETS
+        if len(packets) > LONG_PACKETS:
+            outbox.gather()
         try:
             while at < len(packets):
+                if at >= look_at:
+                    look_at = at + LONG_PACKETS
+                    if self._overtime.is_over():
+                        break
                 packet = packets[at]
                 kind = packet[0]
                 if kind in PUBLISHES:
@@ -419,8 +464,9 @@ class Connection(asyncio.Protocol):
                 elif kind == DISCONNECT:
                     farewell = packet
                     break  # what follows it is ignored
-                else:
-                    self._control(packet)
+                elif (rest := self._control(packet)) is not None:
+                    packets[at] = rest
+                    break
                 at += 1
         except AuthorizationPending as question:
             pending = question.with_traceback(None)  # the traceback holds this frame
@@ -432,40 +478,61 @@ class Connection(asyncio.Protocol):
             if self.meter is not None:
                 self._charge(stored)
             self._acks.finish_read()
-            outbox = self.outbox
+            outbox.send_gathered()
             if outbox.lagging or outbox.redelivery is not None:
                 outbox.pump()
         if pending is not None:
             at = publishes.stopped_at if packets[at][0] in PUBLISHES else at
             self._inbox.defer(packets[at:])
             self._wait_for(pending)
-        if farewell is not None:
+        elif farewell is not None:
             self._traffic.packets_in[DISCONNECT] += 1
             self._disconnected(farewell[2])
+        elif at < len(packets) and not self._is_closed:
+            self._wait_for_turn(packets[at:])
 
-    def _control(self, packet: Packet) -> None:
+    def _control(self, packet: Packet) -> Packet | None:
+        """Handle a packet that is neither a PUBLISH nor an ack. Return what a later turn must go on with, or None."""
         kind = packet[0]
         if kind == MALFORMED:
             raise packet[1]
+        if kind in (SUBSCRIBE, UNSUBSCRIBE):
+            return self._change_subscriptions(packet)
         self._traffic.packets_in[kind] += 1
         if kind == PUBREL:
             self._acks.released(packet[1])
         elif kind == PINGREQ:
             self.outbox.send(PINGRESP_BYTES)  # [MQTT-3.12.4-1]
-        elif kind in (SUBSCRIBE, UNSUBSCRIBE):
-            if not self.connected:  # the connection was closed in the course of this read
-                return
-            if kind == SUBSCRIBE:
-                self._answer(self._subscribing.subscribe(self.subscriptions, self.permissions, packet[2]))
-                self.outbox.pump()
-            else:
-                self._answer(self._subscribing.unsubscribe(self.subscriptions, packet[2]))
         elif kind == CONNECT:
             raise ProtocolError("a second CONNECT came on one connection [MQTT-3.1.0-2]")
         elif kind == AUTH:
             raise ProtocolError("an AUTH came, and the CONNECT named no authentication method [MQTT-4.12.0-7]")
         else:
             raise ProtocolError(f"a {NAMES[kind]} is not for the server")
+        return None
+
+    def _change_subscriptions(self, packet: Packet) -> Packet | None:
+        """Handle a SUBSCRIBE or UNSUBSCRIBE as far as this turn has time. Return what a later turn must go on with, or None."""
+        if not self.connected:  # the connection was closed in the course of this read
+            return None
+        kind, flags, request = packet
+        if isinstance(request, bytes):
+            self._traffic.packets_in[kind] += 1
+            if kind == SUBSCRIBE:
+                request = self._subscribing.subscribe(self.subscriptions, self.permissions, request)
+            else:
+                request = self._subscribing.unsubscribe(self.subscriptions, request)
+        answering: Answering = request
+        try:
+            next(answering)
+            while not self._overtime.is_over():
+                next(answering)
+        except StopIteration as end:
+            self._answer(end.value)
+            if kind == SUBSCRIBE:
+                self.outbox.pump()
+            return None
+        return kind, flags, answering
 
     def _answer(self, data: bytes) -> None:
         """Send a SUBACK or UNSUBACK; in a session that lasts, when what it says is durable."""
@@ -487,6 +554,12 @@ class Connection(asyncio.Protocol):
         self.close("", ReasonCode.NORMAL_DISCONNECTION)
 
     # --- what waits -------------------------------------------------------------------------------------------------
+
+    def _wait_for_turn(self, packets: list[Packet]) -> None:
+        """Handle packets, and what was received after them, in a later turn; read nothing before."""
+        self._inbox.defer(packets)
+        self.pause_reading(PauseReason.TURN_OVER)
+        self._overtime.add(self._handle_deferred)
 
     def _wait_for(self, question: AuthorizationPending) -> None:
         """Ask the plugins; read nothing before they have answered."""
@@ -512,21 +585,24 @@ class Connection(asyncio.Protocol):
             )
 
     def _handle_deferred(self) -> None:
-        """Handle the packets that have waited for the plugins."""
+        """Handle the packets that have waited for the plugins, or for their turn."""
         inbox = self._inbox
+        self._paused_for &= ~DEFERRED
         packets = inbox.take_deferred()
         if self._is_closed or packets is None:
             return
         if packets:
             self._handle_or_close(packets)
         if not self._is_waiting() and inbox.late:
-            self._receive(inbox.take_late())
+            late = inbox.take_late()
+            if not (self._may_be_plain() and self._fast_path.take(self, late)):
+                self._receive(late)
             self._fast_path.flush()  # no turn of the sockets is under way, which would do it
         if not self._is_waiting():
-            self.resume_reading(PauseReason.AUTHORIZATION_PENDING)
+            self._read_on()
 
     def _is_waiting(self) -> bool:
-        """Return whether packets wait for the plugins, or need not wait any more because the connection is closed."""
+        """Return whether packets wait, or need not wait any more because the connection is closed."""
         return self._inbox.deferred is not None or self._is_closed
 
     def retry_kept(self) -> None:

@@ -7,7 +7,14 @@ from typing import Final
 from penstock.gateway.protocol.decode import decode
 from penstock.gateway.protocol.fixed_header import Side, packet_bytes
 from penstock.gateway.protocol.packets import MALFORMED, Packet
-from penstock.gateway.transport.socket_transport import READ_BYTES, SocketTransport
+from penstock.gateway.transport.socket_transport import READ_BYTES, READ_BYTES_MIN, SocketTransport
+from penstock.store.options import KIB
+
+PIECE_BYTES: Final = 32 * KIB
+"""Bytes of a read in which the packets begin that are decoded at once. A read may hold 130,000 packets of two bytes."""
+
+UNACKED_MESSAGES: Final = 4096
+"""Messages of a client that waits for no acks that are read in one turn of the loop, about. Only small messages reach this."""
 
 TURN_MESSAGES: Final = 512
 """Messages of a client that waits for acks that the server handles in one turn of the loop, about. If the client sends more at
@@ -37,14 +44,16 @@ class Inbox:
         self._collected: list[bytes] = []
         self._missing = 0
         self.deferred: list[Packet] | None = None
-        """The packets that wait for an answer of the plugins, in order; None while none waits. Empty if a CONNECT waits, which
-        lies in `late`."""
+        """The packets that wait for the plugins or for a later turn, in order; None while nothing waits. The list is empty if
+        all that waits is in `late`, as a CONNECT is."""
         self.late = b""
-        """What was received while packets are deferred."""
+        """What was received and is still to be decoded: after `deferred`, or after the piece that was decoded last."""
 
     def open(self, turns: SocketTransport | None) -> None:
         """Begin with a transport, if it is one that is read at most once in a turn of the loop."""
         self._turns = turns
+        if turns is not None:  # a client that is not yet known makes the server keep little
+            turns.limit_reads(READ_BYTES_MIN)
 
     @property
     def is_idle(self) -> bool:
@@ -70,14 +79,19 @@ class Inbox:
     def decode(self, data: bytes, side: Side, *, runs: bool) -> list[Packet]:
         """Return the packets that are whole with this read, and keep what follows them.
 
+        Of a large read these are the packets of its first piece. The other pieces are then in `late`.
+
         Args:
             data: what was read, after `rest`.
             side: the packets that may come.
             runs: whether to put PUBLISHes together that differ in packet ids and bodies only.
         """
-        packets, used = decode(data, self.packet_bytes_max, side, runs, self._user_properties_max)
+        packets, used = decode(data, self.packet_bytes_max, side, runs, self._user_properties_max, PIECE_BYTES)
         if used == len(data):
             self.rest = b""
+        elif used >= PIECE_BYTES and not (packets and packets[-1][0] == MALFORMED):
+            self.rest = b""
+            self.late = data[used:] + self.late
         else:
             self.keep(data[used:], is_malformed=bool(packets) and packets[-1][0] == MALFORMED)
         return packets
@@ -88,7 +102,7 @@ class Inbox:
         return self.decode(data, side, runs=True)
 
     def _forget_rest(self) -> None:
-        self.rest = b""
+        self.rest = self.late = b""
         self._collected.clear()
         self._missing = 0
 
@@ -103,15 +117,19 @@ class Inbox:
             self.rest = rest
 
     def pace(self, size: int, count: int, *, is_acked: bool) -> None:
-        """Let about `TURN_MESSAGES` be read in a turn if acks are due, going by a read of `size` bytes and `count` packets."""
+        """Let about `TURN_MESSAGES` be read in a turn if acks are due, else `UNACKED_MESSAGES`.
+
+        This goes by a read of `size` bytes and `count` packets.
+        """
         turns = self._turns
         if turns is not None and (count > TURN_MESSAGES or size >= turns.read_bytes):
-            turns.limit_reads(size // count * TURN_MESSAGES if count and is_acked else READ_BYTES)
+            most = TURN_MESSAGES if is_acked else UNACKED_MESSAGES
+            turns.limit_reads(size // count * most if count else READ_BYTES)
 
-    # --- what waits for the plugins ---------------------------------------------------------------------------------
+    # --- what waits ---------------------------------------------------------------------------------
 
     def defer(self, packets: list[Packet]) -> None:
-        """Let packets wait for the plugins. Nothing more is read meanwhile, so they are of one read at most."""
+        """Let packets wait, and what is in `late` after them. Nothing more is read meanwhile, so all are of one read."""
         self.deferred = packets
 
     def defer_connect(self, data: bytes) -> None:

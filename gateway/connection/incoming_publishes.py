@@ -55,6 +55,9 @@ SESSION: Final = int(Flag.SESSION)
 PUBLISHES: Final = frozenset((PUBLISH, PUBLISH_RUN, PUBLISH_WITH))
 """The types of packets that `IncomingPublishes.receive` handles."""
 
+AT_ONCE_MAX: Final = 64
+"""Packets that `IncomingPublishes.receive` handles at once."""
+
 Denial = tuple[ReasonCode, str]
 """Why one PUBLISH of MQTT 5.0 was refused: the reason code, and a sentence. The connection stays open."""
 
@@ -170,7 +173,8 @@ class IncomingPublishes:
     def receive(self, packets: list[Packet], start: int) -> int:
         """Handle the PUBLISHes of a read from `packets[start]` on; return the index of the first packet to be handled next.
 
-        That is a packet of another type, the end, or a PUBLISH that has been replaced in the list by others.
+        That is a packet of another type, the end, a PUBLISH that has been replaced in the list by others, or the one after
+        `AT_ONCE_MAX` that were handled.
 
         Raises:
             AuthorizationPending: the plugins have to be asked first; `stopped_at` says about which packet.
@@ -181,7 +185,7 @@ class IncomingPublishes:
         puback_ids, pubrec_ids, kept = self._puback_ids, self._pubrec_ids, self._kept
         at, stored = start, 0
         try:
-            for at, packet in enumerate(islice(packets, start, None), start):
+            for at, packet in enumerate(islice(packets, start, start + AT_ONCE_MAX), start):
                 kind = packet[0]
                 if kind == PUBLISH:
                     _, flags, topic, packet_id, body = packet
@@ -232,7 +236,7 @@ class IncomingPublishes:
                     pubrec_ids.append(packet_id)
                     if packet_id not in self._denied:
                         received.add(packet_id)
-            return len(packets)
+            return min(start + AT_ONCE_MAX, len(packets))
         finally:
             self._stored += stored
             self._at = at

@@ -56,6 +56,7 @@ class Outbox:
         "_answers_bytes",
         "_counters",
         "_farewell",
+        "_gathered",
         "_is_closed",
         "_is_full",
         "_is_pump_scheduled",
@@ -128,6 +129,8 @@ class Outbox:
         self._is_full = False
         """The transport's buffer is full."""
         self._answers_bytes = 0
+        self._gathered: list[bytes] | None = None
+        """The answers to the read that is handled now; None if each goes out at once."""
         self._is_pump_scheduled = False
         self._is_closed = False
         self._farewell = b""
@@ -208,6 +211,8 @@ class Outbox:
         self._counters.publishes_out += count
         self._listener.bytes_out += len(data)
         if self._transport is not None:
+            if self._gathered:
+                self._send_gathered()
             self._transport.write(data)
 
     def send_when_durable(self, data: bytes, count: int) -> None:
@@ -227,6 +232,8 @@ class Outbox:
             self._traffic.packets_out[PUBREL] += 1
         self._listener.bytes_out += len(data)
         if self._transport is not None:
+            if self._gathered:
+                self._send_gathered()
             self._transport.write(data)
         self._waiting_runs -= 1
         self._waiting_bytes -= len(data)
@@ -252,11 +259,35 @@ class Outbox:
             return
         self._listener.bytes_out += size
         self._traffic.packets_out[data[0] >> 4] += packets
-        transport.write(data)
+        if self._gathered is None:
+            transport.write(data)
+        else:
+            self._gathered.append(data)
         if self._is_full:
-            self._answers_bytes += size
-            if self._answers_bytes > ANSWERS_BYTES_MAX and (owner := self._owner()) is not None:
-                owner.pause_reading(PauseReason.ANSWERS_UNREAD)
+            self.note_answer(size)
+
+    def note_answer(self, size: int) -> None:
+        """Count an answer of `size` bytes, and stop reading a client that lets too many pile up."""
+        if not self._is_full:
+            return
+        self._answers_bytes += size
+        if self._answers_bytes > ANSWERS_BYTES_MAX and (owner := self._owner()) is not None:
+            owner.pause_reading(PauseReason.ANSWERS_UNREAD)
+
+    def gather(self) -> None:
+        """Collect answers from now on, so that the many answers to one read take one write."""
+        self._gathered = []
+
+    def send_gathered(self) -> None:
+        """Send what was collected, and collect nothing more."""
+        if self._gathered:
+            self._send_gathered()
+        self._gathered = None
+
+    def _send_gathered(self) -> None:
+        gathered, self._gathered = self._gathered, []
+        if self._transport is not None and gathered:
+            self._transport.write(b"".join(gathered))
 
     def send_pubacks(self, data: bytes, count: int) -> None:
         """Send `count` PUBACKs that were counted in `unacked`."""
@@ -292,6 +323,8 @@ class Outbox:
 
     def _close_transport(self) -> None:
         if self._transport is not None:
+            if self._gathered:
+                self._send_gathered()
             if self._farewell:
                 self._listener.bytes_out += len(self._farewell)
                 self._traffic.packets_out[DISCONNECT] += 1

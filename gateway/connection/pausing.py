@@ -19,6 +19,8 @@ class PauseReason(IntFlag):
     """The plugins have not said yet what the client may do."""
     DISK_FULL = 16
     """The client has published more than the server keeps in memory while the disk has no room."""
+    TURN_OVER = 32
+    """The client has sent so much at once that the rest is handled in later turns of the loop."""
 
 
 class Pausable(Protocol):

@@ -5,6 +5,9 @@ Clauses in brackets are those of MQTT 5.0. Where MQTT 3.1.1 has a clause of anot
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from typing import TypeAlias
+
 from penstock.gateway.auth.permissions import Permissions
 from penstock.gateway.counters import GatewayCounters
 from penstock.gateway.delivery.client_subscriptions import ClientSubscriptions
@@ -18,6 +21,9 @@ from penstock.gateway.protocol.reasons import SUBACK_FAILURE, ReasonCode
 from penstock.gateway.protocol.subscribe import parse_subscribe, parse_unsubscribe
 from penstock.store.errors import StoreError, TopicInvalid
 from penstock.store.store import Store
+
+Answering: TypeAlias = Generator[None, None, bytes]
+"""A SUBSCRIBE or UNSUBSCRIBE that is handled in steps, because it may have thousands of filters. It returns the answer."""
 
 
 class Subscribing:
@@ -38,8 +44,8 @@ class Subscribing:
         self._tells_forbidden = options.access.denied_subscription == "not-authorized"
         """Whether a client of MQTT 5.0 is told that the plugins forbid a filter."""
 
-    def subscribe(self, subscriptions: ClientSubscriptions, permissions: Permissions | None, body: bytes) -> bytes:
-        """Add the subscriptions that a SUBSCRIBE asks for; return the SUBACK.
+    def subscribe(self, subscriptions: ClientSubscriptions, permissions: Permissions | None, body: bytes) -> Answering:
+        """Add the subscriptions that a SUBSCRIBE asks for, one in each step; return the SUBACK.
 
         Args:
             subscriptions: of the client.
@@ -73,6 +79,7 @@ class Subscribing:
                 client_id = subscriptions.session.client_id
                 self._logbook.note("subscription.refused", client=client_id, filter=topic_filter[:80], why=str(error))
                 granted.append(self._reason(error) if is_v5 else SUBACK_FAILURE)
+            yield
         beyond = ReasonCode.QUOTA_EXCEEDED if is_v5 else SUBACK_FAILURE
         granted += [beyond] * (len(wish.filters) - len(granted))
         return encode_suback(wish.packet_id, granted, is_v5)
@@ -85,8 +92,8 @@ class Subscribing:
             return ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
         return ReasonCode.TOPIC_FILTER_INVALID if isinstance(error, TopicInvalid) else ReasonCode.QUOTA_EXCEEDED
 
-    def unsubscribe(self, subscriptions: ClientSubscriptions, body: bytes) -> bytes:
-        """End the subscriptions that an UNSUBSCRIBE names; return the UNSUBACK.
+    def unsubscribe(self, subscriptions: ClientSubscriptions, body: bytes) -> Answering:
+        """End the subscriptions that an UNSUBSCRIBE names, one in each step; return the UNSUBACK.
 
         Raises:
             ProtocolError: the packet is malformed.
@@ -99,7 +106,10 @@ class Subscribing:
             filters_max=self._options.packet_filters_max,
             user_properties_max=self._options.user_properties_max,
         )
-        had = [subscriptions.unsubscribe(topic_filter) for topic_filter in wish.filters]
+        had = []
+        for topic_filter in wish.filters:
+            had.append(subscriptions.unsubscribe(topic_filter))
+            yield
         if not is_v5:
             return encode_unsuback(wish.packet_id)  # also if there was no subscription 3.1.1:[MQTT-3.10.4-5]
         codes = [ReasonCode.SUCCESS if was_there else ReasonCode.NO_SUBSCRIPTION_EXISTED for was_there in had]

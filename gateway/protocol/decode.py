@@ -44,6 +44,7 @@ def decode(
     side: Side = FROM_CLIENT,
     runs: bool = False,
     user_properties_max: int = REMAINING_BYTES_MAX,
+    until: int = REMAINING_BYTES_MAX,
 ) -> tuple[list[Packet], int]:
     """Return all complete packets at the beginning of `buffer`, and the number of bytes that they take.
 
@@ -55,6 +56,7 @@ def decode(
         side: the packets that may come, for example `FROM_CLIENT_5`.
         runs: whether to return PUBLISHes that differ only in packet ids and bodies as one item.
         user_properties_max: the most user properties of an ack. Those of other packets are not parsed here.
+        until: the offset from which on no further packet begins. The run that has begun before goes on.
     """
     assert packet_bytes_max >= PACKET_BYTES_MAX_MIN, packet_bytes_max
     shapes, is_v5, gaps = side
@@ -63,7 +65,7 @@ def decode(
     packets: list[Packet] = []
     add = packets.append
     end = len(buffer)
-    last = end - 2
+    last = min(end - 2, until - 1)
     at = 0
     try:
         while at <= last:
@@ -148,7 +150,7 @@ def decode(
                 add((header >> 4, header & 15, buffer[start:stop]))
             else:
                 raise header_error(header, is_v5) if not shape else _not_empty(header, length)
-            if stop < last and buffer[stop] == header and (gap := gaps[header]) and packets[-1][0] == PUBLISH:
+            if stop < end - 2 and buffer[stop] == header and (gap := gaps[header]) and packets[-1][0] == PUBLISH:
                 field = buffer[start:topic_stop]
                 if buffer.startswith(field, stop + start - at):
                     run, stop = cut_run(buffer, stop, packet_bytes_max, packets.pop(), length, field, gap - 1)

@@ -20,6 +20,8 @@ _PUBACK_WITHOUT_ID: Final = _PUBACK + b"\0\0"
 """A PUBACK with the packet id 0, which is not allowed. In several PUBACKs in a row these bytes occur nowhere else, either."""
 _BLOCK: Final = 64
 """The maximum number of packets that one call cuts."""
+PLAIN_MAX: Final = 4096
+"""The maximum number of packets in a plain read."""
 _PUBLISH_BYTES_MIN: Final = 4
 """The size of the smallest PUBLISH."""
 
@@ -32,7 +34,7 @@ def cut_plain(data: bytes, side: Side, packet_bytes_max: int) -> PlainPublishes 
 
     A plain read is one PUBLISH, or several of one length to one topic, at QoS 0 or 1 and without properties. The beginning of
     another such PUBLISH may follow. The caller gives a read that is not plain to `decode`; that read may also be malformed, or
-    have a length field of more than two bytes.
+    have a length field of more than two bytes, or more packets than are handled at once.
     """
     size = len(data)
     if size <= _PUBLISH_BYTES_MIN:
@@ -62,7 +64,7 @@ def cut_plain(data: bytes, side: Side, packet_bytes_max: int) -> PlainPublishes 
         return None if packet_id == b"\0\0" else (1, topic, _PUBACK + packet_id, (data[body_from:],), size)
     begin, count = data[:topic_stop], size // stride
     used = count * stride
-    if not begin.startswith(data[used : used + topic_stop]):
+    if count > PLAIN_MAX or not begin.startswith(data[used : used + topic_stop]):
         return None
     fields = _begins_and_bodies(data, count, (topic_stop, body_from, stride))
     # A slice with a stride has the same byte of every packet. No object per packet is made.

@@ -11,6 +11,9 @@ from typing import Final
 
 from penstock.gateway.protocol.packets import PUBLISH, PUBLISH_RUN, Packet
 
+RUN_MAX: Final = 4096
+"""The maximum number of PUBLISHes in a run, but for those that one call cuts."""
+
 _ALIKE_MIN: Final = 8
 """`cut_run` cuts PUBLISHes of one length with one call only if the rest of the read has room for at least this many. For fewer
 the call costs more than it saves."""
@@ -39,7 +42,7 @@ def cut_run(
     packet_ids, bodies = [packet_id], [body]
     add, add_id = bodies.append, packet_ids.append
     width, end = len(field), len(buffer)
-    while at + 1 < end and buffer[at] == header:
+    while at + 1 < end and buffer[at] == header and len(bodies) < RUN_MAX:
         length = buffer[at + 1]
         start = at + 2
         if length > 127:
@@ -60,10 +63,10 @@ def cut_run(
                 break
             add_id(packet_id)
         add(buffer[body_from:stop])
-        if length == last and end - stop >= _ALIKE_MIN * (stop - at):
-            stop += (stop - at) * _cut_alike(
-                buffer[at:topic_stop], flags, gap, memoryview(buffer)[stop:], stop - at, packet_ids, bodies
-            )
+        stride = stop - at
+        if length == last and end - stop >= _ALIKE_MIN * stride:
+            rest = memoryview(buffer)[stop : stop + RUN_MAX * stride]
+            stop += stride * _cut_alike(buffer[at:topic_stop], flags, gap, rest, stride, packet_ids, bodies)
         last = length
         at = stop
     return (first if len(bodies) == 1 else (PUBLISH_RUN, flags, topic, packet_ids if flags else [], bodies)), at

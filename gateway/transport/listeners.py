@@ -10,6 +10,7 @@ import structlog
 
 from penstock.gateway.logbook import Logbook
 from penstock.gateway.options import PLAIN_NAME, GatewayOptions, ListenerOptions
+from penstock.gateway.overtime import Overtime
 from penstock.gateway.transport.admission import Admission, HandshakeCount
 from penstock.gateway.transport.descriptors import SocketShare
 from penstock.gateway.transport.handshakes import Handshakes
@@ -17,7 +18,7 @@ from penstock.gateway.transport.listener import Listener
 from penstock.gateway.transport.peer import Peer
 from penstock.gateway.transport.sockets import Sockets
 from penstock.gateway.transport.sources import Sources
-from penstock.gateway.transport.websocket import WebSocket
+from penstock.gateway.transport.websocket import AnsweringProtocol, WebSocket
 
 logger = structlog.get_logger("gateway")
 
@@ -35,6 +36,7 @@ class Listeners:
         now_ms: returns the monotonic time in ms.
         connect: returns the protocol that serves MQTT to a peer.
         strike: called for a peer that broke TLS.
+        overtime: bounds what is handled in one turn of the loop.
         share: the descriptors that connections may have; None if they may have all.
     """
 
@@ -44,8 +46,9 @@ class Listeners:
         sources: Sources,
         logbook: Logbook,
         now_ms: Callable[[], int],
-        connect: Callable[[Peer], asyncio.Protocol],
+        connect: Callable[[Peer], AnsweringProtocol],
         strike: Callable[[Peer], None],
+        overtime: Overtime,
         share: SocketShare | None = None,
     ) -> None:
         plain = [ListenerOptions(name=PLAIN_NAME, listen=options.listen)] if options.plain == "on" else []
@@ -54,7 +57,7 @@ class Listeners:
         self.handshakes = HandshakeCount(handshakes_max)
 
         def connect_websocket(peer: Peer) -> asyncio.Protocol:
-            return WebSocket(connect(peer), peer.listener.options, options.packet_bytes_max)
+            return WebSocket(connect(peer), peer.listener.options, options.packet_bytes_max, overtime)
 
         def listener_of(each: ListenerOptions) -> Listener:
             admission = Admission(each, self.handshakes, sources, logbook, now_ms)

@@ -23,6 +23,10 @@ _READ: Final = getattr(select, "EPOLLIN", 0)
 _WRITE: Final = getattr(select, "EPOLLOUT", 0)
 
 
+PIECE_OVERHEAD_BYTES: Final = 256
+"""Memory that a piece which waits for room in the kernel takes besides its bytes. Many small answers are mostly this."""
+
+
 class SocketSet(Protocol):
     """The sockets among which a transport is watched."""
 
@@ -148,7 +152,7 @@ class SocketTransport(asyncio.Transport):
         self._unsent_bytes += len(data)
         if len(self._unsent) == 1:
             self.watch()
-        if self._unsent_bytes > self._high and not self._is_full:
+        if self._unsent_bytes + PIECE_OVERHEAD_BYTES * len(self._unsent) > self._high and not self._is_full:
             self._is_full = True
             self._protocol.pause_writing()
 
@@ -177,7 +181,7 @@ class SocketTransport(asyncio.Transport):
             if self._is_closing:
                 self._leave()
                 return
-        if self._is_full and self._unsent_bytes <= self._low:
+        if self._is_full and self._unsent_bytes + PIECE_OVERHEAD_BYTES * len(unsent) <= self._low:
             self._is_full = False
             self._protocol.resume_writing()
 

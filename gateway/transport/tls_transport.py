@@ -70,8 +70,13 @@ class TlsTransport(SocketTransport):
         return found
 
     def _end_late(self) -> None:
-        if not self._is_closing:
+        if self.reads:
             self.end_of_stream()
+
+    def resume_reading(self) -> None:
+        super().resume_reading()
+        if self._tls.has_ended:  # The end came while the protocol was not reading.
+            self._loop.call_soon(self._end_late)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if self._is_closing:  # We have said that nothing more follows.

@@ -18,6 +18,8 @@ from websockets.server import ServerProtocol
 from websockets.typing import Origin, Subprotocol
 
 from penstock.gateway.options import ListenerOptions
+from penstock.gateway.overtime import Overtime
+from penstock.store.options import KIB
 
 SUBPROTOCOL: Final = Subprotocol("mqtt")
 """The subprotocol that a client must offer [MQTT-6.0.0-3] and that the server selects [MQTT-6.0.0-4]."""
@@ -25,6 +27,19 @@ SUBPROTOCOL: Final = Subprotocol("mqtt")
 SILENT = logging.getLogger("penstock.websocket")
 """The logger for the library. It is silent because the gateway logs connections and refusals itself."""
 SILENT.setLevel(logging.CRITICAL)
+
+
+PIECE_BYTES: Final = 2 * KIB
+"""Bytes of a read that the library gets at once. A read may hold 40,000 frames of six bytes."""
+
+
+class AnsweringProtocol(asyncio.Protocol):
+    """A protocol that is told of what its transport answers by itself."""
+
+    __slots__ = ()
+
+    def note_answer(self, size: int) -> None:
+        """Note that the transport has written `size` bytes as an answer. The protocol may pause reading."""
 
 
 class WebSocket(asyncio.Transport, asyncio.Protocol):
@@ -35,11 +50,15 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
         options: the path and the origins that are served.
         message_bytes_max: the maximum size of one WebSocket message with all its frames; a larger one closes the connection
             (1009).
+        overtime: bounds what is handled in one turn of the loop.
     """
 
-    def __init__(self, connection: asyncio.Protocol, options: ListenerOptions, message_bytes_max: int) -> None:
+    def __init__(
+        self, connection: AnsweringProtocol, options: ListenerOptions, message_bytes_max: int, overtime: Overtime
+    ) -> None:
         super().__init__()
         self._connection = connection
+        self._overtime = overtime
         self._path = options.websocket_path
         self._frames = ServerProtocol(
             origins=[*map(Origin, options.origins), None] if options.origins else None,
@@ -49,6 +68,12 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
         )
         self._transport: asyncio.Transport
         self._closing = False
+        self._reads = True
+        """Whether the connection reads."""
+        self._late = b""
+        """What was received and is still to be given to the library, in a later turn or when the connection reads again."""
+        self._is_put_off = False
+        """Whether the socket is not read because of `_late`."""
 
     # --- a protocol, to the loop ------------------------------------------------------------------------------------
 
@@ -69,6 +94,33 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
         return self._connection.eof_received()
 
     def data_received(self, data: bytes) -> None:
+        self._late += data
+        if not self._is_put_off:
+            self._receive()
+
+    def _receive(self) -> None:
+        """Handle what was received, piece by piece, as long as the turn has time and the connection reads."""
+        late, at = self._late, 0
+        while at < len(late) and not self.is_closing():
+            if at and (not self._reads or self._overtime.is_over()):
+                break
+            self._receive_piece(late[at : at + PIECE_BYTES])
+            at += PIECE_BYTES
+        self._late = b"" if self.is_closing() else late[at:]
+        if self._late:
+            self._is_put_off = True
+            self._transport.pause_reading()
+            if self._reads:
+                self._overtime.add(self._receive_late)
+
+    def _receive_late(self) -> None:
+        if self._is_put_off and self._reads:
+            self._is_put_off = False
+            self._receive()
+            if not self._is_put_off and self._reads:
+                self._transport.resume_reading()
+
+    def _receive_piece(self, data: bytes) -> None:
         self._frames.receive_data(data)
         payloads: list[bytes] = []
         for event in self._frames.events_received():
@@ -82,7 +134,9 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
                 elif event.opcode is OP_TEXT:  # [MQTT-6.0.0-1]
                     self._frames.fail(CloseCode.UNSUPPORTED_DATA, "MQTT is sent in binary frames")
                     break
-        has_ended = self._send()
+        has_ended, answered = self._send()
+        if answered:
+            self._connection.note_answer(answered)
         # A close frame often follows the client's DISCONNECT in the same read.
         if payloads:
             self._connection.data_received(payloads[0] if len(payloads) == 1 else b"".join(payloads))
@@ -104,14 +158,14 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
         self._frames.send_response(response)
         return True
 
-    def _send(self) -> bool:
-        """Write the bytes that the library has to send; return whether it says that nothing follows."""
+    def _send(self) -> tuple[bool, int]:
+        """Write the bytes that the library has to send; return whether it says that nothing follows, and how many they are."""
         chunks = self._frames.data_to_send()
         has_ended = bool(chunks) and chunks[-1] == SEND_EOF
         data = b"".join(chunks)
         if data:
             self._transport.write(data)
-        return has_ended
+        return has_ended, len(data)
 
     # --- a transport, to the connection -----------------------------------------------------------------------------
 
@@ -135,10 +189,15 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
         return self._closing or self._transport.is_closing()
 
     def pause_reading(self) -> None:
+        self._reads = False
         self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        self._transport.resume_reading()
+        self._reads = True
+        if self._is_put_off:
+            self._overtime.add(self._receive_late)
+        else:
+            self._transport.resume_reading()
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         self._transport.set_write_buffer_limits(high, low)

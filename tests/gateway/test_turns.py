@@ -1,0 +1,195 @@
+"""What one client sends is handled bit by bit, so that others are served between: order, completeness and bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from websockets.frames import OP_BINARY, OP_PING, Frame
+
+from penstock.gateway.connection.outbox import ANSWERS_BYTES_MAX
+from penstock.gateway.connection.pausing import PauseReason
+from penstock.gateway.overtime import Overtime
+from penstock.gateway.protocol.encode import PINGRESP_BYTES, encode_acks, encode_publish
+from penstock.gateway.protocol.packets import CONNACK, PINGRESP, PUBREC, PUBREL
+from penstock.gateway.transport.socket_transport import PIECE_OVERHEAD_BYTES, READ_BYTES
+from penstock.store.options import KIB, MIB
+from tests.gateway.brokers import StartBroker
+from tests.gateway.packet_cases import connect, subscribe, unsubscribe
+from tests.gateway.websocket_client import WS, connected, dial
+from tests.gateway.wire import CLEAN, PING, Broker, message_of
+from tests.waiting import until
+
+FLOODS = {
+    "PINGREQ": PING,
+    "PUBREC": encode_acks(PUBREC, [7]),
+    "PUBREL": encode_acks(PUBREL, [7]),
+    "SUBSCRIBE": subscribe(1, (b"a", 0)),
+    "UNSUBSCRIBE": unsubscribe(1, b"a"),
+    "PUBLISH": encode_publish(b"a", b""),
+    "PUBLISH to two topics": encode_publish(b"a", b"") + encode_publish(b"b", b""),
+}
+
+
+class Seconds:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+# --- overtime -----------------------------------------------------------------------------------------------------------
+
+
+async def test_what_is_added_takes_turns_and_none_takes_more_than_its_share() -> None:
+    clock = Seconds()
+    overtime = Overtime(clock)
+    overtime.start(asyncio.get_running_loop())
+    trace: list[str] = []
+
+    def work(name: str, left: int) -> None:
+        trace.append(name)
+        clock.now_s += 1
+        if left:
+            overtime.add(lambda: work(name, left - 1))
+
+    for name in "abc":
+        overtime.add(lambda name=name: work(name, 2))  # type: ignore[misc]
+    asyncio.get_running_loop().call_soon(trace.append, "others")
+    await until(lambda: not len(overtime))
+    assert [each for each in trace if each != "others"] == ["a", "b", "c"] * 3
+    assert trace.index("others") == 1, "each turn has done one piece of work, which took all of its time"
+
+
+async def test_short_work_shares_a_turn_and_a_failure_holds_up_nobody() -> None:
+    overtime = Overtime(Seconds())
+    overtime.start(asyncio.get_running_loop())
+    trace: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: trace.append(str(context["exception"])))
+
+    def fail() -> None:
+        raise RuntimeError("a defect")
+
+    for work in (lambda: trace.append(1), fail, lambda: trace.append(2), lambda: trace.append(3)):
+        overtime.add(work)
+    asyncio.get_running_loop().call_soon(trace.append, "others")
+    await until(lambda: not len(overtime))
+    assert trace == [1, "a defect", "others", 2, 3]
+
+
+# --- one read -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FLOODS)
+async def test_a_read_full_of_small_packets_does_not_hold_up_others(broker: Broker, name: str) -> None:
+    client = await broker.connect("flood")
+    await client.subscribe(("a", 0))
+    unit = FLOODS[name]
+    began = time.thread_time()
+    broker.feed("flood", unit * (READ_BYTES // len(unit)))
+    assert time.thread_time() - began < 0.1  # On the tree before it took 0.2 to 2 s.
+    assert len(broker.node.gateway.overtime) == 1
+    assert broker.connection("flood").is_unread
+
+
+async def test_what_is_put_off_is_handled_in_order_and_completely(broker: Broker) -> None:
+    subscriber, client = await broker.connect("subscriber"), await broker.connect("flood")
+    await subscriber.subscribe(("#", 0))
+    count = 30_000
+    packets = [encode_publish(b"t/%d" % (number % 7), b"%d" % number) for number in range(count)]
+    await client.send(*packets, subscribe(1, (b"mine", 0)), encode_publish(b"mine", b"last"), PING)
+    assert broker.node.gateway.overtime.put_off == 0
+    await client.expect(13)
+    assert broker.node.gateway.overtime.put_off > 0
+    found = [message_of(each) for each in [await subscriber.receive() for _ in range(count + 1)]]
+    assert [message.body for message in found] == [*(b"%d" % number for number in range(count)), b"last"]
+    assert not broker.connection("flood").is_unread
+
+
+async def test_a_subscribe_and_an_unsubscribe_with_many_filters_take_several_turns(broker: Broker) -> None:
+    client = await broker.connect("many")
+    names = [f"a/{number}/+" for number in range(1000)]
+    for change in (client.subscribe(*((name, 1) for name in names)), client.unsubscribe(*names)):
+        before = broker.node.gateway.overtime.put_off
+        await change
+        assert broker.node.gateway.overtime.put_off > before
+    assert len(broker.connection("many").subscriptions) == 0
+    assert await client.subscribe((names[7], 1)) == [1]
+
+
+async def test_what_follows_a_connect_in_one_long_read_is_handled_once(broker: Broker) -> None:
+    client = await broker.dial()
+    await until(lambda: len(broker.node.gateway.connections) == 1)
+    (connection,) = broker.node.gateway.connections
+    count = 10_000
+    connection.data_received(connect(CLEAN, b"c") + b"".join(encode_publish(b"a", b"%d" % n) for n in range(count)) + PING)
+    assert [(await client.receive())[0] for _ in range(2)] == [CONNACK, PINGRESP]
+    assert [int(message.body) for message in broker.stored()] == list(range(count))
+
+
+async def test_a_client_that_ends_while_its_packets_wait_leaves_nothing_behind(broker: Broker) -> None:
+    client = await broker.connect("flood")
+    broker.feed("flood", PING * (READ_BYTES // 2))
+    assert len(broker.node.gateway.overtime) == 1
+    client.reset()
+    await until(lambda: not broker.node.gateway.connections and not len(broker.node.gateway.overtime))
+
+
+async def test_small_answers_that_wait_for_the_kernel_count_with_their_overhead(start_broker: StartBroker) -> None:
+    broker = await start_broker(send_buffer_bytes=64 * KIB)
+    client = await broker.connect("slow")
+    client.stop_reading()
+    outbox, transport = broker.connection("slow").outbox, broker.connection("slow")._transport
+    assert transport is not None
+    while not transport.get_write_buffer_size():
+        transport.write(bytes(64 * KIB))
+    while outbox.writable:
+        outbox.send(PINGRESP_BYTES)
+    assert len(transport._unsent) <= 64 * KIB // PIECE_OVERHEAD_BYTES + 1  # type: ignore[attr-defined]
+
+
+# --- WebSocket ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_connected", [False, True])
+async def test_pongs_that_are_not_read_stop_the_reading_of_pings(start_broker: StartBroker, is_connected: bool) -> None:
+    broker = await start_broker(listeners=(WS,), send_buffer_bytes=4 * KIB)
+    opened: list[Any] = []
+    client = await connected(broker, b"flood", opened) if is_connected else (await dial(broker))[0]
+    (connection,) = broker.node.gateway.connections
+    assert connection._transport is not None
+    client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    pings = Frame(OP_PING, bytes(125)).serialize(mask=True) * 1000
+    written = 0
+    while not connection._paused_for & PauseReason.ANSWERS_UNREAD:
+        if client.writer.transport.get_write_buffer_size() < 64 * KIB:
+            client.writer.write(pings)
+            written += len(pings)
+        assert written < 64 * MIB, "the server answers without end"
+        await asyncio.sleep(0)
+    assert connection._transport.get_write_buffer_size() < 4 * KIB + ANSWERS_BYTES_MAX + READ_BYTES
+    client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+    await until(lambda: not connection.is_unread and not connection._paused_for)
+    client.writer.transport.abort()
+
+
+@pytest.mark.parametrize("frame", [Frame(OP_PING, b""), Frame(OP_BINARY, b""), Frame(OP_BINARY, PING)], ids=str)
+async def test_a_read_full_of_small_frames_does_not_hold_up_others(start_broker: StartBroker, frame: Frame) -> None:
+    broker = await start_broker(listeners=(WS,))
+    opened: list[Any] = []
+    client = await connected(broker, b"flood", opened)
+    connection = broker.connection("flood")
+    unit = frame.serialize(mask=True)
+    began = time.thread_time()
+    connection._transport.data_received(unit * (READ_BYTES // len(unit)))  # type: ignore[union-attr]
+    assert time.thread_time() - began < 0.1  # On the tree before it took 0.5 to 1.3 s.
+    await until(lambda: not len(broker.node.gateway.overtime))
+    if frame.data:
+        expected = PINGRESP_BYTES * (READ_BYTES // len(unit))
+        await client.packets(expected=expected)
+    client.writer.transport.abort()
