@@ -216,6 +216,27 @@ class AccessOptions:
         "ships. All configured authentication plugins must be among them; otherwise one thread authenticates. An instance must "
         "not rely on having seen all logins.",
     )
+    verified: Literal["passwords", "all", "none"] = option(
+        "passwords",
+        "Credentials that the node remembers when they are verified, so that a client that comes again needs no other "
+        'password hash. "passwords": user names and passwords, if nothing but password files authenticates. They are '
+        "remembered while a client is connected with them, and for `verified_ms` after it has left. A password that is changed "
+        'counts at once. "all": those that any plugin has verified, for one client id, address and certificate, and for '
+        '`verified_ms`. The plugins are not asked meanwhile, even if their answer would be another one by then. "none": the '
+        "plugins are asked at each CONNECT. The memory holds keyed hashes, and its key is of this process alone.",
+    )
+    verified_ms: int = option(
+        15 * MINUTE_MS,
+        "Milliseconds for which the node remembers verified credentials: see `verified`.",
+        minimum=SECOND_MS,
+        maximum=24 * HOUR_MS,
+    )
+    verified_max: int = option(
+        100_000,
+        "Maximum number of credentials that the node remembers. Beyond it the oldest ones are forgotten.",
+        minimum=1,
+        maximum=100_000_000,
+    )
     decision_ms: int = option(
         MINUTE_MS,
         "Milliseconds for which an answer of the topic plugins is valid. A withdrawn permission takes effect after "

@@ -16,16 +16,18 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from penstock.access.control import AccessControl
+from penstock.access.identity import ProvenIdentity
 from penstock.access.rights import Rights
 from penstock.access.subject import Subject
 from penstock.gateway.auth.actions import CONNECT, PUBLISH
 from penstock.gateway.auth.candidate import Candidate
 from penstock.gateway.auth.decisions import Decisions
-from penstock.gateway.auth.login import Answer, Login
-from penstock.gateway.auth.login_queue import LoginQueue
+from penstock.gateway.auth.login import Answer
+from penstock.gateway.auth.logins import Logins
 from penstock.gateway.auth.pending import AuthorizationPending
 from penstock.gateway.auth.permissions import Permissions, subject_of
 from penstock.gateway.auth.questions import Questions
+from penstock.gateway.auth.verified import Credential
 from penstock.gateway.client_id import assign_client_id
 from penstock.gateway.logbook import Logbook
 from penstock.gateway.options import AccessOptions
@@ -49,7 +51,13 @@ class Applicant(Protocol):
     plugin_session: ClientSession | None
     """The client as the plugins see it."""
     candidate: Candidate | None
-    """The CONNECT while it waits for the plugins."""
+    """The CONNECT while it is authenticated."""
+    identity: ProvenIdentity | None
+    """Who the client is, if a password file or a token has proved it."""
+    credential: Credential | None
+    """The credentials with which the client was accepted, if they are remembered."""
+    user: str
+    """The user name, if somebody vouches for it; otherwise empty."""
     permissions: Permissions | None
     """What the client may do with topics, if there are plugins for topics."""
 
@@ -103,8 +111,7 @@ class Authorizer:
         self.access = access
         self.decisions = Decisions(options)
         self.questions = Questions(options, logbook)
-        self.logins = LoginQueue(connect_timeout_ms / 1000, options.questions_max)
-        """The clients that wait for the plugins to authenticate them."""
+        self.logins = Logins(options, access, connect_timeout_ms / 1000)
         self._store = store
         self._publish = publish
         self._plugins: Plugins | None = None
@@ -126,35 +133,32 @@ class Authorizer:
         self.decisions.start(now_s)
         self.questions.start(now_s)
         options = self.options
-        prove = self.access.prove if self.access.authenticates else None
-        if options.plugins is None and options.auth is None and options.topic_check is None and prove is None:
+        if options.plugins is None and options.auth is None and options.topic_check is None:
+            self.logins.start(now_s, [], only_passwords=True)
             return
         from penstock.gateway.auth.plugins import Plugins  # amqtt is slow to import, so only nodes with plugins do.
 
-        plugins = Plugins(options, self._publish, self.logins, prove)
-        self.logins.start(now_s, await plugins.start())
+        plugins = Plugins(options, self._publish)
+        await plugins.start()
         self._plugins = plugins
+        self.logins.start(now_s, plugins.authenticating, only_passwords=plugins.only_passwords)
 
     async def stop(self) -> None:
         """Let the plugins close."""
+        await self.logins.stop()
         if self._plugins is not None:
             await self._plugins.stop()
             self._plugins = None
 
     def expire(self) -> None:
-        """Forget expired answers, and give up what the plugins don't answer. The caller calls this once a second."""
+        """Forget expired answers, and give up what is not answered. The caller calls this once a second."""
         self.decisions.expire()
         self.questions.expire()
+        self.logins.expire()
         now_s = self.access.now_ms() // 1000
         for second in [second for second in self._ends if second < now_s]:
             for connection in self._ends.pop(second):
                 connection.close("its token has ended", ReasonCode.MAXIMUM_CONNECT_TIME)
-        if self._plugins is not None:
-            for login in self.logins.expire():
-                login.answer(None, "overload")
-            # A thread cancels what takes too long. This is for a plugin that blocks its thread.
-            for login in self.logins.started_before(self.now_s() - self.options.plugin_timeout_ms / 1000 - 1):
-                login.answer(None, "timeout")
 
     # --- connecting -------------------------------------------------------------------------------------------------
 
@@ -162,12 +166,13 @@ class Authorizer:
         """Let a client connect, as a client with the CONNECT `wish`.
 
         Raises:
-            AuthorizationPending: the plugins have to be asked first. The caller calls this again when they have answered.
+            AuthorizationPending: others have to be asked first. The caller calls this again when they have answered.
             ConnectRefused: the client may not connect.
         """
         peer, plugins = connection.peer, self._plugins
         is_known = peer.username is not None
-        if plugins is None or not plugins.authenticates:
+        connection.user = peer.username or ""
+        if not self.logins.authenticates:
             is_known = is_known or self._is_anonymous_allowed(peer)
             if not is_known:
                 self.questions.count(CONNECT, "denied")
@@ -175,25 +180,54 @@ class Authorizer:
                     f"The listener {peer.listener.name} accepts no anonymous clients. See mqtt.access.anonymous.",
                     ConnectCode.NOT_AUTHORIZED,
                 )
-        if plugins is None:
-            return
-        from penstock.gateway.auth.client_session import ClientSession  # The module is loaded already.
-
+            if plugins is None:
+                return
         candidate = connection.candidate
         if candidate is None:
-            session = ClientSession(wish, wish.client_id or assign_client_id(), peer)
-            candidate = connection.candidate = Candidate(wish, session, is_authenticated=is_known)
+            candidate = connection.candidate = Candidate(wish, self._plugin_session(wish, peer))
+            candidate.is_authenticated = True if is_known else self._recognize(candidate, peer)
         _check_answered(candidate)
         if candidate.is_authenticated is None:
-            raise AuthorizationPending(lambda then: self._authenticate(candidate, peer.source, then))
+            raise AuthorizationPending(lambda then: self._authenticate(candidate, peer, then))
         if not candidate.is_authenticated:
             code = ConnectCode.NOT_AUTHORIZED if wish.username is None else ConnectCode.BAD_USER_NAME_OR_PASSWORD
             raise ConnectRefused("The client is not authenticated: user name, password or token is not right.", code)
+        session, connection.identity = candidate.session, candidate.identity
+        if not is_known:
+            if candidate.identity is not None:
+                connection.user = candidate.identity.user
+                if session is not None:
+                    session.username = candidate.identity.user
+            elif session is not None:
+                connection.user = session.username or ""
+        if session is None or plugins is None:
+            return
         if wish.will is not None and plugins.filters_topics:
             (is_allowed,) = self._answers(candidate, PUBLISH, [wish.will.topic])
             if not is_allowed:
                 raise ConnectRefused("The client may not publish to the topic of its will.", ConnectCode.NOT_AUTHORIZED)
-        connection.plugin_session = candidate.session
+        connection.plugin_session = session
+
+    def _recognize(self, candidate: Candidate, peer: Peer) -> bool | None:
+        """Return whether a client is who it says, if no thread has to be asked; otherwise None."""
+        found = self.logins.prove_token(candidate.wish)
+        if found is not None:
+            candidate.identity = found if isinstance(found, ProvenIdentity) else None
+            return self._note(CONNECT, candidate.identity is not None, "")
+        candidate.credential = self.logins.remembered(candidate.wish, candidate.session, peer)
+        if candidate.credential is None or self.logins.verified is None:
+            return None
+        self.logins.verified.hits += 1
+        candidate.identity = candidate.credential.verified.identity
+        return True
+
+    def _plugin_session(self, wish: Connect, peer: Peer) -> ClientSession | None:
+        """Return a client as the plugins see it; None if there are none."""
+        if self._plugins is None:
+            return None
+        from penstock.gateway.auth.client_session import ClientSession  # The module is loaded already.
+
+        return ClientSession(wish, wish.client_id or assign_client_id(), peer)
 
     def check_ban(self, connection: Applicant, wish: Connect, user: str) -> None:
         """Check that no ban concerns a client.
@@ -239,8 +273,7 @@ class Authorizer:
         return policy.rights_of(self._subject_of(connection, client_id)) if policy is not None else None
 
     def _subject_of(self, connection: Applicant, client_id: str) -> Subject:
-        session, peer = connection.plugin_session, connection.peer
-        identity = session.identity if session is not None else None
+        identity, peer = connection.identity, connection.peer
         roles = peer.roles | identity.roles if identity is not None else peer.roles
         return Subject(self.user_of(connection), roles, client_id, peer.host)
 
@@ -250,8 +283,7 @@ class Authorizer:
         ban = self.access.bans.of(subject)
         if ban is not None:
             return Recheck(f"the {ban.kind} {ban.name!r} is banned", may_have_will=False)
-        session = connection.plugin_session
-        if session is not None and session.identity is not None and not self.access.still_proves(session.identity):
+        if connection.identity is not None and not self.access.still_proves(connection.identity):
             return Recheck("its user was deleted, or has another password", may_have_will=False)
         policy, permissions = self.access.policy, connection.permissions
         if policy is None or permissions is None:
@@ -260,19 +292,15 @@ class Authorizer:
         return Recheck("its rights have changed" if refused else "", refused, permissions.allows_will())
 
     def user_of(self, connection: Applicant) -> str:
-        """Return the user name of an admitted client.
-
-        The name is empty if neither a certificate nor a plugin has authenticated it.
-        """
-        if connection.peer.username is not None:
-            return connection.peer.username
-        session, plugins = connection.plugin_session, self._plugins
-        is_authenticated = session is not None and plugins is not None and plugins.authenticates
-        return session.username or "" if session is not None and is_authenticated else ""
+        """Return the user name of an admitted client; empty if neither certificate, password nor plugin vouch for one."""
+        return connection.user
 
     def entered(self, connection: Applicant, client_id: str) -> None:
         """Tell the plugins of an admitted client that has its session, and give it `Permissions` if topics have plugins."""
-        session, connection.candidate = connection.plugin_session, None
+        session, candidate, connection.candidate = connection.plugin_session, connection.candidate, None
+        if candidate is not None and candidate.credential is not None and self.logins.verified is not None:
+            connection.credential = candidate.credential
+            self.logins.verified.connected(candidate.credential)
         plugins, rights = self._plugins, self._rights_of(connection, client_id)
         asked = session if plugins is not None and plugins.filters_topics else None
         if asked is not None or rights is not None:
@@ -280,43 +308,46 @@ class Authorizer:
         if session is not None and plugins is not None:
             session.client_id = client_id
             plugins.connected(session)
-        if session is not None and session.identity is not None and session.identity.expires_ms is not None:
-            self._ends.setdefault(session.identity.expires_ms // 1000, {})[connection] = None
+        if connection.identity is not None and connection.identity.expires_ms is not None:
+            self._ends.setdefault(connection.identity.expires_ms // 1000, {})[connection] = None
         peer = connection.peer
         self.access.audit.note("connected", self._subject_of(connection, client_id), listener=peer.listener.name)
 
     def left(self, connection: Applicant) -> None:
         """Forget a client that was admitted."""
         if connection.candidate is not None and connection.candidate.login is not None:
-            self.logins.drop(connection.candidate.login)
+            self.logins.queue.drop(connection.candidate.login)
         connection.candidate = None
+        if connection.credential is not None and self.logins.verified is not None:
+            self.logins.verified.left(connection.credential)
+            connection.credential = None
+        if connection.identity is not None and connection.identity.expires_ms is not None:
+            self._ends.get(connection.identity.expires_ms // 1000, {}).pop(connection, None)
         if connection.permissions is not None:
             connection.permissions.close()
-        session = connection.plugin_session
-        if session is not None:
-            if session.identity is not None and session.identity.expires_ms is not None:
-                self._ends.get(session.identity.expires_ms // 1000, {}).pop(connection, None)
+        if connection.plugin_session is not None:
             if self._plugins is not None:
-                self._plugins.disconnected(session)
+                self._plugins.disconnected(connection.plugin_session)
             connection.plugin_session = None
 
     def _is_anonymous_allowed(self, peer: Peer) -> bool:
         anonymous = self.options.anonymous
         return anonymous == "always" or (anonymous == "loopback" and peer.listener.is_local)
 
-    def _authenticate(self, candidate: Candidate, source: str, then: Callable[[bool], None]) -> None:
+    def _authenticate(self, candidate: Candidate, peer: Peer, then: Callable[[bool], None]) -> None:
         def answered(answer: Answer, outcome: str) -> None:
             candidate.login = None
             candidate.is_authenticated = self._note(CONNECT, answer, outcome)
             candidate.is_unanswered = candidate.is_authenticated is None
+            if candidate.is_authenticated:
+                candidate.credential = self.logins.remembered(candidate.wish, candidate.session, peer)
+                candidate.identity = login.identity
+                if candidate.credential is not None:
+                    candidate.identity = candidate.credential.verified.identity
             then(True)  # Without an answer the client is refused, because nothing of it waits yet.
-            for login in self.logins.shed():
-                login.answer(None, "overload")
 
-        candidate.login = Login(candidate.session, source, answered)
-        refused = self.logins.add(candidate.login)
-        if refused is not None:
-            refused.answer(None, "overload")
+        login = self.logins.begin(candidate.wish, candidate.session, peer, answered)
+        candidate.login = login if not login.is_done else None
 
     def _answers(self, candidate: Candidate, action: str, topics: list[str]) -> list[bool]:
         """Return what a client that connects may do with each topic or filter.

@@ -6,7 +6,6 @@ from typing import Any
 
 from amqtt.session import Session
 
-from penstock.access.identity import ProvenIdentity
 from penstock.gateway.protocol.connect import Connect
 from penstock.gateway.transport.peer import Peer
 
@@ -20,8 +19,6 @@ class ClientSession(Session):  # type: ignore[misc] # amqtt ships no types
         self.remote_port = peer.port
         self.ssl_object = peer.ssl_object
         self.username = wish.username if peer.username is None else peer.username
-        self.identity: ProvenIdentity | None = None
-        """Who the client is, if a password file or a token says so."""
         # A plugin expects text. A password that is no text becomes one that nobody has.
         self.password = wish.password.decode(errors="surrogateescape") if wish.password is not None else None
         self.clean_session = wish.clean_start

@@ -17,12 +17,12 @@ from amqtt.plugins.base import BasePlugin
 from amqtt.plugins.manager import PluginManager
 from amqtt.utils import import_string
 
-from penstock.access.identity import Prove, ProvenIdentity
 from penstock.gateway.auth.client_session import ClientSession
-from penstock.gateway.auth.login import Answer
+from penstock.gateway.auth.login import Answer, together
+from penstock.gateway.auth.loop_thread import LoopThread
 from penstock.gateway.auth.plugin_context import GatewayContext
-from penstock.gateway.auth.plugin_thread import PluginThread
 from penstock.gateway.auth.questions import Question, Work
+from penstock.gateway.auth.steady import Authenticating, steady
 
 logger = structlog.get_logger("gateway")
 
@@ -40,16 +40,16 @@ class PluginHost:
     Parameters:
         name: of the thread.
         timeout_s: seconds within which the plugins must answer.
-        prove: authenticates clients by the node's own password file and tokens, before the plugins; None if there are none.
     """
 
-    def __init__(self, name: str, timeout_s: float, prove: Prove | None = None) -> None:
-        self.thread = PluginThread(name)
-        self._prove = prove
+    def __init__(self, name: str, timeout_s: float) -> None:
+        self.thread = LoopThread(name)
         self._timeout_s = timeout_s
         self.plugins: list[Any] = []
         self.auth_plugins: list[Any] = []
         """Those that authenticate clients, if this host does."""
+        self._steady: list[Authenticating] = []
+        """What is asked in place of each of these."""
         self.topic_plugins: list[Any] = []
         """Those that decide about topics."""
 
@@ -66,7 +66,7 @@ class PluginHost:
         except Exception as error:  # The errors of amqtt have no common base class, and a constructor may raise any.
             raise PluginsUnavailable(f"The plugins of mqtt.access can't be loaded: {_explain(error)}") from error
         self.plugins = manager.plugins
-        self.auth_plugins = manager._auth_plugins
+        self._authenticate_by(manager._auth_plugins)
         self.topic_plugins = manager._topic_plugins if manager.is_topic_filtering_enabled() else []
 
     async def copy(self, plugins: Sequence[Any]) -> None:
@@ -82,7 +82,11 @@ class PluginHost:
                 self.plugins.append(type(plugin)(context))
             except Exception as error:  # A constructor may raise any error.
                 raise PluginsUnavailable(f"The plugins of mqtt.access can't be loaded: {_explain(error)}") from error
-        self.auth_plugins = self.plugins
+        self._authenticate_by(self.plugins)
+
+    def _authenticate_by(self, plugins: list[Any]) -> None:
+        self.auth_plugins = plugins
+        self._steady = [steady(plugin) for plugin in plugins]
 
     def handles(self, event: BrokerEvents) -> bool:
         """Return whether a plugin has a handler for an event."""
@@ -100,19 +104,12 @@ class PluginHost:
     async def authenticate(self, session: ClientSession) -> Answer:
         """Ask whether a client is who it says.
 
-        The node's own password file and tokens decide about whom they know. A plugin that returns None doesn't count. One that
-        fails gives no answer, which counts unless another one says no.
+        A plugin that returns None doesn't count. One that fails gives no answer, which counts unless another one says no. There
+        must be one that counts.
         """
-        if self._prove is not None:
-            found = self._prove(session.username, session.password, not self.auth_plugins)
-            if isinstance(found, ProvenIdentity):
-                session.identity, session.username = found, found.user
-                return True
-            if found is not None:
-                return found
-        answers = await _all([plugin.authenticate(session=session) for plugin in self.auth_plugins])
+        answers = await _all([plugin.authenticate(session=session) for plugin in self._steady])
         counted = [answer for answer in answers if answer is not None]
-        return _together(counted) if counted else False
+        return together(counted) if counted else False
 
     async def topics(self, session: ClientSession, topics: list[str], action: str) -> list[Answer]:
         """Ask for each topic or filter whether a client may perform an action of amqtt on it."""
@@ -122,7 +119,7 @@ class PluginHost:
 
     async def _may(self, session: ClientSession, topic: str, action: Action) -> Answer:
         asked = [plugin.topic_filtering(session=session, topic=topic, action=action) for plugin in self.topic_plugins]
-        return _together(await _all(asked))
+        return together(await _all(asked))
 
     # --- from the node's loop ---------------------------------------------------------------------------------------
 
@@ -172,13 +169,6 @@ async def _all(asked: list[Coroutine[Any, Any, Any]]) -> list[Answer]:
     return [
         repr(answer) if isinstance(answer, BaseException) else None if answer is None else bool(answer) for answer in answers
     ]
-
-
-def _together(answers: Sequence[Answer]) -> Answer:
-    """Return the answer of several plugins: yes if all say yes, no if one says no, otherwise why there is none."""
-    if False in answers:
-        return False
-    return next((answer for answer in answers if answer is not True), True)
 
 
 def class_of(path: str) -> Any:

@@ -23,7 +23,6 @@ one must answer, and all that answer must say True. Topics: all must say True (a
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -31,15 +30,14 @@ import structlog
 from amqtt.events import BrokerEvents
 from amqtt.plugins.base import BaseAuthPlugin, BaseTopicPlugin
 
-from penstock.access.identity import Prove
-from penstock.gateway.auth.authenticator import Authenticator
 from penstock.gateway.auth.client_session import ClientSession
 from penstock.gateway.auth.containment import use_containment
 from penstock.gateway.auth.login import Answer
-from penstock.gateway.auth.login_queue import LoginQueue
+from penstock.gateway.auth.logins import threads_of
 from penstock.gateway.auth.plugin_context import GatewayContext, Publish
 from penstock.gateway.auth.plugin_host import PluginHost, class_of, typed
 from penstock.gateway.auth.questions import Question, Work
+from penstock.gateway.auth.steady import path_of
 from penstock.gateway.options import AccessOptions
 
 logger = structlog.get_logger("gateway")
@@ -69,53 +67,50 @@ PARALLEL: Final = frozenset(
 )
 """The plugins of amqtt that authenticate. None of their instances keeps anything between two logins but connections."""
 
-THREADS_MAX: Final = 4
-"""Threads that authenticate by default, at most. An Argon2 hash with amqtt's settings takes 64 MiB and computes on four threads
-of its own, so more would cost memory and gain little: see `bench storm`."""
+PASSWORDS: Final = frozenset(
+    ("amqtt.plugins.authentication.AnonymousAuthPlugin", "amqtt.plugins.authentication.FileAuthPlugin")
+)
+"""Those of them that go by user name and password alone, and always say the same of these: they read their files once."""
 
 
 class Plugins:
     """The plugins of a node.
 
     Parameters:
-        options: the options of access control. They may name no plugins if there is `prove`.
+        options: the options of access control. At least one of the tables of plugins is not None.
         publish: publishes the message of a plugin. It is called on a thread of the plugins.
-        logins: the queue of the logins that these plugins answer.
-        prove: authenticates clients by the node's own password file and tokens, before the plugins; None if there are none.
     """
 
-    def __init__(self, options: AccessOptions, publish: Publish, logins: LoginQueue, prove: Prove | None = None) -> None:
+    def __init__(self, options: AccessOptions, publish: Publish) -> None:
         self._options = options
         self._publish = publish
-        self._logins = logins
-        self._prove = prove
         self._timeout_s = options.plugin_timeout_ms / 1000
         self._sessions: dict[str, ClientSession] = {}
         """The connected clients, by client id. The node's loop changes it."""
-        self._main = PluginHost("penstock-plugins", self._timeout_s, prove)
+        self._main = PluginHost("penstock-plugins", self._timeout_s)
         """Has the plugins that decide about topics, or only handle events."""
         self._hosts = [self._main]
         self._events: frozenset[BrokerEvents] = frozenset()
-        self.authenticates = False
-        """Whether there are authentication plugins."""
+        self.authenticating: list[PluginHost] = []
+        """The threads with plugins that authenticate. All have the same ones."""
+        self.only_passwords = False
+        """Whether these go by user name and password alone, and always say the same of these."""
         self.filters_topics = False
         """Whether there are topic plugins."""
 
     # --- start and end ----------------------------------------------------------------------------------------------
 
-    async def start(self) -> int:
-        """Load the plugins and tell them that the broker starts. Return the number of threads that authenticate.
+    async def start(self) -> None:
+        """Load the plugins and tell them that the broker starts.
 
         Raises:
             PluginsUnavailable: a plugin can't be loaded, or refuses its options.
         """
         try:
             self._main.thread.start()
-            authenticating = await self._load()
-            self.authenticates = any(host.auth_plugins for host in authenticating)
-            if self._prove is not None and not self.authenticates:
-                authenticating = self._add_hosts(self._threads)
-                self.authenticates = True
+            self.authenticating = [host for host in await self._load() if host.auth_plugins]
+            used = {path for host in self.authenticating for path in _paths(map(type, host.auth_plugins))}
+            self.only_passwords = used <= PASSWORDS
             self.filters_topics = bool(self._main.topic_plugins)
             self._note_events()
             for event in (BrokerEvents.PRE_START, BrokerEvents.POST_START):
@@ -126,11 +121,7 @@ class Plugins:
                 host.thread.end()
             raise
         names = dict.fromkeys(type(plugin).__name__ for host in self._hosts for plugin in host.plugins)
-        logger.info("plugins.loaded", plugins=list(names), authentication_threads=len(authenticating))
-        home = asyncio.get_running_loop()
-        for host in authenticating:
-            Authenticator(host.thread, self._logins, host.authenticate, self._timeout_s, home).wake()
-        return len(authenticating)
+        logger.info("plugins.loaded", plugins=list(names), authentication_threads=len(self.authenticating))
 
     async def stop(self) -> None:
         """Tell the plugins that the broker stops, let them close, and end the threads. A plugin that blocks is not awaited."""
@@ -151,8 +142,6 @@ class Plugins:
     async def _load(self) -> list[PluginHost]:
         """Load the plugins, and return the hosts that authenticate. Raises PluginsUnavailable."""
         options = self._options
-        if options.plugins is None and options.auth is None and options.topic_check is None:
-            return []
         if options.plugins is None:
             return await self._load_sections({"auth": options.auth, "topic-check": options.topic_check})
         classes, tables = await self._main.thread.run(_import(options.plugins))
@@ -162,7 +151,7 @@ class Plugins:
         await self._load_on(self._main, {"plugins": {path: table for path, table in tables.items() if path not in auth}})
         if not auth:
             return [self._main]
-        hosts = self._add_hosts(self._threads if self._are_parallel(auth) else 1)
+        hosts = self._add_hosts(threads_of(self._options) if self._are_parallel(auth) else 1)
         for host in hosts:
             await self._load_on(host, {"plugins": {path: tables[path] for path in auth}})
         return hosts
@@ -174,7 +163,7 @@ class Plugins:
         decides_both = any(plugin in main.topic_plugins for plugin in main.auth_plugins)
         if decides_both or not main.auth_plugins or not self._are_parallel(_paths(map(type, main.auth_plugins))):
             return [main]
-        hosts = self._add_hosts(self._threads)
+        hosts = self._add_hosts(threads_of(self._options))
         for host in hosts:
             await host.thread.run(host.copy(main.auth_plugins))
         return hosts
@@ -184,15 +173,11 @@ class Plugins:
         await host.thread.run(host.load(GatewayContext(config, self._publish, self._sessions)))
 
     def _add_hosts(self, count: int) -> list[PluginHost]:
-        hosts = [PluginHost(f"penstock-login-{number}", self._timeout_s, self._prove) for number in range(count)]
+        hosts = [PluginHost(f"penstock-login-{number}", self._timeout_s) for number in range(count)]
         for host in hosts:
             host.thread.start()
         self._hosts += hosts
         return hosts
-
-    @property
-    def _threads(self) -> int:
-        return self._options.authentication_threads or min(len(os.sched_getaffinity(0)), THREADS_MAX)
 
     def _are_parallel(self, classes: Mapping[str, Any]) -> bool:
         """Return whether several instances of all these classes, by the path that names them, may authenticate at once."""
@@ -243,4 +228,4 @@ def _is_a(found: Any, base: type) -> bool:
 
 
 def _paths(classes: Iterable[Any]) -> dict[str, Any]:
-    return {f"{each.__module__}.{each.__qualname__}": each for each in classes}
+    return {path_of(each): each for each in classes}

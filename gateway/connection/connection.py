@@ -13,10 +13,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, cast
 
+from penstock.access.identity import ProvenIdentity
 from penstock.gateway.auth.authorizer import Authorizer
 from penstock.gateway.auth.candidate import Candidate
 from penstock.gateway.auth.pending import AuthorizationPending, retry_s
 from penstock.gateway.auth.permissions import Permissions
+from penstock.gateway.auth.verified import Credential
 from penstock.gateway.connection.backpressure import Backpressure
 from penstock.gateway.connection.close_log import CloseLog
 from penstock.gateway.connection.disk_full import KeptPackets
@@ -136,6 +138,8 @@ class Connection(AnsweringProtocol):
         "candidate",
         "closed_for",
         "connected",
+        "credential",
+        "identity",
         "is_v5",
         "keep_alive_s",
         "kept",
@@ -149,6 +153,7 @@ class Connection(AnsweringProtocol):
         "session",
         "side",
         "subscriptions",
+        "user",
         "wheel_slot",
     )
 
@@ -220,7 +225,13 @@ class Connection(AnsweringProtocol):
         self.plugin_session: ClientSession | None = None
         """The client as the plugins see it."""
         self.candidate: Candidate | None = None
-        """The CONNECT while it waits for the plugins."""
+        """The CONNECT while it is authenticated."""
+        self.identity: ProvenIdentity | None = None
+        """Who the client is, if a password file or a token has proved it."""
+        self.credential: Credential | None = None
+        """The credentials with which the client was accepted, if they are remembered."""
+        self.user = ""
+        """The user name, if somebody vouches for it."""
         self.permissions: Permissions | None = None
         """What the client may do with topics, if there are plugins for topics."""
         self._unanswered_s: float | None = None

@@ -99,6 +99,16 @@ class Blocker(BaseAuthPlugin):  # type: ignore[misc]
         return say(script.users.get(session.username, True))
 
 
+class Renamer(BaseAuthPlugin):  # type: ignore[misc]
+    """Changes what is known of a client when it authenticates."""
+
+    async def authenticate(self, *, session: Any) -> bool | None:
+        script.asked.append(("connect", session.client_id))
+        session.attributes["role"] = f"of {session.username}"
+        session.username = f"renamed {session.username}"
+        return True
+
+
 class Both(BaseAuthPlugin, BaseTopicPlugin):  # type: ignore[misc]
     """Keeps what it learns about a client when it authenticates, and decides about topics by it."""
 

@@ -405,12 +405,14 @@ async def test_a_client_that_disconnects_before_the_plugins_answer_leaves_nothin
     connecting = await login(broker, "connecting", "ann", "secret")
     await thinking.send(encode_publish(b"new", b"x"))
     authorizer = broker.node.gateway.authorizer
-    await until(lambda: (authorizer.questions.waiting, authorizer.logins.running) == (1, 1))
+    await until(lambda: (authorizer.questions.waiting, authorizer.logins.queue.running) == (1, 1))
     connecting.reset()
     broker.connection("thinking").close("the test says so", ReasonCode.ADMINISTRATIVE_ACTION)
     assert await thinking.ended() == []
     script.may_answer.set()
-    await until(lambda: not (broker.node.gateway.connections or authorizer.questions.waiting or authorizer.logins.running))
+    await until(
+        lambda: not (broker.node.gateway.connections or authorizer.questions.waiting or authorizer.logins.queue.running)
+    )
     assert broker.stored() == []
     assert set(broker.held_resources().values()) == {0}
 
@@ -451,7 +453,7 @@ async def test_time_in_which_the_node_does_not_read_does_not_count_as_silence(
     connecting = await login(broker, "connecting", "ann", "secret")
     await client.send(encode_publish(b"new", b"x", 1, packet_id=1))
     authorizer = broker.node.gateway.authorizer
-    await until(lambda: (authorizer.questions.waiting, authorizer.logins.running) == (1, 1))
+    await until(lambda: (authorizer.questions.waiting, authorizer.logins.queue.running) == (1, 1))
     for _ in range(4):
         pass_time(broker.node.gateway, 1.2)
     script.may_answer.set()

@@ -25,11 +25,11 @@ BLOCKER = f"{SCRIPTED}.Blocker"
 
 
 def waiting(broker: Broker) -> int:
-    return broker.node.gateway.authorizer.logins.waiting
+    return broker.node.gateway.authorizer.logins.queue.waiting
 
 
 def running(broker: Broker) -> int:
-    return broker.node.gateway.authorizer.logins.running
+    return broker.node.gateway.authorizer.logins.queue.running
 
 
 async def blocked_logins(broker: Broker, script: Script, count: int) -> list[Client]:
@@ -181,8 +181,8 @@ class Line:
         self.answers: list[tuple[str, Answer, str]] = []
 
     def login(self, source: str = "") -> Login:
-        session: Any = object()
-        return Login(session, source, lambda answer, outcome: self.answers.append((source, answer, outcome)))
+        wish: Any = object()
+        return Login(wish, None, source, None, lambda answer, outcome: self.answers.append((source, answer, outcome)))
 
     def add(self, *sources: str) -> list[Login]:
         """Add logins, and return those that were refused."""

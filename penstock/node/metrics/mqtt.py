@@ -168,7 +168,7 @@ class MqttProtectionCollector(Collector):
         yield gauge(
             "penstock_mqtt_access_questions", "Questions that wait for an answer of the plugins.", authorizer.questions.waiting
         )
-        logins = authorizer.logins
+        logins, verified = authorizer.logins.queue, authorizer.logins.verified
         yield gauge(
             "penstock_mqtt_logins_waiting", "Clients that wait until the plugins are asked who they are.", logins.waiting
         )
@@ -187,6 +187,16 @@ class MqttProtectionCollector(Collector):
         )
         yield gauge(
             "penstock_mqtt_login_wait_seconds", "Seconds that a client which connects now will probably wait.", logins.wait_s
+        )
+        yield gauge(
+            "penstock_mqtt_logins_remembered",
+            "Verified credentials that the node remembers.",
+            len(verified) if verified is not None else 0,
+        )
+        yield counter(
+            "penstock_mqtt_logins_recognized",
+            "Logins that needed no verification, because the node remembered the credentials.",
+            verified.hits if verified is not None else 0,
         )
         yield labelled_counter(
             "penstock_mqtt_throttled",

@@ -13,7 +13,7 @@ END_S: Final = 1.0
 T = TypeVar("T")
 
 
-class PluginThread:
+class LoopThread:
     """A thread with an event loop.
 
     Parameters:
