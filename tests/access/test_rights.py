@@ -124,6 +124,14 @@ def test_filters_by_example(listed: list[Rule], asked: str, may: bool) -> None:
     assert found.may(SUBSCRIBE, asked) is may
 
 
+def test_a_client_may_subscribe_to_more_than_it_may_receive() -> None:
+    listed = [allow("user1/#", action="receive"), deny("#", action="receive"), allow("#", action="subscribe")]
+    found = AccessPolicy(listed).rights_of(Subject("ann"))
+    assert found.may(SUBSCRIBE, "#")
+    assert [found.may(RECEIVE, topic) for topic in ("user1/a", "user2/a")] == [True, False]
+    assert [found.covers(RECEIVE, each).is_allowed for each in ("user1/+", "#")] == [True, False]
+
+
 @pytest.mark.parametrize("user", ["", "+", "#", "a/b", "a+"])
 def test_a_name_with_wildcards_in_it_opens_nothing(user: str) -> None:
     found = AccessPolicy([allow("dev/%u/#")]).rights_of(Subject(user))
