@@ -56,8 +56,10 @@ class Listeners:
         handshakes_max = options.handshakes_max if share is None else min(options.handshakes_max, share.below // 2)
         self.handshakes = HandshakeCount(handshakes_max)
 
+        first_bytes_max = min(options.connect_bytes_max, options.packet_bytes_max)
+
         def connect_websocket(peer: Peer) -> asyncio.Protocol:
-            return WebSocket(connect(peer), peer.listener.options, options.packet_bytes_max, overtime)
+            return WebSocket(connect(peer), peer.listener.options, options.packet_bytes_max, first_bytes_max, overtime)
 
         def listener_of(each: ListenerOptions) -> Listener:
             admission = Admission(each, self.handshakes, sources, logbook, now_ms)

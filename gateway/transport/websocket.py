@@ -38,6 +38,9 @@ class AnsweringProtocol(asyncio.Protocol):
 
     __slots__ = ()
 
+    connected: bool
+    """Whether the client is known and may send large packets."""
+
     def note_answer(self, size: int) -> None:
         """Note that the transport has written `size` bytes as an answer. The protocol may pause reading."""
 
@@ -50,20 +53,27 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
         options: the path and the origins that are served.
         message_bytes_max: the maximum size of one WebSocket message with all its frames; a larger one closes the connection
             (1009).
+        first_bytes_max: the same for the messages of a client that is not known yet.
         overtime: bounds what is handled in one turn of the loop.
     """
 
     def __init__(
-        self, connection: AnsweringProtocol, options: ListenerOptions, message_bytes_max: int, overtime: Overtime
+        self,
+        connection: AnsweringProtocol,
+        options: ListenerOptions,
+        message_bytes_max: int,
+        first_bytes_max: int,
+        overtime: Overtime,
     ) -> None:
         super().__init__()
         self._connection = connection
         self._overtime = overtime
+        self._message_bytes_max = message_bytes_max
         self._path = options.websocket_path
         self._frames = ServerProtocol(
             origins=[*map(Origin, options.origins), None] if options.origins else None,
             subprotocols=[SUBPROTOCOL],
-            max_size=message_bytes_max,
+            max_size=first_bytes_max,
             logger=SILENT,
         )
         self._transport: asyncio.Transport
@@ -140,6 +150,8 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
         # A close frame often follows the client's DISCONNECT in the same read.
         if payloads:
             self._connection.data_received(payloads[0] if len(payloads) == 1 else b"".join(payloads))
+            if self._connection.connected:
+                self._frames.max_size = self._message_bytes_max
         if has_ended:
             self._closing = True
             self._transport.close()

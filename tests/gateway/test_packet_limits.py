@@ -22,7 +22,8 @@ from penstock.store.options import KIB, MIB
 from tests.gateway.brokers import StartBroker
 from tests.gateway.packet_cases import connect, packet, subscribe, unsubscribe
 from tests.gateway.packet_cases_5 import connect_5, subscribe_5, unsubscribe_5
-from tests.gateway.wire import CLEAN, WILL, Broker, Client5
+from tests.gateway.websocket_client import CONNACK, WS, dial
+from tests.gateway.wire import CLEAN, PING, WILL, Broker, Client5
 
 MANY = write_properties({Property.USER_PROPERTY: [("", "")] * 170_000})
 """Most of 1 MB: the smallest user properties that there are."""
@@ -112,6 +113,18 @@ async def test_a_client_that_is_not_yet_known_may_send_no_large_connect(start_br
     assert await older.ended() == []
     accepted = await broker.connect_5("c", b"w", bytes(KIB), flags=CLEAN | WILL)
     await accepted.publish("a", bytes(100 * KIB), 1)
+
+
+async def test_a_websocket_client_that_is_not_yet_known_may_send_no_large_message(start_broker: StartBroker) -> None:
+    broker = await start_broker(listeners=(WS,), connect_bytes_max=2 * KIB)
+    client, _ = await dial(broker)
+    client.frames.send_binary(bytes(2 * KIB + 1))
+    await client.send()
+    assert await client.close_code() == 1009
+    client, _ = await dial(broker)
+    await client.packets(connect(CLEAN, b"c"), expected=CONNACK)
+    await client.packets(encode_publish(b"a", bytes(100 * KIB)) + PING, expected=b"\xd0\0")
+    client.writer.transport.abort()
 
 
 @pytest.mark.parametrize("fields", ["properties", "filters"])

@@ -158,7 +158,7 @@ async def test_small_answers_that_wait_for_the_kernel_count_with_their_overhead(
 
 @pytest.mark.parametrize("is_connected", [False, True])
 async def test_pongs_that_are_not_read_stop_the_reading_of_pings(start_broker: StartBroker, is_connected: bool) -> None:
-    broker = await start_broker(listeners=(WS,), send_buffer_bytes=4 * KIB)
+    broker = await start_broker(listeners=(WS,), send_buffer_bytes=4 * KIB, connect_timeout_ms=600_000)
     opened: list[Any] = []
     client = await connected(broker, b"flood", opened) if is_connected else (await dial(broker))[0]
     (connection,) = broker.node.gateway.connections
