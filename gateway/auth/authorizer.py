@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from penstock.access.control import AccessControl
-from penstock.access.identity import ProvenIdentity
+from penstock.access.identity import KeysUnavailable, ProvenIdentity
 from penstock.access.rights import Rights
 from penstock.access.subject import Subject
 from penstock.gateway.auth.actions import CONNECT, PUBLISH
@@ -210,7 +210,12 @@ class Authorizer:
 
     def _recognize(self, candidate: Candidate, peer: Peer) -> bool | None:
         """Return whether a client is who it says, if no thread has to be asked; otherwise None."""
-        found = self.logins.prove_token(candidate.wish)
+        try:
+            found = self.logins.prove_token(candidate.wish)
+        except KeysUnavailable as error:
+            self._note(CONNECT, str(error), "")
+            candidate.is_unanswered = True
+            return None
         if found is not None:
             candidate.identity = found if isinstance(found, ProvenIdentity) else None
             return self._note(CONNECT, candidate.identity is not None, "")
@@ -396,7 +401,13 @@ class Authorizer:
             return
 
         def note(found: list[Answer] | None, outcome: str) -> None:
-            answered([self._note(action, answer, outcome) for answer in found or [None] * len(topics)])
+            answers = [self._note(action, answer, outcome) for answer in found or [None] * len(topics)]
+            subject = Subject(session.username or "", client_id=str(session.client_id), address=session.remote_address or "")
+            for topic, answer in zip(topics, answers, strict=True):
+                if answer is False:
+                    name = topic.decode(errors="replace")
+                    self.access.audit.note("denied", subject, by="plugins", action=action, topic=name)
+            answered(answers)
 
         subjects = [subject_of(topic, action) for topic in topics]
         self.questions.ask(plugins, lambda: plugins.topics(session, subjects, action), note)

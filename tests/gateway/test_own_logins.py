@@ -110,6 +110,15 @@ async def test_a_token_that_does_not_hold_is_refused(broker: Broker) -> None:
         assert reason in (ReasonCode.BAD_USER_NAME_OR_PASSWORD, ReasonCode.NOT_AUTHORIZED)
 
 
+async def test_a_token_is_neither_right_nor_wrong_while_there_are_no_keys(
+    start_broker: StartBroker, control: dict[str, Any]
+) -> None:
+    keys = TokenOptions(algorithms=("ES256",), jwks_url="http://127.0.0.1:1/keys")  # nobody listens there
+    broker = await start_broker(control=control | {"jwt": keys})
+    assert (await login(broker, None, token(broker)))[1] == ReasonCode.SERVER_BUSY
+    assert (await login(broker, "ann", "anns password"))[1] == ACCEPTED
+
+
 async def test_a_client_is_disconnected_when_its_token_ends(broker: Broker) -> None:
     assert isinstance(broker.clock, AheadClock)
     brief, _ = await login(broker, None, token(broker, 60), "brief")

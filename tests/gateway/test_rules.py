@@ -10,8 +10,10 @@ import pytest
 
 from penstock.gateway.protocol.properties import Property
 from penstock.gateway.protocol.reasons import SUBACK_FAILURE, ReasonCode
+from tests.gateway import scripted_plugins
 from tests.gateway.brokers import StartBroker
 from tests.gateway.certificates import Authority
+from tests.gateway.logins import plugins
 from tests.gateway.wire import CLEAN, Broker
 from tests.waiting import until
 
@@ -231,3 +233,19 @@ async def test_a_ban_disconnects_and_keeps_away(broker: Broker, tmp_path: Path, 
     await broker.connect_5("viewer")
     assert [line["what"] for line in audit(tmp_path, "changed")] == ["ban", "lift"]
     assert len(audit(tmp_path, "connected")) == 2
+
+
+async def test_what_plugins_deny_is_audited_and_what_the_rules_deny_is_not_asked(
+    start_broker: StartBroker, file: Path, tmp_path: Path
+) -> None:
+    script = scripted_plugins.new_script()
+    script.topics["publish", "mixed"] = False
+    control = {"audit_file": str(tmp_path / "audit")}
+    broker = await start_broker(access_file=str(file), control=control, access=plugins("Topics"))
+    sensor = await broker.connect("sensor-1")
+    for topic in ("mixed", "other", "plant/sensor-1/t"):
+        await sensor.publish(topic, b"x", 1)
+    assert [message.topic for message in broker.stored()] == ["plant/sensor-1/t"]
+    denied = {line["topic"]: line.get("by", "rules") for line in audit(tmp_path, "denied")}
+    assert denied == {"mixed": "plugins", "other": "rules"}
+    assert [script.times_asked("publish", topic) for topic in ("mixed", "other")] == [1, 0]
