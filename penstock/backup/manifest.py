@@ -113,7 +113,9 @@ def decode_manifest(data: bytes, path: Path) -> Manifest:
     except (ValueError, KeyError, TypeError):
         is_whole = False
     if not is_whole:
-        raise BackupInvalid(f"{path} is damaged: its checksum does not match; use another backup")
+        raise BackupInvalid(
+            f"{path} is damaged: its checksum does not match; use another backup, or name another directory for a new one"
+        )
     if version != VERSION:
         raise BackupInvalid(
             f"{path} has version {version}, but this Penstock reads version {VERSION}; use the Penstock that made the backup: "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +13,8 @@ from penstock.backup.errors import BackupFailed, BackupInvalid
 from penstock.backup.manifest import Manifest, StoredFile, is_backup, load_manifest
 from penstock.node.lock import LOCK_NAME, RESTORING, DataDirLock
 from penstock.pop.core.handle import SECRET
-from penstock.store.files import LOST_FOUND, make_directory, replace_file
+from penstock.store import commitlog, index
+from penstock.store.files import LOST_FOUND, make_directory, replace_file, unlink_if_there
 from penstock.store.syncmark import Ending, SyncMark
 
 
@@ -25,11 +27,19 @@ class Restored(NamedTuple):
     """Position after the last record."""
     files: int
     bytes: int
+    problems: tuple[str, ...]
+    """What is wrong with the backup; empty unless it was salvaged."""
     seconds: float
 
 
 def restore_backup(
-    directory: Path, data_dir: Path, *, meter: CopyMeter, pace: Pace | None = None, files: CopyFiles = SYSTEM_COPY_FILES
+    directory: Path,
+    data_dir: Path,
+    *,
+    meter: CopyMeter,
+    pace: Pace | None = None,
+    may_be_damaged: bool = False,
+    files: CopyFiles = SYSTEM_COPY_FILES,
 ) -> Restored:
     """Copy a backup into a data directory, and check all of it meanwhile.
 
@@ -41,6 +51,8 @@ def restore_backup(
         data_dir: to restore. It must not exist, be empty, or be left over from a restore that was killed.
         meter: is told of each piece that is read.
         pace: bounds the rate of copying.
+        may_be_damaged: whether to salvage what a damaged backup has. Damaged segments are copied as they are, up to the first
+            block that the disk can't read. Other damaged files are left out, since a start can do without them.
         files: have both directories.
 
     Raises:
@@ -55,19 +67,25 @@ def restore_backup(
         raise BackupFailed(f"{data_dir} is in the backup {directory}; name a directory elsewhere")
     with lock_backup(directory, is_shared=True):
         manifest = load_manifest(directory, files)
-        check_files(directory, manifest, files)
+        if not may_be_damaged:
+            for file in manifest.files:
+                if problem := absence_of(directory, file, files):
+                    raise BackupInvalid(f"{problem}; {MEND}")
         if not is_restorable(data_dir, files):
             raise BackupFailed(f"{data_dir} is not empty; name a new directory, or move the files away")
         make_directory(files, data_dir)
         with DataDirLock(data_dir, may_be_incomplete=True):
             replace_file(files, data_dir / RESTORING, f"{directory.resolve()}\n".encode())
             _clear(data_dir, files)
-            _copy(directory, data_dir, manifest, Copier(files, meter, pace or Pace()), files, meter)
+            meter.expect(manifest.bytes, "Restoring")
+            copier = Copier(files, meter, pace or Pace())
+            problems = _Restoring(directory, data_dir, copier, files, may_be_damaged=may_be_damaged).run(manifest)
             write_mark(data_dir, manifest.start, manifest.durable, files)
             files.sync_directory(data_dir)
             files.unlink(data_dir / RESTORING)
             files.sync_directory(data_dir)
-    return Restored(manifest.start, manifest.durable, len(manifest.files), manifest.bytes, round(time.monotonic() - began_s, 3))
+    seconds = round(time.monotonic() - began_s, 3)
+    return Restored(manifest.start, manifest.durable, len(manifest.files), manifest.bytes, tuple(problems), seconds)
 
 
 def write_mark(data_dir: Path, start: int, durable: int, files: CopyFiles) -> None:
@@ -86,24 +104,29 @@ def is_restorable(data_dir: Path, files: CopyFiles) -> bool:
     return not names or RESTORING in names or names == {f"{RESTORING}.new"}
 
 
-def check_files(directory: Path, manifest: Manifest, files: CopyFiles) -> None:
-    """Raise BackupInvalid if a file of a backup is missing or too short. Their content is not read."""
-    for file in manifest.files:
-        path = directory / file.stored
-        size = files.size(path) if files.exists(path) else None
-        if size is None or size < file.size:
-            found = "is missing" if size is None else f"has {size} bytes in place of {file.size}"
-            raise BackupInvalid(f"the file {path} of the backup {found}; use another backup")
+MEND = (
+    "delete that file and back up again if the node still has its data; otherwise use another backup, or `penstock restore "
+    "--salvage`"
+)
+"""What to do about a damaged file of a backup."""
 
 
-def damage_of(directory: Path, file: StoredFile, found: int) -> BackupInvalid | None:
-    """Return the error for a file whose checksum is `found`; None if that is right."""
+def absence_of(directory: Path, file: StoredFile, files: CopyFiles) -> str:
+    """Return what is wrong with the size of a file of a backup; empty if nothing is. Raises OSError."""
+    path = directory / file.stored
+    size = files.size(path) if files.exists(path) else None
+    if size is not None and size >= file.size:
+        return ""
+    found = "is missing" if size is None else f"has {size} bytes in place of {file.size}"
+    return f"the file {path} of the backup {found}"
+
+
+def damage_of(directory: Path, file: StoredFile, found: int) -> str:
+    """Return what is wrong with the content of a file whose checksum is `found`; empty if nothing is."""
     if found == file.crc32:
-        return None
-    return BackupInvalid(
-        f"the file {directory / file.stored} of the backup was changed: its checksum is {found:08x} in place of "
-        f"{file.crc32:08x}; use another backup"
-    )
+        return ""
+    path = directory / file.stored
+    return f"the file {path} of the backup was changed: its checksum is {found:08x} in place of {file.crc32:08x}"
 
 
 def _clear(data_dir: Path, files: CopyFiles) -> None:
@@ -117,17 +140,68 @@ def _clear(data_dir: Path, files: CopyFiles) -> None:
             files.unlink(data_dir / name)
 
 
-def _copy(directory: Path, data_dir: Path, manifest: Manifest, copier: Copier, files: CopyFiles, meter: CopyMeter) -> None:
-    meter.expect(manifest.bytes, "Restoring")
-    folders = {data_dir / file.path for file in manifest.files}
-    folders = {path.parent for path in folders} - {data_dir}
-    for folder in sorted(folders):
-        files.mkdir(folder)
-    for file in manifest.files:
+class _Restoring:
+    """Copies the files of a backup.
+
+    Parameters:
+        directory, data_dir, may_be_damaged, files: as in `restore_backup`.
+        copier: copies one file.
+    """
+
+    def __init__(self, directory: Path, data_dir: Path, copier: Copier, files: CopyFiles, *, may_be_damaged: bool) -> None:
+        self._directory = directory
+        self._data_dir = data_dir
+        self._copier = copier
+        self._files = files
+        self._may_be_damaged = may_be_damaged
+
+    def run(self, manifest: Manifest) -> list[str]:
+        """Copy all files, and return what is wrong with them.
+
+        Raises:
+            BackupInvalid: something is wrong, and it must not be.
+            OSError: a file can't be read or written.
+        """
+        folders = sorted({(self._data_dir / file.path).parent for file in manifest.files} - {self._data_dir})
+        for folder in folders:
+            self._files.mkdir(folder)
+        problems: dict[str, str] = {}
+        for file in manifest.files:
+            problem = self._copy(file)
+            if problem and not self._may_be_damaged:
+                raise BackupInvalid(f"{problem}; {MEND}")
+            if problem:
+                problems[file.path] = problem
+        self._leave_out(set(problems))
+        for folder in folders:
+            self._files.sync_directory(folder)
+        return list(problems.values())
+
+    def _copy(self, file: StoredFile) -> str:
+        """Copy a file as far as it goes, and return what is wrong with it; empty if nothing is."""
+        stored, files = self._directory / file.stored, self._files
+        absence = absence_of(self._directory, file, files)
+        if absence and not files.exists(stored):
+            return absence
         permissions = 0o600 if file.path == SECRET else 0o640
-        found = copier.copy(directory / file.stored, data_dir / file.path, file.size, permissions=permissions)
-        damage = damage_of(directory, file, found)
-        if damage is not None:
-            raise damage
-    for folder in sorted(folders):
-        files.sync_directory(folder)
+        try:
+            size = min(file.size, files.size(stored))
+            found = self._copier.copy(stored, self._data_dir / file.path, size, permissions=permissions)
+        except OSError as error:
+            if error.errno != errno.EIO or not self._may_be_damaged:
+                raise
+            return f"the file {stored} of the backup can't be read ({error.strerror})"
+        return absence or damage_of(self._directory, file, found)
+
+    def _leave_out(self, damaged: set[str]) -> None:
+        """Delete the copies of damaged files, except those of the log, and the index if anything of index or log is damaged.
+
+        Without its index, a start reads the whole log, and so finds what is damaged there.
+        """
+        files, folder = self._files, self._data_dir / index.DIRECTORY
+        of_log = {path for path in damaged if path.startswith(f"{commitlog.DIRECTORY}/")}
+        for path in damaged - of_log:
+            unlink_if_there(files, self._data_dir / path)
+        if of_log or any(path.startswith(f"{index.DIRECTORY}/") for path in damaged):
+            for name in files.names(folder):
+                files.unlink(folder / name)

@@ -18,7 +18,7 @@ from penstock.pop.core.handle import SECRET
 from penstock.store import ballast, commitlog, index, snapshot
 from penstock.store.errors import DataDirLocked
 from penstock.store.files import LOST_FOUND, read_file
-from penstock.store.index import Index
+from penstock.store.index import CHECKPOINT, Index
 from penstock.store.segment import segment_bases, segment_name
 from penstock.store.snapshot import snapshot_path, snapshots
 from penstock.store.syncmark import Ending, SyncMark
@@ -77,9 +77,17 @@ class Source:
         return identity_of(self.data_dir, self.reach)
 
     def files(self) -> Iterator[SourceFile]:
-        """Yield the files. Raises OSError."""
+        """Yield the files.
+
+        Raises:
+            BackupFailed: there is no index.
+            OSError: a file or folder can't be read.
+        """
         reach = self.reach
-        for name in index_files(self.index_dir, reach):
+        names = index_files(self.index_dir, reach)
+        if not names:
+            raise BackupFailed(f"{self.index_dir} has no index; look at the log of the node, and try again")
+        for name in names:
             actual = self.index_dir / name
             yield SourceFile(f"{index.DIRECTORY}/{name}", actual, reach.size(actual), name.endswith(".sst"))
         for position in self.snapshots:
@@ -137,7 +145,7 @@ def open_source(data_dir: Path, files: CopyFiles) -> Iterator[Source]:
             hold["durable"],
             [(base, end) for base, end in hold["segments"]],
             hold["snapshots"],
-            Path(hold["checkpoint"]),
+            data_dir / CHECKPOINT,
             files,
             lambda: _confirm(data_dir, hold["id"]),
         )

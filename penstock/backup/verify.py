@@ -22,7 +22,7 @@ from penstock.backup.comparison import Difference, compare, settle, stale_pinned
 from penstock.backup.copying import CHUNK_BYTES, Copier, CopyFiles, CopyMeter, Pace
 from penstock.backup.errors import BackupFailed, BackupInvalid
 from penstock.backup.manifest import is_backup, load_manifest
-from penstock.backup.restore import check_files, damage_of, write_mark
+from penstock.backup.restore import MEND, absence_of, damage_of, write_mark
 from penstock.backup.source import index_files
 from penstock.node.config import Config
 from penstock.node.lock import DataDirLock
@@ -152,12 +152,13 @@ def _check_backup(directory: Path, found: Verification, copier: Copier, files: C
     meter.expect(manifest.bytes, "Reading")
     for file in manifest.files:
         try:
-            check_files(directory, replace(manifest, files=(file,)), files)
-            damage = damage_of(directory, file, copier.checksum_of(directory / file.stored, file.size))
-            if damage is not None:
-                raise damage
-        except (BackupInvalid, OSError) as error:
-            found.problems.append(str(error))
+            problem = absence_of(directory, file, files)
+            if not problem:
+                problem = damage_of(directory, file, copier.checksum_of(directory / file.stored, file.size))
+        except OSError as error:
+            problem = f"the file {directory / file.stored} of the backup can't be read ({error.strerror})"
+        if problem:
+            found.problems.append(f"{problem}; {MEND}")
     return {file.path: directory / file.stored for file in manifest.files}
 
 

@@ -44,7 +44,11 @@ DURABLE_POLL_S = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """A state of log and index that stays on disk."""
+    """A state of log and index that stays on disk.
+
+    The copy of the index is in the folder `index.checkpoint` of the data directory. There are no paths here, because node and
+    command may know that directory by different ones.
+    """
 
     id: str
     """Names the hold."""
@@ -56,8 +60,6 @@ class Hold:
     """Begin and end position of each segment in order. The last one may have more data after its end, which is `durable`."""
     snapshots: list[int]
     """Positions of the snapshots."""
-    checkpoint: str
-    """Folder with the copy of the index."""
 
 
 class Grant:
@@ -138,7 +140,7 @@ class Holding:
         """Copy the index, and return what is held once that is durable. Raises ControlRefused."""
         store = self._store
         await self._run(grant, store.index.flush)  # without the interpreter, so that little is left to do for the checkpoint
-        checkpoint = await self._run(grant, store.index.checkpoint)
+        await self._run(grant, store.index.checkpoint)
         needed = store.log.written  # the copy of the index covers no more
         while not grant.ended.is_set() and not store.is_durable(needed):  # noqa: ASYNC110 - with `flush = "async"` no callback tells of it
             await asyncio.sleep(DURABLE_POLL_S)
@@ -150,7 +152,6 @@ class Holding:
             durable=durable,
             segments=[(base, min(end, durable)) for base, end in store.log.segments() if base <= durable],
             snapshots=[position for position in store.retention.snapshots if position <= durable],
-            checkpoint=str(checkpoint),
         )
 
     async def _run(self, grant: Grant, work: Callable[[], T]) -> T:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+from collections.abc import Callable
 from contextlib import suppress
 from io import StringIO
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from penstock import BatchFailed, Client
+from penstock.backup import source
 from penstock.backup.backup import lock_backup
 from penstock.backup.copying import Pace
 from penstock.backup.errors import BackupFailed, BackupInvalid
@@ -72,6 +74,17 @@ async def test_a_backup_of_a_running_node_has_what_was_durable(data_dir: Path, d
     async with running(tmp_path / "restored") as again:
         assert (again.recovery.rebuilt, again.recovery.torn_bytes, again.store.log.start) == (False, 0, 0)
         assert again.store.log.end == summary.durable
+
+
+async def test_a_backup_without_an_index_is_not_complete(
+    data_dir: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(data_dir) as node:
+        await fill(node, 0, 10)
+        monkeypatch.setattr(source, "CHECKPOINT", "elsewhere")
+        with pytest.raises(BackupFailed, match="has no index"):
+            await make_backup_beside(node, directory)
+    assert not is_backup(directory, SYSTEM_FILES)
 
 
 async def test_a_node_goes_on_where_its_backup_ends(data_dir: Path, directory: Path, tmp_path: Path) -> None:
@@ -461,6 +474,52 @@ def test_a_restore_refuses_a_directory_that_is_not_empty(stopped: Path, director
     assert [path.name for path in full.iterdir()] == ["file"]
     (full / "file").unlink()
     restore(directory, full)
+
+
+def test_a_damaged_file_is_copied_again_once_it_is_deleted(stopped: Path, directory: Path, tmp_path: Path) -> None:
+    make_backup(stopped, directory)
+    for file in [file for file in load_manifest(directory, SYSTEM_FILES).files if file.size][::3]:
+        (directory / file.stored).write_bytes(b"damaged")
+        with pytest.raises(BackupInvalid, match="delete that file and back up again"):
+            restore(directory, tmp_path / "restored")
+        (directory / file.stored).unlink()
+    assert make_backup(stopped, directory).copied_files
+    restore(directory, tmp_path / "restored")
+    assert bodies_of(tmp_path / "restored") == dict.fromkeys(range(200), 1)
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "missing": lambda path: path.unlink(),
+    "too short": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "changed": lambda path: path.write_bytes(path.read_bytes()[:-20] + bytes(20)),
+}
+
+
+@pytest.mark.parametrize("harm", DAMAGES.values(), ids=DAMAGES)
+async def test_what_a_damaged_backup_has_can_be_salvaged(
+    stopped: Path, directory: Path, tmp_path: Path, harm: Callable[[Path], object]
+) -> None:
+    """Only records of a damaged segment are lost. All else can be made anew."""
+    make_backup(stopped, directory)
+    for number, file in enumerate(load_manifest(directory, SYSTEM_FILES).files):
+        if not file.size:
+            continue
+        data_dir = tmp_path / f"restored{number}"
+        good = (directory / file.stored).read_bytes()
+        harm(directory / file.stored)
+        done = restore(directory, data_dir, may_be_damaged=True)
+        assert [file.stored in problem for problem in done.problems] == [True]
+        repair_log(data_dir, dry_run=False, as_json=True, out=StringIO())
+        async with running(data_dir) as node:
+            assert node.store.log.end >= done.durable
+        found = bodies_of(data_dir)
+        assert found == dict.fromkeys(found, 1)
+        assert set(found) <= set(range(200))
+        assert len(found) == 200 or ("commitlog" in file.path and len(found) > 100)
+        assert verify(data_dir, meter=Readings()).is_good
+        (directory / file.stored).write_bytes(good)
+        shutil.rmtree(data_dir)
+    assert restore(directory, tmp_path / "whole", may_be_damaged=True).problems == ()
 
 
 def test_a_restore_does_not_go_into_the_backup(stopped: Path, directory: Path) -> None:

@@ -88,8 +88,8 @@ async def make_backup_beside(node: Node, directory: Path, **options: Any) -> Bac
     return await asyncio.to_thread(make_backup, node.config.data_dir, directory, **options)
 
 
-def restore(directory: Path, data_dir: Path, *, files: CopyFiles = SYSTEM_COPY_FILES) -> Restored:
-    return restore_backup(directory, data_dir, meter=Readings(), files=files)
+def restore(directory: Path, data_dir: Path, *, may_be_damaged: bool = False, files: CopyFiles = SYSTEM_COPY_FILES) -> Restored:
+    return restore_backup(directory, data_dir, meter=Readings(), may_be_damaged=may_be_damaged, files=files)
 
 
 def stored_in(directory: Path) -> set[str]:

@@ -19,6 +19,7 @@ from penstock.store.record import COPY_FIXED, Kind, decode
 from tests.chaos.ledger import Key, key_of
 from tests.chaos.nodeprocess import ServeProcess, run_command, spawn_command
 from tests.chaos.scene import Scene
+from tests.system.processes import NodeProcess, run_penstock
 from tests.waiting import until
 
 WINDOW = 12
@@ -141,6 +142,20 @@ async def test_kill_9_of_the_node_during_a_backup_leaves_the_one_before(tmp_path
         assert not (scene.data_dir / CHECKPOINT).exists()
         durable = (await penstock("backup", backup, "--data-dir", scene.data_dir))["durable"]
         assert (await penstock("verify", backup))["end"] == durable
+
+
+def test_node_and_command_may_know_the_data_directory_by_different_paths(tmp_path: Path) -> None:
+    node = NodeProcess(Path("data"))
+    node.log = tmp_path / "node.log"
+    try:
+        node.start(directory=tmp_path)
+        assert run_penstock("pub", "a/b", "job", "--mqtt", node.addresses["mqtt"]).returncode == 0
+        ended = run_penstock("backup", str(tmp_path / "backup"), "--data-dir", str(tmp_path / "data"))
+        assert ended.returncode == 0, ended.stderr
+    finally:
+        node.close()
+    ended = run_penstock("verify", str(tmp_path / "backup"), "--json")
+    assert orjson.loads(ended.stdout)["has_index"], ended.stdout
 
 
 async def test_backups_that_cannot_be_made_say_why(tmp_path: Path) -> None:

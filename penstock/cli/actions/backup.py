@@ -39,25 +39,34 @@ def backup(data_dir: Path, directory: Path, *, may_link: bool, mib_per_s: int, a
     )
 
 
-def restore(directory: Path, data_dir: Path, *, mib_per_s: int, as_json: bool, out: TextIO = sys.stdout) -> None:
-    """Restore a backup, and print a summary.
+def restore(
+    directory: Path, data_dir: Path, *, may_be_damaged: bool, mib_per_s: int, as_json: bool, out: TextIO = sys.stdout
+) -> bool:
+    """Restore a backup, print a summary, and return whether the backup is whole.
 
     Args:
-        directory, data_dir: as in `restore_backup`.
+        directory, data_dir, may_be_damaged: as in `restore_backup`.
         mib_per_s, as_json, out: as in `backup`.
 
     Raises:
         Whatever `restore_backup` raises.
     """
     with ProgressBar(is_shown=not as_json) as bar:
-        done = restore_backup(directory, data_dir, meter=bar, pace=Pace(mib_per_s * MIB))
+        done = restore_backup(directory, data_dir, meter=bar, pace=Pace(mib_per_s * MIB), may_be_damaged=may_be_damaged)
     if as_json:
         out.write(orjson.dumps(done._asdict()).decode() + "\n")
-        return
+        return not done.problems
+    out.writelines(f"Problem: {problem}.\n" for problem in done.problems)
+    then = (
+        f"Run `penstock repair --data-dir {data_dir}` before you start the node"
+        if done.problems
+        else f"Start the node with `penstock serve --data-dir {data_dir}`"
+    )
     out.write(
         f"{data_dir} is restored: the log from position {done.start} to {done.durable}, {done.files} files with "
-        f"{size_of(done.bytes)}. It took {done.seconds:.1f} s. Start the node with `penstock serve --data-dir {data_dir}`.\n"
+        f"{size_of(done.bytes)}. It took {done.seconds:.1f} s. {then}.\n"
     )
+    return not done.problems
 
 
 def size_of(count: int) -> str:

@@ -29,6 +29,11 @@ def add_to(commands: Commands) -> None:
     restore = add_command(commands, "restore", "Restore a backup into an empty directory, on which a node can start then.")
     restore.add_argument("directory", type=Path, metavar="DIR", help="Directory of the backup.")
     restore.add_argument("data_dir", type=Path, metavar="DATA_DIR", help="Data directory to restore: a new or an empty one.")
+    restore.add_argument(
+        "--salvage",
+        action="store_true",
+        help="Restore what a damaged backup has. The exit status is 1 if it is damaged; run `penstock repair` then.",
+    )
     _add_shared(restore)
     restore.set_defaults(run=_restore)
 
@@ -67,8 +72,14 @@ def _backup(options: argparse.Namespace) -> int:
 def _restore(options: argparse.Namespace) -> int:
     from penstock.cli.actions.backup import restore
 
-    restore(options.directory, options.data_dir, mib_per_s=options.mib_per_s, as_json=options.json)
-    return 0
+    is_whole = restore(
+        options.directory,
+        options.data_dir,
+        may_be_damaged=options.salvage,
+        mib_per_s=options.mib_per_s,
+        as_json=options.json,
+    )
+    return 0 if is_whole else EXIT_FAILED
 
 
 def _verify(options: argparse.Namespace) -> int:
