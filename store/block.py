@@ -7,6 +7,7 @@ from typing import NamedTuple
 import structlog
 
 from penstock.store.commitlog import CommitLog
+from penstock.store.record import HEADER_BYTES
 from penstock.store.recordscan import next_valid, read_records
 
 logger = structlog.get_logger("store")
@@ -38,7 +39,7 @@ def read_block(log: CommitLog, position: int, bytes_max: int) -> Block:
     stop = min(log.written - segment.base, segment.capacity)
     data, offsets, length = read_records(segment.read_prefix, start, stop, bytes_max)
     if not offsets and start + len(data) < stop:
-        segment.read(start, len(data) + 1)  # raises where the disk has ended the record
+        segment.read(start, min(max(bytes_max, HEADER_BYTES), stop - start))  # raises where the disk has ended the record
     return Block(data, position, offsets, position + length)
 
 

@@ -12,7 +12,14 @@ import structlog
 
 from penstock.store.block import Block, read_block
 from penstock.store.commitlog import CommitLog
-from penstock.store.errors import DataDirIncompatible, IndexDamaged, LogCorrupt, SnapshotInvalid
+from penstock.store.errors import (
+    DataDirIncompatible,
+    IndexDamaged,
+    LogCorrupt,
+    RecordCorrupt,
+    RecordUnreadable,
+    SnapshotInvalid,
+)
 from penstock.store.files import SYSTEM_FILES, Files
 from penstock.store.index import Covered, Index
 from penstock.store.properties import decode_properties, tag_hash
@@ -153,11 +160,23 @@ class Replay:
         self._save = save
 
     def run(self, position: int) -> int:
-        """Apply the records from `position` to the end of the log. Return how many."""
+        """Apply the records from `position` to the end of the log. Return how many.
+
+        Raises:
+            LogCorrupt: a record is damaged, or the disk can't read it.
+        """
         replayed = 0
         while position < self._log.written:
-            block = read_block(self._log, position, REPLAY_BYTES)
-            self._replay_block(block)
+            try:
+                block = read_block(self._log, position, REPLAY_BYTES)
+                self._replay_block(block)
+            except RecordUnreadable as error:
+                raise LogCorrupt(f"the node does not start: {error}") from error
+            except RecordCorrupt as error:
+                named = RecordCorrupt(error.position, error.reason, self._log.segment_at(error.position).path.name)
+                raise LogCorrupt(
+                    f"the node does not start: {named}; restore the file from a backup, or run `penstock repair`"
+                ) from error
             replayed += len(block.offsets)
             position = block.end
             self._save(position, self._last_ms)

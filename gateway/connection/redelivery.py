@@ -61,8 +61,7 @@ class Redelivery:
             slot = slots.get(packet_id)
             if slot is None:
                 if packet_id in slots:
-                    answer = encode_acks(PUBREL, [packet_id])
-                    outlet.send_when_durable(answer, 0) if lasts else outlet.send(answer)
+                    self._release(packet_id)
                 continue
             if permissions is not None:  # another user may have come with this client id
                 admitted, decided = permissions.admit(ENTRY.pack(slot.position, slot.size, 0))
@@ -80,8 +79,25 @@ class Redelivery:
                 send(data, 1)
         return True
 
+    def _release(self, packet_id: int) -> None:
+        """Send a PUBREL."""
+        answer = encode_acks(PUBREL, [packet_id])
+        if self._subscriptions.session.lasts:
+            self._outlet.send_when_durable(answer, 0)
+        else:
+            self._outlet.send(answer)
+
     def _give_up(self, packet_id: int, slot: Slot) -> None:
-        """Free the packet id of a delivery that cannot go out again."""
-        del self._subscriptions.session.inflight.slots[packet_id]
+        """Free the packet id of a delivery that cannot go out again.
+
+        At QoS 2 the client may have the message, and would take the next one with this packet id for the same. So it gets a
+        PUBREL, which a client answers whether it has the message or not, and the PUBCOMP frees the packet id.
+        """
+        slots = self._subscriptions.session.inflight.slots
+        if slot.qos == 2:
+            slots[packet_id] = None
+            self._release(packet_id)
+        else:
+            del slots[packet_id]
         if slot.delivery:  # no other member of the group gets it [MQTT-4.8.2-4]
             self._settlements.acknowledge([slot.delivery])

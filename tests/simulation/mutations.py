@@ -6,24 +6,37 @@ Each is a function that changes classes of the node while one process runs simul
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
 
+from penstock.backup import backup
+from penstock.backup.manifest import StoredFile
+from penstock.backup.source import SourceFile
 from penstock.gateway.connection.outbox import Outbox
 from penstock.gateway.delivery.retained_messages import RetainedMessages
+from penstock.gateway.delivery.share_settlements import ShareSettlements
 from penstock.gateway.sessions.stored_sessions import StoredSessions
 from penstock.pop.core.checkpoint import Checkpoint
 from penstock.pop.core.deliverychanges import DeliveryChanges
 from penstock.pop.core.order import FifoOrder
+from penstock.store import repair as repairing
 from penstock.store.commitlog import CommitLog
+from penstock.store.files import Files
 from penstock.store.groupcommit import GroupCommit
 from penstock.store.index import Batch, Covered
+from penstock.store.lightqueue import entries_array
 from penstock.store.record import Record
 from penstock.store.recovery import Replay
 from penstock.store.retention import Retention
 from penstock.store.segment import Segment
+from penstock.store.snapshot import SnapshotWriter
 from penstock.store.store import Store
+from penstock.store.timekeeping import Timekeeping
+from penstock.store.trimming import Trimming
 from penstock.timer.delayed import DelayedMessages
 from tests.simulation.disk import SimulatedFile, SimulatedFiles
 
@@ -195,6 +208,133 @@ def ignore_failed_syncs(patch: Patch) -> None:
     patch.setattr(SimulatedFile, "fdatasync", ignoring)
 
 
+def trust_the_cache(patch: Patch) -> None:
+    """A start takes what it can read for durable, whatever the last end was."""
+    patch.setattr(CommitLog, "_write_anew", lambda log, end, durable: log._open.clear_from(end))
+
+
+def leave_the_deletion_of_a_segment_unsynced(patch: Patch) -> None:
+    """A segment that found no room is deleted, but not durably, and the one before goes on."""
+    begin, sync = CommitLog._begin_segment, SimulatedFiles.sync_directory
+
+    def begin_unsynced(log: CommitLog, base: int, size: int) -> Any:
+        patch.setattr(SimulatedFiles, "sync_directory", lambda files, path: None)
+        try:
+            return begin(log, base, size)
+        finally:
+            patch.setattr(SimulatedFiles, "sync_directory", sync)
+
+    patch.setattr(CommitLog, "_begin_segment", begin_unsynced)
+
+
+def drop_before_the_begin_is_stored(patch: Patch) -> None:
+    """Segments are deleted before anything says that the log begins after them."""
+    patch.setattr(CommitLog, "drop_before", lambda log, position: log._chain.drop_before(position))
+
+
+def snapshot_without_its_bytes(patch: Patch) -> None:
+    """A snapshot gets its name before its bytes are durable."""
+    finish, fdatasync = SnapshotWriter.finish, SimulatedFile.fdatasync
+
+    def finish_unsynced(writer: SnapshotWriter) -> None:
+        patch.setattr(SimulatedFile, "fdatasync", lambda file: None)
+        try:
+            finish(writer)
+        finally:
+            patch.setattr(SimulatedFile, "fdatasync", fdatasync)
+
+    patch.setattr(SnapshotWriter, "finish", finish_unsynced)
+
+
+def snapshot_without_its_name(patch: Patch) -> None:
+    """A snapshot counts before its name is durable."""
+    finish, sync = SnapshotWriter.finish, SimulatedFiles.sync_directory
+
+    def finish_unsynced(writer: SnapshotWriter) -> None:
+        patch.setattr(SimulatedFiles, "sync_directory", lambda files, path: None)
+        try:
+            finish(writer)
+        finally:
+            patch.setattr(SimulatedFiles, "sync_directory", sync)
+
+    patch.setattr(SnapshotWriter, "finish", finish_unsynced)
+
+
+def trim_what_the_log_still_has(patch: Patch) -> None:
+    """Trimming goes on to entries whose records the log still has."""
+
+    def has_left(trimming: Trimming, entries: bytes) -> bool:
+        positions = entries_array(entries)["position"]
+        return len(positions) > 0 and int(positions.max()) < trimming._log_start() + 1_000
+
+    patch.setattr(Trimming, "_has_left_the_log", has_left)
+
+
+def take_every_clock_for_right(patch: Patch) -> None:
+    """A jump of the time of day is confirmed at once."""
+    check = Timekeeping.check
+
+    def check_and_confirm(timekeeping: Timekeeping) -> None:
+        check(timekeeping)
+        if timekeeping._jump is not None:
+            timekeeping._confirm(timekeeping._clock.read(), why="a mutation")
+
+    patch.setattr(Timekeeping, "check", check_and_confirm)
+
+
+def forget_the_time_in_a_restart(patch: Patch) -> None:
+    """A start takes the time of day."""
+
+    def begin(timekeeping: Timekeeping, last_ms: int) -> None:
+        found = timekeeping._clock.read()
+        timekeeping._clock.step(found.wall_ns - found.now_ns)
+
+    patch.setattr(Timekeeping, "begin", begin)
+
+
+def keep_the_index_in_a_repair(patch: Patch) -> None:
+    """A repair leaves the index, which knows the records that are damaged."""
+    patch.setattr(repairing, "Index", SimpleNamespace(destroy=lambda data_dir, files: None))
+
+
+def back_up_without_syncs(patch: Patch) -> None:
+    """A backup replaces its manifest before its files are durable."""
+    store, fdatasync = backup._Round.store, SimulatedFile.fdatasync
+
+    def store_unsynced(run: backup._Round, sources: list[SourceFile]) -> list[StoredFile]:
+        patch.setattr(SimulatedFile, "fdatasync", lambda file: None)
+        try:
+            return store(run, sources)
+        finally:
+            patch.setattr(SimulatedFile, "fdatasync", fdatasync)
+
+    patch.setattr(backup._Round, "store", store_unsynced)
+
+
+def back_up_into_a_folder_without_a_name(patch: Patch) -> None:
+    """The name of a new directory for backups is not made durable."""
+    patch.setattr(backup, "make_directory", lambda files, path: files.mkdir(path))
+
+
+def delete_the_last_backup_first(patch: Patch) -> None:
+    """A backup deletes the files of the one before when it begins."""
+    patch.setattr(backup, "_delete_others", partial(_delete_all, backup._delete_others))
+
+
+def _delete_all(delete: Callable[..., int], directory: Path, kept: set[str], files: Files) -> int:
+    return delete(directory, set(), files)
+
+
+def forget_what_members_have_acknowledged(patch: Patch) -> None:
+    """The acknowledgements of the members of a shared subscription are not recorded."""
+    patch.setattr(ShareSettlements, "acknowledge", lambda settlements, deliveries: None)
+
+
+def forget_who_keeps_a_delivery(patch: Patch) -> None:
+    """Deliveries at QoS 2 that were kept for a lost client stay with it, although its session does not know them."""
+    patch.setattr(ShareSettlements, "return_unrecorded", lambda settlements, client_id, known: None)
+
+
 MUTATIONS: Final[dict[str, Callable[[Patch], None]]] = {
     mutation.__name__.replace("_", "-"): mutation
     for mutation in (
@@ -218,6 +358,20 @@ MUTATIONS: Final[dict[str, Callable[[Patch], None]]] = {
         fire_delayed_messages_again,
         forget_the_order,
         forget_retained_messages,
+        trust_the_cache,
+        leave_the_deletion_of_a_segment_unsynced,
+        drop_before_the_begin_is_stored,
+        snapshot_without_its_bytes,
+        snapshot_without_its_name,
+        trim_what_the_log_still_has,
+        take_every_clock_for_right,
+        forget_the_time_in_a_restart,
+        keep_the_index_in_a_repair,
+        back_up_without_syncs,
+        back_up_into_a_folder_without_a_name,
+        delete_the_last_backup_first,
+        forget_what_members_have_acknowledged,
+        forget_who_keeps_a_delivery,
     )
 }
 """All mutations by name."""

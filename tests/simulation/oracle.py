@@ -146,6 +146,8 @@ class Oracle:
         """The greatest position before which records have expired."""
         self.scanned = 0
         self.was_repaired = False
+        self._damaged: list[tuple[int, int]] = []
+        """Begin and end of the damaged ranges of the log."""
         self.retained: dict[str, tuple[int, int]] = {}
         """By topic: position of the last retained message in the log, and its number."""
         self.dead_topics: dict[int, set[int]] = {}
@@ -195,6 +197,8 @@ class Oracle:
         if record.kind == Kind.MESSAGE and not record.topic.startswith(b"$"):
             message = self.named(record.body)
             message.positions.add(record.position)
+            if self._damaged:
+                self._exempt(message)
             if record.flags & Flag.RETAIN:
                 self.retained[record.topic.decode()] = (record.position, message.number)
 
@@ -230,9 +234,16 @@ class Oracle:
 
     def exempt(self, start: int, stop: int) -> None:
         """Note that the bytes of the log from `start` to `stop` are damaged."""
+        self._damaged.append((start, stop))
         for message in self.sent.values():
+            self._exempt(message)
+
+    def _exempt(self, message: Sent) -> None:
+        for start, stop in self._damaged:
             if any(start - RECORD_BYTES_MAX < position < stop for position in message.positions):
                 message.is_exempt = True
+        if not message.positions and message.acked_at:  # nobody has seen where it was
+            message.is_exempt = True
 
     # --- deliveries ---------------------------------------------------------------------------------------------------
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from random import Random
 
+import pytest
+
 from penstock.gateway.protocol.packets import PUBREL
 from penstock.node.config import Config
 from penstock.store.commitlog import DIRECTORY
+from penstock.store.errors import LogCorrupt
+from penstock.store.index import Index
 from penstock.store.options import KIB, StoreOptions
 from penstock.store.record import Kind
 from penstock.store.segment import segment_name
 from tests.gateway.packet_cases import connect, field, packet, subscribe
 from tests.simulation.backups import Backups
-from tests.simulation.disk import Directory, Disk, Inode
+from tests.simulation.disk import Directory, Disk, Inode, SimulatedFiles
 from tests.simulation.oracle import Oracle
 from tests.simulation.orderedmap import Databases
 from tests.simulation.process import DATA_DIR, KILLED, Machine, Process, SimulatedTransport, mqtt_options
@@ -37,11 +41,15 @@ class Bench:
         self.machine.disk.reboot()
         self.kill()
 
+    def segment(self) -> Inode:
+        """Return the file of the first segment."""
+        found = self.machine.disk.directory(DATA_DIR / DIRECTORY).names[segment_name(0)]
+        assert isinstance(found, Inode)
+        return found
+
     def tear(self, position: int) -> None:
         """Keep what was written to the log before a position, and start the node again."""
-        folder = self.machine.disk.directory(DATA_DIR / DIRECTORY)
-        segment = folder.names[segment_name(0)]
-        assert isinstance(segment, Inode)
+        segment = self.segment()
         segment.write_back(sorted(segment.dirty))
         del segment.disk[position:]
         self.cut_power()
@@ -153,3 +161,42 @@ def test_a_shared_message_at_qos_2_is_not_kept_for_a_session_that_does_not_know_
     member = bench.connect(b"m")
     bench.run(30.0)
     assert b"body" in member.received
+
+
+def test_a_client_forgets_the_packet_id_of_a_message_at_qos_2_that_can_not_be_read_again() -> None:
+    bench = Bench()
+    subscriber = bench.connect(b"s")
+    subscriber.feed(subscribe(1, (b"a", 2)))
+    publisher = bench.connect(b"p")
+    publisher.feed(packet(0x34, field(b"a") + b"\x00\x07" + bytes(5000)))
+    bench.run(1.0)
+    assert bytes(5000) in subscriber.received
+    subscriber.leave()
+    bench.run(1.0)
+    segment = bench.segment()
+    segment.bad_sectors.add(4)
+    segment.resident.clear()
+    again = bench.connect(b"s")
+    bench.run(1.0)
+    released = packet(PUBREL << 4 | 2, b"\x00\x01")
+    assert again.received.endswith(released), "the client would take the next message with this packet id for the same"
+    again.feed(packet(0x70, b"\x00\x01"))
+    bench.run(1.0)
+    again.leave()
+    assert released not in bench.connect(b"s").received
+
+
+def test_a_start_that_replays_an_unreadable_record_names_its_segment() -> None:
+    bench = Bench()
+    publisher = bench.connect(b"p")
+    publisher.feed(packet(0x30, field(b"a") + bytes(20 * KIB)))
+    publisher.feed(packet(0x30, field(b"a") + bytes(20 * KIB)))
+    bench.run(1.0)
+    segment = bench.segment()
+    bench.process.call(bench.process.stop(), lambda _, error: None)
+    bench.process.run_until(bench.machine.time.now_s + 10.0)
+    Index.destroy(DATA_DIR, SimulatedFiles(bench.machine.disk, lambda name: None))
+    segment.bad_sectors.add(2)
+    segment.resident.clear()
+    with pytest.raises(LogCorrupt, match=f"segment {segment_name(0)}.*can't be read.*penstock repair"):
+        Process(bench.machine, bench.process.config)

@@ -408,6 +408,9 @@ class World:
                 self.note("the repair was killed")
                 if random.random() < 0.5:
                     self._cut_power()
+            except OSError as error:
+                self.note(f"the repair failed: {error}")
+                self.disk.capacity_pages = None
             except LogCorrupt as error:
                 self.note(f"the log can't be repaired: {error}")
                 return False
@@ -523,6 +526,8 @@ class World:
                     raise Violation(f"the node refuses to start: {error}") from error
                 self.note(f"refuses to start: {error}")
                 self.machine.databases.crash(self.random)
+                if self.oracle.was_repaired and "nothing tells what was before" in str(error):
+                    raise BeyondRepair from error  # the snapshots were damaged too
                 if not self._repair():
                     raise BeyondRepair from error
                 continue
