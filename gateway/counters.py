@@ -24,6 +24,7 @@ class GatewayCounters:
         "subscriptions",
         "subscriptions_refused",
         "subscriptions_shared",
+        "subscriptions_withdrawn",
         "wills_dropped",
     )
 
@@ -57,6 +58,8 @@ class GatewayCounters:
         """Topic filters of SUBSCRIBE packets that were refused."""
         self.subscriptions_shared = 0
         """Shared subscriptions among `subscriptions`."""
+        self.subscriptions_withdrawn = 0
+        """Subscriptions that ended because their clients may no longer have them."""
         self.wills_dropped = 0
         """Will messages that could not be published."""
         self.closed_by_reason: dict[ReasonCode, int] = {}

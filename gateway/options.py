@@ -178,6 +178,20 @@ class AccessOptions:
         'Which listeners accept clients without authentication if no authentication is configured. "loopback" '
         "means listeners on a loopback address and on Unix sockets. With a plugin, a password file or tokens, these decide.",
     )
+    session_of_other: Literal["refuse", "fresh"] = option(
+        "refuse",
+        "What a client gets whose client id is that of a session of another user. A session belongs to the user name with "
+        "which it began, if a certificate, a password, a token or a plugin vouched for that name; otherwise it is open to "
+        'everybody. "refuse": its CONNECT is refused with reason 0x85 (MQTT 3.1.1: return code 2), whether the other one is '
+        'connected or away. "fresh": the other session ends, with what waits in it, and the client gets a new one.',
+    )
+    client_id: str = option(
+        "*",
+        'Pattern that client ids must match. "%u" stands for the user name, "%n" for the common name in the client '
+        'certificate, and "*" for any characters; so "%u-*" binds a client id to its user. A client without that name, or '
+        "with another client id, is refused with reason 0x85 (MQTT 3.1.1: return code 2). A client id that the node assigns "
+        "matches, too.",
+    )
     plugins: dict[str, Any] | None = option(
         None,
         "Plugins of amqtt: a table from the path of a class to its options, in amqtt's own syntax. At least one "
@@ -242,6 +256,14 @@ class AccessOptions:
         "Milliseconds for which an answer of the topic plugins is valid. A withdrawn permission takes effect after "
         "this time at most.",
         minimum=SECOND_MS,
+        maximum=24 * HOUR_MS,
+    )
+    subscriptions_ms: int = option(
+        10 * MINUTE_MS,
+        "Milliseconds after which the topic plugins are asked again whether a client may have its subscriptions. One that they "
+        "no longer allow ends, and the client is disconnected with reason 0x98. 0 never asks again but when a client resumes a "
+        "session: then they are asked about all of its filters in any case.",
+        minimum=0,
         maximum=24 * HOUR_MS,
     )
     decisions_max: int = option(

@@ -71,7 +71,8 @@ SESSION_SLOT = struct.Struct("<HBQIQ")
 The properties (JSON) by kind:
 
 - SESSION_OPENED and SESSION_RESUMED: `expiry_s` (how long the session lasts without its client), `window` (how many deliveries
-  at QoS 1 and 2 may wait for their acknowledgement at once on this connection) and, if the client has a will, `will` with
+  at QoS 1 and 2 may wait for their acknowledgement at once on this connection), `user` (the user that owns the session, if
+  something vouches for the user name) and, if the client has a will, `will` with
   `topic`, `qos`, `retain` and `delay_s`. The body of the record holds the properties of the will, as MQTT 5.0 encodes them, and
   the body of the will.
 - SESSION_CLOSED: `ends_ms` and `will_due_ms` (0 if there is no will any more), or `ended`.

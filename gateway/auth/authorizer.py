@@ -12,20 +12,23 @@ after `mqtt.access.unanswered_ms`; nothing is acknowledged meanwhile. A delivery
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from weakref import ref
 
 from penstock.access.control import AccessControl
 from penstock.access.identity import KeysUnavailable, ProvenIdentity
 from penstock.access.rights import Rights
 from penstock.access.subject import Subject
-from penstock.gateway.auth.actions import CONNECT, PUBLISH
+from penstock.gateway.auth.actions import CONNECT, PUBLISH, SUBSCRIBE
 from penstock.gateway.auth.candidate import Candidate
+from penstock.gateway.auth.client_ids import ClientIdPattern
 from penstock.gateway.auth.decisions import Decisions
 from penstock.gateway.auth.login import Answer
 from penstock.gateway.auth.logins import Logins
 from penstock.gateway.auth.pending import AuthorizationPending
-from penstock.gateway.auth.permissions import Permissions, subject_of
+from penstock.gateway.auth.permissions import Permissions, may, subject_of
 from penstock.gateway.auth.questions import Questions
 from penstock.gateway.auth.verified import Credential
 from penstock.gateway.client_id import assign_client_id
@@ -34,7 +37,7 @@ from penstock.gateway.options import AccessOptions
 from penstock.gateway.protocol.connect import Connect
 from penstock.gateway.protocol.errors import ConnectRefused
 from penstock.gateway.protocol.reasons import ConnectCode, ReasonCode
-from penstock.gateway.transport.peer import Peer
+from penstock.gateway.transport.peer import Peer, username_of
 from penstock.store.store import Store
 
 if TYPE_CHECKING:
@@ -69,9 +72,21 @@ class Applicant(Protocol):
         """Close the connection; `why` is for the log."""
         ...
 
+    def held_filters(self) -> list[str]:
+        """Return the filters of the client's subscriptions."""
+        ...
+
+    def withdraw(self, filters: Sequence[str], why: str) -> None:
+        """End subscriptions, and close the connection to tell the client; do nothing if there are none."""
+        ...
+
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
         """Call a function after `delay_s` seconds."""
         ...
+
+
+ASKED_AGAIN_MAX: Final = 200
+"""Questions that wait for the plugins, beyond which no client's subscriptions are looked at again for a second."""
 
 
 class Recheck(NamedTuple):
@@ -112,9 +127,12 @@ class Authorizer:
         self.decisions = Decisions(options)
         self.questions = Questions(options, logbook)
         self.logins = Logins(options, access, connect_timeout_ms / 1000)
+        self._client_ids = ClientIdPattern(options.client_id)
         self._store = store
         self._publish = publish
         self._plugins: Plugins | None = None
+        self._rechecks: deque[tuple[float, ref[Applicant]]] = deque()
+        """When to ask the plugins again about the subscriptions of each client, in monotonic seconds."""
         self._ends: dict[int, dict[Applicant, None]] = {}
         """The clients whose tokens end, by the second in which they do, since 1970."""
         self.now_s: Callable[[], float]
@@ -155,6 +173,7 @@ class Authorizer:
         self.decisions.expire()
         self.questions.expire()
         self.logins.expire()
+        self._ask_again()
         now_s = self.access.now_ms() // 1000
         for second in [second for second in self._ends if second < now_s]:
             for connection in self._ends.pop(second):
@@ -249,6 +268,41 @@ class Authorizer:
         if ban is not None:
             raise ConnectRefused(f"The {ban.kind} {ban.name!r} is banned.", ConnectCode.NOT_AUTHORIZED, ReasonCode.BANNED)
 
+    def client_id_of(self, connection: Applicant, wish: Connect) -> str:
+        """Return the client id of a client that is authenticated, which the node assigns if the client sent none.
+
+        Raises:
+            ConnectRefused: the client may not have it: see `AccessOptions.client_id`.
+        """
+        pattern, peer, certificate = self._client_ids, connection.peer, ""
+        if pattern.needs_certificate and peer.ssl_object is not None:
+            certificate = username_of(peer.ssl_object.getpeercert() or {}, "cn") or ""
+        client_id = wish.client_id or pattern.assign(connection.user, certificate)
+        if client_id is None or not (pattern.is_open or pattern.matches(client_id, connection.user, certificate)):
+            raise ConnectRefused(
+                f"The client may not have the client id {wish.client_id[:80]!r}. See mqtt.access.client_id.",
+                ConnectCode.IDENTIFIER_REJECTED,
+            )
+        return client_id
+
+    def forbidden(self, connection: Applicant, client_id: str, filters: list[str]) -> list[str]:
+        """Return those filters of a stored session that its client may no longer have.
+
+        Raises:
+            AuthorizationPending: the plugins have to be asked first. The caller calls this again when they have answered.
+        """
+        found: list[str] = []
+        candidate, plugins = connection.candidate, self._plugins
+        if candidate is not None and plugins is not None and plugins.filters_topics and filters:
+            answers = self._answers(candidate, SUBSCRIBE, filters)
+            found = [each for each, is_allowed in zip(filters, answers, strict=True) if not is_allowed]
+        rights = self._rights_of(connection, client_id)
+        if rights is not None:
+            refused = [each for each in filters if not may(rights, SUBSCRIBE, each.encode())]
+            self.note_denied(rights, SUBSCRIBE, [each.encode() for each in refused])
+            found = list(dict.fromkeys([*found, *refused]))
+        return found
+
     def check_will(self, connection: Applicant, wish: Connect) -> None:
         """Check that the rules let a client that is authenticated publish to the topic of its will. Raises ConnectRefused."""
         rights = self._rights_of(connection, wish.client_id)
@@ -310,6 +364,8 @@ class Authorizer:
         asked = session if plugins is not None and plugins.filters_topics else None
         if asked is not None or rights is not None:
             connection.permissions = Permissions(self, self.decisions, self._store, connection, asked, rights)
+        if asked is not None:
+            self._ask_again_later(connection)
         if session is not None and plugins is not None:
             session.client_id = client_id
             plugins.connected(session)
@@ -411,6 +467,29 @@ class Authorizer:
 
         subjects = [subject_of(topic, action) for topic in topics]
         self.questions.ask(plugins, lambda: plugins.topics(session, subjects, action), note)
+
+    def _ask_again_later(self, connection: Applicant) -> None:
+        if self.options.subscriptions_ms:
+            self._rechecks.append((self.now_s() + self.options.subscriptions_ms / 1000, ref(connection)))
+
+    def _ask_again(self) -> None:
+        """Ask the plugins again about subscriptions that clients have had for long, some at a time."""
+        rechecks, now_s = self._rechecks, self.now_s()
+        while rechecks and rechecks[0][0] <= now_s and self.questions.waiting < ASKED_AGAIN_MAX:
+            connection = rechecks.popleft()[1]()
+            if connection is None or connection.permissions is None or connection.permissions.session is None:
+                continue
+            self._ask_again_later(connection)
+            filters = connection.held_filters()
+            if filters:
+                self._ask_about_subscriptions(connection, connection.permissions.session, filters)
+
+    def _ask_about_subscriptions(self, connection: Applicant, session: ClientSession, filters: list[str]) -> None:
+        def answered(answers: list[bool | None]) -> None:
+            refused = [each for each, answer in zip(filters, answers, strict=True) if answer is False]
+            connection.withdraw(refused, "the plugins no longer allow one of its subscriptions")
+
+        self.ask_topics(session, SUBSCRIBE, [each.encode() for each in filters], answered)
 
     def _note(self, action: str, answer: Answer, outcome: str) -> bool | None:
         """Count an answer of the plugins, and return it; None if it is none.

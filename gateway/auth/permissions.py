@@ -154,7 +154,7 @@ class Permissions:
     def _by_rules(self, action: str, topic: bytes) -> bool | None:
         """Return what the rules say of a topic or filter; None if the plugins have to be asked, too."""
         rights = self.rights
-        if rights is not None and not _may(rights, action, topic):
+        if rights is not None and not may(rights, action, topic):
             self._asker.note_denied(rights, action, [topic])
             return False
         return None if self._asks_plugins else True
@@ -167,10 +167,6 @@ class Permissions:
             if known is not None:
                 self._keep(kept, [topic], [known])
         return known
-
-    def allows(self, topic_filter: str) -> bool:
-        """Return whether the rules let the client have a filter that it has had before."""
-        return self._by_rules(SUBSCRIBE, topic_filter.encode()) is not False
 
     def consider(self, filters: Iterable[str]) -> None:
         """Find out whether every message of further subscriptions may be received."""
@@ -186,7 +182,7 @@ class Permissions:
         """Go by other rules from now on. Return those of the client's filters that they do not allow."""
         self.rights = rights
         self.forget()
-        refused = [each for each in filters if not _may(rights, SUBSCRIBE, each.encode())]
+        refused = [each for each in filters if not may(rights, SUBSCRIBE, each.encode())]
         self.passes_all = not self._asks_plugins
         self.consider(filters)
         return refused
@@ -342,6 +338,7 @@ def subject_of(topic: bytes, action: str) -> str:
     return topic.decode(errors="replace")
 
 
-def _may(rights: Rights, action: str, topic: bytes) -> bool:
+def may(rights: Rights, action: str, topic: bytes) -> bool:
+    """Return whether the rules let a client perform an action on a topic or filter, which may have a prefix."""
     # The group of a shared subscription has rules of its own.
     return rights.may(action, topic.decode(errors="replace") if action == SUBSCRIBE else subject_of(topic, action))

@@ -9,8 +9,7 @@ Clauses in brackets are those of MQTT 5.0. Where MQTT 3.1.1 has a clause of anot
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, cast
 
 from penstock.access.identity import ProvenIdentity
@@ -60,7 +59,7 @@ from penstock.gateway.traffic import Traffic
 from penstock.gateway.transport.peer import Peer
 from penstock.gateway.transport.socket_transport import SocketTransport
 from penstock.gateway.transport.websocket import AnsweringProtocol
-from penstock.store.errors import DiskFull, StoreError, TopicInvalid
+from penstock.store.errors import StoreError, TopicInvalid
 from penstock.store.options import KIB
 from penstock.store.store import Store
 
@@ -630,6 +629,17 @@ class Connection(AnsweringProtocol):
 
     # --- access control ---------------------------------------------------------------------------------------------
 
+    def held_filters(self) -> list[str]:
+        """Return the filters of the client's subscriptions."""
+        return list(self.subscriptions.by_filter) if self.connected else []
+
+    def withdraw(self, filters: Sequence[str], why: str) -> None:
+        """End subscriptions that the client may no longer have, and close the connection: MQTT has no other way to tell it."""
+        held = [each for each in filters if each in self.subscriptions.by_filter] if self.connected else []
+        if held:
+            self.subscriptions.withdraw(held)
+            self.close(why, ReasonCode.ADMINISTRATIVE_ACTION)
+
     def recheck(self, authorizer: Authorizer) -> None:
         """Look again at what the client may do, because access control has changed; end what it may do no more.
 
@@ -640,9 +650,7 @@ class Connection(AnsweringProtocol):
         found = authorizer.recheck(self, self.session.client_id, list(self.subscriptions.by_filter))
         if not found.may_have_will:
             self.session.has_will = False
-        for topic_filter in found.refused:
-            with suppress(DiskFull):  # then the subscription is looked at again when the client returns
-                self.subscriptions.unsubscribe(topic_filter)
+        self.subscriptions.withdraw(found.refused)
         if found.why:
             self.close(found.why, ReasonCode.ADMINISTRATIVE_ACTION)
 

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from penstock.gateway.auth.authorizer import Applicant, Authorizer
-from penstock.gateway.client_id import assign_client_id
 from penstock.gateway.connection.clients import ClientRegistry
 from penstock.gateway.connection.keep_alive import KeepAliveWheel, Watched
 from penstock.gateway.connection.outbox import Outbox
@@ -122,10 +121,14 @@ class Handshake(Generic[C]):
             self._authorizer.admit(connection, wish)
             self._authorizer.check_ban(connection, wish, self._authorizer.user_of(connection))
             self._authorizer.check_will(connection, wish)
+            client_id = self._authorizer.client_id_of(connection, wish)
+            stored = self._lifecycle.claim(client_id, connection.user)
+            filters = list(stored.subscriptions) if stored is not None and not wish.clean_start else []
+            forbidden = self._authorizer.forbidden(connection, client_id, filters)
         except ConnectRefused as error:
             self._authorizer.note_refused(connection, wish, error)
             raise
-        self._clients.check_room(wish.client_id)
+        self._clients.check_room(client_id)
         outbox = connection.outbox
         if wish.level == V5_0:
             alias_max = min(wish.topic_alias_max, self._options.topic_alias_max)
@@ -133,19 +136,17 @@ class Handshake(Generic[C]):
             outbox.says_why = wish.wants_problem_information
             outbox.packet_bytes_max = wish.packet_bytes_max
             outbox.aliases = TopicAliases(alias_max) if alias_max else None
-        session, is_present = self._open_session(connection, wish)
+        session, is_present = self._open_session(connection, wish, client_id)
         keep_alive_s = self._keep_alive_s(wish)
         connection.keep_alive_s = keep_alive_s * 1.5  # [MQTT-3.1.2-22] 3.1.1:[MQTT-3.1.2-24]
         subscriptions = ClientSubscriptions(session, outbox, self._deliveries)
         connection.begin(subscriptions)
         self._keep_alives.watch(connection)
         if is_present:
-            permissions = connection.permissions
-            if permissions is None:
-                subscriptions.restore()
-            else:
-                subscriptions.restore(permissions.allows)
-                permissions.consider(subscriptions.by_filter)
+            subscriptions.restore()
+            subscriptions.withdraw([each for each in forbidden if each in subscriptions.by_filter])
+            if connection.permissions is not None:
+                connection.permissions.consider(subscriptions.by_filter)
             outbox.redelivery = Redelivery(self._store, self._deliveries.shared.settlements, subscriptions, outbox)
             outbox.pump_soon()  # in another turn of the loop: the CONNACK comes first
         outbox.send(self._connack(wish, session, is_present=is_present, keep_alive_s=keep_alive_s))
@@ -173,16 +174,15 @@ class Handshake(Generic[C]):
         if answer:
             outbox.send(answer)
 
-    def _open_session(self, connection: C, wish: Connect) -> tuple[Session, bool]:
+    def _open_session(self, connection: C, wish: Connect, client_id: str) -> tuple[Session, bool]:
         """Give a connection the session of its client id, and return it, and whether it existed before.
 
         An older connection with that client id is closed [MQTT-3.1.4-3] 3.1.1:[MQTT-3.1.4-2]. Raises ConnectRefused.
         """
-        client_id = wish.client_id or assign_client_id()
         expiry_s = min(wish.session_expiry_s, self._options.session_expiry_s_max)
         self._lifecycle.check_room(client_id, wish, expiry_s)
         self._clients.close_older(client_id)
-        session, is_present = self._lifecycle.open(client_id, wish, expiry_s, self._authorizer.user_of(connection))
+        session, is_present = self._lifecycle.open(client_id, wish, expiry_s, connection.user)
         connection.session = session
         self._clients.enter(client_id, connection)
         self._authorizer.entered(connection, session.client_id)

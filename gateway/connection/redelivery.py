@@ -63,7 +63,10 @@ class Redelivery:
                 if packet_id in slots:
                     self._release(packet_id)
                 continue
-            if permissions is not None:  # another user may have come with this client id
+            if not self._subscriptions.is_wanted(slot):
+                self._give_up(packet_id, slot)
+                continue
+            if permissions is not None:  # what the client may receive may have changed
                 admitted, decided = permissions.admit(ENTRY.pack(slot.position, slot.size, 0))
                 if not decided:  # the outlet is pumped when the plugins have answered
                     waiting.append(packet_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -64,7 +64,7 @@ class ClientSubscriptions:
         deliveries: the parts of the node that deliver messages.
     """
 
-    __slots__ = ("_deliveries", "_matches", "by_filter", "context", "draining", "outlet", "session")
+    __slots__ = ("_deliveries", "_matches", "by_filter", "context", "draining", "is_curtailed", "outlet", "session")
 
     def __init__(self, session: Session, outlet: Outlet, deliveries: Deliveries) -> None:
         self.session = session
@@ -76,6 +76,8 @@ class ClientSubscriptions:
         self.draining: list[DrainingSubscription] = []
         """Subscriptions that have ended and still send for those that remain."""
         self._matches: dict[str, tuple[Subscription, ...]] = {}
+        self.is_curtailed = False
+        """Whether subscriptions were withdrawn."""
         session.subscriptions = self
 
     def __iter__(self) -> Iterator[Subscription]:
@@ -228,6 +230,31 @@ class ClientSubscriptions:
                     one.fall_behind()
         return True
 
+    def withdraw(self, filters: Iterable[str]) -> None:
+        """End subscriptions that the client may no longer have. What was under way for them alone does not go out again.
+
+        If the disk has no room for the record, a stored subscription gets nothing, and stays stored until the client returns.
+        """
+        for topic_filter in filters:
+            logger.warning("subscription.withdrawn", client=self.session.client_id, filter=topic_filter[:80])
+            self.context.counters.subscriptions_withdrawn += 1
+            try:
+                self.unsubscribe(topic_filter)
+            except DiskFull:
+                subscription = self.by_filter.pop(topic_filter)
+                subscription.stop()
+                self._forget(subscription)
+                self._find_overlaps(subscription)
+            self.is_curtailed = True
+
+    def is_wanted(self, slot: Slot) -> bool:
+        """Return whether a delivery of an earlier connection is still for a subscription that the client may have."""
+        if not self.is_curtailed:
+            return True
+        if slot.delivery:
+            return self._deliveries.shared.filter_of(slot.delivery) in self.by_filter
+        return bool(self.matching(slot_topic(self.context.store, slot).decode()))
+
     def release_drained(self) -> None:
         """Forget the draining subscriptions that are drained."""
         for one in sorted(self.draining, key=lambda one: one.number, reverse=True):  # Older ones may wait for younger ones.
@@ -265,18 +292,12 @@ class ClientSubscriptions:
 
     # --- the beginning and the end of the connection ----------------------------------------------------------------
 
-    def restore(self, may: Callable[[str], bool] = lambda _: True) -> None:
-        """Restore the subscriptions of a session that existed before, and start them.
-
-        Args:
-            may: returns whether the client may have a filter now. Those that it may not have stay stored, and get nothing.
-        """
+    def restore(self) -> None:
+        """Restore the subscriptions of a session that existed before, and start them."""
         stored = self.session.stored
         assert stored is not None, self.session.client_id
         for one in list(stored.subscriptions.values()):
-            if not may(one.filter):
-                logger.info("subscription.forbidden", client=self.session.client_id, filter=one.filter[:80])
-            elif one.filter.startswith(SHARE):
+            if one.filter.startswith(SHARE):
                 self._restore_shared(one)
             else:
                 self._restore_alone(one)

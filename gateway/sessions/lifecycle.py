@@ -96,6 +96,8 @@ class SessionLifecycle:
         clock: measures the slices of background work.
         sessions_max: sessions that may be stored (`mqtt.sessions_max`).
         inflight_max: deliveries that a session may leave unacknowledged (`mqtt.inflight_max`).
+        refuses_others: whether a client is refused if the session of its client id belongs to another user
+            (`mqtt.access.session_of_other`). Otherwise it gets a new one.
     """
 
     def __init__(
@@ -111,6 +113,7 @@ class SessionLifecycle:
         *,
         sessions_max: int,
         inflight_max: int,
+        refuses_others: bool,
     ) -> None:
         self._store = store
         self.sessions = sessions
@@ -123,6 +126,7 @@ class SessionLifecycle:
         self._clock = clock
         self._sessions_max = sessions_max
         self._inflight_max = inflight_max
+        self._refuses_others = refuses_others
         self._job: SlicedJob | None = None
         self._unclosed: dict[str, bool] = {}
         """Clients that left while the disk had no room for the record of it, and whether their wills are to be published."""
@@ -159,6 +163,28 @@ class SessionLifecycle:
             except DiskFull as error:
                 raise _refusal(error) from error
 
+    def claim(self, client_id: str, user: str) -> StoredSession | None:
+        """Return the stored session of a client id if a user may resume it, or None.
+
+        Raises:
+            ConnectRefused: the session, or that of the connected client, is another user's, and the options refuse this one.
+        """
+        client, stored = self._clients.get(client_id), self.sessions.get(client_id)
+        if stored is not None and client is None and self._has_expired(stored):
+            stored = None
+        owner = client.session.user if client is not None else stored.user if stored is not None else ""
+        if not _is_others(owner, user):
+            return stored
+        if self._refuses_others:
+            raise ConnectRefused(
+                "The session of the client id belongs to another user. See mqtt.access.session_of_other.",
+                ConnectCode.IDENTIFIER_REJECTED,
+            )
+        return None
+
+    def _has_expired(self, stored: StoredSession) -> bool:
+        return not stored.connected and stored.ends_ms <= self._now_for(stored)
+
     def open(self, client_id: str, wish: Connect, expiry_s: int, user: str = "") -> tuple[Session, bool]:
         """Return the session of a client that connects, and whether it existed before [MQTT-3.1.2-4], [MQTT-3.1.2-5].
 
@@ -168,7 +194,7 @@ class SessionLifecycle:
             client_id: never empty.
             wish: the CONNECT.
             expiry_s: the session expiry interval granted, in seconds.
-            user: the client's user name where a certificate or a plugin vouches for one.
+            user: the client's user name if something vouches for it; otherwise empty. A session of another user ends.
 
         Raises:
             ConnectRefused: the disk has no room, or `mqtt.sessions_max` sessions are stored and none may be ended.
@@ -188,7 +214,7 @@ class SessionLifecycle:
             self._held.pop(client_id, None)
             now_ms = self._now_for(stored)
             has_expired = stored.ends_ms <= now_ms
-            if wish.clean_start or has_expired:
+            if wish.clean_start or has_expired or _is_others(stored.user, user):
                 self._end(stored, has_expired=has_expired, at_once=True)
                 stored = None
             elif stored.will is not None and stored.will.due_ms <= now_ms:
@@ -199,7 +225,7 @@ class SessionLifecycle:
                 return Session(client_id, window, user=user), False
             self._displace_if_full()
         kind = Kind.SESSION_RESUMED if is_present else Kind.SESSION_OPENED
-        self._record_connected(kind, client_id, expiry_s, window, wish.will)
+        self._record_connected(kind, client_id, expiry_s, window, wish.will, user)
         stored = self.sessions.get(client_id)
         assert stored is not None, client_id
         session = Session(client_id, window, stored, user)
@@ -231,8 +257,10 @@ class SessionLifecycle:
         self._logbook.note("session.displaced", client=stored.client_id, limit=limit)
         self._end(stored, at_once=True)
 
-    def _record_connected(self, kind: Kind, client_id: str, expiry_s: int, window: int, will: Will | None) -> None:
+    def _record_connected(self, kind: Kind, client_id: str, expiry_s: int, window: int, will: Will | None, user: str) -> None:
         row: dict[str, object] = {"expiry_s": expiry_s, "window": window}
+        if user:
+            row["user"] = user
         body = b""
         if will is not None:
             row["will"] = {"topic": will.topic, "qos": will.qos, "retain": will.retain, "delay_s": will.delay_s}
@@ -414,6 +442,11 @@ def _at_qos_0(stored: StoredSession) -> list[StoredSubscription]:
     if len(low) * len(high) > OVERLAPS_COMPARED_MAX:
         return []
     return [one for one in low if not any(topics.overlap(one.filter, other.filter) for other in high)]
+
+
+def _is_others(owner: str, user: str) -> bool:
+    """Return whether a session belongs to somebody else than this user. What no user owns is open to everybody."""
+    return owner not in ("", user)
 
 
 def _refusal(error: DiskFull) -> ConnectRefused:

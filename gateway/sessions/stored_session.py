@@ -14,10 +14,10 @@ from penstock.gateway.sessions.changes import Changes, decode_slots, encode_slot
 from penstock.gateway.sessions.inflight import Slot
 from penstock.gateway.sessions.stored_subscription import StoredDraining, StoredSubscription
 
-_HEAD = Struct("<BIHQqIqQIHII")
+_HEAD = Struct("<BIHQqIqQIHIII")
 """Whether the client is connected, expiry_s, window, recorded_at, ends_ms; delay_s, due_ms, position and size of the will;
-last_packet_id, subscribed, and the number of received messages. Their packet ids and positions follow, and then the deliveries
-under way."""
+last_packet_id, subscribed, the number of received messages, and the bytes of the user name. The user name follows, the packet
+ids and positions of the received messages, and then the deliveries under way."""
 
 _RECEIVED = Struct("<HQ")
 """Packet id and position of a received message."""
@@ -59,6 +59,7 @@ class StoredSession:
         "saved",
         "subscribed",
         "subscriptions",
+        "user",
         "will",
         "window",
     )
@@ -84,6 +85,8 @@ class StoredSession:
         self.gone = False
         self.connected = True
         """Whether the client is connected, as far as the log knows."""
+        self.user = ""
+        """The user that owns the session; empty if nothing vouched for a user name."""
         self.expiry_s = 0
         """Seconds that the session lasts after its connection has ended."""
         self.window = 0
@@ -167,6 +170,7 @@ class StoredSession:
         """Return the value of the session's row: everything but the subscriptions."""
         will = self.will or NO_WILL
         received = sorted(self.received.items())
+        user = self.user.encode()
         head = _HEAD.pack(
             self.connected,
             self.expiry_s,
@@ -177,21 +181,24 @@ class StoredSession:
             self.last_packet_id,
             self.subscribed,
             len(received),
+            len(user),
         )
         ids = b"".join(_RECEIVED.pack(*one) for one in received)
-        return head + ids + encode_slots(list(self.inflight.items()))
+        return head + user + ids + encode_slots(list(self.inflight.items()))
 
     @classmethod
     def from_row(cls, client_id: str, row: bytes) -> StoredSession:
         """Return the session that a row describes, without its subscriptions."""
         found = cls(client_id)
         connected, found.expiry_s, found.window, found.recorded_at, *rest = _HEAD.unpack_from(row)
-        found.ends_ms, *will, found.last_packet_id, found.subscribed, received = rest
+        found.ends_ms, *will, found.last_packet_id, found.subscribed, received, user_bytes = rest
         found.connected = bool(connected)
         stored_will = StoredWill(*will)
         found.will = stored_will if stored_will.size else None
-        stop = _HEAD.size + received * _RECEIVED.size
-        found.received = dict(_RECEIVED.iter_unpack(row[_HEAD.size : stop]))
+        at = _HEAD.size + user_bytes
+        found.user = row[_HEAD.size : at].decode()
+        stop = at + received * _RECEIVED.size
+        found.received = dict(_RECEIVED.iter_unpack(row[at:stop]))
         found.inflight = dict(decode_slots(row[stop:]))
         found.saved = found.rows()
         return found

@@ -158,6 +158,7 @@ class StoredSessions:
         row = orjson.loads(record.properties)
         stored.expiry_s = row["expiry_s"]
         stored.window = row.get("window", 0)
+        stored.user = row.get("user", stored.user)
         will = row.get("will")
         stored.will = StoredWill(will["delay_s"], 0, record.position, record.size) if will is not None else None
 

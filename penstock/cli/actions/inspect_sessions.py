@@ -32,7 +32,7 @@ def inspect_sessions(data_dir: Path, *, client_id: str, limit: int, as_json: boo
     with flushed_index(data_dir) as index:
         found = all_sessions(index, client_id)
         rows = [_session(index, one) for one in islice(found, limit or None) if client_id in ("", one.client_id)]
-    names = ("client", "connected", "expiry_s", "ends", "queued", "in_flight", "received", "will_due")
+    names = ("client", "user", "connected", "expiry_s", "ends", "queued", "in_flight", "received", "will_due")
     cells = (
         [*cells_of(row, names), ", ".join(f"{one['filter']} ({one['qos']})" for one in row["subscriptions"])] for row in rows
     )
@@ -44,6 +44,7 @@ def _session(index: Index, stored: StoredSession) -> dict[str, Any]:
     will = stored.will
     return {
         "client": stored.client_id,
+        "user": stored.user,
         "connected": stored.connected,
         "expiry_s": stored.expiry_s,
         "ends": time_of(stored.ends_ms),

@@ -133,6 +133,11 @@ class MqttMessageCollector(Collector):
         yield counter(
             "penstock_mqtt_subscriptions_refused", "Topic filters refused in SUBACK packets.", counters.subscriptions_refused
         )
+        yield counter(
+            "penstock_mqtt_subscriptions_withdrawn",
+            "Subscriptions that ended because their clients may no longer have them.",
+            counters.subscriptions_withdrawn,
+        )
         yield gauge("penstock_mqtt_subscriptions", "Subscriptions of connected clients.", counters.subscriptions)
         yield gauge(
             "penstock_mqtt_subscriptions_shared", "Shared subscriptions of connected clients.", counters.subscriptions_shared
