@@ -26,6 +26,8 @@ MS_REC, MS_PRIVATE = 0x4000, 0x4_0000
 
 ROUND_S_MAX = 1_500
 
+WORKER_DIED = "the worker died"
+
 
 class Campaign:
     """Plays rounds, `workers` at a time, and stops at the first that fails.
@@ -122,7 +124,7 @@ class Campaign:
 
 
 def _died(seed: str, names: list[str]) -> dict[str, Any]:
-    return Verdict(seed, [Outcome(names[0], problems=1)], ["the worker died"]).as_dict()
+    return Verdict(seed, [Outcome(names[0], problems=1)], [WORKER_DIED]).as_dict()
 
 
 def _say(verdict: dict) -> None:
