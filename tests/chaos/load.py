@@ -205,10 +205,10 @@ class Load:
         answer = await reader.read()
         writer.close()
         log = orjson.loads(answer.partition(b"\r\n\r\n")[2])["log"]
-        self.ledger.log_start = log["start"]
-        least = self.retention_bytes - SEGMENT_BYTES if self.retention_bytes else log["end"]
-        if log["start"] and log["end"] - log["start"] < least:
-            self.ledger.report("lost", f"the log goes from {log['start']} to {log['end']}: retention has dropped too much")
+        was, start, end = self.ledger.log_start, log["start"], log["end"]
+        self.ledger.log_start = start
+        if start > was and (not self.retention_bytes or end - was <= self.retention_bytes):
+            self.ledger.report("lost", f"retention has dropped what was before {start}, with {end - was} bytes of log in all")
 
     async def _is_filled(self, client: Client, name: str) -> bool:
         """Return whether the group has nothing left to read: no backfill is under way, and two looks find nothing."""
