@@ -8,7 +8,7 @@ checks at the end, or after a recovery, that nothing is missing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
@@ -32,7 +32,7 @@ class Problem(NamedTuple):
     """A rule that the node has broken."""
 
     kind: str
-    """lost, twice, returned, order, alien, early, unsettled, unanswered, spark or broken."""
+    """lost, twice, returned, order, alien, early, unsettled, unanswered, unmarked, spark or broken."""
     what: str
 
 
@@ -133,6 +133,8 @@ class Ledger:
         self.problems: list[Problem] = []
         self.excused: set[Key] = set()
         """Publications that damage, which was injected and then reported, has destroyed."""
+        self.may_lose_power = False
+        """Whether messages may be delivered and then lost before they are durable, so that they come again as new ones."""
         self.has_retention = False
         """Whether the node deletes segments by their size."""
         self.log_start = 0
@@ -179,7 +181,7 @@ class Ledger:
         self.consumed[name] = Consumed(name, takes, is_fifo=is_fifo)
         return self.consumed[name]
 
-    def _known(self, who: str, topic: str, body: bytes) -> Key | None:
+    def _known(self, who: str, topic: str, body: bytes, withheld: Container[Key] | None = None) -> Key | None:
         key = key_of(body)
         if key is None or key not in self.publications:
             self.report("alien", f"{who} got a message that nobody sent: {body[:60]!r}")
@@ -187,7 +189,7 @@ class Ledger:
         publication = self.publications[key]
         if publication.topic != topic:
             self.report("alien", f"{who} got {key} on {topic}, and it was sent to {publication.topic}")
-        if not publication.may_exist:
+        if not publication.may_exist if withheld is None else key in withheld:
             self.report("returned", f"{who} got {key}, which the node has confirmed as withheld")
         return key
 
@@ -277,15 +279,24 @@ class Ledger:
             if one.must_exist and one.due_ms <= now_ms and takes(one.topic) and key not in self.excused
         ]
 
-    def audited(self, found: Iterable[tuple[str, str, bytes]], expected: Iterable[Key]) -> None:
-        """A new group has read the log from its beginning, and found messages: id, topic and body.
+    def withheld(self) -> set[Key]:
+        """Return the publications that nobody gets, as the node has confirmed."""
+        return {key for key, one in self.publications.items() if not one.may_exist}
 
-        `expected` is what `expected` returned before the audit began.
+    def audited(
+        self, found: Iterable[tuple[str, str, bytes]], expected: Iterable[Key], withheld: Container[Key] | None = None
+    ) -> None:
+        """A new group has read the log from its beginning, and found messages.
+
+        Args:
+            found: id, topic and body of each.
+            expected: what `expected` returned before the audit began.
+            withheld: what `withheld` returned when the log was copied; None if the log is no copy.
         """
         self.copies = Counter()
         last: dict[str, int] = {}
         for message_id, topic, body in found:
-            key = self._known("the audit", topic, body)
+            key = self._known("the audit", topic, body, withheld)
             if key is None:
                 continue
             self._seen(key, message_id)
@@ -308,6 +319,7 @@ class Ledger:
             if subscriber.is_judged:
                 expected = self.expected(subscriber.takes, now_ms=now_ms)
                 self._missing(subscriber.name, [key for key in expected if not subscriber.counts[key]])
+        self._check_marks()
         for group in self.consumed.values():
             if group.is_judged:
                 missing = self.unsettled(group, now_ms=now_ms)
@@ -315,6 +327,15 @@ class Ledger:
                 left = [key for key in missing if group.popped[key] and not self._may_be_dropped(key)]
                 if left:
                     self.report("unsettled", f"group {group.name} got {_some(left)}, and could not settle them")
+
+    def _check_marks(self) -> None:
+        """What comes again to a session has DUP. Members of a shared subscription get each other's messages as new ones."""
+        if self.may_lose_power or self.has_retention or self.may_repeat:
+            return
+        for one in self.received.values():
+            again = [key for key, count in one.unmarked.items() if count > max(self.copies_ever[key], 1)]
+            if again and one.is_ordered:
+                self.report("unmarked", f"{one.name} got {_some(again)} again without DUP")
 
     def check_messages(self, where: str, found: set[Key]) -> None:
         """Check that a list of the messages of the log has all that it must have."""

@@ -168,11 +168,11 @@ class Load:
         expected = self.ledger.expected(lambda topic: True, now_ms=now_ms() - DUE_MS)
         self.ledger.audited(await self._read(node, name, expected), expected)
 
-    async def audit_copy(self, node: ServeProcess, expected: list[Key]) -> None:
-        """Audit a node on a copy of the data directory, which must have at least `expected`."""
+    async def audit_copy(self, node: ServeProcess, expected: list[Key], withheld: set[Key]) -> None:
+        """Audit a node on a copy of the data directory, which must have `expected` at least, and nothing of `withheld`."""
         ledger = self.ledger
         before = ledger.copies, ledger.copies_ever.copy(), ledger.log_start
-        ledger.audited(await self._read(node, "audit-copy", expected), expected)
+        ledger.audited(await self._read(node, "audit-copy", expected), expected, withheld)
         ledger.copies, ledger.copies_ever, ledger.log_start = before
 
     async def _read(self, node: ServeProcess, name: str, expected: list[Key]) -> list[tuple[str, str, bytes]]:

@@ -116,6 +116,7 @@ class Scene:
             )
         )
         self.disk = Disk(directory) if on == "disk" else None
+        self.ledger.may_lose_power = self.disk is not None
         self.clock = TimeOfDay(directory) if on == "clock" else None
         self.small_disk: SmallDisk | None = None
         self.data_dir = (self.disk.path if self.disk else directory) / "data"

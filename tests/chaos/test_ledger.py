@@ -145,6 +145,31 @@ def test_deliveries_that_come_again_are_counted_and_those_without_dup_apart(ledg
     assert (ledger.repeats(), ledger.unmarked_repeats()) == (2, 1)
 
 
+def test_what_comes_again_to_a_session_has_dup(ledger: Ledger) -> None:
+    subscriber = ledger.subscriber("s", everything)
+    shared = ledger.subscriber("shared", everything, is_ordered=False)
+    key = publish(ledger, 0)
+    audit(ledger, key)
+    for dup in (False, True):
+        deliver(ledger, subscriber, key, dup=dup)
+        deliver(ledger, shared, key)
+    ledger.judge(now_ms=LATER_MS)
+    assert ledger.problems == []
+    deliver(ledger, subscriber, key)
+    ledger.judge(now_ms=LATER_MS)
+    assert kinds(ledger) == ["unmarked"]
+
+
+def test_a_copy_of_the_log_may_have_what_was_withheld_later(ledger: Ledger) -> None:
+    before, later = publish(ledger, 0, withheld=True), publish(ledger, 1, withheld=None)
+    withheld = ledger.withheld()
+    assert withheld == {before}
+    ledger.publications[later].withheld = True
+    found = [(f"{at:016x}", "t/1", body_of(key, 40)) for at, key in enumerate((before, later))]
+    ledger.audited(found, [], withheld)
+    assert kinds(ledger) == ["returned"]
+
+
 def test_first_deliveries_are_in_order_and_repetitions_need_not_be(ledger: Ledger) -> None:
     subscriber = ledger.subscriber("s", everything)
     first, second, third = (publish(ledger, number) for number in range(3))

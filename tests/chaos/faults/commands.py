@@ -73,7 +73,7 @@ class KillBackup(Fault):
         arguments = ["backup", "--data-dir", str(scene.data_dir), str(backup)]
         for _ in range(scene.random.randint(1, 3)):
             await kill_command(scene, *arguments)
-        expected = scene.ledger.expected(lambda topic: True, now_ms=now_ms() - 1_000)
+        expected, withheld = scene.ledger.expected(lambda topic: True, now_ms=now_ms() - 1_000), scene.ledger.withheld()
         status, said = await complete(scene, *arguments)
         for _ in range(TRIES_MAX):
             if "its file secret was made anew" in said:  # by an earlier fault of this round
@@ -91,6 +91,6 @@ class KillBackup(Fault):
         node = ServeProcess(restored, scene.config, scene.directory / "restored.log", scene.launcher)
         try:
             scene.require_ready(await node.start())
-            await scene.load.audit_copy(node, expected)
+            await scene.load.audit_copy(node, expected, withheld)
         finally:
             await node.kill()
