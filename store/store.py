@@ -38,6 +38,7 @@ from penstock.store.record import (
     FIXED_BYTES,
     HEADER_BYTES,
     HEADER_TAIL,
+    KIND_AT,
     OBSERVED,
     SIZE_AND_CRC,
     STEP_FIXED,
@@ -444,17 +445,23 @@ class Store:
         return copy is None or copy < expires_before  # a copy expires too, unless a part named it again
 
     def read_intact(self, position: int, size: int) -> bytes | None:
-        """Return the bytes of a record; None when it has expired or is damaged. Damage is logged."""
+        """Return the bytes of a record; None when it has expired or is damaged, also if a repair has mended the log since.
+
+        Damage is logged.
+        """
         try:
             data = self.read(position, size)
         except PositionUnknown as error:
             if position >= self.log.start:
                 logger.error("message.unreadable", position=position, why=str(error))
             return None
-        if is_intact(data):
-            return data
-        logger.error("message.unreadable", position=position, why="its checksum does not match; run `penstock repair`")
-        return None
+        if not is_intact(data):
+            logger.error("message.unreadable", position=position, why="its checksum does not match; run `penstock repair`")
+            return None
+        if data[KIND_AT] == Kind.DAMAGED:
+            logger.error("message.unreadable", position=position, why="it was damaged, and `penstock repair` has set it aside")
+            return None
+        return data
 
     def _apply(self, found: Record) -> None:
         for apply in self._applies.get(found.kind, ()):

@@ -23,7 +23,19 @@ from penstock.store.commitlog import dense_until
 from penstock.store.errors import PositionUnknown
 from penstock.store.lightqueue import ENTRY, ENTRY_BYTES
 from penstock.store.properties import decode_properties
-from penstock.store.record import FLAGS_AT, HEADER, HEADER_BYTES, STORE_MS_AT, Flag, is_intact, split, store_ms_of, topic_of
+from penstock.store.record import (
+    FLAGS_AT,
+    HEADER,
+    HEADER_BYTES,
+    KIND_AT,
+    STORE_MS_AT,
+    Flag,
+    Kind,
+    is_intact,
+    split,
+    store_ms_of,
+    topic_of,
+)
 from penstock.store.store import Store
 
 _SHORT_HEAD = Struct(">BBH")
@@ -34,6 +46,7 @@ _TIME_BYTES = HEADER_BYTES - STORE_MS_AT
 """Bytes of a record's header from the store time on. Before it are the flags and the lengths of topic and properties."""
 _QOS_MASK = int(Flag.QOS_MASK)
 _RETAIN = int(Flag.RETAIN)
+_DAMAGED = int(Kind.DAMAGED)
 
 
 NOBODY: Final = frozenset[str]()
@@ -100,7 +113,7 @@ def encode_batch(
         if not data or at < 0 or at + size > len(data):
             data, base, at = _read(store, position, size, ahead_until), position, 0
         stop = at + size
-        if data is None or (verify and not is_intact(data, at, size)):
+        if data is None or (verify and (data[at + KIND_AT] == _DAMAGED or not is_intact(data, at, size))):
             data = store.read_intact(position, size) if data else None  # It logs what is wrong.
             if data is None:
                 left_out += 1

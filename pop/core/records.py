@@ -9,7 +9,7 @@ from penstock.pop.core.deadletters import Reason
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.names import DEAD_LETTERS
 from penstock.pop.core.state import PopState
-from penstock.store.record import KIND_AT, POP_FIXED, Flag, Kind
+from penstock.store.record import POP_FIXED, Flag, Kind
 from penstock.store.store import Store
 
 REFERENCES_MAX = 16_384
@@ -72,6 +72,4 @@ class GroupRecords:
 
     def read(self, position: int, size: int) -> bytes | None:
         """Return the record of a message; None if it can't be read any more."""
-        data = self._store.read_intact(position, size)
-        # `penstock repair` puts a record of another kind in the place of a damaged message.
-        return data if data is not None and data[KIND_AT] == Kind.MESSAGE else None
+        return self._store.read_intact(position, size)

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 import pytest
 
 from penstock.backup.source import Source, SourceFile
+from penstock.gateway.connection.incoming_acks import IncomingAcks
 from penstock.store import recordscan, repair, store
 from penstock.store.commitlog import CommitLog
 from penstock.store.groupcommit import GroupCommit
@@ -104,6 +105,20 @@ def deliver_what_is_damaged(patch: Patch) -> None:
     patch.setattr(store, "is_intact", lambda data, at=0, size=None: True)
 
 
+def complete_before_the_record(patch: Patch) -> None:
+    """PUBREL and PUBCOMP go out before the records of what they answer are durable."""
+    when_durable = Store.when_durable
+
+    def when_durable_or_at_once(one: Store, callback: Callable[[], None]) -> None:
+        function = getattr(getattr(callback, "func", None), "__func__", None)
+        if function is IncomingAcks._answer:
+            callback()
+        else:
+            when_durable(one, callback)
+
+    patch.setattr(Store, "when_durable", when_durable_or_at_once)
+
+
 class Mutation(NamedTuple):
     """A deliberate defect."""
 
@@ -131,7 +146,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         Mutation(simulated.replay_in_reverse, "kill-node"),
         Mutation(simulated.let_the_index_be_ahead, "kill-node"),
         Mutation(simulated.forget_received_packet_ids, "kill-node"),
-        Mutation(simulated.answer_before_the_record, "power-cut"),
+        Mutation(complete_before_the_record, "power-cut"),
         Mutation(simulated.send_before_the_packet_ids, "kill-node,power-cut"),
         Mutation(simulated.lose_acknowledgements_in_a_replay, "kill-node"),
         Mutation(simulated.revive_what_has_ended, "stop-node"),

@@ -790,6 +790,39 @@ async def test_a_packet_id_from_after_a_damaged_range_is_still_known(broker: Bro
     assert [message.body for message in broker.stored()] == [b"1"]
 
 
+async def test_a_delivery_under_way_whose_message_was_damaged_is_not_sent_again(broker: Broker) -> None:
+    """What a repair puts in the place of a record is whole, but it is no message."""
+    client, publisher = await begin(broker, "pump", 5), await broker.connect("publisher")
+    await client.subscribe(("a", 1))
+    await publisher.publish("a", b"damaged", 1)
+    await client.expect(PUBLISH)
+    await leave(client)
+    await broker.stop()
+    damage(broker, lambda kind, body: body == b"damaged")
+    await repaired(broker)
+    client, publisher = await resume(broker, "pump", 5), await broker.connect("publisher")
+    await publisher.publish("a", b"next", 1)
+    assert [message.body for message in await client.messages()] == [b"next"]
+
+
+@pytest.mark.parametrize("options", [1, 1 | 1 << 2], ids=["shared packets", "packets of its own"])
+async def test_a_delayed_message_that_was_damaged_after_it_had_fired_is_not_sent(broker: Broker, options: int) -> None:
+    """The record by which it fired says where it is, so that it has an entry in the queue."""
+    client, publisher = await begin(broker, "pump", 5), await broker.connect("publisher")
+    await client.subscribe(("a", options))
+    await leave(client)
+    watcher = await broker.connect("watcher")
+    await watcher.subscribe(("a", 1))
+    await publisher.publish("$delayed/1/a", b"damaged", 1)
+    assert (await watcher.message()).body == b"damaged"
+    await broker.stop()
+    damage(broker, lambda kind, body: body == b"damaged")
+    await repaired(broker)
+    client, publisher = await resume(broker, "pump", 5), await broker.connect("publisher")
+    await publisher.publish("a", b"next", 1)
+    assert [message.body for message in await client.messages()] == [b"next"]
+
+
 # --- wills --------------------------------------------------------------------------------------------------------------
 
 
