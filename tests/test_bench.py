@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from bench import access, backup, compare, curve, floor, mqtt, pop, soak, store
+from bench import access, backup, compare, curve, floor, mqtt, pop, soak, store, storm
 from bench.load import Load, LoadFailed, run_load, start_load
 from bench.peers import memory_of, penstock
 from bench.profile import shares_of
@@ -329,3 +329,11 @@ def test_the_floor_is_measured_beside_penstock_where_it_is_named(tmp_path: Path)
     assert mqtt.main(["--only", "window,hundred-single", "--beside", "floor", "--quick", "--json", str(figures)]) == 0
     found = orjson.loads(figures.read_bytes())["figures"]
     assert all(found[f"{row}@{name}"][0] > 0 for row in ("window", "hundred-single") for name in ("floor", "Penstock"))
+
+
+def test_a_storm_of_logins_writes_its_curve(tmp_path: Path) -> None:
+    cheap = ["--memory-kib", "64", "--time-cost", "1", "--lanes", "1"]
+    assert storm.main(["--devices", "20", *cheap, "--out", str(tmp_path)]) == 0
+    root = ElementTree.fromstring((tmp_path / "login-storm.svg").read_text())
+    assert len(root.findall("{http://www.w3.org/2000/svg}polyline")) == 2
+    assert len((tmp_path / "login-storm.csv").read_text().splitlines()) == 41
