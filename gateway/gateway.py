@@ -49,7 +49,9 @@ from penstock.gateway.transport.peer import Peer
 from penstock.gateway.transport.sockets import HAS_TURNS, Sockets
 from penstock.gateway.transport.sources import Sources
 from penstock.pop.core.core import PopCore
+from penstock.store.accounts import Resource
 from penstock.store.clock import Clock
+from penstock.store.ledger import QuotaRefusal
 from penstock.store.store import Store
 from penstock.timer.delayed import DelayedMessages
 
@@ -107,6 +109,10 @@ class Gateway:
             self._plugin_publisher.publish,
             connect_timeout_ms=options.connect_timeout_ms,
         )
+        store.ledger.on_refused = self._log_refusal
+        store.ledger.limit(Resource.SUBSCRIPTIONS, options.all_subscriptions_max, "mqtt.all_subscriptions_max")
+        store.ledger.limit(Resource.RETAINED, options.retained_max, "mqtt.retained_max")
+        store.ledger.limit(Resource.RETAINED_BYTES, options.retained_bytes_max, "mqtt.retained_bytes_max")
         self.clock = clock
         self._rechecking: asyncio.Task[None] | None = None
         access.on_change.append(self._recheck)
@@ -135,6 +141,7 @@ class Gateway:
         self.shared = SharedSubscriptions(
             pop,
             store.space,
+            store.ledger,
             self.counters,
             is_enabled=options.shared == "on",
             groups_max=options.shared_max,
@@ -145,6 +152,7 @@ class Gateway:
             sessions,
             self.journal,
             self.clients,
+            retained,
             self.shared,
             self.counters,
             self.logbook,
@@ -250,6 +258,18 @@ class Gateway:
         self.store.end_turn()
         self.overtime.end_turn()
 
+    def _log_refusal(self, refusal: QuotaRefusal) -> None:
+        user, source, client, tenant = refusal.causer
+        self.logbook.note(
+            "quota.refused",
+            resource=refusal.resource.name.lower(),
+            user=user,
+            source=source,
+            client=client,
+            tenant=tenant,
+            why=str(refusal.error),
+        )
+
     def now_ms(self) -> int:
         """Return the monotonic time in ms. Limits go by it, so a change of the time of day does not disturb them."""
         return int(self.clock.monotonic_s() * 1000)
@@ -292,7 +312,7 @@ class Gateway:
             Inbox(min(options.connect_bytes_max, options.packet_bytes_max), options.user_properties_max),
             outbox,
             kept,
-            IncomingPublishes(self.store, self.delayed, self.counters, outbox, kept, self._publish_options),
+            IncomingPublishes(self.store, self.delayed, self.retained, self.counters, outbox, kept, self._publish_options),
             IncomingAcks(self.store, self.counters, outbox, kept, self.journal, self.shared.settlements),
             handshake=self._handshake,
             subscribing=self._subscribing,

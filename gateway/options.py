@@ -443,6 +443,27 @@ class GatewayOptions:
         minimum=1,
         maximum=100_000,
     )
+    all_subscriptions_max: int = option(
+        10_000_000,
+        "Maximum number of subscriptions of all sessions, those of absent clients included. A further one is refused "
+        "with reason 0x97 (MQTT 3.1.1: 0x80).",
+        minimum=1,
+        maximum=1_000_000_000,
+    )
+    retained_max: int = option(
+        1_000_000,
+        "Maximum number of retained messages. A message to be retained for a further topic is refused with reason 0x97 "
+        "(MQTT 3.1.1: the connection is closed).",
+        minimum=1,
+        maximum=1_000_000_000,
+    )
+    retained_bytes_max: int = option(
+        4 * GIB,
+        "Maximum number of bytes of retained messages. Their records outlive retention. Further ones are refused in the "
+        "same way.",
+        minimum=KIB,
+        maximum=1024 * GIB,
+    )
     shared: Literal["on", "off"] = option(
         "on",
         "Whether clients may use shared subscriptions, `$share/NAME/FILTER`. Each of them is the POP group NAME on "

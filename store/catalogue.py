@@ -8,7 +8,7 @@ Rows of the index:
     key b"F" or b"W", filter         the queues of the filter, in sequence: id u32, start i64, offset of the open row u64,
     number
                                      of entries of the open row u8, these entries; b"W" if the filter has wildcards
-    key b"N", queue id u32           JSON: filter, list of the owners
+    key b"N", queue id u32           JSON: filter, list of the owners, id of the account that is charged
     key b"L", queue id u32           the queue is being backfilled: position that it has reached, u64
     key b"Mqueues"                   next queue id, number of queues, number of plain queues: u32 each
 

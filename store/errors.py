@@ -52,6 +52,10 @@ class LimitExceeded(StoreError):
     """Raised when a limit would be exceeded. The message names the option that sets the limit."""
 
 
+class QuotaExceeded(LimitExceeded):
+    """Raised when a tenant, user, source or client holds as much of something as it may, while the node has room for others."""
+
+
 class RecordTooLarge(LimitExceeded):
     """Raised when a record would be larger than a segment, or than any record may be."""
 

@@ -98,6 +98,7 @@ class KeySpace(bytes, Enum):
     RETAINED_COUNT = b"n"
     SESSION = b"S"
     COPY = b"V"
+    ACCOUNT = b"A"
 
 
 class Covered(NamedTuple):

@@ -107,11 +107,13 @@ class LightQueue:
         open_offset: offset after the entries that are in complete rows.
         open_row: the entries from there on, fewer than `ROW_ENTRIES`.
         start: where the queue began.
-        owners: names of its owners; None if they are to be looked up when needed.
+        owners: names of its owners; None if they and the account are to be looked up when needed.
+        account: id of the account that is charged for it (`store.ledger`).
     """
 
     __slots__ = (
         "__weakref__",
+        "_account",
         "_owners",
         "alone_at",
         "committed_offset",
@@ -134,6 +136,7 @@ class LightQueue:
         open_row: bytes = b"",
         start: Start = "latest",
         owners: Iterable[str] | None = (),
+        account: int = 0,
     ) -> None:
         self.id = queue_id
         self.filter = topic_filter
@@ -148,6 +151,7 @@ class LightQueue:
         self.alone_at = b""
         """Key of the catalogue's row of its filter, if this queue is the only one in that row; else empty."""
         self._owners = None if owners is None else set(owners)
+        self._account = account
 
     @property
     def transient(self) -> bool:
@@ -158,10 +162,21 @@ class LightQueue:
     def owners(self) -> set[str]:
         """Names of the owners. They are looked up in the index when first needed, which is rare."""
         if self._owners is None:
-            row = self.index.get(name_key(self.id))
-            assert row is not None, self.id
-            self._owners = set(name_of(row)[1])
+            self._owners, self._account = self._load_name()
         return self._owners
+
+    @property
+    def account(self) -> int:
+        """Id of the account that is charged for it; 0 for that of the node. It is looked up in the same way."""
+        if self._owners is None:
+            self._owners, self._account = self._load_name()
+        return self._account
+
+    def _load_name(self) -> tuple[set[str], int]:
+        row = self.index.get(name_key(self.id))
+        assert row is not None, self.id
+        _, owners, account = name_of(row)
+        return set(owners), account
 
     @property
     def next_offset(self) -> int:
@@ -321,6 +336,13 @@ class LightQueue:
         row = self.index.first_at_or_after(entries_key(self.id, 0), queue_prefix(self.id))
         return self.open_offset if row is None else int.from_bytes(row[0][-8:], "big")
 
+    def has_entries(self) -> bool:
+        """Return whether the queue has any entry that can be read. It costs up to two seeks."""
+        if self.open_row or self.dense_offset() < self.committed_offset:
+            return True
+        prefix = pinned_prefix(self.id)
+        return self.index.first_at_or_after(prefix, prefix) is not None
+
     def offset_at(self, store_ms: int, records: RecordReader) -> int:
         """Return the offset of the first message that was stored at a time or later; `committed_offset` if there is none.
 
@@ -405,14 +427,14 @@ def name_key(queue_id: int) -> bytes:
 
 
 def name_row(queue: LightQueue) -> bytes:
-    """Return the row that holds filter and owners of a queue, as JSON."""
-    return orjson.dumps([queue.filter, sorted(queue.owners)])
+    """Return the row that holds filter, owners and account of a queue, as JSON."""
+    return orjson.dumps([queue.filter, sorted(queue.owners), queue.account])
 
 
-def name_of(row: bytes) -> tuple[str, list[str]]:
-    """Return the filter and the owners in a row that `name_row` made."""
-    topic_filter, owners = orjson.loads(row)
-    return topic_filter, owners
+def name_of(row: bytes) -> tuple[str, list[str], int]:
+    """Return the filter, the owners and the account in a row that `name_row` made."""
+    topic_filter, owners, account = orjson.loads(row)
+    return topic_filter, owners, account
 
 
 def delete_entries(batch: Batch, index: Index, queue_id: int) -> None:

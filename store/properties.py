@@ -41,6 +41,8 @@ class Properties(NamedTuple):
     """With `Flag.SESSION`: the client id of the session that the message changes."""
     packet_id: int = 0
     """With `Flag.SESSION`: the packet id with which the message was received; 0 for a will."""
+    by: list[str] = []  # noqa: RUF012 - never mutated: a NamedTuple default
+    """Who is charged for the message, if it is retained, delayed or half of a transaction: see `Causer.row`."""
 
 
 NO_PROPERTIES = Properties()
@@ -83,6 +85,7 @@ def decode_properties(data: bytes) -> Properties:
         fields.get("born_ms", 0),
         fields.get("session", ""),
         fields.get("packet_id", 0),
+        fields.get("by", []),
     )
 
 

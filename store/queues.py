@@ -17,11 +17,14 @@ import orjson
 import structlog
 
 from penstock.store import topics
+from penstock.store.accounts import NODE_ACCOUNT, Resource
 from penstock.store.backfill import Backfill
 from penstock.store.catalogue import Catalogue
+from penstock.store.causer import NODE, Causer
 from penstock.store.commitlog import CommitLog
-from penstock.store.errors import LimitExceeded, QueueUnknown, TopicInvalid
+from penstock.store.errors import QueueUnknown, TopicInvalid
 from penstock.store.index import Batch, Index
+from penstock.store.ledger import Ledger
 from penstock.store.lightqueue import ENTRY, RESTORED, TRANSIENT, LightQueue, RecordReader, Start, pinned_key
 from penstock.store.options import StoreOptions
 from penstock.store.record import QUEUE_FIXED, Kind, Record
@@ -47,6 +50,7 @@ class Queues:
         options: limits of topics and queues.
         append: appends a record to the store, as `append(kind, fixed, topic, body, properties)`.
         now_ms: returns the time that a record appended now would carry.
+        ledger: is charged for each queue.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class Queues:
         options: StoreOptions,
         append: Callable[..., int],
         now_ms: Callable[[], int],
+        ledger: Ledger,
     ) -> None:
         self._log = log
         self._records = records
@@ -64,11 +69,16 @@ class Queues:
         self._options = options
         self._append = append
         self._now_ms = now_ms
+        self._ledger = ledger
         self._catalogue = Catalogue(index)
         self._transient = TransientQueues(index)
         self.router = Router(self, options)
         """The routes to these queues."""
         self._backfills: dict[int, Backfill] = {}
+        self._causers: dict[int, Causer] = {}
+        """Who is charged for each transient queue, by id."""
+        self._attached: dict[int, set[str]] = {}
+        """Names of the connections that are attached to a root queue, by id."""
         self.dirty: list[LightQueue] = []
         self.first_position: Callable[[], int] = lambda: log.start
         """Returns the position from which a queue that starts at `earliest` is backfilled."""
@@ -128,7 +138,7 @@ class Queues:
         """Return the durable queue of a filter and start, or None. Root queues and internal queues start at `latest`."""
         return self._catalogue.find(topic_filter, start)
 
-    def declare(self, topic_filter: str, owner: str, start: Start = "latest") -> LightQueue:
+    def declare(self, topic_filter: str, owner: str, start: Start = "latest", causer: Causer = NODE) -> LightQueue:
         """Return the durable queue of a filter and start; declare it if needed. It lasts until its last owner drops it.
 
         For the filter of a root this is the root queue, and for an internal name its only queue, whatever the start: those
@@ -139,21 +149,22 @@ class Queues:
             owner: names who needs the queue, such as `group:billing`.
             start: where the queue begins: with everything that the log still has, with messages from the declaration on, or
                 with messages that were stored at a time or later. A time in the future counts as "latest".
+            causer: is charged for the queue if it is new.
 
         Raises:
             TopicInvalid: the filter violates MQTT 5.0, 4.7, or a limit of the options.
-            LimitExceeded: `store.queues_max` queues exist.
+            LimitExceeded: `store.queues_max` queues exist, or the causer may have no more.
             DiskFull: the disk has no room for the declaration.
         """
         self._check_filter(topic_filter)
         level = topics.first_level(topic_filter)
         is_root = _is_root(topic_filter)
         if is_root and level not in self.router.roots:
-            self.declare_root(level)
+            self.declare_root(level, causer)
         has_everything = is_root or topic_filter.startswith(INTERNAL)
         if has_everything or (isinstance(start, int) and start > self._now_ms()):
             start = "latest"
-        return self._claim(topic_filter, owner, start)
+        return self._claim(topic_filter, owner, start, causer)
 
     def offset_of(self, queue: LightQueue, start: Start) -> int:
         """Return the offset at which a caller that declared `queue` with `start` begins to read it."""
@@ -163,33 +174,43 @@ class Queues:
             return 0
         return queue.offset_at(start, self._records)  # a root queue, which has older entries as well
 
-    def declare_root(self, level: str) -> None:
+    def declare_root(self, level: str, causer: Causer) -> None:
         """Declare the root queue of a first level.
 
         Raises:
-            LimitExceeded: `store.queues_max` queues exist.
+            LimitExceeded: `store.queues_max` queues exist, or the causer may have no more.
             DiskFull: the disk has no room for the declaration.
         """
         # The limits of the options don't apply: a topic within them has a root, whose filter is a level and two bytes longer.
-        self._claim(topics.check_filter(f"{level}/#"), ROOT, "latest")
+        self._claim(topics.check_filter(f"{level}/#"), ROOT, "latest", causer)
 
-    def restore_root(self, level: str) -> None:
-        """Restore the root of a message whose declaration `penstock repair` has quarantined. No record is appended."""
+    def restore_root(self, level: str, account: int) -> None:
+        """Restore the root of a message in the log, without a record.
+
+        Either the root has ended since the message was stored, and the message is routed only now: it was delayed, or half of a
+        transaction. Or `penstock repair` has quarantined the root's declaration.
+        """
         topic_filter = f"{level}/#"
         queue_id = RESTORED + crc32(topic_filter.encode()) % RESTORED
         while self._catalogue.get(queue_id) is not None:
             queue_id = RESTORED + (queue_id + 1) % RESTORED
-        logger.warning("queue.restored", filter=topic_filter, id=queue_id)
-        queue = LightQueue(queue_id, topic_filter, self._index)
-        self._catalogue.add(queue)
-        queue.owners.add(ROOT)
+        logger.info("queue.restored", filter=topic_filter, id=queue_id)
+        queue = LightQueue(queue_id, topic_filter, self._index, owners=(ROOT,), account=account)
+        self._add(queue)
         self._begin(queue, ROOT)
 
-    def _claim(self, topic_filter: str, owner: str, start: Start) -> LightQueue:
+    def _add(self, queue: LightQueue) -> None:
+        """Add a new durable queue, and charge its account."""
+        self._ledger.charge(queue.account, Resource.QUEUES)
+        self._catalogue.add(queue)
+
+    def _claim(self, topic_filter: str, owner: str, start: Start, causer: Causer) -> LightQueue:
         queue = self._catalogue.find(topic_filter, start)
         if queue is None or owner not in queue.owners:
-            queue_id = queue.id if queue else self._new_id()
+            queue_id = queue.id if queue else self._catalogue.next_id
             row: dict[str, object] = {"owner": owner, "start": start}
+            if queue is None:
+                row["by"] = self._ledger.admit(causer, Resource.QUEUES, topic=topic_filter).row()
             if queue is None and start != "latest":
                 since = 0 if start == "earliest" else self._log.position_at(start)
                 row["from"] = max(self.first_position(), since)
@@ -204,13 +225,19 @@ class Queues:
             if queue.owners == {owner}:
                 self._transient.remove(queue)
                 self._retire(queue)
+                self._ledger.let_go(self._causers.pop(queue.id), Resource.QUEUES)
             queue.owners.discard(owner)
         elif owner in queue.owners:
             row = orjson.dumps({"owner": owner})
             self._append(Kind.QUEUE_DROPPED, QUEUE_FIXED.pack(queue.id), queue.filter.encode(), b"", row)
 
-    def attach(self, topic_filter: str, owner: str) -> LightQueue:
+    def attach(self, topic_filter: str, owner: str, causer: Causer = NODE) -> LightQueue:
         """Return a queue for a connection: the root queue if the filter is a root's, else the transient queue of the filter.
+
+        Args:
+            topic_filter: a topic filter.
+            owner: names the connection.
+            causer: is charged for the queue if it is new.
 
         Raises:
             TopicInvalid, LimitExceeded: as `declare` does. TopicInvalid also for an internal name.
@@ -218,11 +245,14 @@ class Queues:
         self._check_reached(topic_filter)
         root = self.router.roots.get(topics.first_level(topic_filter))
         if root is not None and root.queue.filter == topic_filter:
+            self._attached.setdefault(root.queue.id, set()).add(owner)
             return root.queue
         queue = self._transient.by_filter.get(topic_filter)
         if queue is None:
-            self._check_room()
+            causer = self._ledger.admit(causer, Resource.QUEUES, topic=topic_filter)
             queue = self._transient.add(topic_filter)
+            self._causers[queue.id] = causer
+            self._ledger.hold(causer, Resource.QUEUES)
             self.router.add(queue)
         queue.owners.add(owner)
         return queue
@@ -231,6 +261,10 @@ class Queues:
         """Remove an owner of a queue that `attach` returned."""
         if queue.transient:
             self.drop(queue, owner)
+        elif queue.id in self._attached:
+            self._attached[queue.id].discard(owner)
+            if not self._attached[queue.id]:
+                del self._attached[queue.id]
 
     def _check_filter(self, topic_filter: str) -> None:
         options = self._options
@@ -241,24 +275,19 @@ class Queues:
         if topic_filter.startswith(INTERNAL):
             raise TopicInvalid(f"the filter {topic_filter[:64]!r} names an internal queue of the node; use another filter")
 
-    def _check_room(self) -> None:
-        if len(self) >= self._options.queues_max:
-            raise LimitExceeded(f"{len(self)} light queues exist, which is the limit; raise store.queues_max")
-
-    def _new_id(self) -> int:
-        self._check_room()
-        return self._catalogue.next_id
-
     # --- apply: live and in recovery --------------------------------------------------------------------------------
 
     def apply_declared(self, record: Record) -> None:
         """Apply QUEUE_DECLARED: create a queue, or add an owner to one that exists."""
         (queue_id,) = QUEUE_FIXED.unpack(record.fixed)
         row = orjson.loads(record.properties)
-        self.claim(queue_id, record.topic.decode(), row["owner"], row["start"], row.get("from", 0))
+        account = self._ledger.enter(row.get("by"))
+        self.claim(queue_id, record.topic.decode(), row["owner"], row["start"], row.get("from", 0), account)
 
-    def prepare(self, topic_filter: str) -> int:
+    def prepare(self, topic_filter: str, causer: Causer = NODE) -> int:
         """Return the id with which a part may `claim` the queue of a filter that starts at `latest`.
+
+        The causer is charged for the queue if it is new: the record of the part names the causer.
 
         Raises:
             TopicInvalid, LimitExceeded: as `declare` does. TopicInvalid also for an internal name.
@@ -266,25 +295,36 @@ class Queues:
         self._check_reached(topic_filter)
         level = topics.first_level(topic_filter)
         if _is_root(topic_filter) and level not in self.router.roots:
-            self.declare_root(level)
+            self.declare_root(level, causer)
         queue = self._catalogue.find(topic_filter, "latest")
-        return queue.id if queue is not None else self._new_id()
+        if queue is not None:
+            return queue.id
+        self._ledger.admit(causer, Resource.QUEUES, topic=topic_filter)
+        return self._catalogue.next_id
 
-    def claim(self, queue_id: int, topic_filter: str, owner: str, start: Start = "latest", position: int = 0) -> LightQueue:
+    def claim(
+        self,
+        queue_id: int,
+        topic_filter: str,
+        owner: str,
+        start: Start = "latest",
+        position: int = 0,
+        account: int = NODE_ACCOUNT,
+    ) -> LightQueue:
         """Add an owner to a durable queue, which is created if needed, and return it. Parts call it when they apply a record.
 
         Args:
             queue_id: id of the queue if it is new.
             topic_filter, owner, start: as in `declare`.
             position: from which a new queue is backfilled, unless it starts at `latest`.
+            account: is charged for a new queue.
         """
         queue = self._catalogue.get(queue_id) or self._catalogue.find(topic_filter, start)
         if queue is None:
-            queue = LightQueue(queue_id, topic_filter, self._index, start=start)
-            self._catalogue.add(queue)
             # The first declaration of a root is the node's own, unless `penstock repair` has quarantined that.
             first_owner = ROOT if _is_root(topic_filter) else owner
-            queue.owners.add(first_owner)
+            queue = LightQueue(queue_id, topic_filter, self._index, start=start, owners=(first_owner,), account=account)
+            self._add(queue)
             self._begin(queue, first_owner, position)
         queue.owners.add(owner)
         self._changed(queue)
@@ -306,8 +346,35 @@ class Queues:
             self._changed(queue)
             return
         self._backfills.pop(queue.id, None)
+        self._ledger.release(queue.account, Resource.QUEUES)
         self._catalogue.remove(queue)
         self._retire(queue)
+        if _is_root(queue.filter):
+            self.router.remove_root(queue)
+
+    def is_unused_root(self, level: str) -> bool:
+        """Return whether the root queue of a first level has no entries, and nobody needs those that it may get.
+
+        That costs up to two seeks. Return False if there is no such root.
+        """
+        root = self.router.roots.get(level)
+        if root is None or root.queue.pending or root.queue.id in self._attached:
+            return False
+        return not root.queue.has_entries() and root.queue.owners == {ROOT}
+
+    def end_roots(self, levels: Iterable[str]) -> int:
+        """End the root queues of first levels as far as they are still unused; return how many.
+
+        Raises:
+            DiskFull: the disk has no room for a record of it.
+        """
+        unused = [level for level in levels if self.is_unused_root(level)]
+        try:
+            for level in unused:
+                self.drop(self.router.roots[level].queue, ROOT)
+        finally:
+            self.router.forget_ended()  # before anybody uses a route again
+        return len(unused)
 
     def apply_backfilled(self, record: Record) -> None:
         """Apply QUEUE_BACKFILLED: tell a backfill that begins later than it once did at which offset it must end."""

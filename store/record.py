@@ -208,6 +208,11 @@ class Record(NamedTuple):
     body: bytes
 
 
+def record_bytes(topic: bytes, body: bytes) -> int:
+    """Return the size of the record of a message without properties."""
+    return HEADER_BYTES + len(topic) + len(body)
+
+
 def encode(
     kind: int,
     topic: bytes = b"",

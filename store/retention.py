@@ -29,6 +29,7 @@ from penstock.store.options import MIB, StoreOptions
 from penstock.store.part import Part
 from penstock.store.queues import Queues
 from penstock.store.record import COPY_FIXED, Kind, is_intact
+from penstock.store.rootends import end_unused_roots
 from penstock.store.sliced import FULL_RETRY_S, Steps
 from penstock.store.snapshotting import Snapshotting
 from penstock.store.timekeeping import Timekeeping
@@ -254,6 +255,7 @@ class Retention:
         self.blocked = False
         logger.info("log.expired", before=boundary, freed_bytes=freed, pinned_bytes=self._copies.pinned_bytes)
         yield from self.forget_dropped()
+        yield from end_unused_roots(self._queues)
 
     def forget_dropped(self) -> Steps:
         """Delete what refers to records that were dropped and have no copy. After a kill, the next expiry does what is left."""

@@ -11,6 +11,8 @@ from itertools import islice
 from typing import Protocol
 
 from penstock.store import topics
+from penstock.store.accounts import NODE_ACCOUNT
+from penstock.store.causer import NODE, Causer
 from penstock.store.errors import TopicInvalid
 from penstock.store.lightqueue import LightQueue
 from penstock.store.options import StoreOptions
@@ -21,6 +23,9 @@ would walk over the dict's slots of all those that were evicted before."""
 
 OUTDATED = -1
 """Version of a route that is invalid whatever the version of its root is."""
+
+ENDED = -2
+"""Version of a root that has ended."""
 
 
 class Root:
@@ -62,10 +67,10 @@ class RoutedQueues(Protocol):
     def named(self, topic: str) -> Sequence[LightQueue]:
         """Return the live queues whose filter is the topic itself."""
 
-    def declare_root(self, level: str) -> None:
+    def declare_root(self, level: str, causer: Causer) -> None:
         """Declare the root queue of a first level, and pass it to `Router.add_root`."""
 
-    def restore_root(self, level: str) -> None:
+    def restore_root(self, level: str, account: int) -> None:
         """Do what `declare_root` does for a message in the log, without a record."""
 
 
@@ -87,12 +92,16 @@ class Router:
         self.cached: dict[bytes, Route] = {}
         """The cache of `route`, by topic. A cached route may be outdated, but its topic is one that `route` accepts."""
 
-    def route(self, topic: bytes) -> Route:
+    def route(self, topic: bytes, causer: Causer = NODE) -> Route:
         """Return the route of a topic, from the cache if it is still valid there.
+
+        Args:
+            topic: of a message that is about to be stored.
+            causer: is charged for the root queue if the first level of the topic is new.
 
         Raises:
             TopicInvalid: clients can't publish to this topic.
-            LimitExceeded: its first level is new, and `store.queues_max` queues exist.
+            LimitExceeded: its first level is new, and `store.queues_max` queues exist, or the causer may have no more.
         """
         route = self.cached.get(topic)
         if route is not None and route.version == route.root.version:
@@ -101,23 +110,28 @@ class Router:
         name = topics.check_topic(topic, levels_max=options.topic_levels_max, bytes_max=options.topic_bytes_max)
         if name.startswith("$"):
             raise TopicInvalid(f"the topic {name[:64]!r} begins with '$', which only the node may use; choose another topic")
+        level = topics.first_level(name)
+        if level not in self.roots:
+            self._queues.declare_root(level, causer)
         return self._resolve(topic, name)
 
-    def route_stored(self, topic: bytes) -> Route:
-        """Return the route of a topic that is in the log. Limits that were lowered since then don't apply to it."""
+    def route_stored(self, topic: bytes, account: int = NODE_ACCOUNT) -> Route:
+        """Return the route of a topic that is in the log. Limits that were lowered since then don't apply to it.
+
+        Args:
+            topic: of a message in the log.
+            account: is charged for the root queue if that has ended since the message was stored.
+        """
         route = self.cached.get(topic)
         if route is not None and route.version == route.root.version:
             return route
         name = topic.decode()
         level = topics.first_level(name)
         if level not in self.roots:
-            self._queues.restore_root(level)
+            self._queues.restore_root(level, account)
         return self._resolve(topic, name)
 
     def _resolve(self, topic: bytes, name: str) -> Route:
-        level = topics.first_level(name)
-        if level not in self.roots:
-            self._queues.declare_root(level)
         get = self._queues.get
         queues = [get(queue_id) for ids in self._trie.match(name) for queue_id in ids]
         queues += self._queues.named(name)
@@ -125,7 +139,7 @@ class Router:
         if len(self.cached) >= self._options.route_cache_max:
             for oldest in list(islice(self.cached, max(self._options.route_cache_max // EVICTED_SHARE, 1))):
                 self._forget(oldest)
-        route = self.cached[topic] = Route(topic, name, self.roots[level], tuple(queues))
+        route = self.cached[topic] = Route(topic, name, self.roots[topics.first_level(name)], tuple(queues))
         return route
 
     def _forget(self, topic: bytes) -> None:
@@ -137,6 +151,15 @@ class Router:
     def add_root(self, queue: LightQueue) -> None:
         """Make a queue the root of its first level. It must be added as well."""
         self.roots[topics.first_level(queue.filter)] = Root(queue)
+
+    def remove_root(self, queue: LightQueue) -> None:
+        """Forget the root of a first level whose root queue has ended. Call `remove` first, and `forget_ended` afterwards."""
+        self.roots.pop(topics.first_level(queue.filter)).version = ENDED
+
+    def forget_ended(self) -> None:
+        """Forget the cached routes of roots that have ended. It looks at the whole cache, so callers end many roots at once."""
+        for topic in [topic for topic, route in self.cached.items() if route.root.version == ENDED]:
+            self._forget(topic)
 
     def add(self, queue: LightQueue) -> None:
         """Begin to route messages to a queue."""

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import structlog
 
+from penstock.store.accounts import Resource
 from penstock.store.ballast import Ballasts
 from penstock.store.clock import SteerableClock
 from penstock.store.clocksteps import ClockSteps
@@ -29,10 +30,12 @@ from penstock.store.files import PASSING, SYSTEM_FILES, Files
 from penstock.store.groupcommit import GroupCommit
 from penstock.store.housekeeping import Housekeeping, measure_disk, nothing
 from penstock.store.index import Covered, Index
+from penstock.store.ledger import Ledger
 from penstock.store.lightqueue import ENTRY, ENTRY_BYTES, LightQueue, consecutive_entries
 from penstock.store.options import ClockOptions, StoreOptions
 from penstock.store.part import Apply, Part
 from penstock.store.queues import Queues
+from penstock.store.quotaoptions import QuotaOptions
 from penstock.store.record import (
     COPY_BYTES,
     FIXED_BYTES,
@@ -72,6 +75,7 @@ class Store:
         options: see `StoreOptions`.
         clock: gives records the time at which they are stored. The store steers it.
         clock_options: see `ClockOptions`.
+        quotas: see `QuotaOptions`.
         files: has the data directory.
         open_database: opens the database of the index.
         make_sync: creates the object that syncs the log; the one that `options.sync_in` names if it is None.
@@ -106,6 +110,7 @@ class Store:
         "copies",
         "data_dir",
         "index",
+        "ledger",
         "log",
         "messages_stored",
         "on_replayed",
@@ -128,6 +133,7 @@ class Store:
         clock: SteerableClock,
         *,
         clock_options: ClockOptions | None = None,
+        quotas: QuotaOptions | None = None,
         files: Files = SYSTEM_FILES,
         open_database: OpenDatabase = open_rocksdb,
         make_sync: MakeSync | None = None,
@@ -152,7 +158,9 @@ class Store:
         self.index.on_full = self.ballasts.release_for
         self._recovered_until = self.log.written
         self.copies = Copies(self.log, self.index)
-        self.queues = Queues(self.log, self.copies, self.index, options, self.append, self.now_ms)
+        self.ledger = Ledger(self.index, quotas or QuotaOptions())
+        self.ledger.limit(Resource.QUEUES, options.queues_max, "store.queues_max")
+        self.queues = Queues(self.log, self.copies, self.index, options, self.append, self.now_ms, self.ledger)
         self.router = self.queues.router
         self.parts: list[Part] = []
         self.retention = Retention(
@@ -225,6 +233,7 @@ class Store:
             raise
 
     def _recover(self) -> Recovery:
+        self.ledger.load()
         self.queues.load()
         for part in self.parts:
             part.load(self.index)
@@ -549,6 +558,7 @@ class Store:
         fresh = self.queues.save(batch)
         for part in self.parts:
             part.save(batch)
+        self.ledger.save(batch)  # last, because the others may charge it even now
         batch.put_covered(Covered(position, self.durable_position, self._last_ms))
         self.index.write(batch)
         return fresh

@@ -4,7 +4,7 @@ A delayed message is an ordinary record with the flag DELAYED and `deliver_at_ms
 appends a TIMER_FIRED record that names it, and applying that record puts its entries into the light queues. Both happen in one
 commit, so the message fires exactly once across any crash. The body stays where it is.
 
-Rows of the index: key b"T", due ms u64 big-endian, position u64 big-endian; value size u32.
+Rows of the index: key b"T", due ms u64 big-endian, position u64 big-endian; value size u32, account u64 (`store.ledger`).
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ import asyncio
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from struct import Struct
+from typing import NamedTuple
 
 import orjson
 import structlog
 
+from penstock.store.accounts import NODE_ACCOUNT, Resource
 from penstock.store.bodies import TIMER_ENTRY
+from penstock.store.causer import NODE, Causer
 from penstock.store.clocksteps import step_of
-from penstock.store.errors import LimitExceeded, PositionUnknown, RecordCorrupt
+from penstock.store.errors import PositionUnknown, RecordCorrupt
 from penstock.store.index import Batch, Index, KeySpace
 from penstock.store.part import Apply
 from penstock.store.properties import decode_properties, tag_hash
@@ -36,7 +39,7 @@ RECALLED_REMEMBERED = 100_000
 a restart, it returns ALREADY_FIRED once they are due."""
 
 _KEY = Struct(">cQQ")
-_SIZE = Struct("<I")
+_VALUE = Struct("<IQ")
 
 
 class Recalled(Enum):
@@ -80,6 +83,17 @@ def routed(record: Record) -> Iterator[tuple[int, int, str, int]]:
         yield position, size, topic, tag
 
 
+class PendingMessage(NamedTuple):
+    """A delayed message that has not fired."""
+
+    due_ms: int
+    """When it is due, in ms since 1970."""
+    size: int
+    """Size of its record in bytes."""
+    account: int
+    """Id of the account that is charged for it."""
+
+
 class DelayedMessages:
     """Fires and recalls delayed messages. It is a part of the store.
 
@@ -91,13 +105,15 @@ class DelayedMessages:
     def __init__(self, store: Store, options: TimerOptions) -> None:
         self._store = store
         self._options = options
-        self._pending: dict[int, tuple[int, int]] = {}
+        self._pending: dict[int, PendingMessage] = {}
         self._recalled: RecentIds[int, None] = RecentIds(RECALLED_REMEMBERED)
-        self._added: dict[int, tuple[int, int]] = {}
+        self._added: dict[int, PendingMessage] = {}
         self._removed: list[tuple[int, int]] = []
         self._ticker: Ticker[int] = Ticker(
             store.now_ms, self._fire, fire_max=options.fire_max, tick_ms=options.tick_ms, start_ms=0
         )
+        store.ledger.limit(Resource.DELAYED, options.pending_max, "timer.pending_max")
+        store.ledger.limit(Resource.DELAYED_BYTES, options.pending_bytes_max, "timer.pending_bytes_max")
         self.fired = 0
         self.cancelled = 0
 
@@ -110,23 +126,31 @@ class DelayedMessages:
         """Return how many messages are pending."""
         return len(self._pending)
 
-    def check_room(self) -> None:
-        """Raise LimitExceeded when `timer.pending_max` delayed messages are pending. Callers call it before they store one."""
-        if len(self._pending) >= self._options.pending_max:
-            raise LimitExceeded(
-                f"{len(self._pending)} delayed messages are pending, which is the limit: wait until some fire, or raise "
-                "timer.pending_max"
-            )
+    def admit(self, causer: Causer = NODE, size: int = 0, topic: str = "") -> list[str]:
+        """Return what the properties of a delayed message must have as `by`. Callers call it before they store the message.
+
+        Args:
+            causer: is charged for the message until it fires or is recalled.
+            size: of the record, about, in bytes.
+            topic: of the message.
+
+        Raises:
+            LimitExceeded: `timer.pending_max` messages or `timer.pending_bytes_max` bytes are pending, or the causer may have
+                no more.
+        """
+        ledger = self._store.ledger
+        ledger.admit(causer, Resource.DELAYED, topic=topic)
+        return ledger.admit(causer, Resource.DELAYED_BYTES, size, topic=topic).row()
 
     def due_ms(self, position: int) -> int | None:
         """Return when a pending message is due, in ms since 1970; None if no message is pending at `position`."""
         found = self._pending.get(position)
-        return found[0] if found else None
+        return found.due_ms if found else None
 
     def size(self, position: int) -> int | None:
         """Return the size of the record of a pending message in bytes; None if no message is pending at `position`."""
         found = self._pending.get(position)
-        return found[1] if found else None
+        return found.size if found else None
 
     def recall(self, position: int, due_ms: int) -> Recalled:
         """Cancel a delayed message. O(1).
@@ -137,7 +161,7 @@ class DelayedMessages:
         """
         found = self._pending.get(position)
         if found is not None:
-            self._store.append(Kind.TIMER_CANCELLED, body=TIMER_ENTRY.pack(position, found[1]))
+            self._store.append(Kind.TIMER_CANCELLED, body=TIMER_ENTRY.pack(position, found.size))
             return Recalled.CANCELLED
         if not 0 <= position < self._store.log.end:
             return Recalled.UNKNOWN
@@ -162,8 +186,8 @@ class DelayedMessages:
     def _fire(self, positions: list[int]) -> None:
         pending, now_ms = self._pending, self._store.now_ms()
         # A message that a step of the clock has moved comes out at its old time too, and is scheduled for the new one.
-        due = [position for position in positions if position in pending and pending[position][0] <= now_ms]
-        entries = [(position, pending[position][1]) for position in due]
+        due = [position for position in positions if position in pending and pending[position].due_ms <= now_ms]
+        entries = [(position, pending[position].size) for position in due]
         if entries:
             self._store.commit()  # the messages are read back below, so those of this turn must be written
             body = b"".join(TIMER_ENTRY.pack(position, size) for position, size in entries)
@@ -181,23 +205,34 @@ class DelayedMessages:
 
     def _apply_message(self, record: Record) -> None:
         if record.flags & Flag.DELAYED:
-            due_ms = decode_properties(record.properties).deliver_at_ms
-            self._pending[record.position] = self._added[record.position] = (due_ms, record.size)
-            self._ticker.schedule(due_ms, record.position)
+            about, ledger = decode_properties(record.properties), self._store.ledger
+            account = ledger.enter(about.by)
+            ledger.charge(account, Resource.DELAYED)
+            ledger.charge(account, Resource.DELAYED_BYTES, record.size)
+            self._add(record.position, PendingMessage(about.deliver_at_ms, record.size, account))
 
     def _apply_fired(self, record: Record) -> None:
         route_of, dispatch = self._store.router.route_stored, self._store.queues.dispatch
+        ended: list[PendingMessage] = []
         for position, size, topic, tag in routed(record):
-            self._remove(position)
+            message = self._remove(position)
+            if message is not None:
+                ended.append(message)
             if topic:
-                dispatch(route_of(topic.encode()), position, size, tag)
+                account = message.account if message is not None else NODE_ACCOUNT
+                dispatch(route_of(topic.encode(), account), position, size, tag)
                 self.fired += 1
+        self._release(ended)
 
     def _apply_cancelled(self, record: Record) -> None:
+        ended: list[PendingMessage] = []
         for position, _ in TIMER_ENTRY.iter_unpack(record.body):
-            self._remove(position)
+            message = self._remove(position)
+            if message is not None:
+                ended.append(message)
             self.cancelled += 1
             self._recalled.add(position, None)
+        self._release(ended)
 
     def _apply_stepped(self, record: Record) -> None:
         """Move what was set in the window as a delay from the node's time. Time of day that a publisher gave stays.
@@ -207,35 +242,52 @@ class DelayedMessages:
         """
         step = step_of(record)
         moved = {
-            position: (due_ms, size)
-            for position, (due_ms, size) in self._pending.items()
-            if position >= step.begin and step.end_ms < due_ms < step.begin_ms + step.step_ms
+            position: message
+            for position, message in self._pending.items()
+            if position >= step.begin and step.end_ms < message.due_ms < step.begin_ms + step.step_ms
         }
-        for position, (due_ms, size) in moved.items():
+        for position, message in moved.items():
             self._remove(position)
-            due_ms += step.step_ms
-            self._pending[position] = self._added[position] = (due_ms, size)
-            self._ticker.schedule(due_ms, position)
+            self._add(position, message._replace(due_ms=message.due_ms + step.step_ms))
 
-    def _remove(self, position: int) -> None:
+    def _add(self, position: int, message: PendingMessage) -> None:
+        self._pending[position] = self._added[position] = message
+        self._ticker.schedule(message.due_ms, position)
+
+    def _remove(self, position: int) -> PendingMessage | None:
         found = self._pending.pop(position, None)
         if found is not None and self._added.pop(position, None) is None:
-            self._removed.append((found[0], position))
+            self._removed.append((found.due_ms, position))
+        return found
+
+    def _release(self, ended: list[PendingMessage]) -> None:
+        """Take back the charges for messages that have fired or were recalled, of each account at once."""
+        counts: dict[int, int] = {}
+        sizes: dict[int, int] = {}
+        for message in ended:
+            counts[message.account] = counts.get(message.account, 0) + 1
+            sizes[message.account] = sizes.get(message.account, 0) + message.size
+        for account, count in counts.items():
+            self._store.ledger.release(account, Resource.DELAYED, count)
+            self._store.ledger.release(account, Resource.DELAYED_BYTES, sizes[account])
 
     def live(self, before: int) -> Iterator[tuple[int, int]]:
-        for position, (_, size) in [item for item in self._pending.items() if item[0] < before]:
+        for position, message in [item for item in self._pending.items() if item[0] < before]:
             if position in self._pending:
-                yield position, size
+                yield position, message.size
 
     def load(self, index: Index) -> None:
+        accounts: dict[int, int] = {}
         for key, value in index.rows(bytes(KeySpace.TIMER)):
             _, due_ms, position = _KEY.unpack(key)
-            self._pending[position] = (due_ms, _SIZE.unpack(value)[0])
+            size, account = _VALUE.unpack(value)
+            account = accounts.setdefault(account, account)  # one object for each account, not for each message
+            self._pending[position] = PendingMessage(due_ms, size, account)
             self._ticker.schedule(due_ms, position)
 
     def save(self, batch: Batch) -> None:
-        for position, (due_ms, size) in self._added.items():
-            batch.put(_KEY.pack(KeySpace.TIMER, due_ms, position), _SIZE.pack(size))
+        for position, (due_ms, size, account) in self._added.items():
+            batch.put(_KEY.pack(KeySpace.TIMER, due_ms, position), _VALUE.pack(size, account))
         for due_ms, position in self._removed:
             batch.delete(_KEY.pack(KeySpace.TIMER, due_ms, position))
         self._added.clear()

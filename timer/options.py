@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.store.options import SECOND_MS, option
+from penstock.store.options import GIB, KIB, SECOND_MS, option
 
 YEAR_MS = 31_557_600 * SECOND_MS
 """A Julian year of 365.25 days."""
@@ -25,6 +25,12 @@ class TimerOptions:
         "Maximum number of pending delayed messages. Further ones are refused.",
         minimum=1,
         maximum=1_000_000_000,
+    )
+    pending_bytes_max: int = option(
+        4 * GIB,
+        "Maximum number of bytes of pending delayed messages. Their records outlive retention. Further ones are refused.",
+        minimum=KIB,
+        maximum=1024 * GIB,
     )
     delay_ms_max: int = option(
         10 * YEAR_MS,

@@ -182,7 +182,8 @@ class Handshake(Generic[C]):
         expiry_s = min(wish.session_expiry_s, self._options.session_expiry_s_max)
         self._lifecycle.check_room(client_id, wish, expiry_s)
         self._clients.close_older(client_id)
-        session, is_present = self._lifecycle.open(client_id, wish, expiry_s, connection.user)
+        user, source = connection.user, connection.peer.source
+        session, is_present = self._lifecycle.open(client_id, wish, expiry_s, user, source)
         connection.session = session
         self._clients.enter(client_id, connection)
         self._authorizer.entered(connection, session.client_id)

@@ -8,7 +8,7 @@ Clauses in brackets are those of MQTT 5.0. Where MQTT 3.1.1 has a clause of anot
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, islice
@@ -21,6 +21,7 @@ from penstock.gateway.auth.permissions import Permissions
 from penstock.gateway.connection.disk_full import PACKET_OVERHEAD_BYTES, KeptPackets
 from penstock.gateway.connection.outbox import Outbox
 from penstock.gateway.counters import GatewayCounters
+from penstock.gateway.delivery.retained_messages import RetainedMessages
 from penstock.gateway.options import GatewayOptions
 from penstock.gateway.protocol.encode import encode_ack, encode_acks
 from penstock.gateway.protocol.errors import ProtocolError
@@ -33,7 +34,7 @@ from penstock.gateway.protocol.topics import DELAYED, parse_delayed
 from penstock.gateway.sessions.session import Session
 from penstock.store.errors import DiskFull, StoreError, TopicInvalid
 from penstock.store.properties import encode_properties
-from penstock.store.record import HEADER_BYTES, TOPIC_BYTES_MAX, Flag
+from penstock.store.record import HEADER_BYTES, TOPIC_BYTES_MAX, Flag, record_bytes
 from penstock.store.store import Store
 from penstock.store.topics import check_topic
 from penstock.timer.delayed import DelayedMessages
@@ -45,6 +46,12 @@ QOS_2: Final = 2 << 1
 
 RETAIN: Final = 1
 """The flag of a PUBLISH that is to be retained."""
+
+NOT_PLAIN: Final = QOS_2 | RETAIN
+"""Flags of a PUBLISH whose record may need more than its topic and its body."""
+
+NO_VALUES: Final[PropertyValues] = {}
+"""The properties of a PUBLISH without any."""
 
 RECORD_FLAGS: Final = [(flags >> 1 & 3) | (int(Flag.RETAIN) if flags & RETAIN else 0) for flags in range(16)]
 """The flags of a message's record, by the flags of its PUBLISH."""
@@ -110,7 +117,7 @@ class IncomingPublishes:
 
     Parameters:
         store: where messages go.
-        delayed: the delayed messages, of which there is a limited number.
+        delayed, retained: the delayed and the retained messages, of which there is a limited number.
         counters: count what is stored, refused and dropped.
         outbox: sends the acks.
         kept: keeps what finds no room on the disk.
@@ -129,6 +136,7 @@ class IncomingPublishes:
         "_permissions",
         "_puback_ids",
         "_pubrec_ids",
+        "_retained",
         "_session",
         "_store",
         "_stored",
@@ -139,6 +147,7 @@ class IncomingPublishes:
         self,
         store: Store,
         delayed: DelayedMessages,
+        retained: RetainedMessages,
         counters: GatewayCounters,
         outbox: Outbox,
         kept: KeptPackets,
@@ -146,6 +155,7 @@ class IncomingPublishes:
     ) -> None:
         self._store = store
         self._delayed = delayed
+        self._retained = retained
         self._counters = counters
         self._outbox = outbox
         self._kept = kept
@@ -181,7 +191,7 @@ class IncomingPublishes:
             ProtocolError, StoreError: the connection has to close.
         """
         store, session, permissions = self._store, self._session, self._permissions
-        route_of, append, received = store.router.route, store.append_message, session.received
+        route_of, append, received, causer = store.router.route, store.append_message, session.received, session.causer
         puback_ids, pubrec_ids, kept = self._puback_ids, self._pubrec_ids, self._kept
         at, stored = start, 0
         try:
@@ -217,10 +227,14 @@ class IncomingPublishes:
                         raise PublishForbidden(topic)
                     if found is not None:
                         self._append_with(flags, topic, body, found, packet_id)
-                    elif qos != QOS_2 or not session.lasts:
-                        append(route_of(topic), body, b"", RECORD_FLAGS[flags])
+                    elif not flags & NOT_PLAIN:
+                        append(route_of(topic, causer), body, b"", RECORD_FLAGS[flags])
+                    elif flags & RETAIN:
+                        self._append_with(flags, topic, body, NO_VALUES, packet_id)
+                    elif not session.lasts:
+                        append(route_of(topic, causer), body, b"", RECORD_FLAGS[flags])
                     else:  # this very record tells a repetition from a new message, even after a crash
-                        append(route_of(topic), body, _received_as(session, packet_id), RECORD_FLAGS[flags] | SESSION)
+                        append(route_of(topic, causer), body, _received_as(session, packet_id), RECORD_FLAGS[flags] | SESSION)
                     stored += 1
                 except StoreError as error:
                     if found is None and isinstance(error, TopicInvalid) and topic.startswith(DELAYED):
@@ -254,7 +268,7 @@ class IncomingPublishes:
             return False
         try:
             size = sum(map(len, bodies)) + len(bodies) * (HEADER_BYTES + len(topic))
-            route = self._store.router.route(topic)
+            route = self._store.router.route(topic, self._session.causer)
             if not self._store.append_runs([(route, [*alike], RECORD_FLAGS[flags]) for _, alike in groupby(bodies, len)], size):
                 return False
         except StoreError:
@@ -263,25 +277,29 @@ class IncomingPublishes:
         return True
 
     def _append_with(self, flags: int, topic: bytes, body: bytes, found: PropertyValues, packet_id: int) -> None:
-        """Store a message that has properties, or is delayed. Raises StoreError."""
+        """Store a message that has properties, or is delayed or retained. Raises StoreError."""
         store, options, session = self._store, self._options, self._session
         now_ms, due_ms = store.now_ms(), 0
         if topic.startswith(DELAYED):
             topic, due_ms = parse_delayed(topic, now_ms, options.delay_ms_max)
-            if due_ms:
-                self._delayed.check_room()
         if options.checks_payload_format and found.get(Property.PAYLOAD_FORMAT) == 1:
             _check_utf_8(body)
+        route = store.router.route(topic, session.causer)
+        by: Sequence[str] = ()
+        if due_ms:
+            by = self._delayed.admit(session.causer, record_bytes(topic, body), route.name)
+        if flags & RETAIN:
+            by = self._retained.admit(topic, body, session.causer, is_delayed=due_ms > 0) or by
         publisher = session.client_id if session.no_local else ""
         record_flags = RECORD_FLAGS[flags] | (Flag.DELAYED if due_ms else 0)
         if flags & QOS_MASK == QOS_2 and session.lasts:
             record_flags |= SESSION
             about = to_stored(
-                found, now_ms, publisher=publisher, deliver_at_ms=due_ms, session=session.client_id, packet_id=packet_id
+                found, now_ms, publisher=publisher, deliver_at_ms=due_ms, session=session.client_id, packet_id=packet_id, by=by
             )
         else:
-            about = to_stored(found, now_ms, publisher=publisher, deliver_at_ms=due_ms)
-        store.append_message(store.router.route(topic), body, encode_properties(about), record_flags)
+            about = to_stored(found, now_ms, publisher=publisher, deliver_at_ms=due_ms, by=by)
+        store.append_message(route, body, encode_properties(about), record_flags)
 
     # --- properties -------------------------------------------------------------------------------------------------
 

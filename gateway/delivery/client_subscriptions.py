@@ -19,6 +19,7 @@ from penstock.gateway.delivery.outlet import Outlet
 from penstock.gateway.delivery.overlaps import mark_overlaps
 from penstock.gateway.delivery.retained_messages import RetainedMessages
 from penstock.gateway.delivery.retained_replay import RetainedReplay
+from penstock.gateway.delivery.share_filter import topics_of
 from penstock.gateway.delivery.share_group import ShareGroup
 from penstock.gateway.delivery.shared_subscription import SharedSubscription
 from penstock.gateway.delivery.shared_subscriptions import SharedSubscriptions
@@ -29,6 +30,8 @@ from penstock.gateway.protocol.topics import SHARE
 from penstock.gateway.sessions.inflight import Slot
 from penstock.gateway.sessions.session import Session
 from penstock.gateway.sessions.stored_subscription import StoredSubscription
+from penstock.store.accounts import Resource
+from penstock.store.causer import Causer
 from penstock.store.errors import DiskFull, LimitExceeded, QueueUnknown, StoreError
 
 logger = structlog.get_logger("gateway")
@@ -124,7 +127,7 @@ class ClientSubscriptions:
             identifier: the subscription identifier, or 0.
 
         Raises:
-            LimitExceeded: the session has `mqtt.subscriptions_max` subscriptions, or a limit of the store is reached.
+            LimitExceeded: the session has `mqtt.subscriptions_max` subscriptions, or the client may have no more of something.
             TopicInvalid: no queue can have this filter.
             DiskFull: the disk has no room for the record of the subscription.
             SharedUnavailable: shared subscriptions are switched off.
@@ -134,12 +137,20 @@ class ClientSubscriptions:
             raise LimitExceeded(
                 f"The session has {len(self)} subscriptions, which is the limit. Raise mqtt.subscriptions_max to allow more."
             )
+        session, ledger = self.session, self.context.store.ledger
+        causer = session.causer
+        if old is None:
+            causer = ledger.admit(causer, Resource.SUBSCRIPTIONS, topic=topics_of(topic_filter))
         if topic_filter.startswith(SHARE):  # Shared subscriptions get no retained messages (4.8.2).
-            self._subscribe_shared(topic_filter, granted, identifier, old)
+            self._subscribe_shared(topic_filter, granted, identifier, old, causer)
         else:
-            self._subscribe_alone(topic_filter, granted, identifier, old)
+            self._subscribe_alone(topic_filter, granted, identifier, old, causer)
+        if old is None and not session.lasts:
+            ledger.hold(causer, Resource.SUBSCRIPTIONS)
 
-    def _subscribe_alone(self, topic_filter: str, granted: int, identifier: int, old: Subscription | None) -> None:
+    def _subscribe_alone(
+        self, topic_filter: str, granted: int, identifier: int, old: Subscription | None, causer: Causer
+    ) -> None:
         session, context = self.session, self.context
         handling = (granted & RETAIN_HANDLING) >> 4
         wants_retained = handling == 0 or (handling == 1 and old is None)  # [MQTT-3.3.1-9] to [MQTT-3.3.1-11]
@@ -147,9 +158,11 @@ class ClientSubscriptions:
         # A replaced subscription keeps its queue and its place there: another queue may serve this filter by now.
         if session.lasts:
             retained_before = before if wants_retained else None
-            queue = context.journal.record_subscription(session, topic_filter, granted, identifier, retained_before)
+            queue = context.journal.record_subscription(
+                session, topic_filter, granted, identifier, retained_before, causer=causer
+            )
         else:
-            queue = context.store.queues.attach(topic_filter, session.owner) if old is None else old.queue
+            queue = context.store.queues.attach(topic_filter, session.owner, causer) if old is None else old.queue
         subscription = Subscription(self, topic_filter, queue, granted, identifier)
         if session.lasts and session.stored is not None:
             subscription.stored = session.stored.subscriptions[topic_filter]
@@ -172,14 +185,17 @@ class ClientSubscriptions:
         subscription.start()
         self._deliveries.system.add(subscription, sends_all=subscription.retained is not None)
 
-    def _subscribe_shared(self, topic_filter: str, granted: int, identifier: int, old: Subscription | None) -> None:
+    def _subscribe_shared(
+        self, topic_filter: str, granted: int, identifier: int, old: Subscription | None, causer: Causer
+    ) -> None:
         session, shared = self.session, self._deliveries.shared
         shared.check_enabled()
-        group = shared.group_for(topic_filter)
+        group = shared.group_for(topic_filter, causer)
         try:
             if session.lasts:
-                retry = group.group.retry
-                self.context.journal.record_subscription(session, topic_filter, granted, identifier, None, queue=retry)
+                self.context.journal.record_subscription(
+                    session, topic_filter, granted, identifier, None, causer=causer, queue=group.group.retry
+                )
         except StoreError:
             shared.forget_unused(group)
             raise
@@ -276,6 +292,10 @@ class ClientSubscriptions:
         counters = self.context.counters
         counters.subscriptions -= 1
         counters.subscriptions_shared -= subscription.is_shared
+        if subscription.stored is None:
+            ledger = self.context.store.ledger
+            causer = ledger.with_tenant(self.session.causer, topics_of(subscription.filter))
+            ledger.let_go(causer, Resource.SUBSCRIPTIONS)
         self._deliveries.system.remove(subscription)
         subscription.release()
 
@@ -334,7 +354,7 @@ class ClientSubscriptions:
 
     def _restore_shared(self, one: StoredSubscription) -> None:
         try:
-            group = self._deliveries.shared.group_for(one.filter)
+            group = self._deliveries.shared.group_for(one.filter, self.session.causer)
         except StoreError as error:
             logger.error("subscription.lost", client=self.session.client_id, filter=one.filter[:80], why=str(error))
             return

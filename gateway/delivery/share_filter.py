@@ -1,11 +1,16 @@
-"""The POP group that the filter of a shared subscription names."""
+"""What the filter of a subscription names: topics and, if the subscription is shared, a POP group."""
 
 from __future__ import annotations
 
-from penstock.gateway.protocol.topics import split_share
+from penstock.gateway.protocol.topics import SHARE, split_share
 from penstock.pop.core.names import check_group_name
 from penstock.pop.errors import GroupInvalid
 from penstock.store.errors import TopicInvalid
+
+
+def topics_of(topic_filter: str) -> str:
+    """Return the filter that selects the topics of a subscription: what follows `$share/{name}/`, if it is shared."""
+    return topic_filter.split("/", 2)[-1] if topic_filter.startswith(SHARE) else topic_filter
 
 
 def group_of_share(topic_filter: str) -> tuple[str, str]:

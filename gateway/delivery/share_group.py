@@ -22,6 +22,7 @@ from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.poll import Poll, PopResult
 from penstock.pop.errors import Overloaded
 from penstock.store.bodies import CHECKPOINT_ENTRY_DTYPE
+from penstock.store.causer import Causer
 from penstock.store.errors import DiskFull, StoreError
 from penstock.store.lightqueue import ENTRY_BYTES, ENTRY_DTYPE
 
@@ -49,8 +50,11 @@ RETRY_S: Final = 1.0
 class GroupRegistry(Protocol):
     """The shared subscriptions of the node, as each group sees them."""
 
-    def find_or_create(self, name: str, topic_filter: str, /) -> ConsumerGroup:
-        """Return the POP group of a name and a filter. Raises TopicInvalid, LimitExceeded, DiskFull."""
+    def find_or_create(self, name: str, topic_filter: str, causer: Causer, /) -> ConsumerGroup:
+        """Return the POP group of a name and a filter; create it for a causer if there is none.
+
+        Raises TopicInvalid, LimitExceeded, DiskFull.
+        """
 
     def forget_unused(self, group: ShareGroup, /) -> None:
         """Forget a group that has no member."""
@@ -67,6 +71,7 @@ class ShareGroup:
         ack_timeout_ms: time after which a delivery without an acknowledgement is a new attempt (`mqtt.share_ack_timeout_ms`).
         name: the share name, which is the name of the POP group.
         topic_filter: of the POP group.
+        causer: the first member, which is charged for the group.
     """
 
     __slots__ = (
@@ -82,6 +87,7 @@ class ShareGroup:
         "_scheduled",
         "_settlements",
         "_waiting",
+        "causer",
         "count",
         "filter",
         "group",
@@ -97,6 +103,7 @@ class ShareGroup:
         ack_timeout_ms: int,
         name: str,
         topic_filter: str,
+        causer: Causer,
     ) -> None:
         self._registry = registry
         self._core = core
@@ -106,7 +113,8 @@ class ShareGroup:
         self._ack_timeout_ms = ack_timeout_ms
         self.name = name
         self.filter = topic_filter
-        self.group = registry.find_or_create(name, topic_filter)
+        self.causer = causer
+        self.group = registry.find_or_create(name, topic_filter, causer)
         """The POP group that the members consume."""
         self.count = 0
         """Number of members: subscriptions of connected clients."""
@@ -230,7 +238,7 @@ class ShareGroup:
     def recreate(self) -> None:
         """Get a POP group in place of one that an operator has deleted, because the subscriptions still exist."""
         try:
-            self.group = self._registry.find_or_create(self.name, self.filter)
+            self.group = self._registry.find_or_create(self.name, self.filter, self.causer)
         except StoreError as error:
             logger.warning("shared.idle", group=self.name, filter=self.filter[:80], why=str(error))
             self._retry_later()

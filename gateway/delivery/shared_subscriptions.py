@@ -36,7 +36,10 @@ from penstock.pop.core.core import PopCore
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.settings import GroupSettings
 from penstock.pop.errors import PopError
+from penstock.store.accounts import Resource
+from penstock.store.causer import NODE, Causer
 from penstock.store.errors import DiskFull, LimitExceeded, StoreError
+from penstock.store.ledger import Ledger
 from penstock.store.space import Space
 
 CREATED: Final = GroupSettings(shared=True)
@@ -53,6 +56,7 @@ class SharedSubscriptions:
     Parameters:
         core: of POP.
         space: tells when a full disk has room again.
+        ledger: is charged for each group.
         counters: of the gateway.
         is_enabled: whether clients may subscribe (`mqtt.shared`).
         groups_max: filters that may be shared at once (`mqtt.shared_max`).
@@ -63,6 +67,7 @@ class SharedSubscriptions:
         self,
         core: PopCore,
         space: Space,
+        ledger: Ledger,
         counters: GatewayCounters,
         *,
         is_enabled: bool,
@@ -75,7 +80,8 @@ class SharedSubscriptions:
         self._pop_groups = core.groups
         self._space = space
         self._is_enabled = is_enabled
-        self._groups_max = groups_max
+        ledger.limit(Resource.SHARED, groups_max, "mqtt.shared_max")
+        self._ledger = ledger
         self._ack_timeout_ms = ack_timeout_ms
         self.settlements = ShareSettlements(core, counters)
         """Settles deliveries."""
@@ -106,10 +112,11 @@ class SharedSubscriptions:
         if not self._is_enabled:
             raise SharedUnavailable('Shared subscriptions are switched off. Set mqtt.shared to "on" to allow them.')
 
-    def group_for(self, shared_filter: str) -> ShareGroup:
+    def group_for(self, shared_filter: str, causer: Causer = NODE) -> ShareGroup:
         """Return the share group of a filter with `$share/`, for a client to become a member of.
 
-        The caller calls `ShareGroup.join` for the new member; or `forget_unused`, if the member can't be added.
+        The caller calls `ShareGroup.join` for the new member; or `forget_unused`, if the member can't be added. The causer is
+        charged for a group that no connected client has yet.
 
         Raises:
             TopicInvalid, LimitExceeded, DiskFull: the filter is refused.
@@ -117,16 +124,14 @@ class SharedSubscriptions:
         name, topic_filter = group_of_share(shared_filter)
         found = self._groups.get((name, topic_filter))
         if found is None:
-            if len(self._groups) >= self._groups_max:
-                raise LimitExceeded(
-                    f"{len(self._groups)} filters are shared, which is the limit. Raise mqtt.shared_max to allow more."
-                )
-            found = ShareGroup(self, self._core, self.settlements, self._loop, self._ack_timeout_ms, name, topic_filter)
+            causer = self._ledger.admit(causer, Resource.SHARED, topic=topic_filter)
+            found = ShareGroup(self, self._core, self.settlements, self._loop, self._ack_timeout_ms, name, topic_filter, causer)
+            self._ledger.hold(causer, Resource.SHARED)
             self._groups[name, topic_filter] = found
         return found
 
-    def find_or_create(self, name: str, topic_filter: str) -> ConsumerGroup:
-        """Return the POP group of a name and a filter; create it if there is none.
+    def find_or_create(self, name: str, topic_filter: str, causer: Causer) -> ConsumerGroup:
+        """Return the POP group of a name and a filter; create it if there is none, and charge the causer.
 
         Raises:
             TopicInvalid, LimitExceeded, DiskFull: the group can't be created.
@@ -135,7 +140,7 @@ class SharedSubscriptions:
         if group is not None:
             return group
         try:
-            return self._pop_groups.create(name, topic_filter, "latest", CREATED)
+            return self._pop_groups.create(name, topic_filter, "latest", CREATED, causer)
         except PopError as error:
             raise LimitExceeded(str(error)) from error
 
@@ -143,6 +148,7 @@ class SharedSubscriptions:
         """Forget a share group that has no member, and delete its POP group if nobody else needs it."""
         if not group.count:
             del self._groups[group.name, group.filter]
+            self._ledger.let_go(group.causer, Resource.SHARED)
             self._delete_if_unused(group.group)
 
     def _group_deleted(self, group: ConsumerGroup) -> None:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from penstock.gateway.protocol.fields import U32, write_binary, write_pair, write_string
 from penstock.gateway.protocol.properties import Property, PropertyValues
 from penstock.store.properties import Properties
 
 
 def to_stored(
-    values: PropertyValues, now_ms: int, *, publisher: str = "", deliver_at_ms: int = 0, session: str = "", packet_id: int = 0
+    values: PropertyValues,
+    now_ms: int,
+    *,
+    publisher: str = "",
+    deliver_at_ms: int = 0,
+    session: str = "",
+    packet_id: int = 0,
+    by: Sequence[str] = (),
 ) -> Properties:
     """Return the properties to store with a message.
 
@@ -17,7 +26,7 @@ def to_stored(
         now_ms: when the message came, in ms since 1970. Its expiry interval counts from then, or from when it is due.
         publisher: the client id of the publisher, if its own subscriptions must not get the message, else empty.
         deliver_at_ms: when the message is due, in ms since 1970; 0 means at once.
-        session, packet_id: see `Properties`.
+        session, packet_id, by: see `Properties`.
     """
     get = values.get
     expiry_s = get(Property.MESSAGE_EXPIRY_S)
@@ -32,6 +41,7 @@ def to_stored(
         publisher=publisher,
         session=session,
         packet_id=packet_id,
+        by=list(by),
     )
 
 

@@ -25,6 +25,7 @@ from penstock.gateway.sessions.inflight import Slot
 from penstock.gateway.sessions.session import Session
 from penstock.gateway.sessions.stored_session import StoredSession
 from penstock.gateway.sessions.stored_subscription import StoredSubscription
+from penstock.store.causer import NODE, Causer
 from penstock.store.clock import Clock
 from penstock.store.errors import DiskFull
 from penstock.store.lightqueue import LightQueue
@@ -206,6 +207,7 @@ class SessionJournal:
         identifier: int,
         retained_before: int | None,
         *,
+        causer: Causer = NODE,
         queue: LightQueue | None = None,
     ) -> LightQueue:
         """Record a subscription of a session that lasts, in place of one to the same filter; return its light queue.
@@ -216,6 +218,7 @@ class SessionJournal:
             options: the subscription options granted (MQTT 5.0, 3.8.3.1).
             identifier: the subscription identifier, or 0.
             retained_before: the position before which retained messages are stored that the client gets; None if it gets none.
+            causer: is charged for the subscription and, if that is new, for its light queue.
             queue: the light queue that the subscription uses; by default the queue of the filter.
 
         Raises:
@@ -230,10 +233,12 @@ class SessionJournal:
         elif queue is not None:
             row |= {"number": session.subscribed, "queue": queue.id, "cursor": 0}
         else:
-            queue_id = queues.prepare(topic_filter)
+            queue_id = queues.prepare(topic_filter, causer)
             queue = queues.find(topic_filter)
             cursor = queue.next_offset if queue is not None else 0
             row |= {"number": session.subscribed, "queue": queue_id, "cursor": cursor}
+        if old is None:
+            row["by"] = causer.row()
         if retained_before is not None:
             row["retained"] = retained_before
         self._append(Kind.SESSION_SUBSCRIBED, stored, row)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
-from itertools import chain, takewhile
+from itertools import chain, islice, takewhile
 from typing import Final, Protocol
 
 import orjson
@@ -35,10 +35,12 @@ from penstock.gateway.sessions.stored_session import StoredSession
 from penstock.gateway.sessions.stored_sessions import StoredSessions
 from penstock.gateway.sessions.stored_subscription import StoredSubscription
 from penstock.gateway.sessions.unrecorded import Advance, Unrecorded
-from penstock.gateway.sessions.wills import Wills
+from penstock.gateway.sessions.wills import RetainedRoom, Wills
 from penstock.store import topics
+from penstock.store.accounts import Resource
+from penstock.store.causer import Causer
 from penstock.store.clock import Clock
-from penstock.store.errors import DiskFull, QueueUnknown
+from penstock.store.errors import DiskFull, LimitExceeded, QueueUnknown, StoreError
 from penstock.store.record import Kind
 from penstock.store.sliced import SlicedJob
 from penstock.store.store import Store
@@ -56,6 +58,9 @@ what the journal lets the client acknowledge, and the node send for it, before i
 
 SENT_ENTRIES: Final = 4_096
 """Messages after that which may have been sent too, because those at QoS 0 take no room of a window."""
+
+SOURCES_TRIED: Final = 64
+"""Sources with many sessions that are looked at for one whose client is away."""
 
 WINDOW_UNKNOWN: Final = 65_535
 """The window of a session whose records don't tell it."""
@@ -90,6 +95,7 @@ class SessionLifecycle:
         sessions: the stored sessions, a part of that store.
         journal: records the progress of connected sessions.
         clients: the connected clients by client id.
+        retained: says whether a will may be retained.
         shared: takes the shared deliveries that a client leaves behind.
         counters: of the gateway.
         logbook: for events that clients cause.
@@ -106,6 +112,7 @@ class SessionLifecycle:
         sessions: StoredSessions,
         journal: SessionJournal,
         clients: Mapping[str, Connected],
+        retained: RetainedRoom,
         shared: SharedDeliveries,
         counters: GatewayCounters,
         logbook: Logbook,
@@ -115,10 +122,12 @@ class SessionLifecycle:
         inflight_max: int,
         refuses_others: bool,
     ) -> None:
+        store.ledger.limit(Resource.SESSIONS, sessions_max, "mqtt.sessions_max")
         self._store = store
+        self._ledger = store.ledger
         self.sessions = sessions
         self._journal = journal
-        self._wills = Wills(store)
+        self._wills = Wills(store, retained)
         self._clients = clients
         self._shared = shared
         self._counters = counters
@@ -185,7 +194,7 @@ class SessionLifecycle:
     def _has_expired(self, stored: StoredSession) -> bool:
         return not stored.connected and stored.ends_ms <= self._now_for(stored)
 
-    def open(self, client_id: str, wish: Connect, expiry_s: int, user: str = "") -> tuple[Session, bool]:
+    def open(self, client_id: str, wish: Connect, expiry_s: int, user: str = "", source: str = "") -> tuple[Session, bool]:
         """Return the session of a client that connects, and whether it existed before [MQTT-3.1.2-4], [MQTT-3.1.2-5].
 
         The subscriptions of a session that existed before are restored by `ClientSubscriptions.restore`.
@@ -195,16 +204,18 @@ class SessionLifecycle:
             wish: the CONNECT.
             expiry_s: the session expiry interval granted, in seconds.
             user: the client's user name if something vouches for it; otherwise empty. A session of another user ends.
+            source: where the client connects from: see `source_of`.
 
         Raises:
-            ConnectRefused: the disk has no room, or `mqtt.sessions_max` sessions are stored and none may be ended.
+            ConnectRefused: the disk has no room; or the client's user or source has too many sessions; or `mqtt.sessions_max`
+                sessions are stored and none may be ended.
         """
         try:
-            return self._open(client_id, wish, expiry_s, user)
+            return self._open(client_id, wish, expiry_s, user, self._ledger.with_tenant(Causer.of(user, source, client_id)))
         except DiskFull as error:
             raise _refusal(error) from error
 
-    def _open(self, client_id: str, wish: Connect, expiry_s: int, user: str) -> tuple[Session, bool]:
+    def _open(self, client_id: str, wish: Connect, expiry_s: int, user: str, causer: Causer) -> tuple[Session, bool]:
         window = min(wish.receive_max, self._inflight_max)
         stored = self.sessions.get(client_id)
         if stored is not None and stored.connected:
@@ -222,13 +233,13 @@ class SessionLifecycle:
         is_present = stored is not None
         if not is_present:
             if not expiry_s and wish.will is None:
-                return Session(client_id, window, user=user), False
-            self._displace_if_full()
+                return Session(client_id, window, user=user, causer=causer), False
+            self._make_room(causer)
         kind = Kind.SESSION_RESUMED if is_present else Kind.SESSION_OPENED
-        self._record_connected(kind, client_id, expiry_s, window, wish.will, user)
+        self._record_connected(kind, client_id, expiry_s, window, wish.will, user, causer)
         stored = self.sessions.get(client_id)
         assert stored is not None, client_id
-        session = Session(client_id, window, stored, user)
+        session = Session(client_id, window, stored, user, causer)
         session.expiry_s = expiry_s
         session.has_will = wish.will is not None
         session.lasts = is_present or expiry_s > 0
@@ -239,14 +250,22 @@ class SessionLifecycle:
             session.unrecorded.reset(session.inflight.slots)
         return session, is_present
 
-    def _displace_if_full(self) -> None:
-        """End the session that would end first if as many are stored as may be."""
+    def _make_room(self, causer: Causer) -> None:
+        """Make sure that a causer may have one more session.
+
+        If as many sessions are stored as may be, one ends: of the source with the most sessions, that which would end first of
+        those whose clients are away. Raises ConnectRefused.
+        """
         limit = self._sessions_max
-        if len(self.sessions) < limit:
+        is_full = len(self.sessions) >= limit
+        try:
+            self._ledger.admit(causer, Resource.SESSIONS, spare=max(len(self.sessions) - limit + 1, 0))
+        except LimitExceeded as error:
+            raise _refusal(error) from error
+        if not is_full:
             return
         self._store.commit()
-        client_id = self.sessions.first_due()
-        stored = self.sessions.get(client_id) if client_id is not None else None
+        stored = self._displaceable()
         if stored is None:
             raise ConnectRefused(
                 f"{len(self.sessions)} sessions are stored, which is the limit, and all their clients are connected. Raise "
@@ -257,8 +276,16 @@ class SessionLifecycle:
         self._logbook.note("session.displaced", client=stored.client_id, limit=limit)
         self._end(stored, at_once=True)
 
-    def _record_connected(self, kind: Kind, client_id: str, expiry_s: int, window: int, will: Will | None, user: str) -> None:
-        row: dict[str, object] = {"expiry_s": expiry_s, "window": window}
+    def _displaceable(self) -> StoredSession | None:
+        """Return the session that ends for a new one; None if no client is away."""
+        sources = islice(self._ledger.largest_sources(Resource.SESSIONS), SOURCES_TRIED)
+        found = next(filter(None, map(self.sessions.first_due_of, sources)), None) or self.sessions.first_due()
+        return self.sessions.get(found) if found is not None else None
+
+    def _record_connected(
+        self, kind: Kind, client_id: str, expiry_s: int, window: int, will: Will | None, user: str, causer: Causer
+    ) -> None:
+        row: dict[str, object] = {"expiry_s": expiry_s, "window": window, "by": causer.row()}
         if user:
             row["user"] = user
         body = b""
@@ -449,5 +476,5 @@ def _is_others(owner: str, user: str) -> bool:
     return owner not in ("", user)
 
 
-def _refusal(error: DiskFull) -> ConnectRefused:
+def _refusal(error: StoreError) -> ConnectRefused:
     return ConnectRefused(str(error), ConnectCode.SERVER_UNAVAILABLE, ReasonCode.QUOTA_EXCEEDED)

@@ -7,6 +7,7 @@ The first byte of each key but the last is b"S":
     key b"Sl", client id, 0, number u32                  value: `StoredDraining.row`
     key b"St", due ms u64, client id                     no value: when a session ends or its will is published; only of clients
                                                          that are away
+    key b"Sp", account u64, due ms u64, client id        no value: the same, by the account of the client's source
     key b"So", client id                                 no value: the client is connected
     key b"Sh", position u64, client id                   no value: the oldest record that the session needs
     key b"Sa", position u64                              value: size of the SESSIONS_ACKED record at this position, u32; only of
@@ -23,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from struct import Struct
 
-from penstock.gateway.sessions.stored_session import StoredSession
+from penstock.gateway.sessions.stored_session import SavedRows, StoredSession
 from penstock.gateway.sessions.stored_subscription import StoredDraining, StoredSubscription
 from penstock.store.index import Batch, Index, KeySpace
 
@@ -31,6 +32,7 @@ SESSION = KeySpace.SESSION + b"c"
 SUBSCRIPTION = KeySpace.SESSION + b"s"
 DRAINING = KeySpace.SESSION + b"l"
 DUE = KeySpace.SESSION + b"t"
+DUE_OF_SOURCE = KeySpace.SESSION + b"p"
 CONNECTED = KeySpace.SESSION + b"o"
 NEEDS = KeySpace.SESSION + b"h"
 ACKED = KeySpace.SESSION + b"a"
@@ -86,11 +88,21 @@ def save_session(batch: Batch, stored: StoredSession) -> None:
             batch.put(CONNECTED + client_id, b"")
         else:
             batch.delete(CONNECTED + client_id)
-    for prefix, old, new in ((DUE, before.due_ms, now.due_ms), (NEEDS, before.oldest, now.oldest)):
+    for old, new in zip(_ordered_keys(before, client_id), _ordered_keys(now, client_id), strict=True):
         if old == new:
             continue
         if old is not None:
-            batch.delete(prefix + U64.pack(old) + client_id)
+            batch.delete(old)
         if new is not None:
-            batch.put(prefix + U64.pack(new) + client_id, b"")
+            batch.put(new, b"")
     stored.saved = now
+
+
+def _ordered_keys(saved: SavedRows, client_id: bytes) -> tuple[bytes | None, bytes | None, bytes | None]:
+    """Return the keys of the rows by which a session is found in order; None for those that it does not have."""
+    due_ms, oldest = saved.due_ms, saved.oldest
+    return (
+        DUE + U64.pack(due_ms) + client_id if due_ms is not None else None,
+        DUE_OF_SOURCE + U64.pack(saved.source) + U64.pack(due_ms) + client_id if due_ms is not None else None,
+        NEEDS + U64.pack(oldest) + client_id if oldest is not None else None,
+    )

@@ -14,6 +14,7 @@ from penstock.gateway.sessions.inflight import Inflight
 from penstock.gateway.sessions.stored_session import StoredSession
 from penstock.gateway.sessions.stored_subscription import StoredSubscription
 from penstock.gateway.sessions.unrecorded import Unrecorded
+from penstock.store.causer import NODE, Causer
 
 
 class SubscriptionProgress(Protocol):
@@ -48,9 +49,11 @@ class Session:
         inflight_max: deliveries of QoS 1 and 2 that may wait for their acknowledgement at once.
         stored: the stored session, if there is one.
         user: the client's user name where a certificate or a plugin vouches for one; otherwise empty.
+        causer: who is charged for what the client creates.
     """
 
     __slots__ = (
+        "causer",
         "client_id",
         "expiry_s",
         "has_will",
@@ -65,10 +68,13 @@ class Session:
         "user",
     )
 
-    def __init__(self, client_id: str, inflight_max: int, stored: StoredSession | None = None, user: str = "") -> None:
+    def __init__(
+        self, client_id: str, inflight_max: int, stored: StoredSession | None = None, user: str = "", causer: Causer = NODE
+    ) -> None:
         self.client_id = client_id
         self.stored = stored
         self.user = user
+        self.causer = causer
         self.lasts = False
         """Whether subscriptions and packet ids are stored. A session that doesn't last is stored for its will only, if at
         all."""

@@ -13,11 +13,12 @@ from typing import NamedTuple
 from penstock.gateway.sessions.changes import Changes, decode_slots, encode_slots
 from penstock.gateway.sessions.inflight import Slot
 from penstock.gateway.sessions.stored_subscription import StoredDraining, StoredSubscription
+from penstock.store.accounts import NODE_ACCOUNT
 
-_HEAD = Struct("<BIHQqIqQIHIII")
-"""Whether the client is connected, expiry_s, window, recorded_at, ends_ms; delay_s, due_ms, position and size of the will;
-last_packet_id, subscribed, the number of received messages, and the bytes of the user name. The user name follows, the packet
-ids and positions of the received messages, and then the deliveries under way."""
+_HEAD = Struct("<BIHQqQQIqQIHIII")
+"""Whether the client is connected, expiry_s, window, recorded_at, ends_ms, account and source; delay_s, due_ms, position and
+size of the will; last_packet_id, subscribed, the number of received messages, and the bytes of the user name. The user name
+follows, the packet ids and positions of the received messages, and then the deliveries under way."""
 
 _RECEIVED = Struct("<HQ")
 """Packet id and position of a received message."""
@@ -44,6 +45,7 @@ class StoredSession:
 
     __slots__ = (
         "__weakref__",
+        "account",
         "changed_draining",
         "changed_filters",
         "client_id",
@@ -57,6 +59,7 @@ class StoredSession:
         "received",
         "recorded_at",
         "saved",
+        "source",
         "subscribed",
         "subscriptions",
         "user",
@@ -96,6 +99,10 @@ class StoredSession:
         it."""
         self.ends_ms = 0
         """When the session ends, in ms since 1970; 0 while the client is connected."""
+        self.account = NODE_ACCOUNT
+        """Id of the account that is charged for the session (`store.ledger`)."""
+        self.source = NODE_ACCOUNT
+        """Id of the account of the source from which the client has connected last."""
         self.will: StoredWill | None = None
         self.last_packet_id = 0
         """The packet id that was assigned last."""
@@ -177,6 +184,8 @@ class StoredSession:
             self.window,
             self.recorded_at,
             self.ends_ms,
+            self.account,
+            self.source,
             *will,
             self.last_packet_id,
             self.subscribed,
@@ -191,7 +200,7 @@ class StoredSession:
         """Return the session that a row describes, without its subscriptions."""
         found = cls(client_id)
         connected, found.expiry_s, found.window, found.recorded_at, *rest = _HEAD.unpack_from(row)
-        found.ends_ms, *will, found.last_packet_id, found.subscribed, received, user_bytes = rest
+        found.ends_ms, found.account, found.source, *will, found.last_packet_id, found.subscribed, received, user_bytes = rest
         found.connected = bool(connected)
         stored_will = StoredWill(*will)
         found.will = stored_will if stored_will.size else None
@@ -205,7 +214,7 @@ class StoredSession:
 
     def rows(self) -> SavedRows:
         """Return which rows the index must have of this session, besides those of its subscriptions."""
-        return NO_ROWS if self.gone else SavedRows(True, self.connected, self.due_ms, self.oldest)
+        return NO_ROWS if self.gone else SavedRows(True, self.connected, self.due_ms, self.oldest, self.source)
 
 
 class SavedRows(NamedTuple):
@@ -215,7 +224,8 @@ class SavedRows(NamedTuple):
     connected: bool
     due_ms: int | None
     oldest: int | None
+    source: int
 
 
-NO_ROWS = SavedRows(False, False, None, None)
+NO_ROWS = SavedRows(False, False, None, None, NODE_ACCOUNT)
 NO_WILL = StoredWill(0, 0, 0, 0)

@@ -20,8 +20,10 @@ from penstock.gateway.sessions import rows
 from penstock.gateway.sessions.changes import Changes
 from penstock.gateway.sessions.stored_session import StoredSession, StoredWill
 from penstock.gateway.sessions.stored_subscription import StoredDraining, StoredSubscription
+from penstock.store.accounts import NODE_ACCOUNT, Resource
 from penstock.store.bodies import SESSIONS_ACKED_HEAD
 from penstock.store.index import Batch, Index
+from penstock.store.ledger import Ledger
 from penstock.store.part import Apply
 from penstock.store.properties import decode_properties
 from penstock.store.queues import Queues
@@ -36,10 +38,12 @@ class StoredSessions:
 
     Parameters:
         queues: the light queues of the store.
+        ledger: is charged for each session and each subscription.
     """
 
-    def __init__(self, queues: Queues) -> None:
+    def __init__(self, queues: Queues, ledger: Ledger) -> None:
         self._queues = queues
+        self._ledger = ledger
         self._index: Index | None = None
         self._loaded: WeakValueDictionary[str, StoredSession] = WeakValueDictionary()
         self._changed: dict[str, StoredSession] = {}
@@ -93,6 +97,12 @@ class StoredSessions:
         """Return the client id whose session or will is due before all others, or None if no session's client is away."""
         return next(self.due(2**63), None)
 
+    def first_due_of(self, source: int) -> str | None:
+        """Return the same of the clients that have last connected from a source, whose account is given."""
+        prefix = rows.DUE_OF_SOURCE + rows.U64.pack(source)
+        key = next((key for key, _ in self._rows(prefix)), None)
+        return key[len(prefix) + rows.U64.size :].decode() if key is not None else None
+
     def _rows(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         assert self._index is not None, "the store has not recovered yet"
         return self._index.rows(prefix, start)
@@ -143,6 +153,7 @@ class StoredSessions:
         stored.recorded_at = record.position
         self._changed[client_id] = stored
         self._count += 1
+        self._ledger.charge(NODE_ACCOUNT, Resource.SESSIONS)
         self._connect(stored, record)
 
     def _apply_resumed(self, record: Record) -> None:
@@ -156,6 +167,11 @@ class StoredSessions:
 
     def _connect(self, stored: StoredSession, record: Record) -> None:
         row = orjson.loads(record.properties)
+        account = self._ledger.enter(row.get("by"))
+        if account != stored.account:
+            self._ledger.release(stored.account, Resource.SESSIONS)
+            self._ledger.charge(account, Resource.SESSIONS)
+        stored.account, stored.source = account, self._ledger.source_account(account)
         stored.expiry_s = row["expiry_s"]
         stored.window = row.get("window", 0)
         stored.user = row.get("user", stored.user)
@@ -177,7 +193,8 @@ class StoredSessions:
 
     def _end(self, stored: StoredSession) -> None:
         for one in chain(stored.subscriptions.values(), stored.draining.values()):
-            self._leave_queue(one.queue_id)
+            self._end_subscription(one)
+        self._ledger.release(stored.account, Resource.SESSIONS)
         stored.reset()
         stored.gone = True
         self._count -= 1
@@ -190,8 +207,10 @@ class StoredSessions:
         topic_filter, number = row["filter"], row["number"]
         one = stored.subscriptions.get(topic_filter)
         if one is None:
-            queue_id = self._use_queue(row["queue"], topic_filter)
-            one = StoredSubscription(topic_filter, number, queue_id, 0, 0, row["cursor"])
+            account = self._ledger.enter(row.get("by"))
+            self._ledger.charge(account, Resource.SUBSCRIPTIONS)
+            queue_id = self._use_queue(row["queue"], topic_filter, account)
+            one = StoredSubscription(topic_filter, number, queue_id, 0, 0, row["cursor"], account)
             stored.subscriptions[topic_filter] = one
             stored.subscribed = max(stored.subscribed, number + 1)
         # A subscription to the same filter keeps the old cursor: deliveries that are not yet recorded must not get lost.
@@ -210,7 +229,7 @@ class StoredSessions:
             ended = stored.draining.pop(row["number"], None)
             if ended is not None:
                 stored.changed_draining.add(ended.number)
-                self._leave_queue(ended.queue_id)
+                self._end_subscription(ended)
             return
         one = stored.subscriptions.pop(row["filter"], None)
         if one is None:
@@ -220,7 +239,7 @@ class StoredSessions:
             stored.draining[one.number] = StoredDraining(one, row["stop"], dict(row["cuts"]))
             stored.changed_draining.add(one.number)
         else:
-            self._leave_queue(one.queue_id)
+            self._end_subscription(one)
 
     def _apply_offsets(self, record: Record) -> None:
         stored = self._change(record)
@@ -269,15 +288,18 @@ class StoredSessions:
 
     # --- light queues -----------------------------------------------------------------------------------------------
 
-    def _use_queue(self, queue_id: int, topic_filter: str) -> int:
+    def _use_queue(self, queue_id: int, topic_filter: str, account: int) -> int:
         uses = self._uses_of(queue_id)
         if not uses:
-            queue_id = self._queues.claim(queue_id, topic_filter, OWNER).id  # another id if the log was repaired
+            queue = self._queues.claim(queue_id, topic_filter, OWNER, account=account)
+            queue_id = queue.id  # another id if the log was repaired
             uses = self._uses_of(queue_id)
         self._uses[queue_id] = uses + 1
         return queue_id
 
-    def _leave_queue(self, queue_id: int) -> None:
+    def _end_subscription(self, one: StoredSubscription) -> None:
+        self._ledger.release(one.account, Resource.SUBSCRIPTIONS)
+        queue_id = one.queue_id
         uses = self._uses[queue_id] = self._uses_of(queue_id) - 1
         if not uses:
             self._queues.release(self._queues.get(queue_id), OWNER)

@@ -6,9 +6,9 @@ from struct import Struct
 
 import orjson
 
-_ROW = Struct("<IIBIQQBQ")
-"""number, queue id, options, identifier, cursor, maybe_sent; whether retained messages are still to be sent, and the position
-before which these are stored. The topic of the last retained message that was sent follows."""
+_ROW = Struct("<IIBIQQQBQ")
+"""number, queue id, options, identifier, account, cursor, maybe_sent; whether retained messages are still to be sent, and the
+position before which these are stored. The topic of the last retained message that was sent follows."""
 
 
 class StoredSubscription:
@@ -21,9 +21,11 @@ class StoredSubscription:
         options: the subscription options (MQTT 5.0, 3.8.3.1).
         identifier: the subscription identifier, or 0.
         cursor: offset of the next message in the light queue.
+        account: id of the account that is charged for it (`store.ledger`).
     """
 
     __slots__ = (
+        "account",
         "cursor",
         "filter",
         "identifier",
@@ -35,8 +37,11 @@ class StoredSubscription:
         "retained_before",
     )
 
-    def __init__(self, topic_filter: str, number: int, queue_id: int, options: int, identifier: int, cursor: int) -> None:
+    def __init__(
+        self, topic_filter: str, number: int, queue_id: int, options: int, identifier: int, cursor: int, account: int
+    ) -> None:
         self.filter = topic_filter
+        self.account = account
         self.number = number
         self.queue_id = queue_id
         self.options = options
@@ -53,15 +58,15 @@ class StoredSubscription:
     def row(self) -> bytes:
         """Return the value of the subscription's row in the index."""
         before = self.retained_before
-        place = (self.cursor, self.maybe_sent)
+        place = (self.account, self.cursor, self.maybe_sent)
         head = (self.number, self.queue_id, self.options, self.identifier, *place, before is not None, before or 0)
         return _ROW.pack(*head) + self.retained_after
 
     @classmethod
     def from_row(cls, topic_filter: str, row: bytes) -> StoredSubscription:
         """Return the subscription that a row describes."""
-        number, queue_id, options, identifier, cursor, maybe_sent, has_retained, before = _ROW.unpack_from(row)
-        found = cls(topic_filter, number, queue_id, options, identifier, cursor)
+        number, queue_id, options, identifier, account, cursor, maybe_sent, has_retained, before = _ROW.unpack_from(row)
+        found = cls(topic_filter, number, queue_id, options, identifier, cursor, account)
         found.maybe_sent = maybe_sent
         if has_retained:
             found.retained_before, found.retained_after = before, row[_ROW.size :]
@@ -80,7 +85,7 @@ class StoredDraining(StoredSubscription):
     __slots__ = ("cuts", "stop")
 
     def __init__(self, one: StoredSubscription, stop: int, cuts: dict[int, int]) -> None:
-        super().__init__(one.filter, one.number, one.queue_id, 0, 0, one.cursor)
+        super().__init__(one.filter, one.number, one.queue_id, 0, 0, one.cursor, one.account)
         self.maybe_sent = one.maybe_sent
         self.stop = stop
         self.cuts = cuts

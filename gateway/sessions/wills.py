@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import orjson
 import structlog
 
@@ -10,6 +12,7 @@ from penstock.gateway.protocol.message import to_stored
 from penstock.gateway.protocol.packets import NO_LOCAL, WILL
 from penstock.gateway.protocol.properties import read_properties
 from penstock.gateway.sessions.stored_session import StoredSession, StoredWill
+from penstock.store.causer import Causer
 from penstock.store.errors import DiskFull, StoreError
 from penstock.store.properties import encode_properties
 from penstock.store.record import Flag, Kind, decode
@@ -18,15 +21,25 @@ from penstock.store.store import Store
 logger = structlog.get_logger("gateway")
 
 
+class RetainedRoom(Protocol):
+    """The retained messages of a node, as far as wills need them."""
+
+    def admit(self, topic: bytes, body: bytes, causer: Causer, /) -> list[str]:
+        """Return what the properties of a message to be retained must have as `by`. Raises LimitExceeded."""
+        ...
+
+
 class Wills:
     """The wills of a node's sessions. A will is in the record with which its connection began.
 
     Parameters:
         store: has these records, and takes the messages.
+        retained: says whether one more message may be retained.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, retained: RetainedRoom) -> None:
         self._store = store
+        self._retained = retained
 
     def publish(self, stored: StoredSession) -> bool:
         """Publish the will of a session once [MQTT-3.1.2-8]: the message's own record says that the will is published.
@@ -37,13 +50,17 @@ class Wills:
         assert stored.will is not None, stored.client_id
         store = self._store
         try:
-            will = self._read(stored.will)
-            if will is not None:
+            found = self._read(stored.will)
+            if found is not None:
+                will, causer = found
+                topic = will.topic.encode()
+                route = store.router.route(topic, causer)
+                by = self._retained.admit(topic, will.body, causer) if will.retain else ()
                 no_local = any(one.options & NO_LOCAL for one in stored.subscriptions.values())
                 publisher = stored.client_id if no_local else ""
-                about = to_stored(will.properties, store.now_ms(), publisher=publisher, session=stored.client_id)
+                about = to_stored(will.properties, store.now_ms(), publisher=publisher, session=stored.client_id, by=by)
                 flags = will.qos | Flag.SESSION | (Flag.RETAIN if will.retain else 0)
-                store.append_message(store.router.route(will.topic.encode()), will.body, encode_properties(about), flags)
+                store.append_message(route, will.body, encode_properties(about), flags)
                 return True
         except DiskFull:
             return False
@@ -54,8 +71,8 @@ class Wills:
             store.append(Kind.SESSION_CLOSED, topic=stored.client_id.encode(), properties=orjson.dumps(row))
         return True
 
-    def _read(self, stored: StoredWill) -> Will | None:
-        """Return a will; None if its record can't be read, which the store logs."""
+    def _read(self, stored: StoredWill) -> tuple[Will, Causer] | None:
+        """Return a will, and the client that has left it; None if its record can't be read, which the store logs."""
         position = stored.position
         if position >= self._store.log.written:
             self._store.commit()
@@ -63,6 +80,8 @@ class Wills:
         if data is None:
             return None
         record = decode(data, position=position, verify=False)
-        row = orjson.loads(record.properties)["will"]
+        connected = orjson.loads(record.properties)
+        row = connected["will"]
         properties, at = read_properties(record.body, 0, WILL)
-        return Will(row["topic"], record.body[at:], row["qos"], row["retain"], row["delay_s"], properties)
+        will = Will(row["topic"], record.body[at:], row["qos"], row["retain"], row["delay_s"], properties)
+        return will, Causer.from_row(connected.get("by"))

@@ -9,7 +9,8 @@ from penstock.gateway.logbook import Logbook
 from penstock.gateway.options import ListenerOptions
 from penstock.gateway.token_bucket import TokenBucket
 from penstock.gateway.transport.peer import Peer, PeerListener
-from penstock.gateway.transport.sources import Sources, source_of
+from penstock.gateway.transport.sources import Sources
+from penstock.store.causer import source_of
 
 
 class HandshakeCount:

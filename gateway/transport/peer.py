@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 
 from penstock.gateway.options import ListenerOptions
 from penstock.gateway.token_bucket import TokenBucket
-from penstock.gateway.transport.sources import source_of
+from penstock.store.causer import source_of
 
 SAN_KINDS: Final = ("URI", "email", "DNS")
 """The kinds of alternative names in a certificate that can be a user name. The first name of any of them counts."""

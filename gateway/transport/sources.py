@@ -2,34 +2,9 @@
 
 from __future__ import annotations
 
-from ipaddress import IPv6Address, ip_address
-from typing import Final
-
 from penstock.gateway.options import LimitOptions
+from penstock.store.causer import EXEMPT
 from penstock.store.recent import RecentIds
-
-IPV6_PREFIX: Final = 64
-"""The bits of an IPv6 address that name a source. A site or a subscriber gets a prefix of this length, and chooses the rest."""
-
-EXEMPT: Final = ""
-"""The source of loopback addresses and Unix sockets. It has no limits, because it is often one proxy for all clients."""
-
-
-def source_of(host: str) -> str:
-    """Return the source of an address: the address itself, its network of 64 bits (IPv6), or `EXEMPT`.
-
-    `host` is a numeric address, with or without a scope (`fe80::1%eth0`), or empty for a Unix socket.
-    """
-    if not host:
-        return EXEMPT
-    address = ip_address(host.partition("%")[0])
-    if isinstance(address, IPv6Address):
-        if address.ipv4_mapped is not None:
-            address = address.ipv4_mapped
-        elif not address.is_loopback:
-            prefix = int(address) >> (128 - IPV6_PREFIX) << (128 - IPV6_PREFIX)
-            return f"{IPv6Address(prefix)}/{IPV6_PREFIX}"
-    return EXEMPT if address.is_loopback else str(address)
 
 
 class SourceStrikes:

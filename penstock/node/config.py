@@ -14,6 +14,7 @@ from penstock.gateway.options import GatewayOptions
 from penstock.node.errors import ConfigError
 from penstock.pop.options import PopOptions
 from penstock.store.options import ClockOptions, HostPort, OptionInvalid, StoreOptions, check_options, option
+from penstock.store.quotaoptions import QuotaOptions
 from penstock.timer.options import TimerOptions
 
 Options = TypeVar("Options")
@@ -59,6 +60,7 @@ class Config:
     pop: PopOptions = PopOptions()
     timer: TimerOptions = TimerOptions()
     access: AccessControlOptions = AccessControlOptions()
+    quotas: QuotaOptions = QuotaOptions()
     admin: AdminOptions = AdminOptions()
     log: LogOptions = LogOptions()
 

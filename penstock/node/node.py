@@ -25,6 +25,7 @@ from penstock.node.metrics.access import AccessCollector
 from penstock.node.metrics.descriptors import DescriptorCollector
 from penstock.node.metrics.mqtt import MqttConnectionCollector, MqttMessageCollector, MqttProtectionCollector
 from penstock.node.metrics.pop import PopCollector
+from penstock.node.metrics.quotas import QuotaCollector
 from penstock.node.metrics.registry import registry_of
 from penstock.node.metrics.store import DelayedCollector, StoreCollector
 from penstock.node.parts import NodeParts
@@ -235,6 +236,7 @@ class Node:
             MqttProtectionCollector(self.gateway),
             DelayedCollector(self.delayed),
             AccessCollector(self.access),
+            QuotaCollector(self.store.ledger),
             DescriptorCollector(self.descriptors, lambda: self._admin.closed_early),
             PopCollector(
                 self.pop, self.store, self.transactions, (lambda: len(rocketmq.clients)) if rocketmq is not None else None

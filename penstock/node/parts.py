@@ -46,16 +46,17 @@ class NodeParts:
             config.store,
             clock,
             clock_options=config.clock,
+            quotas=config.quotas,
             files=files,
             open_database=open_database,
             make_sync=make_sync,
             executor=executor,
         )
         self.delayed = DelayedMessages(self.store, config.timer)
-        self.retained = RetainedMessages(self.store.now_of)
+        self.retained = RetainedMessages(self.store.now_of, self.store.ledger)
         self.handles = Handles(load_secret(config.data_dir, files=files))
         self.pop = PopCore(self.store, self.handles, config.pop, config.timer)
         self.transactions = Transactions(self.store, config.pop, config.timer)
-        self.sessions = StoredSessions(self.store.queues)
+        self.sessions = StoredSessions(self.store.queues, self.store.ledger)
         for part in (self.delayed, self.retained, self.transactions, self.sessions, self.pop.part):
             self.store.add_part(part)

@@ -6,6 +6,7 @@ from typing import Any
 
 from penstock.gateway.gateway import Gateway
 from penstock.node.clockcontrol import clock_of
+from penstock.node.quotas import quotas_of
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.transactions import Transactions
 from penstock.store.recovery import Recovery
@@ -41,6 +42,7 @@ def state_of(
         "clock": clock_of(store),
         "connections": len(gateway.connections),
         "queues": len(store.queues),
+        "quotas": quotas_of(store.ledger),
         "timers_pending": len(delayed),
         "transactions_pending": len(transactions),
         "in_memory": {

@@ -1,20 +1,53 @@
-"""Who calls: the principal whose call is being served, and what it may do."""
+"""Who calls: the principal whose call is being served, what it may do, and who is charged for what the call creates."""
 
 from __future__ import annotations
 
 from contextvars import ContextVar
+from typing import Protocol
 
 import grpc
 
 from penstock.access.actions import SEND
 from penstock.access.rights import Rights
 from penstock.pop.errors import PopError
+from penstock.store.causer import NODE, Causer, source_of
 from penstock.store.record import decode
 from penstock.store.store import Store
 
 CALLER: ContextVar[Rights | None] = ContextVar("caller", default=None)
 """The rights of the caller whose call is being served; None where access is not restricted. gRPC serves each call in a task of
 its own, so this is the call's own context."""
+
+
+class ServedCall(Protocol):
+    """What gRPC knows of a call."""
+
+    def peer(self) -> str:
+        """Return the address of the caller, such as `ipv4:127.0.0.1:4711` or `ipv6:%5B::1%5D:4711`."""
+        ...
+
+
+_SERVED: ContextVar[ServedCall | None] = ContextVar("served", default=None)
+
+
+def note_call(context: ServedCall) -> None:
+    """Note that the call of this context is being served. Every method that may create something calls it first."""
+    _SERVED.set(context)
+
+
+def address_of(context: ServedCall) -> str:
+    """Return the IP address of a caller; empty for a Unix socket."""
+    kind, _, address = context.peer().partition(":")
+    host = address.rpartition(":")[0].replace("%5B", "[").replace("%5D", "]").strip("[]")
+    return host if kind in ("ipv4", "ipv6") else ""
+
+
+def causer_of_call() -> Causer:
+    """Return who causes what the present call creates; the node outside of a call."""
+    context, rights = _SERVED.get(), CALLER.get()
+    if context is None:
+        return NODE
+    return Causer.of(rights.subject.user if rights is not None else "", source_of(address_of(context)))
 
 
 class AccessDenied(PopError):

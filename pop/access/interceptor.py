@@ -14,7 +14,7 @@ from penstock.access.identity import KeysUnavailable, ProvenIdentity, TokenInval
 from penstock.access.policy import SIGNATURE, AccessPolicy
 from penstock.access.rights import Rights
 from penstock.access.subject import Subject
-from penstock.pop.access.caller import CALLER, AccessDenied, check_rights
+from penstock.pop.access.caller import CALLER, AccessDenied, address_of, check_rights
 from penstock.pop.access.livecalls import LiveCall, LiveCalls
 from penstock.pop.errors import PopError
 
@@ -184,7 +184,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
                 "the node doesn't know who calls: show a token that it knows (metadata 'authorization: Bearer TOKEN'), a "
                 "certificate, or a signature by an access key",
             )
-        subject = Subject(identity.user, identity.roles, address=_address_of(context))
+        subject = Subject(identity.user, identity.roles, address=address_of(context))
         rights = self._rights.get(subject)
         if rights is None:
             if len(self._rights) >= RIGHTS_REMEMBERED:
@@ -228,19 +228,12 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
             )
         if principal is not None:
             return ProvenIdentity(principal.name)
-        self._access.audit.note("refused", Subject(address=_address_of(context)), over="grpc", why=why)
+        self._access.audit.note("refused", Subject(address=address_of(context)), over="grpc", why=why)
         return None
 
     def _note_change(self, context: Context, method: _Method, request: Any) -> None:
         caller = CALLER.get()
-        subject = caller.subject if caller is not None else Subject(address=_address_of(context))
+        subject = caller.subject if caller is not None else Subject(address=address_of(context))
         self._access.audit.note(
             "changed", subject, over="grpc", what=method.name, group=request.group, filter=getattr(request, "filter", "")
         )
-
-
-def _address_of(context: Context) -> str:
-    """Return the IP address of a caller, of which gRPC says `ipv4:127.0.0.1:4711` or `ipv6:%5B::1%5D:4711`."""
-    kind, _, address = context.peer().partition(":")
-    host = address.rpartition(":")[0].replace("%5B", "[").replace("%5D", "]").strip("[]")
-    return host if kind in ("ipv4", "ipv6") else ""

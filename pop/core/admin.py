@@ -16,6 +16,7 @@ from penstock.pop.core.state import PopState
 from penstock.pop.errors import GroupBusy, GroupExists, GroupUnknown, RequestInvalid
 from penstock.pop.options import PopOptions
 from penstock.store.bodies import REFERENCE
+from penstock.store.causer import NODE, Causer
 from penstock.store.lightqueue import End, LightQueue, Start
 from penstock.store.record import Kind
 from penstock.store.store import Store
@@ -84,8 +85,10 @@ class GroupAdmin:
             raise GroupUnknown(f"there is no group {name[:80]!r}{on}")
         return found
 
-    def create(self, name: str, topic_filter: str, start: Start, settings: GroupSettings) -> ConsumerGroup:
-        """Create a group, or return the existing one if it has these settings.
+    def create(
+        self, name: str, topic_filter: str, start: Start, settings: GroupSettings, causer: Causer = NODE
+    ) -> ConsumerGroup:
+        """Create a group, for which the causer is charged, or return the existing one if it has these settings.
 
         A group that a shared or a lite subscription created gets these settings, and becomes permanent.
 
@@ -96,7 +99,7 @@ class GroupAdmin:
         check_settings(settings, self._options)
         group = self._groups.get(name, topic_filter)
         if group is None:
-            return self._groups.create(name, topic_filter, start, settings)
+            return self._groups.create(name, topic_filter, start, settings, causer)
         settings = replace(settings, lite=group.settings.lite)
         if group.settings.is_temporary:  # a subscription created it first; from now on it is the operator's
             return self.update(name, topic_filter, lambda _: settings)[0]

@@ -51,7 +51,7 @@ class PopCore:
         self._store = store
         self.counters = PopCounters()
         self._deadlines = Deadlines(store.now_ms, self._deadlines_passed, fire_max=timer.fire_max, tick_ms=timer.tick_ms)
-        self._state = PopState(store.log, store.queues, self._deadlines, self._arrived, options)
+        self._state = PopState(store.log, store.queues, self._deadlines, self._arrived, options, store.ledger)
         store.retention.on_dropped.append(self._forget_dropped)
         state, now_ms = self._state, store.now_ms
         self.part: Part = state
@@ -59,7 +59,7 @@ class PopCore:
         self.checkpoints: Mapping[int, Checkpoint] = state.checkpoints
         """Checkpoints with open deliveries, by position."""
         records = GroupRecords(store, state, self.counters)
-        self.groups = Groups(state, store.queues, records, options)
+        self.groups = Groups(state, store.queues, records, options, store.ledger)
         popper = Popper(store, state, records, self.counters)
         self.polls = LongPolls(popper, store.space, options, self.counters)
         serve = self.polls.serve

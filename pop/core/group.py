@@ -14,6 +14,7 @@ from penstock.pop.core.names import DEAD_LETTERS
 from penstock.pop.core.order import FifoOrder
 from penstock.pop.core.settings import GroupSettings
 from penstock.pop.options import PopOptions
+from penstock.store.accounts import NODE_ACCOUNT
 from penstock.store.lightqueue import LightQueue, Watcher
 
 if TYPE_CHECKING:
@@ -39,9 +40,11 @@ class ConsumerGroup:
         retry: the light queue of its retries.
         settings: what was set for it.
         options: what applies where nothing was set.
+        account: id of the account that is charged for it (`store.ledger`).
     """
 
     __slots__ = (
+        "account",
         "ahead",
         "attempt_ids",
         "attempts_max",
@@ -82,8 +85,10 @@ class ConsumerGroup:
         retry: LightQueue,
         settings: GroupSettings,
         options: PopOptions,
+        account: int = NODE_ACCOUNT,
     ) -> None:
         self.id = group_id
+        self.account = account
         self.name = name
         self.filter = topic_filter
         self.queue = queue
@@ -185,5 +190,6 @@ class ConsumerGroup:
                 "frozen": self.frozen,
                 "dead": self.dead_letter_count,
                 "settings": self.settings.row(),
+                "account": self.account,
             }
         )

@@ -14,8 +14,10 @@ from penstock.pop.core.grouptable import GroupTable
 from penstock.pop.core.names import DEAD_LETTERS
 from penstock.pop.core.settings import GroupSettings
 from penstock.pop.options import PopOptions
+from penstock.store.accounts import Resource
 from penstock.store.bodies import REFERENCE
 from penstock.store.errors import QueueUnknown
+from penstock.store.ledger import Ledger
 from penstock.store.lightqueue import LightQueue
 from penstock.store.part import Apply
 from penstock.store.queues import Queues
@@ -32,6 +34,7 @@ class GroupChanges:
         damages: the damaged ranges of the log.
         queues: the light queues that groups read.
         options: what applies to a group where nothing was set for it.
+        ledger: is charged for each group.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class GroupChanges:
         damages: DamagedRanges,
         queues: Queues,
         options: PopOptions,
+        ledger: Ledger,
     ) -> None:
         self._groups = groups
         self._checkpoints = checkpoints
@@ -49,6 +53,7 @@ class GroupChanges:
         self._damages = damages
         self._queues = queues
         self._options = options
+        self._ledger = ledger
 
     def applies(self) -> Mapping[Kind, Apply]:
         """Return what applies each kind of record."""
@@ -72,6 +77,8 @@ class GroupChanges:
         if self._damages:
             row["expected"] = row["cursor"]
             row["cursor"] = min(row["cursor"], self._queues.get(row["queue"]).next_offset)
+        row["account"] = self._ledger.enter(row.pop("by", None))
+        self._ledger.charge(row["account"], Resource.GROUPS)
         self._groups.add(group_id, {"name": row["group"], "epoch": 0, "retry_cursor": 0, **row})
         self._groups.changed.add(group_id)
 
@@ -110,6 +117,7 @@ class GroupChanges:
         if group.in_flight:
             return  # another record follows with the rest; if a crash prevented it, the group still exists
         self._groups.remove(group)
+        self._ledger.release(group.account, Resource.GROUPS)
         owner = f"group:{group.id}"
         dead_letters = self._queues.find(DEAD_LETTERS + group.name)
         if dead_letters is not None and dead_letters.owners <= {owner}:

@@ -15,7 +15,10 @@ from penstock.pop.core.settings import DEFAULTS, GroupSettings
 from penstock.pop.core.state import PopState
 from penstock.pop.errors import GroupUnknown, Overloaded
 from penstock.pop.options import PopOptions
-from penstock.store.errors import DiskFull
+from penstock.store.accounts import Resource
+from penstock.store.causer import NODE, Causer
+from penstock.store.errors import DiskFull, LimitExceeded, StoreError
+from penstock.store.ledger import Ledger
 from penstock.store.lightqueue import Start
 from penstock.store.queues import Queues
 from penstock.store.record import Kind
@@ -29,9 +32,12 @@ class Groups:
         queues: the light queues that groups read.
         records: appends what is decided.
         options: bounds, and whether consumers may create groups.
+        ledger: is charged for each group.
     """
 
-    def __init__(self, state: PopState, queues: Queues, records: GroupRecords, options: PopOptions) -> None:
+    def __init__(self, state: PopState, queues: Queues, records: GroupRecords, options: PopOptions, ledger: Ledger) -> None:
+        ledger.limit(Resource.GROUPS, options.groups_max, "pop.groups_max")
+        self._ledger = ledger
         self._state = state
         self._by_name = state.groups
         self._queues = queues
@@ -48,7 +54,7 @@ class Groups:
         """Return the group `name` on `topic_filter`; None if there is none."""
         return self._by_name.get((name, topic_filter))
 
-    def get_or_create(self, name: str, topic_filter: str, start: Start = "earliest") -> ConsumerGroup:
+    def get_or_create(self, name: str, topic_filter: str, start: Start = "earliest", causer: Causer = NODE) -> ConsumerGroup:
         """Return the group `name` on `topic_filter`; create it if it doesn't exist, to begin at `start`.
 
         A group that a shared or a lite subscription created becomes permanent: from now on a service counts on it.
@@ -58,7 +64,7 @@ class Groups:
             GroupInvalid: the name is not valid.
             RequestInvalid: the filter is a '$' topic that this group can't consume.
             TopicInvalid: the filter breaks MQTT 5.0, 4.7.
-            Overloaded, LimitExceeded: `pop.groups_max` or `store.queues_max` is reached.
+            Overloaded, LimitExceeded: `pop.groups_max` or `store.queues_max` is reached, or the causer may have no more.
         """
         group = self._by_name.get((name, topic_filter))
         if group is not None:
@@ -67,7 +73,7 @@ class Groups:
                     self.configure(group, replace(group.settings, shared=False, lite_ends_ms=None))
             return group
         self.check_may_create(name, topic_filter)
-        return self.create(name, topic_filter, start, DEFAULTS)
+        return self.create(name, topic_filter, start, DEFAULTS, causer)
 
     def check_may_create(self, name: str, topic_filter: str) -> None:
         """Raise GroupUnknown if consumers can't create groups because `pop.groups_auto_create` is off."""
@@ -76,8 +82,10 @@ class Groups:
                 f"there is no group {name[:80]!r} on {topic_filter[:80]!r}: create it first, or set pop.groups_auto_create"
             )
 
-    def create(self, name: str, topic_filter: str, start: Start, settings: GroupSettings) -> ConsumerGroup:
-        """Create a group that doesn't exist. The caller must have checked the settings.
+    def create(
+        self, name: str, topic_filter: str, start: Start, settings: GroupSettings, causer: Causer = NODE
+    ) -> ConsumerGroup:
+        """Create a group that doesn't exist. The caller must have checked the settings. The causer is charged for it.
 
         Raises:
             GroupInvalid, RequestInvalid, TopicInvalid, Overloaded, LimitExceeded: as `get_or_create` raises them.
@@ -85,18 +93,25 @@ class Groups:
         check_group_name(name)
         if topic_filter.startswith("$"):
             check_system_filter(name, topic_filter)
-        count = len(self._state.groups_by_id)
-        if count >= self._options.groups_max:
-            raise Overloaded(f"{count} groups exist, which is the limit: see pop.groups_max")
+        try:
+            by = self._ledger.admit(causer, Resource.GROUPS, topic=topic_filter).row()
+        except LimitExceeded as error:
+            raise Overloaded(str(error)) from error
         group_id = self._state.next_id
-        queue = self._queues.declare(topic_filter, f"group:{group_id}", start)
-        retry = self._queues.declare(f"$retry/{group_id}", f"group:{group_id}")
+        owner = f"group:{group_id}"
+        queue = self._queues.declare(topic_filter, owner, start, causer)
+        try:
+            retry = self._queues.declare(f"$retry/{group_id}", owner, causer=causer)
+        except StoreError:
+            self._queues.drop(queue, owner)
+            raise
         row = {
             "group": name,
             "filter": topic_filter,
             "queue": queue.id,
             "retry": retry.id,
             "cursor": self._queues.offset_of(queue, start),
+            "by": by,
         }
         if settings != DEFAULTS:
             row["settings"] = settings.row()

@@ -59,7 +59,7 @@ class GroupTable:
         name, topic_filter = row["name"], row["filter"]
         queue, retry = self._queues.get(row["queue"]), self._queues.get(row["retry"])
         settings = GroupSettings.from_row(row.get("settings", {}))
-        group = ConsumerGroup(group_id, name, topic_filter, queue, retry, settings, self._options)
+        group = ConsumerGroup(group_id, name, topic_filter, queue, retry, settings, self._options, row["account"])
         group.cursor = group.scanned = row["cursor"]
         group.retry_cursor = row["retry_cursor"]
         group.epoch = row["epoch"]

@@ -12,9 +12,10 @@ from penstock.pop.core.handle import Handles
 from penstock.pop.core.transactions import Transactions
 from penstock.pop.errors import PopError
 from penstock.pop.options import PopOptions
+from penstock.store.causer import NODE, Causer
 from penstock.store.errors import LimitExceeded
 from penstock.store.properties import Properties, encode_properties, tag_hash
-from penstock.store.record import Flag
+from penstock.store.record import Flag, record_bytes
 from penstock.store.router import Route
 from penstock.store.store import Store
 from penstock.timer.delayed import DelayedMessages
@@ -89,42 +90,48 @@ class Sender:
         self._bytes_max = options.message_bytes_max
         self._delay_ms_max = timer.delay_ms_max
 
-    def store(self, topic: bytes, body: bytes, properties: Properties) -> StoredMessage:
+    def store(self, topic: bytes, body: bytes, properties: Properties, causer: Causer = NODE) -> StoredMessage:
         """Store a message: as a half message if it has a `producer`, as a delayed one if `deliver_at_ms` is in the future.
 
+        Args:
+            topic, body, properties: of the message.
+            causer: is charged for a delayed or half message, and for a new first level of the topic.
+
         Raises:
-            SendRefused: the message breaks a bound.
+            SendRefused: the message breaks a bound, or the causer may have no more delayed or half messages.
             TopicInvalid, LimitExceeded, RecordTooLarge, DiskFull: as `Router.route` and `Store.append_message` raise them.
         """
         properties = self._checked(properties)
         due_ms = properties.deliver_at_ms
-        route = self._store.router.route(topic)
+        route = self._store.router.route(topic, causer)
         encoded = encode_properties(properties)
         if len(topic) + len(encoded) + len(body) > self._bytes_max:
             detail = f"topic, properties and body have more than {self._bytes_max} bytes together: see pop.message_bytes_max"
             raise SendRefused(Refusal.MESSAGE_TOO_LARGE, detail)
         if properties.producer:
-            return self._store_half(route, body, encoded, due_ms)
+            return self._store_half(route, body, properties, causer)
         if due_ms:
-            return self._store_delayed(route, body, encoded, due_ms)
+            return self._store_delayed(route, body, properties, causer)
         return StoredMessage(self._store.append_message(route, body, encoded, 1, tag_hash(properties.tag)))
 
-    def _store_delayed(self, route: Route, body: bytes, encoded: bytes, due_ms: int) -> StoredMessage:
+    def _store_delayed(self, route: Route, body: bytes, properties: Properties, causer: Causer) -> StoredMessage:
         try:
-            self._delayed.check_room()
+            by = self._delayed.admit(causer, record_bytes(route.topic, body), route.name)
         except LimitExceeded as error:
             raise SendRefused(Refusal.TOO_MANY_TIMERS, str(error)) from error
+        encoded = encode_properties(properties._replace(by=by))
         position = self._store.append_message(route, body, encoded, 1 | Flag.DELAYED)
-        return StoredMessage(position, recall_handle=self._handles.recall(position, due_ms))
+        return StoredMessage(position, recall_handle=self._handles.recall(position, properties.deliver_at_ms))
 
-    def _store_half(self, route: Route, body: bytes, encoded: bytes, due_ms: int) -> StoredMessage:
-        if due_ms:
+    def _store_half(self, route: Route, body: bytes, properties: Properties, causer: Causer) -> StoredMessage:
+        if properties.deliver_at_ms:
             detail = "a half message of a transaction can't be delayed: its commit delivers it"
             raise SendRefused(Refusal.INVALID_TRANSACTION, detail)
         try:
-            self._transactions.check_room()
+            by = self._transactions.admit(causer, route.name)
         except LimitExceeded as error:
             raise SendRefused(Refusal.TOO_MANY_TRANSACTIONS, str(error)) from error
+        encoded = encode_properties(properties._replace(by=by))
         position = self._store.append_message(route, body, encoded, 1 | Flag.HALF)
         return StoredMessage(position, transaction_handle=self._handles.half(position, self._store.now_ms()))
 

@@ -21,6 +21,7 @@ from penstock.pop.options import PopOptions
 from penstock.store.clocksteps import step_of
 from penstock.store.commitlog import CommitLog
 from penstock.store.index import Batch, Index
+from penstock.store.ledger import Ledger
 from penstock.store.lightqueue import ENTRY, ENTRY_BYTES, LightQueue
 from penstock.store.part import Apply
 from penstock.store.queues import Queues
@@ -39,6 +40,7 @@ class PopState:
         deadlines: gets each checkpoint that opens, and forgets each that closes.
         arrived: called with a group when messages that are visible to it were committed.
         options: what applies to a group where nothing was set for it.
+        ledger: is charged for each group.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class PopState:
         deadlines: Deadlines,
         arrived: Callable[[ConsumerGroup], None],
         options: PopOptions,
+        ledger: Ledger,
     ) -> None:
         self._log = log
         self._queues = queues
@@ -55,7 +58,9 @@ class PopState:
         self._groups = GroupTable(queues, self._damages, arrived, options)
         self._checkpoints = CheckpointTable(deadlines, self._groups.by_id, self._damages)
         self.dead_letters = DeadLetters()
-        self._group_changes = GroupChanges(self._groups, self._checkpoints, self.dead_letters, self._damages, queues, options)
+        self._group_changes = GroupChanges(
+            self._groups, self._checkpoints, self.dead_letters, self._damages, queues, options, ledger
+        )
         self._delivery_changes = DeliveryChanges(self._groups, self._checkpoints, self.dead_letters, self._damages, queues)
         self.groups = self._groups.by_name
         """Groups by name and filter."""

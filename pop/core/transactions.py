@@ -5,7 +5,8 @@ transaction in its database, and commits the half message or rolls it back. The 
 outcome, up to `pop.transaction_checks_max` times, and then rolls the message back. Commits, roll backs and checks are records.
 Applying TRANSACTION_COMMITTED puts the entries into the queues, so the message is delivered exactly once, whatever crashes.
 
-Rows of the index: key b"X", position u64 big-endian; value state u8, checks u16, next check ms i64, size u32, producer.
+Rows of the index: key b"X", position u64 big-endian; value state u8, checks u16, next check ms i64, size u32, account u64
+(`store.ledger`), producer.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from typing import NamedTuple
 
 from penstock.pop.errors import Overloaded
 from penstock.pop.options import PopOptions
+from penstock.store.accounts import Resource
 from penstock.store.bodies import TIMER_ENTRY
-from penstock.store.errors import LimitExceeded
+from penstock.store.causer import NODE, Causer
 from penstock.store.index import Batch, Index, KeySpace
 from penstock.store.part import Apply
 from penstock.store.properties import decode_properties
@@ -34,7 +36,7 @@ ENDED_REMEMBERED = 100_000
 """Ended transactions whose outcome is remembered. A second call that ends an older one gets the answer "unknown"."""
 
 _KEY = Struct(">cQ")
-_ROW = Struct("<BHqI")
+_ROW = Struct("<BHqIQ")
 
 OPEN, COMMITTED, ROLLED_BACK = range(3)
 
@@ -57,6 +59,7 @@ class HalfMessage(NamedTuple):
         producer: who decides about it.
         checks: how often the producer was asked for the outcome.
         due_ms: when the producer is asked next, in ms since 1970.
+        account: id of the account that is charged for it.
     """
 
     position: int
@@ -64,6 +67,7 @@ class HalfMessage(NamedTuple):
     producer: str
     checks: int
     due_ms: int
+    account: int
 
 
 class Transactions:
@@ -89,6 +93,7 @@ class Transactions:
         self._ticker: Ticker[int] = Ticker(
             store.now_ms, self._check, fire_max=timer.fire_max, tick_ms=timer.tick_ms, start_ms=0
         )
+        store.ledger.limit(Resource.TRANSACTIONS, options.transactions_max, "pop.transactions_max")
         self.waiting = 0
         self.committed = 0
         self.rolled_back = 0
@@ -110,10 +115,13 @@ class Transactions:
         """Return a pending half message, or None."""
         return self._pending.get(position)
 
-    def check_room(self) -> None:
-        """Raise LimitExceeded if `pop.transactions_max` are pending. Call it before storing a half message."""
-        if len(self._pending) >= self._options.transactions_max:
-            raise LimitExceeded(f"{len(self._pending)} transactions are pending, which is the limit: see pop.transactions_max")
+    def admit(self, causer: Causer = NODE, topic: str = "") -> list[str]:
+        """Return what the properties of a half message must have as `by`. Callers call it before they store the message.
+
+        Raises:
+            LimitExceeded: `pop.transactions_max` are pending, or the causer may have no more.
+        """
+        return self._store.ledger.admit(causer, Resource.TRANSACTIONS, topic=topic).row()
 
     def end(self, position: int, *, commit: bool) -> EndOutcome:
         """Commit or roll back a half message. The caller must not respond before `Store.when_durable`."""
@@ -221,9 +229,11 @@ class Transactions:
 
     def _apply_message(self, record: Record) -> None:
         if record.flags & Flag.HALF:
-            producer = decode_properties(record.properties).producer
+            about = decode_properties(record.properties)
             due_ms = record.store_ms + self._options.transaction_check_ms
-            self._put(HalfMessage(record.position, record.size, producer, 0, due_ms))
+            account = self._store.ledger.enter(about.by)
+            self._store.ledger.charge(account, Resource.TRANSACTIONS)
+            self._put(HalfMessage(record.position, record.size, about.producer, 0, due_ms, account))
 
     def _apply_checked(self, record: Record) -> None:
         for position, _ in TIMER_ENTRY.iter_unpack(record.body):
@@ -240,9 +250,11 @@ class Transactions:
     def _apply_committed(self, record: Record) -> None:
         route_of, dispatch = self._store.router.route_stored, self._store.queues.dispatch
         for position, size, topic, tag in routed(record):
-            if self._forget(position, COMMITTED) and topic:
-                dispatch(route_of(topic.encode()), position, size, tag)
+            half = self._pending.get(position)
+            if half is not None and topic:
+                dispatch(route_of(topic.encode(), half.account), position, size, tag)
                 self.committed += 1
+            self._forget(position, COMMITTED)
 
     def _apply_rolled_back(self, record: Record) -> None:
         for position, _ in TIMER_ENTRY.iter_unpack(record.body):
@@ -253,6 +265,7 @@ class Transactions:
         half = self._pending.pop(position, None)
         if half is None:
             return False  # it was damaged, and a repair has set it aside
+        self._store.ledger.release(half.account, Resource.TRANSACTIONS)
         asked = self._asked.get(half.producer)
         if asked is not None:
             asked.pop(position, None)
@@ -272,9 +285,9 @@ class Transactions:
     def load(self, index: Index) -> None:
         for key, value in index.rows(bytes(KeySpace.TRANSACTION)):
             _, position = _KEY.unpack(key)
-            state, checks, due_ms, size = _ROW.unpack_from(value)
+            state, checks, due_ms, size, account = _ROW.unpack_from(value)
             if state == OPEN:
-                self._pending[position] = HalfMessage(position, size, value[_ROW.size :].decode(), checks, due_ms)
+                self._pending[position] = HalfMessage(position, size, value[_ROW.size :].decode(), checks, due_ms, account)
                 self._ticker.schedule(due_ms, position)
             else:
                 self._ended.add(position, state)
@@ -283,9 +296,9 @@ class Transactions:
         for position in self._changed:
             half = self._pending.get(position)
             if half is not None:
-                row = _ROW.pack(OPEN, half.checks, half.due_ms, half.size) + half.producer.encode()
+                row = _ROW.pack(OPEN, half.checks, half.due_ms, half.size, half.account) + half.producer.encode()
             elif (state := self._ended.get(position)) is not None:
-                row = _ROW.pack(state, 0, 0, 0)
+                row = _ROW.pack(state, 0, 0, 0, 0)
             else:
                 batch.delete(_KEY.pack(KeySpace.TRANSACTION, position))
                 continue

@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 
+from penstock.pop.access.caller import causer_of_call, note_call
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.handle import Handles
 from penstock.pop.core.outcome import VisibilityChange
@@ -46,6 +47,7 @@ class ConsumeMethods:
         stream: ConsumeStream | None = None
         give_back = False
         reader: asyncio.Task[None] | None = None
+        note_call(context)
         try:
             try:
                 first = await anext(aiter(requests), None)
@@ -90,7 +92,7 @@ class ConsumeMethods:
         batch_max = bounded("batch_max", request.batch_max, options.messages_default)
         asked_ms = bounded("invisible_ms", request.invisible_ms, 0, options.invisible_ms_max)
         start = start_of(request.start, request.start_at_ms)
-        group = self._groups.get_or_create(request.group, request.filter, start)
+        group = self._groups.get_or_create(request.group, request.filter, start, causer_of_call())
         return ConsumeStream(
             self._core,
             self._store.when_durable,

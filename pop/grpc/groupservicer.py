@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from penstock.pop.access.caller import causer_of_call
 from penstock.pop.backoff import Backoff, Exponential
 from penstock.pop.core.admin import ResetTo
 from penstock.pop.core.core import PopCore
@@ -43,7 +44,8 @@ class GroupServicer:
     @with_status
     async def CreateGroup(self, request: pb.CreateGroupRequest) -> pb.GroupsResponse:
         settings = changed(DEFAULTS, request.settings)
-        group = self._admin.create(request.group, request.filter, start_of(request.start, request.start_at_ms), settings)
+        start = start_of(request.start, request.start_at_ms)
+        group = self._admin.create(request.group, request.filter, start, settings, causer_of_call())
         await self._store.durable()
         return self._described([group])
 

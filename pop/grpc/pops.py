@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock.pop.access.caller import causer_of_call
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.groups import Groups
 from penstock.pop.core.outcome import AckOutcome
@@ -43,7 +44,7 @@ class PopMethods:
         attempt_id = check_attempt_id(request.attempt_id)
         acks = list(request.acks)
         check_count("acknowledge handles", acks)
-        group = self._groups.get_or_create(request.group, request.filter, start)
+        group = self._groups.get_or_create(request.group, request.filter, start, causer_of_call())
         outcomes = core.ack(group.name, acks) if acks else []
         result = await core.long_poll(
             (group,),

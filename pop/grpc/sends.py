@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from penstock.pop.access.caller import causer_of_call
 from penstock.pop.core.names import message_id
 from penstock.pop.core.sender import Refusal, Sender, SendRefused
 from penstock.pop.grpc.requests import check_count
 from penstock.pop.grpc.status import OK, with_status
 from penstock.pop.grpc.wire import SENT_PLAIN, sent
 from penstock.pop.proto import pop_pb2 as pb
+from penstock.store.causer import Causer
 from penstock.store.errors import LimitExceeded, RecordTooLarge, TopicInvalid
 from penstock.store.properties import Properties
 from penstock.store.record import TOPIC_BYTES_MAX
@@ -33,7 +35,7 @@ class SendMethods:
     @with_status
     async def Send(self, request: pb.SendRequest) -> bytes:
         check_count("send messages", request.messages, MESSAGES_PER_SEND_MAX)
-        end = self._store.log.end
+        end, causer = self._store.log.end, causer_of_call()
         route_of, append = self._store.router.route, self._store.append_message
         bytes_max = self._message_bytes_max
         results: list[bytes] = []
@@ -51,9 +53,9 @@ class SendMethods:
                     or message.properties
                     or len(message.body) + TOPIC_BYTES_MAX > bytes_max
                 ):
-                    add(sent(self._store_message(message)))
+                    add(sent(self._store_message(message, causer)))
                 else:  # the hot path
-                    add(SENT_PLAIN % append(route_of(message.topic.encode()), message.body, b"", 1))
+                    add(SENT_PLAIN % append(route_of(message.topic.encode(), causer), message.body, b"", 1))
             except SendRefused as error:
                 add(_failed(pb.Code.Value(error.refusal.name), error))
             except TopicInvalid as error:
@@ -66,7 +68,7 @@ class SendMethods:
             await self._store.durable()
         return b"".join(results)
 
-    def _store_message(self, message: pb.Message) -> pb.SendResult:
+    def _store_message(self, message: pb.Message, causer: Causer) -> pb.SendResult:
         due_ms = message.deliver_at_ms
         if message.delay_ms:
             if due_ms or message.delay_ms < 0:
@@ -80,7 +82,7 @@ class SendMethods:
             due_ms,
             producer=message.producer,
         )
-        stored = self._sender.store(message.topic.encode(), message.body, properties)
+        stored = self._sender.store(message.topic.encode(), message.body, properties, causer)
         return pb.SendResult(
             status=OK,
             message_id=message_id(stored.position),

@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TypeAlias, TypeVar
 import grpc
 import grpc.aio
 
-from penstock.pop.access.caller import AccessDenied
+from penstock.pop.access.caller import AccessDenied, note_call
 from penstock.pop.core.outcome import AckOutcome
 from penstock.pop.core.transactions import EndOutcome
 from penstock.pop.errors import GroupBusy, GroupExists, GroupUnknown, Overloaded, PopError
@@ -63,6 +63,7 @@ def with_status(serve: Callable[[S, Q], Awaitable[A]]) -> Callable[[S, Q, Contex
 
     @wraps(serve)
     async def method(self: S, request: Q, context: Context) -> A:
+        note_call(context)
         try:
             return await serve(self, request)
         except (PopError, StoreError) as error:

@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeAlias
 
 import grpc.aio
 
-from penstock.pop.access.caller import CALLER
+from penstock.pop.access.caller import CALLER, note_call
 from penstock.pop.rocketmq.clients import ConnectedClient, ConnectedClients
 from penstock.pop.rocketmq.status import Code, code_of, detail_of
 from penstock.pop.rocketmq.stubs import pb
@@ -30,11 +30,12 @@ class Callers:
         self._now_ms = now_ms
 
     def of(self, context: Context) -> ConnectedClient:
-        """Return the client that makes a call. A client id of two principals names two clients.
+        """Return the client that makes a call, and note the call. A client id of two principals names two clients.
 
         Raises:
             Refused: As `ConnectedClients.heard_from`.
         """
+        note_call(context)
         client_id = _client_id(context)
         caller = CALLER.get()
         principal = caller.subject.user if caller is not None else ""

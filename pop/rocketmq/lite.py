@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 
+from penstock.pop.access.caller import causer_of_call
 from penstock.pop.core.admin import GroupAdmin, ResetTo
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.groups import Groups
@@ -142,7 +143,8 @@ class LiteSubscriptions:
         subscriber = (client_id, parent)
         if group is None:
             self._groups.check_may_create(name, topic_filter)
-            self._groups.create(name, topic_filter, start or "earliest", GroupSettings(lite=(subscriber,), lite_ends_ms=0))
+            settings = GroupSettings(lite=(subscriber,), lite_ends_ms=0)
+            self._groups.create(name, topic_filter, start or "earliest", settings, causer_of_call())
             return
         settings = group.settings
         if subscriber in settings.lite:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.access.actions import POP
-from penstock.pop.access.caller import check_permitted
+from penstock.pop.access.caller import causer_of_call, check_permitted
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.expression import ExpressionType
 from penstock.pop.core.group import ConsumerGroup
@@ -131,9 +131,9 @@ class MessageReceiver:
         group = self._groups.get(name, topic_filter)
         if group is None:
             if not self._options.groups_auto_create:
-                return self._groups.get_or_create(name, topic_filter)
+                return self._groups.get_or_create(name, topic_filter, causer=causer_of_call())
             settings = GroupSettings(expression=wanted[0], expression_type=wanted[1])
-            return self._admin.create(name, topic_filter, "earliest", settings)
+            return self._admin.create(name, topic_filter, "earliest", settings, causer_of_call())
         current = (group.settings.expression, group.settings.expression_type)
         if wanted == current or (wanted[0] == "*" and not self._options.groups_auto_create):
             return group

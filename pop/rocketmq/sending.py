@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.pop.access.caller import check_sender
+from penstock.pop.access.caller import causer_of_call, check_sender
 from penstock.pop.core.handle import Handles
 from penstock.pop.core.names import message_id
 from penstock.pop.core.sender import Sender
@@ -67,7 +67,7 @@ class MessageSender:
         try:
             topic, body = topic_and_body_of(message, self._message_bytes_max)
             properties = properties_of(message, topic)
-            stored = self._sender.store(topic.encode(), body, properties)
+            stored = self._sender.store(topic.encode(), body, properties, causer_of_call())
         except Exception as error:  # One message of a batch fails alone.
             return service_pb.SendResultEntry(status=status_of(error))
         if properties.producer:

@@ -25,16 +25,20 @@ from penstock.store.record import Flag, Kind, decode
 from penstock.store.store import Store
 from tests.clock import ManualClock
 from tests.depth import DEPTH
-from tests.store.wiring import close, open_store, publish, retain, work_on
+from tests.store.wiring import close, publish, retain, work_on
+
+OPTIONS = StoreOptions(segment_bytes=16 * MIB)
+SHORT = StoreOptions(segment_bytes=16 * KIB, retention_ms=HOUR_MS)
 
 
 class Retained:
     """A store with retained messages and no event loop. The test commits by itself."""
 
-    def __init__(self, directory: Path) -> None:
-        self.clock = ManualClock()
-        self.store = Store(directory, StoreOptions(segment_bytes=16 * MIB), self.clock)
-        self.messages = RetainedMessages(lambda _: self.clock.now_ms())
+    def __init__(self, directory: Path, clock: ManualClock | None = None, options: StoreOptions = OPTIONS) -> None:
+        self.clock = clock or ManualClock()
+        directory.mkdir(exist_ok=True)
+        self.store = Store(directory, options, self.clock)
+        self.messages = RetainedMessages(lambda _: self.clock.now_ms(), self.store.ledger)
         self.store.add_part(self.messages)
         self.store.recover()
 
@@ -173,8 +177,8 @@ def test_a_delayed_message_is_retained_when_it_fires(tmp_path: Path, kind: Kind,
 
 def test_retained_messages_outlive_the_segments_that_they_were_stored_in(tmp_path: Path) -> None:
     clock = ManualClock()
-    messages = RetainedMessages(lambda _: clock.now_ms())
-    store = open_store(tmp_path / "data", clock=clock, parts=[messages], retention_ms=HOUR_MS, segment_bytes=16 * KIB)
+    some = Retained(tmp_path / "data", clock, SHORT)
+    store, messages = some.store, some.messages
     publish(store, "plant/1", "kept", flags=Flag.RETAIN)
     publish(store, "plant/2", "replaced", flags=Flag.RETAIN)
     for hour in range(3):
@@ -189,8 +193,8 @@ def test_retained_messages_outlive_the_segments_that_they_were_stored_in(tmp_pat
     assert store.log.start > 0
     close(store)
     shutil.rmtree(tmp_path / "data" / "index")
-    messages = RetainedMessages(lambda _: clock.now_ms())
-    store = open_store(tmp_path / "data", clock=clock, parts=[messages], retention_ms=HOUR_MS, segment_bytes=16 * KIB)
+    some = Retained(tmp_path / "data", clock, SHORT)
+    store, messages = some.store, some.messages
     entries = [ENTRY.unpack(entry) for entry in messages.matching("plant/+", store.log.end) if entry]
     assert [decode(store.read(position, size)).body for position, size, _ in entries] == [b"kept", b"kept of 2"]
     close(store)
@@ -198,8 +202,8 @@ def test_retained_messages_outlive_the_segments_that_they_were_stored_in(tmp_pat
 
 def test_a_retained_message_is_not_carried_forward_when_its_time_is_over(tmp_path: Path) -> None:
     clock = ManualClock()
-    messages = RetainedMessages(lambda _: clock.now_ms())
-    store = open_store(tmp_path / "data", clock=clock, parts=[messages], retention_ms=HOUR_MS, segment_bytes=16 * KIB)
+    some = Retained(tmp_path / "data", clock, SHORT)
+    store, messages = some.store, some.messages
     for number, expires_at_ms in enumerate((clock.now_ms() + HOUR_MS, clock.now_ms() + 10 * HOUR_MS)):
         properties = encode_properties(Properties(expires_at_ms=expires_at_ms))
         store.append_message(store.router.route(b"plant/%d" % number), b"short", properties, Flag.RETAIN)

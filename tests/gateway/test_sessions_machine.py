@@ -120,7 +120,7 @@ class SessionsMachine(RuleBasedStateMachine):
         self.data_dir.mkdir(exist_ok=True)
         options = StoreOptions(segment_bytes=SEGMENT_BYTES, retention_bytes=RETENTION_BYTES)
         self.store = Store(self.data_dir, options, self.clock)
-        self.sessions = StoredSessions(self.store.queues)
+        self.sessions = StoredSessions(self.store.queues, self.store.ledger)
         self.store.add_part(self.sessions)
         self.store.recover()
         self.durable = self.store.log.written

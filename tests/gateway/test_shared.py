@@ -25,6 +25,7 @@ from penstock.gateway.protocol.properties import Property
 from penstock.gateway.protocol.reasons import SUBACK_FAILURE, ReasonCode
 from penstock.pop.core.deadletters import Reason
 from penstock.pop.core.settings import DEFAULTS, GroupSettings
+from penstock.store.accounts import Resource
 from penstock.store.errors import TopicInvalid
 from tests.gateway.brokers import StartBroker
 from tests.gateway.logins import plugins
@@ -401,9 +402,8 @@ async def test_the_limit_of_shared_filters_is_reported(start_broker: StartBroker
     assert codes == [1, 1, ReasonCode.QUOTA_EXCEEDED, 1, ReasonCode.QUOTA_EXCEEDED, 1]
 
 
-async def test_the_limit_of_groups_holds_for_devices_too(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    core = broker.node.pop
-    monkeypatch.setattr(core.groups, "_options", replace(broker.node.config.pop, groups_max=1))
+async def test_the_limit_of_groups_holds_for_devices_too(broker: Broker) -> None:
+    broker.node.store.ledger.limit(Resource.GROUPS, 1, "pop.groups_max")
     client = await broker.connect_5("client")
     assert await client.subscribe(("$share/1/a", 1), ("$share/2/a", 1)) == [1, ReasonCode.QUOTA_EXCEEDED]
     await client.unsubscribe("$share/1/a")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from penstock.gateway.protocol.encode import encode_publish
 from penstock.gateway.protocol.properties import Property
 from penstock.gateway.protocol.reasons import ReasonCode
 from penstock.gateway.protocol.topics import parse_delayed
+from penstock.store.accounts import Resource
 from penstock.store.errors import LimitExceeded, TopicInvalid
 from tests.clock import ManualClock
 from tests.gateway.brokers import StartBroker
@@ -168,7 +167,7 @@ async def test_the_expiry_of_a_delayed_message_counts_from_its_due_time(broker: 
 
 async def test_limits_of_delayed_messages_are_reported(start_broker: StartBroker) -> None:
     broker = await start_broker()
-    broker.node.delayed._options = replace(broker.node.delayed._options, pending_max=2)
+    broker.node.store.ledger.limit(Resource.DELAYED, 2, "timer.pending_max")
     client = await broker.connect_5("client")
     for _ in range(2):
         assert await client.publish_with("$delayed/30/a", b"x", qos=1) == 0

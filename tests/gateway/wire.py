@@ -38,6 +38,7 @@ from penstock.node.node import Node
 from penstock.pop.options import PopOptions
 from penstock.store.options import KIB, MIB, HostPort, StoreOptions
 from penstock.store.queues import ROOT
+from penstock.store.quotaoptions import QuotaOptions
 from penstock.store.record import Kind
 from tests.clock import AheadClock, ManualClock
 from tests.gateway.packet_cases import connect, packet, subscribe, unsubscribe
@@ -303,12 +304,13 @@ class Broker:
     Parameters:
         data_dir: directory of the node's store.
         options: options of the sections `[mqtt]` and `[store]`, `access_file` and `control`
-            (others) of `[access]`, and `clock`. The default clock runs with the machine's, and a test can set it ahead.
+            (others) of `[access]`, `quotas`, and `clock`. The default clock runs with the machine's; a test can set it ahead.
     """
 
     def __init__(self, data_dir: Path, options: dict[str, Any]) -> None:
         access_file = options.pop("access_file", "")
         control = options.pop("control", {})
+        quotas = options.pop("quotas", QuotaOptions())
         self.clock: AheadClock | ManualClock = options.pop("clock", None) or AheadClock()
         store = {name: options.pop(name) for name in tuple(options) if name in StoreOptions.__slots__}
         self.config = replace(
@@ -319,6 +321,7 @@ class Broker:
             pop=PopOptions(listen=FREE),
             access=AccessControlOptions(file=access_file, **control),
             admin=AdminOptions(listen=FREE),
+            quotas=quotas,
         )
         self.clients: list[Client] = []
         self.node = Node(self.config, self.clock)

@@ -15,6 +15,7 @@ from penstock.node.config import SECTIONS, Config, load_config
 from penstock.node.document import document_options
 from penstock.node.errors import ConfigError
 from penstock.store.options import HostPort, OptionInvalid, StoreOptions, bounds_of, check_options
+from penstock.store.quotaoptions import QuotaLimitOptions
 
 
 def load(tmp_path: Path, text: str, **overrides: Any) -> Config:
@@ -200,13 +201,16 @@ def test_a_documented_configuration_loads_back_as_the_same(tmp_path: Path) -> No
     assert '# An address, HOST:PORT. Default: "127.0.0.1:1883"\nlisten = "[::1]:0"' in text
 
 
-@pytest.mark.parametrize("name", [*SECTIONS, "[mqtt.listeners]"])
+LISTS = {"[mqtt.listeners]": ListenerOptions, "[quotas.limits]": QuotaLimitOptions}
+
+
+@pytest.mark.parametrize("name", [*SECTIONS, *LISTS])
 def test_every_option_is_documented(name: str) -> None:
     text = document_options()
     _, head, section = text.partition(f"[{name}]\n")
     assert head
-    for declared in fields(SECTIONS.get(name, ListenerOptions)):
-        if f"{name}.{declared.name}" not in [*SECTIONS, "mqtt.listeners"]:
+    for declared in fields(SECTIONS.get(name) or LISTS[name]):
+        if f"{name}.{declared.name}" not in SECTIONS and f"[{name}.{declared.name}]" not in LISTS:
             assert f"\n{declared.name} = " in section or f"\n# {declared.name} = " in section, declared.name
             assert bounds_of(declared).doc.endswith(".")
 

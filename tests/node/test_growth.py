@@ -45,7 +45,7 @@ class Life:
             data_dir,
             pop=PopOptions(attempts_max=2, transaction_check_ms=DAY_MS),
             store=StoreOptions(segment_bytes=32 * KIB, retention_ms=RETENTION_MS),
-            more=lambda store: (RetainedMessages(store.now_of), StoredSessions(store.queues)),
+            more=lambda store: (RetainedMessages(store.now_of, store.ledger), StoredSessions(store.queues, store.ledger)),
         )
         self.store = self.parts.store
         self.parts.create("billing", "plant/#")

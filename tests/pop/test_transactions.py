@@ -159,4 +159,4 @@ def test_pending_transactions_are_listed_and_bounded(parts: Parts) -> None:
     positions = [store_half(parts, b"x") for _ in range(5)]
     assert [half.position for half in parts.transactions] == positions
     with pytest.raises(LimitExceeded, match="transactions_max"):
-        parts.transactions.check_room()
+        parts.transactions.admit()

@@ -23,6 +23,10 @@ class CallFailed(Exception):
 class CallContext:
     """What the servicers need of the context of a call."""
 
+    def peer(self) -> str:
+        """Return the address of the caller."""
+        return "ipv4:192.0.2.1:4711"
+
     async def abort(self, code: grpc.StatusCode, details: str = "") -> NoReturn:
         """End the call."""
         raise CallFailed(f"{code.name}: {details}")

@@ -53,7 +53,7 @@ class Whole:
         self.clock = clock
         self.store = Store(data_dir, StoreOptions(segment_bytes=segment_bytes, reserve_bytes=0), clock)
         self.delayed = DelayedMessages(self.store, TimerOptions())
-        self.retained = RetainedMessages(self.store.now_of)
+        self.retained = RetainedMessages(self.store.now_of, self.store.ledger)
         options = PopOptions(attempts_max=2, transaction_check_ms=60_000)
         self.handles = Handles(load_secret(data_dir))
         self.core = PopCore(self.store, self.handles, options, TimerOptions())

@@ -145,8 +145,8 @@ def test_entries_of_dropped_segments_are_trimmed_and_offsets_stay_the_same(store
 
 def test_a_queue_that_has_lost_all_entries_continues_at_its_offset(clock: ManualClock, tmp_path: Path) -> None:
     store = reopened(tmp_path / "data", clock)
+    queue = store.queues.declare("quiet/#", "group:a")
     publish_segments(store, 2, topic="quiet/1")
-    queue = durable_queue(store, "quiet/#")
     publish_segments(store, 2)
     clock.advance(HOUR_MS)
     publish_segments(store, 1)
@@ -163,10 +163,10 @@ def test_a_queue_that_has_lost_all_entries_continues_at_its_offset(clock: Manual
 
 def test_a_queue_in_use_that_has_lost_all_entries_continues_at_its_offset(clock: ManualClock, tmp_path: Path) -> None:
     store = reopened(tmp_path / "data", clock)
+    queue = store.queues.declare("quiet/#", "group:a")
     for number in range(5):
         publish(store, "quiet/1", str(number))
         store.commit()
-    queue = durable_queue(store, "quiet/#")
     publish_segments(store, 3)
     clock.advance(HOUR_MS)
     publish_segments(store, 1)

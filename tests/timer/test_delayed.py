@@ -156,18 +156,18 @@ def test_the_memory_of_recalled_messages_is_bounded(parts: Parts, monkeypatch: p
 
 def test_messages_beyond_the_limit_of_pending_ones_are_refused(tmp_path: Path) -> None:
     parts = Parts(tmp_path / "small", timer=TimerOptions(pending_max=2))
-    parts.delayed.check_room()
+    parts.delayed.admit()
     first = delay(parts, b"a", 1_000)
     delay(parts, b"b", 2_000)
     with pytest.raises(LimitExceeded, match=r"timer\.pending_max"):
-        parts.delayed.check_room()
+        parts.delayed.admit()
     parts.delayed.recall(*first)
-    parts.delayed.check_room()
+    parts.delayed.admit()
     delay(parts, b"c", 2_000)
     with pytest.raises(LimitExceeded):
-        parts.delayed.check_room()
+        parts.delayed.admit()
     parts.advance(2_000)
-    parts.delayed.check_room()
+    parts.delayed.admit()
     parts.close()
 
 

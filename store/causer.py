@@ -1,0 +1,149 @@
+"""Who causes what takes room on the node: the user, the source address and the client of a request.
+
+A causer is charged for what it creates (`store.ledger`). Its names are in the record that creates something, so that who
+is charged follows from the log.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from functools import lru_cache
+from hashlib import blake2b
+from ipaddress import IPv6Address, ip_address
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+IPV6_PREFIX: Final = 64
+"""The bits of an IPv6 address that name a source. A site or a subscriber gets a prefix of this length, and chooses the rest."""
+
+EXEMPT: Final = ""
+"""The source of loopback addresses and Unix sockets, where limits on connections don't apply: often all clients share it."""
+
+LOCAL: Final = "local"
+"""The name of that source among the names of a causer."""
+
+NAME_BYTES_MAX: Final = 128
+"""Bytes of a name that records and the ledger keep. MQTT allows names of 65,535 bytes."""
+
+_DIGEST_BYTES: Final = 8
+_PATHS_REMEMBERED: Final = 16_384
+
+
+def source_of(host: str) -> str:
+    """Return the source of an address: the address itself, its network of 64 bits (IPv6), or `EXEMPT`.
+
+    `host` is a numeric address, with or without a scope (`fe80::1%eth0`), or empty for a Unix socket.
+    """
+    if not host:
+        return EXEMPT
+    address = ip_address(host.partition("%")[0])
+    if isinstance(address, IPv6Address):
+        if address.ipv4_mapped is not None:
+            address = address.ipv4_mapped
+        elif not address.is_loopback:
+            prefix = int(address) >> (128 - IPV6_PREFIX) << (128 - IPV6_PREFIX)
+            return f"{IPv6Address(prefix)}/{IPV6_PREFIX}"
+    return EXEMPT if address.is_loopback else str(address)
+
+
+class AccountKind(IntEnum):
+    """What an account is about. Each account is part of one of a kind with a lesser number; the numbers are in the index."""
+
+    NODE = 0
+    TENANT = 1
+    USER = 2
+    SOURCE = 3
+    CLIENT = 4
+
+
+class Step(NamedTuple):
+    """An account on the way from the node to a causer."""
+
+    account: int
+    """Its id: a hash of its names, never 0."""
+    kind: AccountKind
+    name: str
+
+
+class Causer(NamedTuple):
+    """Who causes something. Names that are not known are empty; without any name it is the node itself.
+
+    Create one with `Causer.of`, which bounds the names.
+    """
+
+    user: str = ""
+    """The user name that a password, a token or a certificate vouches for."""
+    source: str = ""
+    """Where the request comes from: an IPv4 address, an IPv6 network of 64 bits, or `LOCAL`."""
+    client: str = ""
+    """The client id of MQTT, which clients choose themselves."""
+    tenant: str = ""
+    """The tenant that the user, or the topic, belongs to: see `QuotaOptions.tenant`."""
+
+    @classmethod
+    def of(cls, user: str, source: str, client: str = "") -> Causer:
+        """Return a causer whose names are no longer than `NAME_BYTES_MAX`.
+
+        Args:
+            user: empty if nothing vouches for one.
+            source: of `source_of`.
+            client: empty over gRPC.
+        """
+        return cls(_bounded(user), source or LOCAL, _bounded(client))
+
+    def path(self) -> tuple[Step, ...]:
+        """Return the accounts that are charged, from the tenant down to the client."""
+        return _path(self)
+
+    @property
+    def account(self) -> int:
+        """Id of the innermost account of the path; 0 for the node."""
+        path = _path(self)
+        return path[-1].account if path else 0
+
+    def row(self) -> list[str]:
+        """Return what a record has of this causer: a list that JSON can hold; empty for the node."""
+        names = list(self)
+        while names and not names[-1]:
+            names.pop()
+        return names
+
+    @classmethod
+    def from_row(cls, row: Any) -> Causer:
+        """Return the causer that a record names; the node if it names none."""
+        return cls(*row) if row else NODE
+
+
+NODE: Final = Causer()
+"""The node itself, which no quota limits."""
+
+
+def _bounded(name: str) -> str:
+    """Return a name, or if it is too long its beginning and its hash."""
+    encoded = name.encode()
+    if len(encoded) <= NAME_BYTES_MAX:
+        return name
+    digest = blake2b(encoded, digest_size=16).hexdigest()
+    return f"{encoded[: NAME_BYTES_MAX - len(digest) - 4].decode(errors='ignore')}...{digest}"
+
+
+@lru_cache(_PATHS_REMEMBERED)
+def _path(causer: Causer) -> tuple[Step, ...]:
+    user, source, client, tenant = causer
+    steps = []
+    if tenant:
+        steps.append(_step(AccountKind.TENANT, tenant))
+    if user:
+        steps.append(_step(AccountKind.USER, user, tenant))
+    if source:
+        steps.append(_step(AccountKind.SOURCE, source, user, tenant))
+    if client:
+        # Nothing vouches for the client id of an anonymous client, so another source may not add to the account of that client.
+        steps.append(_step(AccountKind.CLIENT, client, *((user,) if user else ("", source)), tenant))
+    return tuple(steps)
+
+
+def _step(kind: AccountKind, name: str, *above: str) -> Step:
+    digest = blake2b(orjson.dumps([kind, name, *above]), digest_size=_DIGEST_BYTES).digest()
+    return Step(int.from_bytes(digest, "big") or 1, kind, name)

@@ -1,0 +1,98 @@
+"""The options of quotas: how much one tenant, user, source or client may hold of what the node has for all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from penstock.store.options import GIB, MIB, OptionInvalid, option
+
+_COUNT_MAX: Final = 1_000_000_000
+
+
+def _quota(what: str) -> int:
+    return option(0, f"Maximum number of {what}. 0 means the share of what is free.", minimum=0, maximum=_COUNT_MAX)
+
+
+def _quota_bytes(what: str) -> int:
+    return option(0, f"Maximum number of bytes of {what}. 0 means the share of what is free.", minimum=0, maximum=1024 * GIB)
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaLimitOptions:
+    """Limits of certain tenants, users, sources or clients, an element of the list `[[quotas.limits]]`.
+
+    The names of the limits are those of `Resource` in lower case.
+    """
+
+    of: Literal["tenant", "user", "source", "client"] = option(
+        "client",
+        "What the limits apply to. Each tenant, user, source or client with a fitting name has these limits for itself.",
+    )
+    name: str = option(
+        "*",
+        'Pattern of the names, with *, ? and [...] as in file names. A source is an IPv4 address such as "192.0.2.1", an IPv6 '
+        'network such as "2001:db8::/64", or "local" for loopback addresses and Unix sockets.',
+    )
+    queues: int = _quota("light queues")
+    sessions: int = _quota("stored sessions")
+    subscriptions: int = _quota("subscriptions, those of absent clients included")
+    retained: int = _quota("retained messages")
+    retained_bytes: int = _quota_bytes("retained messages")
+    groups: int = _quota("consumer groups; a group counts once for each of its filters")
+    delayed: int = _quota("delayed messages that are pending")
+    delayed_bytes: int = _quota_bytes("delayed messages that are pending")
+    transactions: int = _quota("half messages without an outcome")
+    shared: int = _quota("shared subscriptions of connected clients; clients that share one count once")
+
+    def check(self, section: str) -> None:
+        """Raise OptionInvalid if the limits apply to nothing."""
+        if not self.name:
+            raise OptionInvalid(f"{section}.name", "", 'a pattern, such as "*"')
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaOptions:
+    """The section `[quotas]`."""
+
+    share_percent: int = option(
+        100,
+        "Percent of what is free that one user, or one source of clients without a user name, may hold. With 100 it is refused "
+        "when it holds as much as is left for all others, so it gets half of a limit of the node at most. What it may still "
+        "take counts as free for each of its sources, and what a source may still take for each of its clients. 0 means that "
+        "only limits of the node and of `[[quotas.limits]]` apply.",
+        minimum=0,
+        maximum=100,
+    )
+    share_from: int = option(
+        100,
+        "Number of things of a kind, such as sessions, that a client, source or user may hold whatever the share of what is "
+        "free, as long as the node has room.",
+        minimum=0,
+        maximum=_COUNT_MAX,
+    )
+    share_from_bytes: int = option(
+        16 * MIB,
+        "The same in bytes, for retained and delayed messages.",
+        minimum=0,
+        maximum=1024 * GIB,
+    )
+    tenant: Literal["none", "user", "topic"] = option(
+        "none",
+        'What names a tenant: "user" means the part of the user name before `tenant_separator`, and "topic" the first level of '
+        'the topic or filter. A tenant has a share of what is free like a user. "none" means that there are no tenants.',
+    )
+    tenant_separator: str = option(
+        "/",
+        "What ends the name of the tenant in a user name. A user whose name has no separator has no tenant.",
+    )
+    limits: tuple[QuotaLimitOptions, ...] = option(
+        (),
+        "Limits of certain tenants, users, sources or clients, in place of the share of what is free. The first table that "
+        "fits and has a limit for the resource applies.",
+    )
+
+    def check(self, section: str) -> None:
+        """Raise OptionInvalid if a value makes no sense."""
+        if not self.tenant_separator:
+            raise OptionInvalid(f"{section}.tenant_separator", "", "at least one character")
