@@ -34,6 +34,7 @@ from penstock.store.lightqueue import Start
 from penstock.store.options import MIB, HostPort, StoreOptions
 from penstock.store.part import Part
 from penstock.store.properties import Properties, encode_properties, tag_hash
+from penstock.store.quotaoptions import QuotaOptions
 from penstock.store.record import decode
 from penstock.store.recovery import Recovery
 from penstock.store.store import Store
@@ -78,6 +79,7 @@ class Parts:
         pop: PopOptions | None = None,
         timer: TimerOptions | None = None,
         store: StoreOptions | None = None,
+        quotas: QuotaOptions | None = None,
         files: Files = SYSTEM_FILES,
         more: Callable[[Store], Iterable[Part]] = lambda _: (),
     ) -> None:
@@ -86,7 +88,7 @@ class Parts:
         self.options = (pop or PopOptions(), timer or TimerOptions(), store or StoreOptions(segment_bytes=MIB))
         data_dir.mkdir(exist_ok=True)
         pop_options, timer_options, store_options = self.options
-        self.store = Store(data_dir, store_options, self.clock, files=files)
+        self.store = Store(data_dir, store_options, self.clock, quotas=quotas, files=files)
         self.delayed = DelayedMessages(self.store, timer_options)
         self.handles = Handles(load_secret(data_dir, files=files))
         self.core = PopCore(self.store, self.handles, pop_options, timer_options)
@@ -228,6 +230,7 @@ class Node(Parts):
         pop: PopOptions | None = None,
         timer: TimerOptions | None = None,
         store: StoreOptions | None = None,
+        quotas: QuotaOptions | None = None,
         access: str | Path = "",
         tokens: TokenOptions | None = None,
         audit: str | Path = "",
@@ -239,7 +242,7 @@ class Node(Parts):
         )
         store = store or StoreOptions(segment_bytes=16 * MIB)
         self.ahead = AheadClock()
-        super().__init__(data_dir, self.ahead, pop=pop, timer=timer, store=store)
+        super().__init__(data_dir, self.ahead, pop=pop, timer=timer, store=store, quotas=quotas)
         self.port = 0
         self.rocketmq: MessagingService | None = None
         self._server: PopServer | None = None
