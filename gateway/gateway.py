@@ -163,7 +163,7 @@ class Gateway:
         )
         figures = SystemFigures(store, retained, self.clients, self.lifecycle, self.listeners, self.counters, self.traffic)
         self.sys = SystemTopics(options.sys_interval_s, figures.read, clock.monotonic_s)
-        self.fanouts = Fanouts(store)
+        self.fanouts = Fanouts(store, self.overtime)
         self.deliveries = Deliveries(
             DeliveryContext(store, self.fanouts, self.journal, self.counters),
             retained,
@@ -305,6 +305,7 @@ class Gateway:
             listener,
             send_buffer_bytes=options.send_buffer_bytes,
             queued_max=options.session_queued_max,
+            overtime=self.overtime,
         )
         kept = KeptPackets(self.backlog)
         return Connection(

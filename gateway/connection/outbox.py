@@ -14,6 +14,7 @@ from penstock.gateway.counters import GatewayCounters
 from penstock.gateway.delivery.aliases import TopicAliases
 from penstock.gateway.delivery.client_subscriptions import ClientSubscriptions
 from penstock.gateway.delivery.outlet import LaggingSubscription, ReceivePermissions
+from penstock.gateway.overtime import Overtime
 from penstock.gateway.protocol.encode import encode_disconnect
 from penstock.gateway.protocol.packets import DISCONNECT, PUBREL
 from penstock.gateway.protocol.reasons import ReasonCode
@@ -50,6 +51,7 @@ class Outbox:
         listener: counts the bytes.
         send_buffer_bytes: see `GatewayOptions.send_buffer_bytes`.
         queued_max: see `GatewayOptions.session_queued_max`.
+        overtime: bounds what is sent in one turn of the loop.
     """
 
     __slots__ = (
@@ -62,6 +64,7 @@ class Outbox:
         "_is_pump_scheduled",
         "_listener",
         "_loop",
+        "_overtime",
         "_owner",
         "_queued_max",
         "_send_buffer_bytes",
@@ -92,6 +95,7 @@ class Outbox:
         *,
         send_buffer_bytes: int,
         queued_max: int,
+        overtime: Overtime,
     ) -> None:
         self._store = store
         self._counters = counters
@@ -99,6 +103,7 @@ class Outbox:
         self._listener = listener
         self._send_buffer_bytes = send_buffer_bytes
         self._queued_max = queued_max
+        self._overtime = overtime
         self._owner: ref[OutboxOwner]
         self._loop: asyncio.AbstractEventLoop
         self._transport: asyncio.Transport | None = None
@@ -177,10 +182,10 @@ class Outbox:
     # --- deliveries -------------------------------------------------------------------------------------------------
 
     def pump_soon(self) -> None:
-        """Go on with the subscriptions that lag, in the next turn of the loop."""
+        """Go on with the subscriptions that lag, in a later turn of the loop."""
         if not self._is_pump_scheduled:
             self._is_pump_scheduled = True
-            self._loop.call_soon(self._pump_on)
+            self._overtime.add(self._pump_on)
 
     def _pump_on(self) -> None:
         self._is_pump_scheduled = False
@@ -200,6 +205,9 @@ class Outbox:
                 break
             self.lagging[subscription] = self.lagging.pop(subscription)  # to the end: they take turns
             subscription.pump()
+            if self.lagging and self._overtime.is_over():
+                self.pump_soon()
+                break
         if subscriptions.draining:
             subscriptions.release_drained()
 

@@ -60,7 +60,7 @@ class DrainingSubscription(Subscription):
         """Return whether none of the other subscriptions of the session needs it any more."""
         cuts = self.cuts
         younger = [one for one in others if one.number in cuts]
-        return not younger or (self.cursor >= self._end and all(one.live or one.cursor >= cuts[one.number] for one in younger))
+        return not younger or (self.cursor >= self._end and all(one.cursor >= cuts[one.number] for one in younger))
 
     def start(self) -> None:
         self.update_is_own()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections import deque
+from typing import Final, Protocol
 
 from penstock.gateway.delivery.encoding import EncodedBatch, encode_batch
 from penstock.gateway.delivery.options import DeliveryOptions
 from penstock.gateway.delivery.outlet import Outlet
 from penstock.gateway.entry_topics import topics_of
+from penstock.gateway.overtime import Overtime
 from penstock.store.lightqueue import ENTRY_BYTES, LightQueue
 from penstock.store.store import Store
 
@@ -49,20 +51,48 @@ class FanoutMember(Protocol):
         """Send from the cursor what can be sent now."""
 
 
+AT_ONCE_MAX: Final = 64
+"""Members to which a batch is delivered before the fanout looks whether the turn of the loop is over."""
+
+WAITING_MAX: Final = 10_000
+"""Maximum number of batches of all fanouts that wait for a later turn. The members of further ones fall behind."""
+
+
+class _Waiting:
+    """A batch that is still to be delivered to some of the members."""
+
+    __slots__ = ("at", "batches", "entries", "members", "offset", "topics")
+
+    def __init__(self, offset: int, entries: bytes, members: tuple[FanoutMember, ...]) -> None:
+        self.offset = offset
+        self.entries = entries
+        self.members = members
+        self.at = 0
+        """The index of the member that is next."""
+        self.batches: dict[int, EncodedBatch] = {}
+        """The encoded batch, by the key of the members that can share it."""
+        self.topics: frozenset[bytes] | None = None
+        """The topics of the messages, once they are needed."""
+
+
 class Fanout:
     """The subscriptions to one light queue.
 
+    A commit may have many members to deliver to, in this queue and in others. When the turn of the loop is over, the rest waits
+    for later turns. Each member gets the batches in their order: as long as one waits, those that come later wait, too.
+
     Parameters:
-        store: has the messages.
+        fanouts: the fanouts to which this one belongs.
         queue: watched as long as there are subscriptions.
     """
 
-    __slots__ = ("_members", "_queue", "_store")
+    __slots__ = ("_fanouts", "_members", "_queue", "_waiting")
 
-    def __init__(self, store: Store, queue: LightQueue) -> None:
-        self._store = store
+    def __init__(self, fanouts: Fanouts, queue: LightQueue) -> None:
+        self._fanouts = fanouts
         self._queue = queue
         self._members: dict[FanoutMember, None] = {}
+        self._waiting: deque[_Waiting] = deque()
 
     def __len__(self) -> int:
         return len(self._members)
@@ -81,10 +111,55 @@ class Fanout:
 
     def _deliver(self, queue: LightQueue, offset: int, entries: bytes) -> None:
         """Send a new batch to all members that are live. The hot path of delivery: see the row `fanout` of `bench mqtt`."""
+        batch = _Waiting(offset, entries, tuple(self._members))
+        if self._waiting or self._fanouts.is_turn_over(min(len(batch.members), AT_ONCE_MAX)) or not self._go_on(batch):
+            self._put_off(batch)
+
+    def _put_off(self, batch: _Waiting) -> None:
+        """Let a batch wait for a later turn, after those that wait already."""
+        fanouts = self._fanouts
+        if fanouts.waiting < WAITING_MAX:
+            fanouts.waiting += 1
+            if not self._waiting:
+                fanouts.overtime.add(self._catch_up)
+            self._waiting.append(batch)
+            return
+        for member in batch.members[batch.at :]:
+            if member.live:
+                member.fall_behind()
+                member.outlet.pump_soon()
+
+    def _catch_up(self) -> None:
+        """Go on with the batches that wait."""
+        waiting, fanouts = self._waiting, self._fanouts
+        try:
+            while waiting:
+                if self._go_on(waiting[0]):
+                    waiting.popleft()
+                    fanouts.waiting -= 1
+                if fanouts.overtime.is_over():
+                    break
+        finally:
+            if waiting:
+                fanouts.overtime.add(self._catch_up)
+
+    def _go_on(self, batch: _Waiting) -> bool:
+        """Deliver a batch to the next members, some at least, until the turn is over; return whether all have it."""
+        members = batch.members
+        while True:
+            at, stop = batch.at, batch.at + AT_ONCE_MAX
+            batch.at = stop
+            self._send(batch, members[at:stop])
+            if stop >= len(members):
+                return True
+            if self._fanouts.is_turn_over(AT_ONCE_MAX):
+                return False
+
+    def _send(self, found: _Waiting, members: tuple[FanoutMember, ...]) -> None:
+        offset, entries, batches = found.offset, found.entries, found.batches
         next_offset = offset + len(entries) // ENTRY_BYTES
-        batches: dict[int, EncodedBatch] = {}
-        topics: frozenset[bytes] | None = None
-        for member in tuple(self._members):
+        store = self._fanouts.store
+        for member in members:
             if not member.live:
                 continue
             outlet = member.outlet
@@ -92,21 +167,22 @@ class Fanout:
                 member.fall_behind()
                 continue
             permissions = outlet.permissions
-            if permissions is not None and not permissions.passes_all:
-                if topics is None:
-                    topics = frozenset(topics_of(self._store, entries))
-                if not permissions.passes(topics):  # The member decides about each message by itself.
+            if permissions is not None:
+                if found.topics is None:
+                    found.topics = frozenset(topics_of(store, entries))
+                if not permissions.passes(found.topics):  # The member decides about each message by itself.
                     member.fall_behind()
                     member.pump()
                     continue
             # A member that joined within this batch, or whose packets are its client's alone, reads from its cursor.
             if member.cursor != offset or member.is_own:
-                member.fall_behind()
-                member.pump()
+                if member.cursor < next_offset:  # It has not read the batch from its queue meanwhile.
+                    member.fall_behind()
+                    member.pump()
                 continue
             batch = batches.get(member.key)
             if batch is None:
-                batch = batches[member.key] = encode_batch(self._store, entries, member.options)
+                batch = batches[member.key] = encode_batch(store, entries, member.options)
             if not member.deliver(batch, next_offset):
                 member.fall_behind()
                 member.pump()
@@ -117,21 +193,36 @@ class Fanouts:
 
     Parameters:
         store: has the messages.
+        overtime: bounds what is delivered in one turn of the loop.
     """
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, store: Store, overtime: Overtime) -> None:
+        self.store = store
+        self.overtime = overtime
+        self.waiting = 0
+        """Number of batches that wait for a later turn."""
         self._by_queue: dict[int, Fanout] = {}
+        self._sent = 0
+        """Members to which was delivered since the time was last looked at."""
 
     def __len__(self) -> int:
         """Return the number of light queues that have subscriptions."""
         return len(self._by_queue)
 
+    def is_turn_over(self, members: int) -> bool:
+        """Return whether delivering to so many more members has to wait for a later turn."""
+        self._sent += members
+        if self._sent <= AT_ONCE_MAX:
+            return False
+        is_over = self.overtime.is_over()
+        self._sent = AT_ONCE_MAX if is_over else 0  # After the end of the turn, each further batch looks, too.
+        return is_over
+
     def add(self, queue: LightQueue, member: FanoutMember) -> None:
         """Deliver new batches of a light queue to a subscription."""
         fanout = self._by_queue.get(queue.id)
         if fanout is None:
-            fanout = self._by_queue[queue.id] = Fanout(self._store, queue)
+            fanout = self._by_queue[queue.id] = Fanout(self, queue)
         fanout.add(member)
 
     def remove(self, queue: LightQueue, member: FanoutMember) -> None:
