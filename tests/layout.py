@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 
-PACKAGES = ("store", "timer", "access", "pop", "gateway", "spark")
+PACKAGES = ("store", "timer", "pop", "gateway", "spark")
 """Folders at the root of the checkout that are packages below `penstock`."""
 
 

@@ -39,7 +39,7 @@ def text_of(page: str) -> str:
 @cache
 def file_names() -> frozenset[str]:
     """Return the names of all files, for those that a page names without a folder."""
-    folders = ("penstock", "access", "gateway", "pop", "store", "timer", "spark", "tests", "bench", "docs", "examples")
+    folders = ("penstock", "gateway", "pop", "store", "timer", "spark", "tests", "bench", "docs", "examples")
     return frozenset(path.name for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file())
 
 

@@ -27,7 +27,7 @@ def test_a_hint_names_a_checkout_and_the_extra() -> None:
 def test_no_other_module_says_how_to_install_penstock() -> None:
     found = [
         str(path.relative_to(ROOT))
-        for folder in ("access", "gateway", "pop", "store", "timer", "spark", "penstock", "tests", "bench", "examples")
+        for folder in ("gateway", "pop", "store", "timer", "spark", "penstock", "tests", "bench", "examples")
         for path in (ROOT / folder).rglob("*.py")
         if "penstock[" in path.read_text("utf-8") and path != Path(__file__)
     ]

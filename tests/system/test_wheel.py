@@ -21,7 +21,7 @@ from tests.system.processes import ROOT, STOP_S
 
 pytest.importorskip("hatchling", reason="the build backend is not installed (it is among the extra `dev`)")
 
-FOLDERS = ("access", "gateway", "pop", "spark", "store", "timer")
+FOLDERS = ("gateway", "pop", "spark", "store", "timer")
 RUN_S = 200
 
 SERVICE = """
