@@ -235,6 +235,9 @@ class Retention:
     def _expire(self, boundary: int) -> Steps:
         """Carry forward the records before `boundary` that somebody needs, then delete that part of the log."""
         store, log = self._store, self._log
+        yield from self._snapshotting.verify(boundary)
+        if boundary not in self._snapshotting.complete:
+            return  # begins again with a snapshot before or after it
         self.expires_before = boundary
         while self._queues.backfills_from_before(boundary):
             yield True

@@ -8,10 +8,11 @@ from pathlib import Path
 import structlog
 
 from penstock.store.commitlog import CommitLog
+from penstock.store.errors import SnapshotInvalid
 from penstock.store.files import SYSTEM_FILES, Files
 from penstock.store.index import Index
 from penstock.store.sliced import Steps
-from penstock.store.snapshot import SnapshotWriter, remove_other_snapshots, snapshot_path, snapshots
+from penstock.store.snapshot import SnapshotReader, SnapshotWriter, remove_other_snapshots, snapshot_path, snapshots
 
 logger = structlog.get_logger("store")
 
@@ -46,6 +47,8 @@ class Snapshotting:
         remove_other_snapshots(data_dir, {base for base, _ in log.segments()}, files)
         self.complete = snapshots(data_dir, files)
         """Position of each complete snapshot, and when the last record before it was stored, in ms since 1970."""
+        self._unread = set(self.complete)
+        """Snapshots that an earlier process has written, and that nobody has read since."""
         self._last = max(self.complete, default=log.start)
         self._last_bytes = files.size(snapshot_path(data_dir, self._last)) if self._last in self.complete else 0
 
@@ -79,6 +82,22 @@ class Snapshotting:
         finally:
             writer.close()
             self._writer = None
+
+    def verify(self, position: int) -> Steps:
+        """Read a snapshot whole, unless this process has written or read it. One that can't be used counts no more.
+
+        Segments that were dropped because of a damaged snapshot would leave nothing from which to rebuild the index. The file
+        stays for `penstock repair`.
+        """
+        if position not in self._unread:
+            return
+        try:
+            for _ in SnapshotReader(self._data_dir, position, self._files).blocks():
+                yield False
+        except (SnapshotInvalid, OSError) as error:
+            logger.error("snapshot.invalid", position=position, error=str(error))
+            del self.complete[position]
+        self._unread.discard(position)
 
     def drop_before(self, position: int) -> None:
         """Delete the snapshots before `position`. Raises OSError."""

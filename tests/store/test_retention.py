@@ -471,6 +471,30 @@ def test_a_rebuild_skips_a_snapshot_that_has_the_name_of_another(tmp_path: Path,
     close(store)
 
 
+def test_nothing_is_dropped_because_of_a_snapshot_that_was_damaged_before_the_start(tmp_path: Path, clock: ManualClock) -> None:
+    """Whoever rebuilds the index later would need it: without it, what is between it and the next one is out of reach."""
+    store = reopened(tmp_path / "data", clock)
+    publish_segments(store, 4)
+    close(store)
+    *whole, damaged = [position for position in snapshots(tmp_path / "data") if position]
+    with snapshot_path(tmp_path / "data", damaged).open("r+b") as file:
+        file.truncate(90)
+    clock.advance(HOUR_MS)
+    store = reopened(tmp_path / "data", clock)
+    publish_segments(store, 1, first=4 * PER_SEGMENT)
+    retain(store)
+    assert damaged not in store.retention.snapshots
+    assert store.log.start == whole[-1]
+    queue = durable_queue(store, "plant/#")
+    fill(store)
+    before = numbered_bodies(store, queue)
+    close(store)
+    shutil.rmtree(tmp_path / "data" / "index")
+    store = reopened(tmp_path / "data", clock)
+    assert numbered_bodies(store, durable_queue(store, "plant/#")) == before
+    close(store)
+
+
 def test_a_drop_waits_for_a_backfill_that_reads_its_segment(store: Store, clock: ManualClock) -> None:
     publish_segments(store, 3)
     clock.advance(HOUR_MS)
