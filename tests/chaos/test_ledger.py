@@ -213,6 +213,16 @@ def test_in_fifo_order_a_message_waits_for_the_acknowledgement_of_the_one_before
     assert kinds(ledger) == ["order"]
 
 
+def test_retention_may_drop_what_a_fifo_group_never_got_and_nothing_else(ledger: Ledger) -> None:
+    ledger.has_retention = True
+    group = ledger.group("g", everything, is_fifo=True)
+    _, second, third = (publish(ledger, number) for number in range(3))
+    pop(ledger, group, second)
+    assert ledger.problems == []
+    pop(ledger, group, third)
+    assert kinds(ledger) == ["order"]
+
+
 def test_what_is_withheld_reaches_nobody_and_what_is_open_may(ledger: Ledger) -> None:
     group = ledger.group("g", everything)
     rolled_back, open_one = publish(ledger, 0, withheld=True), publish(ledger, 1, withheld=None)
