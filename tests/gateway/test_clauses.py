@@ -25,6 +25,7 @@ from penstock.gateway.protocol.packets import (
 )
 from penstock.gateway.protocol.properties import Property, write_properties
 from penstock.gateway.protocol.reasons import ConnectCode, ReasonCode
+from tests.clock import ManualClock
 from tests.gateway.brokers import StartBroker
 from tests.gateway.packet_cases import connect, packet, subscribe, unsubscribe
 from tests.gateway.packet_cases_5 import NONE, connect_5, publish_5, subscribe_5, unsubscribe_5
@@ -276,7 +277,7 @@ async def test_an_exchange_that_has_begun_is_completed_after_the_message_expires
     assert await client.expect(PUBREC) == (PUBREC, 7)
     found = await client.expect(PUBLISH_WITH)
     await left(broker, client, "c")
-    store.now_ms = lambda: later_ms  # type: ignore[method-assign]
+    store.clock = ManualClock(later_ms)
     again = await connected(broker, "c", True, is_durable=True, is_back=True)
     repeated = await again.receive()
     assert (repeated[1], repeated[3], repeated[4]) == (8 | 2 << 1, found[3], b"x")
