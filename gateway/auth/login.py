@@ -53,8 +53,18 @@ class Login:
     def answer(self, answer: Answer, outcome: str = "") -> None:
         """Give the answer, unless nobody waits for it any more."""
         if not self.is_done:
-            self.is_done = True
-            self._answered(answer, outcome)
+            answered = self._answered
+            self.abandon()
+            answered(answer, outcome)
+
+    def abandon(self) -> None:
+        """Want no answer any more. What would have got it is forgotten, because it may hold a connection that has gone."""
+        self.is_done = True
+        self._answered = _ignore
+
+
+def _ignore(answer: Answer, outcome: str) -> None:
+    """Nobody waits for the answer any more."""
 
 
 def together(answers: Sequence[Answer]) -> Answer:

@@ -106,7 +106,7 @@ class LoginQueue:
 
     def drop(self, login: Login) -> None:
         """Forget a login, because nobody waits for the answer any more. The plugins are not asked, if they have not been."""
-        login.is_done = True
+        login.abandon()
         with self._lock:
             if login in self._sources.get(login.source, ()):
                 self._remove(login)
