@@ -671,8 +671,17 @@ class Store:
         After a failure it only closes the files.
 
         Raises:
-            OSError: the last records can't be made durable. The callbacks that wait for them are not called.
+            OSError: the last records can't be made durable. The callbacks that wait for them are not called, and `on_failure`
+                gets the error.
+            IndexDamaged: RocksDB has found damage. `on_failure` gets it as an OSError.
         """
+        try:
+            await self._close()
+        except (OSError, IndexDamaged) as error:
+            self._fail(error)
+            raise
+
+    async def _close(self) -> None:
         if self._housekeeping is not None:
             self._housekeeping.stop()
         self.retention.close()

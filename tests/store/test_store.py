@@ -27,7 +27,9 @@ from penstock.store.part import Apply
 from penstock.store.record import Flag, Kind, Record, encode
 from penstock.store.segment import Segment
 from penstock.store.store import Store
+from penstock.store.syncmark import Ending, SyncMark
 from tests.clock import ManualClock
+from tests.store.losing import LosingFiles
 from tests.store.wiring import (
     SEGMENT_BYTES,
     bodies,
@@ -761,8 +763,26 @@ async def test_after_a_failed_last_sync_no_callback_is_called_even_if_another_sy
         store.when_durable(lambda: fired.append("a"))
         with pytest.raises(OSError, match="Input/output"):
             await store.close()
+        assert [failure.errno for failure in failures] == [errno.EIO]
     assert fired == []
-    assert [failure.errno for failure in failures] == [errno.EIO]
+
+
+async def test_a_close_whose_sync_fails_tells_the_next_start_so(tmp_path: Path) -> None:
+    files = LosingFiles()
+    store = open_store(tmp_path / "data", files=files)
+    failures: list[OSError] = []
+    async with started(store, failures):
+        publish(store, "plant/1", "durable")
+        await store.durable()
+        durable = store.durable_position
+        publish(store, "plant/1", "lost")
+        files.fails = True
+        with pytest.raises(OSError, match="Input/output"):
+            await store.close()
+        mark = SyncMark(tmp_path / "data").read()
+        assert [failure.errno for failure in failures] == [errno.EIO]
+        assert mark is not None
+        assert (mark.ending, mark.position) == (Ending.FAILED, durable)
 
 
 @pytest.mark.parametrize("flush", ["sync", "async"])
