@@ -103,7 +103,9 @@ class ListenerOptions:
     proxy_from: tuple[str, ...] = option(
         (),
         "Networks of the proxies in front of this listener. If there are any, every connection must come from one of "
-        "them and begin with a PROXY protocol header, version 1 or 2, which states the client's address.",
+        "them and begin with a PROXY protocol header, version 1 or 2, which states the client's address. Bans, limits, quotas "
+        "and rules go by that address, and a client of another machine is not local, even if its proxy is. On a Unix socket "
+        "the access rights of the file say who may send the header.",
     )
     connections_max: int = option(
         1_000_000,
@@ -176,7 +178,8 @@ class AccessOptions:
     anonymous: Literal["loopback", "always", "never"] = option(
         "loopback",
         'Which listeners accept clients without authentication if no authentication is configured. "loopback" '
-        "means listeners on a loopback address and on Unix sockets. With a plugin, a password file or tokens, these decide.",
+        "means listeners on a loopback address and on Unix sockets; behind a proxy the client must have a loopback address, "
+        "too. With a plugin, a password file or tokens, these decide.",
     )
     session_of_other: Literal["refuse", "fresh"] = option(
         "refuse",

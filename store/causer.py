@@ -47,6 +47,22 @@ def source_of(host: str) -> str:
     return EXEMPT if address.is_loopback else str(address)
 
 
+def is_local(host: str) -> bool:
+    """Return whether only this machine reaches an address, or comes from it: a loopback address, or a Unix socket.
+
+    `host` is as in `source_of`. The wildcard addresses 0.0.0.0 and :: are not local.
+    """
+    return source_of(host) == EXEMPT
+
+
+def plain_address(host: str) -> str:
+    """Return a numeric address as it is written everywhere: an IPv4 address inside IPv6 (::ffff:192.0.2.1) as IPv4."""
+    address = ip_address(host)
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return str(address)
+
+
 class AccountKind(IntEnum):
     """What an account is about. Each account is part of one of a kind with a lesser number; the numbers are in the index."""
 

@@ -196,7 +196,8 @@ class Authorizer:
             if not is_known:
                 self.questions.count(CONNECT, "denied")
                 raise ConnectRefused(
-                    f"The listener {peer.listener.name} accepts no anonymous clients. See mqtt.access.anonymous.",
+                    f"The listener {peer.listener.name} accepts no anonymous clients"
+                    f"{'' if peer.is_local else ' beyond this machine'}. See mqtt.access.anonymous.",
                     ConnectCode.NOT_AUTHORIZED,
                 )
             if plugins is None:
@@ -393,7 +394,7 @@ class Authorizer:
 
     def _is_anonymous_allowed(self, peer: Peer) -> bool:
         anonymous = self.options.anonymous
-        return anonymous == "always" or (anonymous == "loopback" and peer.listener.is_local)
+        return anonymous == "always" or (anonymous == "loopback" and peer.is_local)
 
     def _authenticate(self, candidate: Candidate, peer: Peer, then: Callable[[bool], None]) -> None:
         def answered(answer: Answer, outcome: str) -> None:

@@ -9,8 +9,9 @@ from penstock.gateway.logbook import Logbook
 from penstock.gateway.options import ListenerOptions
 from penstock.gateway.token_bucket import TokenBucket
 from penstock.gateway.transport.peer import Peer, PeerListener
+from penstock.gateway.transport.proxy import UNKNOWN
 from penstock.gateway.transport.sources import Sources
-from penstock.store.causer import source_of
+from penstock.store.causer import is_local, plain_address, source_of
 
 
 class HandshakeCount:
@@ -80,7 +81,7 @@ class Admission:
             why = "connection_rate"
         elif has_handshake and self._handshakes.open >= self._handshakes.open_max:
             why = "handshakes"
-        elif self._trusted and not any(ip_address(host.partition("%")[0]) in network for network in self._trusted):
+        elif self._trusted and not self._is_trusted(host):
             why = "untrusted_proxy"
         elif not self._trusted:
             why = self._sources.refusal(source_of(host), now_ms)
@@ -100,14 +101,24 @@ class Admission:
             self._sources.opened(peer.source)
         return peer
 
+    def _is_trusted(self, host: str) -> bool:
+        """Return whether a PROXY header may come from an address. On a Unix socket the rights of its file decide."""
+        address = ip_address(plain_address(host.partition("%")[0])) if host else None
+        return address is None or any(address in network for network in self._trusted)
+
     def admit_client(self, peer: Peer, client: tuple[str, int] | None) -> str:
         """Count the source of a connection that came through a proxy; return why it is refused, or an empty string.
 
-        `client` is the address and port that the proxy states, or None if the proxy speaks for itself.
+        `client` is what `client_of` returns. A client without an address counts as the proxy, but is not local.
         """
-        if client is not None:
+        if client == UNKNOWN:
+            peer.is_local = False
+        elif client is not None:
+            is_of_proxy = is_local(client[0]) and not is_local(peer.host)  # a loopback address of the proxy's machine
             peer.host, peer.port = client
-            peer.source = source_of(peer.host)
+            if not is_of_proxy:
+                peer.source = source_of(peer.host)
+            peer.is_local = peer.is_local and is_local(peer.host)
         why = self._sources.refusal(peer.source, self._now_ms())
         if why:
             peer.source = ""  # The source doesn't count a connection that it is refused.

@@ -11,7 +11,6 @@ import asyncio
 import errno
 import socket
 from contextlib import suppress
-from ipaddress import ip_address
 from typing import Any, Final
 
 from penstock.gateway.logbook import Logbook
@@ -23,6 +22,7 @@ from penstock.gateway.transport.descriptors import SocketShare
 from penstock.gateway.transport.handshakes import Handshakes
 from penstock.gateway.transport.peer import Peer
 from penstock.gateway.transport.unix_socket import UnixSocketFile
+from penstock.store.causer import is_local
 from penstock.store.options import KIB, HostPort
 
 ACCEPTED_PER_TURN: Final = 64
@@ -149,7 +149,7 @@ class Listener:
                     server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
                 server.bind((address[0], port, *address[2:]))
                 port = server.getsockname()[1]
-                self.is_local = all(ip_address(each.getsockname()[0].partition("%")[0]).is_loopback for each in servers)
+                self.is_local = all(is_local(each.getsockname()[0]) for each in servers)
         except OSError:
             for server in servers:
                 server.close()

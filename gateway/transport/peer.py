@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 
 from penstock.gateway.options import ListenerOptions
 from penstock.gateway.token_bucket import TokenBucket
-from penstock.store.causer import source_of
+from penstock.store.causer import is_local, source_of
 
 SAN_KINDS: Final = ("URI", "email", "DNS")
 """The kinds of alternative names in a certificate that can be a user name. The first name of any of them counts."""
@@ -42,13 +42,26 @@ class Peer:
         port: the port, or 0 on a Unix socket.
     """
 
-    __slots__ = ("counted", "host", "is_over_rate", "listener", "port", "roles", "source", "ssl_object", "username")
+    __slots__ = (
+        "counted",
+        "host",
+        "is_local",
+        "is_over_rate",
+        "listener",
+        "port",
+        "roles",
+        "source",
+        "ssl_object",
+        "username",
+    )
 
     def __init__(self, listener: PeerListener, host: str, port: int) -> None:
         self.listener = listener
         self.host = host
         self.port = port
         self.source = source_of(host)
+        self.is_local = listener.is_local and is_local(host)
+        """Whether the client is on this machine. Behind a proxy that goes by the address that the proxy states."""
         self.counted = False
         """Whether the listener and the source count the connection."""
         self.is_over_rate = False

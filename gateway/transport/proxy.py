@@ -14,6 +14,8 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from struct import Struct
 from typing import Final
 
+from penstock.store.causer import plain_address
+
 V1: Final = b"PROXY "
 V1_BYTES_MAX: Final = 107
 """The size of the longest header of version 1, with its CR LF (2.1)."""
@@ -53,10 +55,14 @@ def header_bytes(data: bytes) -> int:
     return size
 
 
-def client_of(header: bytes) -> tuple[str, int] | None:
-    """Return the address and port of the client that a complete header states.
+UNKNOWN: Final = ("", 0)
+"""The client of a header that a proxy sends for somebody whose address it does not state."""
 
-    The result is None if the proxy speaks for itself or does not know the client.
+
+def client_of(header: bytes) -> tuple[str, int] | None:
+    """Return the address and port of the client that a complete header states; `UNKNOWN` if it states none.
+
+    The result is None if the proxy speaks for itself, for example to see whether the listener answers.
 
     Raises:
         ProxyHeaderInvalid: the header is not valid.
@@ -67,7 +73,7 @@ def client_of(header: bytes) -> tuple[str, int] | None:
 def _client_v1(header: bytes) -> tuple[str, int] | None:
     words = header.removesuffix(b"\r\n").split(b" ")
     if header.endswith(b"\r\n") and words[1:2] == [b"UNKNOWN"]:
-        return None
+        return UNKNOWN
     try:
         _, family, source, _, port, _ = (word.decode("ascii") for word in words)
         address = {"TCP4": IPv4Address, "TCP6": IPv6Address}[family](source)
@@ -75,7 +81,7 @@ def _client_v1(header: bytes) -> tuple[str, int] | None:
             raise ValueError(port)
     except (ValueError, KeyError) as error:
         raise ProxyHeaderInvalid(f"A PROXY header of version 1 can't be parsed: {header[:V1_BYTES_MAX]!r}.") from error
-    return str(address), int(port)
+    return plain_address(str(address)), int(port)
 
 
 def _client_v2(header: bytes) -> tuple[str, int] | None:
@@ -86,12 +92,12 @@ def _client_v2(header: bytes) -> tuple[str, int] | None:
         raise ProxyHeaderInvalid(f"A PROXY header of version 2 has the version and command {command:#04x}. Use 0x20 or 0x21.")
     address_bytes = {_TCP4: 4, _TCP6: 16}.get(family)
     if address_bytes is None:
-        return None  # A Unix socket, a datagram, or unknown: "the receiver should ignore address information" (2.2).
+        return UNKNOWN  # A Unix socket, a datagram, or unknown: "the receiver should ignore address information" (2.2).
     if size < 2 * address_bytes + _PORTS.size:
         raise ProxyHeaderInvalid(f"A PROXY header of version 2 has {size} bytes of addresses, too few for its family.")
     start = _V2_HEAD.size
     address = ip_address(header[start : start + address_bytes])
-    return str(address), int(_PORTS.unpack_from(header, start + 2 * address_bytes)[0])
+    return plain_address(str(address)), int(_PORTS.unpack_from(header, start + 2 * address_bytes)[0])
 
 
 async def read_header(loop: asyncio.AbstractEventLoop, end: socket.socket) -> bytes:

@@ -16,7 +16,7 @@ from typing import Any
 import structlog
 import uvloop
 
-from penstock.gateway.options import ListenerOptions
+from penstock.gateway.options import AccessOptions, ListenerOptions
 from tests.gateway.proxy_headers import LOOPBACK
 from tests.gateway.wire import FREE, Broker
 
@@ -53,6 +53,7 @@ async def serve(data_dir: Path) -> None:
     loop.set_exception_handler(lambda _, context: failures.append(f"{context.get('message')}: {context.get('exception')!r}"))
     options = {
         "listeners": LISTENERS,
+        "access": AccessOptions(anonymous="always"),  # the PROXY headers name clients of other machines
         "session_expiry_s_max": SESSION_EXPIRY_S_MAX,
         "connect_timeout_ms": 1000,
         "tls_handshake_ms": 1000,

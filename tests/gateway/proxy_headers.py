@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from penstock.gateway.transport.proxy import V2, V2_BYTES_MAX
+from penstock.gateway.transport.proxy import UNKNOWN, V2, V2_BYTES_MAX
 from penstock.store.options import HostPort
 from tests.gateway.packet_cases import connect
 from tests.gateway.wire import CLEAN
@@ -30,15 +30,17 @@ TLV = b"\x04\0\3abc"
 VALID = {
     "v1 IPv4": (b"PROXY TCP4 203.0.113.7 192.0.2.1 56324 1883\r\n", ("203.0.113.7", 56324)),
     "v1 IPv6": (b"PROXY TCP6 2001:db8::7 2001:db8::1 1 65535\r\n", ("2001:db8::7", 1)),
-    "v1 unknown": (b"PROXY UNKNOWN\r\n", None),
-    "v1 unknown, with addresses": (b"PROXY UNKNOWN ffff::1 ffff::2 1 2\r\n", None),
+    "v1 unknown": (b"PROXY UNKNOWN\r\n", UNKNOWN),
+    "v1 unknown, with addresses": (b"PROXY UNKNOWN ffff::1 ffff::2 1 2\r\n", UNKNOWN),
     "v2 IPv4": (v2(0x21, 0x11, ipv4("203.0.113.7", 56324)), ("203.0.113.7", 56324)),
     "v2 IPv6": (v2(0x21, 0x21, ipv6("2001:db8::7", 9)), ("2001:db8::7", 9)),
+    "v1 IPv4 inside IPv6": (b"PROXY TCP6 ::ffff:203.0.113.7 ::1 5 1883\r\n", ("203.0.113.7", 5)),
+    "v2 IPv4 inside IPv6": (v2(0x21, 0x21, ipv6("::ffff:203.0.113.7", 5)), ("203.0.113.7", 5)),
     "v2 with more behind the addresses": (v2(0x21, 0x11, ipv4("203.0.113.7", 1) + TLV * 40), ("203.0.113.7", 1)),
     "v2 local": (v2(0x20, 0x00, b""), None),
     "v2 local, with addresses": (v2(0x20, 0x11, ipv4("203.0.113.7", 1)), None),
-    "v2 unspecified": (v2(0x21, 0x00, b"anything"), None),
-    "v2 Unix": (v2(0x21, 0x31, bytes(216)), None),
+    "v2 unspecified": (v2(0x21, 0x00, b"anything"), UNKNOWN),
+    "v2 Unix": (v2(0x21, 0x31, bytes(216)), UNKNOWN),
 }
 
 

@@ -88,7 +88,7 @@ async def test_damaged_streams_disturb_no_other_client(start_broker: StartBroker
     script = new_script()
     script.topics |= {("publish", "a"): False, ("subscribe", "a/b"): False, ("receive", "a/b"): False}
     plugins: dict[str, Any] = {"tests.gateway.scripted_plugins.Users": {}, "tests.gateway.scripted_plugins.Topics": {}}
-    access = AccessOptions(plugins=plugins) if kind == "plugins" else AccessOptions()
+    access = AccessOptions(plugins=plugins) if kind == "plugins" else AccessOptions(anonymous="always")
     broker = await start_broker(
         listeners=(listener,), access=access, queues_max=2000, tls_handshake_ms=500, connect_timeout_ms=500
     )

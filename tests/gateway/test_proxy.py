@@ -5,19 +5,33 @@ from __future__ import annotations
 import asyncio
 import socket
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.options import ListenerOptions
-from penstock.gateway.transport.proxy import V2, ProxyHeaderInvalid, client_of, header_bytes, read_header
+from penstock.gateway.logbook import Logbook
+from penstock.gateway.options import AccessOptions, LimitOptions, ListenerOptions
+from penstock.gateway.protocol.packets import CONNACK
+from penstock.gateway.transport.admission import Admission, HandshakeCount
+from penstock.gateway.transport.peer import Peer
+from penstock.gateway.transport.proxy import UNKNOWN, V2, ProxyHeaderInvalid, client_of, header_bytes, read_header
+from penstock.gateway.transport.sources import Sources
 from tests.gateway.brokers import StartBroker
 from tests.gateway.certificates import Authority
+from tests.gateway.logins import REFUSED
 from tests.gateway.packet_cases import connect
-from tests.gateway.proxy_headers import FREE, INVALID, LOOPBACK, VALID
+from tests.gateway.proxy_headers import FREE, INVALID, LOOPBACK, VALID, ipv6, v2
 from tests.gateway.wire import CLEAN
 from tests.waiting import until
+
+PROXIED = ListenerOptions(name="proxied", listen=FREE, proxy_from=LOOPBACK)
+OPEN = AccessOptions(anonymous="always")
+
+HERE = (b"PROXY TCP4 127.0.0.1 127.0.0.1 5 1883\r\n", v2(0x21, 0x21, ipv6("::1", 5)))
+"""Headers of clients on this machine."""
 
 
 @pytest.mark.parametrize("name", VALID)
@@ -75,15 +89,53 @@ async def test_exactly_the_header_is_taken_from_the_socket(name: str, piece_byte
 @pytest.mark.parametrize("name", VALID)
 async def test_the_client_is_whom_the_proxy_names(start_broker: StartBroker, name: str) -> None:
     header, client = VALID[name]
-    broker = await start_broker(listeners=(ListenerOptions(name="proxied", listen=FREE, proxy_from=LOOPBACK),))
+    broker = await start_broker(listeners=(PROXIED,), access=OPEN)
     await broker.connect("c", listener="proxied", head=header)
     peer = broker.connection("c").peer
-    assert (peer.host, peer.port) == client if client is not None else peer.host == "127.0.0.1"
+    assert (peer.host, peer.port) == client if client not in (None, UNKNOWN) else peer.host == "127.0.0.1"
+
+
+async def test_a_client_beyond_this_machine_is_not_local_because_its_proxy_is(start_broker: StartBroker) -> None:
+    broker = await start_broker(listeners=(PROXIED,))
+    for header, is_taken in (
+        *((header, client is None) for header, client in VALID.values()),
+        *((each, True) for each in HERE),
+    ):
+        client = await broker.connect("c", listener="proxied", head=header, accepted=False)
+        assert await client.receive() == ((CONNACK, 0, b"\0\0") if is_taken else REFUSED), header
+
+
+async def test_a_proxy_on_a_unix_socket_may_name_a_client(start_broker: StartBroker, tmp_path: Path) -> None:
+    listener = ListenerOptions(name="l", kind="unix", socket=str(tmp_path / "s"), proxy_from=LOOPBACK)
+    broker = await start_broker(listeners=(listener,))
+    client = await broker.connect("far", listener="l", head=VALID["v2 IPv4"][0], accepted=False)
+    assert await client.receive() == REFUSED
+    await broker.connect("here", listener="l", head=VALID["v2 local"][0])
+
+
+async def test_bans_limits_and_strikes_go_by_the_address_that_the_proxy_states(start_broker: StartBroker) -> None:
+    limits = LimitOptions(source_connections_max=1)
+    broker = await start_broker(listeners=(PROXIED,), access=OPEN, limits=limits)
+    first, other = VALID["v2 IPv4"][0], VALID["v2 IPv6"][0]
+    await broker.connect("first", listener="proxied", head=first)
+    second = await broker.connect("second", listener="proxied", head=VALID["v1 IPv4 inside IPv6"][0], accepted=False)
+    assert await second.ended() == []
+    assert broker.listener("proxied").admission.refused == {"source_connections": 1}
+    broker.node.access.ban("address", "2001:db8::/32", for_ms=0, why="", by="test")
+    banned = await broker.connect("other", listener="proxied", head=other, accepted=False)
+    assert await banned.receive() == REFUSED
+
+
+async def test_a_loopback_address_of_another_machine_is_not_exempt_from_limits() -> None:
+    admission = Admission(PROXIED, HandshakeCount(1), Sources(LimitOptions()), Logbook(1), lambda: 0)
+    peer = Peer(cast(Any, SimpleNamespace(is_local=False)), "198.51.100.1", 1)
+    assert admission.admit_client(peer, ("127.0.0.1", 5)) == ""
+    assert (peer.source, peer.is_local) == ("198.51.100.1", False)
 
 
 async def test_tls_begins_behind_the_header(start_broker: StartBroker, tmp_path: Path) -> None:
     authority = Authority(tmp_path / "authority")
-    broker = await start_broker(listeners=(authority.listener("tls", proxy_from=LOOPBACK),))
+    broker = await start_broker(listeners=(authority.listener("tls", proxy_from=LOOPBACK),), access=OPEN)
     end = socket.create_connection(("127.0.0.1", broker.listener("tls").address.port))
     with authority.context().wrap_socket(end, server_hostname="localhost", do_handshake_on_connect=False) as secure:
 
