@@ -131,7 +131,7 @@ class PopOptions:
     )
     message_bytes_max: int = option(
         4 * MIB,
-        "Maximum size of one sent message in bytes: topic, properties and body together.",
+        "Maximum size of the body of one sent message in bytes. Its properties may have as many.",
         minimum=KIB,
         maximum=32 * MIB,
     )

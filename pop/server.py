@@ -26,7 +26,7 @@ from penstock.pop.grpc.wire import serialize
 from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.pop.rocketmq.access import RULES as ROCKETMQ_RULES
-from penstock.store.options import SECOND_MS
+from penstock.store.options import SECOND_MS, HostPort
 from penstock.store.store import Store
 from penstock.timer.delayed import DelayedMessages
 
@@ -122,7 +122,7 @@ class PopServer:
             raise OSError(f"gRPC can't listen on {address}: {error}; choose another with --pop HOST:PORT") from error
         await self._server.start()
         if self._rocketmq is not None:
-            self._rocketmq.start()
+            self._rocketmq.start(HostPort(options.listen.host, port))
         for name in self._names:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         return port

@@ -43,6 +43,12 @@ class Properties(NamedTuple):
     """With `Flag.SESSION`: the packet id with which the message was received; 0 for a will."""
     by: list[str] = []  # noqa: RUF012 - never mutated: a NamedTuple default
     """Who is charged for the message, if it is retained, delayed or half of a transaction: see `Causer.row`."""
+    sender_id: str = ""
+    """Id that the sender gave to the message. A sender that tries again uses the same id."""
+    check_after_ms: int = 0
+    """For half of a transaction: when its producer is asked first, in ms after it was stored; 0 for the node's interval."""
+    priority: int = 0
+    """Messages of one pop come in descending order of this number, where the protocol has priorities."""
 
 
 NO_PROPERTIES = Properties()
@@ -86,6 +92,9 @@ def decode_properties(data: bytes) -> Properties:
         fields.get("session", ""),
         fields.get("packet_id", 0),
         fields.get("by", []),
+        fields.get("sender_id", ""),
+        fields.get("check_after_ms", 0),
+        fields.get("priority", 0),
     )
 
 

@@ -107,10 +107,12 @@ class AccessPolicy:
         """Return the principal that signed `date_time`, the value of x-mq-date-time; None if nobody known did.
 
         `authorization` begins with `SIGNATURE`. The signature is an HMAC-SHA1 keyed by the access secret, in hexadecimal
-        digits. Clients differ in the case of the digits, so both cases are accepted.
+        digits. Clients differ in the case of the digits, so both cases are accepted. Some put a region and a service after the
+        access key (`KEY/REGION/SERVICE`), which the signature does not cover.
         """
         fields = dict(part.strip().partition("=")[::2] for part in authorization.removeprefix(SIGNATURE).split(","))
-        principal = self._by_access_key.get(fields.get("Credential", ""))
+        credential = fields.get("Credential", "")
+        principal = self._by_access_key.get(credential) or self._by_access_key.get(credential.partition("/")[0])
         secret = "" if principal is None else principal.access_secret
         expected = hmac.digest(secret.encode(), date_time.encode(), "sha1").hex()
         given = fields.get("Signature", "").lower()

@@ -26,7 +26,7 @@ class OutgoingMessage:
 
     Parameters:
         topic: MQTT topic (MQTT 5.0, 4.7), without wildcards.
-        body: Any bytes. Topic, properties and body together have at most `pop.message_bytes_max` bytes (4 MiB by default).
+        body: Up to `pop.message_bytes_max` bytes (4 MiB by default).
         properties: Up to 128 pairs of text, each name and value up to 65,535 bytes of UTF-8.
         tag: Kind of the message, for groups that filter by tags.
         message_group: Groups in FIFO order get the messages of one message group in order, one at a time.

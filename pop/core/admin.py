@@ -103,7 +103,7 @@ class GroupAdmin:
         settings = replace(settings, lite=group.settings.lite)
         if group.settings.is_temporary:  # a subscription created it first; from now on it is the operator's
             return self.update(name, topic_filter, lambda _: settings)[0]
-        if group.settings != settings:
+        if replace(group.settings, expression_of_consumers=settings.expression_of_consumers) != settings:
             raise GroupExists(f"the group {name!r} on {topic_filter[:80]!r} exists with other settings: update it")
         return group
 

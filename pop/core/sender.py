@@ -70,7 +70,7 @@ class Sender:
         handles: makes the handles of delayed and half messages.
         delayed: counts delayed messages.
         transactions: counts half messages.
-        options: maximum size of a message.
+        options: maximum size of a body.
         timer: longest delay.
     """
 
@@ -105,9 +105,12 @@ class Sender:
         due_ms = properties.deliver_at_ms
         route = self._store.router.route(topic, causer)
         encoded = encode_properties(properties)
-        if len(topic) + len(encoded) + len(body) > self._bytes_max:
-            detail = f"topic, properties and body have more than {self._bytes_max} bytes together: see pop.message_bytes_max"
+        if len(body) > self._bytes_max:
+            detail = f"the body has {len(body)} bytes, and {self._bytes_max} are allowed: see pop.message_bytes_max"
             raise SendRefused(Refusal.MESSAGE_TOO_LARGE, detail)
+        if len(encoded) > self._bytes_max:
+            detail = f"the properties have {len(encoded)} bytes, and {self._bytes_max} are allowed: see pop.message_bytes_max"
+            raise SendRefused(Refusal.INVALID_PROPERTY, detail)
         if properties.producer:
             return self._store_half(route, body, properties, causer)
         if due_ms:
@@ -141,7 +144,7 @@ class Sender:
             detail = f"a message may have {PROPERTIES_MAX} properties, not {len(properties.user)}"
             raise SendRefused(Refusal.INVALID_PROPERTY, detail)
         texts = [text for pair in properties.user for text in pair]
-        texts += [properties.tag, properties.message_group, properties.producer, *properties.keys]
+        texts += [properties.tag, properties.message_group, properties.producer, properties.sender_id, *properties.keys]
         for text in texts:
             if len(text.encode()) > PROPERTY_BYTES_MAX:
                 raise SendRefused(Refusal.INVALID_PROPERTY, f"{text[:40]!r}... has more than {PROPERTY_BYTES_MAX} bytes")

@@ -39,6 +39,8 @@ class GroupSettings:
             messages of a group are delivered in order.
         expression: which messages the group gets; see `pop.core.expression`. "*" is all of them.
         expression_type: "tag" or "sql".
+        expression_of_consumers: the expression is what the group's consumers ask for, so that they may change it. An operator's
+            is not.
         paused: pops get nothing. Open deliveries can be acknowledged.
         shared: a shared subscription of MQTT created the group, which ends with the last session that has the subscription.
             Callers can't set this. It is cleared when the group is created by name, or a consumer of POP uses it.
@@ -55,6 +57,7 @@ class GroupSettings:
     fifo: bool = False
     expression: str = "*"
     expression_type: ExpressionType = "tag"
+    expression_of_consumers: bool = False
     paused: bool = False
     shared: bool = False
     lite: tuple[tuple[str, str], ...] = ()

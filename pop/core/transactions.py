@@ -230,7 +230,7 @@ class Transactions:
     def _apply_message(self, record: Record) -> None:
         if record.flags & Flag.HALF:
             about = decode_properties(record.properties)
-            due_ms = record.store_ms + self._options.transaction_check_ms
+            due_ms = record.store_ms + (about.check_after_ms or self._options.transaction_check_ms)
             account = self._store.ledger.enter(about.by)
             self._store.ledger.charge(account, Resource.TRANSACTIONS)
             self._put(HalfMessage(record.position, record.size, about.producer, 0, due_ms, account))

@@ -132,7 +132,7 @@ def changed(settings: GroupSettings, request: pb.GroupSettings) -> GroupSettings
     if request.HasField("paused"):
         settings = replace(settings, paused=request.paused)
     if request.HasField("expression"):
-        settings = replace(settings, expression=request.expression)
+        settings = replace(settings, expression=request.expression, expression_of_consumers=False)
     if request.HasField("expression_type"):
         kind: ExpressionType = "sql" if request.expression_type == pb.SQL else "tag"
         settings = replace(settings, expression_type=kind)

@@ -12,7 +12,6 @@ from penstock.pop.proto import pop_pb2 as pb
 from penstock.store.causer import Causer
 from penstock.store.errors import LimitExceeded, RecordTooLarge, TopicInvalid
 from penstock.store.properties import Properties
-from penstock.store.record import TOPIC_BYTES_MAX
 from penstock.store.store import Store
 
 MESSAGES_PER_SEND_MAX = 10_000
@@ -24,7 +23,7 @@ class SendMethods:
     Parameters:
         store: stores plain messages.
         sender: stores messages with properties, delayed messages and half messages.
-        message_bytes_max: maximum size of a message.
+        message_bytes_max: maximum size of a body.
     """
 
     def __init__(self, store: Store, sender: Sender, message_bytes_max: int) -> None:
@@ -51,7 +50,7 @@ class SendMethods:
                     or message.delay_ms
                     or message.producer
                     or message.properties
-                    or len(message.body) + TOPIC_BYTES_MAX > bytes_max
+                    or len(message.body) > bytes_max
                 ):
                     add(sent(self._store_message(message, causer)))
                 else:  # the hot path

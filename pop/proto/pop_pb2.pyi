@@ -48,7 +48,7 @@ class _CodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Code.ValueType],
     HANDLE_REPLACED: _Code.ValueType  # 8
     """ChangeInvisible gave a newer handle"""
     MESSAGE_TOO_LARGE: _Code.ValueType  # 9
-    """Send: topic, properties and body together exceed the limit"""
+    """Send: the body exceeds the limit"""
     INVALID_PROPERTY: _Code.ValueType  # 10
     """Send: too many properties, or a property, tag or message group is too long"""
     ALREADY_FIRED: _Code.ValueType  # 11
@@ -92,7 +92,7 @@ ALREADY_ACKED: Code.ValueType  # 7
 HANDLE_REPLACED: Code.ValueType  # 8
 """ChangeInvisible gave a newer handle"""
 MESSAGE_TOO_LARGE: Code.ValueType  # 9
-"""Send: topic, properties and body together exceed the limit"""
+"""Send: the body exceeds the limit"""
 INVALID_PROPERTY: Code.ValueType  # 10
 """Send: too many properties, or a property, tag or message group is too long"""
 ALREADY_FIRED: Code.ValueType  # 11

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from penstock.access.actions import CONSUME, POP, SEND
+from penstock.pop.access.caller import CALLER
 from penstock.pop.access.interceptor import Context, Need, ServiceRules, no_needs
 from penstock.pop.rocketmq.names import filter_of, group_of, lite_filter_of, topic_of_message
-from penstock.pop.rocketmq.status import code_of, refusal
+from penstock.pop.rocketmq.status import Refused, code_of, refusal
 
 
 def _send(request: Any) -> Iterator[Need]:
@@ -29,9 +31,23 @@ def _sync_lite(request: Any) -> Iterator[Need]:
 
 
 def _telemetry(request: Any) -> Iterator[Need]:
-    # The node asks publishers of a topic about its half messages, and so shows them these messages.
-    for topic in request.settings.publishing.topics:
-        yield SEND, filter_of(topic)
+    # A stream ends when its client may no longer send to a topic about whose half messages the node asks the client.
+    for topic in publishable(request.settings.publishing.topics):
+        yield SEND, topic
+
+
+def publishable(topics: Iterable[Any]) -> Iterator[str]:
+    """Yield those of some topics, given as a `Resource` each, to which the caller may send.
+
+    The node asks publishers of a topic about its half messages, and so shows them these messages. The settings of a client
+    name all topics to which it has ever sent. A topic that is refused is left out here, because the refused send tells why.
+    """
+    rights = CALLER.get()
+    for resource in topics:
+        with suppress(Refused):
+            topic = filter_of(resource)
+            if rights is None or rights.may(SEND, topic):
+                yield topic
 
 
 async def _refuse(_context: Context, error: Exception) -> bytes:

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeAlias
 import grpc.aio
 
 from penstock.pop.access.caller import CALLER, note_call
+from penstock.pop.rocketmq.agents import Agent
 from penstock.pop.rocketmq.clients import ConnectedClient, ConnectedClients
 from penstock.pop.rocketmq.status import Code, code_of, detail_of
 from penstock.pop.rocketmq.stubs import pb
@@ -15,6 +16,8 @@ from penstock.pop.rocketmq.stubs import pb
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 CLIENT_ID_KEY = "x-mq-client-id"
+LANGUAGE_KEY = "x-mq-language"
+VERSION_KEY = "x-mq-client-version"
 
 
 class Callers:
@@ -36,10 +39,14 @@ class Callers:
             Refused: As `ConnectedClients.heard_from`.
         """
         note_call(context)
-        client_id = _client_id(context)
+        client_id = _metadata(context, CLIENT_ID_KEY)
         caller = CALLER.get()
         principal = caller.subject.user if caller is not None else ""
-        return self._clients.heard_from(f"{principal}:{client_id}" if principal and client_id else client_id, self._now_ms())
+        client = self._clients.heard_from(f"{principal}:{client_id}" if principal and client_id else client_id, self._now_ms())
+        client.rights = caller
+        if client.agent is None:
+            client.agent = Agent.of(_metadata(context, LANGUAGE_KEY), _metadata(context, VERSION_KEY))
+        return client
 
 
 class HasCallers(Protocol):
@@ -80,8 +87,9 @@ def answered(response: Any, *echoed: str) -> Callable[[Any], Any]:
     return wrap
 
 
-def _client_id(context: Context) -> str:
+def _metadata(context: Context, name: str) -> str:
+    """Return a value of the call's metadata, or an empty string."""
     for key, value in context.invocation_metadata() or ():
-        if key == CLIENT_ID_KEY:
+        if key == name:
             return value if isinstance(value, str) else value.decode(errors="replace")
     return ""

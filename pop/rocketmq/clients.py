@@ -6,6 +6,9 @@ import asyncio
 from collections import deque
 from typing import Any
 
+from penstock.access.actions import SEND
+from penstock.access.rights import Rights
+from penstock.pop.rocketmq.agents import Agent
 from penstock.pop.rocketmq.status import Code, Refused
 
 CLIENTS_MAX = 100_000
@@ -57,10 +60,14 @@ class ConnectedClient:
         heard_ms: When the node last heard from the client.
     """
 
-    __slots__ = ("client_type", "heard_ms", "id", "is_terminated", "lite", "published", "stream", "turn")
+    __slots__ = ("agent", "client_type", "heard_ms", "id", "is_terminated", "lite", "published", "rights", "stream", "turn")
 
     def __init__(self, client_id: str, heard_ms: int) -> None:
         self.id = client_id
+        self.agent: Agent | None = None
+        """The client's library; None before the first call, which a restored client has not made yet."""
+        self.rights: Rights | None = None
+        """What the client might do at its last call; None where access is not restricted."""
         self.heard_ms = heard_ms
         self.client_type = 0
         """Type from the client's heartbeats and settings; 0 before the first of them."""
@@ -72,6 +79,10 @@ class ConnectedClient:
         """Filters of the client's lite topics, by group and parent topic. `LiteSubscriptions` keeps them."""
         self.turn = 0
         """Rotates the lite topics of a poll, so that no lite topic starves."""
+
+    def can_be_asked(self, topic: str) -> bool:
+        """Return whether the node may ask the client about half messages of a topic now. The question shows the message."""
+        return self.stream is not None and self.stream.has_room and (self.rights is None or self.rights.may(SEND, topic))
 
 
 class ConnectedClients:
@@ -125,7 +136,7 @@ class ConnectedClients:
 
     def publisher_of(self, topic: str, turn: int) -> ConnectedClient | None:
         """Return a client that publishes to a topic and accepts a command now. Each `turn` gives another one."""
-        able = [client for client in self._publishers.get(topic, {}).values() if client.stream and client.stream.has_room]
+        able = [client for client in self._publishers.get(topic, {}).values() if client.can_be_asked(topic)]
         return able[turn % len(able)] if able else None
 
     def remove_gone(self, now_ms: int) -> dict[str, ConnectedClient]:

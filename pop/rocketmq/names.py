@@ -6,6 +6,7 @@ percent-encoded where they need to be.
     sensors%2F%2B%2Ftemp   the filter sensors/+/temp
     %24dlq%2Fbilling       the dead letters of the group billing; RocketMQ's own name for them, %DLQ%billing, works too
     parent, lite topic x   the topic parent/x; the lite topic * means all lite topics of the parent
+    a in the namespace n   the topic n/a; the group g there is n:g
 """
 
 from __future__ import annotations
@@ -30,6 +31,13 @@ LITE_TOPIC_CHARS_MAX = 255
 
 LITE_ALL = "*"
 
+NAMESPACE_END = ":"
+"""Stands between a namespace and the name of a group in it."""
+
+NAMESPACE_CHARS_MAX = 100
+
+_NAMESPACE = re.compile(rf"[A-Za-z0-9._-]{{1,{NAMESPACE_CHARS_MAX}}}")
+
 _ENCODED = re.compile(r"(?:[^%]|%[0-9A-Fa-f]{2})*")
 
 
@@ -43,15 +51,19 @@ def filter_of(resource: Any) -> str:
     """Return the MQTT topic or filter that a `Resource` names. It may have wildcards, and may start with `$dlq/`.
 
     Raises:
-        Refused: ILLEGAL_TOPIC, or BAD_REQUEST if the resource has a namespace.
+        Refused: ILLEGAL_TOPIC.
     """
     name: str = resource.name
-    _check_namespace(resource)
+    namespace = namespace_of(resource)
     if name.startswith(DEAD_LETTERS_THERE):
-        return DEAD_LETTERS + _decoded(name.removeprefix(DEAD_LETTERS_THERE), Code.ILLEGAL_CONSUMER_GROUP)
+        return DEAD_LETTERS + _group_in(namespace, name.removeprefix(DEAD_LETTERS_THERE))
     topic = _decoded(name, Code.ILLEGAL_TOPIC)
+    if namespace and topic.startswith(DEAD_LETTERS):
+        return DEAD_LETTERS + _group_in(namespace, encode(topic.removeprefix(DEAD_LETTERS)))
+    if namespace and topic.startswith("$"):
+        raise Refused(Code.ILLEGAL_TOPIC, f"{topic[:80]!r} is a topic of the node: leave the namespace {namespace!r} out")
     try:
-        return topics.check_filter(topic)
+        return topics.check_filter(f"{namespace}/{topic}" if namespace and topic else topic)
     except TopicInvalid as error:
         raise Refused(Code.ILLEGAL_TOPIC, str(error)) from error
 
@@ -62,8 +74,40 @@ def group_of(resource: Any) -> str:
     Raises:
         Refused, GroupInvalid: The name is not valid for a group.
     """
-    _check_namespace(resource)
-    return check_group_name(_decoded(resource.name, Code.ILLEGAL_CONSUMER_GROUP))
+    return check_group_name(_group_in(namespace_of(resource), resource.name))
+
+
+def namespace_of(resource: Any) -> str:
+    """Return the namespace of a `Resource`, or an empty string.
+
+    Raises:
+        Refused: BAD_REQUEST if the namespace has characters that no level of a topic, or no group's name, may have.
+    """
+    namespace: str = resource.resource_namespace
+    if namespace and not _NAMESPACE.fullmatch(namespace):
+        raise Refused(
+            Code.BAD_REQUEST,
+            f"the namespace {namespace[:64]!r} is invalid: use up to {NAMESPACE_CHARS_MAX} of A-Za-z0-9._-",
+        )
+    return namespace
+
+
+def dead_letters_group(resource: Any) -> str:
+    """Return the encoded name of the group whose dead letters a `Resource` names, without its namespace; or an empty string."""
+    topic_filter = filter_of(resource)
+    if not topic_filter.startswith(DEAD_LETTERS):
+        return ""
+    return encode(topic_filter.removeprefix(DEAD_LETTERS).removeprefix(f"{resource.resource_namespace}{NAMESPACE_END}"))
+
+
+def outside(topic: str, namespace: str) -> str:
+    """Return the name of a topic within its namespace. This is the inverse of what `filter_of` adds."""
+    return topic.removeprefix(f"{namespace}/") if namespace else topic
+
+
+def _group_in(namespace: str, name: str) -> str:
+    group = _decoded(name, Code.ILLEGAL_CONSUMER_GROUP)
+    return f"{namespace}{NAMESPACE_END}{group}" if namespace and group else group
 
 
 def lite_filter_of(parent: str, lite_topic: str) -> str:
@@ -121,11 +165,3 @@ def _decoded(name: str, code: Code) -> str:
         return unquote_to_bytes(name).decode()
     except UnicodeDecodeError as error:
         raise Refused(code, f"the name {name[:64]!r} does not decode to UTF-8: percent-encode its UTF-8 bytes") from error
-
-
-def _check_namespace(resource: Any) -> None:
-    if resource.resource_namespace:
-        namespace = resource.resource_namespace[:64]
-        raise Refused(
-            Code.BAD_REQUEST, f"this node has no namespaces: leave the namespace {namespace!r} out, or put it before the topic"
-        )

@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.pop.rocketmq.answering import Callers, answered, status
 from penstock.pop.rocketmq.clients import ConnectedClient, ConnectedClients
+from penstock.pop.rocketmq.expressions import Expressions
 from penstock.pop.rocketmq.leases import Leases
 from penstock.pop.rocketmq.lite import LiteSubscriptions
 from penstock.pop.rocketmq.names import group_of
@@ -30,6 +31,7 @@ class Presence:
         clients: The clients that use the node.
         leases: Deliveries to return from clients that are gone.
         lite: Subscriptions to end of clients that are gone.
+        expressions: Forgets what clients that are gone asked for.
         now_ms: Returns the current time in ms.
     """
 
@@ -39,12 +41,14 @@ class Presence:
         clients: ConnectedClients,
         leases: Leases,
         lite: LiteSubscriptions,
+        expressions: Expressions,
         now_ms: Callable[[], int],
     ) -> None:
         self.callers = callers
         self._clients = clients
         self._leases = leases
         self._lite = lite
+        self._expressions = expressions
         self._now_ms = now_ms
         self._timer: asyncio.TimerHandle | None = None
         self._checked_ms = 0
@@ -86,6 +90,7 @@ class Presence:
         gone = self._clients.remove_gone(now_ms)
         for client in gone.values():
             self._lite.client_gone(client)
+            self._expressions.client_gone(client)
         self._lite.end_expired(now_ms)
         if gone:
             for holder in self._leases.return_from(gone):

@@ -18,10 +18,12 @@ from penstock.pop.core.popping import check_attempt_id
 from penstock.pop.core.settings import GroupSettings
 from penstock.pop.options import PopOptions
 from penstock.pop.rocketmq.answering import Callers, Context, status, status_of
+from penstock.pop.rocketmq.clients import ConnectedClient
+from penstock.pop.rocketmq.expressions import Expressions
 from penstock.pop.rocketmq.leases import LEASE_MS, lease_id
 from penstock.pop.rocketmq.litetopics import LiteTopics
 from penstock.pop.rocketmq.messages import message_of
-from penstock.pop.rocketmq.names import filter_of, group_of
+from penstock.pop.rocketmq.names import dead_letters_group, filter_of, group_of, namespace_of
 from penstock.pop.rocketmq.settings import expression_of
 from penstock.pop.rocketmq.status import Code, Refused
 from penstock.pop.rocketmq.stubs import service_pb
@@ -42,7 +44,8 @@ class MessageReceiver:
         durable: Returns when all that was stored is durable.
         now_ms: Returns the current time in ms.
         options: Bounds and defaults.
-        store_host: Address of this node, which each message names.
+        host: Returns the address of this node, which each message names.
+        expressions: What the consumers of each group ask for.
     """
 
     def __init__(
@@ -54,19 +57,20 @@ class MessageReceiver:
         durable: Callable[[], Awaitable[None]],
         now_ms: Callable[[], int],
         options: PopOptions,
-        store_host: str,
+        host: Callable[[], str],
+        expressions: Expressions,
     ) -> None:
         self._callers = callers
         self._core = core
         self._groups = core.groups
         self._admin = core.admin
-        self._origins = core.dead_letter_origins
         self._handles = handles
         self._lite = lite
         self._durable = durable
         self._now_ms = now_ms
         self._options = options
-        self._store_host = store_host
+        self._host = host
+        self._expressions = expressions
 
     async def ReceiveMessage(self, request: Any, context: Context) -> AsyncGenerator[Any, None]:
         response = service_pb.ReceiveMessageResponse
@@ -76,7 +80,7 @@ class MessageReceiver:
             try:
                 popped, lite_parent = await self._poll(request, context)
                 await self._durable()
-                messages = self._messages(popped, lite_parent) if popped is not None else []
+                messages = self._messages(popped, lite_parent, request.message_queue.topic) if popped is not None else []
             except Exception as error:  # The response states each error. `code_of` logs an unforeseen one.
                 yield response(status=status_of(error))
                 return
@@ -115,14 +119,17 @@ class MessageReceiver:
             popped = await self._lite.poll(client, name, topic_filter, count, invisible_ms, wait_ms, attempt_id)
             return popped, topic_filter
         check_permitted(POP, topic_filter)
-        group = self._group(name, topic_filter, wanted)
+        group = self._group(client, name, topic_filter, wanted)
         return await self._core.long_poll((group,), count, asked_ms or group.invisible_ms, wait_ms, attempt_id), ""
 
-    def _group(self, name: str, topic_filter: str, wanted: tuple[str, ExpressionType]) -> ConsumerGroup:
+    def _group(
+        self, client: ConnectedClient, name: str, topic_filter: str, wanted: tuple[str, ExpressionType]
+    ) -> ConsumerGroup:
         """Return a group, with the filter on delivery that its consumer wants.
 
-        If pops may create groups (`pop.groups_auto_create`), consumers choose the filter on delivery. The last consumer that
-        asks for another expression decides, as in RocketMQ. Otherwise consumers may only ask for the group's own expression.
+        If pops may create groups (`pop.groups_auto_create`), consumers choose the filter on delivery, unless an operator has.
+        All consumers of the group that are there must choose the same: the group would skip what one of them asks for while it
+        has the expression of another. A consumer that asks for "*" follows an operator's filter.
 
         Raises:
             GroupUnknown, GroupInvalid, TopicInvalid, Overloaded, LimitExceeded: As `Groups.get_or_create`.
@@ -132,20 +139,32 @@ class MessageReceiver:
         if group is None:
             if not self._options.groups_auto_create:
                 return self._groups.get_or_create(name, topic_filter, causer=causer_of_call())
-            settings = GroupSettings(expression=wanted[0], expression_type=wanted[1])
-            return self._admin.create(name, topic_filter, "earliest", settings, causer_of_call())
-        current = (group.settings.expression, group.settings.expression_type)
-        if wanted == current or (wanted[0] == "*" and not self._options.groups_auto_create):
+            settings = GroupSettings(expression=wanted[0], expression_type=wanted[1], expression_of_consumers=wanted[0] != "*")
+            group = self._admin.create(name, topic_filter, "earliest", settings, causer_of_call())
+            self._expressions.note(client, group, wanted)
             return group
-        if not self._options.groups_auto_create:
+        current = (group.settings.expression, group.settings.expression_type)
+        if wanted == current:
+            self._expressions.note(client, group, wanted)
+            return group
+        is_theirs = self._options.groups_auto_create and (group.settings.expression_of_consumers or current[0] == "*")
+        if wanted[0] == "*" and not is_theirs:
+            return group
+        if not is_theirs:
             raise Refused(
                 Code.ILLEGAL_FILTER_EXPRESSION,
-                f"the group {name[:80]!r} has the expression {current[0][:80]!r}, and its consumers may not change it: "
-                f"update the group, or set pop.groups_auto_create",
+                f"the group {name[:80]!r} has the expression {current[0][:80]!r} from an operator, and its consumers may not "
+                f"change it: ask for '*' to follow it, or update the group",
             )
+        self._expressions.check_may_change(client, group, wanted)
         self._admin.update(
-            name, topic_filter, lambda settings: replace(settings, expression=wanted[0], expression_type=wanted[1])
+            name,
+            topic_filter,
+            lambda settings: replace(
+                settings, expression=wanted[0], expression_type=wanted[1], expression_of_consumers=wanted[0] != "*"
+            ),
         )
+        self._expressions.note(client, group, wanted)
         return group
 
     def _wait_ms(self, request: Any, context: Context) -> int:
@@ -172,25 +191,26 @@ class MessageReceiver:
             )
         return invisible_ms
 
-    def _messages(self, popped: PopResult, lite_parent: str) -> list[Any]:
+    def _messages(self, popped: PopResult, lite_parent: str, asked: Any) -> list[Any]:
+        """Return popped messages, those of higher priority first. `asked` names the topic by which the consumer asked."""
         checkpoint = popped.checkpoint
-        origins = self._origins.of_checkpoint(checkpoint)
         handles = self._handles.deliveries(checkpoint.position, checkpoint.pop_ms, checkpoint.group_id, checkpoint.count)
         invisible_ms = checkpoint.deadline_ms - checkpoint.pop_ms
-        messages = []
-        for index, (handle, entry, data) in enumerate(zip(handles, checkpoint.entries(), popped.records, strict=True)):
-            if data is None:
-                continue
-            origin = origins.get(index)
-            messages.append(
-                message_of(
-                    decode(data, position=entry.position, verify=False),
-                    entry=entry,
-                    handle=handle,
-                    invisible_ms=invisible_ms,
-                    store_host=self._store_host,
-                    lite_parent=lite_parent,
-                    dead_of=origin.filter if origin is not None else "",
-                )
+        namespace, dead_letters_of, store_host = namespace_of(asked), dead_letters_group(asked), self._host()
+        messages = [
+            message_of(
+                decode(data, position=entry.position, verify=False),
+                entry=entry,
+                handle=handle,
+                invisible_ms=invisible_ms,
+                store_host=store_host,
+                lite_parent=lite_parent,
+                namespace=namespace,
+                dead_letters_of=dead_letters_of,
             )
+            for handle, entry, data in zip(handles, checkpoint.entries(), popped.records, strict=True)
+            if data is not None
+        ]
+        if any(message.system_properties.priority for message in messages):
+            messages.sort(key=lambda message: -message.system_properties.priority)
         return messages

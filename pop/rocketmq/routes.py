@@ -6,9 +6,10 @@ from ipaddress import ip_address
 from typing import Any
 
 from penstock.pop.core.groups import Groups
+from penstock.pop.rocketmq.agents import Agent
 from penstock.pop.rocketmq.answering import Callers, answered, status
 from penstock.pop.rocketmq.clients import ConnectedClient
-from penstock.pop.rocketmq.names import encode, filter_of, group_of
+from penstock.pop.rocketmq.names import filter_of, group_of
 from penstock.pop.rocketmq.status import Code, Refused
 from penstock.pop.rocketmq.stubs import pb, service_pb
 from penstock.store import topics
@@ -28,7 +29,11 @@ MESSAGE_TYPES = (
     pb.MessageType.DELAY,
     pb.MessageType.TRANSACTION,
     pb.MessageType.LITE,
+    pb.MessageType.PRIORITY,
 )
+
+TYPES_OF_JAVA = {pb.MessageType.LITE: (5, 1, 0), pb.MessageType.PRIORITY: (5, 2, 0)}
+"""First versions of the Java client that know a type. Older ones refuse to start if a route names the type."""
 
 
 class Routes:
@@ -46,18 +51,17 @@ class Routes:
         self._advertised = advertised
 
     @answered(service_pb.QueryRouteResponse)
-    async def QueryRoute(self, request: Any, _client: ConnectedClient) -> Any:
-        topic_filter = filter_of(request.topic)
-        queue = queue_of(topic_filter, endpoints_for(request.endpoints, self._advertised))
+    async def QueryRoute(self, request: Any, client: ConnectedClient) -> Any:
+        queue = queue_of(request.topic, endpoints_for(request.endpoints, self._advertised), client.agent)
         return service_pb.QueryRouteResponse(status=status(), message_queues=[queue])
 
     @answered(service_pb.QueryAssignmentResponse)
-    async def QueryAssignment(self, request: Any, _client: ConnectedClient) -> Any:
+    async def QueryAssignment(self, request: Any, client: ConnectedClient) -> Any:
         topic_filter = filter_of(request.topic)
         group = self._groups.get(group_of(request.group), topic_filter)
         is_fifo = group is not None and group.settings.fifo
         endpoints = endpoints_for(request.endpoints, self._advertised)
-        queue = queue_of(topic_filter, endpoints, 0 if is_fifo else SHARED_QUEUE)
+        queue = queue_of(request.topic, endpoints, client.agent, 0 if is_fifo else SHARED_QUEUE)
         return service_pb.QueryAssignmentResponse(status=status(), assignments=[pb.Assignment(message_queue=queue)])
 
 
@@ -94,13 +98,26 @@ def endpoints_for(asked: Any, advertised: HostPort | None) -> Any:
     return asked
 
 
-def queue_of(topic_filter: str, endpoints: Any, queue_id: int = 0) -> Any:
-    """Return the single queue of a topic. Filters with wildcards, and topics of the node itself, are read-only."""
+def message_types_for(agent: Agent | None) -> list[Any]:
+    """Return the message types to announce to a client."""
+    agent = agent or Agent()
+    return [kind for kind in MESSAGE_TYPES if not agent.is_before("JAVA", *TYPES_OF_JAVA.get(kind, ()))]
+
+
+def queue_of(topic: Any, endpoints: Any, agent: Agent | None = None, queue_id: int = 0) -> Any:
+    """Return the single queue of the topic that a `Resource` names.
+
+    Filters with wildcards, and topics of the node itself, are read-only.
+
+    Raises:
+        Refused: As `filter_of`.
+    """
+    topic_filter = filter_of(topic)
     read_only = topics.is_wildcard(topic_filter) or topic_filter.startswith("$")
     return pb.MessageQueue(
-        topic=pb.Resource(name=encode(topic_filter)),
+        topic=topic,
         id=queue_id,
         permission=pb.Permission.READ if read_only else pb.Permission.READ_WRITE,
         broker=pb.Broker(name=BROKER, id=0, endpoints=endpoints),
-        accept_message_types=MESSAGE_TYPES,
+        accept_message_types=message_types_for(agent),
     )

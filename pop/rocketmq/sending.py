@@ -10,9 +10,11 @@ from penstock.pop.core.names import message_id
 from penstock.pop.core.sender import Sender
 from penstock.pop.rocketmq.answering import Callers, answered, status, status_of
 from penstock.pop.rocketmq.clients import ConnectedClient, ConnectedClients
-from penstock.pop.rocketmq.messages import properties_of, topic_and_body_of
+from penstock.pop.rocketmq.messages import id_of, properties_of, topic_and_body_of
 from penstock.pop.rocketmq.status import RECALL_CODES, Code, Refused, overall_code
 from penstock.pop.rocketmq.stubs import service_pb
+from penstock.store.properties import decode_properties
+from penstock.store.record import decode
 from penstock.store.store import Store
 from penstock.timer.delayed import DelayedMessages
 
@@ -29,7 +31,7 @@ class MessageSender:
         delayed: Delayed messages.
         handles: Reads recall handles.
         store: Tells when all that was stored is durable.
-        message_bytes_max: Maximum size of a message in bytes.
+        message_bytes_max: Maximum size of a body in bytes.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class MessageSender:
     def _send(self, message: Any, client: ConnectedClient) -> Any:
         try:
             topic, body = topic_and_body_of(message, self._message_bytes_max)
-            properties = properties_of(message, topic)
+            properties = properties_of(message, topic, self._store.now_ms())
             stored = self._sender.store(topic.encode(), body, properties, causer_of_call())
         except Exception as error:  # One message of a batch fails alone.
             return service_pb.SendResultEntry(status=status_of(error))
@@ -74,7 +76,7 @@ class MessageSender:
             self._clients.add_publisher(client, topic)
         return service_pb.SendResultEntry(
             status=status(),
-            message_id=message_id(stored.position),
+            message_id=id_of(stored.position, properties),
             transaction_id=stored.transaction_handle,
             offset=stored.position,
             recall_handle=stored.recall_handle,
@@ -85,8 +87,19 @@ class MessageSender:
         named = self._handles.read_recall(request.recall_handle)
         if named is None:
             raise Refused(Code.INVALID_RECEIPT_HANDLE, "this is not a recall handle from this node")
-        check_sender(self._store, named[0], self._delayed.size(named[0]))
+        size = self._delayed.size(named[0])
+        check_sender(self._store, named[0], size)
+        recalled = self._id(named[0], size)
         code, detail = RECALL_CODES[self._delayed.recall(*named)]
         await self._store.durable()
-        recalled = message_id(named[0]) if code is Code.OK else ""
-        return service_pb.RecallMessageResponse(status=status(code, detail), message_id=recalled)
+        return service_pb.RecallMessageResponse(status=status(code, detail), message_id=recalled if code is Code.OK else "")
+
+    def _id(self, position: int, size: int | None) -> str:
+        """Return the id of a delayed message."""
+        if size is None:
+            return ""
+        self._store.commit()  # The message may have been stored in this turn.
+        data = self._store.read_intact(position, size)
+        if data is None:
+            return message_id(position)
+        return id_of(position, decode_properties(decode(data, position=position, verify=False).properties))

@@ -13,6 +13,7 @@ from penstock.pop.core.transactions import Transactions
 from penstock.pop.options import PopOptions
 from penstock.pop.rocketmq.answering import Callers
 from penstock.pop.rocketmq.clients import ConnectedClients
+from penstock.pop.rocketmq.expressions import Expressions
 from penstock.pop.rocketmq.leases import Leases
 from penstock.pop.rocketmq.lite import LiteSubscriptions
 from penstock.pop.rocketmq.litetopics import LiteTopics
@@ -24,6 +25,7 @@ from penstock.pop.rocketmq.sending import MessageSender
 from penstock.pop.rocketmq.settling import DeliverySettler
 from penstock.pop.rocketmq.telemetry import TelemetryStreams
 from penstock.pop.rocketmq.transactions import TransactionChecks
+from penstock.store.options import HostPort
 from penstock.store.store import Store
 from penstock.timer.delayed import DelayedMessages
 
@@ -57,24 +59,26 @@ class MessagingService:
         groups = core.groups
         durable, now_ms = store.durable, store.now_ms
         advertised = advertised_address(options.rocketmq_advertise)
-        store_host = str(advertised or options.listen)
+        self._advertised = advertised
+        self._bound = options.listen
 
         self.clients = ConnectedClients()
         callers = Callers(self.clients, now_ms)
         subscriptions = LiteSubscriptions(groups, core.admin, self.clients, now_ms, store.now_for, options.lite_idle_ms)
-        presence = Presence(callers, self.clients, Leases(core, handles), subscriptions, now_ms)
+        expressions = Expressions()
+        presence = Presence(callers, self.clients, Leases(core, handles), subscriptions, expressions, now_ms)
         routes = Routes(callers, groups, advertised)
         message_sender = MessageSender(callers, self.clients, sender, delayed, handles, store, options.message_bytes_max)
         lite = LiteTopics(callers, subscriptions, core, groups, durable)
-        receiver = MessageReceiver(callers, core, handles, lite, durable, now_ms, options, store_host)
+        receiver = MessageReceiver(callers, core, handles, lite, durable, now_ms, options, self._host, expressions)
         settler = DeliverySettler(callers, core, durable)
         check_ms = options.transaction_check_ms
-        checks = TransactionChecks(callers, self.clients, core.read, handles, transactions, store, check_ms, store_host)
+        checks = TransactionChecks(callers, self.clients, core.read, handles, transactions, store, check_ms, self._host)
         telemetry = TelemetryStreams(callers, self.clients, groups, checks, options, now_ms)
         refusals = PullRefusals(callers)
 
         transactions.on_check.append(checks.ask)
-        self.start = presence.start
+        self._presence = presence
         self.stop = presence.stop
         # The methods of the service, by the names of its descriptor.
         self.QueryRoute = routes.QueryRoute
@@ -94,3 +98,12 @@ class MessagingService:
         self.GetOffset = refusals.GetOffset
         self.QueryOffset = refusals.QueryOffset
         self.PullMessage = refusals.PullMessage
+
+    def start(self, bound: HostPort) -> None:
+        """Start to check which clients are there. `bound` is the address of the listener."""
+        self._bound = bound
+        self._presence.start()
+
+    def _host(self) -> str:
+        """Return the address of this node."""
+        return str(self._advertised or self._bound)

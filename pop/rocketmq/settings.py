@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from penstock.pop.backoff import Backoff, Exponential
@@ -10,6 +11,7 @@ from penstock.pop.core.expression import ExpressionType, compile_expression
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.settings import BACKOFF_STEPS_MAX
 from penstock.pop.options import PopOptions
+from penstock.pop.rocketmq.agents import Agent
 from penstock.pop.rocketmq.names import LITE_TOPIC_CHARS_MAX
 from penstock.pop.rocketmq.status import Code, Refused
 from penstock.pop.rocketmq.stubs import pb
@@ -30,6 +32,9 @@ RETRY_BACKOFF = Exponential(min_ms=1_000, max_ms=7_200_000)
 
 _NO_WAIT: Backoff = (0,)
 
+NODE_READS_SECONDS_AS_MS = (1, 0, 8)
+"""Last known version of the Node client that takes the seconds of a back-off for milliseconds."""
+
 
 def merged(settings: Any, groups: Sequence[ConsumerGroup], options: PopOptions) -> Any:
     """Return the settings that a client shall follow.
@@ -39,12 +44,13 @@ def merged(settings: Any, groups: Sequence[ConsumerGroup], options: PopOptions) 
         groups: The client's group on each topic that it subscribes to, as far as the group exists. Empty for a producer.
         options: Options of the node.
     """
+    agent = _agent_of(settings.user_agent)
     answer = pb.Settings()
     answer.CopyFrom(settings)
     answer.metric.CopyFrom(pb.Metric(on=False))
     if settings.HasField("subscription"):
         fifo = any(group.settings.fifo for group in groups)
-        policy = consumer_policy(groups[0] if groups else None, options, settings.user_agent.language)
+        policy = consumer_policy(groups[0] if groups else None, options, agent)
         answer.backoff_policy.CopyFrom(policy)
         subscription = answer.subscription
         subscription.fifo = fifo
@@ -56,13 +62,13 @@ def merged(settings: Any, groups: Sequence[ConsumerGroup], options: PopOptions) 
         subscription.lite_subscription_quota = LITE_SUBSCRIPTIONS_MAX
         subscription.max_lite_topic_size = LITE_TOPIC_CHARS_MAX
     else:
-        answer.backoff_policy.CopyFrom(policy_of(SEND_BACKOFF, SEND_ATTEMPTS))
+        answer.backoff_policy.CopyFrom(policy_of(_in_units_of(agent, SEND_BACKOFF), SEND_ATTEMPTS))
         answer.publishing.max_body_size = options.message_bytes_max
         answer.publishing.validate_message_type = True
     return answer
 
 
-def consumer_policy(group: ConsumerGroup | None, options: PopOptions, language: int) -> Any:
+def consumer_policy(group: ConsumerGroup | None, options: PopOptions, agent: Agent) -> Any:
     """Return how long a push consumer keeps a failed message before it returns the message.
 
     The node itself applies the back-off of a group, so its consumers return a failed message at once. A FIFO consumer repeats
@@ -74,20 +80,34 @@ def consumer_policy(group: ConsumerGroup | None, options: PopOptions, language: 
         backoff = RETRY_BACKOFF
     elif group is None or not group.settings.fifo:
         backoff = _NO_WAIT
-    return policy_of(_readable(backoff, attempts_max, language), attempts_max)
+    return policy_of(_readable(backoff, attempts_max, agent), attempts_max)
 
 
-def _readable(backoff: Backoff, attempts_max: int, language: int) -> Backoff:
+def _readable(backoff: Backoff, attempts_max: int, agent: Agent) -> Backoff:
     """Return a back-off in the form that a client can read.
 
     The Python client (5.1.2) reads only lists. The Node client (1.0.8) reads only exponential back-offs. Without one, its FIFO
     consumer makes a dead letter of a message after the first failure.
     """
-    if isinstance(backoff, Exponential):
-        if language != pb.Language.PYTHON:
-            return backoff
+    if agent.language == "PYTHON" and isinstance(backoff, Exponential):
         return tuple(backoff.wait_ms(attempt) for attempt in range(1, min(attempts_max, BACKOFF_STEPS_MAX) + 1))
-    return Exponential(min(backoff), max(backoff)) if language == pb.Language.NODE_JS else backoff
+    if agent.language == "NODE_JS":
+        if not isinstance(backoff, Exponential):
+            backoff = Exponential(min(backoff), max(backoff))
+        return _in_units_of(agent, backoff)
+    return backoff
+
+
+def _in_units_of(agent: Agent, backoff: Exponential) -> Exponential:
+    """Return a back-off in the units that a client takes it for."""
+    if agent.language != "NODE_JS" or agent.version > NODE_READS_SECONDS_AS_MS:
+        return backoff
+    return replace(backoff, min_ms=1_000 * backoff.min_ms, max_ms=1_000 * backoff.max_ms)
+
+
+def _agent_of(user_agent: Any) -> Agent:
+    known = user_agent.language in pb.Language.values()
+    return Agent.of(pb.Language.Name(user_agent.language) if known else "", user_agent.version)
 
 
 def policy_of(backoff: Backoff, attempts_max: int) -> Any:

@@ -40,12 +40,12 @@ class DeliverySettler:
             service_pb.AckMessageResultEntry(
                 message_id=entry.message_id,
                 receipt_handle=entry.receipt_handle,
-                status=status(OUTCOME_CODES[outcome], outcome.value),
+                status=_status(outcome),
             )
             for entry, outcome in zip(request.entries, outcomes, strict=True)
         ]
         code = overall_code([OUTCOME_CODES[outcome] for outcome in outcomes])
-        return service_pb.AckMessageResponse(status=status(code, outcomes[0].value), entries=entries)
+        return service_pb.AckMessageResponse(status=status(code, _detail(outcomes[0])), entries=entries)
 
     @answered(service_pb.ForwardMessageToDeadLetterQueueResponse)
     async def ForwardMessageToDeadLetterQueue(self, request: Any, _client: ConnectedClient) -> Any:
@@ -53,7 +53,7 @@ class DeliverySettler:
         await self._durable()
         # The official clients repeat the call until they get OK. If the delivery is over, another attempt has the message.
         code = Code.INVALID_RECEIPT_HANDLE if outcome is AckOutcome.INVALID_HANDLE else Code.OK
-        return service_pb.ForwardMessageToDeadLetterQueueResponse(status=status(code, outcome.value))
+        return service_pb.ForwardMessageToDeadLetterQueueResponse(status=status(code, _detail(outcome)))
 
     # A client goes on with the handle of the response, so that of an error repeats the request's.
     @answered(service_pb.ChangeInvisibleDurationResponse, "receipt_handle")
@@ -62,5 +62,13 @@ class DeliverySettler:
         change = VisibilityChange(request.receipt_handle, invisible_ms, request.suspend)
         ((outcome, handle),) = self._core.change_invisible(group_of(request.group), [change])
         await self._durable()
-        answer = status(OUTCOME_CODES[outcome], outcome.value)
-        return service_pb.ChangeInvisibleDurationResponse(status=answer, receipt_handle=handle)
+        return service_pb.ChangeInvisibleDurationResponse(status=_status(outcome), receipt_handle=handle)
+
+
+def _status(outcome: AckOutcome) -> Any:
+    return status(OUTCOME_CODES[outcome], _detail(outcome))
+
+
+def _detail(outcome: AckOutcome) -> str:
+    """Return what a client is told. The protocol has other handles, too, so the kind is named."""
+    return outcome.value.replace("handle", "receipt handle")

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import suppress
 from typing import Any
 
 from penstock.pop.core.groups import Groups
+from penstock.pop.errors import GroupInvalid
 from penstock.pop.options import PopOptions
+from penstock.pop.rocketmq.access import publishable
 from penstock.pop.rocketmq.answering import Callers, Context, status, status_of
 from penstock.pop.rocketmq.clients import ConnectedClient, ConnectedClients, TelemetryStream
 from penstock.pop.rocketmq.names import filter_of, group_of
 from penstock.pop.rocketmq.presence import check_client_type
-from penstock.pop.rocketmq.settings import expression_of, merged
+from penstock.pop.rocketmq.settings import merged
 from penstock.pop.rocketmq.status import Refused
 from penstock.pop.rocketmq.stubs import service_pb
 from penstock.pop.rocketmq.transactions import TransactionChecks
@@ -86,18 +89,21 @@ class TelemetryStreams:
                 return
 
     def _settings(self, settings: Any, client: ConnectedClient) -> Any:
-        """Note what a client states about itself; return the settings that it shall follow."""
+        """Note what a client states about itself; return the settings that it shall follow.
+
+        Invalid names and expressions are accepted: clients do not show why their settings are refused, so the send or the
+        receive that uses such a name is refused.
+        """
         client.client_type = check_client_type(settings.client_type)
         if not settings.HasField("subscription"):
-            for topic in [filter_of(topic) for topic in settings.publishing.topics]:
+            for topic in publishable(settings.publishing.topics):
                 self._clients.add_publisher(client, topic)
                 self._checks.ask_waiting(topic)
             return merged(settings, (), self._options)
-        name = group_of(settings.subscription.group)
         groups = []
         for entry in settings.subscription.subscriptions:
-            expression_of(entry.expression)
-            group = self._groups.get(name, filter_of(entry.topic))
-            if group is not None:
-                groups.append(group)
+            with suppress(Refused, GroupInvalid):
+                group = self._groups.get(group_of(settings.subscription.group), filter_of(entry.topic))
+                if group is not None:
+                    groups.append(group)
         return merged(settings, groups, self._options)

@@ -30,7 +30,7 @@ class TransactionChecks:
         transactions: Half messages that are pending.
         store: Tells when all that was stored is durable.
         check_ms: Time in ms after which the node asks a producer again.
-        store_host: Address of this node, which each message names.
+        host: Returns the address of this node, which each message names.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class TransactionChecks:
         transactions: Transactions,
         store: Store,
         check_ms: int,
-        store_host: str,
+        host: Callable[[], str],
     ) -> None:
         self.callers = callers
         self._clients = clients
@@ -51,7 +51,7 @@ class TransactionChecks:
         self._transactions = transactions
         self._store = store
         self._check_ms = check_ms
-        self._store_host = store_host
+        self._host = host
 
     @answered(service_pb.EndTransactionResponse)
     async def EndTransaction(self, request: Any, _client: ConnectedClient) -> Any:
@@ -77,7 +77,7 @@ class TransactionChecks:
         if client is None or client.stream is None or data is None:
             return False
         record = decode(data, position=half.position)
-        message = message_of(record, store_host=self._store_host)
+        message = message_of(record, store_host=self._host())
         message.system_properties.orphaned_transaction_recovery_duration.FromMilliseconds(self._check_ms)
         question = service_pb.RecoverOrphanedTransactionCommand(
             message=message, transaction_id=self._handles.half(half.position, record.store_ms)

@@ -22,6 +22,7 @@ from penstock.store.record import Flag, Kind, Record
 TYPE = pb.MessageType
 BODY = b"21.5"
 BODY_MAX = 1_000
+NOW_MS = 1_700_000_000_000
 
 
 def outgoing(body: bytes = BODY, topic: str = "plant/1", user: dict[str, str] | None = None, **system: Any) -> Any:
@@ -48,12 +49,12 @@ def test_a_message_comes_back_with_all_its_fields(
     user: dict[str, str], tag: str, keys: list[str], host: str, born_ms: int
 ) -> None:
     message = outgoing(user=user, tag=tag, keys=keys, born_host=host, born_timestamp=stamp(born_ms))
-    properties = properties_of(message, "plant/1")
+    properties = properties_of(message, "plant/1", NOW_MS)
     assert dict(properties.user) == user
     back = message_of(stored(properties))
     assert back.user_properties == user
     system = back.system_properties
-    assert (system.tag, list(system.keys), system.born_host) == (tag, keys, host)
+    assert (system.tag, list(system.keys), system.born_host) == (tag, [part for key in keys for part in key.split()], host)
     assert system.born_timestamp.ToMilliseconds() == born_ms
 
 
@@ -67,7 +68,7 @@ def test_a_message_comes_back_with_all_its_fields(
     ],
 )
 def test_each_type_is_stored_as_its_kind_of_message(system: dict[str, Any], field: str, value: object) -> None:
-    assert getattr(properties_of(outgoing(**system), "plant/1"), field) == value
+    assert getattr(properties_of(outgoing(**system), "plant/1", NOW_MS), field) == value
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,20 @@ def test_each_type_is_stored_as_its_kind_of_message(system: dict[str, Any], fiel
         (outgoing(message_type=TYPE.DELAY), Code.ILLEGAL_DELIVERY_TIME),
         (outgoing(message_type=TYPE.DELAY, delivery_timestamp={"seconds": -5}), Code.ILLEGAL_DELIVERY_TIME),
         (outgoing(message_type=TYPE.LITE), Code.ILLEGAL_LITE_TOPIC),
-        (outgoing(message_type=TYPE.PRIORITY, priority=1), Code.UNSUPPORTED),
+        (outgoing(message_type=TYPE.PRIORITY, priority=-1), Code.BAD_REQUEST),
+        (outgoing(priority=1), Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE),
+        (outgoing(user={"DELAY": "19"}), Code.ILLEGAL_DELIVERY_TIME),
+        (outgoing(user={"DELAY": "-1"}), Code.ILLEGAL_DELIVERY_TIME),
+        (outgoing(user={"DELAY": "soon"}), Code.ILLEGAL_DELIVERY_TIME),
+        (outgoing(user={"DELAY": "9" * 70_000}), Code.ILLEGAL_DELIVERY_TIME),
+        (
+            outgoing(user={"DELAY": "3"}, message_type=TYPE.FIFO, message_group="a"),
+            Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
+        ),
+        (
+            outgoing(message_type=TYPE.TRANSACTION, orphaned_transaction_recovery_duration={"seconds": -1}),
+            Code.BAD_REQUEST,
+        ),
         (outgoing(message_type=TYPE.MESSAGE_TYPE_UNSPECIFIED), Code.UNSUPPORTED),
         (outgoing(message_group="a"), Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE),
         (outgoing(delivery_timestamp=stamp(1)), Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE),
@@ -93,7 +107,7 @@ def test_each_type_is_stored_as_its_kind_of_message(system: dict[str, Any], fiel
 )
 def test_an_invalid_message_is_refused_with_a_code_of_its_own(message: Any, code: Code) -> None:
     with pytest.raises(Refused) as refused:
-        properties_of(message, "plant/1")
+        properties_of(message, "plant/1", NOW_MS)
     assert refused.value.code is code
 
 
@@ -173,6 +187,50 @@ def test_a_message_keeps_the_type_that_it_was_sent_as(properties: Properties, fl
         assert (message.topic.name, message.system_properties.lite_topic) == ("plant", "1")
 
 
-def test_a_dead_letter_names_the_filter_by_which_it_was_read() -> None:
-    letter = message_of(stored(Properties()), dead_of="plant/+").system_properties.dead_letter_queue
-    assert (letter.topic, letter.message_id) == ("plant%2F%2B", "00000000000000ff")
+def test_a_dead_letter_has_the_topic_of_rocketmq_and_names_its_own() -> None:
+    letter = message_of(stored(Properties(sender_id="01AB")), dead_letters_of="billing")
+    assert letter.topic.name == "%DLQ%billing"
+    own = letter.system_properties.dead_letter_queue
+    assert (own.topic, own.message_id) == ("plant%2F1", "01AB")
+
+
+def test_a_message_in_a_namespace_has_its_name_within_the_namespace() -> None:
+    message = message_of(stored(Properties(), topic="tenant/plant/1"), namespace="tenant")
+    assert (message.topic.resource_namespace, message.topic.name) == ("tenant", "plant%2F1")
+    lite = message_of(stored(Properties(), topic="tenant/plant/1"), namespace="tenant", lite_parent="tenant/plant")
+    assert (lite.topic.name, lite.system_properties.lite_topic) == ("plant", "1")
+
+
+@pytest.mark.parametrize(("level", "after_ms"), [("1", 1_000), ("4", 30_000), ("18", 7_200_000)])
+def test_the_property_delay_delays_a_message_by_its_level_and_is_used_up(level: str, after_ms: int) -> None:
+    properties = properties_of(outgoing(user={"DELAY": level, "unit": "K"}), "plant/1", NOW_MS)
+    assert (properties.deliver_at_ms, properties.user) == (NOW_MS + after_ms, [("unit", "K")])
+
+
+def test_level_0_is_no_delay() -> None:
+    assert properties_of(outgoing(user={"DELAY": "0"}), "plant/1", NOW_MS).deliver_at_ms == 0
+
+
+def test_a_message_keeps_the_id_and_the_trace_that_its_sender_gave_it() -> None:
+    properties = properties_of(outgoing(message_id="01AB", trace_context="00-a-b-01"), "plant/1", NOW_MS)
+    assert properties.user == [("traceparent", "00-a-b-01")]
+    back = message_of(stored(properties)).system_properties
+    assert (back.message_id, back.trace_context) == ("01AB", "00-a-b-01")
+
+
+def test_a_half_message_keeps_when_its_producer_is_asked_first() -> None:
+    half = outgoing(message_type=TYPE.TRANSACTION, orphaned_transaction_recovery_duration={"seconds": 7})
+    properties = properties_of(half, "plant/1", NOW_MS)
+    assert properties.check_after_ms == 7_000
+    back = message_of(stored(properties, flags=1 | Flag.HALF)).system_properties
+    assert back.orphaned_transaction_recovery_duration.ToMilliseconds() == 7_000
+
+
+def test_a_message_keeps_its_priority() -> None:
+    properties = properties_of(outgoing(message_type=TYPE.PRIORITY, priority=7), "plant/1", NOW_MS)
+    back = message_of(stored(properties)).system_properties
+    assert (back.message_type, back.priority) == (TYPE.PRIORITY, 7)
+
+
+def test_a_key_with_spaces_is_a_list_of_keys() -> None:
+    assert properties_of(outgoing(keys=["order 7", "k"]), "plant/1", NOW_MS).keys == ["order", "7", "k"]

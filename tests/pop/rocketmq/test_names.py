@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from penstock.pop.errors import GroupInvalid
 from penstock.pop.rocketmq.names import (
     LITE_TOPIC_CHARS_MAX,
+    dead_letters_group,
     encode,
     filter_of,
     group_of,
     lite_filter_of,
     lite_topic_of,
+    outside,
     topic_of_message,
 )
 from penstock.pop.rocketmq.status import Code, Refused
@@ -64,10 +66,36 @@ def test_every_topic_has_a_name_that_clients_accept_and_that_means_the_topic(top
     assert filter_of(resource(name)) == topic
 
 
-def test_a_namespace_is_refused() -> None:
-    with pytest.raises(Refused, match="'tenant'") as refused:
-        filter_of(resource("orders", "tenant"))
-    assert refused.value.code is Code.BAD_REQUEST
+def test_a_namespace_is_the_first_level_of_its_topics_and_a_prefix_of_its_groups() -> None:
+    assert filter_of(resource("orders%2F%2B", "tenant")) == "tenant/orders/+"
+    assert group_of(resource("billing", "tenant")) == "tenant:billing"
+    for name in ("%DLQ%billing", "%24dlq%2Fbilling"):
+        assert filter_of(resource(name, "tenant")) == "$dlq/tenant:billing"
+        assert dead_letters_group(resource(name, "tenant")) == dead_letters_group(resource(name)) == "billing"
+    assert dead_letters_group(resource("orders", "tenant")) == ""
+    assert outside("tenant/orders/1", "tenant") == "orders/1"
+
+
+@pytest.mark.parametrize(
+    ("name", "namespace", "code"),
+    [
+        ("orders", "a/b", Code.BAD_REQUEST),
+        ("orders", "+", Code.BAD_REQUEST),
+        ("orders", "$SYS", Code.BAD_REQUEST),
+        ("orders", "x" * 200, Code.BAD_REQUEST),
+        ("", "tenant", Code.ILLEGAL_TOPIC),
+        ("%24SYS%2Fx", "tenant", Code.ILLEGAL_TOPIC),
+    ],
+)
+def test_a_namespace_that_no_level_can_be_and_names_outside_of_it_are_refused(name: str, namespace: str, code: Code) -> None:
+    with pytest.raises(Refused) as refused:
+        filter_of(resource(name, namespace))
+    assert refused.value.code is code
+
+
+def test_a_group_without_a_name_is_refused_in_a_namespace_too() -> None:
+    with pytest.raises(GroupInvalid):
+        group_of(resource("", "tenant"))
 
 
 def test_the_name_of_a_group_is_percent_encoded_where_needed() -> None:

@@ -9,7 +9,9 @@ import pytest
 from penstock.pop.backoff import Backoff, Exponential
 from penstock.pop.errors import ExpressionInvalid
 from penstock.pop.options import PopOptions
-from penstock.pop.rocketmq.routes import endpoints_for, endpoints_of, queue_of
+from penstock.pop.rocketmq.agents import Agent
+from penstock.pop.rocketmq.names import encode
+from penstock.pop.rocketmq.routes import MESSAGE_TYPES, endpoints_for, endpoints_of, message_types_for, queue_of
 from penstock.pop.rocketmq.settings import (
     LITE_SUBSCRIPTIONS_MAX,
     RETRY_BACKOFF,
@@ -31,32 +33,37 @@ def waits_of(policy: Any) -> list[int]:
     return [duration.ToMilliseconds() for duration in policy.customized_backoff.next]
 
 
-LANGUAGES = pb.Language
+JAVA = Agent("JAVA", (5, 2, 0))
+PYTHON = Agent("PYTHON", (5, 1, 2))
+NODE_JS = Agent("NODE_JS", (1, 0, 8))
+LATER_NODE_JS = Agent("NODE_JS", (1, 0, 9))
 STEPS = (100, 2_000)
 GROWING = Exponential(min_ms=100, max_ms=300)
 
 
 @pytest.mark.parametrize(
-    ("backoff", "fifo", "language", "told"),
+    ("backoff", "fifo", "agent", "told"),
     [
-        (None, False, LANGUAGES.JAVA, RETRY_BACKOFF),
-        (None, True, LANGUAGES.NODE_JS, RETRY_BACKOFF),
-        (None, False, LANGUAGES.PYTHON, (1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 64_000)),
-        (STEPS, False, LANGUAGES.JAVA, (0,)),
-        (STEPS, True, LANGUAGES.JAVA, STEPS),
-        (STEPS, True, LANGUAGES.PYTHON, STEPS),
-        (STEPS, True, LANGUAGES.NODE_JS, Exponential(min_ms=100, max_ms=2_000)),
-        (GROWING, False, LANGUAGES.PYTHON, (0,)),
-        (GROWING, False, LANGUAGES.NODE_JS, Exponential(min_ms=0, max_ms=0)),
-        (GROWING, True, LANGUAGES.JAVA, GROWING),
-        (GROWING, True, LANGUAGES.PYTHON, (100, 200, 300, 300, 300, 300, 300)),
+        (None, False, JAVA, RETRY_BACKOFF),
+        (None, False, NODE_JS, Exponential(min_ms=1_000_000, max_ms=7_200_000_000)),
+        (None, True, LATER_NODE_JS, RETRY_BACKOFF),
+        (None, False, PYTHON, (1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 64_000)),
+        (STEPS, False, JAVA, (0,)),
+        (STEPS, True, JAVA, STEPS),
+        (STEPS, True, PYTHON, STEPS),
+        (STEPS, True, NODE_JS, Exponential(min_ms=100_000, max_ms=2_000_000)),
+        (STEPS, True, LATER_NODE_JS, Exponential(min_ms=100, max_ms=2_000)),
+        (GROWING, False, PYTHON, (0,)),
+        (GROWING, False, NODE_JS, Exponential(min_ms=0, max_ms=0)),
+        (GROWING, True, JAVA, GROWING),
+        (GROWING, True, PYTHON, (100, 200, 300, 300, 300, 300, 300)),
     ],
 )
 def test_a_failed_message_waits_either_in_the_consumer_or_at_the_node(
-    parts: Parts, backoff: Backoff | None, fifo: bool, language: int, told: Backoff
+    parts: Parts, backoff: Backoff | None, fifo: bool, agent: Agent, told: Backoff
 ) -> None:
     group = parts.create(backoff=backoff, fifo=fifo, attempts_max=7)
-    assert consumer_policy(group, OPTIONS, language) == policy_of(told, 7)
+    assert consumer_policy(group, OPTIONS, agent) == policy_of(told, 7)
 
 
 def test_a_policy_has_the_form_of_its_back_off() -> None:
@@ -140,4 +147,28 @@ def test_filters_and_topics_of_the_node_are_read_only() -> None:
         ("a/+", pb.Permission.READ),
         ("$dlq/g", pb.Permission.READ),
     ):
-        assert queue_of(topic_filter, pb.Endpoints()).permission == permission
+        assert queue_of(pb.Resource(name=encode(topic_filter)), pb.Endpoints()).permission == permission
+
+
+@pytest.mark.parametrize(
+    ("language", "version", "unannounced"),
+    [
+        ("JAVA", "5.0.7", {"LITE", "PRIORITY"}),
+        ("JAVA", "5.1.0", {"PRIORITY"}),
+        ("JAVA", "5.2.0-SNAPSHOT", set()),
+        ("JAVA", "10.0", set()),
+        ("JAVA", "", {"LITE", "PRIORITY"}),
+        ("PYTHON", "5.1.2", set()),
+        ("HTTP", "1.0.8", set()),
+        ("", "", set()),
+    ],
+)
+def test_a_route_names_only_types_that_the_client_knows(language: str, version: str, unannounced: set[str]) -> None:
+    announced = message_types_for(Agent.of(language, version))
+    assert {pb.MessageType.Name(kind) for kind in MESSAGE_TYPES if kind not in announced} == unannounced
+
+
+def test_a_producer_of_an_unknown_language_gets_settings() -> None:
+    said = pb.Settings(client_type=TYPES.PRODUCER, publishing=pb.Publishing(), user_agent=pb.UA(version="x" * 10_000))
+    said.user_agent.language = 99
+    assert merged(said, (), OPTIONS).publishing.max_body_size
