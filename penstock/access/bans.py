@@ -13,7 +13,7 @@ import orjson
 from penstock.access.errors import AccessInvalid
 from penstock.access.rule import Network
 from penstock.access.subject import Subject
-from penstock.store.files import SYSTEM_FILES, replace_file
+from penstock.store.files import SYSTEM_FILES, Files, read_file, replace_file
 
 FILE: Final = "bans.json"
 """Name of the file in the data directory."""
@@ -63,7 +63,7 @@ class Bans:
         self._bans: dict[tuple[str, str], Ban] = {}
         self._networks: dict[str, Network] = {}
         """The networks that are no single address, by name: only these must be searched."""
-        for ban in _read(self._path):
+        for ban in read_bans(self._path):
             self._put(ban)
 
     def __len__(self) -> int:
@@ -93,7 +93,7 @@ class Bans:
         return found
 
     def add(self, kind: Kind, name: str, *, for_ms: int = 0, why: str = "") -> Ban:
-        """Make a ban in place of an earlier one, and write the file.
+        """Make a ban in place of an earlier one. The caller saves it.
 
         Args:
             kind: what `name` is.
@@ -103,7 +103,6 @@ class Bans:
 
         Raises:
             AccessInvalid: the name is no network, or there are too many bans.
-            OSError: the file can't be written. The ban holds until the node ends all the same.
         """
         if not name or len(name) > TEXT_CHARS_MAX or len(why) > TEXT_CHARS_MAX:
             raise AccessInvalid(f"give a name and a note of at most {TEXT_CHARS_MAX} characters")
@@ -116,22 +115,20 @@ class Bans:
             raise AccessInvalid(f"there are {len(self._bans)} bans, which is the limit; lift some, or ban networks")
         ban = Ban(kind, name, now_ms, now_ms + for_ms if for_ms else 0, why)
         self._put(ban)
-        self._write()
         return ban
 
     def lift(self, kind: Kind, name: str) -> Ban:
-        """Lift a ban, and write the file.
-
-        Raises:
-            AccessInvalid: there is no such ban.
-            OSError: the file can't be written. The ban is lifted until the node ends all the same.
-        """
+        """Lift a ban. The caller saves that. Raises AccessInvalid if there is no such ban."""
         ban = self._bans.get((kind, _network_name(name) if kind == "address" else name))
         if ban is None:
             raise AccessInvalid(f"there is no ban of the {kind} {name!r}")
         self._remove(ban)
-        self._write()
         return ban
+
+    def save(self) -> None:
+        """Write the file. Raises OSError; what has changed then holds until the node ends."""
+        data = orjson.dumps([asdict(ban) for ban in self._bans.values()])
+        replace_file(SYSTEM_FILES, self._path, data, permissions=0o600)
 
     def _find(self, kind: str, name: str) -> Ban | None:
         ban = self._bans.get((kind, name)) if name else None
@@ -145,9 +142,6 @@ class Bans:
     def _remove(self, ban: Ban) -> None:
         del self._bans[ban.kind, ban.name]
         self._networks.pop(ban.name if ban.kind == "address" else "", None)
-
-    def _write(self) -> None:
-        replace_file(SYSTEM_FILES, self._path, orjson.dumps([asdict(ban) for ban in self._bans.values()]), permissions=0o600)
 
 
 def _network_name(text: str) -> str:
@@ -167,9 +161,10 @@ def is_within(address: str, network: str) -> bool:
         return False
 
 
-def _read(path: Path) -> list[Ban]:
+def read_bans(path: Path, files: Files = SYSTEM_FILES) -> list[Ban]:
+    """Return the bans of a file; none if there is no file. Raises AccessInvalid if it is damaged, and OSError."""
     try:
-        rows: Any = orjson.loads(path.read_bytes())
+        rows: Any = orjson.loads(read_file(files, path))
         found = [Ban(**row) for row in rows]
         for ban in found:
             well_typed = all(

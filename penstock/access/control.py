@@ -131,15 +131,17 @@ class AccessControl:
         self._changed(by, what="reload")
 
     def ban(self, kind: Kind, name: str, *, for_ms: int, why: str, by: str) -> Ban:
-        """Make a ban, and end what it concerns. See `Bans.add`."""
+        """Make a ban, and end what it concerns. See `Bans.add` for the errors; what it concerns ends with OSError too."""
         ban = self.bans.add(kind, name, for_ms=for_ms, why=why)
         self._changed(by, what="ban", of=kind, name=ban.name, until_ms=ban.until_ms or None, why=why)
+        self.bans.save()
         return ban
 
     def lift(self, kind: Kind, name: str, *, by: str) -> Ban:
         """Lift a ban. See `Bans.lift`."""
         ban = self.bans.lift(kind, name)
         self._changed(by, what="lift", of=kind, name=ban.name)
+        self.bans.save()
         return ban
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ from penstock import __version__
 from penstock.backup.copying import Copier, CopyFiles, CopyMeter, Identity, Pace, SystemCopyFiles
 from penstock.backup.errors import BackupFailed, BackupInvalid
 from penstock.backup.manifest import FILE, Manifest, StoredFile, is_backup, load_manifest, save_manifest
-from penstock.backup.source import Source, SourceFile, open_source
+from penstock.backup.source import Source, SourceFile, open_source, permissions_of
 from penstock.node.lock import LOCK_NAME
 from penstock.pop.core.handle import SECRET
 from penstock.store.files import LOST_FOUND, Files, make_directory, unlink_if_there
@@ -297,7 +297,7 @@ class _Round:
             source.actual,
             self._folder / name,
             source.size,
-            permissions=source.permissions,
+            permissions=permissions_of(source.path),
             may_link=self._may_link and source.is_immutable,
         )
         self.copied_files += 1

@@ -11,8 +11,8 @@ from penstock.backup.backup import SYSTEM_COPY_FILES, lock_backup, refuse_file
 from penstock.backup.copying import Copier, CopyFiles, CopyMeter, Pace
 from penstock.backup.errors import BackupFailed, BackupInvalid
 from penstock.backup.manifest import Manifest, StoredFile, is_backup, load_manifest
+from penstock.backup.source import permissions_of
 from penstock.node.lock import LOCK_NAME, RESTORING, DataDirLock
-from penstock.pop.core.handle import SECRET
 from penstock.store import commitlog, index
 from penstock.store.files import LOST_FOUND, make_directory, replace_file, unlink_if_there
 from penstock.store.syncmark import Ending, SyncMark
@@ -183,10 +183,9 @@ class _Restoring:
         absence = absence_of(self._directory, file, files)
         if absence and not files.exists(stored):
             return absence
-        permissions = 0o600 if file.path == SECRET else 0o640
         try:
             size = min(file.size, files.size(stored))
-            found = self._copier.copy(stored, self._data_dir / file.path, size, permissions=permissions)
+            found = self._copier.copy(stored, self._data_dir / file.path, size, permissions=permissions_of(file.path))
         except OSError as error:
             if error.errno != errno.EIO or not self._may_be_damaged:
                 raise

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
+from penstock.access import bans
 from penstock.backup.copying import CopyFiles
 from penstock.backup.errors import BackupFailed
 from penstock.node.controladdress import HOLD
@@ -26,14 +27,22 @@ from penstock.store.syncmark import Ending, SyncMark
 _OF_A_PROCESS = ("LOCK", "LOG")
 """Beginnings of the names of RocksDB's files that an index doesn't need: its lock, and its diary."""
 
-_BESIDE = (ballast.FILE, index.ROOM, LOST_FOUND)
-"""Names that may be in the folder of an index and don't belong to it."""
+_BESIDE = (ballast.FILE, index.ROOM, LOST_FOUND, bans.FILE)
+"""Names that may be in the folder of an index, or of its copy, and don't belong to it."""
 
 _SIZE_BYTES = 4
 """Bytes of the size of a record. They are 0 where the data of a segment ends."""
 
-_SECRET_PERMISSIONS = 0o600
+PRIVATE = (SECRET, bans.FILE)
+"""Files that only the node's user may read."""
+
+_PRIVATE_PERMISSIONS = 0o600
 _PERMISSIONS = 0o640
+
+
+def permissions_of(path: str) -> int:
+    """Return the permissions of a copy of a file, whose path in a data directory is given."""
+    return _PRIVATE_PERMISSIONS if path in PRIVATE else _PERMISSIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +57,6 @@ class SourceFile:
     """Bytes to copy, from its beginning."""
     is_immutable: bool
     """Whether nobody ever writes to it, so that it may be linked."""
-    permissions: int = _PERMISSIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +74,8 @@ class Source:
     """Positions of the snapshots."""
     index_dir: Path
     """Folder with an index that nobody writes to."""
+    bans: Path
+    """File with the bans that nobody writes to. It does not exist if there never was a ban."""
     reach: CopyFiles
     """Have the data directory."""
     confirm: Callable[[], None]
@@ -98,7 +108,9 @@ class Source:
             is_sealed = base != self.segments[-1][0]
             yield SourceFile(f"{commitlog.DIRECTORY}/{name}", self.data_dir / commitlog.DIRECTORY / name, end - base, is_sealed)
         secret = self.data_dir / SECRET
-        yield SourceFile(SECRET, secret, reach.size(secret), False, _SECRET_PERMISSIONS)
+        yield SourceFile(SECRET, secret, reach.size(secret), False)
+        if reach.exists(self.bans):
+            yield SourceFile(bans.FILE, self.bans, reach.size(self.bans), False)
 
 
 def index_files(index_dir: Path, files: CopyFiles) -> list[str]:
@@ -146,6 +158,7 @@ def open_source(data_dir: Path, files: CopyFiles) -> Iterator[Source]:
             [(base, end) for base, end in hold["segments"]],
             hold["snapshots"],
             data_dir / CHECKPOINT,
+            data_dir / CHECKPOINT / bans.FILE,
             files,
             lambda: _confirm(data_dir, hold["id"]),
         )
@@ -191,6 +204,7 @@ def _stopped(data_dir: Path, files: CopyFiles) -> Source:
         list(zip(bases, ends, strict=True)),
         [position for position in snapshots(data_dir, files) if bases[0] <= position <= end],
         data_dir / index.DIRECTORY,
+        data_dir / bans.FILE,
         files,
         lambda: None,
     )

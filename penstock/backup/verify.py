@@ -17,6 +17,8 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
+from penstock.access import bans
+from penstock.access.errors import AccessInvalid
 from penstock.backup.backup import SYSTEM_COPY_FILES, lock_backup
 from penstock.backup.comparison import Difference, compare, settle, stale_pinned
 from penstock.backup.copying import CHUNK_BYTES, Copier, CopyFiles, CopyMeter, Pace
@@ -121,6 +123,7 @@ def verify(
             originals = _data_dir_files(directory, files)
         else:
             raise BackupFailed(f"{directory} is neither a backup nor a data directory; name one of them")
+        _check_bans(originals, found)
         if not found.problems:
             work = stack.enter_context(_working_directory(work_dir))
             try:
@@ -163,11 +166,21 @@ def _check_backup(directory: Path, found: Verification, copier: Copier, files: C
 
 
 def _data_dir_files(directory: Path, files: CopyFiles) -> _Originals:
-    paths = [SECRET, syncmark.FILE, index.DAMAGED]
+    paths = [SECRET, bans.FILE, syncmark.FILE, index.DAMAGED]
     for folder in (commitlog.DIRECTORY, snapshot.DIRECTORY):
         paths += [f"{folder}/{name}" for name in files.names(directory / folder) if name != LOST_FOUND]
     paths += [f"{index.DIRECTORY}/{name}" for name in index_files(directory / index.DIRECTORY, files)]
     return {path: directory / path for path in paths if files.exists(directory / path)}
+
+
+def _check_bans(originals: _Originals, found: Verification) -> None:
+    path = originals.get(bans.FILE)
+    if path is None or found.problems:
+        return
+    try:
+        bans.read_bans(path)
+    except AccessInvalid as error:
+        found.problems.append(f"no node starts on these bans: {error}")
 
 
 @contextmanager

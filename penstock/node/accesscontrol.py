@@ -85,16 +85,20 @@ class AccessOverSocket:
             raise ControlRefused(f"for_ms is {for_ms!r}, but must be a whole number of milliseconds")
         try:
             ban = self._access.ban(kind, name, for_ms=int(for_ms), why=request.query.get("why", ""), by=OPERATOR)
-        except (AccessInvalid, OSError) as error:
+        except AccessInvalid as error:
             raise ControlRefused(str(error)) from error
+        except OSError as error:
+            raise _not_saved(error) from error
         return _answer(**asdict(ban))
 
     async def _lift(self, request: web.Request) -> web.Response:
         kind, name = _named(request)
         try:
             ban = self._access.lift(kind, name, by=OPERATOR)
-        except (AccessInvalid, OSError) as error:
+        except AccessInvalid as error:
             raise ControlRefused(str(error)) from error
+        except OSError as error:
+            raise _not_saved(error) from error
         return _answer(**asdict(ban))
 
     async def _disconnect(self, request: web.Request) -> web.Response:
@@ -109,6 +113,12 @@ def _named(request: web.Request) -> tuple[Kind, str]:
         if request.query.get(kind):
             return kind, request.query[kind]
     raise ControlRefused(f"give one of {', '.join(KINDS)}")
+
+
+def _not_saved(error: OSError) -> ControlRefused:
+    return ControlRefused(
+        f"that is in force until the node ends, but the bans can't be saved ({error}); mend the disk, and run the command again"
+    )
 
 
 def _answer(**values: Any) -> web.Response:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.access import bans
+from penstock.access.errors import AccessInvalid
 from penstock.node.controladdress import SOCKET
 from penstock.node.lock import LOCK_NAME, RESTORING
 from penstock.pop.core.handle import SECRET, SECRET_BYTES
@@ -69,7 +70,13 @@ def check_files(data_dir: Path, *, files: Files = SYSTEM_FILES) -> list[FileProb
     Raises:
         OSError: a folder can't be listed.
     """
-    return [*_secret(data_dir, files), *_mark(data_dir, files), *_snapshots(data_dir, files), *_others(data_dir, files)]
+    return [
+        *_secret(data_dir, files),
+        *_bans(data_dir, files),
+        *_mark(data_dir, files),
+        *_snapshots(data_dir, files),
+        *_others(data_dir, files),
+    ]
 
 
 def _secret(data_dir: Path, files: Files) -> Iterator[FileProblem]:
@@ -96,6 +103,21 @@ def _restore_secret() -> str:
         "The node can't start. Restore it from a backup if there is one. Otherwise `penstock repair` makes a new one, and "
         f"{NEW_HANDLES}."
     )
+
+
+def _bans(data_dir: Path, files: Files) -> Iterator[FileProblem]:
+    try:
+        bans.read_bans(data_dir / bans.FILE, files)
+    except (AccessInvalid, OSError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error.__cause__)
+        yield FileProblem(
+            bans.FILE,
+            f"can't be read ({why})",
+            "The node can't start. Restore it from a backup if there is one. Otherwise `penstock repair` sets it aside, which "
+            "lifts all bans.",
+            is_damage=True,
+            is_mendable=not isinstance(error, OSError) or error.errno == errno.EIO,
+        )
 
 
 def _mark(data_dir: Path, files: Files) -> Iterator[FileProblem]:

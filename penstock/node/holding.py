@@ -19,12 +19,13 @@ import orjson
 import structlog
 from aiohttp import web
 
+from penstock.access import bans
 from penstock.node.control import Routes
 from penstock.node.controladdress import HOLD
 from penstock.node.errors import ControlRefused
 from penstock.store.errors import IndexDamaged
-from penstock.store.files import SYSTEM_FILES, Files
-from penstock.store.index import Index
+from penstock.store.files import SYSTEM_FILES, Files, read_file, replace_file
+from penstock.store.index import CHECKPOINT, Index
 from penstock.store.space import Level
 from penstock.store.store import Store
 
@@ -137,10 +138,11 @@ class Holding:
             raise ControlRefused(f"the node did not hold its files all the time: {self._last_why}")
 
     async def take(self, grant: Grant) -> Hold:
-        """Copy the index, and return what is held once that is durable. Raises ControlRefused."""
+        """Copy the index and the bans, and return what is held once that is durable. Raises ControlRefused."""
         store = self._store
         await self._run(grant, store.index.flush)  # without the interpreter, so that little is left to do for the checkpoint
         await self._run(grant, store.index.checkpoint)
+        await self._run(grant, self._copy_bans)
         needed = store.log.written  # the copy of the index covers no more
         while not grant.ended.is_set() and not store.is_durable(needed):  # noqa: ASYNC110 - with `flush = "async"` no callback tells of it
             await asyncio.sleep(DURABLE_POLL_S)
@@ -154,8 +156,15 @@ class Holding:
             snapshots=[position for position in store.retention.snapshots if position <= durable],
         )
 
+    def _copy_bans(self) -> None:
+        """Copy the bans, if there are any, beside the copy of the index: the next ban replaces the file."""
+        source = self._data_dir / bans.FILE
+        if self._files.exists(source):
+            target = self._data_dir / CHECKPOINT / bans.FILE
+            replace_file(self._files, target, read_file(self._files, source), permissions=0o600)
+
     async def _run(self, grant: Grant, work: Callable[[], T]) -> T:
-        """Run work of the index on the thread."""
+        """Run work on the thread."""
         _check(grant)
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
@@ -163,7 +172,7 @@ class Holding:
             self._store.fail_if_damaged(error)
             raise ControlRefused(str(error)) from error
         except OSError as error:
-            raise ControlRefused(f"the index can't be copied: {error}; look at the disk, and try again") from error
+            raise ControlRefused(f"index or bans can't be copied: {error}; look at the disk, and try again") from error
 
     async def watch(self, grant: Grant) -> None:
         """Return when the node has ended the hold."""

@@ -37,7 +37,9 @@ def bans(tmp_path: Path, clock: ManualClock) -> Bans:
 def test_a_ban_concerns_whom_it_names(
     tmp_path: Path, clock: ManualClock, kind: str, name: str, subject: Subject, applies: bool
 ) -> None:
-    bans(tmp_path, clock).add(kind, name)  # type: ignore[arg-type]
+    made = bans(tmp_path, clock)
+    made.add(kind, name)  # type: ignore[arg-type]
+    made.save()
     assert (bans(tmp_path, clock).of(subject) is not None) is applies
 
 
@@ -51,13 +53,16 @@ def test_a_ban_ends_by_itself(tmp_path: Path, clock: ManualClock) -> None:
     assert found.of(Subject("ann")) is None
     assert list(found) == []
     found.add("user", "bob")
+    found.save()
     assert b"ann" not in (tmp_path / FILE).read_bytes()
 
 
 def test_a_ban_is_lifted(tmp_path: Path, clock: ManualClock) -> None:
     found = bans(tmp_path, clock)
     found.add("address", "10.1.2.3/8")
+    found.save()
     found.lift("address", "10.0.0.0/8")
+    found.save()
     assert bans(tmp_path, clock).of_address("10.1.1.1") is None
     with pytest.raises(AccessInvalid, match="no ban of the user"):
         found.lift("user", "ann")

@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from penstock import BatchFailed, Client
+from penstock.access.bans import FILE as BANS
+from penstock.access.bans import read_bans
 from penstock.backup import source
 from penstock.backup.backup import lock_backup
-from penstock.backup.copying import Pace
+from penstock.backup.copying import Pace, SystemCopyFiles
 from penstock.backup.errors import BackupFailed, BackupInvalid
 from penstock.backup.manifest import is_backup, load_manifest
 from penstock.backup.verify import verify
@@ -74,6 +76,46 @@ async def test_a_backup_of_a_running_node_has_what_was_durable(data_dir: Path, d
     async with running(tmp_path / "restored") as again:
         assert (again.recovery.rebuilt, again.recovery.torn_bytes, again.store.log.start) == (False, 0, 0)
         assert again.store.log.end == summary.durable
+
+
+class BanningFiles(SystemCopyFiles):
+    """The files of the operating system. When a backup begins to copy, the node gets another ban."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__()
+        self._node = node
+        self._loop = asyncio.get_running_loop()
+
+    def mkdir(self, path: Path) -> None:
+        if path.name.isdecimal():  # the folder of a round
+            asyncio.run_coroutine_threadsafe(self._ban(), self._loop).result()
+        super().mkdir(path)
+
+    async def _ban(self) -> None:
+        self._node.access.ban("user", "later", for_ms=0, why="a file of another length", by="test")
+
+
+async def test_a_backup_has_the_bans_of_its_moment_and_a_restored_node_holds_them(
+    data_dir: Path, directory: Path, tmp_path: Path
+) -> None:
+    def restored_bans(name: str) -> list[str]:
+        restore(directory, tmp_path / name)
+        return [ban.name for ban in read_bans(tmp_path / name / BANS)]
+
+    async with running(data_dir) as node:
+        await fill(node, 0, 10)
+        await make_backup_beside(node, directory)
+        assert restored_bans("without") == []
+        node.access.ban("user", "mallory", for_ms=0, why="floods", by="test")
+        await make_backup_beside(node, directory, files=BanningFiles(node))
+        assert verify(directory, meter=Readings()).is_good
+        assert restored_bans("beside") == ["mallory"]
+        assert (tmp_path / "beside" / BANS).stat().st_mode & 0o777 == 0o600
+        node.access.lift("user", "mallory", by="test")
+    make_backup(data_dir, directory)
+    assert restored_bans("stopped") == ["later"]
+    async with running(tmp_path / "beside") as again:
+        assert [ban.name for ban in again.access.bans] == ["mallory"]
 
 
 async def test_a_backup_without_an_index_is_not_complete(
@@ -281,6 +323,7 @@ async def stopped(data_dir: Path) -> Path:
     async with running(data_dir, retention_bytes=1024 * KIB) as node:
         await fill(node, 0, 200)
         await until(lambda: node.store.retention.snapshots)
+        node.access.ban("address", "10.0.0.7", for_ms=0, why="", by="test")
     return data_dir
 
 

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import Client, group_settings
+from penstock.access.bans import FILE as BANS
 from penstock.backup.comparison import describe_key, merge_ids, together
 from penstock.backup.errors import BackupFailed
 from penstock.backup.manifest import FILE, load_manifest
@@ -321,6 +322,14 @@ def test_all_damaged_files_of_a_backup_are_named(used: Path, tmp_path: Path) -> 
         "is missing",
         "bytes in place of",
     ]
+
+
+def test_bans_on_which_no_node_starts_are_a_problem(used: Path, tmp_path: Path) -> None:
+    data_dir = copy_of(used / "plain", tmp_path / "data")
+    (data_dir / BANS).write_text("[]")
+    assert check(data_dir, tmp_path).is_good
+    (data_dir / BANS).write_text("[{")
+    assert "no node starts on these bans" in check(data_dir, tmp_path).problems[0]
 
 
 def test_a_damaged_record_and_a_damaged_snapshot_of_a_data_directory_are_named(used: Path, tmp_path: Path) -> None:

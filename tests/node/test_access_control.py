@@ -99,6 +99,19 @@ async def test_bans_are_made_listed_and_lifted(broker: Broker, run: Any) -> None
     assert len((await run("bans", "--json"))[1].splitlines()) == 1
 
 
+async def test_a_ban_that_cannot_be_saved_holds_and_is_reported(broker: Broker, run: Any) -> None:
+    client = await broker.connect_5("c1")
+    (broker.config.data_dir / "bans.json.new").mkdir()
+    status, said = await run("ban", "client", "c1")
+    assert status == 1
+    assert "in force until the node ends" in said
+    assert (await client.disconnected())[0] == ReasonCode.ADMINISTRATIVE_ACTION
+    status, said = await run("lift", "client", "c1")
+    assert status == 1
+    (broker.config.data_dir / "bans.json.new").rmdir()
+    assert (await run("bans", "--json"))[1] == ""
+
+
 async def test_a_client_is_disconnected(broker: Broker, run: Any) -> None:
     client, other = await broker.connect_5("c1"), await broker.connect_5("c2")
     assert (await run("kick", "client", "c1"))[1].endswith("disconnected 1 clients\n")

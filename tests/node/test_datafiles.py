@@ -79,6 +79,7 @@ def test_a_whole_directory_has_no_problem(data_dir: Path) -> None:
         (shorten("secret", 0), "secret", "has 0 bytes, but should have 32"),
         (shorten(SNAPSHOT, 100), SNAPSHOT, "can't be used"),
         (shorten(SNAPSHOT, 0), SNAPSHOT, "can't be used"),
+        (lambda data_dir: (data_dir / "bans.json").write_text('[{"kind":'), "bans.json", "can't be read"),
         (flip(SNAPSHOT, 40), SNAPSHOT, "can't be used"),
         (lambda data_dir: (data_dir / "snapshots" / "copy.snap").write_bytes(b""), "snapshots/copy.snap", "is no snapshot"),
     ],
