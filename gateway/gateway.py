@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from penstock.access.bans import is_within
+from penstock.access.bans import Kind, concerns
 from penstock.access.control import AccessControl
+from penstock.access.subject import Subject
 from penstock.gateway.auth.authorizer import Authorizer
 from penstock.gateway.connection.backpressure import Backpressure
 from penstock.gateway.connection.clients import ClientRegistry
@@ -274,9 +275,9 @@ class Gateway:
         """Return the monotonic time in ms. Limits go by it, so a change of the time of day does not disturb them."""
         return int(self.clock.monotonic_s() * 1000)
 
-    def disconnect(self, kind: str, name: str) -> int:
+    def disconnect(self, kind: Kind, name: str) -> int:
         """Disconnect the clients with a user name, a client id, or an address or network; return how many there were."""
-        found = [connection for connection in self.clients.values() if _is_named(connection, kind, name)]
+        found = [connection for connection in self.clients.values() if concerns(kind, name, _subject_of(connection))]
         for connection in found:
             connection.close("an operator has disconnected the client", ReasonCode.ADMINISTRATIVE_ACTION)
         return len(found)
@@ -349,9 +350,6 @@ class Gateway:
         self.lifecycle.turn()
 
 
-def _is_named(connection: Connection, kind: str, name: str) -> bool:
-    if kind == "user":
-        return connection.session.user == name
-    if kind == "client":
-        return connection.session.client_id == name
-    return is_within(connection.peer.host, name)
+def _subject_of(connection: Connection) -> Subject:
+    session = connection.session
+    return Subject(session.user, client_id=session.client_id, address=connection.peer.host)

@@ -10,11 +10,12 @@ import grpc.aio
 import structlog
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 
+from penstock.access.bans import Kind
 from penstock.access.control import AccessControl
 from penstock.install import install_hint
-from penstock.pop.access.interceptor import AccessInterceptor
+from penstock.pop.access.callguard import CallGuard
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.handle import Handles
 from penstock.pop.core.sender import Sender
@@ -53,7 +54,7 @@ class PopServer:
         service: serves messages.
         groups: serves groups and dead letters.
         options: address and TLS files.
-        access: who may do what. If there is none, or its policy is None, everybody may do everything.
+        access: who may do what. If there is none, everybody may do everything.
         rocketmq: the RocketMQ-compatible API; see `rocketmq_service`.
         connections_max: the maximum number of open connections; None for `PopOptions.connections_max`.
     """
@@ -70,12 +71,8 @@ class PopServer:
     ) -> None:
         self._options = options
         self._rocketmq = rocketmq
+        self._guard = CallGuard(access, (POP_RULES, GROUP_RULES, ROCKETMQ_RULES)) if access is not None else None
         self._server = grpc.aio.server(
-            interceptors=(
-                [AccessInterceptor(access, (POP_RULES, GROUP_RULES, ROCKETMQ_RULES))]
-                if access is not None and (access.policy is not None or access.audit.is_on)
-                else []
-            ),
             options=[
                 ("grpc.max_receive_message_length", RECEIVE_BYTES_MAX),
                 ("grpc.max_send_message_length", -1),
@@ -94,15 +91,22 @@ class PopServer:
             from penstock.pop.rocketmq.stubs import SERVICE
 
             served.append((SERVICE, rocketmq))
-        names = []
+        names = [descriptor.full_name for descriptor, _ in served]
+        shown = (*names, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflected = reflection.aio.ReflectionServicer(shown)  # type: ignore[attr-defined]  # it is there
+        served.append((reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"], reflected))
         for descriptor, servicer in served:
-            names.append(descriptor.full_name)
-            methods = {method.name: _handler(method, servicer) for method in descriptor.methods}
+            methods = {
+                method.name: self._guarded(f"/{descriptor.full_name}/{method.name}", _handler(method, servicer))
+                for method in descriptor.methods
+            }
             self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(descriptor.full_name, methods),))
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # it is there
         self._names = ("", *names)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+
+    def _guarded(self, full_name: str, handler: Any) -> Any:
+        return self._guard.guarded(full_name, handler) if self._guard is not None else handler
 
     async def start(self) -> int:
         """Open the listener, and return its port.
@@ -126,6 +130,10 @@ class PopServer:
         for name in self._names:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         return port
+
+    def disconnect(self, kind: Kind, name: str) -> int:
+        """End the calls and streams of a user, a RocketMQ client id, or an address or network; return how many there were."""
+        return self._guard.disconnect(kind, name) if self._guard is not None else 0
 
     async def stop(self) -> None:
         """Accept no more calls, let those under way end, and close the listener."""

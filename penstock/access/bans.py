@@ -107,7 +107,7 @@ class Bans:
         if not name or len(name) > TEXT_CHARS_MAX or len(why) > TEXT_CHARS_MAX:
             raise AccessInvalid(f"give a name and a note of at most {TEXT_CHARS_MAX} characters")
         if kind == "address":
-            name = _network_name(name)
+            name = network_name(name)
         now_ms = self._now_ms()
         for ended in [ban for ban in self._bans.values() if 0 < ban.until_ms <= now_ms]:
             self._remove(ended)
@@ -119,7 +119,7 @@ class Bans:
 
     def lift(self, kind: Kind, name: str) -> Ban:
         """Lift a ban. The caller saves that. Raises AccessInvalid if there is no such ban."""
-        ban = self._bans.get((kind, _network_name(name) if kind == "address" else name))
+        ban = self._bans.get((kind, network_name(name) if kind == "address" else name))
         if ban is None:
             raise AccessInvalid(f"there is no ban of the {kind} {name!r}")
         self._remove(ban)
@@ -144,13 +144,20 @@ class Bans:
         self._networks.pop(ban.name if ban.kind == "address" else "", None)
 
 
-def _network_name(text: str) -> str:
+def network_name(text: str) -> str:
     """Return how an address or a network is written: a single address without the length of its prefix."""
     try:
         network = ip_network(text, strict=False)
     except ValueError as error:
         raise AccessInvalid(f"{text[:80]!r} is no address and no network such as 10.0.0.0/8") from error
     return str(network.network_address) if network.prefixlen == network.max_prefixlen else str(network)
+
+
+def concerns(kind: Kind, name: str, subject: Subject) -> bool:
+    """Return whether a user name, a client id, or an address or network is that of a subject."""
+    if kind == "address":
+        return is_within(subject.address, name)
+    return bool(name) and name == (subject.user if kind == "user" else subject.client_id)
 
 
 def is_within(address: str, network: str) -> bool:

@@ -10,7 +10,7 @@ import orjson
 from aiohttp import web
 
 from penstock.access.actions import ACTIONS
-from penstock.access.bans import KINDS, Kind
+from penstock.access.bans import KINDS, Kind, network_name
 from penstock.access.control import AccessControl
 from penstock.access.errors import AccessInvalid
 from penstock.access.explain import explained
@@ -23,7 +23,7 @@ OPERATOR = "control socket"
 """Who changes something here, in the audit log."""
 
 Kick = Callable[[Kind, str], int]
-"""Disconnects the clients with a user name, a client id or an address; returns how many."""
+"""Ends what the clients with a user name, a client id or an address do; returns how much."""
 
 
 class AccessOverSocket:
@@ -32,13 +32,15 @@ class AccessOverSocket:
     Parameters:
         access: of the node.
         reload: reads all files again that may change while the node runs. Raises AccessInvalid.
-        kick: disconnects clients.
+        disconnect: ends the connections of MQTT clients.
+        end_calls: ends calls and streams over gRPC.
     """
 
-    def __init__(self, access: AccessControl, reload: Callable[[], None], kick: Kick) -> None:
+    def __init__(self, access: AccessControl, reload: Callable[[], None], disconnect: Kick, end_calls: Kick) -> None:
         self._access = access
         self._reload_files = reload
-        self._kick = kick
+        self._disconnect = disconnect
+        self._end_calls = end_calls
 
     def routes(self) -> Routes:
         """Return the routes for the control socket."""
@@ -48,7 +50,7 @@ class AccessOverSocket:
             ("GET", ACCESS_BANS): self._bans,
             ("POST", ACCESS_BANS): self._ban,
             ("DELETE", ACCESS_BANS): self._lift,
-            ("POST", ACCESS_KICK): self._disconnect,
+            ("POST", ACCESS_KICK): self._kick,
         }
 
     async def _reload(self, _request: web.Request) -> web.Response:
@@ -101,11 +103,16 @@ class AccessOverSocket:
             raise _not_saved(error) from error
         return _answer(**asdict(ban))
 
-    async def _disconnect(self, request: web.Request) -> web.Response:
+    async def _kick(self, request: web.Request) -> web.Response:
         kind, name = _named(request)
-        disconnected = self._kick(kind, name)
-        self._access.audit.note("changed", Subject(OPERATOR), what="kick", of=kind, name=name, clients=disconnected)
-        return _answer(disconnected=disconnected)
+        if kind == "address":
+            try:
+                name = network_name(name)
+            except AccessInvalid as error:
+                raise ControlRefused(str(error)) from error
+        clients, calls = self._disconnect(kind, name), self._end_calls(kind, name)
+        self._access.audit.note("changed", Subject(OPERATOR), what="kick", of=kind, name=name, clients=clients, calls=calls)
+        return _answer(clients=clients, calls=calls)
 
 
 def _named(request: web.Request) -> tuple[Kind, str]:

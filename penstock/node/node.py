@@ -69,15 +69,20 @@ class Node:
         self.config = config
         clock = clock or SystemClock()
         self.descriptors = shares_of(descriptor_limit(), config.pop.connections_max)
-        self.access = AccessControl(config.access, config.data_dir, lambda: self.store.now_ms())
         make_directory(SYSTEM_FILES, config.data_dir)
         self._lock = DataDirLock(config.data_dir)
+        try:
+            self.access = AccessControl(config.access, config.data_dir, lambda: self.store.now_ms())
+        except BaseException:
+            self._lock.release()
+            raise
         try:
             recovery = self._recover_in_room(clock) or self._recover_in_room(clock)
             if recovery is None:
                 raise IndexDamaged(f"The index of {config.data_dir} is damaged again after it was rebuilt. Check the disk.")
             self.recovery: Recovery = recovery
         except BaseException:
+            self.access.close()
             self._lock.release()
             raise
         self.gateway = Gateway(
@@ -111,7 +116,7 @@ class Node:
             level=self._level,
             connections_max=self.descriptors.admin,
         )
-        access = AccessOverSocket(self.access, self.reload, self.gateway.disconnect)
+        access = AccessOverSocket(self.access, self.reload, self.gateway.disconnect, self._pop_server.disconnect)
         self._key_sets = KeySetFetcher(self.access, config.access.jwt.jwks_url, config.access.jwt.jwks_refresh_s)
         self._holding = Holding(self.store, config.data_dir)
         self._control = Control(

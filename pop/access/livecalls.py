@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import contextmanager
 from typing import Any
 
+from penstock.access.subject import Subject
 from penstock.pop.access.caller import AccessDenied
 
 
@@ -15,12 +16,14 @@ class LiveCall:
 
     Parameters:
         check: raises AccessDenied if the caller may no longer do what it does.
+        caller: returns who calls. Raises AccessDenied if nobody can tell.
     """
 
-    __slots__ = ("check", "denied", "waiting")
+    __slots__ = ("caller", "check", "denied", "waiting")
 
-    def __init__(self, check: Callable[[], object]) -> None:
+    def __init__(self, check: Callable[[], object], caller: Callable[[], Subject]) -> None:
         self.check = check
+        self.caller = caller
         self.denied: AccessDenied | None = None
         """Why the call ends, once it is known."""
         self.waiting: asyncio.Task[object] | None = None
@@ -35,10 +38,14 @@ class LiveCall:
         try:
             self.check()
         except AccessDenied as error:
-            if self.denied is None:
-                self.denied = error
-                if self.waiting is not None:
-                    self.waiting.cancel()
+            self.end(error)
+
+    def end(self, error: AccessDenied) -> None:
+        """End the call with an error, unless it is ending."""
+        if self.denied is None:
+            self.denied = error
+            if self.waiting is not None:
+                self.waiting.cancel()
 
 
 class LiveCalls:
@@ -81,6 +88,13 @@ class LiveCalls:
         for call in tuple(self._calls):
             call.look_again()
 
+    def end(self, applies: Callable[[Subject], bool], error: AccessDenied) -> int:
+        """End the calls of the callers to whom `applies` applies; return how many there were."""
+        found = [call for call in self._calls if call.denied is None and _is_by(call, applies)]
+        for call in found:
+            call.end(error)
+        return len(found)
+
     @contextmanager
     def _during(self, call: LiveCall, ends_s: float | None) -> Iterator[None]:
         timer = asyncio.get_running_loop().call_later(ends_s, call.look_again) if ends_s is not None else None
@@ -91,6 +105,13 @@ class LiveCalls:
             self._calls.discard(call)
             if timer is not None:
                 timer.cancel()
+
+
+def _is_by(call: LiveCall, applies: Callable[[Subject], bool]) -> bool:
+    try:
+        return applies(call.caller())
+    except AccessDenied:  # its caller proves no more who it is, and so ends by itself
+        return False
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from penstock.access.actions import ADMIN, CONSUME, POP, SEND
-from penstock.pop.access.interceptor import Need, ServiceRules, abort_denied, no_needs
+from penstock.pop.access.callguard import Need, ServiceRules, abort_denied, no_needs
 
 
 def _send(request: Any) -> Iterator[Need]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.access.actions import CONSUME, POP, SEND
 from penstock.pop.access.caller import CALLER
-from penstock.pop.access.interceptor import Context, Need, ServiceRules, no_needs
+from penstock.pop.access.callguard import Context, Need, ServiceRules, no_needs
 from penstock.pop.rocketmq.names import filter_of, group_of, lite_filter_of, topic_of_message
 from penstock.pop.rocketmq.status import Refused, code_of, refusal
 

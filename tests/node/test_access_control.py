@@ -114,10 +114,12 @@ async def test_a_ban_that_cannot_be_saved_holds_and_is_reported(broker: Broker, 
 
 async def test_a_client_is_disconnected(broker: Broker, run: Any) -> None:
     client, other = await broker.connect_5("c1"), await broker.connect_5("c2")
-    assert (await run("kick", "client", "c1"))[1].endswith("disconnected 1 clients\n")
+    assert (await run("kick", "client", "c1"))[1].endswith("disconnected 1 clients of MQTT, ended 0 calls over gRPC\n")
     assert (await client.disconnected())[0] == ReasonCode.ADMINISTRATIVE_ACTION
-    assert (await run("kick", "address", "127.0.0.0/8"))[1].endswith("disconnected 1 clients\n")
+    assert "disconnected 1 clients of MQTT" in (await run("kick", "address", "127.0.0.9/8"))[1]
     assert (await other.disconnected())[0] == ReasonCode.ADMINISTRATIVE_ACTION
+    status, said = await run("kick", "address", "home")
+    assert (status, "no address and no network" in said) == (1, True)
 
 
 # --- penstock user ----------------------------------------------------------------------------------------------------

@@ -199,6 +199,63 @@ async def test_a_banned_user_is_refused_and_its_stream_ends(node: Node) -> None:
         await client.send(TOPIC, b"a")
 
 
+async def test_a_ban_of_an_address_holds_without_an_access_file(tmp_path: Path) -> None:
+    async with Node(tmp_path / "data") as node, Client(node.target) as client:
+        await client.send(TOPIC, b"a")
+        waiting = asyncio.create_task(client.pop("other/#", group="g", wait_ms=60_000))
+        await node.until(lambda: any(group.polls for group in node.core.groups))
+        async with client.stream(FILTER, group="billing") as messages:
+            (await anext(aiter(messages))).ack()
+            await node.until(lambda: is_settled(node))
+            node.access.ban("address", "127.0.0.0/8", for_ms=0, why="", by="test")
+            with pytest.raises(NotPermitted, match=r"address 127\.0\.0\.0/8 is banned"):
+                await anext(aiter(messages))
+        with pytest.raises(NotPermitted, match="banned"):
+            await waiting
+        stored = node.store.messages_stored
+        for refused in (client.send(TOPIC, b"b"), client.pop(FILTER, group="g"), client.groups.describe()):
+            with pytest.raises(NotPermitted, match="banned"):
+                await refused
+        assert node.store.messages_stored == stored
+        node.access.lift("address", "127.0.0.0/8", by="test")
+        await client.send(TOPIC, b"b")
+
+
+async def test_a_ban_of_a_user_holds_without_an_access_file_for_callers_with_its_token(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"0123456789abcdef0123456789abcdef")
+    tokens = TokenOptions(algorithms=("HS256",), key_file=str(secret))
+    async with Node(tmp_path / "data", tokens=tokens) as node:
+
+        def client(user: str) -> Client:
+            claims = {"sub": user, "exp": node.store.now_ms() // 1000 + 60}
+            return Client(node.target, security=Security(token=jwt.encode(claims, secret.read_bytes(), "HS256")))
+
+        async with client("ann") as ann, client("bob") as bob:
+            await ann.send(TOPIC, b"a")
+            node.access.ban("user", "ann", for_ms=0, why="", by="test")
+            with pytest.raises(NotPermitted, match="user ann is banned"):
+                await ann.send(TOPIC, b"a")
+            await bob.send(TOPIC, b"a")
+
+
+async def test_an_operator_ends_the_calls_of_a_user_or_an_address_once(node: Node) -> None:
+    async with client_of(node, "billing") as client:
+        waiting = asyncio.create_task(client.pop("plant/none", group="billing", wait_ms=60_000))
+        await node.until(lambda: any(group.polls for group in node.core.groups))
+        assert node.kick("user", "operator") == node.kick("address", "10.0.0.0/8") == node.kick("client", "") == 0
+        assert node.kick("user", "billing") == 1
+        with pytest.raises(NodeUnavailable, match="an operator has ended the call"):
+            await waiting
+        assert not any(group.polls for group in node.core.groups)
+        waiting = asyncio.create_task(client.pop("plant/none", group="billing", wait_ms=60_000))
+        await node.until(lambda: any(group.polls for group in node.core.groups))
+        assert node.kick("address", "127.0.0.1") == 1
+        with pytest.raises(NodeUnavailable):
+            await waiting
+        await client.send(TOPIC, b"a")  # it is no ban
+
+
 async def test_a_batch_with_one_topic_that_is_not_permitted_stores_nothing(node: Node) -> None:
     from penstock import OutgoingMessage
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import grpc.aio
 
+from penstock.access.bans import Kind
 from penstock.access.control import AccessControl
 from penstock.access.options import AccessControlOptions, TokenOptions
 from penstock.pop.core.core import PopCore
@@ -262,6 +263,11 @@ class Node(Parts):
         group_servicer = GroupServicer(core, store)
         self._server = PopServer(servicer, group_servicer, options, self.access, self.rocketmq)
         self.port = await self._server.start()
+
+    def kick(self, kind: Kind, name: str) -> int:
+        """End calls as an operator does; return how many."""
+        assert self._server is not None
+        return self._server.disconnect(kind, name)
 
     async def __aenter__(self) -> Self:
         await self.start()

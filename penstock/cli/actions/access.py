@@ -95,8 +95,9 @@ def print_bans(data_dir: Path, *, as_json: bool) -> None:
 
 
 def kick(data_dir: Path, kind: str, name: str) -> None:
-    """Disconnect clients, and print how many."""
-    print(f"disconnected {_ask(data_dir, 'POST', ACCESS_KICK, {kind: name})['disconnected']} clients")
+    """Disconnect clients and end calls, and print how many."""
+    found = _ask(data_dir, "POST", ACCESS_KICK, {kind: name})
+    print(f"disconnected {found['clients']} clients of MQTT, ended {found['calls']} calls over gRPC")
 
 
 def _until(until_ms: int) -> str:

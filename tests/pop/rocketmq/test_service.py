@@ -680,6 +680,26 @@ async def test_the_node_accepts_the_signatures_of_the_official_clients(guarded: 
     assert guarded.store.messages_stored == 1
 
 
+async def test_bans_and_kicks_hold_without_an_access_file(tmp_path: Path) -> None:
+    async with Node(tmp_path / "data") as node, grpc.aio.insecure_channel(node.target) as channel:
+        caller, other = Caller(channel, "c1"), Caller(channel, "c2")
+        stream, others = caller.telemetry(), other.telemetry()
+        for each in (stream, others):
+            await each.write(settings(TYPES.PRODUCER, publishing=pb.Publishing(topics=[named("plant/1")])))
+            assert (await each.read()).status.code == Code.OK
+        assert node.kick("client", "c1") == 1
+        assert [command.status.code async for command in commands(stream)][-1:] == [Code.TOO_MANY_REQUESTS]
+        assert (await caller.send(outgoing())).status.code == Code.OK
+        node.access.ban("client", "c1", for_ms=0, why="", by="test")
+        refused = await caller.send(outgoing())
+        assert (refused.status.code, "client c1 is banned" in refused.status.message) == (Code.FORBIDDEN, True)
+        assert (await other.send(outgoing())).status.code == Code.OK
+        node.access.ban("address", "127.0.0.1", for_ms=0, why="", by="test")
+        assert [command.status.code async for command in commands(others)][-1:] == [Code.FORBIDDEN]
+        assert (await other.send(outgoing())).status.code == Code.FORBIDDEN
+    assert node.store.messages_stored == 2
+
+
 async def test_a_principal_can_t_end_the_client_of_another_one(guarded: Node) -> None:
     assert guarded.rocketmq is not None
     async with grpc.aio.insecure_channel(guarded.target) as channel:
