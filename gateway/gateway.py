@@ -53,6 +53,7 @@ from penstock.pop.core.core import PopCore
 from penstock.store.accounts import Resource
 from penstock.store.clock import Clock
 from penstock.store.ledger import QuotaRefusal
+from penstock.store.sliced import SlicedJob
 from penstock.store.store import Store
 from penstock.timer.delayed import DelayedMessages
 
@@ -174,6 +175,7 @@ class Gateway:
             options.subscriptions_max,
         )
         self.loop: asyncio.AbstractEventLoop
+        self._expiry: SlicedJob
         self.heartbeat = Heartbeat(
             clock.monotonic_s,
             (
@@ -182,6 +184,7 @@ class Gateway:
                 lambda _: access.audit.turn_page(),
                 self.keep_alives.turn,
                 lambda _: self.lifecycle.turn(),
+                lambda _: self._expiry.run(),
                 self.sys.turn,
             ),
         )
@@ -224,6 +227,7 @@ class Gateway:
         self.overtime.start(self.loop)
         self.backpressure.start(self.loop)
         self.journal.start(self.loop)
+        self._expiry = SlicedJob(self.loop, self.clock, self._end_expired)
         self.shared.start(self.loop)
         self.sys.start(self.loop)
         await self.authorizer.start(self.clock.monotonic_s)
@@ -238,6 +242,7 @@ class Gateway:
     async def stop(self) -> None:
         """Accept no more connections, and close all that are open."""
         self.heartbeat.stop()
+        self._expiry.stop()
         if self._rechecking is not None:
             self._rechecking.cancel()
         self.listeners.close()
@@ -270,6 +275,14 @@ class Gateway:
             tenant=tenant,
             why=str(refusal.error),
         )
+
+    def _end_expired(self, until_s: float) -> bool:
+        """Give up retained messages that have expired, until a monotonic time; return whether there may be more."""
+        now_ms = self.store.now_ms()
+        while self.retained.end_expired(now_ms):
+            if self.clock.monotonic_s() >= until_s:
+                return True
+        return False
 
     def now_ms(self) -> int:
         """Return the monotonic time in ms. Limits go by it, so a change of the time of day does not disturb them."""

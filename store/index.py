@@ -67,7 +67,7 @@ RETRY_S = 0.05
 _SIGNS_AT_OPEN = (*_SIGNS, "Invalid argument")
 """The last one means that another version has created the index, with options or column families that this version lacks."""
 
-FORMAT = 13
+FORMAT = 14
 """Version of the key and value formats. A start rebuilds an index of any other version."""
 
 META_KEY = b"Mcovered"
@@ -95,6 +95,7 @@ class KeySpace(bytes, Enum):
     RETAINED = b"R"
     RETAINED_LEVEL = b"r"
     RETAINED_LATER = b"l"
+    RETAINED_DUE = b"e"
     RETAINED_COUNT = b"n"
     SESSION = b"S"
     COPY = b"V"

@@ -194,8 +194,14 @@ class Ledger:
         Args:
             row: what `Causer.row` has put into the record; None or empty for the node.
         """
+        path = Causer.from_row(row).path()
+        if not path:
+            return NODE_ACCOUNT
+        known = self._find(path[-1].account)
+        if known is not None and any(known.counts) and known.parent == (path[-2].account if path[1:] else NODE_ACCOUNT):
+            return known.id  # What it is part of holds as much at least, so it is known, too.
         parent = NODE_ACCOUNT
-        for account_id, kind, name in Causer.from_row(row).path():
+        for account_id, kind, name in path:
             account = self._find(account_id)
             if account is None:
                 account = self._changed[account_id] = Account(account_id, kind, parent, name)

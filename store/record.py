@@ -208,9 +208,9 @@ class Record(NamedTuple):
     body: bytes
 
 
-def record_bytes(topic: bytes, body: bytes) -> int:
-    """Return the size of the record of a message without properties."""
-    return HEADER_BYTES + len(topic) + len(body)
+def record_bytes(topic: bytes, body: bytes, properties: bytes = b"") -> int:
+    """Return the size of the record of a message."""
+    return HEADER_BYTES + len(topic) + len(properties) + len(body)
 
 
 def encode(

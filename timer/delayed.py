@@ -126,12 +126,12 @@ class DelayedMessages:
         """Return how many messages are pending."""
         return len(self._pending)
 
-    def admit(self, causer: Causer = NODE, size: int = 0, topic: str = "") -> list[str]:
-        """Return what the properties of a delayed message must have as `by`. Callers call it before they store the message.
+    def admit(self, causer: Causer = NODE, size: int = 0, topic: str = "") -> None:
+        """Check that one more message may be delayed. Callers call it before they store the message.
 
         Args:
-            causer: is charged for the message until it fires or is recalled.
-            size: of the record, about, in bytes.
+            causer: is charged for the message until it fires or is recalled, because the record names it as `by`.
+            size: of the record in bytes.
             topic: of the message.
 
         Raises:
@@ -140,7 +140,7 @@ class DelayedMessages:
         """
         ledger = self._store.ledger
         ledger.admit(causer, Resource.DELAYED, topic=topic)
-        return ledger.admit(causer, Resource.DELAYED_BYTES, size, topic=topic).row()
+        ledger.admit(causer, Resource.DELAYED_BYTES, size, topic=topic)
 
     def due_ms(self, position: int) -> int | None:
         """Return when a pending message is due, in ms since 1970; None if no message is pending at `position`."""

@@ -8,7 +8,7 @@ Clauses in brackets are those of MQTT 5.0. Where MQTT 3.1.1 has a clause of anot
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, islice
@@ -32,6 +32,7 @@ from penstock.gateway.protocol.reasons import ReasonCode
 from penstock.gateway.protocol.runs import count_packets, split_runs
 from penstock.gateway.protocol.topics import DELAYED, parse_delayed
 from penstock.gateway.sessions.session import Session
+from penstock.store.causer import NODE
 from penstock.store.errors import DiskFull, StoreError, TopicInvalid
 from penstock.store.properties import encode_properties
 from penstock.store.record import HEADER_BYTES, TOPIC_BYTES_MAX, Flag, record_bytes
@@ -285,11 +286,10 @@ class IncomingPublishes:
         if options.checks_payload_format and found.get(Property.PAYLOAD_FORMAT) == 1:
             _check_utf_8(body)
         route = store.router.route(topic, session.causer)
-        by: Sequence[str] = ()
-        if due_ms:
-            by = self._delayed.admit(session.causer, record_bytes(topic, body), route.name)
-        if flags & RETAIN:
-            by = self._retained.admit(topic, body, session.causer, is_delayed=due_ms > 0) or by
+        is_retained = flags & RETAIN and body
+        is_charged = due_ms or is_retained
+        causer = store.ledger.with_tenant(session.causer, route.name) if is_charged else NODE
+        by = causer.row()
         publisher = session.client_id if session.no_local else ""
         record_flags = RECORD_FLAGS[flags] | (Flag.DELAYED if due_ms else 0)
         if flags & QOS_MASK == QOS_2 and session.lasts:
@@ -299,7 +299,14 @@ class IncomingPublishes:
             )
         else:
             about = to_stored(found, now_ms, publisher=publisher, deliver_at_ms=due_ms, by=by)
-        store.append_message(route, body, encode_properties(about), record_flags)
+        encoded = encode_properties(about)
+        if is_charged:
+            size = record_bytes(topic, body, encoded)
+            if due_ms:
+                self._delayed.admit(causer, size, route.name)
+            if is_retained:
+                self._retained.admit(topic, size, causer, is_delayed=due_ms > 0)
+        store.append_message(route, body, encoded, record_flags)
 
     # --- properties -------------------------------------------------------------------------------------------------
 

@@ -4,18 +4,19 @@ Rows of the index:
 
     key b"R", topic                    value: position u64, size u32, when the message expires i64 (0: never), account u64
     key b"l", position u64 big-endian  value: as above, then the topic; a delayed message, retained when its time comes
+    key b"e", when it expires u64 big-endian, topic    no value; a retained message that expires
     key b"n"                           value: number of retained messages, u64
 
 `gateway.delivery.topic_lists` has the rows by which a filter with wildcards finds its topics. The bodies stay in the log.
 
-The publisher of a retained message is charged for it (`store.ledger`) until another one replaces or clears the message. A
-message names its publisher only if the topic had none before, or another one. So a device that retains its state every second
-adds nothing to its messages.
+The publisher of a retained message is charged for it (`store.ledger`) until the message is replaced or cleared, or has expired.
+Each record names its publisher, so no other record need be read to know whom to charge, and none is missed if it is damaged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -28,15 +29,25 @@ from penstock.store.index import Batch, Index, KeySpace
 from penstock.store.ledger import Ledger
 from penstock.store.lightqueue import ENTRY
 from penstock.store.part import Apply
-from penstock.store.properties import NO_PROPERTIES, decode_properties
-from penstock.store.record import Flag, Kind, Record, record_bytes
+from penstock.store.properties import decode_properties
+from penstock.store.record import Flag, Kind, Record
 
 _ROW = Struct("<QIqQ")
 _COUNT = Struct("<Q")
+_DUE = Struct(">cQ")
 
 SCAN_ROWS: Final = 128
 """Rows without a match after which the search of a wildcard pauses. A pause ends the step of the subscription that searches, so
 that other clients are served."""
+
+PROPERTIES_REMEMBERED: Final = 8_192
+"""Properties whose meaning is remembered: those of a device's messages are mostly the same each time."""
+
+REMEMBERED_BYTES_MAX: Final = 512
+"""Bytes of such properties at most."""
+
+EXPIRED_PER_CALL: Final = 256
+"""Expired messages that one call of `end_expired` looks at."""
 
 
 class RetainedRow(NamedTuple):
@@ -64,8 +75,8 @@ class RetainedMessages:
         self._now_of = now_of
         self._ledger = ledger
         self._index: Index | None = None
-        self._changed: dict[bytes, tuple[RetainedRow | None, bool]] = {}
-        """What the next save writes, by topic: the row, or None to delete it; and whether the index has a row."""
+        self._changed: dict[bytes, tuple[RetainedRow | None, RetainedRow | None]] = {}
+        """What the next save writes, by topic: the row, or None to delete it; and the row that the index has, or None."""
         self._found: tuple[bytes, RetainedRow | None] | None = None
         """The topic that was looked up last in the index, and what was found. A message is admitted, and then applied."""
         self._delayed: dict[int, bytes] = {}
@@ -73,9 +84,11 @@ class RetainedMessages:
         self._delayed_changed: dict[int, bytes | None] = {}
         """Those of them that the next save writes; None to delete the row."""
         self._count = self._saved_count = 0
+        self._expired_from = b""
+        """Where `end_expired` goes on: from this key on, without its first byte."""
 
     def __len__(self) -> int:
-        """Return the number of retained messages. Expired ones count until a search finds them."""
+        """Return the number of retained messages. Expired ones count until a search or `end_expired` finds them."""
         return self._count
 
     def matching(self, topic_filter: str, before: int, after: bytes = b"") -> Iterator[bytes]:
@@ -120,14 +133,13 @@ class RetainedMessages:
             return b""
         return ENTRY.pack(row.position, row.size, 0) if row.position < before else b""
 
-    def admit(self, topic: bytes, body: bytes, causer: Causer, *, is_delayed: bool = False) -> list[str]:
-        """Return what the properties of a message to be retained must have as `by`: nothing if its publisher is known.
-
-        Callers call it before they store the message.
+    def admit(self, topic: bytes, size: int, causer: Causer, *, is_delayed: bool = False) -> None:
+        """Check that a message may be retained. Callers call it before they store the message.
 
         Args:
-            topic, body: of the message.
-            causer: its publisher.
+            topic: of the message.
+            size: of its record in bytes. A message without a body, which clears its topic, needs no room.
+            causer: its publisher, as the record names it.
             is_delayed: it is retained later, besides the one that its topic has until then.
 
         Raises:
@@ -135,17 +147,32 @@ class RetainedMessages:
                 no more.
         """
         ledger, name = self._ledger, topic.decode()
-        causer = ledger.with_tenant(causer, name)
         row = self._row_of(topic) if not is_delayed else None
-        size = record_bytes(topic, body) if body else 0
-        if row is not None and (row.account == causer.account or not size):
-            if size > row.size:
-                ledger.admit(causer, Resource.RETAINED_BYTES, size - row.size, topic=name)
-            return []
-        if size:
-            ledger.admit(causer, Resource.RETAINED, topic=name)
-            ledger.admit(causer, Resource.RETAINED_BYTES, size, topic=name)
-        return causer.row()
+        replaced = row.size if row is not None else 0
+        if row is None or row.account != causer.account:
+            ledger.admit(causer, Resource.RETAINED, topic=name, spare=row is not None)
+            ledger.admit(causer, Resource.RETAINED_BYTES, size, topic=name, spare=replaced)
+        elif size > replaced:
+            ledger.admit(causer, Resource.RETAINED_BYTES, size - replaced, topic=name)
+
+    def end_expired(self, now_ms: int) -> bool:
+        """Give up some messages that have expired at a time, in ms since 1970; return whether there may be more.
+
+        Nobody need ever search for their topics, and their publishers must not be charged for what no client can get.
+        """
+        assert self._index is not None, "the store has not recovered yet"
+        for looks, (key, _) in enumerate(self._index.rows(bytes(KeySpace.RETAINED_DUE), self._expired_from), 1):
+            (_, due_ms), topic = _DUE.unpack_from(key), key[_DUE.size :]
+            if due_ms > now_ms:
+                break
+            row = self._row_of(topic)
+            if row is not None and row.expires_at_ms == due_ms <= self._now_of(row.position):
+                self._forget_expired(topic, row)
+            if looks == EXPIRED_PER_CALL:
+                self._expired_from = key[1:] + b"\0"
+                return True
+        self._expired_from = b""
+        return False
 
     # --- part of the store ---------------------------------------------------------------------------------------------------
 
@@ -159,30 +186,30 @@ class RetainedMessages:
     def _apply_message(self, record: Record) -> None:
         if not record.flags & Flag.RETAIN:
             return
-        about = decode_properties(record.properties) if record.properties else NO_PROPERTIES
-        size = record.size if record.body else 0
+        expires_at_ms, by = _terms_of(record.properties)
+        row = RetainedRow(record.position, record.size if record.body else 0, expires_at_ms, self._ledger.enter(by))
         if record.flags & Flag.DELAYED:  # The publisher of a delayed message is charged from the beginning.
-            row = RetainedRow(record.position, size, about.expires_at_ms, self._ledger.enter(about.by))
             self._charge(row)
             self._delayed[record.position] = self._delayed_changed[record.position] = _ROW.pack(*row) + record.topic
             return
         old = self._row_of(record.topic)
-        account = old.account if old is not None and not about.by else self._ledger.enter(about.by)
-        row = RetainedRow(record.position, size, about.expires_at_ms, account)
-        self._charge(row)
-        self._retain(record.topic, row)
+        if old is not None and row.size and row.account == old.account:
+            if row.size != old.size:  # Mostly nothing changes: a device retains its state every second.
+                self._ledger.charge(row.account, Resource.RETAINED_BYTES, row.size - old.size)
+        else:
+            self._charge(row)
+            if old is not None:
+                self._release(old)
+        self._put(record.topic, row, old)
 
-    def _retain(self, topic: bytes, row: RetainedRow) -> None:
+    def _put(self, topic: bytes, row: RetainedRow, old: RetainedRow | None) -> None:
         """Put a message, which is charged, in the place of the one that its topic had.
 
         A message without a body clears the topic and is not retained itself [MQTT-3.3.1-6], [MQTT-3.3.1-7].
         """
-        old, changed = self._row_of(topic), self._changed.get(topic)
-        is_in_index = changed[1] if changed is not None else old is not None
-        if old is not None:
-            self._release(old)
+        changed = self._changed.get(topic)
         kept = row if row.size else None
-        self._changed[topic] = kept, is_in_index
+        self._changed[topic] = kept, changed[1] if changed is not None else old
         self._count += (kept is not None) - (old is not None)
 
     def _row_of(self, topic: bytes) -> RetainedRow | None:
@@ -197,13 +224,13 @@ class RetainedMessages:
         return self._found[1]
 
     def _forget_expired(self, topic: bytes, row: RetainedRow) -> None:
-        """Delete the row of a message that has expired, unless it was replaced since the last commit.
+        """Delete the row of a message that has expired, unless it was replaced since the caller has read that row.
 
         No client can get this message any more, so no record needs to say that it is cleared.
         """
-        if topic not in self._changed:
+        if topic not in self._changed and self._row_of(topic) == row:
             self._release(row)
-            self._changed[topic] = None, True
+            self._changed[topic] = None, row
             self._count -= 1
 
     def _charge(self, row: RetainedRow, sign: int = 1) -> None:
@@ -218,7 +245,11 @@ class RetainedMessages:
         for position, _ in TIMER_ENTRY.iter_unpack(record.body) if self._delayed else ():
             found = self._take_delayed(position)
             if found is not None:
-                self._retain(found[_ROW.size :], RetainedRow(*_ROW.unpack_from(found)))
+                topic = found[_ROW.size :]
+                old = self._row_of(topic)
+                if old is not None:
+                    self._release(old)
+                self._put(topic, RetainedRow(*_ROW.unpack_from(found)), old)
 
     def _apply_cancelled(self, record: Record) -> None:
         for position, _ in TIMER_ENTRY.iter_unpack(record.body):
@@ -263,14 +294,20 @@ class RetainedMessages:
             self._save_topics(batch)
 
     def _save_topics(self, batch: Batch) -> None:
-        for topic, (row, is_in_index) in self._changed.items():
+        for topic, (row, old) in self._changed.items():
             key = KeySpace.RETAINED + topic
             if row is not None:
                 batch.put(key, _ROW.pack(*row))
-            elif is_in_index:
+            elif old is not None:
                 batch.delete(key)
+            due_ms, old_due_ms = row.expires_at_ms if row else 0, old.expires_at_ms if old else 0
+            if due_ms != old_due_ms:
+                if old_due_ms:
+                    batch.delete(_DUE.pack(KeySpace.RETAINED_DUE, old_due_ms) + topic)
+                if due_ms:
+                    batch.put(_DUE.pack(KeySpace.RETAINED_DUE, due_ms) + topic, b"")
             # The lists change only with the topics. So a device that retains its state every second costs one row.
-            if (row is not None) != is_in_index:
+            if (row is None) != (old is None):
                 for prefix in topic_lists.prefixes_of(topic):
                     if row is not None:
                         batch.put(prefix + topic, b"")
@@ -281,3 +318,16 @@ class RetainedMessages:
         if self._count != self._saved_count:
             self._saved_count = self._count
             batch.put(bytes(KeySpace.RETAINED_COUNT), _COUNT.pack(self._count))
+
+
+def _terms_of(properties: bytes) -> tuple[int, tuple[str, ...]]:
+    """Return when the message with these properties expires, and who is charged for it."""
+    return _remembered_terms(properties) if len(properties) <= REMEMBERED_BYTES_MAX else _read_terms(properties)
+
+
+def _read_terms(properties: bytes) -> tuple[int, tuple[str, ...]]:
+    about = decode_properties(properties)
+    return about.expires_at_ms, tuple(about.by)
+
+
+_remembered_terms = lru_cache(PROPERTIES_REMEMBERED)(_read_terms)

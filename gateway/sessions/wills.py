@@ -15,7 +15,7 @@ from penstock.gateway.sessions.stored_session import StoredSession, StoredWill
 from penstock.store.causer import Causer
 from penstock.store.errors import DiskFull, StoreError
 from penstock.store.properties import encode_properties
-from penstock.store.record import Flag, Kind, decode
+from penstock.store.record import Flag, Kind, decode, record_bytes
 from penstock.store.store import Store
 
 logger = structlog.get_logger("gateway")
@@ -24,8 +24,8 @@ logger = structlog.get_logger("gateway")
 class RetainedRoom(Protocol):
     """The retained messages of a node, as far as wills need them."""
 
-    def admit(self, topic: bytes, body: bytes, causer: Causer, /) -> list[str]:
-        """Return what the properties of a message to be retained must have as `by`. Raises LimitExceeded."""
+    def admit(self, topic: bytes, size: int, causer: Causer, /) -> None:
+        """Check that a message of a causer may be retained. Raises LimitExceeded."""
         ...
 
 
@@ -55,12 +55,17 @@ class Wills:
                 will, causer = found
                 topic = will.topic.encode()
                 route = store.router.route(topic, causer)
-                by = self._retained.admit(topic, will.body, causer) if will.retain else ()
+                is_retained = will.retain and will.body
+                causer = store.ledger.with_tenant(causer, route.name)
+                by = causer.row() if is_retained else ()
                 no_local = any(one.options & NO_LOCAL for one in stored.subscriptions.values())
                 publisher = stored.client_id if no_local else ""
                 about = to_stored(will.properties, store.now_ms(), publisher=publisher, session=stored.client_id, by=by)
                 flags = will.qos | Flag.SESSION | (Flag.RETAIN if will.retain else 0)
-                store.append_message(route, will.body, encode_properties(about), flags)
+                encoded = encode_properties(about)
+                if is_retained:
+                    self._retained.admit(topic, record_bytes(topic, will.body, encoded), causer)
+                store.append_message(route, will.body, encoded, flags)
                 return True
         except DiskFull:
             return False

@@ -118,11 +118,12 @@ class Sender:
         return StoredMessage(self._store.append_message(route, body, encoded, 1, tag_hash(properties.tag)))
 
     def _store_delayed(self, route: Route, body: bytes, properties: Properties, causer: Causer) -> StoredMessage:
+        causer = self._store.ledger.with_tenant(causer, route.name)
+        encoded = encode_properties(properties._replace(by=causer.row()))
         try:
-            by = self._delayed.admit(causer, record_bytes(route.topic, body), route.name)
+            self._delayed.admit(causer, record_bytes(route.topic, body, encoded), route.name)
         except LimitExceeded as error:
             raise SendRefused(Refusal.TOO_MANY_TIMERS, str(error)) from error
-        encoded = encode_properties(properties._replace(by=by))
         position = self._store.append_message(route, body, encoded, 1 | Flag.DELAYED)
         return StoredMessage(position, recall_handle=self._handles.recall(position, properties.deliver_at_ms))
 

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from penstock.gateway.options import ListenerOptions
 from penstock.gateway.protocol.encode import encode_publish
 from penstock.gateway.protocol.packets import CONNACK, PUBACK
-from penstock.gateway.protocol.properties import write_properties
+from penstock.gateway.protocol.properties import Property, PropertyValues, write_properties
 from penstock.gateway.protocol.reasons import SUBACK_FAILURE, ReasonCode
 from penstock.store.accounts import Resource
 from penstock.store.causer import LOCAL, Causer
@@ -24,6 +24,7 @@ from tests.gateway.wire import CLEAN, WILL, Broker, Client5
 from tests.waiting import until
 
 QUOTA_EXCEEDED = int(ReasonCode.QUOTA_EXCEEDED)
+NO_VALUES: PropertyValues = {}
 
 
 def limited(**limits: int) -> QuotaOptions:
@@ -31,12 +32,15 @@ def limited(**limits: int) -> QuotaOptions:
     return QuotaOptions(limits=(QuotaLimitOptions(of="client", name="flood*", **limits),))
 
 
-async def reasons(client: Client5, topics: list[str], *, retain: bool = False, body: bytes = b"x") -> list[int]:
+async def reasons(
+    client: Client5, topics: list[str], *, retain: bool = False, body: bytes = b"x", about: PropertyValues = NO_VALUES
+) -> list[int]:
     """Publish to topics at QoS 1, and return the reason codes of the PUBACKs, in order."""
+    properties = write_properties(about)
     found = []
     for at in range(0, len(topics), 500):
         packets = [
-            encode_publish(topic.encode(), body, 1, retain=retain, packet_id=number + 1, properties=b"\0")
+            encode_publish(topic.encode(), body, 1, retain=retain, packet_id=number + 1, properties=properties)
             for number, topic in enumerate(topics[at : at + 500])
         ]
         await client.send(*packets)
@@ -123,6 +127,36 @@ async def test_the_retained_messages_of_a_node_are_limited(start_broker: StartBr
     broker = await start_broker(**maximum)
     client = await broker.connect_5("pump")
     assert await reasons(client, ["a/1", "a/2", "a/3"], retain=True, body=b"x" * 400) == [0, 0, QUOTA_EXCEEDED]
+
+
+async def test_another_publisher_may_replace_a_retained_message_on_a_full_node(start_broker: StartBroker) -> None:
+    broker = await start_broker(retained_max=1)
+    first, second = await broker.connect_5("first"), await broker.connect_5("second")
+    assert await reasons(first, ["a/1"], retain=True) == [0]
+    assert await reasons(second, ["a/1", "a/2"], retain=True) == [0, QUOTA_EXCEEDED]
+    ledger = broker.node.store.ledger
+    assert ledger.held(Resource.RETAINED, Causer.of("", "", "first")) == 0
+    assert ledger.held(Resource.RETAINED, Causer.of("", "", "second")) == 1
+
+
+async def test_retained_messages_that_have_expired_count_no_longer(start_broker: StartBroker) -> None:
+    broker = await start_broker(quotas=limited(retained=2))
+    flooder = await broker.connect_5("flooder")
+    short = {Property.MESSAGE_EXPIRY_S: 5}
+    assert await reasons(flooder, ["a/1", "a/2", "a/3"], retain=True, about=short) == [0, 0, QUOTA_EXCEEDED]
+    pass_time(broker.node.gateway, 6)
+    assert len(broker.node.retained) == 0
+    assert await reasons(flooder, ["a/3", "a/4", "a/5"], retain=True) == [0, 0, QUOTA_EXCEEDED]
+
+
+async def test_properties_count_among_the_bytes_of_messages(start_broker: StartBroker) -> None:
+    broker = await start_broker(quotas=limited(retained_bytes=2000, delayed_bytes=2000))
+    flooder = await broker.connect_5("flooder")
+    large: PropertyValues = {Property.USER_PROPERTY: [("why", "x" * 1900)]}
+    assert await reasons(flooder, ["a/1", "a/2"], retain=True) == [0, 0]
+    assert await reasons(flooder, ["a/1", "a/2"], retain=True, about=large) == [QUOTA_EXCEEDED, QUOTA_EXCEEDED]
+    assert await reasons(flooder, ["$delayed/60/a"]) == [0]
+    assert await reasons(flooder, ["$delayed/60/a"], about=large) == [QUOTA_EXCEEDED]
 
 
 async def test_delayed_messages_of_a_client_are_limited(start_broker: StartBroker) -> None:

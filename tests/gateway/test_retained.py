@@ -13,15 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.gateway.delivery import topic_lists
-from penstock.gateway.delivery.retained_messages import RetainedMessages
+from penstock.gateway.delivery.retained_messages import EXPIRED_PER_CALL, RetainedMessages
 from penstock.gateway.delivery.topic_lists import LEVELS_INDEXED
 from penstock.store import topics
+from penstock.store.accounts import Resource
 from penstock.store.bodies import TIMER_ENTRY
+from penstock.store.causer import NODE, Causer
+from penstock.store.commitlog import DIRECTORY
 from penstock.store.index import KeySpace
 from penstock.store.lightqueue import ENTRY
 from penstock.store.options import HOUR_MS, KIB, MIB, StoreOptions
 from penstock.store.properties import Properties, encode_properties
-from penstock.store.record import Flag, Kind, decode
+from penstock.store.record import HEADER_BYTES, Flag, Kind, decode
+from penstock.store.repair import repair, survey
 from penstock.store.store import Store
 from tests.clock import ManualClock
 from tests.depth import DEPTH
@@ -42,10 +46,13 @@ class Retained:
         self.store.add_part(self.messages)
         self.store.recover()
 
-    def put(self, topic: str, body: bytes = b"x", *, expiry_ms: int = 0, delayed: bool = False) -> tuple[int, int]:
+    def put(
+        self, topic: str, body: bytes = b"x", *, expiry_ms: int = 0, delayed: bool = False, by: Causer = NODE
+    ) -> tuple[int, int]:
         """Retain a message and return position and size of its record."""
         flags = Flag.RETAIN | (Flag.DELAYED if delayed else 0)
-        properties = encode_properties(Properties(expires_at_ms=self.clock.now_ms() + expiry_ms if expiry_ms else 0))
+        expires_at_ms = self.clock.now_ms() + expiry_ms if expiry_ms else 0
+        properties = encode_properties(Properties(expires_at_ms=expires_at_ms, by=by.row()))
         position = self.store.append_message(self.store.router.route(topic.encode()), body, properties, flags)
         size = self.store.log.end - position
         self.store.commit()
@@ -153,6 +160,65 @@ def test_an_expired_message_is_not_found_and_its_rows_are_deleted(tmp_path: Path
         assert some.found("a/2") == []
         some.put("a/2")  # In the same turn, the row of the old message would be deleted.
         assert some.found("#") == ["a/2", "other"]
+
+
+@pytest.mark.parametrize("is_search", [True, False])
+def test_what_goes_on_later_leaves_what_has_replaced_an_expired_message(tmp_path: Path, is_search: bool) -> None:
+    with opened(tmp_path) as some:
+        some.put("a/1")
+        some.put("a/2", expiry_ms=1000)
+        end = some.store.log.end
+        found: Iterator[object] = some.messages.matching("#", end) if is_search else some.messages.live(end)
+        next(found)  # From now on it reads the index as it is now.
+        some.put("a/2", b"new")
+        some.clock.advance(1000)
+        list(found)
+        some.store.commit()
+        assert some.found("#") == ["a/1", "a/2"]
+        ledger = some.store.ledger
+        assert len(some.messages) == ledger.held(Resource.RETAINED) == 2
+        assert ledger.held(Resource.RETAINED_BYTES) == sum(size for _, size in some.messages.live(some.store.log.end))
+
+
+def test_messages_that_have_expired_are_given_up_without_a_search(tmp_path: Path) -> None:
+    with opened(tmp_path) as some:
+        for number in range(EXPIRED_PER_CALL + 1):
+            some.put(f"a/{number}", expiry_ms=1000)
+        some.put("kept")
+        some.put("later", expiry_ms=1000)
+        some.put("later", expiry_ms=2000)
+        some.clock.advance(999)
+        assert not some.messages.end_expired(some.clock.now_ms())
+        assert len(some.messages) == EXPIRED_PER_CALL + 3
+        some.clock.advance(1)
+        assert some.messages.end_expired(some.clock.now_ms())
+        assert not some.messages.end_expired(some.clock.now_ms())
+        some.store.commit()
+        assert len(some.messages) == some.store.ledger.held(Resource.RETAINED) == 2
+        assert [key[1:].decode() for key, _ in some.store.index.rows(bytes(KeySpace.RETAINED))] == ["kept", "later"]
+        assert len(list(some.store.index.rows(bytes(KeySpace.RETAINED_DUE)))) == 1
+        some.clock.advance(1000)
+        some.messages.end_expired(some.clock.now_ms())
+        some.store.commit()
+        assert list(some.store.index.rows(bytes(KeySpace.RETAINED_DUE))) == []
+
+
+def test_a_repair_leaves_each_retained_message_with_its_publisher(tmp_path: Path) -> None:
+    ann, bob = Causer.of("ann", "192.0.2.1", "pump"), Causer.of("bob", "192.0.2.2", "press")
+    with opened(tmp_path) as some:
+        some.put("a", b"x" * 100, by=ann)
+        position, _ = some.put("a", b"x" * 100, by=bob)
+        _, size = some.put("a", b"x" * 50, by=bob)
+        some.store.log.sync()
+    (segment,) = (tmp_path / DIRECTORY).iterdir()
+    damaged = bytearray(segment.read_bytes())
+    damaged[position + HEADER_BYTES] ^= 1
+    segment.write_bytes(damaged)
+    repair(tmp_path, survey(tmp_path).damages)
+    with opened(tmp_path) as again:
+        ledger = again.store.ledger
+        assert (ledger.held(Resource.RETAINED, ann), ledger.held(Resource.RETAINED, bob)) == (0, 1)
+        assert ledger.held(Resource.RETAINED_BYTES, bob) == ledger.held(Resource.RETAINED_BYTES) == size
 
 
 @pytest.mark.parametrize(("kind", "is_kept"), [(Kind.TIMER_FIRED, True), (Kind.TIMER_CANCELLED, False)])

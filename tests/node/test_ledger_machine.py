@@ -6,6 +6,7 @@ The model knows each thing that takes room, who has created it and how much it t
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from penstock.node.config import Config
 from penstock.node.parts import NodeParts
 from penstock.pop.core.settings import DEFAULTS
 from penstock.pop.errors import Overloaded
+from penstock.store import topics
 from penstock.store.accounts import RANKED_FROM, Resource
 from penstock.store.causer import NODE, AccountKind, Causer, Step
 from penstock.store.errors import LimitExceeded, QuotaExceeded
@@ -62,12 +64,32 @@ MAXIMA = {
     Resource.SHARED: 8,
 }
 
-levels = st.sampled_from(TOPICS)
+KNOWN = [Causer.of(user, source, client) for user in USERS for source in SOURCES for client in CLIENTS]
+"""Everybody who may cause something."""
+
 causers = st.builds(Causer.of, st.sampled_from(USERS), st.sampled_from(SOURCES), st.sampled_from(CLIENTS))
 
 
 def tenant_of(causer: Causer) -> str:
     return causer.user.partition("/")[0] if "/" in causer.user else ""
+
+
+Name = tuple[AccountKind, str, str, str]
+"""What tells accounts apart: kind, user, source and client; for a tenant, its name in place of the user."""
+
+
+def name_of(step: Step | None, causer: Causer) -> Name:
+    """Return what names the account of a step on the way to a causer; of the node if the step is None."""
+    if step is None:
+        return AccountKind.NODE, "", "", ""
+    if step.kind is AccountKind.TENANT:
+        return step.kind, step.name, "", ""
+    if step.kind is AccountKind.USER:
+        return step.kind, causer.user, "", ""
+    if step.kind is AccountKind.SOURCE:
+        return step.kind, causer.user, causer.source, ""
+    # Nothing vouches for the client id of an anonymous client.
+    return step.kind, causer.user, "" if causer.user else causer.source, causer.client
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +108,8 @@ class Model:
     def __init__(self) -> None:
         self.things: dict[tuple[object, ...], Thing] = {}
         self.sources: dict[tuple[str, str], str] = {}
+        self.expiries: dict[str, int] = {}
+        """When the last retained message of each topic expires, in ms since 1970; 0 if it doesn't."""
 
     def enter(self, causer: Causer) -> None:
         if causer.user and causer.client:
@@ -97,33 +121,29 @@ class Model:
 
     def held(self, resource: Resource, step: Step | None, causer: Causer) -> int:
         """Return how much is held by the account that a step on the way to a causer names; by all of them if it is None."""
-        return sum(
-            amount
-            for thing in self.things.values()
-            for found, amount in thing.amounts
-            if found is resource and (step is None or self._is_part(thing, step, causer))
-        )
+        return self.totals()[resource, name_of(step, causer)]
 
-    def _is_part(self, thing: Thing, step: Step, causer: Causer) -> bool:
-        other = thing.causer
-        if other == NODE:
-            return False
-        if step.kind is AccountKind.TENANT:
-            return tenant_of(other) == step.name
-        if step.kind is AccountKind.USER:
-            return other.user == causer.user
-        is_moved = other.user and other.client and not thing.is_passing
-        source = self.sources[other.user, other.client] if is_moved else other.source
-        if step.kind is AccountKind.SOURCE:
-            return (other.user, source) == (causer.user, causer.source)
-        if thing.is_passing:
-            return False
-        same = (other.user, other.client) == (causer.user, causer.client)
-        return same and (bool(causer.user) or other.source == causer.source)
+    def totals(self) -> Counter[tuple[Resource, Name]]:
+        """Return how much of each resource each account holds."""
+        found: Counter[tuple[Resource, Name]] = Counter()
+        for thing in self.things.values():
+            names = self._charged(thing)
+            for resource, amount in thing.amounts:
+                for name in names:
+                    found[resource, name] += amount
+        return found
 
-    def room(self, resource: Resource, causer: Causer) -> int:
-        """Return how much a causer may take, by the rule as the documentation states it."""
-        room = MAXIMA[resource] - self.held(resource, None, NODE)
+    def _charged(self, thing: Thing) -> list[Name]:
+        causer = thing.causer
+        if causer.user and causer.client and not thing.is_passing:
+            causer = causer._replace(source=self.sources[causer.user, causer.client])
+        path = causer._replace(tenant=tenant_of(causer)).path()
+        kept = (step for step in path if not (thing.is_passing and step.kind is AccountKind.CLIENT))
+        return [name_of(None, causer), *(name_of(step, causer) for step in kept)]
+
+    def room(self, resource: Resource, causer: Causer, spare: int = 0) -> int:
+        """Return how much a causer may take, by the rule as the documentation states it, if that makes something else free."""
+        room = MAXIMA[resource] - self.held(resource, None, NODE) + spare
         for step in causer._replace(tenant=tenant_of(causer)).path():
             held = self.held(resource, step, causer)
             fixed = [
@@ -170,6 +190,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.parts.store.recover()
         fill(self.parts.store)
         self.model.things = {name: thing for name, thing in self.model.things.items() if not thing.is_passing}
+        self.end_expired()
 
     def teardown(self) -> None:
         try:
@@ -182,9 +203,10 @@ class LedgerMachine(RuleBasedStateMachine):
         self.numbers += 1
         return self.numbers
 
-    def allowed(self, causer: Causer, *wanted: tuple[Resource, int]) -> bool:
-        """Return whether a causer may take all of this, one after the other."""
-        return all(self.model.room(resource, causer) >= amount for resource, amount in wanted)
+    def allowed(self, causer: Causer, *wanted: tuple[Resource, int], instead_of: Thing | None = None) -> bool:
+        """Return whether a causer may take all of this, one after the other, in place of a thing."""
+        spare = dict(instead_of.amounts) if instead_of is not None else {}
+        return all(self.model.room(resource, causer, spare.get(resource, 0)) >= amount for resource, amount in wanted)
 
     # --- what takes room --------------------------------------------------------------------------------------------
 
@@ -215,17 +237,19 @@ class LedgerMachine(RuleBasedStateMachine):
         else:
             assert is_allowed
 
-    @rule(topic=st.sampled_from(TOPICS), size=st.integers(0, 200), causer=causers)
-    def retain(self, topic: str, size: int, causer: Causer) -> None:
+    @rule(topic=st.sampled_from(TOPICS), size=st.integers(0, 200), causer=causers, expiry_ms=st.none() | st.integers(1, 9))
+    def retain(self, topic: str, size: int, causer: Causer, expiry_ms: int | None) -> None:
         if not self.root_of(topic, causer):
             return
         self.parts.store.router.route(topic.encode(), causer)
         body = b"x" * size
         name = ("retained", topic)
         old = self.model.things.get(name)
-        wanted = record_bytes(topic.encode(), body)
-        tenanted = causer._replace(tenant=tenant_of(causer))
-        is_same = old is not None and self.account_of(old.causer) == tenanted.account
+        causer = self.parts.store.ledger.with_tenant(causer)
+        expires_at_ms = self.clock.now_ms() + expiry_ms if expiry_ms else 0
+        about = Properties(by=causer.row() if size else [], expires_at_ms=expires_at_ms)
+        wanted = record_bytes(topic.encode(), body, encode_properties(about))
+        is_same = old is not None and self.account_of(old.causer) == causer.account
         if not size:
             is_allowed = True
         elif is_same:
@@ -233,20 +257,41 @@ class LedgerMachine(RuleBasedStateMachine):
             more = wanted - dict(old.amounts)[Resource.RETAINED_BYTES]
             is_allowed = more <= 0 or self.allowed(causer, (Resource.RETAINED_BYTES, more))
         else:
-            is_allowed = self.allowed(causer, (Resource.RETAINED, 1), (Resource.RETAINED_BYTES, wanted))
+            is_allowed = self.allowed(causer, (Resource.RETAINED, 1), (Resource.RETAINED_BYTES, wanted), instead_of=old)
         try:
-            by = self.parts.retained.admit(topic.encode(), body, causer)
+            if size:
+                self.parts.retained.admit(topic.encode(), wanted, causer)
         except LimitExceeded:
             assert not is_allowed
             return
         assert is_allowed
-        _, stored = self.store_message(topic, body, Flag.RETAIN, Properties(by=by), causer)
-        if by:
-            self.model.enter(causer)
+        _, stored = self.store_message(topic, body, Flag.RETAIN, about, causer)
+        assert stored == wanted
         self.model.things.pop(name, None)
         if size:
-            holder = causer if by or old is None else old.causer
-            self.model.add(name, holder, (Resource.RETAINED, 1), (Resource.RETAINED_BYTES, stored))
+            self.model.enter(causer)
+            self.model.add(name, causer, (Resource.RETAINED, 1), (Resource.RETAINED_BYTES, stored))
+            self.model.expiries[topic] = expires_at_ms
+
+    @rule(ms=st.integers(0, 5), topic_filter=st.none() | st.sampled_from(["#", "b/+", "c/x/y"]))
+    def look_for_expired(self, ms: int, topic_filter: str | None) -> None:
+        self.clock.advance(ms)
+        self.parts.store.commit()
+        if topic_filter is None:
+            self.end_expired()
+            return
+        list(self.parts.retained.matching(topic_filter, self.parts.store.log.end))
+        self.forget_expired(topic_filter)
+
+    def end_expired(self) -> None:
+        while self.parts.retained.end_expired(self.clock.now_ms()):
+            pass
+        self.forget_expired("#")
+
+    def forget_expired(self, topic_filter: str) -> None:
+        for topic in TOPICS:
+            if topics.matches(topic_filter, topic) and 0 < self.model.expiries.get(topic, 0) <= self.clock.now_ms():
+                self.model.things.pop(("retained", topic), None)
 
     def account_of(self, causer: Causer) -> int:
         return causer._replace(tenant=tenant_of(causer)).account
@@ -258,20 +303,21 @@ class LedgerMachine(RuleBasedStateMachine):
         if not self.root_of(topic, causer):
             return
         body = b"x" * size
-        wanted = record_bytes(topic.encode(), body)
+        causer = self.parts.store.ledger.with_tenant(causer)
+        about = Properties(deliver_at_ms=self.parts.store.now_ms() + after, by=causer.row())
+        wanted = record_bytes(topic.encode(), body, encode_properties(about))
         asked = [(Resource.DELAYED, 1), (Resource.DELAYED_BYTES, wanted)]
         asked += [(Resource.RETAINED, 1), (Resource.RETAINED_BYTES, wanted)] if retain else []
         is_allowed = self.allowed(causer, *asked)
         self.parts.store.router.route(topic.encode(), causer)
         try:
-            by = self.parts.delayed.admit(causer, wanted, topic)
+            self.parts.delayed.admit(causer, wanted, topic)
             if retain:
-                by = self.parts.retained.admit(topic.encode(), body, causer, is_delayed=True)
+                self.parts.retained.admit(topic.encode(), wanted, causer, is_delayed=True)
         except LimitExceeded:
             assert not is_allowed
             return
         assert is_allowed
-        about = Properties(deliver_at_ms=self.parts.store.now_ms() + after, by=by)
         flags = Flag.DELAYED | (Flag.RETAIN if retain else 0)
         position, stored = self.store_message(topic, body, flags, about, causer)
         self.model.enter(causer)
@@ -293,6 +339,7 @@ class LedgerMachine(RuleBasedStateMachine):
             later = self.model.things.pop(("later", position), None)
             if later is not None:
                 self.model.things["retained", topic] = later
+                self.model.expiries[str(topic)] = 0
 
     @precondition(lambda self: any(name[0] == "delayed" for name in self.model.things))
     @rule(data=st.data())
@@ -502,21 +549,16 @@ class LedgerMachine(RuleBasedStateMachine):
 
     # --- checks -----------------------------------------------------------------------------------------------------
 
-    def known(self) -> set[Causer]:
-        """Return everybody who may cause something."""
-        return {Causer.of(user, source, client) for user in USERS for source in SOURCES for client in CLIENTS}
-
     @invariant()
     def the_ledger_agrees(self) -> None:
         if not hasattr(self, "parts"):
             return
-        ledger = self.parts.store.ledger
+        ledger, totals = self.parts.store.ledger, self.model.totals()
         for resource in Resource:
-            assert ledger.held(resource) == self.model.held(resource, None, NODE), resource
-            for causer in self.known():
-                tenanted = causer._replace(tenant=tenant_of(causer))
-                for step in tenanted.path():
-                    assert ledger._held(step.account, resource) == self.model.held(resource, step, causer), (resource, step)
+            assert ledger.held(resource) == totals[resource, name_of(None, NODE)], resource
+            for causer in KNOWN:
+                for step in causer._replace(tenant=tenant_of(causer)).path():
+                    assert ledger._held(step.account, resource) == totals[resource, name_of(step, causer)], (resource, step)
         assert ledger.held(Resource.QUEUES) - self.passing(Resource.QUEUES) == len(self.parts.store.queues)
         assert ledger.held(Resource.GROUPS) == len(list(self.parts.pop.groups))
         assert ledger.held(Resource.SESSIONS) == len(self.parts.sessions)
@@ -535,11 +577,11 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def compare_the_largest(self, resource: Resource) -> None:
         found = {(holder.kind, holder.names): holder.held for holder in self.parts.store.ledger.top(resource, 100)}
-        expected = {}
-        for causer in self.known():
+        expected, totals = {}, self.model.totals()
+        for causer in KNOWN:
             path = causer._replace(tenant=tenant_of(causer)).path()
             for depth, step in enumerate(path):
-                held = self.model.held(resource, step, causer)
+                held = totals[resource, name_of(step, causer)]
                 if held >= RANKED_FROM and step.kind is not AccountKind.CLIENT:
                     expected[step.kind, tuple(each.name for each in path[: depth + 1])] = held
         assert found == expected
