@@ -27,6 +27,12 @@ class PopOptions:
         "",
         "PEM file with the root certificates of clients. If it is set, every client must show a certificate (mTLS).",
     )
+    tls_optional: bool = option(
+        False,
+        "Whether the listener accepts clients with TLS and clients without on its one port, as RocketMQ does: its official "
+        "clients for Java and Go use TLS unless they are told otherwise. Without tls_certificate_file the node signs a "
+        "certificate itself at each start, which those clients accept. All bytes then pass through a process of their own.",
+    )
     rocketmq_advertise: str = option(
         "",
         "HOST:PORT that RocketMQ clients are told to connect to, for example the address of a proxy. If empty, clients use the "

@@ -20,6 +20,7 @@ from penstock.pop.core.core import PopCore
 from penstock.pop.core.handle import Handles
 from penstock.pop.core.sender import Sender
 from penstock.pop.core.transactions import Transactions
+from penstock.pop.front import Front
 from penstock.pop.grpc.access import GROUP_RULES, POP_RULES
 from penstock.pop.grpc.groupservicer import GroupServicer
 from penstock.pop.grpc.servicer import PopServicer
@@ -27,7 +28,8 @@ from penstock.pop.grpc.wire import serialize
 from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.pop.rocketmq.access import RULES as ROCKETMQ_RULES
-from penstock.store.options import SECOND_MS, HostPort
+from penstock.pop.selfsigned import self_signed
+from penstock.store.options import SECOND_MS, HostPort, OptionInvalid
 from penstock.store.store import Store
 from penstock.timer.delayed import DelayedMessages
 
@@ -72,12 +74,18 @@ class PopServer:
         self._options = options
         self._rocketmq = rocketmq
         self._guard = CallGuard(access, (POP_RULES, GROUP_RULES, ROCKETMQ_RULES)) if access is not None else None
+        connections_max = connections_max or options.connections_max
+        self._front = None
+        if options.tls_optional:
+            if options.tls_client_ca_file:
+                raise OptionInvalid("pop.tls_optional", True, "false where pop.tls_client_ca_file is set")
+            self._front = Front(options.listen, connections_max, HANDSHAKE_MS)
         self._server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", RECEIVE_BYTES_MAX),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.so_reuseport", 0),
-                ("grpc.max_allowed_incoming_connections", connections_max or options.connections_max),
+                ("grpc.max_allowed_incoming_connections", connections_max),
                 ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
                 ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
                 ("grpc.keepalive_permit_without_calls", 1),
@@ -118,13 +126,21 @@ class PopServer:
         options = self._options
         address = str(options.listen)
         try:
-            if options.tls_certificate_file:
+            if self._front is not None:
+                self._server.add_secure_port(self._front.inner("tls"), _credentials(options))
+                self._server.add_insecure_port(self._front.inner("plain"))
+                await self._server.start()
+                port = await self._front.start()
+            elif options.tls_certificate_file:
                 port = self._server.add_secure_port(address, _credentials(options))
             else:
                 port = self._server.add_insecure_port(address)
-        except RuntimeError as error:
+        except (RuntimeError, OSError) as error:
+            if self._front is not None:
+                await self._front.stop()
             raise OSError(f"gRPC can't listen on {address}: {error}; choose another with --pop HOST:PORT") from error
-        await self._server.start()
+        if self._front is None:
+            await self._server.start()
         if self._rocketmq is not None:
             self._rocketmq.start(HostPort(options.listen.host, port))
         for name in self._names:
@@ -140,7 +156,11 @@ class PopServer:
         await self._health.enter_graceful_shutdown()
         if self._rocketmq is not None:
             self._rocketmq.stop()
+        if self._front is not None:
+            self._front.accept_no_more()
         await self._server.stop(STOP_GRACE_S)
+        if self._front is not None:
+            await self._front.stop()
 
 
 def rocketmq_service(
@@ -182,6 +202,9 @@ def _handler(method: Any, servicer: object) -> Any:
 
 
 def _credentials(options: PopOptions) -> grpc.ServerCredentials:
-    key, certificate = Path(options.tls_key_file).read_bytes(), Path(options.tls_certificate_file).read_bytes()
+    if options.tls_certificate_file:
+        key, certificate = Path(options.tls_key_file).read_bytes(), Path(options.tls_certificate_file).read_bytes()
+    else:
+        key, certificate = self_signed()
     roots = Path(options.tls_client_ca_file).read_bytes() if options.tls_client_ca_file else None
     return grpc.ssl_server_credentials([(key, certificate)], roots, require_client_auth=roots is not None)

@@ -36,8 +36,13 @@ def note_call(context: ServedCall) -> None:
 
 
 def address_of(context: ServedCall) -> str:
-    """Return the IP address of a caller; empty for a Unix socket."""
+    """Return the IP address of a caller.
+
+    A connection that came through `pop.front` has it in the name of its socket: `unix-abstract:penstock-TOKEN:127.0.0.1:4711`.
+    """
     kind, _, address = context.peer().partition(":")
+    if kind == "unix-abstract":
+        kind, address = "ipv6", address.partition(":")[2]
     host = address.rpartition(":")[0].replace("%5B", "[").replace("%5D", "]").strip("[]")
     return host if kind in ("ipv4", "ipv6") else ""
 
