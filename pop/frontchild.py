@@ -53,7 +53,7 @@ class Half:
         self.events = 0
 
 
-class Front:
+class Forwarder:
     """Accepts and forwards connections until the node has ended."""
 
     def __init__(
@@ -212,7 +212,7 @@ class Front:
 
 def main(listener: str, control: str, directory: str, token: str, connections_max: str, idle_s: str) -> None:
     """Serve one node until it has ended."""
-    front = Front(
+    forwarder = Forwarder(
         socket.socket(fileno=int(listener)),
         socket.socket(fileno=int(control)),
         directory,
@@ -221,7 +221,7 @@ def main(listener: str, control: str, directory: str, token: str, connections_ma
         float(idle_s),
     )
     with suppress(ConnectionError):  # the node was killed
-        front.run()
+        forwarder.run()
     shutil.rmtree(directory, ignore_errors=True)  # not after a defect: the node starts the process again
 
 
