@@ -265,14 +265,14 @@ class Gateway:
         self.overtime.end_turn()
 
     def _log_refusal(self, refusal: QuotaRefusal) -> None:
-        user, source, client, tenant = refusal.causer
+        user, source, client, tenant, topic = refusal.causer
         self.logbook.note(
             "quota.refused",
             resource=refusal.resource.name.lower(),
             user=user,
             source=source,
             client=client,
-            tenant=tenant,
+            tenant=tenant or topic,
             why=str(refusal.error),
         )
 

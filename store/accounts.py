@@ -80,7 +80,7 @@ class Account:
         account_id: see `store.causer.Step`.
         kind: what it is about.
         parent: id of the account that it is part of.
-        name: of the tenant, user, source or client.
+        name: of the tenant, user, source or client; of a member, the name of the tenant.
     """
 
     __slots__ = ("counts", "id", "is_saved", "kind", "name", "parent", "ranks")
@@ -118,7 +118,7 @@ class Account:
 
     def present_ranks(self) -> frozenset[Rank]:
         """Return the ranks that follow from its counts."""
-        if self.id == NODE_ACCOUNT:
+        if self.id == NODE_ACCOUNT or self.kind is AccountKind.MEMBER:
             return frozenset()
         least = CLIENTS_RANKED_FROM if self.kind is AccountKind.CLIENT else RANKED_FROM
         return frozenset(

@@ -27,7 +27,7 @@ NAME_BYTES_MAX: Final = 128
 """Bytes of a name that records and the ledger keep. MQTT allows names of 65,535 bytes."""
 
 _DIGEST_BYTES: Final = 8
-_PATHS_REMEMBERED: Final = 16_384
+_CHAINS_REMEMBERED: Final = 16_384
 
 
 def source_of(host: str) -> str:
@@ -71,6 +71,8 @@ class AccountKind(IntEnum):
     USER = 2
     SOURCE = 3
     CLIENT = 4
+    MEMBER = 5
+    """What a client, or a source without clients, has of a tenant that topics name. It is part of that tenant as well."""
 
 
 class Step(NamedTuple):
@@ -95,7 +97,9 @@ class Causer(NamedTuple):
     client: str = ""
     """The client id of MQTT, which clients choose themselves."""
     tenant: str = ""
-    """The tenant that the user, or the topic, belongs to: see `QuotaOptions.tenant`."""
+    """The tenant that the user belongs to: see `QuotaOptions.tenant`."""
+    topic: str = ""
+    """The tenant that the topic belongs to. It is apart from the user: a user may have things of many such tenants."""
 
     @classmethod
     def of(cls, user: str, source: str, client: str = "") -> Causer:
@@ -108,15 +112,25 @@ class Causer(NamedTuple):
         """
         return cls(_bounded(user), source or LOCAL, _bounded(client))
 
-    def path(self) -> tuple[Step, ...]:
-        """Return the accounts that are charged, from the tenant down to the client."""
-        return _path(self)
+    def for_topic(self, tenant: str) -> Causer:
+        """Return this causer with the tenant that a topic belongs to."""
+        return self._replace(topic=_bounded(tenant))
+
+    def chain(self) -> tuple[Step, ...]:
+        """Return the accounts from the tenant of the user down to the client. Each is part of the one before it."""
+        return _chain(self)
+
+    def member(self) -> Step:
+        """Return the account of what the causer has of the tenant of a topic. Its name is that of the tenant."""
+        return _member(self)
 
     @property
     def account(self) -> int:
-        """Id of the innermost account of the path; 0 for the node."""
-        path = _path(self)
-        return path[-1].account if path else 0
+        """Id of the innermost account, to which charges go; 0 for the node."""
+        if self.topic:
+            return _member(self).account
+        chain = _chain(self)
+        return chain[-1].account if chain else 0
 
     def row(self) -> list[str]:
         """Return what a record has of this causer: a list that JSON can hold; empty for the node."""
@@ -144,12 +158,12 @@ def _bounded(name: str) -> str:
     return f"{encoded[: NAME_BYTES_MAX - len(digest) - 4].decode(errors='ignore')}...{digest}"
 
 
-@lru_cache(_PATHS_REMEMBERED)
-def _path(causer: Causer) -> tuple[Step, ...]:
-    user, source, client, tenant = causer
+@lru_cache(_CHAINS_REMEMBERED)
+def _chain(causer: Causer) -> tuple[Step, ...]:
+    user, source, client, tenant, _ = causer
     steps = []
     if tenant:
-        steps.append(_step(AccountKind.TENANT, tenant))
+        steps.append(tenant_step(tenant))
     if user:
         steps.append(_step(AccountKind.USER, user, tenant))
     if source:
@@ -158,6 +172,16 @@ def _path(causer: Causer) -> tuple[Step, ...]:
         # Nothing vouches for the client id of an anonymous client, so another source may not add to the account of that client.
         steps.append(_step(AccountKind.CLIENT, client, *((user,) if user else ("", source)), tenant))
     return tuple(steps)
+
+
+@lru_cache(_CHAINS_REMEMBERED)
+def _member(causer: Causer) -> Step:
+    return _step(AccountKind.MEMBER, causer.topic, str(_chain(causer)[-1].account))
+
+
+def tenant_step(name: str) -> Step:
+    """Return the account of a tenant."""
+    return _step(AccountKind.TENANT, name)
 
 
 def _step(kind: AccountKind, name: str, *above: str) -> Step:

@@ -3,7 +3,8 @@
 Everything that takes room for longer than a request has a causer: a light queue, a session, a subscription, a retained or
 delayed message, a group. The record that creates it names the causer, so what the ledger says follows from the log. An account
 is part of another: the client's of its source's, that of its user's, that of its tenant's, and all are part of the node's. Each
-charge goes to all accounts on this way.
+charge goes to all accounts on this way. A tenant that topics name is charged beside them: if users were part of it, each first
+level of topics would give everybody another share.
 
 What a request may take is bounded at each of these accounts in turn. An account may hold a share of what is left above it:
 with 100 percent, as much as is still free. So one that takes whatever it can leaves half of the node to all others, two leave a
@@ -23,7 +24,7 @@ from typing import Final, NamedTuple
 
 from penstock.store import topics
 from penstock.store.accounts import NODE_ACCOUNT, Account, Resource, largest_of, load_account, save_account
-from penstock.store.causer import NODE, AccountKind, Causer, Step
+from penstock.store.causer import NODE, AccountKind, Causer, Step, tenant_step
 from penstock.store.errors import LimitExceeded, QuotaExceeded
 from penstock.store.index import Batch, Index
 from penstock.store.quotaoptions import QuotaLimitOptions, QuotaOptions
@@ -138,17 +139,24 @@ class Ledger:
             assert limit is not None, resource
             text = f"{held} {WORDS[resource]} exist, and the limit is {limit.maximum}; raise {limit.option}"
             raise self._refuse(resource, AccountKind.NODE, causer, LimitExceeded(text))
-        for step in causer.path():
-            held = self._held(step.account, resource)
-            allowed, option = self._allowed(step, resource, room)
-            room = min(room, allowed - held)
-            if room < amount:
-                text = (
-                    f"the {step.kind.name.lower()} {step.name!r} holds {held} {WORDS[resource]} and may hold "
-                    f"{max(held + room, 0)}, so that others have room: remove some, or see {option}"
-                )
-                raise self._refuse(resource, step.kind, causer, QuotaExceeded(text))
+        if causer.topic:
+            self._room_of(tenant_step(causer.topic), causer, resource, amount, room)
+        for step in causer.chain():
+            room = self._room_of(step, causer, resource, amount, room)
         return causer
+
+    def _room_of(self, step: Step, causer: Causer, resource: Resource, amount: int, room: int) -> int:
+        """Return how much more an account may take of a resource of which `room` is left above it. Raises QuotaExceeded."""
+        held = self._held(step.account, resource)
+        allowed, option = self._allowed(step, resource, room)
+        room = min(room, allowed - held)
+        if room < amount:
+            text = (
+                f"the {step.kind.name.lower()} {step.name!r} holds {held} {WORDS[resource]} and may hold "
+                f"{max(held + room, 0)}, so that others have room: remove some, or see {option}"
+            )
+            raise self._refuse(resource, step.kind, causer, QuotaExceeded(text))
+        return room
 
     def _allowed(self, step: Step, resource: Resource, room: int) -> tuple[int, str]:
         """Return how much of a resource an account may hold, and the option that says so.
@@ -182,7 +190,7 @@ class Ledger:
             tenant, separator, _ = causer.user.partition(options.tenant_separator)
             return causer._replace(tenant=tenant) if separator else causer
         tenant = topics.first_level(topic)
-        return causer._replace(tenant=tenant) if tenant and not topics.is_wildcard(tenant) else causer
+        return causer.for_topic(tenant) if tenant and not topics.is_wildcard(tenant) else causer
 
     # --- charges: called when a record is applied -------------------------------------------------------------------
 
@@ -194,14 +202,25 @@ class Ledger:
         Args:
             row: what `Causer.row` has put into the record; None or empty for the node.
         """
-        path = Causer.from_row(row).path()
-        if not path:
+        causer = Causer.from_row(row)
+        account_id = self._enter(causer.chain())
+        if causer.topic:
+            self._enter((tenant_step(causer.topic),))
+            member = causer.member()
+            if self._find(member.account) is None:
+                self._changed[member.account] = Account(member.account, member.kind, account_id, member.name)
+            account_id = member.account
+        return account_id
+
+    def _enter(self, chain: tuple[Step, ...]) -> int:
+        """Return the innermost account of accounts that are part of each other, all of which then exist."""
+        if not chain:
             return NODE_ACCOUNT
-        known = self._find(path[-1].account)
-        if known is not None and any(known.counts) and known.parent == (path[-2].account if path[1:] else NODE_ACCOUNT):
+        known = self._find(chain[-1].account)
+        if known is not None and any(known.counts) and known.parent == (chain[-2].account if chain[1:] else NODE_ACCOUNT):
             return known.id  # What it is part of holds as much at least, so it is known, too.
         parent = NODE_ACCOUNT
-        for account_id, kind, name in path:
+        for account_id, kind, name in chain:
             account = self._find(account_id)
             if account is None:
                 account = self._changed[account_id] = Account(account_id, kind, parent, name)
@@ -213,22 +232,29 @@ class Ledger:
     def charge(self, account_id: int, resource: Resource, amount: int = 1) -> None:
         """Charge an account, and all that it is part of. A negative amount is released."""
         account = self._get(account_id)
+        if account.kind is AccountKind.MEMBER:
+            self._add(self._get(tenant_step(account.name).account), resource, amount)
         while True:
-            account.counts[resource] += amount
-            assert account.counts[resource] >= 0, (account.name, resource)
-            self._changed[account.id] = account
+            self._add(account, resource, amount)
             if account.id == NODE_ACCOUNT:
                 return
             account = self._get(account.parent)
+
+    def _add(self, account: Account, resource: Resource, amount: int) -> None:
+        account.counts[resource] += amount
+        assert account.counts[resource] >= 0, (account.name, resource)
+        self._changed[account.id] = account
 
     def release(self, account_id: int, resource: Resource, amount: int = 1) -> None:
         """Take back a charge of an account."""
         self.charge(account_id, resource, -amount)
 
     def source_account(self, account_id: int) -> int:
-        """Return the account that the account of a client is part of; for other accounts, the account itself."""
+        """Return the account of the source that an account is part of; for a larger account, the account itself."""
         account = self._get(account_id)
-        return account.parent if account.kind is AccountKind.CLIENT else account_id
+        while account.kind > AccountKind.SOURCE:
+            account = self._get(account.parent)
+        return account.id
 
     def _move(self, account: Account, parent: int) -> None:
         for resource in Resource:
@@ -248,16 +274,23 @@ class Ledger:
             causer: as `admit` has returned it.
             resource, amount: what it holds.
         """
-        path = tuple(step for step in causer.path() if step.kind is not AccountKind.CLIENT)
-        for depth, account_id in enumerate((NODE_ACCOUNT, *(step.account for step in path))):
-            counts = self._passing.get(account_id)
-            if counts is None:
-                counts = self._passing[account_id] = [0] * len(Resource)
-                self._passing_steps[account_id] = path[:depth]
-            counts[resource] += amount
-            assert counts[resource] >= 0, (causer, resource)
-            if not any(counts):
-                del self._passing[account_id], self._passing_steps[account_id]
+        chain = tuple(step for step in causer.chain() if step.kind is not AccountKind.CLIENT)
+        for depth in range(len(chain) + 1):
+            self._add_passing(chain[:depth], resource, amount)
+        if causer.topic:
+            self._add_passing((tenant_step(causer.topic),), resource, amount)
+
+    def _add_passing(self, steps: tuple[Step, ...], resource: Resource, amount: int) -> None:
+        """Charge the account to which some steps lead from the node."""
+        account_id = steps[-1].account if steps else NODE_ACCOUNT
+        counts = self._passing.get(account_id)
+        if counts is None:
+            counts = self._passing[account_id] = [0] * len(Resource)
+            self._passing_steps[account_id] = steps
+        counts[resource] += amount
+        assert counts[resource] >= 0, (steps, resource)
+        if not any(counts):
+            del self._passing[account_id], self._passing_steps[account_id]
 
     def let_go(self, causer: Causer, resource: Resource, amount: int = 1) -> None:
         """Take back what `hold` has charged."""

@@ -329,6 +329,23 @@ async def test_a_first_level_of_topics_may_be_a_tenant(start_broker: StartBroker
     assert await reasons(client, ["$delayed/60/acme/1", "$delayed/60/acme/2", "$delayed/60/other"]) == [0, QUOTA_EXCEEDED, 0]
 
 
+async def test_a_publisher_has_one_share_although_each_first_level_is_a_tenant(start_broker: StartBroker) -> None:
+    broker = await start_broker(queues_max=600, quotas=QuotaOptions(tenant="topic"))
+    flooder, honest = await broker.connect_5("flooder"), await broker.connect_5("honest")
+    answers = await reasons(flooder, [f"flood-{number}" for number in range(300)])
+    assert answers.count(0) == 200
+    assert set(await reasons(honest, [f"honest-{number}" for number in range(50)])) == {0}
+
+
+async def test_a_tenant_of_topics_that_is_full_keeps_nobody_from_others(start_broker: StartBroker) -> None:
+    limits = (QuotaLimitOptions(of="tenant", name="acme", retained=2),)
+    broker = await start_broker(quotas=QuotaOptions(tenant="topic", share_from=2, limits=limits))
+    client = await broker.connect_5("pump")
+    other = [f"other/{number}" for number in range(5)]
+    assert set(await reasons(client, other, retain=True)) == {0}
+    assert await reasons(client, ["acme/1"], retain=True) == [0]
+
+
 # --- what operators see ---------------------------------------------------------------------------------------------
 
 

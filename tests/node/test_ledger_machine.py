@@ -137,14 +137,14 @@ class Model:
         causer = thing.causer
         if causer.user and causer.client and not thing.is_passing:
             causer = causer._replace(source=self.sources[causer.user, causer.client])
-        path = causer._replace(tenant=tenant_of(causer)).path()
+        path = causer._replace(tenant=tenant_of(causer)).chain()
         kept = (step for step in path if not (thing.is_passing and step.kind is AccountKind.CLIENT))
         return [name_of(None, causer), *(name_of(step, causer) for step in kept)]
 
     def room(self, resource: Resource, causer: Causer, spare: int = 0) -> int:
         """Return how much a causer may take, by the rule as the documentation states it, if that makes something else free."""
         room = MAXIMA[resource] - self.held(resource, None, NODE) + spare
-        for step in causer._replace(tenant=tenant_of(causer)).path():
+        for step in causer._replace(tenant=tenant_of(causer)).chain():
             held = self.held(resource, step, causer)
             fixed = [
                 getattr(limits, resource.name.lower())
@@ -557,7 +557,7 @@ class LedgerMachine(RuleBasedStateMachine):
         for resource in Resource:
             assert ledger.held(resource) == totals[resource, name_of(None, NODE)], resource
             for causer in KNOWN:
-                for step in causer._replace(tenant=tenant_of(causer)).path():
+                for step in causer._replace(tenant=tenant_of(causer)).chain():
                     assert ledger._held(step.account, resource) == totals[resource, name_of(step, causer)], (resource, step)
         assert ledger.held(Resource.QUEUES) - self.passing(Resource.QUEUES) == len(self.parts.store.queues)
         assert ledger.held(Resource.GROUPS) == len(list(self.parts.pop.groups))
@@ -579,7 +579,7 @@ class LedgerMachine(RuleBasedStateMachine):
         found = {(holder.kind, holder.names): holder.held for holder in self.parts.store.ledger.top(resource, 100)}
         expected, totals = {}, self.model.totals()
         for causer in KNOWN:
-            path = causer._replace(tenant=tenant_of(causer)).path()
+            path = causer._replace(tenant=tenant_of(causer)).chain()
             for depth, step in enumerate(path):
                 held = totals[resource, name_of(step, causer)]
                 if held >= RANKED_FROM and step.kind is not AccountKind.CLIENT:
