@@ -142,6 +142,12 @@ def load_account(index: Index, account_id: int) -> Account | None:
     return Account.from_row(account_id, row) if row is not None else None
 
 
+def all_accounts(index: Index) -> Iterator[Account]:
+    """Yield all accounts that hold something, that of the node included. This is for tools."""
+    for key, row in index.rows(_ACCOUNT):
+        yield Account.from_row(_ID.unpack_from(key, len(_ACCOUNT))[0], row)
+
+
 def largest_of(index: Index, resource: Resource, parent: int, count: int) -> Iterator[int]:
     """Yield the ids of up to `count` accounts of a parent that hold much, about in descending order, as of the last save."""
     for key, _ in islice(index.rows(_RANK_PREFIX.pack(_RANK, resource, parent)), count):

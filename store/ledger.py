@@ -33,6 +33,9 @@ from penstock.store.recent import RecentIds
 ACCOUNTS_REMEMBERED: Final = 16_384
 """Accounts that are kept in memory though nothing of them has changed."""
 
+LARGEST_LOOKS: Final = 32
+"""Accounts among which the largest of each kind is sought."""
+
 _UNLIMITED: Final = 2**62
 
 WORDS: Final = {
@@ -320,6 +323,13 @@ class Ledger:
                 names = tuple(step.name for step in path)
                 found[account_id] = Holder(path[-1].kind, names, self._held(account_id, resource))
         return nlargest(count, found.values(), key=lambda holder: holder.held)
+
+    def largest(self, resource: Resource) -> dict[AccountKind, int]:
+        """Return how much the largest tenant, user, source and client hold of a resource, about; 0 if that is little."""
+        found = dict.fromkeys((AccountKind.TENANT, AccountKind.USER, AccountKind.SOURCE, AccountKind.CLIENT), 0)
+        for holder in self.top(resource, LARGEST_LOOKS):
+            found[holder.kind] = max(found[holder.kind], holder.held)
+        return found
 
     def _ranked(self, resource: Resource) -> Iterator[Account]:
         """Yield accounts in descending order: an account comes after the one that it is part of, which holds no less."""

@@ -80,7 +80,7 @@ class QuotaOptions:
     tenant: Literal["none", "user", "topic"] = option(
         "none",
         'What names a tenant: "user" means the part of the user name before `tenant_separator`, and "topic" the first level of '
-        'the topic or filter. A tenant has a share of what is free like a user. Users are part of their tenant, but not of the '
+        "the topic or filter. A tenant has a share of what is free like a user. Users are part of their tenant, but not of the "
         'tenants of topics, which are counted beside them. "none" means that there are no tenants.',
     )
     tenant_separator: str = option(

@@ -376,4 +376,6 @@ async def test_the_state_and_the_metrics_tell_who_holds_most(start_broker: Start
     text = generate_latest(broker.node.registry).decode()
     assert 'penstock_quota_held{resource="queues"} 30.0' in text
     assert 'penstock_quota_maximum{resource="queues"} 90.0' in text
+    assert 'penstock_quota_largest_held{kind="client",resource="queues"} 30.0' in text
+    assert 'penstock_quota_largest_held{kind="user",resource="queues"} 0.0' in text
     assert 'penstock_quota_refused_total{kind="client",resource="queues"} 10.0' in text

@@ -65,6 +65,26 @@ def add_to(commands: Commands) -> None:
     _add_limit(sessions, "sessions")
     sessions.set_defaults(run=_sessions)
 
+    quotas = add_command(
+        things, "quotas", "Print who holds most of what a node has a limited amount of, as of the last flush of the index."
+    )
+    add_data_dir(quotas)
+    quotas.add_argument(
+        "--resource",
+        default="",
+        type=_resource,
+        metavar="RESOURCE",
+        help="Only this resource, such as queues or retained_bytes; an unknown one lists all.",
+    )
+    quotas.add_argument(
+        "--of", default="", choices=("tenant", "user", "source", "client"), help="Only tenants, users, sources or clients."
+    )
+    quotas.add_argument(
+        "--limit", type=count, default=10, help="Maximum number of holders of each resource; 0 prints all (%(default)s)."
+    )
+    add_json(quotas)
+    quotas.set_defaults(run=_quotas)
+
 
 def _add_limit(command: argparse.ArgumentParser, things: str) -> None:
     command.add_argument("--limit", type=count, default=100, help=f"Maximum number of {things}; 0 prints all (%(default)s).")
@@ -77,6 +97,15 @@ def _kind(text: str) -> str:
     kinds = [kind.name.lower() for kind in Kind]
     if text not in kinds:
         raise argparse.ArgumentTypeError(f"{text!r} is not a kind of record. The kinds are {', '.join(kinds)}.")
+    return text
+
+
+def _resource(text: str) -> str:
+    from penstock.store.accounts import Resource
+
+    names = [resource.name.lower() for resource in Resource]
+    if text not in names:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a resource. The resources are {', '.join(names)}.")
     return text
 
 
@@ -114,4 +143,11 @@ def _sessions(options: argparse.Namespace) -> int:
     from penstock.cli.actions.inspect_sessions import inspect_sessions
 
     inspect_sessions(options.data_dir, client_id=options.client, limit=options.limit, as_json=options.json)
+    return 0
+
+
+def _quotas(options: argparse.Namespace) -> int:
+    from penstock.cli.actions.inspect_quotas import inspect_quotas
+
+    inspect_quotas(options.data_dir, resource=options.resource, of=options.of, limit=options.limit, as_json=options.json)
     return 0

@@ -33,6 +33,17 @@ class QuotaCollector(Collector):
             ["resource"],
             {(resource.name.lower(),): limit.maximum for resource, limit in limits.items()},
         )
+        yield labelled_gauge(
+            "penstock_quota_largest_held",
+            "What the tenant, user, source or client holds that holds most of a limited resource; 0 if that is little. "
+            "/api/v1/state has the names.",
+            ["resource", "kind"],
+            {
+                (resource.name.lower(), kind.name.lower()): held
+                for resource in Resource
+                for kind, held in ledger.largest(resource).items()
+            },
+        )
         yield labelled_counter(
             "penstock_quota_refused",
             "Requests refused because the node, or the tenant, user, source or client, may have no more of a resource.",
