@@ -9,7 +9,7 @@ import grpc
 import grpc.aio
 import structlog
 from google.protobuf.message_factory import GetMessageClass
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from penstock.access.bans import Kind
@@ -23,6 +23,7 @@ from penstock.pop.core.transactions import Transactions
 from penstock.pop.front import Front
 from penstock.pop.grpc.access import GROUP_RULES, POP_RULES
 from penstock.pop.grpc.groupservicer import GroupServicer
+from penstock.pop.grpc.malformed import readable
 from penstock.pop.grpc.servicer import PopServicer
 from penstock.pop.grpc.wire import serialize
 from penstock.pop.options import PopOptions
@@ -111,10 +112,15 @@ class PopServer:
             self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(descriptor.full_name, methods),))
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # it is there
         self._names = ("", *names)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        about_health = health_pb2.DESCRIPTOR.services_by_name[health.SERVICE_NAME.rpartition(".")[2]]
+        methods = {
+            method.name: readable(f"/{health.SERVICE_NAME}/{method.name}", _handler(method, self._health))
+            for method in about_health.methods
+        }
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(health.SERVICE_NAME, methods),))
 
     def _guarded(self, full_name: str, handler: Any) -> Any:
-        return self._guard.guarded(full_name, handler) if self._guard is not None else handler
+        return readable(full_name, self._guard.guarded(full_name, handler) if self._guard is not None else handler)
 
     async def start(self) -> int:
         """Open the listener, and return its port.

@@ -169,3 +169,16 @@ async def test_a_thousand_polls_of_an_empty_queue_wait_one_more_is_refused_and_a
 async def _answer(stub: Any, request: pb.PopRequest) -> pb.PopResponse:
     answer: pb.PopResponse = await stub.Pop(request)
     return answer
+
+
+@pytest.mark.parametrize("method", ["Pop", "Consume"])
+async def test_bytes_that_are_no_message_are_refused_and_not_logged_as_a_defect(
+    node: Node, method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with grpc.aio.insecure_channel(node.target) as channel:
+        make: Any = channel.stream_stream if method == "Consume" else channel.stream_unary
+        call: Any = make(f"/penstock.pop.v1.PopService/{method}")(iter([b"\xff\xff"]), timeout=20)
+        with pytest.raises(grpc.aio.AioRpcError, match="no message of /penstock") as refused:
+            await (call.read() if method == "Consume" else call)
+    assert refused.value.code() is INVALID
+    assert "Traceback" not in caplog.text
