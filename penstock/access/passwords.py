@@ -8,7 +8,7 @@ from pathlib import Path
 from secrets import token_bytes
 from typing import Final
 
-from argon2 import PasswordHasher
+from argon2 import PasswordHasher, extract_parameters
 from argon2.exceptions import InvalidHashError, VerificationError, VerifyMismatchError
 
 from penstock.access.errors import AccessInvalid
@@ -20,6 +20,9 @@ PASSWORD_BYTES_MAX: Final = 1024
 
 _HASH: Final = "$argon2"
 _PERMISSIONS: Final = 0o600
+_LANES: Final = 1
+"""Argon2 takes a thread for each lane. With the four lanes of argon2-cffi's default, two logins at once would compete with the
+event loop as eight threads (`make test-attack ONLY=login-flood`). What a guess costs in memory and time stays the same."""
 
 
 class PasswordFile:
@@ -45,7 +48,7 @@ class PasswordFile:
     def _begin(self, path: Path, lines: list[str]) -> None:
         self._path = path
         self._hashes: dict[str, str] = {}
-        self._hasher = PasswordHasher()
+        self._hasher = PasswordHasher(parallelism=_LANES)
         self._lines = lines
         for number, line in enumerate(self._lines, 1):
             if not line.strip() or line.startswith("#"):
@@ -74,11 +77,19 @@ class PasswordFile:
         if len(password) > PASSWORD_BYTES_MAX:
             return False
         try:
-            return self._hasher.verify(known or _hash_of_nobody(), password) and known is not None
+            return self._hasher.verify(known or self._hash_like_others(), password) and known is not None
         except VerifyMismatchError:
             return False
         except (VerificationError, InvalidHashError) as error:
             raise AccessInvalid(f"the password file {self._path} has a damaged hash for the user {user!r}: {error}") from error
+
+    def _hash_like_others(self) -> str:
+        """Return a hash that no password is known for, which costs as much as that of the first user."""
+        try:
+            like = extract_parameters(next(iter(self._hashes.values()), ""))
+        except InvalidHashError:  # There is no user, or the hash is damaged, which that user's login will say.
+            return _hash_of_nobody(self._hasher.time_cost, self._hasher.memory_cost, self._hasher.parallelism)
+        return _hash_of_nobody(like.time_cost, like.memory_cost, like.parallelism)
 
     # --- changes ----------------------------------------------------------------------------------------------------
 
@@ -151,6 +162,5 @@ def _read(path: Path) -> list[str]:
 
 
 @cache
-def _hash_of_nobody() -> str:
-    """Return a hash that no password is known for, with the parameters of new hashes."""
-    return PasswordHasher().hash(token_bytes(32))
+def _hash_of_nobody(time_cost: int, memory_kib: int, lanes: int) -> str:
+    return PasswordHasher(time_cost, memory_kib, lanes).hash(token_bytes(32))

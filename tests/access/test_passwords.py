@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from argon2 import PasswordHasher, extract_parameters
 
 from penstock.access.errors import AccessInvalid
 from penstock.access.passwords import PASSWORD_BYTES_MAX, PasswordFile
@@ -80,3 +81,26 @@ def test_what_can_t_be_is_refused(tmp_path: Path) -> None:
         found.change("ann", "")
     with pytest.raises(AccessInvalid, match="can't be read"):
         PasswordFile(tmp_path / "none")
+
+
+@pytest.mark.parametrize("lanes", [1, 4])
+def test_an_unknown_user_costs_the_hash_that_others_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lanes: int) -> None:
+    hashed = PasswordHasher(time_cost=2, memory_cost=128, parallelism=lanes).hash("right")
+    found = users(tmp_path, f"ann:{hashed}\n")
+    asked: list[str] = []
+    verify = PasswordHasher.verify
+
+    def note(hasher: PasswordHasher, known: str, password: bytes) -> bool:
+        asked.append(known)
+        return verify(hasher, known, password)
+
+    monkeypatch.setattr(PasswordHasher, "verify", note)
+    assert not found.verify("eve", b"right")
+    assert found.verify("ann", b"right")
+    assert extract_parameters(asked[0]) == extract_parameters(hashed)
+
+
+def test_a_new_hash_takes_one_thread(tmp_path: Path) -> None:
+    found = users(tmp_path)
+    found.add("ann", "right")
+    assert extract_parameters(PasswordFile(tmp_path / "passwords").hashes["ann"]).parallelism == 1
