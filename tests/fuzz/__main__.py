@@ -1,22 +1,29 @@
-"""Fuzz the codec and a live node: python -m tests.fuzz [--seconds N] [--directory DIR]. `make fuzz SECONDS=600` runs this.
+"""Fuzz the codec and a live node: python -m tests.fuzz [--seconds N] [--seed N] [--directory DIR]. `make fuzz SECONDS=600` runs
+this.
 
 Two searches run side by side: atheris, if it is installed, follows the codec's branches in a process of its own, and Hypothesis
-generates attacks on a node and inputs of the codec. The exit status is 1 if anything fails: an exception, an input that takes
-too long, a well-behaved client that is not served, growing memory, or leaked resources.
+generates inputs of the codec, attacks on a node, sequences of MQTT clients over each transport, and sequences of calls of both
+APIs over gRPC. The exit status is 1 if anything fails: an exception, also in the node's log, an answer that the protocol does
+not name, an input that takes too long, a well-behaved client that is not served, growing memory, or leaked resources.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
+import random
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 from penstock.install import install_hint
-from tests.fuzz.search import search_codec, search_listener
+from tests.fuzz.calls import APIS
+from tests.fuzz.search import search_calls, search_codec, search_listener, search_sequences
 from tests.fuzz.target import ROOT, Target
+from tests.fuzz.wires import TRANSPORTS
 
 TOLD_EVERY_S = 30
 SLICE_S = 54.0
@@ -34,11 +41,20 @@ def guided(seconds: int, directory: Path) -> subprocess.Popen[bytes] | None:
         return subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
 
 
+def _listed(counts: Counter[str]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items()) if "sequences" not in name)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--seconds", type=int, default=600, help="how long; both searches take all of it (default 600)")
     parser.add_argument("--directory", type=Path, default=ROOT / ".fuzz", help="corpus, log and failing inputs of atheris")
+    parser.add_argument("--seed", type=int, default=None, help="repeats the sequences of a run that printed it")
     options = parser.parse_args()
+    if options.seed is None:
+        options.seed = random.randrange(2**32)
+    print(f"seed {options.seed}", flush=True)
+    sequences: Counter[str] = Counter()
     began_s = told_s = time.monotonic()
     until_s = began_s + options.seconds
     codec_inputs = 0
@@ -56,8 +72,16 @@ def main() -> int:
 
     try:
         with Target() as target:
-            while (left_s := until_s - time.monotonic()) > 0:
-                search_listener(target, min(SLICE_S, left_s * 0.9), told=told)
+            for turn in itertools.count():
+                left_s = until_s - time.monotonic()
+                if left_s <= 0:
+                    break
+                share_s = min(SLICE_S, left_s) / (len(TRANSPORTS) + len(APIS) + 1)
+                for transport in TRANSPORTS:
+                    sequences[transport] += search_sequences(target, share_s, transport=transport, seed=options.seed + turn)
+                for api in APIS:
+                    sequences[api] += search_calls(target, share_s, api=api, seed=options.seed + turn)
+                search_listener(target, share_s, told=told)
                 codec_inputs += search_codec(min(CODEC_SLICE_S, max(until_s - time.monotonic(), 0.1)))
             state = target.close()
         print(
@@ -65,6 +89,9 @@ def main() -> int:
             f"slowest {target.slowest_s * 1000:.0f} ms; memory {state['anonymous_kib'] / 1024:.1f} MiB, "
             f"{target.grown_kib(state['anonymous_kib']) / 1024:+.1f} since a quarter of the run; nothing left behind"
         )
+        print("sequences:", ", ".join(f"{name} {count:,}" for name, count in sequences.items()), f"(seed {options.seed})")
+        print("steps of MQTT:", _listed(target.player.counts))
+        print("calls:", _listed(target.calls.counts))
         print("closed by the node:", ", ".join(f"{name} {count:,}" for name, count in sorted(state["closed"].items())))
         print(f"codec: {codec_inputs:,} inputs of Hypothesis")
         if watched is not None:

@@ -17,6 +17,7 @@ import structlog
 import uvloop
 
 from penstock.gateway.options import AccessOptions, ListenerOptions
+from tests.gateway.certificates import Authority
 from tests.gateway.proxy_headers import LOOPBACK
 from tests.gateway.wire import FREE, Broker
 
@@ -24,6 +25,9 @@ LISTENERS = (
     ListenerOptions(name="ws", kind="ws", listen=FREE),
     ListenerOptions(name="proxied", listen=FREE, proxy_from=LOOPBACK),
 )
+"""Further listeners speak TLS, with the certificate of `CERTIFICATES` beside the data directory."""
+
+CERTIFICATES = "tls"
 
 SESSION_EXPIRY_S_MAX = 1
 """Sessions end soon, so that a session that is left at the end of a run is a leak."""
@@ -47,12 +51,18 @@ def state(broker: Broker) -> dict[str, Any]:
     }
 
 
+def listeners(data_dir: Path) -> tuple[ListenerOptions, ...]:
+    authority = Authority(data_dir.parent / CERTIFICATES)
+    files: dict[str, Any] = {"certificate": str(authority.certificate), "key": str(authority.key)}
+    return (*LISTENERS, *(ListenerOptions(name=kind, kind=kind, listen=FREE, **files) for kind in ("tls", "wss")))
+
+
 async def serve(data_dir: Path) -> None:
     failures: list[str] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: failures.append(f"{context.get('message')}: {context.get('exception')!r}"))
     options = {
-        "listeners": LISTENERS,
+        "listeners": listeners(data_dir),
         "access": AccessOptions(anonymous="always"),  # the PROXY headers name clients of other machines
         "session_expiry_s_max": SESSION_EXPIRY_S_MAX,
         "connect_timeout_ms": 1000,
@@ -63,7 +73,8 @@ async def serve(data_dir: Path) -> None:
     broker = await Broker(data_dir, options).start()
     lines = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
-    print(json.dumps({listener.name: listener.address.port for listener in broker.node.gateway.listeners}), flush=True)
+    ports = {listener.name: listener.address.port for listener in broker.node.gateway.listeners}
+    print(json.dumps(ports | {"pop": broker.node.grpc.port}), flush=True)
     while line := await lines.readline():
         print(json.dumps({"failures": failures} | (state(broker) if line == b"state\n" else {})), flush=True)
         failures.clear()

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from random import Random
 from typing import TypeVar
 
+import hypothesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from tests.fuzz.calls import call_sequences
 from tests.fuzz.codec import check_codec
 from tests.fuzz.inputs import VARIANTS, Attack, attacks, damaged, framed, known, mqtt, proxied, variants, variants_of
+from tests.fuzz.sequences import sequences
 from tests.fuzz.target import Target, deadline
 
 T = TypeVar("T")
@@ -22,8 +26,17 @@ BATCH = 1000
 """The number of inputs of one search. Hypothesis remembers all of them, so a long run consists of many searches."""
 
 
-def search(strategy: st.SearchStrategy[T], check: Callable[[T], object], seconds: float, examples: int = ENDLESS) -> int:
-    """Check inputs until the time or `examples` is used up; return how many. Raise the error of the smallest failing one."""
+def search(
+    strategy: st.SearchStrategy[T],
+    check: Callable[[T], object],
+    seconds: float,
+    examples: int = ENDLESS,
+    seed: int | None = None,
+) -> int:
+    """Check inputs until the time or `examples` is used up; return how many. Raise the error of the smallest failing one.
+
+    The same seed gives the same inputs in the same order.
+    """
     until_s = time.monotonic() + seconds
     count = 0
 
@@ -43,8 +56,10 @@ def search(strategy: st.SearchStrategy[T], check: Callable[[T], object], seconds
             check(value)
             count += 1
 
-    while time.monotonic() < until_s and count < examples:
-        run()
+    for batch in itertools.count():
+        if time.monotonic() >= until_s or count >= examples:
+            break
+        (run if seed is None else hypothesis.seed(seed + batch)(run))()
     return count
 
 
@@ -73,3 +88,15 @@ def search_listener(
             told(target)
 
     return search(attacks(), check, seconds, examples) * (1 + VARIANTS)
+
+
+def search_sequences(
+    target: Target, seconds: float, examples: int = ENDLESS, transport: str = "", seed: int | None = None
+) -> int:
+    """Play sequences of MQTT over a transport, or over all of them; return how many."""
+    return search(sequences(transport), target.play, seconds, examples, seed)
+
+
+def search_calls(target: Target, seconds: float, examples: int = ENDLESS, api: str = "", seed: int | None = None) -> int:
+    """Play sequences of calls of one API over gRPC, or of both; return how many."""
+    return search(call_sequences(api), target.call, seconds, examples, seed)

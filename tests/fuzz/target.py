@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -21,8 +22,11 @@ from penstock.gateway.protocol.encode import encode_acks, encode_publish
 from penstock.gateway.protocol.fixed_header import FROM_SERVER_5
 from penstock.gateway.protocol.packets import CONNACK, PUBACK, PUBLISH, PUBLISH_WITH, SUBACK, Packet
 from penstock.store.options import KIB, MIB
+from tests.fuzz.calls import Calls, CallSequence
 from tests.fuzz.codec import check_answers
 from tests.fuzz.inputs import Attack
+from tests.fuzz.node import CERTIFICATES
+from tests.fuzz.sequences import Player, Sequence
 from tests.gateway.packet_cases_5 import connect_5, subscribe_5
 from tests.gateway.wire import CLEAN
 
@@ -120,7 +124,10 @@ class Target:
         with deadline(60):
             self._ports: dict[str, int] = self._answer()
         self.pid = self._process.pid
-        self.inputs = self.connections = 0
+        self.context = ssl.create_default_context(cafile=Path(self._directory.name, CERTIFICATES, "ca.pem"))
+        self.player = Player(self._ports, self.context)
+        self.calls = Calls(self._ports["pop"])
+        self.inputs = self.connections = self._log_at = 0
         self.slowest_s = 0.0
         self.samples: list[tuple[float, int]] = []
         """The time and the node's anonymous memory in KiB, sampled once a second."""
@@ -142,18 +149,39 @@ class Target:
         answer: dict[str, Any] = self._answer()
         if answer["failures"]:
             raise AssertionError(f"in the node: {answer['failures']}")
+        self._check_log()
         return answer
+
+    def _check_log(self) -> None:
+        """Raise AssertionError if the node has logged an exception since the last look."""
+        with self._log.open("rb") as log:
+            log.seek(self._log_at)
+            said = log.read()
+        self._log_at += len(said)
+        if b"Traceback" in said:
+            raise AssertionError(f"the node logged: {said[-4000:].decode(errors='replace')}")
 
     def attack(self, attack: Attack) -> None:
         """Run an attack. The node must then have answered and closed the connections, and serve the well-behaved client."""
+        self._run(lambda: self._attack(attack))
+        self.connections += len(attack.streams)
+
+    def play(self, sequence: Sequence) -> None:
+        """Play a sequence of a client that knows the protocol, and check what the node answers, and that it serves others."""
+        self._run(lambda: self.player.play(sequence))
+
+    def call(self, sequence: CallSequence) -> None:
+        """Play a sequence of calls over gRPC, and check the statuses, and that the node serves others."""
+        self._run(lambda: self.calls.play(sequence))
+
+    def _run(self, work: Callable[[], None]) -> None:
         began_s = time.monotonic()
         with deadline():
-            self._attack(attack)
+            work()
             self._honest.is_served()
             self.check()
         now_s = time.monotonic()
         self.inputs += 1
-        self.connections += len(attack.streams)
         self.slowest_s = max(self.slowest_s, now_s - began_s)
         if not self.samples or now_s - self.samples[-1][0] >= 1:
             self.samples.append((now_s, self.check("state")["anonymous_kib"]))
@@ -188,6 +216,7 @@ class Target:
     def close(self) -> dict[str, Any]:
         """End the run, check that no resources leaked, and return the last state of the node."""
         with deadline(SETTLED_S_MAX + DEADLINE_S):
+            self.calls.clean()
             until_s = time.monotonic() + SETTLED_S_MAX
             while True:
                 state = self.check("state")
@@ -201,6 +230,7 @@ class Target:
         grown_kib = self.grown_kib(state["anonymous_kib"])
         assert grown_kib <= GROWTH_KIB_MAX, f"the node's memory grew by {grown_kib} KiB: {self.samples}"
         self._honest.close()
+        self.calls.close()
         assert self._process.stdin is not None
         self._process.stdin.close()
         assert self._process.wait(DEADLINE_S) == 0

@@ -14,12 +14,16 @@ from penstock.gateway.protocol.encode import encode_connack, encode_publish
 from penstock.gateway.protocol.reasons import ConnectCode
 from penstock.install import install_hint
 from tests.depth import DEPTH
+from tests.fuzz.calls import APIS, CallSequence, CallStep
 from tests.fuzz.codec import check_answers, check_codec
 from tests.fuzz.inputs import CUTS, Attack, variants_of
-from tests.fuzz.search import search_codec, search_listener
+from tests.fuzz.search import search, search_calls, search_codec, search_listener, search_sequences
+from tests.fuzz.sequences import REFUSED, VIOLATIONS, Player, Sequence, Step, sequences
 from tests.fuzz.target import ROOT, Hang, Target, deadline
+from tests.fuzz.wires import TRANSPORTS
 
 EXAMPLES = 100 * DEPTH
+CONNECTED = Step("connect", ("seq-1", True, 100, 0))
 SECONDS_MAX = 15.0 * DEPTH
 """A slow machine checks fewer examples in this time."""
 
@@ -33,6 +37,43 @@ def test_a_node_survives_any_bytes_on_any_listener_leaks_nothing_and_serves_othe
         assert search_listener(target, SECONDS_MAX, EXAMPLES) > EXAMPLES
         state = target.close()
     assert {"MALFORMED_PACKET", "PROTOCOL_ERROR"} <= set(state["closed"])
+
+
+def test_sequences_of_clients_and_calls_get_the_answers_that_the_protocols_name() -> None:
+    with Target() as target:
+        for transport in TRANSPORTS:
+            assert search_sequences(target, SECONDS_MAX / 4, EXAMPLES // 4, transport=transport)
+        for api in APIS:
+            assert search_calls(target, SECONDS_MAX / 4, EXAMPLES // 4, api=api)
+        target.close()
+    assert target.player.counts["violate"]
+
+
+def test_each_violation_of_a_connected_client_gets_its_reason() -> None:
+    with Target() as target:
+        for name in VIOLATIONS:
+            target.play(Sequence("mqtt", True, [CONNECTED, Step("violate", (name,))]))
+        for name in REFUSED:
+            target.play(Sequence("mqtt", True, [Step("begin_wrong", (name,))]))
+        assert target.player.counts["violate"] == len(VIOLATIONS)
+
+
+def test_a_seed_repeats_its_sequences() -> None:
+    def first(seed: int) -> list[Sequence]:
+        found: list[Sequence] = []
+        search(sequences(), found.append, 60, 20, seed)
+        return found
+
+    assert first(7) == first(7) != first(8)
+
+
+def test_a_request_that_is_no_message_is_refused_and_leaves_no_trace_in_the_log() -> None:
+    with Target() as target:
+        for api in APIS:
+            for method in range(20):
+                for seed in range(3):
+                    target.call(CallSequence(api, [CallStep(method, seed, 20, 0)]))
+        assert target.calls.counts["INVALID_ARGUMENT"]
 
 
 def test_the_coverage_guided_search_runs(tmp_path: Path) -> None:
@@ -87,6 +128,28 @@ def test_the_search_detects_a_leaked_connection(monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(AssertionError, match="more than the one client"):
             target.close()
         kept.close()
+
+
+@pytest.mark.parametrize("step", [Step("release", ("right",)), Step("ping"), Step("subscribe", ("seq/#", 1, 0))])
+def test_a_sequence_detects_a_node_that_closes_for_no_reason(monkeypatch: pytest.MonkeyPatch, step: Step) -> None:
+    hello = Player._hello
+    monkeypatch.setattr(Player, "_hello", lambda *about: hello(*about) + b"\xe0\0")
+    with Target() as target, pytest.raises(AssertionError, match="closed the connection"):
+        target.play(Sequence("mqtt", True, [CONNECTED, step]))
+
+
+def test_a_sequence_detects_another_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "publish, QoS 3"
+    monkeypatch.setitem(VIOLATIONS, name, VIOLATIONS[name]._replace(data=VIOLATIONS["subscribe, nothing"].data))
+    with Target() as target, pytest.raises(AssertionError, match="in place of"):
+        target.play(Sequence("mqtt", True, [CONNECTED, Step("violate", (name,))]))
+
+
+def test_the_search_detects_an_exception_in_the_log() -> None:
+    with Target() as target:
+        target._log.write_text("Traceback (most recent call last)")
+        with pytest.raises(AssertionError, match="the node logged"):
+            target.check()
 
 
 def test_the_search_detects_growing_memory() -> None:
