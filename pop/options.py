@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from penstock.store.options import DAY_MS, HOUR_MS, KIB, MIB, MINUTE_MS, SECOND_MS, HostPort, option
 
@@ -14,6 +15,12 @@ class PopOptions:
     listen: HostPort = option(
         HostPort("127.0.0.1", 8081),
         "Address of the gRPC listener. Port 0 picks a free port.",
+    )
+    anonymous: Literal["loopback", "always"] = option(
+        "loopback",
+        "Where callers may do everything if nothing authenticates them, that is without `access.file` and "
+        '`pop.tls_client_ca_file`. "loopback": on a loopback address; the node does not start with another one. "always": '
+        "wherever the listener is.",
     )
     tls_certificate_file: str = option(
         "",

@@ -30,6 +30,7 @@ from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.pop.rocketmq.access import RULES as ROCKETMQ_RULES
 from penstock.pop.selfsigned import self_signed
+from penstock.store.addresses import resolved
 from penstock.store.options import SECOND_MS, HostPort, OptionInvalid
 from penstock.store.store import Store
 from penstock.timer.delayed import DelayedMessages
@@ -130,21 +131,25 @@ class PopServer:
                 options can't be read.
         """
         options = self._options
-        address = str(options.listen)
+        port = options.listen.port
         try:
             if self._front is not None:
                 self._server.add_secure_port(self._front.inner("tls"), _credentials(options))
                 self._server.add_insecure_port(self._front.inner("plain"))
                 await self._server.start()
                 port = await self._front.start()
-            elif options.tls_certificate_file:
-                port = self._server.add_secure_port(address, _credentials(options))
             else:
-                port = self._server.add_insecure_port(address)
+                # gRPC gets numbers, because it takes some names for other kinds of address, such as `unix`.
+                for host in resolved(options.listen):
+                    address = str(HostPort(host, port))  # port 0 becomes the same free port for all addresses
+                    if options.tls_certificate_file:
+                        port = self._server.add_secure_port(address, _credentials(options))
+                    else:
+                        port = self._server.add_insecure_port(address)
         except (RuntimeError, OSError) as error:
             if self._front is not None:
                 await self._front.stop()
-            raise OSError(f"gRPC can't listen on {address}: {error}; choose another with --pop HOST:PORT") from error
+            raise OSError(f"gRPC can't listen on {options.listen}: {error}; choose another with --pop HOST:PORT") from error
         if self._front is None:
             await self._server.start()
         if self._rocketmq is not None:

@@ -18,7 +18,8 @@ from prometheus_client.core import Metric
 
 from penstock.cli.main import build_parser
 from penstock.gateway.options import GatewayOptions
-from penstock.node.config import SECTIONS, AdminOptions, Config
+from penstock.node.adminoptions import AdminOptions
+from penstock.node.config import SECTIONS, Config
 from penstock.node.document import toml_of
 from penstock.node.node import Node
 from penstock.pop.options import PopOptions

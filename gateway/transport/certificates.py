@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import ssl
 from pathlib import Path
-from typing import Final, TypeAlias
-
-from penstock.gateway.options import ListenerOptions
+from typing import Final, Protocol, TypeAlias
 
 VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 VERIFY: Final = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
 
 Signature: TypeAlias = tuple[tuple[int, int, int], ...]
 """Inode, size and time of change of each file."""
+
+
+class TlsTerms(Protocol):
+    """The options of a listener that speaks TLS. `ListenerOptions` says what they mean."""
+
+    @property
+    def certificate(self) -> str: ...
+    @property
+    def key(self) -> str: ...
+    @property
+    def tls_version_min(self) -> str: ...
+    @property
+    def client_certificates(self) -> str: ...
+    @property
+    def client_ca(self) -> str: ...
 
 
 class Certificates:
@@ -22,14 +35,16 @@ class Certificates:
     certificate authorities.
 
     Parameters:
-        options: the options of a listener that speaks TLS.
+        options: of the listener.
+        protocol: what is spoken over TLS, by its name for ALPN.
 
     Raises:
         OSError: a file can't be read, or has no valid content.
     """
 
-    def __init__(self, options: ListenerOptions) -> None:
+    def __init__(self, options: TlsTerms, protocol: str = "mqtt") -> None:
         self._options = options
+        self._protocol = protocol
         self._signature = self._sign()
         self.context = self._load()
 
@@ -60,7 +75,7 @@ class Certificates:
         context.options |= (
             ssl.OP_NO_RENEGOTIATION
         )  # Otherwise a client can make the server do handshakes at no cost of its own.
-        context.set_alpn_protocols(["http/1.1"] if options.is_websocket else ["mqtt"])
+        context.set_alpn_protocols([self._protocol])
         path = f"{options.certificate} with {options.key}"
         try:
             # Without a password OpenSSL would ask for that of an encrypted key on the terminal.

@@ -98,7 +98,7 @@ class Listener:
         """
         self._loop = loop
         if self.options.is_tls:
-            self.certificates = Certificates(self.options)
+            self.certificates = Certificates(self.options, "http/1.1" if self.options.is_websocket else "mqtt")
         try:
             self._servers = [self._unix.bind()] if self._unix is not None else await self._bind()
             for server in self._servers:

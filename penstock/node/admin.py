@@ -1,19 +1,32 @@
-"""The admin listener: health, metrics and state of a node over HTTP. It is read-only."""
+"""The admin listener: health, metrics and state of a node over HTTP or HTTPS. It is read-only.
+
+`penstock.node.adminaccess` decides which requests are served.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import ssl
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
 import orjson
+import structlog
 from aiohttp import hdrs, web
+from aiohttp.typedefs import Handler
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from penstock.access.control import AccessControl
+from penstock.gateway.transport.certificates import Certificates
+from penstock.gateway.transport.listeners import WATCH_S
+from penstock.node.adminaccess import AdminAccess, AdminRefused
+from penstock.node.adminoptions import AdminOptions
 from penstock.node.adminsockets import AdminSockets
 from penstock.node.errors import AdminUnavailable
-from penstock.store.options import HostPort
+
+logger = structlog.get_logger("node")
 
 SHUTDOWN_S = 1.0
 """Seconds that `stop` waits for responses in progress, each of which takes milliseconds."""
@@ -31,7 +44,8 @@ class Admin:
 
     def __init__(
         self,
-        listen: HostPort,
+        options: AdminOptions,
+        access: AccessControl,
         *,
         registry: CollectorRegistry,
         ready: Callable[[], bool],
@@ -42,7 +56,8 @@ class Admin:
         """Create the server. `start` opens its listener.
 
         Args:
-            listen: address of the listener. Port 0 picks a free port.
+            options: address, certificates, and who may read what.
+            access: knows users, roles and tokens.
             registry: the metrics that `/metrics` shows.
             ready: returns whether the node accepts clients. It runs on the event loop, so it must not block.
             state: returns the state that `/api/v1/state` shows, of types that orjson can encode. It must not block either.
@@ -50,7 +65,8 @@ class Admin:
                 because its consumers free the disk.
             connections_max: the maximum number of open connections. One more closes the oldest.
         """
-        self._listen = listen
+        self._options = options
+        self._access = AdminAccess(options, access, lambda: self._sockets is None or self._sockets.is_local)
         self._registry = registry
         self._ready = ready
         self._state = state
@@ -58,14 +74,21 @@ class Admin:
         self._connections_max = connections_max
         self._runner: web.AppRunner | None = None
         self._sockets: AdminSockets | None = None
+        self._certificates: Certificates | None = None
+        self._watching: asyncio.TimerHandle | None = None
 
     async def start(self) -> int:
         """Open the listener, and return its port.
 
         Raises:
-            AdminUnavailable: the address is in use, or isn't an address of this machine.
+            AdminUnavailable: the address is in use, or isn't an address of this machine, or the certificate can't be used.
         """
-        app = web.Application()
+        if self._options.certificate:
+            try:
+                self._certificates = Certificates(self._options, "http/1.1")
+            except OSError as error:
+                raise AdminUnavailable(f"The certificate of the admin listener can't be used: {error}.") from error
+        app = web.Application(middlewares=[self._checked])
         app.add_routes(
             [
                 web.get("/", self._index),
@@ -80,30 +103,62 @@ class Admin:
         await runner.setup()
         server = runner.server
         assert server is not None
-        sockets = AdminSockets(server, self._connections_max)
+        listen = self._options.listen
+        sockets = AdminSockets(server, self._connections_max, self._context)
         try:
-            port = await sockets.start(self._listen.host, self._listen.port)
+            port = await sockets.start(listen.host, listen.port)
         except OSError as error:
             await runner.cleanup()
             raise AdminUnavailable(
-                f"The admin listener can't listen on {self._listen}: {error.strerror or error}. "
+                f"The admin listener can't listen on {listen}: {error.strerror or error}. "
                 "Free the address, or set admin.listen to another one. Port 0 picks a free port."
             ) from error
         self._runner, self._sockets = runner, sockets
+        if self._certificates is not None:
+            self._watch(asyncio.get_running_loop())
         return port
 
     async def stop(self) -> None:
         """Close the listener and its connections. It does nothing if the listener isn't open."""
+        if self._watching is not None:
+            self._watching.cancel()
         runner, self._runner = self._runner, None
         if self._sockets is not None:
             self._sockets.close()
         if runner is not None:
             await runner.cleanup()
 
+    def reload(self, *, changed_only: bool = False) -> None:
+        """Read the certificate again, or only if its files were replaced. If it can't be used, the error is logged."""
+        certificates = self._certificates
+        if certificates is None or (changed_only and not certificates.changed()):
+            return
+        try:
+            certificates.reload()
+        except OSError as error:
+            logger.error("tls.reload_failed", listener="admin", why=str(error))
+        else:
+            logger.info("tls.reloaded", listener="admin", certificate=self._options.certificate)
+
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._watching = loop.call_later(WATCH_S, self._watch, loop)
+        self.reload(changed_only=True)
+
+    def _context(self) -> ssl.SSLContext | None:
+        return self._certificates.context if self._certificates is not None else None
+
     @property
     def closed_early(self) -> int:
         """Number of connections that were closed because there were too many."""
         return self._sockets.closed_early if self._sockets is not None else 0
+
+    @web.middleware
+    async def _checked(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            await self._access.check(request)
+        except AdminRefused as error:
+            return error.response()
+        return await handler(request)
 
     async def _index(self, _request: web.Request) -> web.Response:
         return _json({"name": "penstock", "paths": PATHS})

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+import ssl
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
+
+from penstock.store.causer import is_local
 
 ACCEPTED_PER_TURN: Final = 8
 """Maximum number of connections accepted in one turn of the loop."""
@@ -19,6 +23,9 @@ BACKLOG: Final = 1024
 
 PAUSE_S: Final = 0.5
 """Seconds for which the listener pauses when the system has no more descriptors or memory for a connection."""
+
+HANDSHAKE_S: Final = 10.0
+"""Seconds that a TLS handshake may take."""
 
 _EXHAUSTED: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
@@ -32,16 +39,23 @@ class AdminSockets:
     Parameters:
         server: makes the protocol of each connection.
         connections_max: the maximum number of open connections.
+        context: returns the TLS context of this moment; None without TLS.
     """
 
-    def __init__(self, server: web.Server, connections_max: int) -> None:
+    def __init__(
+        self, server: web.Server, connections_max: int, context: Callable[[], ssl.SSLContext | None] = lambda: None
+    ) -> None:
         self._server = server
+        self._context = context
         self._connections_max = connections_max
         self._loop = asyncio.get_running_loop()
         self._listening: list[socket.socket] = []
         self._open: list[RequestHandler] = []
         """The connections, the oldest first. Some may have ended."""
-        self._beginning: set[asyncio.Task[None]] = set()
+        self._beginning: dict[asyncio.Task[None], None] = {}
+        """The connections in their handshake, the oldest first."""
+        self.is_local = True
+        """Whether only this machine reaches the listener."""
         self.closed_early = 0
         """Number of connections that made way for others."""
 
@@ -56,6 +70,7 @@ class AdminSockets:
                 if family == socket.AF_INET6:
                     listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
                 listening.bind((address[0], port, *address[2:]))
+                self.is_local = self.is_local and is_local(listening.getsockname()[0])
                 port = listening.getsockname()[1]  # port 0 becomes the same free port for all addresses
                 listening.setblocking(False)
                 listening.listen(BACKLOG)
@@ -91,8 +106,8 @@ class AdminSockets:
             end.setblocking(False)
             if self._has_room():
                 task = self._loop.create_task(self._begin(end))
-                self._beginning.add(task)
-                task.add_done_callback(self._beginning.discard)
+                self._beginning[task] = None
+                task.add_done_callback(lambda done: self._beginning.pop(done, None))
             else:
                 self.closed_early += 1
                 end.close()
@@ -102,20 +117,30 @@ class AdminSockets:
             self._loop.add_reader(listening, self._accept, listening)
 
     def _has_room(self) -> bool:
-        """Return whether one more connection may begin, after the oldest one is closed where it must be."""
+        """Return whether one more connection may begin, after the oldest one is closed where it must be.
+
+        Half of the connections may be in their handshake, so that handshakes that never end close no others.
+        """
         self._open = [handler for handler in self._open if handler.transport is not None]
         if len(self._open) + len(self._beginning) < self._connections_max:
             return True
-        if not self._open:
-            return False
-        self._open.pop(0).force_close()
+        if self._open and len(self._beginning) < max(self._connections_max // 2, 1):
+            self._open.pop(0).force_close()
+        else:
+            oldest = next(iter(self._beginning))
+            del self._beginning[oldest]
+            oldest.cancel()
         self.closed_early += 1
         return True
 
     async def _begin(self, end: socket.socket) -> None:
         try:
-            _, handler = await self._loop.connect_accepted_socket(self._server, end)
-        except OSError:  # the client has gone already
+            context = self._context()
+            handler = self._server()
+            await self._loop.connect_accepted_socket(
+                lambda: handler, end, ssl=context, ssl_handshake_timeout=HANDSHAKE_S if context is not None else None
+            )
+        except OSError:  # the client has gone already, or speaks no TLS that the listener accepts
             end.close()
         except BaseException:
             end.close()

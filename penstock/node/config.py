@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from penstock.access.options import AccessControlOptions
 from penstock.gateway.options import GatewayOptions
+from penstock.node.adminoptions import AdminOptions
 from penstock.node.errors import ConfigError
 from penstock.pop.options import PopOptions
 from penstock.store.options import ClockOptions, HostPort, OptionInvalid, StoreOptions, check_options, option
@@ -18,17 +19,6 @@ from penstock.store.quotaoptions import QuotaOptions
 from penstock.timer.options import TimerOptions
 
 Options = TypeVar("Options")
-
-
-@dataclass(frozen=True, slots=True)
-class AdminOptions:
-    """The section `[admin]`."""
-
-    listen: HostPort = option(
-        HostPort("127.0.0.1", 8080),
-        "Address of the HTTP listener for health, metrics and state. Port 0 picks a free port. It asks for no password, "
-        "so open it only to operators.",
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,10 @@ class ConfigError(Exception):
     """Raised when a configuration cannot be read, names an unknown option, or gives an option a value out of its bounds."""
 
 
+class ListenerExposed(ConfigError):
+    """Raised when a listener would serve everybody beyond this machine without authentication, and no option says so."""
+
+
 class DescriptorsTooFew(Exception):
     """Raised when the process may have fewer file descriptors than a node needs."""
 

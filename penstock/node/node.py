@@ -18,6 +18,7 @@ from penstock.node.clockcontrol import ClockControl
 from penstock.node.config import Config
 from penstock.node.control import Control
 from penstock.node.descriptors import log_shares, shares_of
+from penstock.node.exposure import check_exposure
 from penstock.node.holding import Holding
 from penstock.node.keysets import KeySetFetcher
 from penstock.node.lock import DataDirLock
@@ -62,11 +63,13 @@ class Node:
         DataDirLocked: another process has the data directory.
         LogCorrupt: a record before the tail of the log is damaged.
         DescriptorsTooFew: the process may have fewer file descriptors than a node needs.
+        ListenerExposed: a listener beyond loopback would serve callers without authentication.
         AccessInvalid: a file that `[access]` names can't be read, or its content is invalid.
     """
 
     def __init__(self, config: Config, clock: SteerableClock | None = None) -> None:
         self.config = config
+        check_exposure(config)
         clock = clock or SystemClock()
         self.descriptors = shares_of(descriptor_limit(), config.pop.connections_max)
         make_directory(SYSTEM_FILES, config.data_dir)
@@ -109,7 +112,8 @@ class Node:
         self.registry = self._make_registry()
         """What `/metrics` shows."""
         self._admin = Admin(
-            config.admin.listen,
+            config.admin,
+            self.access,
             registry=self.registry,
             ready=lambda: self._is_ready,
             state=self.state,
@@ -222,6 +226,7 @@ class Node:
             AccessInvalid: a file of access control is not valid. The old rules, users and keys stay in force.
         """
         self.gateway.listeners.reload()
+        self._admin.reload()
         self.access.reload(by)
 
     def state(self) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from penstock.backup.backup import SYSTEM_COPY_FILES, BackupSummary, back_up
 from penstock.backup.copying import CopyFiles, Pace
 from penstock.backup.restore import Restored, restore_backup
 from penstock.gateway.options import GatewayOptions
-from penstock.node.config import AdminOptions, Config
+from penstock.node.adminoptions import AdminOptions
+from penstock.node.config import Config
 from penstock.node.node import Node
 from penstock.pop.options import PopOptions
 from penstock.store.logreader import read_log

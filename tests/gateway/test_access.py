@@ -17,6 +17,7 @@ from penstock.gateway.options import AccessOptions, ListenerOptions
 from penstock.gateway.protocol.encode import encode_publish
 from penstock.gateway.protocol.packets import CONNACK, PINGRESP, PUBACK, PUBLISH, PUBREC
 from penstock.gateway.protocol.reasons import ReasonCode
+from penstock.node.errors import ListenerExposed
 from penstock.store.options import HostPort
 from tests.gateway.brokers import StartBroker
 from tests.gateway.certificates import Authority
@@ -34,7 +35,6 @@ from tests.waiting import until
     ("host", "anonymous", "is_taken"),
     [
         ("127.0.0.1", "loopback", True),
-        ("0.0.0.0", "loopback", False),
         ("0.0.0.0", "always", True),
         ("127.0.0.1", "never", False),
     ],
@@ -47,6 +47,11 @@ async def test_anonymous_clients_are_accepted_where_the_options_allow_them(
     client = await login(broker, "c", listener="l")
     assert await client.receive() == ((CONNACK, 0, b"\0\0") if is_taken else REFUSED)
     assert broker.closed(ReasonCode.NOT_AUTHORIZED) == (not is_taken)
+
+
+async def test_a_node_with_anonymous_clients_opens_nothing_beyond_loopback(start_broker: StartBroker) -> None:
+    with pytest.raises(ListenerExposed, match=r'listener l .*mqtt\.access\.anonymous = "always"'):
+        await start_broker(listeners=(ListenerOptions(name="l", listen=HostPort("0.0.0.0", 0)),))
 
 
 async def test_a_user_name_that_no_plugin_checks_does_not_authenticate(start_broker: StartBroker) -> None:

@@ -33,7 +33,8 @@ from penstock.gateway.protocol.properties import Property, PropertyValues, parse
 from penstock.gateway.protocol.reasons import ReasonCode
 from penstock.gateway.sessions.rows import all_sessions
 from penstock.gateway.transport.listener import Listener
-from penstock.node.config import AdminOptions, Config
+from penstock.node.adminoptions import AdminOptions
+from penstock.node.config import Config
 from penstock.node.node import Node
 from penstock.pop.options import PopOptions
 from penstock.store.options import KIB, MIB, HostPort, StoreOptions

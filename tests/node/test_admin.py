@@ -3,32 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
+from penstock.access.control import AccessControl
+from penstock.access.options import AccessControlOptions
 from penstock.node.admin import PATHS, Admin
+from penstock.node.adminoptions import AdminOptions
 from penstock.node.errors import AdminUnavailable
 from penstock.store.options import HostPort
 
-FREE = HostPort("127.0.0.1", 0)
+FREE = AdminOptions(listen=HostPort("127.0.0.1", 0))
+
+
+def at(port: int) -> AdminOptions:
+    return AdminOptions(listen=HostPort("127.0.0.1", port))
 
 
 class Node:
     """The node that the admin listener asks. A test sets the answers."""
 
-    def __init__(self) -> None:
+    def __init__(self, data_dir: Path) -> None:
+        self.access = AccessControl(AccessControlOptions(), data_dir, lambda: 0)
         self.registry = CollectorRegistry()
         self.is_ready = False
         self.state: dict[str, Any] = {}
-        self.admin = Admin(FREE, registry=self.registry, ready=lambda: self.is_ready, state=lambda: self.state)
+        self.admin = Admin(FREE, self.access, registry=self.registry, ready=lambda: self.is_ready, state=lambda: self.state)
 
 
 @pytest.fixture
-def node() -> Node:
-    return Node()
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
 
 
 @pytest.fixture
@@ -93,7 +102,7 @@ async def test_nothing_can_be_changed_and_nothing_else_exists(client: aiohttp.Cl
 async def test_an_address_in_use_is_named_and_its_holder_goes_on(node: Node, client: aiohttp.ClientSession) -> None:
     assert client._base_url is not None
     port = client._base_url.port or 0
-    second = Admin(HostPort("127.0.0.1", port), registry=node.registry, ready=lambda: True, state=dict)
+    second = Admin(at(port), node.access, registry=node.registry, ready=lambda: True, state=dict)
     with pytest.raises(AdminUnavailable, match=rf"127\.0\.0\.1:{port}: .*in use.*admin\.listen"):
         await second.start()
     await second.stop()
@@ -107,6 +116,6 @@ async def test_after_stop_the_port_is_closed_and_can_be_opened_again(node: Node)
         await node.admin.stop()
         with pytest.raises(aiohttp.ClientConnectionError):
             await session.get(f"http://127.0.0.1:{port}/healthz")
-    again = Admin(HostPort("127.0.0.1", port), registry=node.registry, ready=lambda: True, state=dict)
+    again = Admin(at(port), node.access, registry=node.registry, ready=lambda: True, state=dict)
     assert await again.start() == port
     await again.stop()

@@ -14,7 +14,8 @@ from aiohttp import web
 
 from penstock.gateway.options import GatewayOptions
 from penstock.node import holding
-from penstock.node.config import AdminOptions, Config
+from penstock.node.adminoptions import AdminOptions
+from penstock.node.config import Config
 from penstock.node.control import Control, Routes
 from penstock.node.controladdress import HOLD, SOCKET
 from penstock.node.controlclient import Request

@@ -86,6 +86,18 @@ def test_wrong_calls_are_one_clear_line(arguments: list[str], expected: str) -> 
     assert "Traceback" not in ended.stderr
 
 
+def test_a_node_opens_nothing_to_strangers_unless_it_is_told_to(node: NodeProcess) -> None:
+    everywhere = [word for name in ("mqtt", "pop", "admin") for word in (f"--{name}", "0.0.0.0:0")]
+    ended = run_penstock("serve", "--data-dir", str(node.data_dir), *everywhere)
+    assert ended.returncode == 2
+    for name in ("The MQTT listener mqtt", "The gRPC listener", "The admin listener"):
+        assert f"{name} would serve everybody who reaches it" in ended.stderr
+    assert not node.data_dir.exists()
+    node.start(*everywhere, "--anonymous")
+    assert _get(node, "/api/v1/state")[0] == 200
+    assert node.log.read_text().count("listener.open_to_everybody") == 3
+
+
 def test_print_config_is_a_file_that_serve_reads(node: NodeProcess, tmp_path: Path) -> None:
     config = tmp_path / "penstock.toml"
     config.write_text(run_penstock("serve", "--print-config").stdout)

@@ -22,6 +22,11 @@ def add_to(commands: Commands) -> None:
         "--admin", metavar="HOST:PORT", help="Address of the HTTP listener for health, metrics and state (127.0.0.1:8080)."
     )
     command.add_argument(
+        "--anonymous",
+        action="store_true",
+        help="Serve callers whom nothing authenticates, on all listeners, also beyond loopback. For networks that you trust.",
+    )
+    command.add_argument(
         "--log-level", metavar="LEVEL", help="Least severe events to log: debug, info, warning or error (info)."
     )
     command.add_argument(
@@ -40,6 +45,8 @@ def _run(options: argparse.Namespace) -> int:
         "admin.listen": options.admin,
         "log.level": options.log_level,
     }
+    if options.anonymous:
+        overrides |= dict.fromkeys(("mqtt.access.anonymous", "pop.anonymous", "admin.anonymous"), "always")
     config = load_config(options.config, overrides)
     if options.print_config:
         from penstock.node.document import document_options

@@ -1,0 +1,261 @@
+"""Who may read what over the admin listener: names of the host, tokens, passwords, certificates and roles."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hmac
+from collections.abc import Callable, Iterator
+from http import HTTPStatus
+from ipaddress import ip_address
+from secrets import token_bytes
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import orjson
+from aiohttp import hdrs, web
+
+from penstock.access.control import AccessControl
+from penstock.access.errors import AccessInvalid
+from penstock.access.identity import KeysUnavailable, ProvenIdentity, TokenInvalid, is_token
+from penstock.access.subject import Subject
+from penstock.node.adminoptions import AdminOptions
+from penstock.store.causer import is_local, plain_address
+
+VIEWER: Final = "viewer"
+"""The role that may read."""
+
+OPERATOR: Final = "operator"
+"""The role that may also change what the listener lets anybody change."""
+
+OPEN_PATHS: Final = frozenset(("/healthz", "/readyz"))
+"""What load balancers and probes read, without authentication and under any name."""
+
+METRICS: Final = "/metrics"
+
+FORWARDED: Final = ("Forwarded", "X-Forwarded-For", "X-Real-IP", "Via")
+"""Headers that say that a proxy forwards the request of somebody else."""
+
+LOGINS_MAX: Final = 8
+"""Passwords that wait to be hashed. A further one is told to come again."""
+
+VERIFIED_MAX: Final = 256
+"""Passwords whose hashes are remembered as right. All are forgotten at this number."""
+
+_SAFE_METHODS: Final = frozenset(("GET", "HEAD"))
+_SAN_KINDS: Final = ("URI", "email", "DNS")
+
+
+class AdminRefused(Exception):
+    """Raised for a request that is not served. The message is for whoever sent it.
+
+    Parameters:
+        status: the status of the response.
+    """
+
+    def __init__(self, status: HTTPStatus, message: str) -> None:
+        self.status = status
+        super().__init__(message)
+
+    def response(self) -> web.Response:
+        """Return the response that says so."""
+        headers = {hdrs.CACHE_CONTROL: "no-store"}
+        if self.status == HTTPStatus.UNAUTHORIZED:
+            headers[hdrs.WWW_AUTHENTICATE] = 'Bearer realm="penstock", Basic realm="penstock", charset="UTF-8"'
+        elif self.status == HTTPStatus.SERVICE_UNAVAILABLE:
+            headers[hdrs.RETRY_AFTER] = "1"
+        body = orjson.dumps({"error": str(self)})
+        return web.Response(body=body, status=self.status, content_type="application/json", headers=headers)
+
+
+class AdminAccess:
+    """Decides which requests are served.
+
+    Parameters:
+        options: of the listener.
+        access: knows users, roles, tokens and bans.
+        is_listener_local: returns whether only this machine reaches the listener.
+    """
+
+    def __init__(self, options: AdminOptions, access: AccessControl, is_listener_local: Callable[[], bool]) -> None:
+        self._options = options
+        self._access = access
+        self._is_listener_local = is_listener_local
+        self._hosts = {name.lower() for name in (*options.hosts, options.listen.host)}
+        self._hashing = asyncio.Semaphore(1)
+        self._logins = 0
+        self._verified: set[bytes] = set()
+        """Keyed hashes of a user, a password and the hash that it fitted."""
+        self._key = token_bytes(32)
+
+    async def check(self, request: web.Request) -> None:
+        """Check that a request may be served. Raises AdminRefused."""
+        is_safe = request.method in _SAFE_METHODS
+        if is_safe and request.path in OPEN_PATHS:
+            return
+        self._check_host(request)
+        if not is_safe:
+            _check_origin(request)
+        if is_safe and request.path == METRICS and self._options.metrics == "open":
+            return
+        if self._is_anonymous_allowed(request):
+            return
+        address = _address_of(request)
+        identity = await self._identify(request, address)
+        if identity is None:
+            return  # a certificate that the authority of the listener has signed, and nothing else is configured
+        policy = self._access.policy
+        subject = Subject(identity.user, identity.roles, address=address)
+        if policy is not None:
+            subject = policy.with_roles(subject)
+        if (ban := self._access.bans.of(subject)) is not None:
+            raise AdminRefused(HTTPStatus.FORBIDDEN, f"the {ban.kind} {ban.name} is banned")
+        wanted = {VIEWER, OPERATOR} if is_safe else {OPERATOR}
+        if not wanted & subject.roles:
+            self._access.audit.note("denied", subject, over="admin", method=request.method, path=request.path)
+            raise AdminRefused(
+                HTTPStatus.FORBIDDEN,
+                f"{identity.user} has no role {' or '.join(sorted(wanted))}, which a token or a [[role]] of access.file gives",
+            )
+
+    # --- where from -------------------------------------------------------------------------------------------------
+
+    def _check_host(self, request: web.Request) -> None:
+        stated = request.headers.get(hdrs.HOST)
+        if stated is None:
+            return  # a client of HTTP/1.0: no browser
+        name = _host_name(stated)
+        numeric = _numeric(name)
+        if self._is_listener_local():
+            is_known = name == "localhost" or (numeric is not None and is_local(numeric))
+        else:
+            is_known = numeric is not None or not self._options.hosts
+        if not (is_known or name in self._hosts):
+            raise AdminRefused(
+                HTTPStatus.MISDIRECTED_REQUEST,
+                f"the admin listener is not known as {name[:80]!r}; use its IP address, or add the name to admin.hosts",
+            )
+
+    def _is_anonymous_allowed(self, request: web.Request) -> bool:
+        anonymous = self._options.anonymous
+        return anonymous == "always" or (
+            anonymous == "loopback"
+            and self._is_listener_local()
+            and is_local(_address_of(request))
+            and not any(name in request.headers for name in FORWARDED)
+        )
+
+    # --- who --------------------------------------------------------------------------------------------------------
+
+    async def _identify(self, request: web.Request, address: str) -> ProvenIdentity | None:
+        """Return who sends a request; None if a certificate is all that is asked for. Raises AdminRefused."""
+        access = self._access
+        scheme, _, credentials = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
+        credentials = credentials.strip()
+        why = "nothing was shown"
+        if scheme.lower() == "bearer" and credentials:
+            why = "the token is not known"
+            principal = access.policy.by_token(credentials) if access.policy is not None else None
+            if principal is not None:
+                return ProvenIdentity(principal.name)
+            if access.tokens is not None and is_token(credentials):
+                try:
+                    return access.tokens.verify(credentials)
+                except TokenInvalid as error:
+                    why = str(error)
+                except KeysUnavailable as error:
+                    raise AdminRefused(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}; try again") from error
+        elif scheme.lower() == "basic" and credentials:
+            user, password = _user_and_password(credentials)
+            found = await self._log_in(user, password)
+            if found is not None:
+                return found
+            why = "user name and password are not right"
+        elif names := tuple(_names_of(request)):
+            if access.policy is None and not access.authenticates:
+                return None
+            principal = access.policy.by_certificate(names) if access.policy is not None else None
+            if principal is not None:
+                return ProvenIdentity(principal.name)
+            why = "no principal has a name of the certificate"
+        access.audit.note("refused", Subject(address=address), over="admin", why=why)
+        raise AdminRefused(
+            HTTPStatus.UNAUTHORIZED,
+            "the node doesn't know who asks: show a token (authorization: Bearer TOKEN), a user name and a password "
+            "(authorization: Basic ...) or a certificate of somebody with the role viewer or operator",
+        )
+
+    async def _log_in(self, user: str, password: str) -> ProvenIdentity | None:
+        """Return a user whose password this is, or None. One password is hashed at a time. Raises AdminRefused."""
+        passwords = self._access.passwords
+        known = passwords.hashes.get(user, "") if passwords is not None else ""
+        parts = "\0".join((user, known, password)).encode(errors="surrogateescape")
+        digest = hmac.digest(self._key, parts, "sha256")
+        if known and digest in self._verified:
+            return ProvenIdentity(user, password_hash=known)
+        if self._logins >= LOGINS_MAX:
+            raise AdminRefused(HTTPStatus.SERVICE_UNAVAILABLE, "too many logins wait; try again")
+        self._logins += 1
+        try:
+            async with self._hashing:
+                found = await asyncio.to_thread(self._access.prove, user, password, True)
+        except KeysUnavailable as error:
+            raise AdminRefused(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}; try again") from error
+        except AccessInvalid as error:
+            raise AdminRefused(HTTPStatus.SERVICE_UNAVAILABLE, "the node can't tell whether the password is right") from error
+        finally:
+            self._logins -= 1
+        if not isinstance(found, ProvenIdentity):
+            return None
+        if found.password_hash and found.password_hash == known:
+            if len(self._verified) >= VERIFIED_MAX:
+                self._verified.clear()
+            self._verified.add(digest)
+        return found
+
+
+def _check_origin(request: web.Request) -> None:
+    """Refuse a change that a page of another origin asks a browser for."""
+    origin = request.headers.get(hdrs.ORIGIN)
+    if origin is not None and origin.lower() != f"{request.scheme}://{request.headers.get(hdrs.HOST, '')}".lower():
+        raise AdminRefused(HTTPStatus.FORBIDDEN, f"pages of {origin[:80]!r} may change nothing here")
+
+
+def _address_of(request: web.Request) -> str:
+    """Return the IP address of the other end; one that is not local if it has gone already."""
+    peer = request.transport.get_extra_info("peername") if request.transport is not None else None
+    return plain_address(peer[0].partition("%")[0]) if peer else "0.0.0.0"
+
+
+def _host_name(stated: str) -> str:
+    """Return the name in a Host header, in lower case and without port, brackets and a final dot."""
+    try:
+        return (urlsplit(f"//{stated}").hostname or "").removesuffix(".")
+    except ValueError:
+        return ""
+
+
+def _numeric(name: str) -> str | None:
+    try:
+        return str(ip_address(name.partition("%")[0]))
+    except ValueError:
+        return None
+
+
+def _user_and_password(credentials: str) -> tuple[str, str]:
+    try:
+        decoded = base64.b64decode(credentials, validate=True).decode("utf-8", errors="surrogateescape")
+    except (binascii.Error, ValueError) as error:
+        raise AdminRefused(HTTPStatus.BAD_REQUEST, "the credentials after Basic are not base64") from error
+    user, _, password = decoded.partition(":")
+    return user, password
+
+
+def _names_of(request: web.Request) -> Iterator[str]:
+    """Yield the names in the certificate of a client, if it has shown one."""
+    secured = request.transport.get_extra_info("ssl_object") if request.transport is not None else None
+    certificate: dict[str, Any] = (secured.getpeercert() or {}) if secured is not None else {}
+    for part in certificate.get("subject", ()):
+        yield from (value for kind, value in part if kind == "commonName")
+    yield from (value for kind, value in certificate.get("subjectAltName", ()) if kind in _SAN_KINDS)
