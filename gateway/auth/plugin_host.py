@@ -18,6 +18,7 @@ from amqtt.plugins.manager import PluginManager
 from amqtt.utils import import_string
 
 from penstock.gateway.auth.client_session import ClientSession
+from penstock.gateway.auth.http_failures import tell_failures
 from penstock.gateway.auth.login import Answer, together
 from penstock.gateway.auth.loop_thread import LoopThread
 from penstock.gateway.auth.plugin_context import GatewayContext
@@ -66,6 +67,8 @@ class PluginHost:
         except Exception as error:  # The errors of amqtt have no common base class, and a constructor may raise any.
             raise PluginsUnavailable(f"The plugins of mqtt.access can't be loaded: {_explain(error)}") from error
         self.plugins = manager.plugins
+        for plugin in (*self.plugins, *manager._auth_plugins, *manager._topic_plugins):
+            tell_failures(plugin)
         self._authenticate_by(manager._auth_plugins)
         self.topic_plugins = manager._topic_plugins if manager.is_topic_filtering_enabled() else []
 
@@ -80,6 +83,7 @@ class PluginHost:
             context.loop = self.thread.loop
             try:
                 self.plugins.append(type(plugin)(context))
+                tell_failures(self.plugins[-1])
             except Exception as error:  # A constructor may raise any error.
                 raise PluginsUnavailable(f"The plugins of mqtt.access can't be loaded: {_explain(error)}") from error
         self._authenticate_by(self.plugins)
@@ -107,19 +111,20 @@ class PluginHost:
         A plugin that returns None doesn't count. One that fails gives no answer, which counts unless another one says no. There
         must be one that counts.
         """
-        answers = await _all([plugin.authenticate(session=session) for plugin in self._steady])
-        counted = [answer for answer in answers if answer is not None]
-        return together(counted) if counted else False
+        return _decided(await _all([plugin.authenticate(session=session) for plugin in self._steady]))
 
     async def topics(self, session: ClientSession, topics: list[str], action: str) -> list[Answer]:
-        """Ask for each topic or filter whether a client may perform an action of amqtt on it."""
+        """Ask for each topic or filter whether a client may perform an action of amqtt on it.
+
+        The rules for None and failures are those of `authenticate`.
+        """
         if len(topics) == 1:
             return [await self._may(session, topics[0], Action(action))]
         return await asyncio.gather(*(self._may(session, topic, Action(action)) for topic in topics))
 
     async def _may(self, session: ClientSession, topic: str, action: Action) -> Answer:
         asked = [plugin.topic_filtering(session=session, topic=topic, action=action) for plugin in self.topic_plugins]
-        return together(await _all(asked))
+        return _decided(await _all(asked))
 
     # --- from the node's loop ---------------------------------------------------------------------------------------
 
@@ -155,6 +160,12 @@ async def _log_failures(what: str, asked: list[Coroutine[Any, Any, None]]) -> No
     for result in await asyncio.gather(*asked, return_exceptions=True):
         if isinstance(result, BaseException):
             logger.warning("plugins.event_failed", of=what, why=repr(result))
+
+
+def _decided(answers: list[Answer]) -> Answer:
+    """Return what plugins say together, without those that have no opinion: amqtt documents None so, also for topics."""
+    counted = [answer for answer in answers if answer is not None]
+    return together(counted) if counted else False
 
 
 async def _all(asked: list[Coroutine[Any, Any, Any]]) -> list[Answer]:

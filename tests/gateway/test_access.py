@@ -103,6 +103,26 @@ async def test_a_client_is_accepted_if_a_plugin_accepts_it_and_none_refuses(
     assert broker.node.gateway.authorizer.questions.outcomes == {("connect", outcome): 1}
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "may"),
+    [(True, None, True), (None, True, True), (False, None, False), (None, False, False), (None, None, False)],
+)
+async def test_a_topic_plugin_that_has_no_opinion_is_ignored(
+    start_broker: StartBroker, script: Script, first: Any, second: Any, may: bool
+) -> None:
+    """Yakifo/amqtt, docs/plugins/custom_plugins.md: "`None` will be ignored", and one plugin at least must return True."""
+    broker = await start_broker(access=plugins("Topics", "MoreTopics"))
+    script.topics |= {("publish", "a"): first, ("publish", "a again"): second}
+    script.topics |= {("subscribe", "b"): first, ("subscribe", "b again"): second}
+    script.topics |= {("receive", "c"): first, ("receive", "c again"): second}
+    client = await broker.connect_5("c")
+    assert await client.publish_with("a", b"x", {}, 1) == (ReasonCode.SUCCESS if may else ReasonCode.NOT_AUTHORIZED)
+    assert await client.subscribe(("b", 1), ("c", 1), ("d", 1)) == [1 if may else ReasonCode.NOT_AUTHORIZED, 1, 1]
+    for topic in ("c", "d"):
+        await client.publish(topic, b"x", 1)
+    assert [(await client.message()).topic for _ in range(2 if may else 1)] == (["c", "d"] if may else ["d"])
+
+
 @pytest.mark.parametrize("answer", [True, False])
 async def test_only_the_answer_true_allows_a_topic(start_broker: StartBroker, script: Script, answer: Any) -> None:
     broker = await start_broker(access=plugins("Users", "Topics"))

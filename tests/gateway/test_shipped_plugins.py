@@ -261,6 +261,7 @@ class Service:
         self.port = 0
         self.asked: list[dict[str, Any]] = []
         self.fails = False
+        self.mode = "status"
 
     async def start(self) -> None:
         app = web.Application()
@@ -285,7 +286,10 @@ class Service:
         params = await self._params(request)
         if params["topic"] == "ann/later" and self.fails:
             return web.Response(status=500)
-        return web.Response(status=200 if params["topic"].startswith(params["username"]) else 403)
+        may = params["topic"].startswith(params["username"])
+        if self.mode == "json":
+            return web.json_response({"ok": may})
+        return web.Response(status=200 if may else 403, text="ok" if may else "")
 
 
 @pytest.fixture
@@ -320,8 +324,9 @@ async def test_an_http_service_decides_about_users_and_topics(
     assert [(params["topic"], params["acc"]) for params in service.asked if params.get("topic") == "ann/a"] == [("ann/a", "2")]
 
 
+@pytest.mark.parametrize("mode", ["status", "json", "text"])
 async def test_a_message_waits_for_an_http_service_that_fails(
-    start_broker: StartBroker, tmp_path: Path, service: Service
+    start_broker: StartBroker, tmp_path: Path, service: Service, mode: str
 ) -> None:
     text = f"""
         [mqtt.access.plugins."amqtt.contrib.http.TopicAuthHttpPlugin"]
@@ -329,11 +334,11 @@ async def test_a_message_waits_for_an_http_service_that_fails(
         port = {service.port}
         request_method = "post"
         params_mode = "form"
-        response_mode = "status"
+        response_mode = "{mode}"
     """
     broker = await start_broker(access=access_of(tmp_path, text))
     client = await broker.connect("c", b"ann", b"secret", flags=CLEAN | USER | PASSWORD)
-    service.fails = True
+    service.mode, service.fails = mode, True
     await client.send(encode_publish(b"ann/later", b"x", 1, packet_id=1))
     await until(lambda: len(service.asked) >= 2)  # the node asks again
     assert broker.stored() == []
