@@ -301,6 +301,11 @@ class Gateway:
             self._rechecking.cancel()
         self._rechecking = self.loop.create_task(self._recheck_all())
 
+    async def rechecked(self) -> None:
+        """Return when a change of access control is in force for all clients."""
+        while self._rechecking is not None and not self._rechecking.done():
+            await asyncio.wait([self._rechecking])
+
     async def _recheck_all(self) -> None:
         for number, connection in enumerate(tuple(self.clients.values())):
             if number % RECHECKED_AT_ONCE == 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any, get_args
 
@@ -32,13 +32,22 @@ class AccessOverSocket:
     Parameters:
         access: of the node.
         reload: reads all files again that may change while the node runs. Raises AccessInvalid.
+        rechecked: returns when a change is in force for all clients.
         disconnect: ends the connections of MQTT clients.
         end_calls: ends calls and streams over gRPC.
     """
 
-    def __init__(self, access: AccessControl, reload: Callable[[], None], disconnect: Kick, end_calls: Kick) -> None:
+    def __init__(
+        self,
+        access: AccessControl,
+        reload: Callable[[], None],
+        rechecked: Callable[[], Awaitable[None]],
+        disconnect: Kick,
+        end_calls: Kick,
+    ) -> None:
         self._access = access
         self._reload_files = reload
+        self._rechecked = rechecked
         self._disconnect = disconnect
         self._end_calls = end_calls
 
@@ -58,6 +67,7 @@ class AccessOverSocket:
             self._reload_files()
         except AccessInvalid as error:
             raise ControlRefused(f"nothing has changed: {error}") from error
+        await self._rechecked()
         policy, passwords = self._access.policy, self._access.passwords
         return _answer(
             rules=len(policy.rules.rules) if policy is not None else 0,
@@ -91,6 +101,7 @@ class AccessOverSocket:
             raise ControlRefused(str(error)) from error
         except OSError as error:
             raise _not_saved(error) from error
+        await self._rechecked()
         return _answer(**asdict(ban))
 
     async def _lift(self, request: web.Request) -> web.Response:

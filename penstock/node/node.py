@@ -120,7 +120,9 @@ class Node:
             level=self._level,
             connections_max=self.descriptors.admin,
         )
-        access = AccessOverSocket(self.access, self.reload, self.gateway.disconnect, self._pop_server.disconnect)
+        access = AccessOverSocket(
+            self.access, self.reload, self.gateway.rechecked, self.gateway.disconnect, self._pop_server.disconnect
+        )
         self._key_sets = KeySetFetcher(self.access, config.access.jwt.jwks_url, config.access.jwt.jwks_refresh_s)
         self._holding = Holding(self.store, config.data_dir)
         self._control = Control(

@@ -14,6 +14,7 @@ from prometheus_client import generate_latest
 
 from penstock.access.passwords import PasswordFile
 from penstock.cli.main import main
+from penstock.gateway import gateway
 from penstock.gateway.protocol.reasons import ReasonCode
 from tests.gateway.wire import Broker
 
@@ -72,6 +73,17 @@ async def test_a_reload_applies_or_changes_nothing(broker: Broker, run: Any, tmp
     assert "nothing has changed" in said
     assert "alow" in said
     assert (await run("test", "", "publish", "b/1"))[0] == 0
+
+
+async def test_a_reload_is_in_force_for_all_clients_when_the_command_ends(
+    broker: Broker, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway, "RECHECKED_AT_ONCE", 1)
+    for number in range(20):
+        await (await broker.connect(f"c{number}")).subscribe(("a/#", 1))
+    (tmp_path / "access.toml").write_text(RULES.replace("a/#", "b/#"))
+    assert (await run("reload"))[0] == 0
+    assert broker.node.gateway.counters.subscriptions_withdrawn == 20
 
 
 async def test_the_metrics_tell_of_reloads_rules_and_events(broker: Broker, run: Any, tmp_path: Path) -> None:
