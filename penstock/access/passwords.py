@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from hashlib import blake2b
 from pathlib import Path
 from secrets import token_bytes
 from typing import Final
@@ -17,6 +18,8 @@ from penstock.store.files import SYSTEM_FILES, replace_file
 NAME_CHARS_MAX: Final = 255
 PASSWORD_BYTES_MAX: Final = 1024
 """A longer password is refused before it is hashed."""
+
+KEY_BYTES_MAX: Final = blake2b.MAX_KEY_SIZE
 
 _HASH: Final = "$argon2"
 _PERMISSIONS: Final = 0o600
@@ -59,6 +62,8 @@ class PasswordFile:
             if name in self._hashes:
                 raise AccessInvalid(f"the password file {path}, line {number}: the user {name!r} was there before")
             self._hashes[name] = stated
+        self._stand_ins = [stated for stated in self._hashes.values() if _is_readable(stated)]
+        """The hashes of which one stands in for that of an unknown user."""
 
     @property
     def hashes(self) -> Mapping[str, str]:
@@ -71,25 +76,31 @@ class PasswordFile:
     def verify(self, user: str, password: bytes) -> bool:
         """Return whether a password is that of a user. It takes some 0.1 s, so call it on a thread; Argon2 lets others run.
 
-        An unknown user takes as long as a known one with a wrong password, so that the time tells nothing.
+        An unknown user takes as long as a known one with a wrong password, so that the time tells nothing: see `_stand_in`.
         """
         known = self._hashes.get(user)
         if len(password) > PASSWORD_BYTES_MAX:
             return False
         try:
-            return self._hasher.verify(known or self._hash_like_others(), password) and known is not None
+            return self._hasher.verify(known or self._stand_in(user), password) and known is not None
         except VerifyMismatchError:
             return False
         except (VerificationError, InvalidHashError) as error:
+            if known is None:
+                return False
             raise AccessInvalid(f"the password file {self._path} has a damaged hash for the user {user!r}: {error}") from error
 
-    def _hash_like_others(self) -> str:
-        """Return a hash that no password is known for, which costs as much as that of the first user."""
-        try:
-            like = extract_parameters(next(iter(self._hashes.values()), ""))
-        except InvalidHashError:  # There is no user, or the hash is damaged, which that user's login will say.
+    def _stand_in(self, user: str) -> str:
+        """Return the hash that stands in for that of an unknown user.
+
+        It is that of a known user, since hashes in one file may differ in their cost. The name decides which one, so the cost
+        of a name is the same each time, and unknown names have each cost as often as known ones. Nobody outside can tell which
+        one it is, because the choice depends on a hash of the file.
+        """
+        if not self._stand_ins:
             return _hash_of_nobody(self._hasher.time_cost, self._hasher.memory_cost, self._hasher.parallelism)
-        return _hash_of_nobody(like.time_cost, like.memory_cost, like.parallelism)
+        digest = blake2b(user.encode(errors="surrogateescape"), key=self._stand_ins[0].encode()[-KEY_BYTES_MAX:]).digest()
+        return self._stand_ins[int.from_bytes(digest[:8], "big") % len(self._stand_ins)]
 
     # --- changes ----------------------------------------------------------------------------------------------------
 
@@ -164,3 +175,11 @@ def _read(path: Path) -> list[str]:
 @cache
 def _hash_of_nobody(time_cost: int, memory_kib: int, lanes: int) -> str:
     return PasswordHasher(time_cost, memory_kib, lanes).hash(token_bytes(32))
+
+
+def _is_readable(stated: str) -> bool:
+    try:
+        extract_parameters(stated)
+    except InvalidHashError:
+        return False
+    return True

@@ -43,6 +43,28 @@ def test_a_wrong_password_and_an_unknown_user_are_refused(tmp_path: Path) -> Non
     assert not found.verify("ann", b"x" * (PASSWORD_BYTES_MAX + 1))
 
 
+def test_an_unknown_user_costs_what_one_of_the_known_ones_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = {"quick": 64, "slow": 256, "slower": 512}
+    hashes = {name: PasswordHasher(1, memory, 1).hash("right") for name, memory in costs.items()}
+    damaged = "damaged:$argon2id$v=19$m=8,t=1,p=1$damaged\n"
+    found = users(tmp_path, damaged + "".join(f"{name}:{stated}\n" for name, stated in hashes.items()))
+    compared: list[str] = []
+    verify = PasswordHasher.verify
+
+    def noted(self: PasswordHasher, stated: str, password: bytes) -> bool:
+        compared.append(stated)
+        return verify(self, stated, password)
+
+    monkeypatch.setattr(PasswordHasher, "verify", noted)
+    asked = [f"unknown-{number}" for number in range(30)]
+    assert not any(found.verify(name, b"right") for name in asked + asked)
+    assert set(compared) == set(hashes.values())
+    assert compared[:30] == compared[30:], "a name costs the same each time"
+    again = PasswordFile(tmp_path / "passwords")
+    assert not again.verify(asked[0], b"wrong")
+    assert compared[-1] == compared[0], "and after a restart"
+
+
 @pytest.mark.parametrize("name", ["", " ann", "a:b", "#a", "a\nb", "x" * 256])
 def test_a_name_that_would_break_the_file_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(AccessInvalid, match="user name"):
