@@ -120,6 +120,10 @@ class Ledger:
         """Return how much of a resource a causer holds; for the node, how much is in use."""
         return self._held(causer.account, resource)
 
+    def held_by(self, account_id: int, resource: Resource) -> int:
+        """Return how much of a resource an account holds."""
+        return self._held(account_id, resource)
+
     def admit(self, causer: Causer, resource: Resource, amount: int = 1, *, topic: str = "", spare: int = 0) -> Causer:
         """Return a causer as a record names it, if the causer may take more of a resource.
 
@@ -256,6 +260,13 @@ class Ledger:
         """Return the account of the source that an account is part of; for a larger account, the account itself."""
         account = self._get(account_id)
         while account.kind > AccountKind.SOURCE:
+            account = self._get(account.parent)
+        return account.id
+
+    def outermost(self, account_id: int) -> int:
+        """Return the account of the node's own parts that an account is part of: of a tenant, a user or a source."""
+        account = self._get(account_id)
+        while account.parent != NODE_ACCOUNT:
             account = self._get(account.parent)
         return account.id
 

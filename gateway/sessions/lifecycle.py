@@ -253,8 +253,7 @@ class SessionLifecycle:
     def _make_room(self, causer: Causer) -> None:
         """Make sure that a causer may have one more session.
 
-        If as many sessions are stored as may be, one ends: of the source with the most sessions, that which would end first of
-        those whose clients are away. Raises ConnectRefused.
+        If as many sessions are stored as may be, one ends: see `_displaceable`. Raises ConnectRefused.
         """
         limit = self._sessions_max
         is_full = len(self.sessions) >= limit
@@ -265,22 +264,37 @@ class SessionLifecycle:
         if not is_full:
             return
         self._store.commit()
-        stored = self._displaceable()
+        stored = self._displaceable(causer)
         if stored is None:
             raise ConnectRefused(
-                f"{len(self.sessions)} sessions are stored, which is the limit, and all their clients are connected. Raise "
-                "mqtt.sessions_max to allow more.",
+                f"{len(self.sessions)} sessions are stored, which is the limit, and all their clients are connected, or belong "
+                "to somebody with no more sessions than this client's user or source. Raise mqtt.sessions_max to allow more.",
                 ConnectCode.SERVER_UNAVAILABLE,
                 ReasonCode.QUOTA_EXCEEDED,
             )
         self._logbook.note("session.displaced", client=stored.client_id, limit=limit)
         self._end(stored, at_once=True)
 
-    def _displaceable(self) -> StoredSession | None:
-        """Return the session that ends for a new one; None if no client is away."""
+    def _displaceable(self, causer: Causer) -> StoredSession | None:
+        """Return the session that ends for a new one of a causer; None if there is none.
+
+        Of the source with the most sessions it is the one that would end first of those whose clients are away. It belongs to
+        the causer's own user or source, or to one with more sessions. So whoever floods the node displaces nobody else, though
+        all clients of the flood may be connected.
+        """
         sources = islice(self._ledger.largest_sources(Resource.SESSIONS), SOURCES_TRIED)
-        found = next(filter(None, map(self.sessions.first_due_of, sources)), None) or self.sessions.first_due()
-        return self.sessions.get(found) if found is not None else None
+        for client_id in chain(map(self.sessions.first_due_of, sources), (self.sessions.first_due(),)):
+            stored = self.sessions.get(client_id) if client_id is not None else None
+            if stored is not None and self._may_displace(causer, stored):
+                return stored
+        return None
+
+    def _may_displace(self, causer: Causer, stored: StoredSession) -> bool:
+        ledger, own = self._ledger, causer.chain()[:1]
+        other = ledger.outermost(stored.account)
+        if not own or own[0].account == other:
+            return True
+        return ledger.held_by(other, Resource.SESSIONS) > ledger.held_by(own[0].account, Resource.SESSIONS)
 
     def _record_connected(
         self, kind: Kind, client_id: str, expiry_s: int, window: int, will: Will | None, user: str, causer: Causer

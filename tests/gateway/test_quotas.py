@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import generate_latest
 from structlog.testing import capture_logs
 
-from penstock.gateway.options import ListenerOptions
+from penstock.gateway.options import AccessOptions, ListenerOptions
 from penstock.gateway.protocol.encode import encode_publish
 from penstock.gateway.protocol.packets import CONNACK, PUBACK
 from penstock.gateway.protocol.properties import Property, PropertyValues, write_properties
@@ -272,6 +272,42 @@ async def test_at_the_limit_of_the_node_the_user_with_most_sessions_loses_one(st
     assert broker.away() == ["flood-2", "flood-3", "flood-4", "flood-5", "newcomer", "victim"]
 
 
+async def from_source(broker: Broker, source: str, client_id: str, *, accepted: bool = True) -> Client5:
+    """Connect a client without a user name from a source, with a session that lasts."""
+    client = await broker.dial_5("far")
+    header = f"PROXY TCP4 {source} 192.0.2.1 1 2\r\n".encode()
+    await client.send(header, connect_5(CLEAN, client_id.encode(), about=write_properties(LASTS)))
+    assert ((await client.connack())[0] == 0) == accepted
+    return client
+
+
+FAR = ListenerOptions(name="far", proxy_from=("127.0.0.0/8",))
+
+
+async def test_a_flood_of_client_ids_from_one_source_ends_its_own_sessions(start_broker: StartBroker) -> None:
+    broker = await start_broker(sessions_max=6, listeners=(FAR,), access=AccessOptions(anonymous="always"))
+    for number in range(2):
+        await leave(await from_source(broker, "192.0.2.1", f"victim-{number}"))
+    for number in range(10):
+        await leave(await from_source(broker, "192.0.2.9", f"flood-{number}"))
+        await until(lambda: not broker.node.gateway.clients)
+    assert [name for name in broker.away() if name.startswith("victim")] == ["victim-0", "victim-1"]
+    assert len(broker.away()) == 6
+
+
+async def test_a_flood_of_connected_clients_ends_nobody_elses_sessions(start_broker: StartBroker) -> None:
+    broker = await start_broker(sessions_max=6, listeners=(FAR,), access=AccessOptions(anonymous="always"))
+    for number in range(2):
+        await leave(await from_source(broker, "192.0.2.1", f"victim-{number}"))
+    flood = [await from_source(broker, "192.0.2.9", f"flood-{number}") for number in range(4)]
+    refused = await from_source(broker, "192.0.2.9", "flood-4", accepted=False)
+    assert await refused.ended() == []
+    assert broker.away() == ["victim-0", "victim-1"]
+    await from_source(broker, "192.0.2.5", "newcomer")
+    assert len(broker.away()) == 1
+    assert len(flood) == 4
+
+
 @pytest.mark.usefixtures("script")
 async def test_a_user_whose_share_of_the_sessions_is_used_up_displaces_nobody(start_broker: StartBroker) -> None:
     broker = await start_broker(sessions_max=6, access=plugins("Users"), quotas=QuotaOptions(share_from=0))
@@ -290,8 +326,7 @@ async def test_a_user_whose_share_of_the_sessions_is_used_up_displaces_nobody(st
 
 @pytest.mark.usefixtures("script")
 async def test_a_client_that_moves_to_another_source_takes_along_what_it_holds(start_broker: StartBroker) -> None:
-    listener = ListenerOptions(name="far", proxy_from=("127.0.0.0/8",))
-    broker = await start_broker(access=plugins("Users"), listeners=(listener,))
+    broker = await start_broker(access=plugins("Users"), listeners=(FAR,))
     ledger = broker.node.store.ledger
     await leave(await user(broker, "ann", "pump", lasts=True))
     assert ledger.held(Resource.SESSIONS, Causer.of("ann", LOCAL)) == 1
