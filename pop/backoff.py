@@ -28,6 +28,15 @@ class Exponential:
         return int(min(grown, self.max_ms))
 
 
+SCRAMBLER = 0x9E37_79B9_7F4A_7C15
+"""An odd number of 64 bits whose multiples look random (Knuth, The Art of Computer Programming, 6.4)."""
+
+
+def jittered_ms(wait_ms: int, jitter: float, seed: int) -> int:
+    """Return a wait that is shorter by up to the part `jitter` (0 to 1) of it. The same seed always has the same wait."""
+    return wait_ms - int(wait_ms * jitter * ((seed * SCRAMBLER >> 32 & 0xFFFF_FFFF) / 2**32))
+
+
 Backoff = tuple[int, ...] | Exponential
 """Milliseconds from a failed attempt to the next: a list by attempt, or a rule. The last wait of a list holds for all later
 attempts; with an empty list the message is visible again at once."""

@@ -89,15 +89,31 @@ class PopOptions:
         maximum=65_535,
     )
     retry_backoff_ms: tuple[int, ...] = option(
-        (),
+        (1_000, 2_000, 4_000, 8_000, 15_000, 30_000, 60_000, 120_000, 240_000, 300_000),
         "Milliseconds from a failed attempt to the next one, by attempt; the last value applies to all later attempts. If "
         "empty, a message is visible again at once.",
         minimum=0,
         maximum=30 * DAY_MS,
     )
+    retry_jitter_percent: int = option(
+        25,
+        "Each wait of `retry_backoff_ms`, and of an exponential back-off of a group, is shorter by a random part of up to this "
+        "percentage, so that messages that failed together do not all return at once. A list of waits that is set for a group "
+        "is exact.",
+        minimum=0,
+        maximum=100,
+    )
     in_flight_max: int = option(
         200_000,
-        "Maximum number of messages that a group has in flight. At the limit, its pops get nothing until it acknowledges some.",
+        "Maximum number of messages that the consumers of a group have in flight. At the limit, its pops get nothing until it "
+        "acknowledges some. Messages that wait for their back-off do not count.",
+        minimum=1,
+        maximum=100_000_000,
+    )
+    delayed_max: int = option(
+        200_000,
+        "Maximum number of messages of a group that wait for a delay or their back-off after they were returned. At the limit, "
+        "its pops get nothing until some of them are visible again.",
         minimum=1,
         maximum=100_000_000,
     )

@@ -113,6 +113,8 @@ class Flag(IntFlag):
     """Half of a transaction. It is not routed when it is stored. A `TRANSACTION_COMMITTED` record routes it."""
     SESSION = 0x40
     """The message changes the session that its properties name: it was received at QoS 2, or it is the session's will."""
+    RETURNED = 0x80
+    """On POP_INVISIBLE_CHANGED: the consumer has returned the message, and nobody has it until the invisible time ends."""
 
 
 UNROUTED = int(Flag.DELAYED | Flag.HALF)

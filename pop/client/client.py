@@ -169,7 +169,8 @@ class Client:
             topic_filter: MQTT topic filter (MQTT 5.0, 4.7), or `$dlq/GROUP` for the dead letters of another group.
             group: Name of the group. All its consumers, on any machine, share the messages.
             batch: Maximum number of messages in one pop, at least 1.
-            prefetch: Maximum number of messages that wait in the client, at least `batch`. Their invisible time has started.
+            prefetch: Maximum number of messages that wait in the client, at least `batch`. Their invisible time has started, so
+                fewer wait where the loop is slow.
             invisible_ms: Time in ms from the pop in which the node waits for the acknowledgement, at least 1.
             wait_ms: How long one poll waits at the node for the first message, in ms.
             start: Where the group starts if this call creates it: `"earliest"` with all that the log has, `"latest"` with the
@@ -207,6 +208,7 @@ class Client:
         start: Start = "earliest",
         attempt_id: str = "",
         acks: Iterable[str] = (),
+        in_order_max: int = 1,
     ) -> PoppedMessages[Message]:
         """Return the next visible messages of a group, possibly none.
 
@@ -225,19 +227,22 @@ class Client:
                 the messages of that call that are still in flight.
             acks: Handles of the group to acknowledge first. That is durable when the call returns. `refused` of the result
                 names the handles that the node did not acknowledge.
+            in_order_max: Maximum number of messages of one message group that a FIFO group returns, in order. With more than 1
+                the caller must process them in this order, and after a failed one `suspend` those that follow. The next ones
+                of the message group come when all of them are acknowledged or returned. Other groups ignore it.
 
         Raises:
             RequestInvalid: The group's name, the filter or a number breaks a rule. No handle was acknowledged.
             Overloaded, NodeUnavailable: The call failed. Some handles may be acknowledged: pass them again.
         """
-        request = requests.pop(topic_filter, group, messages_max, invisible_ms, wait_ms, start, attempt_id, acks)
+        request = requests.pop(topic_filter, group, messages_max, invisible_ms, wait_ms, start, attempt_id, acks, in_order_max)
         answer = await self._call(self._stub.Pop, request, wait_ms)
         refused = answers.refused_acks(request, answer)
         if answers.must_pop_again(request, answer):
             request.ClearField("acks")
             answer = await self._call(self._stub.Pop, request, wait_ms)
         settlements = self._settlements_of(group)
-        return PoppedMessages((Message(received, settlements, 0) for received in answer.messages), refused)
+        return PoppedMessages((Message(received, settlements) for received in answer.messages), refused)
 
     async def ack(self, handles: Iterable[str], *, group: str) -> None:
         """Acknowledge many deliveries of a group; return when that is durable.
@@ -274,7 +279,8 @@ class Client:
             topic_filter: As for `consume`.
             group: As for `consume`.
             start: As for `consume`.
-            credits: Maximum number of messages in flight. Each settled message makes room for another.
+            credits: Maximum number of messages in flight. Each settled message makes room for another. Where the loop is slow,
+                the stream asks for fewer, and returns what the loop will not reach in time without counting an attempt.
             batch: Maximum number of messages in one response; 0 for the node's default.
             invisible_ms: Time in ms in which the node waits for the acknowledgement; 0 for the group's setting.
             give_back: Return unsettled messages at once and without counting the attempt when the stream ends.

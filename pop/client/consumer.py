@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from penstock.pop.client.message import Message
 from penstock.pop.client.retrydelays import RetryDelays
 from penstock.pop.client.settlements import Settlements
 from penstock.pop.client.statuses import error_of_call
+from penstock.pop.client.unseen import UnseenMessages
 from penstock.pop.errors import ClientClosed, NodeUnavailable, Overloaded, PopError
 from penstock.pop.proto import pop_pb2 as pb
 
@@ -34,10 +34,6 @@ ANSWER_S_MAX = 0.2
 """A poll older than this waits for messages and can be cancelled. The node may have answered a younger one already. Cancelling
 that one would lose its messages until their invisible time ends, so closing waits for it."""
 
-USABLE = 0.9
-"""Part of the invisible time in which the consumer may give a message to the loop. After it the loop could hardly settle the
-message before the deadline."""
-
 
 class Consumer:
     """Messages of a group, as an asynchronous iterator from `Client.consume`.
@@ -45,10 +41,13 @@ class Consumer:
         async for message in client.consume("plant/#", group="billing"):
             await message.ack()
 
-    The consumer pops in the background, ahead of the loop, whenever a whole batch fits below `prefetch`. Each pop carries the
-    acknowledgements that wait. Several tasks may iterate over one consumer: each message goes to one of them. When the last
-    task leaves its loop, or leaves the `async with` around it, the consumer closes: it ends its poll and returns the messages
-    that no task has seen. While the node is away the consumer waits, and continues when the node is back.
+    The consumer pops in the background, ahead of the loop. Each pop carries the acknowledgements that wait. The consumer
+    measures how long the loop handles a message, and keeps as many messages ready as the loop takes within half the invisible
+    time, at most `prefetch`. Messages that the loop will not reach in time are returned to the node, which counts no attempt.
+
+    Several tasks may iterate over one consumer: each message goes to one of them. When the last task leaves its loop, or leaves
+    the `async with` around it, the consumer closes: it ends its poll and returns the messages that no task has seen. While the
+    node is away the consumer waits, and continues when the node is back.
     """
 
     def __init__(
@@ -65,12 +64,15 @@ class Consumer:
         self._stub = stub
         self._settlements = settlements
         self._request = request
-        self._prefetch = prefetch
         self._timeout_s = timeout_s + request.wait_ms / 1000
         self._close_s = close_s
         self._on_close = on_close
-        self._buffer: deque[Message] = deque()
+        self._unseen: UnseenMessages[Message] = UnseenMessages(prefetch, request.invisible_ms / 1000)
+        self._batch = request.messages_max
+        self._watch: asyncio.TimerHandle | None = None
         self._iterators = 0
+        self._idle = 0
+        """Number of tasks that wait for a message."""
         self._poller: asyncio.Task[None] | None = None
         self._poll_call: grpc.aio.UnaryUnaryCall[pb.PopRequest, pb.PopResponse] | None = None
         self._polled_s = 0.0
@@ -83,6 +85,16 @@ class Consumer:
         self._arrived = asyncio.Event()
         """Wakes the iterators: there are messages, or the consumer closes."""
 
+    @property
+    def returned(self) -> int:
+        """Number of messages that the loop would not have reached in time. They went back without counting an attempt."""
+        return self._unseen.returned
+
+    @property
+    def expired(self) -> int:
+        """Number of messages that expired before the loop saw them, because something blocked the event loop."""
+        return self._unseen.expired
+
     # --- iterating --------------------------------------------------------------------------------------------------
 
     def __aiter__(self) -> AsyncGenerator[Message, None]:
@@ -91,9 +103,12 @@ class Consumer:
 
     async def _iterate(self) -> AsyncGenerator[Message, None]:
         self._enter()
+        time_s = asyncio.get_running_loop().time
         try:
             while (message := await self._next()) is not None:
+                began_s = time_s()
                 yield message
+                self._unseen.handled(time_s() - began_s)
         finally:
             await self._leave()
 
@@ -110,41 +125,56 @@ class Consumer:
         if self._closing.is_set():
             raise ClientClosed("this consumer was closed: call consume() again")
         self._iterators += 1
+        self._unseen.takers = self._iterators
         if self._poller is None:
             self._poller = asyncio.get_running_loop().create_task(self._poll())
             self._poller.add_done_callback(self._poller_ended)
 
     async def _leave(self) -> None:
         self._iterators -= 1
+        self._unseen.takers = max(self._iterators, 1)
         if not self._iterators:
             await self.aclose()
 
     async def _next(self) -> Message | None:
-        """Return the next message, or None when the consumer is closed. Skips messages that expired in the buffer."""
+        """Return the next message, or None when the consumer is closed."""
         loop = asyncio.get_running_loop()
         while True:
-            while self._buffer:
-                message = self._buffer.popleft()
-                if self._has_room():
+            message = self._unseen.take(loop.time())
+            if message is not None:
+                if not self._wake.is_set() and self._room() > 0:
                     self._wake.set()
-                if message._usable_until_s > loop.time():
-                    return message
+                return message
+            if self._unseen:
+                self._return_surplus()  # It is too late for the first message.
+                continue
             if self._closing.is_set():
                 return None
             if self._failure is not None:
                 raise self._failure
             self._arrived.clear()
-            await self._arrived.wait()
+            self._idle += 1
+            self._wake.set()
+            try:
+                await self._arrived.wait()
+            finally:
+                self._idle -= 1
 
     # --- polling ----------------------------------------------------------------------------------------------------
 
-    def _has_room(self) -> bool:
-        return len(self._buffer) + self._request.messages_max <= self._prefetch
+    def _room(self) -> int:
+        """Return how many messages the next pop asks for. 0: it waits until a batch has room, or the loop has taken all."""
+        room = self._unseen.room(asyncio.get_running_loop().time())
+        if self._idle and not self._unseen:
+            return min(max(room, self._idle), self._batch)
+        wanted = min(self._batch, max((room + len(self._unseen)) // 2, 1))
+        return min(room, self._batch) if room >= wanted else 0
 
     async def _poll(self) -> None:
         loop = asyncio.get_running_loop()
         while not self._closing.is_set():
-            if not self._has_room():
+            room = self._room()
+            if room == 0:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
@@ -152,6 +182,7 @@ class Consumer:
             settlements = self._settlements
             acks = settlements.acks.take()
             request = self._request
+            request.messages_max = room
             if acks:
                 request = pb.PopRequest(acks=[handle for handle, _ in acks])
                 request.MergeFrom(self._request)
@@ -171,11 +202,39 @@ class Consumer:
             if acks:
                 settlements.acks.answer(acks, answers.errors(answer.ack_statuses) or [None] * len(acks))
             if answer.messages:
-                usable_until_s = loop.time() + self._request.invisible_ms / 1000 * USABLE
-                self._buffer.extend(Message(received, settlements, usable_until_s) for received in answer.messages)
+                self._unseen.add([Message(received, settlements) for received in answer.messages], loop.time())
                 self._arrived.set()
+                self._watch_unseen()
             elif not acks and loop.time() - self._polled_s < EMPTY_S_MIN:
                 await self._pause(EMPTY_S_MIN)
+
+    def _watch_unseen(self) -> None:
+        if self._watch is None:
+            self._watch = asyncio.get_running_loop().call_later(self._unseen.check_after_s(), self._check_unseen)
+
+    def _check_unseen(self) -> None:
+        self._watch = None
+        if self._unseen and not self._closing.is_set():
+            self._return_surplus()
+            self._watch_unseen()
+
+    def _return_surplus(self) -> None:
+        """Return the messages that the loop will not see in time."""
+        expired = self._unseen.expired
+        surplus = self._unseen.surplus(asyncio.get_running_loop().time())
+        group = self._settlements.group
+        if self._unseen.expired > expired:
+            logger.warning(
+                "group %s: %d messages expired before the application saw them, which cost each an attempt: something blocks "
+                "the event loop for longer than the invisible time",
+                group,
+                self._unseen.expired - expired,
+            )
+        if surplus:
+            logger.info(
+                "group %s: %d messages went back, because the loop is too slow to see them in time", group, len(surplus)
+            )
+            self._settlements.return_unseen([message.handle for message in surplus])
 
     async def _wait_after(self, error: PopError) -> None:
         """Wait before the next try if an error is temporary. Raises any other error."""
@@ -212,14 +271,15 @@ class Consumer:
 
     async def _close(self) -> None:
         self._wake.set()
+        if self._watch is not None:
+            self._watch.cancel()
         if self._poller is not None:
             remaining_s = self._polled_s + ANSWER_S_MAX - asyncio.get_running_loop().time()
             await asyncio.wait((self._poller,), timeout=max(remaining_s, 0))
             if self._poll_call is not None:
                 self._poll_call.cancel()
             await asyncio.wait((self._poller,))
-        unseen = [message.handle for message in self._buffer]
-        self._buffer.clear()
+        unseen = [message.handle for message in self._unseen.clear()]
         self._arrived.set()
         await self._settlements.give_back(unseen, self._close_s)
         await self._settlements.acks.flush(self._close_s)

@@ -28,7 +28,8 @@ def group_settings(
             is at most 30 days.
         invisible_ms: Invisible time in ms of pops that name none, 1 to `pop.invisible_ms_max`. 0: the node's
             `pop.invisible_ms_default`.
-        in_flight_max: Maximum number of messages in flight, 1 to 100,000,000. 0: the node's `pop.in_flight_max`.
+        in_flight_max: Maximum number of messages that consumers have in flight, 1 to 100,000,000. 0: the node's
+            `pop.in_flight_max`. Messages that wait for their back-off do not count.
         fifo: Deliver the messages of one message group (or, without one, of one topic) in order, one at a time.
         tags: Deliver only messages with one of these tags, such as `alarm || reading`. `*` delivers all messages.
         sql: Deliver only messages whose properties satisfy this SQL-92 expression, such as `unit = 'C' and level > 3`.

@@ -12,12 +12,11 @@ from penstock.pop.proto import pop_pb2 as pb
 class Message(ReceivedMessage):
     """A message from `Client.consume` or `Client.pop`. It comes back as a new attempt unless it is acknowledged in time."""
 
-    __slots__ = ("_settlements", "_usable_until_s")
+    __slots__ = ("_settlements",)
 
-    def __init__(self, received: pb.PoppedMessage, settlements: Settlements, usable_until_s: float) -> None:
+    def __init__(self, received: pb.PoppedMessage, settlements: Settlements) -> None:
         super().__init__(received)
         self._settlements = settlements
-        self._usable_until_s = usable_until_s
 
     @property
     def group(self) -> str:
@@ -43,7 +42,7 @@ class Message(ReceivedMessage):
             InvalidInvisibleTime: The delay is negative or longer than `pop.invisible_ms_max`.
             StatusError, NodeUnavailable: As for `ack`.
         """
-        await self._settlements.changes.submit(pb.InvisibleChange(handle=self.handle, invisible_ms=delay_ms))
+        await self._settlements.changes.submit(pb.InvisibleChange(handle=self.handle, invisible_ms=delay_ms, nack=True))
 
     async def suspend(self, delay_ms: int = 0) -> None:
         """Return the message after `delay_ms` without counting this delivery as an attempt. Raises as `nack`."""

@@ -51,6 +51,7 @@ def pop(
     start: Start,
     attempt_id: str = "",
     acks: Iterable[str] = (),
+    in_order_max: int = 0,
 ) -> pb.PopRequest:
     """Return the request for the next messages of a group."""
     return pb.PopRequest(
@@ -61,6 +62,7 @@ def pop(
         wait_ms=wait_ms,
         attempt_id=attempt_id,
         acks=acks,
+        in_order_max=in_order_max,
         **_start_fields(start),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,9 @@ from penstock.pop.proto import pop_pb2 as pb
 
 if TYPE_CHECKING:
     from penstock.pop.proto.pop_pb2_grpc import PopServiceAsyncStub
+
+# The standard library's logger, unlike the node's: the application decides where its messages go.
+logger = logging.getLogger("penstock.client")
 
 HANDLES_PER_CALL_MAX = 4096
 """A quarter of what a node accepts in one call, so that a call never occupies its loop for long."""
@@ -77,9 +81,19 @@ class Settlements:
         answer = await call(self._stub.DeadLetter, requests.handles(self.group, [handle]), self._timeout_s)
         answers.only(answers.errors(answer.statuses))
 
+    def return_unseen(self, handles: Iterable[str]) -> None:
+        """Return deliveries that the application has not seen, without waiting for the answer."""
+        for handle in handles:
+            self.changes.submit(pb.InvisibleChange(handle=handle, suspend=True)).add_done_callback(_log_failure)
+
     async def give_back(self, handles: Iterable[str], within_s: float) -> None:
         """Return deliveries that the application has not seen, at once and without counting an attempt."""
         returned = [self.changes.submit(pb.InvisibleChange(handle=handle, suspend=True)) for handle in handles]
         await self.changes.flush(within_s)
         # Errors need no handling: a delivery that can't be returned comes back at its deadline.
         await asyncio.gather(*returned, return_exceptions=True)
+
+
+def _log_failure(returned: asyncio.Future[str]) -> None:
+    if not returned.cancelled() and returned.exception() is not None:
+        logger.warning("a message that the application has not seen could not be returned: %s", returned.exception())

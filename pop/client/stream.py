@@ -13,7 +13,8 @@ import grpc.aio
 
 from penstock.pop.client.received import ReceivedMessage
 from penstock.pop.client.statuses import error_of_call
-from penstock.pop.errors import NodeUnavailable
+from penstock.pop.client.unseen import UnseenMessages
+from penstock.pop.errors import NodeUnavailable, PopError
 from penstock.pop.proto import pop_pb2 as pb
 
 if TYPE_CHECKING:
@@ -23,6 +24,10 @@ logger = logging.getLogger("penstock.client")
 
 CLOSE_S = 2.0
 """How long leaving a stream waits until the node has received the last acknowledgements."""
+
+
+CREDITS_DEFAULT = 1024
+"""Credits of a stream that does not name them, as at the node."""
 
 
 class StreamMessage(ReceivedMessage):
@@ -40,7 +45,7 @@ class StreamMessage(ReceivedMessage):
 
     def nack(self, *, delay_ms: int = 0) -> None:
         """Return the message after `delay_ms` as a failed attempt. The group's back-off, if any, is added to the delay."""
-        self._stream.change(pb.InvisibleChange(handle=self.handle, invisible_ms=delay_ms))
+        self._stream.change(pb.InvisibleChange(handle=self.handle, invisible_ms=delay_ms, nack=True))
 
     def suspend(self, delay_ms: int = 0) -> None:
         """Return the message after `delay_ms` without counting this delivery as an attempt."""
@@ -56,14 +61,35 @@ class StreamConsumer:
 
     Acknowledgements go out on the stream and nobody waits for them. If the node refuses one, the client logs that, and the
     message comes back. The iteration raises NodeUnavailable when the node goes away: open another stream then.
+
+    The stream measures how long the loop handles a message. Messages that the loop will not reach within their invisible time
+    are returned to the node, which counts no attempt, and the stream takes back credits until the loop is fast enough.
     """
 
     def __init__(self, stub: PopServiceAsyncStub, opening: pb.ConsumeOpen) -> None:
         self._stub = stub
         self._opening = opening
+        self._credits_max = self._credits = opening.credits or CREDITS_DEFAULT
         self._call: grpc.aio.StreamStreamCall[pb.ConsumeRequest, pb.ConsumeResponse] | None = None
         self._unsent = pb.ConsumeRequest()
         self._flusher: asyncio.Task[None] | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._unseen: UnseenMessages[StreamMessage] = UnseenMessages(self._credits_max, opening.invisible_ms / 1000)
+        self._watch: asyncio.TimerHandle | None = None
+        self._taken = 0
+        """Number of messages that the application has and did not settle."""
+        self._failure: PopError | None = None
+        self._arrived = asyncio.Event()
+
+    @property
+    def returned(self) -> int:
+        """Number of messages that the loop would not have reached in time. They went back without counting an attempt."""
+        return self._unseen.returned
+
+    @property
+    def expired(self) -> int:
+        """Number of messages that expired before the loop saw them, because something blocked the event loop."""
+        return self._unseen.expired
 
     async def __aenter__(self) -> StreamConsumer:
         # Without an iterator of requests, `write` sends them. The stubs do not know that form.
@@ -72,40 +98,83 @@ class StreamConsumer:
             await self._call.write(pb.ConsumeRequest(open=self._opening))
         except grpc.aio.AioRpcError as error:
             raise error_of_call(error) from error
+        self._reader = asyncio.get_running_loop().create_task(self._read(self._call))
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        call = self._call
+        call, reader = self._call, self._reader
         assert call is not None
-        if error is None and not call.done():
+        assert reader is not None
+        if self._watch is not None:
+            self._watch.cancel()
+        unseen = self._unseen.clear()
+        if not self._opening.give_back:
+            for message in unseen:
+                message.suspend()
+        if (error is None or self._unsent.changes) and not call.done():
             # Send the last acknowledgements and wait for the node's answer, for a bounded time. A broken stream has no answer.
             with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
                 async with asyncio.timeout(CLOSE_S):
                     await self._flush()
                     await call.done_writing()
-                    while isinstance(await call.read(), pb.ConsumeResponse):
-                        pass
+                    await asyncio.wait((reader,))
         call.cancel()
+        reader.cancel()
+        await asyncio.wait((reader,))
 
     def __aiter__(self) -> AsyncGenerator[StreamMessage, None]:
         return self._iterate()
 
     async def _iterate(self) -> AsyncGenerator[StreamMessage, None]:
-        call = self._call
-        assert call is not None, "enter the stream with `async with` first"
+        assert self._call is not None, "enter the stream with `async with` first"
+        time_s = asyncio.get_running_loop().time
         while True:
-            try:
-                response = await call.read()
-            except grpc.aio.AioRpcError as error:
-                raise error_of_call(error) from error
-            if not isinstance(response, pb.ConsumeResponse):
-                await self._raise_status(call)
-            for refused in response.refused:
-                logger.warning("group %s: the node refused an acknowledgement: %s", self._opening.group, refused.status.detail)
-            for received in response.messages:
-                yield StreamMessage(received, self)
+            if self._failure is not None:
+                raise self._failure
+            message = self._unseen.take(time_s())
+            if message is None:
+                if self._unseen:
+                    self._return_surplus()  # It is too late for the first message.
+                    continue
+                self._arrived.clear()
+                await self._arrived.wait()
+                continue
+            self._taken += 1
+            began_s = time_s()
+            yield message
+            self._unseen.handled(time_s() - began_s)
+            if self._credits < self._credits_max:
+                self._restore_credits(time_s())
+
+    # --- receiving --------------------------------------------------------------------------------------------------
+
+    async def _read(self, call: grpc.aio.StreamStreamCall[pb.ConsumeRequest, pb.ConsumeResponse]) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                try:
+                    response = await call.read()
+                except grpc.aio.AioRpcError as error:
+                    raise error_of_call(error) from error
+                if not isinstance(response, pb.ConsumeResponse):
+                    await self._raise_status(call)
+                group = self._opening.group
+                for refused in response.refused:
+                    logger.warning("group %s: the node refused an acknowledgement: %s", group, refused.status.detail)
+                if response.messages:
+                    self._unseen.invisible_s = response.invisible_ms / 1000
+                    self._unseen.add([StreamMessage(received, self) for received in response.messages], loop.time())
+                    self._arrived.set()
+                    self._watch_unseen()
+        except PopError as error:
+            self._failure = error
+        except asyncio.CancelledError:
+            self._failure = NodeUnavailable("the stream was closed: open another")
+            raise
+        finally:
+            self._arrived.set()
 
     async def _raise_status(self, call: grpc.aio.StreamStreamCall[pb.ConsumeRequest, pb.ConsumeResponse]) -> NoReturn:
         """Raise the reason why the node ended the stream."""
@@ -115,13 +184,64 @@ class StreamConsumer:
         metadata = grpc.aio.Metadata()
         raise error_of_call(grpc.aio.AioRpcError(code, metadata, metadata, detail, None))
 
+    def _watch_unseen(self) -> None:
+        if self._watch is None:
+            self._watch = asyncio.get_running_loop().call_later(self._unseen.check_after_s(), self._check_unseen)
+
+    def _check_unseen(self) -> None:
+        self._watch = None
+        if self._unseen and self._failure is None:
+            self._return_surplus()
+            self._watch_unseen()
+
+    def _return_surplus(self) -> None:
+        """Return the messages that the loop will not see in time, and let the node send fewer."""
+        now_s = asyncio.get_running_loop().time()
+        expired = self._unseen.expired
+        surplus = self._unseen.surplus(now_s)
+        if self._unseen.expired > expired:
+            logger.warning(
+                "group %s: %d messages expired before the application saw them, which cost each an attempt: something blocks "
+                "the event loop for longer than the invisible time",
+                self._opening.group,
+                self._unseen.expired - expired,
+            )
+        if not surplus:
+            return
+        logger.info(
+            "group %s: %d messages went back, because the loop is too slow to see them in time",
+            self._opening.group,
+            len(surplus),
+        )
+        self._set_credits(now_s)  # This goes first, so that the node does not send the same messages again.
+        for message in surplus:
+            self._unsent.changes.append(pb.InvisibleChange(handle=message.handle, suspend=True))
+        self._ensure_flusher()
+
+    def _set_credits(self, now_s: float) -> None:
+        wanted = self._taken + len(self._unseen) + max(self._unseen.room(now_s), 0)
+        wanted = min(max(wanted, 1), self._credits_max)
+        self._unsent.credits += wanted - self._credits
+        self._credits = wanted
+
+    def _restore_credits(self, now_s: float) -> None:
+        """Ask for more messages if the loop has become faster."""
+        wanted = self._taken + len(self._unseen) + self._unseen.room(now_s)
+        if wanted >= min(2 * self._credits, self._credits_max):
+            self._set_credits(now_s)
+            self._ensure_flusher()
+
+    # --- settling ---------------------------------------------------------------------------------------------------
+
     def ack(self, handle: str) -> None:
         """Acknowledge a delivery at the end of this turn of the loop, together with all other requests of the turn."""
+        self._taken -= 1
         self._unsent.acks.append(handle)
         self._ensure_flusher()
 
     def change(self, change: pb.InvisibleChange) -> None:
         """Move the deadline of a delivery at the end of this turn of the loop, as `ack` does."""
+        self._taken -= 1
         self._unsent.changes.append(change)
         self._ensure_flusher()
 
@@ -132,7 +252,7 @@ class StreamConsumer:
     async def _flush(self) -> None:
         call = self._call
         assert call is not None
-        while self._unsent.acks or self._unsent.changes:
+        while self._unsent.acks or self._unsent.changes or self._unsent.credits:
             request, self._unsent = self._unsent, pb.ConsumeRequest()
             # A broken stream makes the iteration fail. Messages whose acknowledgement was lost come back at their deadline.
             with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):

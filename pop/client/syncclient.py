@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 
@@ -14,11 +13,10 @@ from penstock.pop.client.groups import SyncGroupCalls
 from penstock.pop.client.outgoing import OutgoingMessage, SendReceipt
 from penstock.pop.client.received import PoppedMessages
 from penstock.pop.client.requests import Start
-from penstock.pop.client.retrydelays import RetryDelays
 from penstock.pop.client.security import PLAIN, Security
+from penstock.pop.client.syncconsumer import SyncConsumer
 from penstock.pop.client.syncmessage import SyncMessage, SyncSettlements
 from penstock.pop.client.synctransactions import SyncTransactionCalls
-from penstock.pop.errors import NodeUnavailable, Overloaded
 from penstock.pop.proto.pop_pb2_grpc import GroupServiceStub, PopServiceStub
 
 
@@ -30,8 +28,9 @@ class SyncClient:
             for message in client.consume("plant/#", group="billing"):
                 message.ack()
 
-    Each method is one call and returns when the node has answered. Nothing runs in the background. A method takes the
-    arguments of the method of `Client` with the same name, and raises the same errors. Only `consume` has no `prefetch`.
+    Each method is one call and returns when the node has answered. Nothing runs in the background, but for the thread of a
+    `consume` that returns messages in time. A method takes the arguments of the method of `Client` with the same name, and
+    raises the same errors. Only `consume` has no `prefetch`.
 
     Parameters:
         target: `HOST:PORT` of the node's gRPC listener.
@@ -111,9 +110,10 @@ class SyncClient:
         start: Start = "earliest",
         attempt_id: str = "",
         acks: Iterable[str] = (),
+        in_order_max: int = 1,
     ) -> PoppedMessages[SyncMessage]:
         """Return the next visible messages of a group, possibly none, as `Client.pop`."""
-        request = requests.pop(topic_filter, group, messages_max, invisible_ms, wait_ms, start, attempt_id, acks)
+        request = requests.pop(topic_filter, group, messages_max, invisible_ms, wait_ms, start, attempt_id, acks, in_order_max)
         answer = self._call(self._stub.Pop, request, wait_ms)
         refused = answers.refused_acks(request, answer)
         if answers.must_pop_again(request, answer):
@@ -132,27 +132,22 @@ class SyncClient:
         wait_ms: int = 20_000,
         start: Start = "earliest",
     ) -> Iterator[SyncMessage]:
-        """Yield messages without end, one pop at a time. While the node is away, wait for it.
+        """Return an iterator over messages without end, one pop at a time. While the node is away, it waits for it.
 
-        If the iteration stops within a batch, the rest of the batch comes back when its invisible time ends. Choose a batch
-        that the application processes within the invisible time. 0 for `invisible_ms` takes the group's setting.
+        A pop asks for as many messages as the loop takes within half the invisible time, at most `batch`. A thread returns the
+        messages that the loop will not reach in time. When the iteration stops, the rest of the batch is returned. Neither
+        counts an attempt. 0 for `invisible_ms` takes the group's setting.
+
+        Raises:
+            ValueError: A number is out of bounds.
         """
-        delays = RetryDelays()
-        while True:
-            try:
-                messages = self.pop(
-                    topic_filter,
-                    group=group,
-                    messages_max=batch,
-                    invisible_ms=invisible_ms,
-                    wait_ms=wait_ms,
-                    start=start,
-                )
-            except (NodeUnavailable, Overloaded):
-                time.sleep(delays.next_s())
-                continue
-            delays.reset()
-            yield from messages
+        if batch < 1 or invisible_ms < 0 or wait_ms < 0:
+            raise ValueError(
+                "batch must be at least 1, invisible_ms and wait_ms at least 0: "
+                f"batch is {batch}, invisible_ms {invisible_ms}, wait_ms {wait_ms}"
+            )
+        request = requests.pop(topic_filter, group, batch, invisible_ms, wait_ms, start)
+        return SyncConsumer(self._call, self._stub, request).messages()
 
     def ack(self, handles: Iterable[str], *, group: str) -> None:
         """Acknowledge deliveries; return when that is durable, as `Client.ack`."""

@@ -44,11 +44,17 @@ class SyncSettlements:
         """Make deliveries dead letters; return the error of each, or None."""
         return answers.errors(self._call(self._stub.DeadLetter, requests.handles(self.group, handles)).statuses)
 
-    def change(self, handle: str, invisible_ms: int, *, suspend: bool = False) -> str:
+    def change(self, handle: str, invisible_ms: int, *, suspend: bool = False, nack: bool = False) -> str:
         """Move a delivery's deadline to `invisible_ms` from now; return the new handle."""
-        change = pb.InvisibleChange(handle=handle, invisible_ms=invisible_ms, suspend=suspend)
+        change = pb.InvisibleChange(handle=handle, invisible_ms=invisible_ms, suspend=suspend, nack=nack)
         answer = self._call(self._stub.ChangeInvisible, requests.change_invisible(self.group, [change]))
         return answers.only(answers.new_handles(answer))
+
+    def give_back(self, handles: list[str]) -> None:
+        """Return deliveries that the application has not seen, at once and without counting an attempt."""
+        if handles:
+            changes = [pb.InvisibleChange(handle=handle, suspend=True) for handle in handles]
+            self._call(self._stub.ChangeInvisible, requests.change_invisible(self.group, changes))
 
 
 class SyncMessage(ReceivedMessage):
@@ -71,7 +77,7 @@ class SyncMessage(ReceivedMessage):
 
     def nack(self, *, delay_ms: int = 0) -> None:
         """Return the message as a failed attempt, as `Message.nack`."""
-        self._settlements.change(self.handle, delay_ms)
+        self._settlements.change(self.handle, delay_ms, nack=True)
 
     def suspend(self, delay_ms: int = 0) -> None:
         """Return the message without counting the attempt, as `Message.suspend`."""

@@ -85,7 +85,8 @@ class Checkpoint:
         group_id: of the group that popped.
         pop_ms: time of the pop, in ms since 1970.
         deadline_ms: when the invisible time is over, in ms since 1970.
-        flags: `Flag.SUSPENDED` if the return of the messages doesn't count as an attempt.
+        flags: `Flag.SUSPENDED` if the return of the messages doesn't count as an attempt; `Flag.RETURNED` if no consumer has
+            the messages any more.
         body: the entries, `CHECKPOINT_ENTRY` each.
         attempt_id: of the call; empty if it gave none. Of deliveries that stay with a device, `KEEPER_MARK` and its keeper.
     """
@@ -102,6 +103,7 @@ class Checkpoint:
         "pop_ms",
         "position",
         "replaced",
+        "waits",
     )
 
     def __init__(
@@ -125,6 +127,8 @@ class Checkpoint:
         self.acked = 0
         self.replaced = 0
         self.attempt_id = attempt_id
+        self.waits = bool(flags & (Flag.SUSPENDED | Flag.RETURNED))
+        """True if no consumer has the messages: they wait for a delay, or for the back-off after a failed attempt."""
 
     def entry(self, index: int) -> Entry:
         """Return delivery `index`."""

@@ -53,6 +53,8 @@ class CheckpointTable:
         self._changed.add(checkpoint.position)
         self._new.add(checkpoint.position)
         self._deadlines.schedule(checkpoint.deadline_ms, checkpoint)
+        if checkpoint.waits:
+            self._groups[checkpoint.group_id].delayed += checkpoint.open.bit_count()
         if checkpoint.keeper:
             self.kept.setdefault(checkpoint.keeper, set()).add(checkpoint.position)
 
@@ -69,6 +71,8 @@ class CheckpointTable:
         assert checkpoint.open & mask == mask, (checkpoint.position, mask)
         checkpoint.open ^= mask
         self._changed.add(checkpoint.position)
+        if checkpoint.waits:
+            self._groups[checkpoint.group_id].delayed -= mask.bit_count()
         if not checkpoint.open:
             del self.open[checkpoint.position]
             if checkpoint.keeper:
@@ -82,6 +86,15 @@ class CheckpointTable:
                     del attempt_ids[checkpoint.attempt_id]
             self._deadlines.forget(checkpoint)
             self.closed.add(checkpoint.position, checkpoint.without_entries())
+
+    def let_wait(self, checkpoint: Checkpoint) -> None:
+        """Note that the open deliveries of a checkpoint wait for their back-off: their consumer's time is over.
+
+        No record says so. After the next start their deadline passes again, and this is called again.
+        """
+        if not checkpoint.waits:
+            checkpoint.waits = True
+            self._groups[checkpoint.group_id].delayed += checkpoint.open.bit_count()
 
     def move_deadlines(self, step: ClockStep) -> None:
         """Move the deadlines that were set in the window of a step of the clock: their invisible times are not over sooner."""

@@ -68,13 +68,13 @@ class PopCore:
         self.dead_letter_origins = DeadLetterOrigins(state)
         judge = Judge(state, handles, now_ms)
         acknowledger = Acknowledger(state, records, handles, judge, serve, now_ms, self.counters)
-        visibility = Visibility(state, records, handles, judge, now_ms, options.invisible_ms_max)
+        visibility = Visibility(state, records, handles, judge, serve, now_ms, options.invisible_ms_max)
         settlement = Settlement(state, records, serve, now_ms, self.counters)
         self._revival = Revival(state, records, self._deadlines, serve, now_ms, self.counters, timer.fire_max)
         # Methods of the parts are attributes here, so that a call doesn't take a detour.
         self.read = records.read
         self.pop = popper.pop
-        self.requeue = popper.requeue
+        self.requeue = self.polls.requeue
         self.long_poll = self.polls.poll
         self.ack = acknowledger.ack
         self.dead_letter = acknowledger.dead_letter

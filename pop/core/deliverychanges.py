@@ -107,7 +107,8 @@ class DeliveryChanges:
         else:
             group.cursor = noted["cursor"]
             if retries:
-                group.retry_cursor = retries[-1].offset + 1
+                # Earlier versions put all messages of FIFO groups that returned into the retry queue.
+                group.retry_cursor = min(retries[-1].offset + 1, group.retry.next_offset)
         order = group.order
         if order is not None:
             for offset, position, size, key in noted.get("parked", ()):
@@ -165,9 +166,13 @@ class DeliveryChanges:
                 continue
             entry = checkpoint.entry(index)
             attempts = entry.attempt - 1 if uncounted or checkpoint.suspended else entry.attempt
-            self._queues.append_to(group.retry, entry.position, entry.size, attempts)
+            offset = entry.offset if entry.source == FROM_QUEUE else 0
+            if group.order is None or not group.order.put_back(offset, entry.position, entry.size, attempts):
+                self._queues.append_to(group.retry, entry.position, entry.size, attempts)
             self._checkpoints.close(checkpoint, 1 << index)
             group.in_flight -= 1
+        if group.order is not None:
+            self._groups.changed.add(group.id)
 
     def _apply_dead_letter(self, record: Record) -> None:
         group = self._groups.of_record(record)

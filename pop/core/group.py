@@ -26,7 +26,7 @@ class ConsumerGroup:
 
     New messages come from `queue`, retries from `retry`. `cursor` and `retry_cursor` are the offsets of the first messages
     that were not handed out. `in_flight` is the number of messages that were handed out and are neither acknowledged, revived
-    nor dead letters.
+    nor dead letters. `delayed` of them wait for a delay or their back-off, and no consumer has them.
 
     A group that doesn't take every message is selective: it inspects each, because its filter on delivery may not want the
     message, or the message group may be busy. `scanned` is the offset up to which it has inspected its queue. It may be ahead
@@ -52,6 +52,8 @@ class ConsumerGroup:
         "cursor",
         "dead_letter_count",
         "dead_letters_of",
+        "delayed",
+        "delayed_max",
         "epoch",
         "expected",
         "expression",
@@ -62,6 +64,7 @@ class ConsumerGroup:
         "in_flight_max",
         "invisible_ms",
         "is_deleted",
+        "jitter",
         "latency",
         "name",
         "order",
@@ -101,6 +104,7 @@ class ConsumerGroup:
         """Entries of its queue that were read ahead, and the offset of the first. Entries of a queue never change."""
         self.retry_cursor = 0
         self.in_flight = 0
+        self.delayed = 0
         self.dead_letter_count = 0
         """Number of its dead letters that were not redriven."""
         self.expected = 0
@@ -132,7 +136,10 @@ class ConsumerGroup:
         self.attempts_max = settings.attempts_max or options.attempts_max
         self.backoff: Backoff = options.retry_backoff_ms if settings.backoff is None else settings.backoff
         self.invisible_ms = settings.invisible_ms or options.invisible_ms_default
+        self.jitter = 0.0 if isinstance(settings.backoff, tuple) else options.retry_jitter_percent / 100
+        """Part of each wait by which the wait may be shorter, at random. The waits of a list that was set are exact."""
         self.in_flight_max = settings.in_flight_max or options.in_flight_max
+        self.delayed_max = options.delayed_max
         self.expression: Expression | None = compile_expression(settings.expression, settings.expression_type)
         if not settings.fifo:
             self.order = None
@@ -143,6 +150,11 @@ class ConsumerGroup:
     def is_selective(self) -> bool:
         """True if the group inspects each message, and doesn't simply take the next one."""
         return self.order is not None or self.expression is not None or bool(self.dead_letters_of)
+
+    @property
+    def room(self) -> int:
+        """How many more messages the group may have in flight. What waits for its back-off has a bound of its own."""
+        return self.in_flight_max - self.in_flight + self.delayed if self.delayed < self.delayed_max else 0
 
     @property
     def visible(self) -> int:

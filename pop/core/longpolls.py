@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
+from penstock.pop.core.checkpoint import Checkpoint
 from penstock.pop.core.counters import PopCounters
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.order import PARKED_MAX
@@ -44,7 +45,13 @@ class LongPolls:
         self._loop = None
 
     async def poll(
-        self, groups: Sequence[ConsumerGroup], messages_max: int, invisible_ms: int, wait_ms: int, attempt_id: str = ""
+        self,
+        groups: Sequence[ConsumerGroup],
+        messages_max: int,
+        invisible_ms: int,
+        wait_ms: int,
+        attempt_id: str = "",
+        in_order_max: int = 1,
     ) -> PopResult | None:
         """Pop from the first of `groups` that has messages; wait up to `wait_ms` for the first message.
 
@@ -57,21 +64,21 @@ class LongPolls:
         in_turn = groups if len(groups) == 1 else sorted(groups, key=lambda group: attempt_id not in group.attempt_ids)
         for group in in_turn:
             if not group.polls or attempt_id in group.attempt_ids:
-                result = self._popper.pop(group, messages_max, invisible_ms, attempt_id)
+                result = self._popper.pop(group, messages_max, invisible_ms, attempt_id, in_order_max)
                 while result is None and wait_ms <= 0 and self._may_scan_further(group):
                     await asyncio.sleep(0)
-                    result = self._popper.pop(group, messages_max, invisible_ms, attempt_id)
+                    result = self._popper.pop(group, messages_max, invisible_ms, attempt_id, in_order_max)
                 if result is not None:
                     return result
         if wait_ms <= 0 or not groups:
             return None
-        poll = Poll(asyncio.get_running_loop().create_future(), messages_max, invisible_ms, attempt_id)
+        poll = Poll(asyncio.get_running_loop().create_future(), messages_max, invisible_ms, attempt_id, in_order_max)
         self.add(poll, *groups)
         try:
             await asyncio.wait((poll.future,), timeout=wait_ms / 1000)
         except asyncio.CancelledError:
             if poll.future.done() and poll.future.exception() is None:
-                self._popper.requeue(poll.future.result().checkpoint)
+                self.requeue(poll.future.result().checkpoint)
             raise
         finally:
             self.remove(poll, *groups)
@@ -109,12 +116,21 @@ class LongPolls:
             if poll.future.done():  # another of its groups has served it in this turn of the loop
                 group.polls.popleft()
                 continue
-            result = self._popper.pop(group, poll.messages_max, poll.invisible_ms, poll.attempt_id)
+            result = self._popper.pop(group, poll.messages_max, poll.invisible_ms, poll.attempt_id, poll.in_order_max)
             if result is None:
                 self._scan_further(group)
                 return
             group.polls.popleft()
             poll.future.set_result(result)
+
+    def requeue(self, checkpoint: Checkpoint) -> None:
+        """Make the messages of open deliveries visible at once, because they never reached their consumer.
+
+        This doesn't count as an attempt.
+        """
+        group = self._popper.requeue(checkpoint)
+        if group is not None:
+            self.serve(group)
 
     def serve_all(self, groups: Iterable[ConsumerGroup]) -> None:
         """Serve the polls of many groups, for example because the disk has room again."""
@@ -125,7 +141,7 @@ class LongPolls:
         """Return whether another pop may find messages, though the last one found none."""
         if self._space.level is Level.EXHAUSTED:
             return False  # `serve_all` goes on when the disk has room again
-        if not group.is_selective or group.settings.paused or group.in_flight >= group.in_flight_max:
+        if not group.is_selective or group.settings.paused or group.room <= 0:
             return False
         is_full = group.order is not None and group.order.parked >= PARKED_MAX
         return not is_full and group.scanned < group.queue.committed_offset

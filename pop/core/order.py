@@ -1,19 +1,23 @@
-"""The order of a FIFO group: at most one message of a message group is in flight, and its messages are delivered in order.
+"""The order of a FIFO group: messages of a message group are in flight under one pop at a time, and are delivered in order.
 
 The order knows a message group by its key, a 32-bit hash of its name. If two names have the same key, their messages are
-ordered among each other too, which does no harm. A key is *locked* while a message of it is in flight or waits for its next
-attempt. A message that a scan finds while its key is locked is *parked*: it waits here, so that no later scan inspects it
-again. A key that is not locked and has a parked message is *ready*.
+ordered among each other too, which does no harm. A key is *locked* while messages of it are in flight or wait for their
+back-off. A message that a scan finds while its key is locked is *parked*: it waits here, so that no later scan inspects it
+again. A message that returns for another attempt is parked too, before all later messages of its key: where a pop took
+several messages of one key, those after a failed one may return first. A key that is not locked and has a parked message is
+*ready*.
 
 A locked or parked message takes about 300 bytes of memory. `PARKED_MAX` bounds the number of parked messages.
 
-Rows of the index: key b"O", group id u32 big-endian, position u64 big-endian; value locked u8, key u32, offset u64, size u32.
+Rows of the index: key b"O", group id u32 big-endian, position u64 big-endian; value locked u8, key u32, offset u64, size u32,
+attempts u16. Rows of earlier versions have no attempts.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from itertools import islice
 from struct import Struct
 from typing import NamedTuple
 from zlib import crc32
@@ -30,16 +34,18 @@ NO_KEY = 0
 
 _KEY = Struct(">cIQ")
 _PREFIX = Struct(">cI")
-_ROW = Struct("<BIQI")
+_ROW = Struct("<BIQIH")
+_ROW_BEFORE = Struct("<BIQI")
 
 
 class Parked(NamedTuple):
-    """A message that waits for its turn: its offset in the group's queue, its record, and its key."""
+    """A message that waits for its turn: its offset in the group's queue, its record, its key, and the attempts it had."""
 
     offset: int
     position: int
     size: int
     key: int
+    attempts: int = 0
 
 
 def order_key(data: bytes) -> int:
@@ -60,8 +66,8 @@ class FifoOrder:
     def __init__(self) -> None:
         self._locked: dict[int, int] = {}
         """Keys of the messages that are in flight or wait for their next attempt, by position."""
-        self._keys: set[int] = set()
-        """The keys that are locked."""
+        self._keys: dict[int, int] = {}
+        """How many messages lock each locked key."""
         self._parked: dict[int, Parked] = {}
         """The parked messages, by position."""
         self._queues: dict[int, deque[Parked]] = {}
@@ -94,14 +100,18 @@ class FifoOrder:
         """Return whether a message that a scan finds may be handed out: its key is not locked, and has no parked message."""
         return key not in self._keys and key not in self._queues
 
-    def first(self, key: int) -> Parked:
-        """Return the message of a ready key that is to be handed out next."""
-        return self._queues[key][0]
+    def waiting(self, key: int, count: int) -> list[Parked]:
+        """Return up to `count` messages of a ready key that are to be handed out next, in order."""
+        return list(islice(self._queues[key], count))
+
+    def has_more(self, key: int, count: int) -> bool:
+        """Return whether more than `count` messages of a key are parked."""
+        return len(self._queues.get(key, ())) > count
 
     def park(self, parked: Parked) -> None:
         """Let a message wait for its turn, after the messages of its key that precede it in the group's queue."""
         queue = self._queues.setdefault(parked.key, deque())
-        if queue and parked < queue[-1]:  # a redriven dead letter
+        if queue and parked < queue[-1]:  # a redriven dead letter, or a message that returned
             queue = self._queues[parked.key] = deque(sorted((*queue, parked)))
         else:
             queue.append(parked)
@@ -111,10 +121,12 @@ class FifoOrder:
             self.ready[parked.key] = None
 
     def lock(self, position: int, key: int) -> None:
-        """Note that a message was handed out. It locks its key until `unlock`."""
+        """Note that a message was handed out. It locks its key until `unlock` or `put_back`."""
+        parked = self._parked.pop(position, None)
+        if parked is not None:
+            key = parked.key
         if position in self._locked or key == NO_KEY:
             return
-        parked = self._parked.pop(position, None)
         if parked is not None:
             queue = self._queues[key]
             queue.remove(parked)
@@ -122,16 +134,35 @@ class FifoOrder:
                 del self._queues[key]
         self.ready.pop(key, None)
         self._locked[position] = key
-        self._keys.add(key)
+        self._keys[key] = self._keys.get(key, 0) + 1
         self._changed.add(position)
 
     def unlock(self, position: int) -> None:
-        """Note that a message is acknowledged or dead-lettered. The next message of its key has its turn."""
+        """Note that a message is acknowledged or dead-lettered. The next messages of its key may have their turn."""
         key = self._locked.pop(position, None)
         if key is None:
             return
         self._changed.add(position)
-        self._keys.discard(key)
+        self._release(key)
+
+    def put_back(self, offset: int, position: int, size: int, attempts: int) -> bool:
+        """Note that a message that was handed out returns: it waits before all later messages of its key.
+
+        Return False if the message locks no key, so that it waits for nothing.
+        """
+        key = self._locked.pop(position, None)
+        if key is None:
+            return False
+        self._release(key)
+        self.park(Parked(offset, position, size, key, attempts))
+        return True
+
+    def _release(self, key: int) -> None:
+        left = self._keys[key] - 1
+        if left:
+            self._keys[key] = left
+            return
+        del self._keys[key]
         if key in self._queues:
             self.ready[key] = None
 
@@ -152,9 +183,9 @@ class FifoOrder:
             key = self._locked.get(position)
             parked = self._parked.get(position)
             if key is not None:
-                batch.put(_KEY.pack(KeySpace.ORDER, group_id, position), _ROW.pack(1, key, 0, 0))
+                batch.put(_KEY.pack(KeySpace.ORDER, group_id, position), _ROW.pack(1, key, 0, 0, 0))
             elif parked is not None:
-                batch.put(_KEY.pack(KeySpace.ORDER, group_id, position), _ROW.pack(0, parked.key, parked.offset, parked.size))
+                batch.put(_KEY.pack(KeySpace.ORDER, group_id, position), _parked_row(parked))
             elif position in self._saved:
                 batch.delete(_KEY.pack(KeySpace.ORDER, group_id, position))
                 self._saved.discard(position)
@@ -166,18 +197,23 @@ class FifoOrder:
 
     def load(self, index: Index, group_id: int) -> None:
         """Read the rows of a group."""
-        for position, (is_locked, key, offset, size) in sorted(_rows(index, group_id), key=lambda row: row[1][2:]):
+        for position, (is_locked, key, offset, size, attempts) in sorted(_rows(index, group_id), key=lambda row: row[1][2:]):
             if is_locked:
                 self.lock(position, key)
             else:
-                self.park(Parked(offset, position, size, key))
+                self.park(Parked(offset, position, size, key, attempts))
             self._saved.add(position)
         self._changed.clear()
 
 
-def _rows(index: Index, group_id: int) -> Iterator[tuple[int, tuple[int, int, int, int]]]:
+def _parked_row(parked: Parked) -> bytes:
+    return _ROW.pack(0, parked.key, parked.offset, parked.size, parked.attempts)
+
+
+def _rows(index: Index, group_id: int) -> Iterator[tuple[int, tuple[int, int, int, int, int]]]:
     for key, value in index.rows(_PREFIX.pack(KeySpace.ORDER, group_id)):
-        yield _KEY.unpack(key)[2], _ROW.unpack(value)
+        fields = _ROW.unpack(value) if len(value) == _ROW.size else (*_ROW_BEFORE.unpack(value), 0)
+        yield _KEY.unpack(key)[2], fields
 
 
 def delete_order(batch: Batch, group_id: int) -> None:

@@ -27,8 +27,15 @@ class VisibilityChange(NamedTuple):
         handle: names the delivery.
         invisible_ms: from now to the new deadline; 0 makes the message visible at once (nack).
         suspend: the return of the message at the new deadline doesn't count as an attempt.
+        nack: the consumer returns the message, and has it no more. `suspend` and an invisible time of 0 say so, too.
     """
 
     handle: str
     invisible_ms: int
     suspend: bool = False
+    nack: bool = False
+
+    @property
+    def returns(self) -> bool:
+        """True if the consumer has the message no more: it waits for the deadline alone."""
+        return self.nack or self.suspend or self.invisible_ms == 0

@@ -28,12 +28,21 @@ class Poll:
         messages_max: how many messages the call wants at most.
         invisible_ms: how long the messages are invisible then.
         attempt_id: of the call; empty if it gave none.
+        in_order_max: how many messages of one message group the call wants at most from a FIFO group.
     """
 
-    __slots__ = ("attempt_id", "future", "invisible_ms", "messages_max")
+    __slots__ = ("attempt_id", "future", "in_order_max", "invisible_ms", "messages_max")
 
-    def __init__(self, future: asyncio.Future[PopResult], messages_max: int, invisible_ms: int, attempt_id: str = "") -> None:
+    def __init__(
+        self,
+        future: asyncio.Future[PopResult],
+        messages_max: int,
+        invisible_ms: int,
+        attempt_id: str = "",
+        in_order_max: int = 1,
+    ) -> None:
         self.future = future
         self.messages_max = messages_max
         self.invisible_ms = invisible_ms
         self.attempt_id = attempt_id
+        self.in_order_max = in_order_max

@@ -57,8 +57,13 @@ class Popper:
         self._records = records
         self._counters = counters
 
-    def pop(self, group: ConsumerGroup, messages_max: int, invisible_ms: int, attempt_id: str = "") -> PopResult | None:
+    def pop(
+        self, group: ConsumerGroup, messages_max: int, invisible_ms: int, attempt_id: str = "", in_order_max: int = 1
+    ) -> PopResult | None:
         """Hand out up to `messages_max` visible messages of a group for `invisible_ms`; return None if there are none.
+
+        A FIFO group hands out up to `in_order_max` messages of one message group, in order. The next ones follow when none of
+        them is in flight any more.
 
         Return None also if the disk has no room for the checkpoint record; the messages stay visible.
 
@@ -77,30 +82,34 @@ class Popper:
                 return earlier
         result = None
         for _ in range(BATCHES_MAX):
-            result = self._pop_batch(group, messages_max, invisible_ms, attempt_id)
+            result = self._pop_batch(group, messages_max, invisible_ms, attempt_id, in_order_max)
             if result is None or any(result.records):
                 break
         return result
 
-    def requeue(self, checkpoint: Checkpoint) -> None:
-        """Make the messages of open deliveries visible at once, because they never reached their consumer.
+    def requeue(self, checkpoint: Checkpoint) -> ConsumerGroup | None:
+        """Make the messages of open deliveries visible at once; return their group. This doesn't count as an attempt.
 
-        This doesn't count as an attempt.
+        Return None if no delivery is open, or the disk is full.
         """
         references = [REFERENCE.pack(checkpoint.position, index) for index in checkpoint.open_indexes()]
         if not references:
-            return
+            return None
+        group = self._state.groups_by_id[checkpoint.group_id]
         try:
-            self._records.append_requeued(self._state.groups_by_id[checkpoint.group_id], references)
+            self._records.append_requeued(group, references)
         except DiskFull:
-            return  # the messages become visible again when their invisible time is over
+            return None  # the messages become visible again when their invisible time is over
+        return group
 
-    def _pop_batch(self, group: ConsumerGroup, messages_max: int, invisible_ms: int, attempt_id: str) -> PopResult | None:
+    def _pop_batch(
+        self, group: ConsumerGroup, messages_max: int, invisible_ms: int, attempt_id: str, in_order_max: int
+    ) -> PopResult | None:
         """Hand out one batch. The record of a message that no consumer can get any more is None."""
-        room = min(messages_max, group.in_flight_max - group.in_flight)
+        room = min(messages_max, group.room)
         if room <= 0 or group.visible <= 0 or group.settings.paused:
             return None
-        selection = select(group, room, self._state, self._store, self._records.read)
+        selection = select(group, room, self._state, self._store, self._records.read, in_order_max)
         noted = selection.noted
         if not selection.entries:
             try:

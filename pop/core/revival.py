@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from penstock.pop.backoff import backoff_ms
+from penstock.pop.backoff import backoff_ms, jittered_ms
 from penstock.pop.core.checkpoint import Checkpoint
 from penstock.pop.core.counters import PopCounters
 from penstock.pop.core.deadletters import Reason
@@ -67,12 +67,12 @@ class Revival:
             room -= checkpoint.open.bit_count()
             again_ms = 0
             for index in checkpoint.open_indexes():
-                attempt = checkpoint.entry(index).attempt
+                position, _, _, attempt, _, _ = checkpoint.entry(index)
                 counts = not checkpoint.suspended
                 is_last = counts and attempt >= group.attempts_max
                 due_ms = checkpoint.deadline_ms
                 if counts and not is_last:
-                    due_ms += backoff_ms(group.backoff, attempt)
+                    due_ms += jittered_ms(backoff_ms(group.backoff, attempt), group.jitter, position ^ attempt)
                 if due_ms > now_ms:
                     again_ms = min(again_ms or due_ms, due_ms)
                     continue
@@ -82,8 +82,11 @@ class Revival:
             if again_ms:
                 later.append((again_ms, checkpoint))
         for group_id, references in revived.items():
-            self._records.append_references(Kind.POP_REVIVED, self._state.groups_by_id[group_id], references)
+            group = self._state.groups_by_id[group_id]
+            self._records.append_references(Kind.POP_REVIVED, group, references)
             self._counters.revived += len(references)
+            if group.order is not None:
+                self._serve(group)  # its messages return to their message groups, and to no queue that polls watch
         for group_id, references in dead.items():
             group = self._state.groups_by_id[group_id]
             self._records.append_dead_letters(group, references, Reason.ATTEMPTS_EXHAUSTED)
@@ -91,6 +94,13 @@ class Revival:
         # This comes last: if the disk is full, `Deadlines` calls again with all checkpoints by itself.
         for due_ms, checkpoint in later:
             self._deadlines.schedule(due_ms, checkpoint)
+        relieved: dict[int, ConsumerGroup] = {}
+        for due_ms, checkpoint in later:
+            if due_ms > now_ms and not checkpoint.waits:
+                self._state.let_wait(checkpoint)
+                relieved[checkpoint.group_id] = self._state.groups_by_id[checkpoint.group_id]
+        for group in relieved.values():
+            self._serve(group)  # nobody has these messages any more, so the group has room below its in-flight limit
         self._counters.revive_late_ms_max = max(self._counters.revive_late_ms_max, 0, *late_ms)
         for each_ms in late_ms:
             self._counters.revive_lateness.add(each_ms, 1)

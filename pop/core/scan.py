@@ -42,6 +42,7 @@ class Found(NamedTuple):
     size: int
     key: int
     was_parked: bool
+    attempts: int = 0
 
 
 class Scan:
@@ -52,6 +53,7 @@ class Scan:
         dead_letters: tells which messages of a `$dlq/` queue are still dead letters.
         store: tells which messages retention has dropped.
         read: returns the record of a message, or None if it can't be read.
+        in_order_max: how many messages of one message group it finds at most, in a FIFO group.
     """
 
     def __init__(
@@ -60,13 +62,15 @@ class Scan:
         dead_letters: DeadLetters,
         store: Store,
         read: Callable[[int, int], bytes | None],
+        in_order_max: int = 1,
     ) -> None:
         self._group = group
         self._dead_letters = dead_letters
         self._store = store
         self._read = read
-        self._found_keys: set[int] = set()
-        """Keys of the found messages. They are locked as soon as the messages are handed out."""
+        self._in_order_max = in_order_max
+        self._found_keys: dict[int, int] = {}
+        """How many messages of each key may still be found. The keys are locked as soon as the messages are handed out."""
         self.found: list[Found] = []
         self.parked: list[Parked] = []
         self.records: dict[int, bytes | None] = {}
@@ -79,10 +83,7 @@ class Scan:
         """Find up to `room` messages."""
         order = self._group.order
         if order is not None:
-            for key in islice(order.ready, room):
-                parked = order.first(key)
-                self._found_keys.add(key)
-                self.found.append(Found(parked.position, parked.offset, parked.size, key, True))
+            self._find_ready(order, room)
         bytes_left = RESPONSE_BYTES - sum(found.size for found in self.found)
         for offset, position, size in self._candidates():
             if len(self.found) == room or bytes_left <= 0 or self._inspected >= SCAN_READS_MAX:
@@ -93,6 +94,16 @@ class Scan:
             self._inspected += 1
             if self._is_wanted(position, size, offset) and self._find_or_park(order, position, size, offset):
                 bytes_left -= size
+
+    def _find_ready(self, order: FifoOrder, room: int) -> None:
+        """Find parked messages of the ready keys: the next ones of each key, in order."""
+        for key in islice(order.ready, room):
+            taken = order.waiting(key, min(self._in_order_max, room - len(self.found)))
+            if not taken:
+                return
+            # What the scan finds of this key comes after all parked messages of the key.
+            self._found_keys[key] = 0 if order.has_more(key, len(taken)) else self._in_order_max - len(taken)
+            self.found += [Found(each.position, each.offset, each.size, key, True, each.attempts) for each in taken]
 
     def _candidates(self) -> Iterator[tuple[int, int, int]]:
         """Yield offset, position and size of the entries that the hash of their tag doesn't exclude; skip the others."""
@@ -130,9 +141,15 @@ class Scan:
                 return False  # after a repair of the log, a queue is scanned again
             data = self.records[position]
             key = order_key(data) if data is not None else NO_KEY
-            if key != NO_KEY and (key in self._found_keys or not order.is_free(key)):
-                self.parked.append(Parked(offset, position, size, key))
-                return False
-            self._found_keys.add(key)
+            if key != NO_KEY:
+                left = self._found_keys.get(key)
+                if left is None:
+                    left = self._in_order_max if order.is_free(key) else 0
+                if left == 0:
+                    self.parked.append(Parked(offset, position, size, key))
+                    # Nothing after it may overtake it, whatever becomes free.
+                    self._found_keys[key] = 0
+                    return False
+                self._found_keys[key] = left - 1
         self.found.append(Found(position, offset, size, key, False))
         return True

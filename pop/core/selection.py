@@ -57,10 +57,11 @@ class Selection:
         return b"".join(starmap(CHECKPOINT_ENTRY.pack, self.entries))
 
 
-def select(group: ConsumerGroup, room: int, state: PopState, store: Store, read: Read) -> Selection:
+def select(group: ConsumerGroup, room: int, state: PopState, store: Store, read: Read, in_order_max: int = 1) -> Selection:
     """Select up to `room` messages for a group: new messages and retries in turn, so that neither waits for the other.
 
-    `read` returns the record of a message, or None if it can't be read.
+    `read` returns the record of a message, or None if it can't be read. `in_order_max` is how many messages of one message
+    group a FIFO group may select.
     """
     new, retries = group.visible_new, group.visible_retries
     retries_first = group.retry_turn
@@ -71,7 +72,7 @@ def select(group: ConsumerGroup, room: int, state: PopState, store: Store, read:
     retries = min(retries, room)
     if group.is_selective:
         back = _retries(group, retries)
-        scan = Scan(group, state.dead_letters, store, read)
+        scan = Scan(group, state.dead_letters, store, read, in_order_max)
         return _select_by_scan(group, scan, state.mended, back, room - len(back), retries_first)
     fresh = _new(group, room - retries, store)
     back = _retries(group, min(group.visible_retries, room - len(fresh)))  # there may be fewer new messages than was thought
@@ -160,7 +161,7 @@ def _select_by_scan(group: ConsumerGroup, scan: Scan, mended: int, back: Entries
     if not scan.found and not back:
         # It was the turn of new messages, but none is wanted or free. Perhaps they wait for a message in the retry queue.
         back = _retries(group, min(group.visible_retries, room))
-    new: Entries = [(found.position, found.offset, found.size, 1, FROM_QUEUE, 0) for found in scan.found]
+    new: Entries = [(each.position, each.offset, each.size, each.attempts + 1, FROM_QUEUE, 0) for each in scan.found]
     selected = _fitting(group, back, new, retries_first)
     positions = {position for position, _, _, _, source, _ in selected if source == FROM_QUEUE}
     left_over = [found for found in scan.found if found.position not in positions and not found.was_parked]
@@ -176,6 +177,6 @@ def _select_by_scan(group: ConsumerGroup, scan: Scan, mended: int, back: Entries
         keys = {found.position: found.key for found in scan.found}
         noted["keys"] = [keys.get(entry[0], NO_KEY) for entry in selected]
         if scan.parked:
-            noted["parked"] = [list(parked) for parked in sorted(scan.parked)]
+            noted["parked"] = [list(parked[:4]) for parked in sorted(scan.parked)]  # none of them had an attempt
     must_note = bool(scan.parked) or scanned - group.cursor >= PASSED_MAX
     return Selection(selected, noted, must_note, scanned, scan.records)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -22,7 +21,7 @@ class GroupSnapshot(NamedTuple):
         visible: number of messages that a pop can get now; an upper bound for a selective group.
         retries: how many of the visible messages are retries.
         in_flight: number of messages that were handed out and not acknowledged.
-        delayed: how many messages in flight wait for their back-off.
+        delayed: how many messages in flight wait for a delay or their back-off, so that no consumer has them.
         parked: number of messages that wait for their message group.
         dead: number of dead letters.
         oldest_ms: age of the oldest message that was not handed out, in ms; None if there is none.
@@ -49,19 +48,16 @@ def snapshots(groups: Iterable[ConsumerGroup], checkpoints: Mapping[int, Checkpo
         store: has the messages.
     """
     now_ms = store.now_ms()
-    delayed: Counter[int] = Counter()
     oldest_pop_ms: dict[int, int] = {}
     for checkpoint in checkpoints.values():
         oldest_pop_ms.setdefault(checkpoint.group_id, checkpoint.pop_ms)  # checkpoints are in the order of their pops
-        if checkpoint.deadline_ms <= now_ms:
-            delayed[checkpoint.group_id] += checkpoint.open.bit_count()
     return [
         GroupSnapshot(
             group,
             visible=group.count_visible(),
             retries=group.count_retries(),
             in_flight=group.in_flight,
-            delayed=delayed[group.id],
+            delayed=group.delayed,
             parked=group.order.parked if group.order is not None else 0,
             dead=group.dead_letter_count,
             oldest_ms=_oldest_ms(group, store, now_ms),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
+from penstock.pop.core.checkpoint import Checkpoint
 from penstock.pop.core.checkpointtable import CheckpointTable
 from penstock.pop.core.damages import DamagedRanges
 from penstock.pop.core.deadletters import DeadLetter, DeadLetters
@@ -71,6 +72,10 @@ class PopState:
         """Positions of the open checkpoints that devices keep, by keeper."""
         self.closed = self._checkpoints.closed
         """The last checkpoints that were closed, without their entries."""
+
+    def let_wait(self, checkpoint: Checkpoint) -> None:
+        """Note that the open deliveries of a checkpoint wait for their back-off, as `CheckpointTable.let_wait`."""
+        self._checkpoints.let_wait(checkpoint)
 
     @property
     def next_id(self) -> int:

@@ -25,6 +25,7 @@ class Visibility:
         records: appends what is decided.
         handles: reads and makes handles.
         judge: decides about handles.
+        serve: called with a group whose polls may get messages now.
         now_ms: tells the time, in ms since 1970.
         invisible_ms_max: longest invisible time that a consumer may ask for.
     """
@@ -35,6 +36,7 @@ class Visibility:
         records: GroupRecords,
         handles: Handles,
         judge: Judge,
+        serve: Callable[[ConsumerGroup], None],
         now_ms: Callable[[], int],
         invisible_ms_max: int,
     ) -> None:
@@ -42,6 +44,7 @@ class Visibility:
         self._records = records
         self._handles = handles
         self._judge = judge
+        self._serve = serve
         self._now_ms = now_ms
         self._invisible_ms_max = invisible_ms_max
 
@@ -55,7 +58,7 @@ class Visibility:
             DiskFull: the disk had no room for all records.
         """
         outcomes: list[tuple[AckOutcome, str]] = []
-        by_record: dict[tuple[int, int, bool], list[tuple[int, Delivery]]] = {}
+        by_record: dict[tuple[int, int, Flag], list[tuple[int, Delivery]]] = {}
         named: set[tuple[int, int]] = set()
         deliveries = self._handles.read_deliveries([change.handle for change in changes])
         for at, (change, delivery) in enumerate(zip(changes, deliveries, strict=True)):
@@ -66,14 +69,17 @@ class Visibility:
             if outcome is AckOutcome.OK:
                 assert delivery is not None
                 named.add((delivery.checkpoint, delivery.index))
-                key = (delivery.group_id, change.invisible_ms, change.suspend)
+                flags = (Flag.RETURNED if change.returns else Flag(0)) | (Flag.SUSPENDED if change.suspend else Flag(0))
+                key = (delivery.group_id, change.invisible_ms, flags)
                 by_record.setdefault(key, []).append((at, delivery))
-        for (group_id, invisible_ms, suspend), changed in by_record.items():
+        for (group_id, invisible_ms, flags), changed in by_record.items():
             pairs = [(delivery.checkpoint, delivery.index) for _, delivery in changed]
-            checkpoint = self._append_change(group_id, invisible_ms, suspend, pairs)
+            checkpoint = self._append_change(group_id, invisible_ms, flags, pairs)
             fresh = self._handles.deliveries(checkpoint.position, checkpoint.pop_ms, group_id, checkpoint.count)
             for (at, _), handle in zip(changed, fresh, strict=True):
                 outcomes[at] = (AckOutcome.OK, handle)
+            if flags:
+                self._serve(self._state.groups_by_id[group_id])  # what waits doesn't count against the in-flight limit
         return outcomes
 
     def extend(self, group: ConsumerGroup, deliveries: list[int], invisible_ms: int, keeper: str) -> list[int]:
@@ -94,7 +100,7 @@ class Visibility:
                 moved[delivery] = position, index
         if not moved:
             return deliveries
-        checkpoint = self._append_change(group.id, invisible_ms, False, list(moved.values()), keeper)
+        checkpoint = self._append_change(group.id, invisible_ms, Flag(0), list(moved.values()), keeper)
         first = delivery_id(checkpoint.position)
         fresh = dict(zip(moved, range(first, first + len(moved)), strict=True))
         return [fresh.get(delivery, delivery) for delivery in deliveries]
@@ -107,7 +113,7 @@ class Visibility:
         return found
 
     def _append_change(
-        self, group_id: int, invisible_ms: int, suspend: bool, deliveries: list[tuple[int, int]], keeper: str = ""
+        self, group_id: int, invisible_ms: int, flags: Flag, deliveries: list[tuple[int, int]], keeper: str = ""
     ) -> Checkpoint:
         """Append the record that moves open deliveries; return their new checkpoint, which has them in the same order."""
         entries = []
@@ -119,7 +125,7 @@ class Visibility:
             self._state.groups_by_id[group_id].name,
             b"".join(entries),
             deadline_ms=self._now_ms() + invisible_ms,
-            flags=Flag.SUSPENDED if suspend else 0,
+            flags=flags,
             properties=orjson.dumps({"keeper": keeper}) if keeper else b"",
         )
         return self._state.checkpoints[position]

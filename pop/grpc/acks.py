@@ -42,7 +42,9 @@ class AckMethods:
     @with_status
     async def ChangeInvisible(self, request: pb.ChangeInvisibleRequest) -> pb.ChangeInvisibleResponse:
         check_count("change handles", request.changes)
-        changes = [VisibilityChange(change.handle, change.invisible_ms, change.suspend) for change in request.changes]
+        changes = [
+            VisibilityChange(change.handle, change.invisible_ms, change.suspend, change.nack) for change in request.changes
+        ]
         outcomes = self._core.change_invisible(request.group, changes)
         await self._store.durable()
         results = [pb.ChangeInvisibleResult(status=ACK_STATUS[outcome], handle=handle) for outcome, handle in outcomes]

@@ -138,7 +138,10 @@ def _apply(stream: ConsumeStream, request: pb.ConsumeRequest) -> None:
     if len(request.acks) > HANDLES_MAX or len(request.changes) > HANDLES_MAX:
         raise RequestInvalid(f"acknowledge or change at most {HANDLES_MAX} handles a request")
     if request.credits:
-        stream.grant(bounded("credits", request.credits, 0, CREDITS_MAX))
+        bounded("credits", abs(request.credits), 0, CREDITS_MAX)
+        stream.grant(request.credits)
     if request.acks or request.changes:
-        changes = [VisibilityChange(change.handle, change.invisible_ms, change.suspend) for change in request.changes]
+        changes = [
+            VisibilityChange(change.handle, change.invisible_ms, change.suspend, change.nack) for change in request.changes
+        ]
         stream.ack(list(request.acks), changes)

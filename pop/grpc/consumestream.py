@@ -175,8 +175,8 @@ class ConsumeStream:
     # --- acknowledging ----------------------------------------------------------------------------------------------
 
     def grant(self, credits: int) -> None:
-        """Add credits."""
-        self._credits = min(self._credits + credits, CREDITS_MAX)
+        """Add credits, or take them back if `credits` is negative."""
+        self._credits = max(min(self._credits + credits, CREDITS_MAX), 0)
         self.pop_more()
 
     def ack(self, acks: list[str], changes: list[VisibilityChange]) -> None:
@@ -191,7 +191,7 @@ class ConsumeStream:
         for (outcome, handle), change in zip(changed, changes, strict=True):
             if outcome is not AckOutcome.OK:
                 continue
-            if change.invisible_ms == 0 or change.suspend:
+            if change.returns:
                 self._outstanding -= 1
                 continue
             delivery = self._handles.read_deliveries([handle])[0]

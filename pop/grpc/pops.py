@@ -41,6 +41,7 @@ class PopMethods:
         wait_ms = min(bounded("wait_ms", request.wait_ms, 0), options.wait_ms_max)
         start = start_of(request.start, request.start_at_ms)
         asked_ms = bounded("invisible_ms", request.invisible_ms, 0, options.invisible_ms_max)
+        in_order_max = bounded("in_order_max", request.in_order_max, 1)
         attempt_id = check_attempt_id(request.attempt_id)
         acks = list(request.acks)
         check_count("acknowledge handles", acks)
@@ -52,6 +53,7 @@ class PopMethods:
             asked_ms or group.invisible_ms,
             0 if acks else wait_ms,  # a call that waits would tell what came of its acks only with the next message
             attempt_id,
+            in_order_max,
         )
         if result is None and not acks:
             return b""

@@ -7,7 +7,7 @@ from penstock.pop.core.handle import Handles
 from penstock.pop.core.names import message_id
 from penstock.pop.core.origins import DeadLetterOrigins
 from penstock.pop.core.poll import PopResult
-from penstock.pop.grpc.wire import popped_messages
+from penstock.pop.grpc.wire import invisible_time, popped_messages
 from penstock.pop.proto import pop_pb2 as pb
 
 
@@ -24,12 +24,13 @@ class PopResponses:
         self._handles = handles
 
     def messages(self, result: PopResult) -> bytes:
-        """Return the field `messages` of a PopResponse or a ConsumeResponse."""
+        """Return the fields `messages` and `invisible_ms` of a PopResponse or a ConsumeResponse."""
         checkpoint = result.checkpoint
         handles = self._handles.deliveries_joined(checkpoint.position, checkpoint.pop_ms, checkpoint.group_id, checkpoint.count)
         origins = self._origins.of_checkpoint(checkpoint)
         dead = {index: dead_letter(letter, group, origin, "") for index, (letter, group, origin) in origins.items()}
-        return popped_messages(checkpoint.body, result.records, handles, checkpoint.deadline_ms, dead)
+        messages = popped_messages(checkpoint.body, result.records, handles, checkpoint.deadline_ms, dead)
+        return messages + invisible_time(checkpoint.deadline_ms - checkpoint.pop_ms)
 
 
 def dead_letter(letter: DeadLetter, group: str, topic_filter: str, topic: str) -> pb.DeadLetter:

@@ -32,6 +32,7 @@ _QUEUE_OFFSET = b"\x48"
 _ATTEMPT = b"\x50"
 _VISIBLE_AT_MS = b"\x58"
 _DEAD_LETTER = b"\x62"
+_INVISIBLE_MS = b"\x28"
 _MESSAGES = b"\x0a"
 """Tag of the field `messages` of a PopResponse and a ConsumeResponse."""
 
@@ -105,6 +106,11 @@ def popped_messages(body: bytes, records: list[bytes | None], handles: bytes, de
             end,
         )
     return b"".join(parts)
+
+
+def invisible_time(invisible_ms: int) -> bytes:
+    """Return the field `invisible_ms` of a PopResponse or a ConsumeResponse."""
+    return _INVISIBLE_MS + varint(invisible_ms)
 
 
 def _properties(encoded: bytes) -> bytes:

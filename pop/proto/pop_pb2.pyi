@@ -346,6 +346,7 @@ class PopRequest(_message.Message):
     START_FIELD_NUMBER: _builtins.int
     START_AT_MS_FIELD_NUMBER: _builtins.int
     ACKS_FIELD_NUMBER: _builtins.int
+    IN_ORDER_MAX_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     filter: _builtins.str
     """MQTT topic filter. A group that pops several filters has a cursor for each."""
@@ -361,6 +362,11 @@ class PopRequest(_message.Message):
     """where a group begins that this call creates"""
     start_at_ms: _builtins.int
     """not 0: instead of `start`, the group begins with messages stored at this time or later"""
+    in_order_max: _builtins.int
+    """In a FIFO group, the maximum number of messages of one message group in the response, in order; 0: 1. The consumer must
+    process them in that order, and give back (with `suspend`) what follows a failed one. None of the group follows until all
+    are acknowledged or given back.
+    """
     @_builtins.property
     def acks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """handles of the group's deliveries to acknowledge. Such a call never waits: see PopResponse"""
@@ -377,10 +383,11 @@ class PopRequest(_message.Message):
         start: Global___Start.ValueType = ...,
         start_at_ms: _builtins.int = ...,
         acks: _abc.Iterable[_builtins.str] | None = ...,
+        in_order_max: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "attempt_id", b"attempt_id", "filter", b"filter", "group", b"group", "invisible_ms", b"invisible_ms", "messages_max", b"messages_max", "start", b"start", "start_at_ms", b"start_at_ms", "wait_ms", b"wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "attempt_id", b"attempt_id", "filter", b"filter", "group", b"group", "in_order_max", b"in_order_max", "invisible_ms", b"invisible_ms", "messages_max", b"messages_max", "start", b"start", "start_at_ms", b"start_at_ms", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -474,6 +481,9 @@ class PopResponse(_message.Message):
 
     MESSAGES_FIELD_NUMBER: _builtins.int
     ACK_STATUSES_FIELD_NUMBER: _builtins.int
+    INVISIBLE_MS_FIELD_NUMBER: _builtins.int
+    invisible_ms: _builtins.int
+    """how long the messages are invisible"""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___PoppedMessage]: ...
     @_builtins.property
@@ -485,10 +495,11 @@ class PopResponse(_message.Message):
         *,
         messages: _abc.Iterable[Global___PoppedMessage] | None = ...,
         ack_statuses: _abc.Iterable[Global___Status] | None = ...,
+        invisible_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack_statuses", b"ack_statuses", "messages", b"messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack_statuses", b"ack_statuses", "invisible_ms", b"invisible_ms", "messages", b"messages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -544,21 +555,25 @@ class InvisibleChange(_message.Message):
     HANDLE_FIELD_NUMBER: _builtins.int
     INVISIBLE_MS_FIELD_NUMBER: _builtins.int
     SUSPEND_FIELD_NUMBER: _builtins.int
+    NACK_FIELD_NUMBER: _builtins.int
     handle: _builtins.str
     invisible_ms: _builtins.int
     """from now; 0 makes the message visible at once (nack)"""
     suspend: _builtins.bool
     """the return of the message doesn't count as an attempt"""
+    nack: _builtins.bool
+    """the consumer returns the message after a failed attempt: until invisible_ms and the back-off are"""
     def __init__(
         self,
         *,
         handle: _builtins.str = ...,
         invisible_ms: _builtins.int = ...,
         suspend: _builtins.bool = ...,
+        nack: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle", "invisible_ms", b"invisible_ms", "suspend", b"suspend"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle", "invisible_ms", b"invisible_ms", "nack", b"nack", "suspend", b"suspend"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -765,7 +780,7 @@ class ConsumeRequest(_message.Message):
     CHANGES_FIELD_NUMBER: _builtins.int
     CREDITS_FIELD_NUMBER: _builtins.int
     credits: _builtins.int
-    """adds credits"""
+    """adds credits, or takes them back if negative. At least 0 are left"""
     @_builtins.property
     def open(self) -> Global___ConsumeOpen:
         """in the first request only"""
@@ -821,8 +836,11 @@ class ConsumeResponse(_message.Message):
     ACKED_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
     CHANGED_FIELD_NUMBER: _builtins.int
+    INVISIBLE_MS_FIELD_NUMBER: _builtins.int
     acked: _builtins.int
     """number of durable acknowledgements of this stream so far"""
+    invisible_ms: _builtins.int
+    """as in PopResponse"""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___PoppedMessage]: ...
     @_builtins.property
@@ -840,10 +858,11 @@ class ConsumeResponse(_message.Message):
         acked: _builtins.int = ...,
         refused: _abc.Iterable[Global___HandleStatus] | None = ...,
         changed: _abc.Iterable[Global___ChangeInvisibleResult] | None = ...,
+        invisible_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "changed", b"changed", "messages", b"messages", "refused", b"refused"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "changed", b"changed", "invisible_ms", b"invisible_ms", "messages", b"messages", "refused", b"refused"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1310,7 +1329,7 @@ class GroupDescription(_message.Message):
     """how many visible messages are retries"""
     in_flight: _builtins.int
     delayed: _builtins.int
-    """how many messages in flight wait for their back-off"""
+    """how many messages in flight wait for a delay or their back-off: no consumer has them"""
     parked: _builtins.int
     """messages that wait for their message group"""
     dead: _builtins.int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 from collections import defaultdict
 from pathlib import Path
@@ -19,7 +20,8 @@ from penstock.store.options import MIB, StoreOptions
 from penstock.store.properties import Properties
 from penstock.store.store import Store
 from tests.depth import DEPTH
-from tests.pop.wiring import GROUP, Delivered, Parts
+from tests.pop.wiring import GROUP, Delivered, Node, Parts
+from tests.waiting import until
 
 RESTARTS = [None, True, False]
 
@@ -238,12 +240,95 @@ def test_fifo_changes_only_while_no_message_is_in_flight(parts: Parts) -> None:
     assert texts(parts.pop()) == ["a6", "a7"]
 
 
+# --- several messages of one message group under one pop ---------------------------------------------------------------
+
+
+def batch(parts: Parts, messages_max: int = 100, in_order_max: int = 100) -> list[Delivered]:
+    """Pop as a consumer that processes several messages of a message group in order."""
+    taken = parts.core.pop(parts.group(), messages_max, 10_000, in_order_max=in_order_max)
+    parts.store.commit()
+    return parts.delivered(taken) if taken else []
+
+
+def test_a_pop_may_take_several_messages_of_a_message_group_in_order(parts: Parts) -> None:
+    parts.create(fifo=True)
+    publish(parts, "a1", "b1", "a2", "a3", "b2", "a4", "a5")
+    assert texts(batch(parts, in_order_max=3)) == ["a1", "b1", "a2", "a3", "b2"]
+    assert batch(parts) == []
+
+
+@pytest.mark.parametrize("keep_index", RESTARTS)
+def test_the_next_batch_of_a_message_group_waits_for_all_messages_of_the_first(parts: Parts, keep_index: bool | None) -> None:
+    parts.create(fifo=True)
+    publish(parts, *(f"a{n}" for n in range(7)))
+    first = batch(parts, in_order_max=3)
+    assert batch(parts) == []
+    parts.ack(first[0].handle, first[2].handle)
+    parts = restarted(parts, keep_index)
+    assert batch(parts) == []
+    publish(parts, "a7")
+    parts.ack(first[1].handle)
+    assert texts(batch(parts, 2)) == ["a3", "a4"]
+    parts.close()
+
+
+@pytest.mark.parametrize("keep_index", RESTARTS)
+def test_what_follows_a_failed_message_returns_and_comes_after_it_and_its_attempt_is_not_counted(
+    parts: Parts, keep_index: bool | None
+) -> None:
+    parts.create(fifo=True, backoff=(5_000,))
+    publish(parts, "a1", "a2", "a3", "a4", "a5")
+    a1, a2, a3, a4 = batch(parts, in_order_max=4)
+    parts.ack(a1.handle)
+    parts.change(a2.handle, 0)
+    parts.change(a4.handle, 0, suspend=True)
+    parts.change(a3.handle, 0, suspend=True)
+    parts.settle()
+    parts = restarted(parts, keep_index)
+    assert batch(parts) == [], "the failed message waits for its back-off, and the others for it"
+    parts.advance(5_000)
+    assert [(message.body, message.attempt) for message in batch(parts)] == [
+        (b"a2", 2),
+        (b"a3", 1),
+        (b"a4", 1),
+        (b"a5", 1),
+    ]
+    parts.close()
+
+
+@pytest.mark.parametrize("keep_index", RESTARTS)
+def test_a_batch_that_expires_comes_back_in_order_with_its_attempts_counted(parts: Parts, keep_index: bool | None) -> None:
+    parts.create(fifo=True, attempts_max=2)
+    publish(parts, "a1", "a2", "a3")
+    batch(parts, in_order_max=2)
+    parts.advance(10_000)
+    parts = restarted(parts, keep_index)
+    assert [(message.body, message.attempt) for message in batch(parts)] == [(b"a1", 2), (b"a2", 2), (b"a3", 1)]
+    parts.advance(10_000)
+    assert [(message.body, message.attempt) for message in batch(parts)] == [(b"a3", 2)]
+    assert parts.group().dead_letter_count == 2
+    parts.close()
+
+
+async def test_a_waiting_poll_gets_a_message_of_a_fifo_group_that_returns(node: Node) -> None:
+    group = node.create(fifo=True)
+    node.publish(b"a1")
+    taken = node.core.pop(group, 1, 60_000)
+    assert taken is not None
+    waiting = asyncio.create_task(node.core.long_poll((group,), 1, 60_000, 30_000))
+    await until(lambda: node.core.waiting == 1)
+    node.core.requeue(taken.checkpoint)
+    result = await waiting
+    assert result is not None
+    assert result.checkpoint.entry(0).attempt == 1
+
+
 # --- against a model --------------------------------------------------------------------------------------------------
 
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("publish"), st.sampled_from("abcd")),
-        st.tuples(st.just("pop"), st.integers(1, 4)),
+        st.tuples(st.just("pop"), st.tuples(st.integers(1, 6), st.integers(1, 3))),
         st.tuples(st.just("ack"), st.integers(0, 9)),
         st.tuples(st.just("nack"), st.integers(0, 9)),
         st.tuples(st.just("advance"), st.sampled_from([1, 5_000, 10_000])),
@@ -257,17 +342,20 @@ steps = st.lists(
 @pytest.mark.slow
 @settings(max_examples=25 * DEPTH)
 @given(steps=steps)
-@example(steps=[("publish", "a"), ("publish", "a"), ("pop", 1), ("nack", 0), ("pop", 1)])
+@example(steps=[("publish", "a"), ("publish", "a"), ("pop", (1, 1)), ("nack", 0), ("pop", (2, 2))])
 def test_order_holds_whatever_happens(steps: list[tuple[str, object]]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         parts = Parts(Path(directory) / "0")
         parts.create(fifo=True, attempts_max=2)
         waiting: dict[str, list[str]] = defaultdict(list)
-        sent_back: dict[str, list[str]] = defaultdict(list)
-        returning: dict[str, str] = {}
+        sent_back: set[str] = set()
         out: dict[str, tuple[str, int]] = {}
         dead: list[str] = []
         attempts: dict[str, int] = defaultdict(int)
+
+        def wait(text: str) -> None:
+            waiting[text[0]].append(text)
+            waiting[text[0]].sort(key=lambda text: (text not in sent_back, int(text[1:])))
 
         def expire() -> None:
             for handle, (text, deadline_ms) in list(out.items()):
@@ -276,26 +364,27 @@ def test_order_holds_whatever_happens(steps: list[tuple[str, object]]) -> None:
                     if attempts[text] >= 2:
                         dead.append(text)
                     else:
-                        returning[text[0]] = text
+                        wait(text)
 
         for number, (step, value) in enumerate(steps):
             if step == "publish":
                 text = f"{value}{number}"
                 publish(parts, text)
-                waiting[text[0]].append(text)
+                wait(text)
             elif step == "pop":
+                assert isinstance(value, tuple)
+                messages_max, in_order_max = value
                 busy = {text[0] for text, _ in out.values()}
-                free = [key for key in "abcd" if key not in busy and (key in returning or sent_back[key] or waiting[key])]
-                messages = parts.pop(int(str(value)))
-                assert len(messages) <= min(len(free), int(str(value)))
+                free = [key for key in "abcd" if key not in busy and waiting[key]]
+                messages = batch(parts, messages_max, in_order_max)
+                found = [message.body.decode() for message in messages]
+                assert len(found) <= messages_max
                 # A pop that scans new messages beside retries may leave some room unused, but not all of it.
-                assert bool(messages) is bool(free)
-                for message in messages:
-                    text = message.body.decode()
-                    assert text[0] in free
-                    expected = returning.pop(text[0], "") or (sent_back[text[0]] or waiting[text[0]]).pop(0)
-                    assert text == expected
-                    free.remove(text[0])
+                assert bool(found) is bool(free)
+                assert {text[0] for text in found} <= set(free)
+                assert max((sum(text[0] == key for text in found) for key in "abcd"), default=0) <= in_order_max
+                for message, text in zip(messages, found, strict=True):
+                    assert text == waiting[text[0]].pop(0)
                     attempts[text] += 1
                     assert message.attempt == attempts[text]
                     out[message.handle] = (text, parts.clock.now_ms() + 10_000)
@@ -319,7 +408,7 @@ def test_order_holds_whatever_happens(steps: list[tuple[str, object]]) -> None:
                 parts.store.commit()
                 for text in dead:
                     attempts[text] = 0
-                    sent_back[text[0]].append(text)
-                    sent_back[text[0]].sort(key=lambda text: int(text[1:]))
+                    sent_back.add(text)
+                    wait(text)
                 dead.clear()
         parts.close()

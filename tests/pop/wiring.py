@@ -70,6 +70,7 @@ class Parts:
         clock: by default a clock that only the test moves.
         files: has the data directory.
         more: returns further parts for the store, which recover with the others.
+        waits_by_default: Whether failed messages wait for the node's default back-off. Most tests look at their next attempt.
     """
 
     def __init__(
@@ -83,10 +84,15 @@ class Parts:
         quotas: QuotaOptions | None = None,
         files: Files = SYSTEM_FILES,
         more: Callable[[Store], Iterable[Part]] = lambda _: (),
+        waits_by_default: bool = False,
     ) -> None:
+        pop = pop or PopOptions()
+        if not waits_by_default:
+            is_default = pop.retry_backoff_ms == PopOptions().retry_backoff_ms
+            pop = replace(pop, retry_backoff_ms=() if is_default else pop.retry_backoff_ms, retry_jitter_percent=0)
         self.data_dir = data_dir
         self.clock = clock or ManualClock()
-        self.options = (pop or PopOptions(), timer or TimerOptions(), store or StoreOptions(segment_bytes=MIB))
+        self.options = (pop, timer or TimerOptions(), store or StoreOptions(segment_bytes=MIB))
         data_dir.mkdir(exist_ok=True)
         pop_options, timer_options, store_options = self.options
         self.store = Store(data_dir, store_options, self.clock, quotas=quotas, files=files)
@@ -185,9 +191,11 @@ class Parts:
         self.store.commit()
         return outcomes
 
-    def change(self, handle: str, invisible_ms: int, *, suspend: bool = False, group: str = GROUP) -> tuple[AckOutcome, str]:
+    def change(
+        self, handle: str, invisible_ms: int, *, suspend: bool = False, nack: bool = False, group: str = GROUP
+    ) -> tuple[AckOutcome, str]:
         """Change the invisible time of one delivery; return outcome and handle."""
-        (changed,) = self.core.change_invisible(group, [VisibilityChange(handle, invisible_ms, suspend)])
+        (changed,) = self.core.change_invisible(group, [VisibilityChange(handle, invisible_ms, suspend, nack)])
         self.store.commit()
         return changed
 

@@ -116,20 +116,6 @@ async def test_several_tasks_share_one_consumer(node: Node, client: Client) -> N
     assert sorted(got) == sorted(b"%d" % n for n in range(200))
 
 
-async def test_a_message_that_expired_in_the_buffer_is_skipped(node: Node, client: Client) -> None:
-    await client.send_batch([OutgoingMessage(topic=TOPIC, body=b"%d" % n) for n in range(3)])
-    seen = []
-    async for message in client.consume(FILTER, group=GROUP, batch=3, prefetch=3, invisible_ms=1000):
-        seen.append((message.body, message.attempt))
-        if len(seen) == 1:
-            await node.until(lambda: node.core.counters.revived == 3)
-            continue
-        await message.ack()
-        if len(seen) == 4:
-            break
-    assert seen == [(b"0", 1), (b"0", 2), (b"1", 2), (b"2", 2)]
-
-
 async def test_an_invalid_request_is_raised_in_the_loop_of_the_consumer(client: Client) -> None:
     for group, topic_filter in (("", FILTER), (GROUP, "a/#/b"), (GROUP, f"$dlq/{GROUP}")):
         consumer = client.consume(topic_filter, group=group)

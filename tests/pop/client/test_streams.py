@@ -113,7 +113,7 @@ async def test_an_invalid_first_request_of_a_stream_is_refused(node: Node, clien
             [pb.ConsumeRequest(open=pb.ConsumeOpen(group=GROUP, filter="#/a"))],
             [pb.ConsumeRequest(open=pb.ConsumeOpen(group=GROUP, filter=FILTER, credits=-1))],
             [pb.ConsumeRequest(open=pb.ConsumeOpen(group=GROUP, filter=FILTER, credits=2**30))],
-            [pb.ConsumeRequest(open=opening), pb.ConsumeRequest(credits=-1)],
+            [pb.ConsumeRequest(open=opening), pb.ConsumeRequest(credits=-(2**30))],
         ):
             stream = stub.Consume(iter(requests))
             with pytest.raises(grpc.aio.AioRpcError) as refused:

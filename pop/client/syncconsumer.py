@@ -1,0 +1,125 @@
+"""An iterator over the messages of a group, for threads."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Generator
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from penstock.pop.client.calls import SyncCalls
+from penstock.pop.client.retrydelays import RetryDelays
+from penstock.pop.client.syncmessage import SyncMessage, SyncSettlements
+from penstock.pop.client.unseen import UnseenMessages
+from penstock.pop.errors import NodeUnavailable, Overloaded, PopError
+from penstock.pop.proto import pop_pb2 as pb
+
+if TYPE_CHECKING:
+    from penstock.pop.proto.pop_pb2_grpc import PopServiceStub
+
+logger = logging.getLogger("penstock.client")
+
+
+class SyncConsumer:
+    """Messages of a group for one loop of a thread, one pop at a time: `SyncClient.consume`.
+
+    A second thread returns the messages that the loop will not reach in time. It runs only while several messages wait.
+
+    Parameters:
+        call: Performs a call.
+        stub: The node.
+        request: The pop. Its `messages_max` is the maximum for each.
+    """
+
+    def __init__(self, call: SyncCalls, stub: PopServiceStub, request: pb.PopRequest) -> None:
+        self._call = call
+        self._stub = stub
+        self._request = request
+        self._batch = request.messages_max
+        self._settlements = SyncSettlements(call, stub, request.group)
+        self._unseen: UnseenMessages[SyncMessage] = UnseenMessages(self._batch, request.invisible_ms / 1000)
+        self._changed = threading.Condition()
+        """Guards `_unseen`. Notified when messages wait again, and when the loop ends."""
+        self._watcher: threading.Thread | None = None
+        self._ended = False
+
+    def messages(self) -> Generator[SyncMessage]:
+        """Yield messages without end. While the node is away, wait for it. Return unseen messages when the loop ends."""
+        delays = RetryDelays()
+        try:
+            while True:
+                with self._changed:
+                    message = self._unseen.take(time.monotonic())
+                if message is not None:
+                    began_s = time.monotonic()
+                    yield message
+                    with self._changed:
+                        self._unseen.handled(time.monotonic() - began_s)
+                    continue
+                self._return_surplus()
+                try:
+                    self._pop()
+                except (NodeUnavailable, Overloaded) as error:
+                    wait_s = delays.next_s()
+                    logger.warning("group %s: %s; the consumer polls again in %.2f s", self._request.group, error, wait_s)
+                    time.sleep(wait_s)
+                    continue
+                delays.reset()
+        finally:
+            with self._changed:
+                self._ended = True
+                left = self._unseen.clear()
+                self._changed.notify()
+            self._give_back(left)
+
+    def _pop(self) -> None:
+        with self._changed:
+            self._request.messages_max = min(max(self._unseen.room(time.monotonic()), 1), self._batch)
+        answer = self._call(self._stub.Pop, self._request, self._request.wait_ms)
+        if not answer.messages:
+            return
+        with self._changed:
+            self._unseen.invisible_s = answer.invisible_ms / 1000
+            received = [SyncMessage(each, self._settlements) for each in answer.messages]
+            self._unseen.add(received, time.monotonic())
+            if len(received) > 1:
+                if self._watcher is None:
+                    self._watcher = threading.Thread(target=self._watch, name="penstock-consumer", daemon=True)
+                    self._watcher.start()
+                self._changed.notify()
+
+    def _watch(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._ended or len(self._unseen) > 0)
+                self._changed.wait_for(lambda: self._ended, self._unseen.check_after_s())
+                if self._ended:
+                    return
+            self._return_surplus()
+
+    def _return_surplus(self) -> None:
+        with self._changed:
+            expired = self._unseen.expired
+            surplus = self._unseen.surplus(time.monotonic())
+            expired = self._unseen.expired - expired
+        if expired:
+            logger.warning(
+                "group %s: %d messages expired before the application saw them, which cost each an attempt: something stopped "
+                "the process for longer than the invisible time",
+                self._request.group,
+                expired,
+            )
+        if surplus:
+            logger.info(
+                "group %s: %d messages went back, because the loop is too slow to see them in time",
+                self._request.group,
+                len(surplus),
+            )
+            self._give_back(surplus)
+
+    def _give_back(self, messages: list[SyncMessage]) -> None:
+        """Return messages that the application has not seen. If that fails, they come back at their deadline."""
+        with suppress(PopError):
+            self._settlements.give_back([message.handle for message in messages])

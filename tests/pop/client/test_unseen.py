@@ -1,0 +1,206 @@
+"""Messages that wait in a consumer whose loop is slow: none of them loses an attempt."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from penstock import Client, OutgoingMessage, SyncClient, group_settings
+from penstock.pop.client.unseen import UnseenMessages
+from tests.pop.wiring import FILTER, GROUP, TOPIC, Node
+
+# --- how many may wait -----------------------------------------------------------------------------------------------
+
+
+def filled(count: int, *, held_max: int = 128, invisible_s: float = 60.0) -> UnseenMessages[int]:
+    unseen: UnseenMessages[int] = UnseenMessages(held_max, invisible_s)
+    unseen.add(range(count), 0.0)
+    return unseen
+
+
+@pytest.mark.parametrize(
+    ("handling_s", "takers", "room"),
+    [(0.0, 1, 128), (0.001, 1, 128), (4.0, 1, 7), (4.0, 8, 60), (4.0, 64, 128), (40.0, 1, 0), (40.0, 2, 1)],
+)
+def test_as_many_messages_may_wait_as_the_loop_takes_within_half_the_invisible_time(
+    handling_s: float, takers: int, room: int
+) -> None:
+    unseen = filled(0)
+    unseen.takers = takers
+    unseen.handled(handling_s)
+    assert unseen.room(0.0) == room
+
+
+def test_a_loop_that_slows_down_counts_at_once_and_one_that_recovers_after_some_messages() -> None:
+    unseen = filled(0)
+    for _ in range(10):
+        unseen.handled(0.01)
+    unseen.handled(10.0)
+    assert unseen.room(0.0) == 3
+    for _ in range(40):
+        unseen.handled(0.01)
+    assert unseen.room(0.0) == 128
+
+
+def test_a_loop_that_takes_nothing_seems_ever_slower() -> None:
+    unseen = filled(20)
+    unseen.take(0.0)
+    assert unseen.surplus(1.0) == []
+    assert unseen.surplus(4.0) == list(range(8, 20))
+    assert [unseen.take(4.0) for _ in range(2)] == [1, 2]
+    assert unseen.returned == 12
+
+
+def test_a_message_is_returned_before_its_time_ends_and_not_given_to_the_loop_after_that() -> None:
+    unseen = filled(1)
+    unseen.take(0.0)
+    unseen.add([1], 0.0)
+    assert unseen.take(53.9) == 1
+    unseen.add([2], 0.0)
+    assert unseen.take(54.1) is None
+    assert unseen.surplus(54.1) == [2]
+    unseen.add([3], 0.0)
+    assert unseen.surplus(60.1) == []
+    assert (unseen.returned, unseen.expired, len(unseen)) == (1, 1, 0)
+
+
+def test_a_slow_loop_gets_only_messages_that_it_can_finish() -> None:
+    unseen = filled(1)
+    unseen.handled(20.0)
+    assert unseen.take(41.0) is None
+    assert unseen.take(39.0) == 0
+
+
+# --- at a real node --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def client(node: Node) -> AsyncIterator[Client]:
+    """A client of a node whose group gets each message once. A message that loses its attempt is a dead letter."""
+    node.create(attempts_max=1)
+    async with Client(node.target) as made:
+        await made.send_batch([OutgoingMessage(topic=TOPIC, body=b"%d" % number) for number in range(30)])
+        yield made
+
+
+def came_back(node: Node) -> bool:
+    return node.core.counters.revived > 0
+
+
+async def assert_each_was_seen_once(node: Node, seen: list[tuple[bytes, int]]) -> None:
+    await node.until(lambda: node.group().in_flight == 0)
+    assert sorted(seen) == sorted((b"%d" % number, 1) for number in range(30))
+    assert node.group().dead_letter_count == 0
+
+
+async def test_messages_that_wait_behind_a_slow_one_lose_no_attempt(node: Node, client: Client) -> None:
+    """A handler of 4 s and the default batch made dead letters of 140 of 800 messages that no handler had seen."""
+    seen = []
+    async with client.consume(FILTER, group=GROUP, batch=10, prefetch=30, invisible_ms=4_000) as consumer:
+        async for message in consumer:
+            seen.append((message.body, message.attempt))
+            if len(seen) == 1:
+                await node.until(lambda: came_back(node))
+            await message.ack()
+            if len(seen) == 30:
+                break
+        assert consumer.returned == node.core.counters.revived
+        assert consumer.expired == 0
+    await assert_each_was_seen_once(node, seen)
+
+
+@pytest.mark.parametrize("give_back", [True, False])
+async def test_messages_that_wait_on_a_stream_behind_a_slow_one_lose_no_attempt(
+    node: Node, client: Client, give_back: bool
+) -> None:
+    seen = []
+    async with client.stream(FILTER, group=GROUP, credits=30, invisible_ms=4_000, give_back=give_back) as messages:
+        async for message in messages:
+            seen.append((message.body, message.attempt))
+            if len(seen) == 1:
+                await node.until(lambda: came_back(node))
+            message.ack()
+            if len(seen) == 20:
+                break
+        assert 0 < messages.returned == node.core.counters.revived
+    async with client.stream(FILTER, group=GROUP) as messages:
+        async for message in messages:
+            seen.append((message.body, message.attempt))
+            message.ack()
+            if len(seen) == 30:
+                break
+    await assert_each_was_seen_once(node, seen)
+
+
+async def test_a_slow_stream_takes_credits_back_and_a_fast_one_gets_them_again(node: Node, client: Client) -> None:
+    async with client.stream(FILTER, group=GROUP, credits=30, invisible_ms=4_000) as messages:
+        stream = aiter(messages)
+        first = await anext(stream)
+        await node.until(lambda: came_back(node))
+        await node.until(lambda: node.group().in_flight < 15)
+        first.ack()
+        for number in range(29):
+            await client.send(TOPIC, b"%d" % number)
+            (await anext(stream)).ack()
+        assert messages._credits > 15
+
+
+@pytest.mark.parametrize("invisible_ms", [4_000, 0])
+async def test_messages_that_wait_in_a_thread_behind_a_slow_one_lose_no_attempt(
+    node: Node, client: Client, invisible_ms: int
+) -> None:
+    await client.groups.update(GROUP, group_settings(invisible_ms=4_000))
+    returned = threading.Event()
+    seen: list[tuple[bytes, int]] = []
+
+    def consume() -> None:
+        with SyncClient(node.target) as other:
+            for message in other.consume(FILTER, group=GROUP, batch=30, invisible_ms=invisible_ms):
+                seen.append((message.body, message.attempt))
+                if len(seen) == 1:
+                    returned.wait(20)
+                message.ack()
+                if len(seen) == 30:
+                    break
+
+    thread = asyncio.create_task(asyncio.to_thread(consume))
+    await node.until(lambda: came_back(node))
+    returned.set()
+    await thread
+    await assert_each_was_seen_once(node, seen)
+
+
+async def test_a_thread_that_leaves_its_loop_returns_the_rest_at_once(node: Node, client: Client) -> None:
+    def consume() -> None:
+        with SyncClient(node.target) as other:
+            for message in other.consume(FILTER, group=GROUP, batch=30):
+                message.ack()
+                break
+
+    await asyncio.to_thread(consume)
+    rest = await client.pop(FILTER, group=GROUP, messages_max=100, wait_ms=5_000)
+    await node.until(lambda: node.group().in_flight == len(rest) == 29)
+    assert {message.attempt for message in rest} == {1}
+
+
+async def test_an_event_loop_that_is_blocked_for_too_long_is_reported(
+    node: Node, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with client.consume(FILTER, group=GROUP, batch=30, prefetch=30, invisible_ms=300) as consumer:
+        async for _ in consumer:
+            await node.until(lambda: node.group().in_flight == 30)
+            time.sleep(0.4)  # noqa: ASYNC251 - this is what a defective application does
+            break
+        consumer._return_surplus()
+        assert consumer.expired > 0
+    assert "something blocks the event loop" in caplog.text
+
+
+@pytest.mark.parametrize("options", [{"batch": 0}, {"invisible_ms": -1}, {"wait_ms": -1}])
+def test_numbers_out_of_bounds_are_refused_before_any_call(options: dict[str, int]) -> None:
+    with SyncClient("127.0.0.1:1") as client, pytest.raises(ValueError, match="at least"):
+        client.consume(FILTER, group=GROUP, **options)
