@@ -1,6 +1,6 @@
 """Penstock: an MQTT broker and POP message queue on one durable log.
 
-This package is the public API: the clients of a node, their messages and settings, and the errors that they raise.
+This package is the public API: the clients of a node, the worker, their messages and settings, and the errors that they raise.
 `__all__` lists it. Every other module may change in any release. A name is loaded when it is first used, so the import of
 `penstock` is quick, and the clients load no part of the node.
 """
@@ -68,6 +68,16 @@ if TYPE_CHECKING:
         UnknownMessage,
         UnknownTransaction,
     )
+    from penstock.worker.context import CallNext, HandlerCall, Middleware
+    from penstock.worker.counts import WorkerCounts
+    from penstock.worker.errors import HandlerInvalid, Reject, RetryLater, WorkerError
+    from penstock.worker.middleware.deduplication import Deduplicate
+    from penstock.worker.middleware.logging import LogCalls
+    from penstock.worker.middleware.metrics import MeasureCalls
+    from penstock.worker.middleware.ratelimit import LimitRate
+    from penstock.worker.middleware.retrying import RetryCalls
+    from penstock.worker.middleware.tracing import TraceCalls
+    from penstock.worker.worker import Worker
 
 __version__ = "0.1.0"
 
@@ -80,12 +90,14 @@ __all__ = [
     "Backoff",
     "BatchFailed",
     "CallFailed",
+    "CallNext",
     "Client",
     "ClientClosed",
     "Consumer",
     "DeadLetter",
     "DeadLetterCalls",
     "DeadLetterReason",
+    "Deduplicate",
     "Exponential",
     "GroupBusy",
     "GroupCalls",
@@ -95,6 +107,8 @@ __all__ = [
     "GroupUnknown",
     "HandleExpired",
     "HandleReplaced",
+    "HandlerCall",
+    "HandlerInvalid",
     "InternalError",
     "InvalidDeliveryTime",
     "InvalidHandle",
@@ -102,8 +116,12 @@ __all__ = [
     "InvalidProperty",
     "InvalidTopic",
     "InvalidTransaction",
+    "LimitRate",
+    "LogCalls",
+    "MeasureCalls",
     "Message",
     "MessageTooLarge",
+    "Middleware",
     "NodeUnavailable",
     "NotAuthenticated",
     "NotPermitted",
@@ -113,7 +131,10 @@ __all__ = [
     "PopError",
     "PoppedMessages",
     "ReceivedMessage",
+    "Reject",
     "RequestInvalid",
+    "RetryCalls",
+    "RetryLater",
     "Security",
     "SendReceipt",
     "StatusError",
@@ -128,30 +149,45 @@ __all__ = [
     "TooManyQueues",
     "TooManyTimers",
     "TooManyTransactions",
+    "TraceCalls",
     "Transaction",
     "TransactionCalls",
     "TransactionChecker",
     "UnknownMessage",
     "UnknownTransaction",
+    "Worker",
+    "WorkerCounts",
+    "WorkerError",
     "group_settings",
 ]
 
 _HOMES = {
     "Backoff": "penstock.pop.backoff",
+    "CallNext": "penstock.worker.context",
     "Client": "penstock.pop.client.client",
     "Consumer": "penstock.pop.client.consumer",
     "DeadLetter": "penstock.pop.client.results",
     "DeadLetterCalls": "penstock.pop.client.deadletters",
     "DeadLetterReason": "penstock.pop.client.results",
+    "Deduplicate": "penstock.worker.middleware.deduplication",
     "Exponential": "penstock.pop.backoff",
     "GroupCalls": "penstock.pop.client.groups",
     "GroupDescription": "penstock.pop.client.results",
     "GroupSettings": "penstock.pop.client.results",
+    "HandlerCall": "penstock.worker.context",
+    "HandlerInvalid": "penstock.worker.errors",
+    "LimitRate": "penstock.worker.middleware.ratelimit",
+    "LogCalls": "penstock.worker.middleware.logging",
+    "MeasureCalls": "penstock.worker.middleware.metrics",
     "Message": "penstock.pop.client.message",
+    "Middleware": "penstock.worker.context",
     "OutgoingMessage": "penstock.pop.client.outgoing",
     "PendingTransaction": "penstock.pop.client.results",
     "PoppedMessages": "penstock.pop.client.received",
     "ReceivedMessage": "penstock.pop.client.received",
+    "Reject": "penstock.worker.errors",
+    "RetryCalls": "penstock.worker.middleware.retrying",
+    "RetryLater": "penstock.worker.errors",
     "Security": "penstock.pop.client.security",
     "SendReceipt": "penstock.pop.client.outgoing",
     "StreamConsumer": "penstock.pop.client.stream",
@@ -162,9 +198,13 @@ _HOMES = {
     "SyncMessage": "penstock.pop.client.syncmessage",
     "SyncTransaction": "penstock.pop.client.synctransactions",
     "SyncTransactionCalls": "penstock.pop.client.synctransactions",
+    "TraceCalls": "penstock.worker.middleware.tracing",
     "Transaction": "penstock.pop.client.transactions",
     "TransactionCalls": "penstock.pop.client.transactions",
     "TransactionChecker": "penstock.pop.client.transactions",
+    "Worker": "penstock.worker.worker",
+    "WorkerCounts": "penstock.worker.counts",
+    "WorkerError": "penstock.worker.errors",
     "group_settings": "penstock.pop.client.groupsettings",
 }
 """The module of each name of the API. The errors, which are not listed, are in `penstock.pop.errors`."""

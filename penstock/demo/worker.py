@@ -52,7 +52,7 @@ class Work:
     naps: int = 0
 
 
-class Worker:
+class DemoConsumer:
     """One consumer of a group.
 
     Parameters:
@@ -110,7 +110,7 @@ class Worker:
 async def _work(options: argparse.Namespace) -> None:
     loop = asyncio.get_running_loop()
     async with Client(options.pop) as client:
-        worker = Worker(client, options.group, options.filter, options.habit)
+        worker = DemoConsumer(client, options.group, options.filter, options.habit)
         loop.add_signal_handler(signal.SIGTERM, worker.stop)
         await worker.run()
         worker.report(always=True)

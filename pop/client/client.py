@@ -162,6 +162,8 @@ class Client:
         invisible_ms: int = 60_000,
         wait_ms: int = 20_000,
         start: Start = "earliest",
+        in_order_max: int = 1,
+        first_max: int = 0,
     ) -> Consumer:
         """Return an asynchronous iterator over the messages of a group. It starts to pop when the iteration starts.
 
@@ -175,6 +177,9 @@ class Client:
             wait_ms: How long one poll waits at the node for the first message, in ms.
             start: Where the group starts if this call creates it: `"earliest"` with all that the log has, `"latest"` with the
                 messages stored from now on, or a time in ms since 1970.
+            in_order_max: Maximum number of messages of one message group that a FIFO group hands out at once. With more than 1,
+                use `Consumer.take`, and `suspend` the messages after a failed one.
+            first_max: Maximum number of messages that wait until the loop has handled the first one. 0: `prefetch`.
 
         Raises:
             ValueError: A number is out of bounds.
@@ -188,11 +193,12 @@ class Client:
         consumer = Consumer(
             self._stub,
             self._settlements_of(group),
-            requests.pop(topic_filter, group, batch, invisible_ms, wait_ms, start),
+            requests.pop(topic_filter, group, batch, invisible_ms, wait_ms, start, in_order_max=in_order_max),
             prefetch=prefetch,
             timeout_s=self._call.timeout_s,
             close_s=self._close_s,
             on_close=self._consumers.discard,
+            first_max=first_max,
         )
         self._consumers.add(consumer)
         return consumer
@@ -253,13 +259,15 @@ class Client:
         self._call.check_open()
         answers.all_or_raise(await self._settlements_of(group).acks.submit_all(handles))
 
-    async def dead_letter(self, handles: Iterable[str], *, group: str) -> None:
+    async def dead_letter(self, handles: Iterable[str], *, group: str, reason: str = "") -> None:
         """Make deliveries dead letters of their group, because no attempt will ever succeed.
+
+        The reason is stored with the dead letters, up to 2,000 bytes.
 
         Raises:
             BatchFailed: The node refused some handles. All others are dead letters.
         """
-        answer = await self._call(self._stub.DeadLetter, requests.handles(group, handles))
+        answer = await self._call(self._stub.DeadLetter, requests.handles(group, handles, reason))
         answers.all_or_raise(answers.errors(answer.statuses))
 
     def stream(

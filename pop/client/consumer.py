@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -60,6 +60,7 @@ class Consumer:
         timeout_s: float,
         close_s: float,
         on_close: Callable[[Consumer], None],
+        first_max: int = 0,
     ) -> None:
         self._stub = stub
         self._settlements = settlements
@@ -67,7 +68,8 @@ class Consumer:
         self._timeout_s = timeout_s + request.wait_ms / 1000
         self._close_s = close_s
         self._on_close = on_close
-        self._unseen: UnseenMessages[Message] = UnseenMessages(prefetch, request.invisible_ms / 1000)
+        # A run is what one task takes at once: a message, or the messages of one message group in their order.
+        self._unseen: UnseenMessages[list[Message]] = UnseenMessages(prefetch, request.invisible_ms / 1000, first_max)
         self._batch = request.messages_max
         self._watch: asyncio.TimerHandle | None = None
         self._iterators = 0
@@ -79,6 +81,9 @@ class Consumer:
         self._closer: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
         self._delays = RetryDelays()
+        self._wait_ms = request.wait_ms
+        self.problem = ""
+        """Why the last poll failed; empty if it succeeded. The consumer goes on trying."""
         self._closing = asyncio.Event()
         self._wake = asyncio.Event()
         """Wakes the poller: the buffer has room again, or the consumer closes."""
@@ -105,9 +110,10 @@ class Consumer:
         self._enter()
         time_s = asyncio.get_running_loop().time
         try:
-            while (message := await self._next()) is not None:
+            while (run := await self._next()) is not None:
                 began_s = time_s()
-                yield message
+                for message in run:
+                    yield message
                 self._unseen.handled(time_s() - began_s)
         finally:
             await self._leave()
@@ -136,15 +142,37 @@ class Consumer:
         if not self._iterators:
             await self.aclose()
 
-    async def _next(self) -> Message | None:
-        """Return the next message, or None when the consumer is closed."""
+    async def take(self, count: int = 1) -> list[Message] | None:
+        """Return up to `count` messages as soon as there are any; None when the consumer is closed.
+
+        If the consumer pops several messages of a message group, the list has messages of one message group only, in their
+        order, and `count` does not bound it. The caller must be within `async with consumer`, and call `handled` afterwards.
+
+        Raises:
+            PopError: The consumer can't go on: the group was deleted, or the node refuses the call.
+        """
+        run = await self._next()
+        if run is None or self._request.in_order_max > 1:
+            return run
+        time_s = asyncio.get_running_loop().time()
+        while len(run) < count and (more := self._unseen.take(time_s)) is not None:
+            run += more
+        return run
+
+    def handled(self, handling_s: float, takers: int) -> None:
+        """Note how many seconds a task needed for what `take` returned, and how many tasks take messages."""
+        self._unseen.takers = takers
+        self._unseen.handled(handling_s)
+
+    async def _next(self) -> list[Message] | None:
+        """Return the next run, or None when the consumer is closed."""
         loop = asyncio.get_running_loop()
         while True:
-            message = self._unseen.take(loop.time())
-            if message is not None:
+            run = self._unseen.take(loop.time())
+            if run is not None:
                 if not self._wake.is_set() and self._room() > 0:
                     self._wake.set()
-                return message
+                return run
             if self._unseen:
                 self._return_surplus()  # It is too late for the first message.
                 continue
@@ -183,6 +211,7 @@ class Consumer:
             acks = settlements.acks.take()
             request = self._request
             request.messages_max = room
+            request.wait_ms = 0 if self.problem else self._wait_ms  # After a failure, an answer soon says that all is well.
             if acks:
                 request = pb.PopRequest(acks=[handle for handle, _ in acks])
                 request.MergeFrom(self._request)
@@ -199,14 +228,27 @@ class Consumer:
                     return  # `aclose` cancelled the call.
                 raise
             self._delays.reset()
+            self.problem = ""
             if acks:
                 settlements.acks.answer(acks, answers.errors(answer.ack_statuses) or [None] * len(acks))
             if answer.messages:
-                self._unseen.add([Message(received, settlements) for received in answer.messages], loop.time())
+                now_s = loop.time()
+                self._unseen.invisible_s = answer.invisible_ms / 1000
+                self._unseen.add(self._runs(answer.messages, now_s + self._unseen.invisible_s), now_s)
                 self._arrived.set()
                 self._watch_unseen()
             elif not acks and loop.time() - self._polled_s < EMPTY_S_MIN:
                 await self._pause(EMPTY_S_MIN)
+
+    def _runs(self, received: Iterable[pb.PoppedMessage], deadline_s: float) -> list[list[Message]]:
+        settlements = self._settlements
+        if self._request.in_order_max <= 1:
+            return [[Message(each, settlements, deadline_s)] for each in received]
+        runs: dict[tuple[str, str], list[Message]] = {}
+        for each in received:
+            key = (each.message_group, "" if each.message_group else each.topic)
+            runs.setdefault(key, []).append(Message(each, settlements, deadline_s))
+        return list(runs.values())
 
     def _watch_unseen(self) -> None:
         if self._watch is None:
@@ -234,12 +276,13 @@ class Consumer:
             logger.info(
                 "group %s: %d messages went back, because the loop is too slow to see them in time", group, len(surplus)
             )
-            self._settlements.return_unseen([message.handle for message in surplus])
+            self._settlements.return_unseen([message.handle for run in surplus for message in run])
 
     async def _wait_after(self, error: PopError) -> None:
         """Wait before the next try if an error is temporary. Raises any other error."""
         if not isinstance(error, NodeUnavailable | Overloaded):
             raise error
+        self.problem = str(error)
         wait_s = self._delays.next_s()
         logger.warning("group %s: %s; the consumer polls again in %.2f s", self._settlements.group, error, wait_s)
         await self._pause(wait_s)
@@ -279,7 +322,7 @@ class Consumer:
             if self._poll_call is not None:
                 self._poll_call.cancel()
             await asyncio.wait((self._poller,))
-        unseen = [message.handle for message in self._unseen.clear()]
+        unseen = [message.handle for run in self._unseen.clear() for message in run]
         self._arrived.set()
         await self._settlements.give_back(unseen, self._close_s)
         await self._settlements.acks.flush(self._close_s)

@@ -12,11 +12,16 @@ from penstock.pop.proto import pop_pb2 as pb
 class Message(ReceivedMessage):
     """A message from `Client.consume` or `Client.pop`. It comes back as a new attempt unless it is acknowledged in time."""
 
-    __slots__ = ("_settlements",)
+    __slots__ = ("_settlements", "deadline_s", "is_settled")
 
-    def __init__(self, received: pb.PoppedMessage, settlements: Settlements) -> None:
+    def __init__(self, received: pb.PoppedMessage, settlements: Settlements, deadline_s: float = 0.0) -> None:
         super().__init__(received)
         self._settlements = settlements
+        self.deadline_s = deadline_s
+        """Deadline by the clock of the event loop, in seconds; 0 for messages of `Client.pop`. The node's deadline is a little
+        earlier, by the time that the message took to arrive."""
+        self.is_settled = False
+        """True after `ack`, `nack`, `suspend` or `dead_letter` was called."""
 
     @property
     def group(self) -> str:
@@ -33,6 +38,7 @@ class Message(ReceivedMessage):
             HandleExpired, AlreadyAcked, HandleReplaced, InvalidHandle: The node refused the acknowledgement.
             NodeUnavailable: The node did not answer, in several tries.
         """
+        self.is_settled = True
         return self._settlements.acks.submit(self.handle)
 
     async def nack(self, *, delay_ms: int = 0) -> None:
@@ -42,10 +48,12 @@ class Message(ReceivedMessage):
             InvalidInvisibleTime: The delay is negative or longer than `pop.invisible_ms_max`.
             StatusError, NodeUnavailable: As for `ack`.
         """
+        self.is_settled = True
         await self._settlements.changes.submit(pb.InvisibleChange(handle=self.handle, invisible_ms=delay_ms, nack=True))
 
     async def suspend(self, delay_ms: int = 0) -> None:
         """Return the message after `delay_ms` without counting this delivery as an attempt. Raises as `nack`."""
+        self.is_settled = True
         await self._settlements.changes.submit(pb.InvisibleChange(handle=self.handle, invisible_ms=delay_ms, suspend=True))
 
     async def extend(self, invisible_ms: int) -> None:
@@ -56,11 +64,16 @@ class Message(ReceivedMessage):
         """
         change = pb.InvisibleChange(handle=self.handle, invisible_ms=invisible_ms)
         self.handle = await self._settlements.changes.submit(change)
+        self.deadline_s = asyncio.get_running_loop().time() + invisible_ms / 1000
 
-    async def dead_letter(self) -> None:
+    async def dead_letter(self, *, reason: str = "") -> None:
         """Make the message a dead letter of its group, because no attempt will ever succeed.
+
+        Args:
+            reason: Why. It is stored with the dead letter, up to 2,000 bytes.
 
         Raises:
             StatusError, NodeUnavailable: As for `ack`.
         """
-        await self._settlements.dead_letter(self.handle)
+        self.is_settled = True
+        await self._settlements.dead_letter(self.handle, reason)

@@ -14,6 +14,9 @@ End = Literal["earliest", "latest"]
 Start = End | int
 """Where a new group starts: at an end of its queue, or with the messages stored at a time or later, in ms since 1970."""
 
+REASON_BYTES_MAX = 2_000
+"""Maximum length of the reason of a dead letter in bytes of UTF-8. The clients cut off the rest."""
+
 _ENDS = {"earliest": pb.EARLIEST, "latest": pb.LATEST}
 
 
@@ -82,9 +85,15 @@ def consume(
     )
 
 
-def handles(group: str, delivered: Iterable[str]) -> pb.AckRequest:
-    """Return the request that acknowledges deliveries, or makes dead letters of them."""
-    return pb.AckRequest(group=group, handles=list(delivered))
+def handles(group: str, delivered: Iterable[str], reason: str = "") -> pb.AckRequest:
+    """Return the request that acknowledges deliveries, or makes dead letters of them for a reason."""
+    return pb.AckRequest(group=group, handles=list(delivered), reason=_shortened(reason))
+
+
+def _shortened(reason: str) -> str:
+    """Return what fits into `REASON_BYTES_MAX`."""
+    encoded = reason.encode(errors="replace")
+    return encoded[:REASON_BYTES_MAX].decode(errors="ignore")
 
 
 def change_invisible(group: str, changes: list[pb.InvisibleChange]) -> pb.ChangeInvisibleRequest:

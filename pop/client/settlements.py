@@ -76,9 +76,9 @@ class Settlements:
         request = requests.change_invisible(self.group, changes)
         return answers.new_handles(await call(self._stub.ChangeInvisible, request, self._timeout_s))
 
-    async def dead_letter(self, handle: str) -> None:
+    async def dead_letter(self, handle: str, reason: str) -> None:
         """Make a delivery a dead letter of its group. Raises StatusError or NodeUnavailable."""
-        answer = await call(self._stub.DeadLetter, requests.handles(self.group, [handle]), self._timeout_s)
+        answer = await call(self._stub.DeadLetter, requests.handles(self.group, [handle], reason), self._timeout_s)
         answers.only(answers.errors(answer.statuses))
 
     def return_unseen(self, handles: Iterable[str]) -> None:

@@ -153,6 +153,6 @@ class SyncClient:
         """Acknowledge deliveries; return when that is durable, as `Client.ack`."""
         answers.all_or_raise(SyncSettlements(self._call, self._stub, group).ack(list(handles)))
 
-    def dead_letter(self, handles: Iterable[str], *, group: str) -> None:
+    def dead_letter(self, handles: Iterable[str], *, group: str, reason: str = "") -> None:
         """Make deliveries dead letters of their group, as `Client.dead_letter`."""
-        answers.all_or_raise(SyncSettlements(self._call, self._stub, group).dead_letter(list(handles)))
+        answers.all_or_raise(SyncSettlements(self._call, self._stub, group).dead_letter(list(handles), reason))

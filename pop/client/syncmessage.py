@@ -40,9 +40,9 @@ class SyncSettlements:
             errors = answers.errors(self._call(self._stub.Ack, request).statuses)
             return [None if isinstance(error, AlreadyAcked) else error for error in errors]
 
-    def dead_letter(self, handles: list[str]) -> list[PopError | None]:
+    def dead_letter(self, handles: list[str], reason: str) -> list[PopError | None]:
         """Make deliveries dead letters; return the error of each, or None."""
-        return answers.errors(self._call(self._stub.DeadLetter, requests.handles(self.group, handles)).statuses)
+        return answers.errors(self._call(self._stub.DeadLetter, requests.handles(self.group, handles, reason)).statuses)
 
     def change(self, handle: str, invisible_ms: int, *, suspend: bool = False, nack: bool = False) -> str:
         """Move a delivery's deadline to `invisible_ms` from now; return the new handle."""
@@ -87,6 +87,6 @@ class SyncMessage(ReceivedMessage):
         """Move the deadline, as `Message.extend`."""
         self.handle = self._settlements.change(self.handle, invisible_ms)
 
-    def dead_letter(self) -> None:
+    def dead_letter(self, *, reason: str = "") -> None:
         """Make the message a dead letter of its group, as `Message.dead_letter`."""
-        answers.only(self._settlements.dead_letter([self.handle]))
+        answers.only(self._settlements.dead_letter([self.handle], reason))

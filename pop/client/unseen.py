@@ -31,17 +31,19 @@ class UnseenMessages(Generic[M]):
     Parameters:
         held_max: Maximum number of messages that may wait.
         invisible_s: Invisible time; 0 if the node has not told it yet. Then `held_max` alone applies.
+        first_max: Maximum number that may wait until the first message was handled; 0 for `held_max`.
     """
 
-    def __init__(self, held_max: int, invisible_s: float) -> None:
+    def __init__(self, held_max: int, invisible_s: float, first_max: int = 0) -> None:
         self.invisible_s = invisible_s
         self.takers = 1
         """Number of tasks or threads that take messages."""
         self.returned = 0
-        """Number of messages that were returned without counting an attempt."""
+        """Number of messages, or runs of messages, that were returned without counting an attempt."""
         self.expired = 0
         """Number of messages whose invisible time ended while they waited. Each has lost an attempt."""
         self._held_max = held_max
+        self._first_max = first_max or held_max
         self._waiting: deque[tuple[M, float]] = deque()
         self._handling_s = 0.0
         self._taken_s = 0.0
@@ -65,6 +67,7 @@ class UnseenMessages(Generic[M]):
 
     def handled(self, handling_s: float) -> None:
         """Note how long the application handled a message."""
+        self._first_max = self._held_max
         weight = 1.0 if handling_s > self._handling_s else FORGETS
         self._handling_s += weight * (handling_s - self._handling_s)
 
@@ -113,9 +116,9 @@ class UnseenMessages(Generic[M]):
     def _target(self, now_s: float) -> int:
         """Return how many messages may wait. While the application takes none, it seems to handle one ever longer."""
         if not self.invisible_s:
-            return self._held_max
+            return self._first_max
         stalled_s = now_s - self._taken_s if self._waiting else 0.0
         interval_s = max(self._handling_s, stalled_s) / self.takers
         if interval_s * self._held_max <= SHARE * self.invisible_s:
-            return self._held_max
-        return int(SHARE * self.invisible_s / interval_s)
+            return self._first_max
+        return min(int(SHARE * self.invisible_s / interval_s), self._first_max)

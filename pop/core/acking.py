@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from penstock.pop.core.counters import PopCounters
-from penstock.pop.core.deadletters import Reason
+from penstock.pop.core.deadletters import DETAIL_BYTES_MAX, Reason
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.handle import DELIVERY_DIGITS, Handles
 from penstock.pop.core.judging import Judge
 from penstock.pop.core.outcome import AckOutcome
 from penstock.pop.core.records import REFERENCES_MAX, GroupRecords
 from penstock.pop.core.state import PopState
+from penstock.pop.errors import RequestInvalid
 from penstock.store.bodies import REFERENCE
 from penstock.store.record import Kind
 
@@ -99,17 +100,25 @@ class Acknowledger:
         self._serve(group)
         return True
 
-    def dead_letter(self, name: str, handles: list[str]) -> list[AckOutcome]:
+    def dead_letter(self, name: str, handles: list[str], detail: str = "") -> list[AckOutcome]:
         """Put messages into the dead letters of the group `name`, because their consumer knows that it will never succeed.
 
         Return an outcome for each handle, in order. The caller must not respond before `Store.when_durable`.
 
+        Args:
+            name: of the group.
+            handles: name the deliveries.
+            detail: why, in the consumer's words; up to `DETAIL_BYTES_MAX` bytes.
+
         Raises:
+            RequestInvalid: `detail` is too long.
             DiskFull: the disk had no room for all records.
         """
+        if len(detail.encode()) > DETAIL_BYTES_MAX:
+            raise RequestInvalid(f"the reason of a dead letter has {len(detail.encode())} bytes: use up to {DETAIL_BYTES_MAX}")
         outcomes, by_group = self._judge.outcomes(name, handles)
         for group_id, references in by_group.items():
             group = self._state.groups_by_id[group_id]
-            self._records.append_dead_letters(group, references, Reason.FORWARDED)
+            self._records.append_dead_letters(group, references, Reason.FORWARDED, detail)
             self._serve(group)
         return outcomes

@@ -5,7 +5,7 @@ the message. So a row also tells that the dead letter was not redriven. Rows are
 those of the open commit are in memory.
 
 Rows of the index: key b"D", id of the `$dlq/` queue u32, position u64, group id u32, all big-endian; value offset in that
-queue u64, size u32, attempts u16, reason u8, failed ms i64.
+queue u64, size u32, attempts u16, reason u8, failed ms i64, and what the consumer said in UTF-8.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ _KEY = Struct(">cIQI")
 _QUEUE_PREFIX = Struct(">cI")
 _MESSAGE_PREFIX = Struct(">cIQ")
 _ROW = Struct("<QIHBq")
+
+DETAIL_BYTES_MAX = 2_000
+"""Maximum length of what a consumer says about a dead letter, in bytes of UTF-8."""
 
 Key = tuple[int, int, int]
 """Id of the `$dlq/` queue, position of the message, id of the group."""
@@ -50,6 +53,7 @@ class DeadLetter(NamedTuple):
         attempts: how often the message was handed out.
         reason: why it is a dead letter.
         failed_ms: when it became one, in ms since 1970.
+        detail: why a consumer dead-lettered it, in the consumer's words.
     """
 
     queue_id: int
@@ -60,6 +64,7 @@ class DeadLetter(NamedTuple):
     attempts: int
     reason: Reason
     failed_ms: int
+    detail: str = ""
 
     @property
     def key(self) -> Key:
@@ -147,7 +152,8 @@ class DeadLetters:
             else:
                 batch.put(
                     _KEY.pack(KeySpace.DEAD, *key),
-                    _ROW.pack(letter.offset, letter.size, letter.attempts, letter.reason, letter.failed_ms),
+                    _ROW.pack(letter.offset, letter.size, letter.attempts, letter.reason, letter.failed_ms)
+                    + letter.detail.encode(),
                 )
         self._changed.clear()
         for queue_id in self._queues_deleted:
@@ -157,5 +163,5 @@ class DeadLetters:
 
 
 def _letter(key: Key, row: bytes) -> DeadLetter:
-    offset, size, attempts, reason, failed_ms = _ROW.unpack(row)
-    return DeadLetter(*key, offset, size, attempts, Reason(reason), failed_ms)
+    offset, size, attempts, reason, failed_ms = _ROW.unpack_from(row)
+    return DeadLetter(*key, offset, size, attempts, Reason(reason), failed_ms, row[_ROW.size :].decode())

@@ -183,7 +183,8 @@ class DeliveryChanges:
             # The deliveries stay open, and become dead letters when they expire again.
             self._damages.skip(record, "queue", DEAD_LETTERS + group.name)
             return
-        reason = orjson.loads(record.properties)["reason"] if record.properties else Reason.ATTEMPTS_EXHAUSTED.name.lower()
+        noted = orjson.loads(record.properties) if record.properties else {}
+        reason, detail = noted.get("reason", Reason.ATTEMPTS_EXHAUSTED.name.lower()), noted.get("detail", "")
         for position, index in REFERENCE.iter_unpack(record.body):
             checkpoint = self._checkpoints.open_delivery(record, position, index)
             if checkpoint is None:
@@ -200,6 +201,7 @@ class DeliveryChanges:
                 entry.attempt,
                 Reason[reason.upper()],
                 record.store_ms,
+                detail,
             )
             self._dead_letters.add(letter)
             group.dead_letter_count += 1

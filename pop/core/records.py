@@ -63,10 +63,10 @@ class GroupRecords:
         self.append_references(Kind.POP_REVIVED, group, references, flags=Flag.SUSPENDED)
         self._counters.revived += len(references)
 
-    def append_dead_letters(self, group: ConsumerGroup, references: list[bytes], reason: Reason) -> None:
-        """Put the messages of deliveries into the group's dead letters."""
+    def append_dead_letters(self, group: ConsumerGroup, references: list[bytes], reason: Reason, detail: str = "") -> None:
+        """Put the messages of deliveries into the group's dead letters. `detail` is what their consumer says."""
         self._store.queues.declare(DEAD_LETTERS + group.name, f"group:{group.id}")
-        properties = orjson.dumps({"reason": reason.name.lower()})
+        properties = orjson.dumps({"reason": reason.name.lower(), **({"detail": detail} if detail else {})})
         self.append_references(Kind.POP_DEAD_LETTER, group, references, properties=properties)
         self._counters.dead_lettered += len(references)
 

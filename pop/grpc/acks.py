@@ -35,7 +35,7 @@ class AckMethods:
     @with_status
     async def DeadLetter(self, request: pb.AckRequest) -> bytes:
         check_count("dead-letter handles", request.handles)
-        outcomes = self._core.dead_letter(request.group, list(request.handles))
+        outcomes = self._core.dead_letter(request.group, list(request.handles), request.reason)
         await self._store.durable()
         return statuses([ACK_STATUS[outcome] for outcome in outcomes])
 

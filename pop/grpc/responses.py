@@ -43,4 +43,5 @@ def dead_letter(letter: DeadLetter, group: str, topic_filter: str, topic: str) -
         failed_ms=letter.failed_ms,
         message_id=message_id(letter.position),
         topic=topic,
+        detail=letter.detail,
     )

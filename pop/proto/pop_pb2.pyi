@@ -511,7 +511,10 @@ class AckRequest(_message.Message):
 
     GROUP_FIELD_NUMBER: _builtins.int
     HANDLES_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     group: _builtins.str
+    reason: _builtins.str
+    """DeadLetter: why, in up to 2,000 bytes; shown with the dead letters"""
     @_builtins.property
     def handles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -519,10 +522,11 @@ class AckRequest(_message.Message):
         *,
         group: _builtins.str = ...,
         handles: _abc.Iterable[_builtins.str] | None = ...,
+        reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "handles", b"handles"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "handles", b"handles", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -697,6 +701,7 @@ class DeadLetter(_message.Message):
     FAILED_MS_FIELD_NUMBER: _builtins.int
     MESSAGE_ID_FIELD_NUMBER: _builtins.int
     TOPIC_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     """the group that failed to process the message"""
     filter: _builtins.str
@@ -707,6 +712,8 @@ class DeadLetter(_message.Message):
     message_id: _builtins.str
     topic: _builtins.str
     """empty if the record can't be read any more"""
+    detail: _builtins.str
+    """FORWARDED: why, in the words of the consumer"""
     def __init__(
         self,
         *,
@@ -717,10 +724,11 @@ class DeadLetter(_message.Message):
         failed_ms: _builtins.int = ...,
         message_id: _builtins.str = ...,
         topic: _builtins.str = ...,
+        detail: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "failed_ms", b"failed_ms", "filter", b"filter", "group", b"group", "message_id", b"message_id", "reason", b"reason", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "detail", b"detail", "failed_ms", b"failed_ms", "filter", b"filter", "group", b"group", "message_id", b"message_id", "reason", b"reason", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

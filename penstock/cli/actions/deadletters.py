@@ -34,7 +34,7 @@ def list_dead_letters(address: HostPort, group: str, *, after: str, limit: int, 
                 letter.topic,
                 letter.filter,
                 str(letter.attempts),
-                pb.Reason.Name(letter.reason).lower(),
+                letter.detail or pb.Reason.Name(letter.reason).lower(),
                 time_of(letter.failed_ms) or "",
             ]
             for letter in letters

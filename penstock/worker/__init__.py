@@ -1,0 +1,1 @@
+"""The worker: runs an application's handlers on the messages of groups. It imports the clients, and nothing of the node."""

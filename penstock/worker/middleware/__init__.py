@@ -1,0 +1,1 @@
+"""Middlewares that come with the worker, one a file."""

@@ -1,0 +1,42 @@
+"""Counts and times the calls of handlers for Prometheus."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+
+from penstock.worker.context import CallNext, HandlerCall
+
+
+class MeasureCalls:
+    """A middleware that measures each call: `penstock_worker_messages_total` and `penstock_worker_call_seconds`.
+
+    Both have the labels `group` and `handler`; the counter has `outcome` (`ok` or the name of the exception's class), too.
+
+    Parameters:
+        registry: Gets the metrics. A registry may have one `MeasureCalls`.
+    """
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self._messages = Counter(
+            "penstock_worker_messages", "Messages that handlers got.", ("group", "handler", "outcome"), registry=registry
+        )
+        self._seconds = Histogram(
+            "penstock_worker_call_seconds", "Duration of a handler's call.", ("group", "handler"), registry=registry
+        )
+
+    async def __call__(self, call: HandlerCall, call_next: CallNext) -> Any:
+        began_s = time.monotonic()
+        outcome = "cancelled"
+        try:
+            result = await call_next(call)
+            outcome = "ok"
+        except Exception as error:
+            outcome = type(error).__name__
+            raise
+        finally:
+            self._seconds.labels(call.group, call.handler).observe(time.monotonic() - began_s)
+            self._messages.labels(call.group, call.handler, outcome).inc(len(call.messages))
+        return result

@@ -1,0 +1,64 @@
+"""Replies: what a handler returns goes to the topic that its message names."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from penstock.pop.client.client import Client
+from penstock.pop.client.message import Message
+
+logger = logging.getLogger("penstock.worker")
+
+REPLY_TO = "reply_to"
+"""User property of a request: the topic to which its reply goes."""
+
+CORRELATION_ID = "correlation_id"
+"""User property of a request and of its reply: names the request to its sender."""
+
+
+class Replies:
+    """Sends what handlers return to those who ask for it.
+
+    Parameters:
+        client: A client of the node.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._warned: set[str] = set()
+
+    async def send(self, messages: Sequence[Message], result: Any, handler: str) -> None:
+        """Send the result of a handler, as bytes, text or JSON, if its only message has the property `reply_to`.
+
+        Raises:
+            TypeError: The result can't be written as JSON.
+            PopError: The node refused the reply, or did not answer.
+        """
+        properties = messages[0].properties if len(messages) == 1 else {}
+        reply_to = properties.get(REPLY_TO)
+        if reply_to is None:
+            if handler not in self._warned:
+                self._warned.add(handler)
+                logger.warning(
+                    "%s returned %s, and nobody asked for a reply: the result is dropped", handler, type(result).__name__
+                )
+            return
+        body = result if isinstance(result, bytes) else result.encode() if isinstance(result, str) else encoded(result)
+        await self._client.send(reply_to, body, properties={CORRELATION_ID: properties.get(CORRELATION_ID, "")})
+
+
+def encoded(result: Any) -> bytes:
+    """Return a value as JSON; models of pydantic and structs of msgspec, too. Raises TypeError."""
+    return orjson.dumps(result, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    if hasattr(value, "__struct_fields__"):
+        return {name: getattr(value, name) for name in value.__struct_fields__}
+    raise TypeError(f"a value of the type {type(value).__name__} can't be written as JSON")

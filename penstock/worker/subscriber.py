@@ -1,0 +1,483 @@
+"""One consumer of a running worker: slots that handle messages, and a watch that extends and ends their work."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from penstock.pop.client.client import Client
+from penstock.pop.client.consumer import Consumer
+from penstock.pop.client.message import Message
+from penstock.pop.client.retrydelays import RetryDelays
+from penstock.pop.errors import (
+    ClientClosed,
+    GroupExists,
+    NodeUnavailable,
+    Overloaded,
+    PopError,
+    StatusError,
+)
+from penstock.worker.context import CallNext, HandlerCall, Middleware
+from penstock.worker.counts import WorkerCounts
+from penstock.worker.errors import Reject, RetryLater, Undecodable
+from penstock.worker.replies import Replies
+from penstock.worker.subscription import POP_MAX, Subscription
+
+logger = logging.getLogger("penstock.worker")
+
+DeadLetterHook = Callable[[Message, str], Awaitable[None] | None]
+"""Called with a message that the worker makes a dead letter, and the reason."""
+
+EXTEND_AT = 0.5
+"""Part of the invisible time after which a message whose handler runs is extended."""
+
+CHECKS = 10
+"""How often the watch looks at the slots within one invisible time or timeout, whichever is shorter."""
+
+CHECK_S_MAX = 1.0
+AHEAD = 4
+"""How many messages wait for each slot at most, unless that is less than one pop."""
+
+HEALTHY_S = 0.5
+"""A consumer that started again and was not refused for so long is well."""
+
+BLOCKED_S = 1.0
+"""A watch that runs later than this was kept waiting by a handler that blocks the event loop."""
+
+
+class Slot:
+    """One of the places in which a consumer handles messages at a time."""
+
+    __slots__ = ("began_s", "extension", "is_over", "is_settling", "messages", "task")
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[None] | None = None
+        self.messages: list[Message] = []
+        """The messages that are not settled yet."""
+        self.began_s = 0.0
+        self.is_over = False
+        """True if the handler has had its time, and the messages went back."""
+        self.is_settling = False
+        """True after the handler has ended, while the node hears what came of it."""
+        self.extension: asyncio.Task[None] | None = None
+
+
+class Subscriber:
+    """Runs one consumer of a worker until `stop`.
+
+    Parameters:
+        client: A client of the node.
+        subscription: What to consume, and how.
+        on_dead_letter: Called with messages that become dead letters.
+        executor: Runs handlers that are no coroutine functions. It must have a thread for each slot.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        subscription: Subscription,
+        on_dead_letter: Sequence[DeadLetterHook],
+        executor: ThreadPoolExecutor | None,
+    ) -> None:
+        self._client = client
+        self._subscription = subscription
+        self._handler = subscription.handler
+        self._on_dead_letter = on_dead_letter
+        self._executor = executor
+        self._replies = Replies(client)
+        self._call = self._chain()
+        self._consumer: Consumer | None = None
+        self._slots = [Slot() for _ in range(subscription.concurrency)]
+        self._stopping = asyncio.Event()
+        self._opening = asyncio.Lock()
+        self._delays = RetryDelays()
+        self._refused = ""
+        """Why the consumer had to start again; empty when it has run for `HEALTHY_S` since then."""
+        self._opened_s = 0.0
+        self.counts = WorkerCounts()
+
+    @property
+    def problem(self) -> str:
+        """Why the consumer gets no messages now; empty if all is well."""
+        return self._refused or (self._consumer.problem if self._consumer is not None else "the consumer has not started yet")
+
+    @property
+    def name(self) -> str:
+        """Names the consumer: its group and filter."""
+        return self._subscription.name
+
+    @property
+    def busy(self) -> int:
+        """Number of slots whose handler runs."""
+        return sum(bool(slot.messages) for slot in self._slots)
+
+    # --- the life of the consumer -----------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Create the group where it has settings, and begin to pop.
+
+        Raises:
+            PopError: The node refuses the group or the caller.
+        """
+        subscription = self._subscription
+        if subscription.settings is not None:
+            groups = self._client.groups
+            try:
+                await groups.create(
+                    subscription.group, subscription.topic_filter, start=subscription.start, settings=subscription.settings
+                )
+            except GroupExists:
+                await groups.update(subscription.group, subscription.settings, topic_filter=subscription.topic_filter)
+        batch = min(max(self._handler.batch, subscription.concurrency, 256), POP_MAX)
+        consumer = self._client.consume(
+            subscription.topic_filter,
+            group=subscription.group,
+            batch=batch,
+            prefetch=max(AHEAD * subscription.concurrency * max(self._handler.batch, 1), 2 * batch),
+            invisible_ms=round(subscription.invisible_s * 1000),
+            start=subscription.start,
+            in_order_max=(self._handler.batch or batch) if subscription.fifo else 1,
+            first_max=subscription.concurrency * max(self._handler.batch, 1),
+        )
+        await consumer.__aenter__()
+        self._consumer = consumer
+        self._opened_s = asyncio.get_running_loop().time()
+
+    async def open_when_possible(self) -> None:
+        """Open the consumer, and wait for the node while it is away. Raises as `open` for anything else."""
+        delays = RetryDelays()
+        while True:
+            try:
+                await self.open()
+                self._refused = ""
+                return
+            except (NodeUnavailable, Overloaded) as error:
+                self._refused = str(error)
+                wait_s = delays.next_s()
+                logger.warning("%s: %s; the worker tries again in %.2f s", self.name, error, wait_s)
+                await asyncio.sleep(wait_s)
+
+    async def run(self) -> None:
+        """Handle messages until `stop`."""
+        loop = asyncio.get_running_loop()
+        for slot in self._slots:
+            slot.task = loop.create_task(self._work(slot))
+        watch = loop.create_task(self._watch())
+        await asyncio.wait([slot.task for slot in self._slots if slot.task is not None])
+        watch.cancel()
+        await asyncio.wait((watch,))
+
+    def take_no_more(self) -> None:
+        """Take no more messages. `stop` must follow."""
+        self._stopping.set()
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no more messages, let handlers end within `grace_s` seconds, and return all other messages uncounted."""
+        self._stopping.set()
+        consumer = self._consumer
+        if consumer is not None:
+            await consumer.aclose()
+        tasks = [slot.task for slot in self._slots if slot.task is not None]
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=grace_s)
+            for slot in self._slots:
+                if slot.task in late:
+                    logger.warning(
+                        "%s: %s did not end within the grace of %g s; its messages go back",
+                        self._subscription.name,
+                        self._handler.name,
+                        grace_s,
+                    )
+                    await self._give_back(slot)
+                    slot.task.cancel()
+            if late and self._handler.is_async:
+                await asyncio.wait(late, timeout=1.0)  # A handler that swallows its cancellation must not stop the process.
+        if consumer is not None:
+            await consumer.__aexit__(None, None, None)
+
+    async def _give_back(self, slot: Slot) -> None:
+        messages, slot.messages, slot.is_over = slot.messages, [], True
+        self.counts.returned += len(messages)
+        await self._settled(*(message.suspend() for message in messages if not message.is_settled))
+
+    async def _reopen(self, failed: Consumer | None, error: PopError) -> None:
+        """Start again after the consumer failed, for example because its group was deleted."""
+        async with self._opening:
+            if self._consumer is not failed or self._stopping.is_set():
+                return
+            self.counts.reconnects += 1
+            if not isinstance(error, ClientClosed):
+                self._refused = str(error)
+            wait_s = self._delays.next_s()
+            logger.error("%s: %s; the worker tries again in %.2f s", self._subscription.name, error, wait_s)
+            if failed is not None:
+                await failed.aclose()
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._stopping.wait()
+                return
+            except TimeoutError:
+                pass
+            try:
+                await self.open()
+            except PopError as again:
+                self._refused = str(again)  # The next slot tries again.
+
+    # --- slots ------------------------------------------------------------------------------------------------------
+
+    async def _work(self, slot: Slot) -> None:
+        time_s = asyncio.get_running_loop().time
+        count = self._handler.batch or 1
+        while not self._stopping.is_set():
+            consumer = self._consumer
+            assert consumer is not None
+            try:
+                messages = await consumer.take(count)
+            except ClientClosed as error:
+                if self._stopping.is_set():
+                    return
+                await self._reopen(consumer, error)
+                continue
+            except PopError as error:
+                await self._reopen(consumer, error)
+                continue
+            if messages is None:
+                if self._stopping.is_set():
+                    return
+                await self._reopen(consumer, ClientClosed("the consumer was closed"))
+                continue
+            slot.began_s = began_s = time_s()
+            await self._handle(slot, messages)
+            consumer.handled(time_s() - began_s, len(self._slots))
+
+    async def _handle(self, slot: Slot, messages: list[Message]) -> None:
+        """Handle what the consumer took: a message, a batch, or messages of one message group in their order."""
+        if self._handler.batch:
+            slot.messages = messages
+            await self._handle_once(slot, messages)
+            slot.messages = []
+            return
+        slot.messages = messages[:]
+        time_s = asyncio.get_running_loop().time
+        for at, message in enumerate(messages):
+            if at:
+                slot.began_s = time_s()
+            if at and self._stopping.is_set():
+                break
+            may_follow = await self._handle_once(slot, [message])
+            del slot.messages[:1]
+            if not may_follow:
+                break
+        if slot.messages:  # They wait for the message before them, or the worker stops.
+            await self._give_back(slot)
+
+    async def _handle_once(self, slot: Slot, messages: list[Message]) -> bool:
+        """Call the handler with its messages and settle them; return whether the messages after them may follow."""
+        bodies = []
+        try:
+            for message in messages:
+                bodies.append(self._handler.body_of(message))
+        except Undecodable:
+            if self._handler.batch:
+                messages, bodies = await self._decodable(messages)
+                slot.messages = messages
+                if not messages:
+                    return True
+            else:
+                await self._decodable(messages)
+                return True
+        slot.is_over = slot.is_settling = False
+        call = HandlerCall(messages, bodies, self._handler.name, self._subscription.group)
+        try:
+            result = await self._call(call)
+        except asyncio.CancelledError:
+            if not slot.is_over:
+                raise  # The event loop ends.
+            task = asyncio.current_task()
+            if task is not None:
+                task.uncancel()
+            return False
+        except Exception as error:
+            slot.is_settling = True
+            if slot.extension is not None:
+                await slot.extension
+            if not slot.is_over:
+                await self._failed(slot, messages, error)
+            return isinstance(error, Reject)
+        slot.is_settling = True
+        if slot.extension is not None:
+            await slot.extension
+        if slot.is_over:
+            # It was in a thread that went on after its timeout, or it ignored its cancellation: the messages went back.
+            self.counts.late += len(messages)
+            return False
+        if result is not None and not await self._answered(slot, messages, result):
+            return False
+        self.counts.handled += len(messages)
+        for message in messages:
+            if not message.is_settled:
+                message.ack().add_done_callback(self._acked)
+        return True
+
+    async def _answered(self, slot: Slot, messages: list[Message], result: Any) -> bool:
+        """Send the result of a handler as the reply that its message asks for; return whether the messages are handled."""
+        try:
+            await self._replies.send(messages, result, self._handler.name)
+        except Exception as error:
+            await self._failed(slot, messages, error)
+            return False
+        return True
+
+    def _acked(self, acked: asyncio.Future[None]) -> None:
+        error = None if acked.cancelled() else acked.exception()
+        if error is None:
+            return
+        self.counts.late += 1
+        logger.warning("%s: an acknowledgement came too late or failed: %s", self._subscription.name, error)
+
+    # --- failures ---------------------------------------------------------------------------------------------------
+
+    async def _failed(self, slot: Slot, messages: list[Message], error: Exception) -> None:
+        """Settle messages whose handler raised."""
+        if isinstance(error, Reject):
+            await self._dead_letter(messages, str(error) or "the handler rejected the message")
+            return
+        self.counts.failed += len(messages)
+        delay_ms = round(error.delay * 1000) if isinstance(error, RetryLater) else 0
+        message = messages[0]
+        logger.warning(
+            "%s: %s failed for %d messages from %r, attempt %d: %s: %s",
+            self._subscription.name,
+            self._handler.name,
+            len(messages),
+            message.topic,
+            message.attempt,
+            type(error).__name__,
+            error,
+            exc_info=None if isinstance(error, RetryLater) else error,
+        )
+        await self._settled(*(message.nack(delay_ms=delay_ms) for message in messages if not message.is_settled))
+
+    async def _decodable(self, messages: list[Message]) -> tuple[list[Message], list[Any]]:
+        """Make dead letters of the messages that can't be decoded; return the others and their bodies."""
+        good, bodies = [], []
+        for message in messages:
+            try:
+                bodies.append(self._handler.body_of(message))
+                good.append(message)
+            except Undecodable as error:
+                self.counts.undecodable += 1
+                await self._dead_letter([message], str(error))
+        return good, bodies
+
+    async def _dead_letter(self, messages: list[Message], reason: str) -> None:
+        for message in messages:
+            logger.error(
+                "%s: message %s from %r becomes a dead letter: %s",
+                self._subscription.name,
+                message.message_id,
+                message.topic,
+                reason,
+            )
+            for hook in self._on_dead_letter:
+                try:
+                    returned = hook(message, reason)
+                    if returned is not None:
+                        await returned
+                except Exception:
+                    logger.exception("%s: a hook for dead letters failed", self._subscription.name)
+        self.counts.dead_lettered += len(messages)
+        await self._settled(*(message.dead_letter(reason=reason) for message in messages if not message.is_settled))
+
+    async def _settled(self, *settling: Awaitable[None]) -> None:
+        for error in await asyncio.gather(*settling, return_exceptions=True):
+            if isinstance(error, (StatusError, NodeUnavailable, Overloaded, ClientClosed)):
+                logger.warning("%s: a message comes back at its deadline: %s", self._subscription.name, error)
+            elif isinstance(error, BaseException):
+                raise error
+
+    # --- the watch --------------------------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        subscription = self._subscription
+        interval_s = min(subscription.invisible_s / CHECKS, subscription.timeout_s / CHECKS, CHECK_S_MAX)
+        while True:
+            due_s = loop.time() + interval_s
+            await asyncio.sleep(interval_s)
+            now_s = loop.time()
+            if now_s - due_s > BLOCKED_S:
+                logger.warning(
+                    "%s: something blocked the event loop for %.1f s, so messages could not be extended; let %s await, or be "
+                    "a plain function, which runs in a thread",
+                    subscription.name,
+                    now_s - due_s,
+                    self._handler.name,
+                )
+            if self._refused and now_s - self._opened_s > HEALTHY_S:
+                self._refused = ""
+                self._delays.reset()
+            for slot in self._slots:
+                if not slot.messages or slot.is_over or slot.is_settling:
+                    continue
+                if now_s - slot.began_s >= subscription.timeout_s:
+                    await self._time_out(slot)
+                elif slot.extension is None and slot.messages[0].deadline_s - now_s < EXTEND_AT * subscription.invisible_s:
+                    slot.extension = loop.create_task(self._extend(slot))
+
+    async def _time_out(self, slot: Slot) -> None:
+        """End the work of a handler that takes too long. The message that it has failed; those after it did not."""
+        messages, slot.messages, slot.is_over = slot.messages, [], True
+        failed = messages if self._handler.batch else messages[:1]
+        rest = messages[len(failed) :]
+        self.counts.failed += len(failed)
+        self.counts.timed_out += len(failed)
+        logger.warning(
+            "%s: %s did not end within its timeout of %g s; its messages go back%s",
+            self._subscription.name,
+            self._handler.name,
+            self._subscription.timeout_s,
+            "" if self._handler.is_async else ", and its thread stays busy until it returns",
+        )
+        if self._handler.is_async and slot.task is not None:
+            slot.task.cancel()
+        await self._settled(
+            *(message.nack() for message in failed if not message.is_settled),
+            *(message.suspend() for message in rest),
+        )
+
+    async def _extend(self, slot: Slot) -> None:
+        """Move the deadlines of a slot's messages."""
+        messages = list(slot.messages)
+        invisible_ms = round(self._subscription.invisible_s * 1000)
+        try:
+            await self._settled(*(message.extend(invisible_ms) for message in messages if not message.is_settled))
+            self.counts.extended += len(messages)
+        finally:
+            slot.extension = None
+
+    # --- calling the handler ----------------------------------------------------------------------------------------
+
+    def _chain(self) -> CallNext:
+        call: CallNext = self._call_async if self._handler.is_async else self._call_in_thread
+        for middleware in reversed(self._subscription.middleware):
+            call = _surrounded(call, middleware)
+        return call
+
+    async def _call_async(self, call: HandlerCall) -> Any:
+        return await self._handler.function(*self._handler.arguments(call.messages, call.bodies))
+
+    async def _call_in_thread(self, call: HandlerCall) -> Any:
+        arguments = self._handler.arguments(call.messages, call.bodies)
+        result = await asyncio.get_running_loop().run_in_executor(self._executor, self._handler.function, *arguments)
+        return await result if asyncio.iscoroutine(result) else result
+
+
+def _surrounded(call: CallNext, middleware: Middleware) -> CallNext:
+    async def surrounded(made: HandlerCall) -> Any:
+        return await middleware(made, call)
+
+    return surrounded

@@ -1,0 +1,517 @@
+"""The worker: handlers on messages of a real node."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import Client, Message, OutgoingMessage, Reject, RetryLater, Worker, WorkerError, group_settings
+from penstock.pop.options import PopOptions
+from tests.pop.wiring import FILTER, GROUP, TOPIC, Node
+from tests.worker.running import counts, running, send, until
+
+
+async def test_a_handler_gets_each_message_and_returning_acknowledges_it(node: Node, client: Client) -> None:
+    worker = Worker(node.target)
+    seen: list[bytes] = []
+
+    @worker.consumer(FILTER, group=GROUP, concurrency=4)
+    async def handle(body: bytes) -> None:
+        seen.append(body)
+
+    await send(client, (b"%d" % number for number in range(300)))
+    async with running(worker):
+        await until(lambda: counts(worker).handled == 300)
+    assert sorted(seen) == sorted(b"%d" % number for number in range(300))
+    assert (node.group().in_flight, node.core.counters.acked) == (0, 300)
+
+
+async def test_no_more_calls_run_at_a_time_than_the_concurrency(node: Node, client: Client) -> None:
+    worker = Worker(node.target)
+    running_now = most = 0
+
+    @worker.consumer(FILTER, group=GROUP, concurrency=3)
+    async def handle(body: bytes) -> None:
+        nonlocal running_now, most
+        running_now += 1
+        most = max(most, running_now)
+        await asyncio.sleep(0.001)
+        running_now -= 1
+
+    await send(client, [b"x"] * 50)
+    async with running(worker):
+        await until(lambda: counts(worker).handled == 50)
+    assert most == 3
+
+
+async def test_a_plain_function_runs_in_as_many_threads_as_the_concurrency(node: Node, client: Client) -> None:
+    worker = Worker(node.target)
+    together = threading.Barrier(4, timeout=15)
+
+    @worker.consumer(FILTER, group=GROUP, concurrency=4)
+    def handle(body: bytes, message: Message) -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        assert message.body == body
+        together.wait()
+
+    await send(client, [b"x"] * 8)
+    async with running(worker):
+        await until(lambda: counts(worker).handled == 8)
+
+
+async def test_a_batch_handler_gets_lists(node: Node, client: Client) -> None:
+    worker = Worker(node.target)
+    sizes: list[int] = []
+
+    @worker.consumer(FILTER, group=GROUP, concurrency=2, batch=10)
+    async def handle(messages: list[Message], bodies: list[int]) -> None:
+        assert [int(message.body) for message in messages] == bodies
+        sizes.append(len(bodies))
+
+    await send(client, (b"%d" % number for number in range(95)))
+    async with running(worker):
+        await until(lambda: counts(worker).handled == 95)
+    assert sum(sizes) == 95
+    assert max(sizes) == 10
+
+
+async def test_several_consumers_run_in_one_worker(node: Node, client: Client) -> None:
+    worker = Worker(node.target)
+    seen: list[str] = []
+
+    @worker.consumer(FILTER, group="one")
+    @worker.consumer(FILTER, group="two")
+    async def handle(message: Message) -> None:
+        seen.append(message.group)
+
+    await send(client, [b"x"])
+    async with running(worker):
+        await until(lambda: len(seen) == 2)
+    assert sorted(seen) == ["one", "two"]
+
+
+async def test_hooks_run_before_the_first_message_and_after_the_last(node: Node, client: Client) -> None:
+    worker = Worker(node.target)
+    seen: list[str] = []
+
+    @worker.on_start
+    async def connect() -> None:
+        seen.append("start")
+        await worker.client.send(TOPIC, b"x")
+
+    @worker.on_stop
+    def disconnect() -> None:
+        seen.append("stop")
+
+    @worker.consumer(FILTER, group=GROUP)
+    async def handle(body: bytes) -> None:
+        seen.append("message")
+
+    async with running(worker):
+        await until(lambda: len(seen) == 2)
+    assert seen == ["start", "message", "stop"]
+
+
+async def test_a_worker_without_a_consumer_does_not_start() -> None:
+    with pytest.raises(WorkerError, match="no consumer"):
+        await Worker("127.0.0.1:1").run()
+
+
+# --- handlers that raise ---------------------------------------------------------------------------------------------
+
+
+async def test_a_handler_that_raises_returns_its_message_as_a_failed_attempt(node: Node, client: Client) -> None:
+    worker = Worker(node.target)
+    attempts: list[int] = []
+
+    @worker.consumer(FILTER, group=GROUP, settings=group_settings(backoff=(5,)))
+    async def handle(message: Message) -> None:
+        attempts.append(message.attempt)
+        if message.attempt < 3:
+            raise LookupError("no such customer")
+
+    await send(client, [b"x"])
+    async with running(worker):
+        await until(lambda: counts(worker).handled == 1)
+    assert attempts == [1, 2, 3]
+    assert counts(worker).failed == 2
+
+
+async def test_retry_later_adds_a_delay(node: Node, client: Client) -> None:
+    worker = Worker(node.target)
+
+    @worker.consumer(FILTER, group=GROUP)
+    async def handle(message: Message) -> None:
+        raise RetryLater(3_600, "the tariff is not known yet")
+
+    await send(client, [b"x"])
+    async with running(worker):
+        await until(lambda: node.group().delayed == 1)
+    assert counts(worker).failed == 1
+
+
+async def test_a_rejected_message_is_a_dead_letter_with_the_reason(node: Node, client: Client) -> None:
+    worker = Worker(node.target)
+    told: list[tuple[bytes, str]] = []
+
+    @worker.consumer(FILTER, group=GROUP)
+    async def handle(message: Message) -> None:
+        raise Reject("the customer is gone")
+
+    @worker.on_dead_letter
+    async def tell(message: Message, reason: str) -> None:
+        told.append((message.body, reason))
+
+    @worker.on_dead_letter
+    def fail(message: Message, reason: str) -> None:
+        raise LookupError("a hook that fails stops nothing")
+
+    await send(client, [b"x"])
+    async with running(worker):
+        await until(lambda: node.group().dead_letter_count == 1)
+    (letter,) = await client.dead_letters.of_group(GROUP)
+    assert (letter.detail, told) == ("the customer is gone", [(b"x", "the customer is gone")])
+    assert counts(worker).dead_lettered == 1
+
+
+async def test_a_body_that_can_t_be_decoded_is_a_dead_letter_with_the_reason(node: Node, client: Client) -> None:
+    worker = Worker(node.target)
+    seen: list[Any] = []
+
+    @worker.consumer(FILTER, group=GROUP)
+    async def handle(body: dict[str, Any]) -> None:
+        seen.append(body)
+
+    await send(client, [b"{", b'{"a": 1}', b"[1]"])
+    async with running(worker):
+        await until(lambda: node.group().dead_letter_count == 2 and seen)
+    assert seen == [{"a": 1}]
+    details = sorted(letter.detail for letter in await client.dead_letters.of_group(GROUP))
+    assert all("is not valid" in detail for detail in details)
+    assert counts(worker).undecodable == 2
+
+
+async def test_a_batch_leaves_out_what_can_t_be_decoded(node: Node, client: Client) -> None:
+    worker = Worker(node.target)
+    seen: list[int] = []
+
+    @worker.consumer(FILTER, group=GROUP, batch=10, concurrency=1)
+    async def handle(bodies: list[int]) -> None:
+        seen.extend(bodies)
+
+    await send(client, [b"1", b"x", b"3"])
+    async with running(worker):
+        await until(lambda: counts(worker).handled == 2)
+    assert sorted(seen) == [1, 3]
+    assert node.group().dead_letter_count == 1
+
+
+async def test_a_handler_may_settle_its_message_itself_and_twice(node: Node, client: Client) -> None:
+    worker = Worker(node.target)
+
+    @worker.consumer(FILTER, group=GROUP)
+    async def handle(message: Message) -> None:
+        if message.body == b"acked":
+            await message.ack()
+        elif message.body == b"dead":
+            await message.dead_letter(reason="seen enough")
+        else:
+            await message.nack(delay_ms=3_600_000)
+
+    await send(client, [b"acked", b"dead", b"later"])
+    async with running(worker):
+        await until(lambda: counts(worker).handled == 3)
+        await until(lambda: node.group().in_flight == node.group().delayed == 1)
+    assert node.group().dead_letter_count == 1
+    assert counts(worker).late == 0
+
+
+async def test_a_result_that_nobody_asked_for_is_dropped_with_one_warning(
+    node: Node, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = Worker(node.target)
+
+    @worker.consumer(FILTER, group=GROUP)
+    async def handle(body: bytes) -> int:
+        return 1
+
+    await send(client, [b"x"] * 3)
+    async with running(worker):
+        await until(lambda: counts(worker).handled == 3)
+    assert caplog.text.count("nobody asked for a reply") == 1
+
+
+async def test_what_a_handler_returns_is_the_reply_to_a_request(node: Node, client: Client) -> None:
+    worker = Worker(node.target)
+
+    @worker.consumer("questions/+", group=GROUP)
+    async def answer(body: int) -> dict[str, int]:
+        return {"twice": 2 * body}
+
+    await client.send("questions/1", b"21", properties={"reply_to": "answers/7", "correlation_id": "x"})
+    async with running(worker):
+        (reply,) = await client.pop("answers/+", group="asking", wait_ms=15_000)
+    assert (reply.topic, reply.body, reply.properties) == ("answers/7", b'{"twice":42}', {"correlation_id": "x"})
+
+
+async def test_a_result_that_can_t_be_written_fails_the_attempt(node: Node, client: Client) -> None:
+    worker = Worker(node.target)
+
+    @worker.consumer("questions/+", group=GROUP, settings=group_settings(attempts_max=1))
+    async def answer(body: int) -> object:
+        return object()
+
+    await client.send("questions/1", b"21", properties={"reply_to": "answers/7"})
+    async with running(worker):
+        await until(lambda: counts(worker).failed == 1)
+
+
+# --- time ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_message_is_extended_while_its_handler_runs(node: Node, client: Client) -> None:
+    worker = Worker(node.target)
+    attempts: list[int] = []
+
+    @worker.consumer(FILTER, group=GROUP, invisible=0.6, timeout=60)
+    async def handle(message: Message) -> None:
+        attempts.append(message.attempt)
+        await until(lambda: counts(worker).extended == 3)
+
+    await send(client, [b"x"])
+    async with running(worker):
+        await until(lambda: counts(worker).handled == 1)
+        await until(lambda: node.group().in_flight == 0)
+    assert attempts == [1]
+    assert counts(worker).late == 0
+
+
+async def test_a_handler_that_hangs_is_cancelled_and_its_message_fails(node: Node, client: Client) -> None:
+    worker = Worker(node.target)
+    cancelled: list[int] = []
+
+    @worker.consumer(FILTER, group=GROUP, concurrency=1, timeout=0.1, settings=group_settings(backoff=()))
+    async def handle(message: Message) -> None:
+        if message.attempt == 1:
+            try:
+                await asyncio.sleep(3_600)
+            except asyncio.CancelledError:
+                cancelled.append(message.attempt)
+                raise
+
+    await send(client, [b"x"])
+    async with running(worker):
+        await until(lambda: counts(worker).handled == 1)
+    assert cancelled == [1]
+    assert (counts(worker).timed_out, counts(worker).failed) == (1, 1)
+
+
+async def test_a_handler_that_ignores_its_cancellation_settles_nothing(node: Node, client: Client) -> None:
+    worker = Worker(node.target)
+
+    @worker.consumer(FILTER, group=GROUP, concurrency=1, timeout=0.1, settings=group_settings(backoff=()))
+    async def handle(message: Message) -> None:
+        if message.attempt == 1:
+            try:
+                await asyncio.sleep(3_600)
+            except asyncio.CancelledError:
+                return
+
+    await send(client, [b"x"])
+    async with running(worker):
+        await until(lambda: counts(worker).handled == 1)
+    assert (counts(worker).timed_out, counts(worker).late) == (1, 1)
+
+
+async def test_a_thread_that_hangs_keeps_its_slot_and_its_message_fails(node: Node, client: Client) -> None:
+    worker = Worker(node.target)
+    released = threading.Event()
+
+    @worker.consumer(FILTER, group=GROUP, concurrency=2, timeout=0.1, settings=group_settings(backoff=()))
+    def handle(message: Message) -> None:
+        if message.attempt == 1:
+            released.wait(20)
+
+    await send(client, [b"x"])
+    async with running(worker):
+        await until(lambda: counts(worker).handled == 1)
+        released.set()
+        await until(lambda: counts(worker).late == 1)
+    assert counts(worker).timed_out == 1
+
+
+# --- order -----------------------------------------------------------------------------------------------------------
+
+
+async def test_in_fifo_order_a_message_group_is_handled_in_order_and_waits_for_a_failed_message(
+    node: Node, client: Client
+) -> None:
+    worker = Worker(node.target)
+    seen: dict[str, list[tuple[bytes, int]]] = {"a": [], "b": []}
+
+    @worker.consumer(FILTER, group=GROUP, fifo=True, concurrency=8, settings=group_settings(backoff=(5,)))
+    async def handle(message: Message) -> None:
+        await asyncio.sleep(0)
+        seen[message.message_group].append((message.body, message.attempt))
+        if message.body == b"7" and message.attempt < 3:
+            raise LookupError
+
+    for key in "ab":
+        await send(client, (b"%d" % number for number in range(20)), message_group=key)
+    async with running(worker):
+        await until(lambda: counts(worker).handled == 40)
+    handled = [(b"%d" % number, 1) for number in range(20)]
+    expected = [*handled[:8], (b"7", 2), (b"7", 3), *handled[8:]]
+    assert seen == {"a": expected, "b": expected}
+
+
+# --- stopping and restarts -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fifo", [False, True])
+async def test_a_worker_that_stops_finishes_what_runs_and_returns_the_rest_uncounted(
+    node: Node, client: Client, fifo: bool
+) -> None:
+    worker = Worker(node.target)
+    began = asyncio.Event()
+    release = asyncio.Event()
+
+    @worker.consumer(FILTER, group=GROUP, concurrency=2, fifo=fifo)
+    async def handle(body: bytes) -> None:
+        began.set()
+        await release.wait()
+
+    await send(client, (b"%d" % number for number in range(100)))
+    async with running(worker) as task:
+        await asyncio.wait_for(began.wait(), 15)
+        worker.stop()
+        await until(lambda: 0 < node.group().in_flight <= 2)
+        assert not task.done()
+        release.set()
+        await task
+        handled = counts(worker).handled
+    assert 1 <= handled <= 2
+    rest = await client.pop(FILTER, group=GROUP, messages_max=200, in_order_max=200)
+    assert len(rest) == 100 - handled
+    assert {message.attempt for message in rest} == {1}
+
+
+async def test_after_the_grace_the_messages_of_running_handlers_go_back_uncounted(node: Node, client: Client) -> None:
+    worker = Worker(node.target, grace=0.05)
+    began = asyncio.Event()
+
+    @worker.consumer(FILTER, group=GROUP)
+    async def handle(body: bytes) -> None:
+        began.set()
+        await asyncio.sleep(3_600)
+
+    await send(client, [b"x"])
+    async with running(worker):
+        await asyncio.wait_for(began.wait(), 15)
+    (message,) = await client.pop(FILTER, group=GROUP, wait_ms=5_000)
+    assert message.attempt == 1
+    assert counts(worker).returned == 1
+
+
+async def test_a_worker_goes_on_when_its_node_was_away(tmp_path: Path) -> None:
+    node = Node(tmp_path / "data")
+    await node.start()
+    port = node.port
+    worker = Worker(node.target)
+    seen: set[bytes] = set()
+
+    @worker.consumer(FILTER, group=GROUP)
+    async def handle(body: bytes) -> None:
+        seen.add(body)
+
+    async with running(worker), Client(node.target) as client:
+        await client.send(TOPIC, b"before")
+        await until(lambda: seen)
+        await node.stop()
+        node = Node(tmp_path / "data")
+        await node.start(port)
+        await client.send(TOPIC, b"after")
+        await until(lambda: len(seen) == 2)
+    await until(lambda: node.group().in_flight == 0)
+    await node.stop()
+
+
+async def test_a_worker_waits_for_a_node_that_starts_later(tmp_path: Path) -> None:
+    node = Node(tmp_path / "data")
+    await node.start()
+    port = node.port
+    await node.stop()
+    worker = Worker(f"127.0.0.1:{port}")
+    seen: set[bytes] = set()
+
+    @worker.consumer(FILTER, group=GROUP)
+    async def handle(body: bytes) -> None:
+        seen.add(body)
+
+    async with running(worker):
+        node = Node(tmp_path / "data")
+        await node.start(port)
+        async with Client(node.target) as client:
+            await client.send(TOPIC, b"x")
+        await until(lambda: seen)
+    await node.stop()
+
+
+async def test_a_group_that_is_deleted_under_a_worker_is_created_again(node: Node, client: Client) -> None:
+    worker = Worker(node.target)
+    seen: list[bytes] = []
+
+    @worker.consumer(FILTER, group=GROUP, start="latest", settings=group_settings(attempts_max=5))
+    async def handle(body: bytes) -> None:
+        seen.append(body)
+
+    async with running(worker):
+        await until(lambda: node.core.waiting == 1)
+        await client.groups.delete(GROUP)
+        await until(lambda: counts(worker).reconnects > 0)
+        await until(lambda: node.core.waiting == 1)
+        await client.send(TOPIC, b"x")
+        await until(lambda: seen == [b"x"] and not worker.problems)
+    assert node.group().attempts_max == 5
+
+
+async def test_a_worker_whose_group_is_refused_says_so_and_goes_on_when_it_is_allowed(tmp_path: Path) -> None:
+    node = Node(tmp_path / "data", pop=PopOptions(groups_auto_create=False))
+    await node.start()
+    worker = Worker(node.target)
+
+    @worker.consumer(FILTER, group=GROUP)
+    async def handle(body: bytes) -> None:
+        raise AssertionError
+
+    async with running(worker):
+        await until(lambda: worker.problems)
+        assert GROUP in next(iter(worker.problems.values()))
+        node.create()
+        await until(lambda: node.core.waiting == 1 and not worker.problems)
+    await node.stop()
+
+
+async def test_a_full_node_is_waited_for(tmp_path: Path) -> None:
+    node = Node(tmp_path / "data", pop=PopOptions(waiters_max=1))
+    await node.start()
+    seen: list[bytes] = []
+    async with Client(node.target) as client:
+        blocking = asyncio.create_task(client.pop("other/#", group="other", wait_ms=1_000))
+        await until(lambda: node.core.waiting == 1)
+        worker = Worker(node.target)
+
+        @worker.consumer(FILTER, group=GROUP)
+        async def handle(body: bytes) -> None:
+            seen.append(body)
+
+        async with running(worker):
+            await until(lambda: node.core.counters.refused > 0)
+            await blocking
+            await client.send_batch([OutgoingMessage(topic=TOPIC, body=b"x")])
+            await until(lambda: seen)
+    await node.stop()
