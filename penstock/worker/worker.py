@@ -16,12 +16,12 @@ from penstock.pop.client.results import GroupSettings
 from penstock.pop.client.security import PLAIN, Security
 from penstock.pop.errors import ClientClosed
 from penstock.worker.codecs import Codec
+from penstock.worker.consumerplan import ConsumerPlan
 from penstock.worker.context import Middleware
 from penstock.worker.counts import WorkerCounts
 from penstock.worker.errors import WorkerError
 from penstock.worker.handler import handler_of
-from penstock.worker.subscriber import DeadLetterHook, Subscriber
-from penstock.worker.subscription import Subscription
+from penstock.worker.runningconsumer import DeadLetterHook, RunningConsumer
 
 logger = logging.getLogger("penstock.worker")
 
@@ -71,11 +71,11 @@ class Worker:
         self._security = security
         self._middleware = list(middleware)
         self._grace_s = grace
-        self._subscriptions: list[Subscription] = []
+        self._plans: list[ConsumerPlan] = []
         self._dead_letter_hooks: list[DeadLetterHook] = []
         self._start_hooks: list[Hook] = []
         self._stop_hooks: list[Hook] = []
-        self._subscribers: list[Subscriber] = []
+        self._running: list[RunningConsumer] = []
         self._stop = asyncio.Event()
         self._client: Client | None = None
 
@@ -126,7 +126,7 @@ class Worker:
             settings.fifo = True
 
         def register(function: F) -> F:
-            subscription = Subscription(
+            plan = ConsumerPlan(
                 topic_filter=topic_filter,
                 group=group,
                 handler=handler_of(function, batch=batch, codec=codec),
@@ -138,7 +138,7 @@ class Worker:
                 settings=settings,
                 middleware=(*self._middleware, *middleware),
             )
-            self._subscriptions.append(subscription)
+            self._plans.append(plan)
             return function
 
         return register
@@ -178,17 +178,17 @@ class Worker:
     @property
     def counts(self) -> dict[str, WorkerCounts]:
         """What each consumer has done, by group and filter."""
-        return {subscriber.name: subscriber.counts for subscriber in self._subscribers}
+        return {consumer.name: consumer.counts for consumer in self._running}
 
     @property
     def problems(self) -> dict[str, str]:
         """Why consumers get no messages now, by group and filter. Empty if all is well."""
-        return {subscriber.name: subscriber.problem for subscriber in self._subscribers if subscriber.problem}
+        return {consumer.name: consumer.problem for consumer in self._running if consumer.problem}
 
     @property
     def busy(self) -> int:
         """Number of calls of handlers that are running."""
-        return sum(subscriber.busy for subscriber in self._subscribers)
+        return sum(consumer.busy for consumer in self._running)
 
     def stop(self) -> None:
         """Stop taking messages. `run` returns when the handlers have ended, or their grace is over.
@@ -196,8 +196,8 @@ class Worker:
         A worker that does not run yet ends as soon as it starts.
         """
         self._stop.set()
-        for subscriber in self._subscribers:
-            subscriber.take_no_more()
+        for consumer in self._running:
+            consumer.take_no_more()
 
     async def run(self, *, handle_signals: bool = True) -> None:
         """Run all consumers until `stop`, SIGTERM or SIGINT.
@@ -209,13 +209,13 @@ class Worker:
             WorkerError: The worker has no consumer.
             PopError: The node refuses a group or the caller. A node that is away is waited for.
         """
-        if not self._subscriptions:
+        if not self._plans:
             raise WorkerError("the worker has no consumer: decorate a function with @app.consumer(...)")
         loop = asyncio.get_running_loop()
         handled = (signal.SIGTERM, signal.SIGINT) if handle_signals else ()
         for number in handled:
             loop.add_signal_handler(number, self.stop)
-        threads = sum(each.concurrency for each in self._subscriptions if not each.handler.is_async)
+        threads = sum(each.concurrency for each in self._plans if not each.handler.is_async)
         executor = ThreadPoolExecutor(threads, "penstock-worker") if threads else None
         try:
             async with Client(self.target, security=self._security) as client:
@@ -236,24 +236,22 @@ class Worker:
                 executor.shutdown(wait=False, cancel_futures=True)
 
     async def _run(self, client: Client, executor: ThreadPoolExecutor | None) -> None:
-        self._subscribers = [
-            Subscriber(client, subscription, self._dead_letter_hooks, executor) for subscription in self._subscriptions
-        ]
+        self._running = [RunningConsumer(client, plan, self._dead_letter_hooks, executor) for plan in self._plans]
         stopping = asyncio.create_task(self._stop.wait())
         running: list[asyncio.Task[None]] = []
         try:
-            opening = asyncio.gather(*(subscriber.open_when_possible() for subscriber in self._subscribers))
+            opening = asyncio.gather(*(consumer.open_when_possible() for consumer in self._running))
             await asyncio.wait((opening, stopping), return_when=asyncio.FIRST_COMPLETED)
             if not opening.done():
                 opening.cancel()
                 await asyncio.wait((opening,))
                 return
             opening.result()
-            running = [asyncio.create_task(subscriber.run()) for subscriber in self._subscribers]
+            running = [asyncio.create_task(consumer.run()) for consumer in self._running]
             await asyncio.wait((*running, stopping), return_when=asyncio.FIRST_COMPLETED)
         finally:
             stopping.cancel()
-            await asyncio.gather(*(subscriber.stop(self._grace_s) for subscriber in self._subscribers))
+            await asyncio.gather(*(consumer.stop(self._grace_s) for consumer in self._running))
             for task in running:
                 if not task.done():
                     task.cancel()

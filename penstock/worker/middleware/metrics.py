@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import Any
-
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+from typing import TYPE_CHECKING, Any
 
 from penstock.worker.context import CallNext, HandlerCall
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
 
 
 class MeasureCalls:
@@ -16,10 +17,13 @@ class MeasureCalls:
     Both have the labels `group` and `handler`; the counter has `outcome` (`ok` or the name of the exception's class), too.
 
     Parameters:
-        registry: Gets the metrics. A registry may have one `MeasureCalls`.
+        registry: Gets the metrics. By default that of the process. A registry may have one `MeasureCalls`.
     """
 
-    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        from prometheus_client import REGISTRY, Counter, Histogram
+
+        registry = registry or REGISTRY
         self._messages = Counter(
             "penstock_worker_messages", "Messages that handlers got.", ("group", "handler", "outcome"), registry=registry
         )

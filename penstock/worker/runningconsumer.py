@@ -20,11 +20,11 @@ from penstock.pop.errors import (
     PopError,
     StatusError,
 )
+from penstock.worker.consumerplan import POP_MAX, ConsumerPlan
 from penstock.worker.context import CallNext, HandlerCall, Middleware
 from penstock.worker.counts import WorkerCounts
 from penstock.worker.errors import Reject, RetryLater, Undecodable
 from penstock.worker.replies import Replies
-from penstock.worker.subscription import POP_MAX, Subscription
 
 logger = logging.getLogger("penstock.worker")
 
@@ -48,7 +48,7 @@ BLOCKED_S = 1.0
 """A watch that runs later than this was kept waiting by a handler that blocks the event loop."""
 
 
-class Slot:
+class WorkerSlot:
     """One of the places in which a consumer handles messages at a time."""
 
     __slots__ = ("began_s", "extension", "is_over", "is_settling", "messages", "task")
@@ -65,12 +65,12 @@ class Slot:
         self.extension: asyncio.Task[None] | None = None
 
 
-class Subscriber:
+class RunningConsumer:
     """Runs one consumer of a worker until `stop`.
 
     Parameters:
         client: A client of the node.
-        subscription: What to consume, and how.
+        plan: What to consume, and how.
         on_dead_letter: Called with messages that become dead letters.
         executor: Runs handlers that are no coroutine functions. It must have a thread for each slot.
     """
@@ -78,19 +78,19 @@ class Subscriber:
     def __init__(
         self,
         client: Client,
-        subscription: Subscription,
+        plan: ConsumerPlan,
         on_dead_letter: Sequence[DeadLetterHook],
         executor: ThreadPoolExecutor | None,
     ) -> None:
         self._client = client
-        self._subscription = subscription
-        self._handler = subscription.handler
+        self._plan = plan
+        self._handler = plan.handler
         self._on_dead_letter = on_dead_letter
         self._executor = executor
         self._replies = Replies(client)
         self._call = self._chain()
         self._consumer: Consumer | None = None
-        self._slots = [Slot() for _ in range(subscription.concurrency)]
+        self._slots = [WorkerSlot() for _ in range(plan.concurrency)]
         self._stopping = asyncio.Event()
         self._opening = asyncio.Lock()
         self._delays = RetryDelays()
@@ -107,7 +107,7 @@ class Subscriber:
     @property
     def name(self) -> str:
         """Names the consumer: its group and filter."""
-        return self._subscription.name
+        return self._plan.name
 
     @property
     def busy(self) -> int:
@@ -122,25 +122,23 @@ class Subscriber:
         Raises:
             PopError: The node refuses the group or the caller.
         """
-        subscription = self._subscription
-        if subscription.settings is not None:
+        plan = self._plan
+        if plan.settings is not None:
             groups = self._client.groups
             try:
-                await groups.create(
-                    subscription.group, subscription.topic_filter, start=subscription.start, settings=subscription.settings
-                )
+                await groups.create(plan.group, plan.topic_filter, start=plan.start, settings=plan.settings)
             except GroupExists:
-                await groups.update(subscription.group, subscription.settings, topic_filter=subscription.topic_filter)
-        batch = min(max(self._handler.batch, subscription.concurrency, 256), POP_MAX)
+                await groups.update(plan.group, plan.settings, topic_filter=plan.topic_filter)
+        batch = min(max(self._handler.batch, plan.concurrency, 256), POP_MAX)
         consumer = self._client.consume(
-            subscription.topic_filter,
-            group=subscription.group,
+            plan.topic_filter,
+            group=plan.group,
             batch=batch,
-            prefetch=max(AHEAD * subscription.concurrency * max(self._handler.batch, 1), 2 * batch),
-            invisible_ms=round(subscription.invisible_s * 1000),
-            start=subscription.start,
-            in_order_max=(self._handler.batch or batch) if subscription.fifo else 1,
-            first_max=subscription.concurrency * max(self._handler.batch, 1),
+            prefetch=max(AHEAD * plan.concurrency * max(self._handler.batch, 1), 2 * batch),
+            invisible_ms=round(plan.invisible_s * 1000),
+            start=plan.start,
+            in_order_max=(self._handler.batch or batch) if plan.fifo else 1,
+            first_max=plan.concurrency * max(self._handler.batch, 1),
         )
         await consumer.__aenter__()
         self._consumer = consumer
@@ -187,7 +185,7 @@ class Subscriber:
                 if slot.task in late:
                     logger.warning(
                         "%s: %s did not end within the grace of %g s; its messages go back",
-                        self._subscription.name,
+                        self._plan.name,
                         self._handler.name,
                         grace_s,
                     )
@@ -198,7 +196,7 @@ class Subscriber:
         if consumer is not None:
             await consumer.__aexit__(None, None, None)
 
-    async def _give_back(self, slot: Slot) -> None:
+    async def _give_back(self, slot: WorkerSlot) -> None:
         messages, slot.messages, slot.is_over = slot.messages, [], True
         self.counts.returned += len(messages)
         await self._settled(*(message.suspend() for message in messages if not message.is_settled))
@@ -212,7 +210,7 @@ class Subscriber:
             if not isinstance(error, ClientClosed):
                 self._refused = str(error)
             wait_s = self._delays.next_s()
-            logger.error("%s: %s; the worker tries again in %.2f s", self._subscription.name, error, wait_s)
+            logger.error("%s: %s; the worker tries again in %.2f s", self._plan.name, error, wait_s)
             if failed is not None:
                 await failed.aclose()
             try:
@@ -228,7 +226,7 @@ class Subscriber:
 
     # --- slots ------------------------------------------------------------------------------------------------------
 
-    async def _work(self, slot: Slot) -> None:
+    async def _work(self, slot: WorkerSlot) -> None:
         time_s = asyncio.get_running_loop().time
         count = self._handler.batch or 1
         while not self._stopping.is_set():
@@ -253,7 +251,7 @@ class Subscriber:
             await self._handle(slot, messages)
             consumer.handled(time_s() - began_s, len(self._slots))
 
-    async def _handle(self, slot: Slot, messages: list[Message]) -> None:
+    async def _handle(self, slot: WorkerSlot, messages: list[Message]) -> None:
         """Handle what the consumer took: a message, a batch, or messages of one message group in their order."""
         if self._handler.batch:
             slot.messages = messages
@@ -274,7 +272,7 @@ class Subscriber:
         if slot.messages:  # They wait for the message before them, or the worker stops.
             await self._give_back(slot)
 
-    async def _handle_once(self, slot: Slot, messages: list[Message]) -> bool:
+    async def _handle_once(self, slot: WorkerSlot, messages: list[Message]) -> bool:
         """Call the handler with its messages and settle them; return whether the messages after them may follow."""
         bodies = []
         try:
@@ -290,7 +288,7 @@ class Subscriber:
                 await self._decodable(messages)
                 return True
         slot.is_over = slot.is_settling = False
-        call = HandlerCall(messages, bodies, self._handler.name, self._subscription.group)
+        call = HandlerCall(messages, bodies, self._handler.name, self._plan.group)
         try:
             result = await self._call(call)
         except asyncio.CancelledError:
@@ -322,7 +320,7 @@ class Subscriber:
                 message.ack().add_done_callback(self._acked)
         return True
 
-    async def _answered(self, slot: Slot, messages: list[Message], result: Any) -> bool:
+    async def _answered(self, slot: WorkerSlot, messages: list[Message], result: Any) -> bool:
         """Send the result of a handler as the reply that its message asks for; return whether the messages are handled."""
         try:
             await self._replies.send(messages, result, self._handler.name)
@@ -336,11 +334,11 @@ class Subscriber:
         if error is None:
             return
         self.counts.late += 1
-        logger.warning("%s: an acknowledgement came too late or failed: %s", self._subscription.name, error)
+        logger.warning("%s: an acknowledgement came too late or failed: %s", self._plan.name, error)
 
     # --- failures ---------------------------------------------------------------------------------------------------
 
-    async def _failed(self, slot: Slot, messages: list[Message], error: Exception) -> None:
+    async def _failed(self, slot: WorkerSlot, messages: list[Message], error: Exception) -> None:
         """Settle messages whose handler raised."""
         if isinstance(error, Reject):
             await self._dead_letter(messages, str(error) or "the handler rejected the message")
@@ -350,7 +348,7 @@ class Subscriber:
         message = messages[0]
         logger.warning(
             "%s: %s failed for %d messages from %r, attempt %d: %s: %s",
-            self._subscription.name,
+            self._plan.name,
             self._handler.name,
             len(messages),
             message.topic,
@@ -377,7 +375,7 @@ class Subscriber:
         for message in messages:
             logger.error(
                 "%s: message %s from %r becomes a dead letter: %s",
-                self._subscription.name,
+                self._plan.name,
                 message.message_id,
                 message.topic,
                 reason,
@@ -388,14 +386,14 @@ class Subscriber:
                     if returned is not None:
                         await returned
                 except Exception:
-                    logger.exception("%s: a hook for dead letters failed", self._subscription.name)
+                    logger.exception("%s: a hook for dead letters failed", self._plan.name)
         self.counts.dead_lettered += len(messages)
         await self._settled(*(message.dead_letter(reason=reason) for message in messages if not message.is_settled))
 
     async def _settled(self, *settling: Awaitable[None]) -> None:
         for error in await asyncio.gather(*settling, return_exceptions=True):
             if isinstance(error, (StatusError, NodeUnavailable, Overloaded, ClientClosed)):
-                logger.warning("%s: a message comes back at its deadline: %s", self._subscription.name, error)
+                logger.warning("%s: a message comes back at its deadline: %s", self._plan.name, error)
             elif isinstance(error, BaseException):
                 raise error
 
@@ -403,8 +401,8 @@ class Subscriber:
 
     async def _watch(self) -> None:
         loop = asyncio.get_running_loop()
-        subscription = self._subscription
-        interval_s = min(subscription.invisible_s / CHECKS, subscription.timeout_s / CHECKS, CHECK_S_MAX)
+        plan = self._plan
+        interval_s = min(plan.invisible_s / CHECKS, plan.timeout_s / CHECKS, CHECK_S_MAX)
         while True:
             due_s = loop.time() + interval_s
             await asyncio.sleep(interval_s)
@@ -413,7 +411,7 @@ class Subscriber:
                 logger.warning(
                     "%s: something blocked the event loop for %.1f s, so messages could not be extended; let %s await, or be "
                     "a plain function, which runs in a thread",
-                    subscription.name,
+                    plan.name,
                     now_s - due_s,
                     self._handler.name,
                 )
@@ -423,12 +421,12 @@ class Subscriber:
             for slot in self._slots:
                 if not slot.messages or slot.is_over or slot.is_settling:
                     continue
-                if now_s - slot.began_s >= subscription.timeout_s:
+                if now_s - slot.began_s >= plan.timeout_s:
                     await self._time_out(slot)
-                elif slot.extension is None and slot.messages[0].deadline_s - now_s < EXTEND_AT * subscription.invisible_s:
+                elif slot.extension is None and slot.messages[0].deadline_s - now_s < EXTEND_AT * plan.invisible_s:
                     slot.extension = loop.create_task(self._extend(slot))
 
-    async def _time_out(self, slot: Slot) -> None:
+    async def _time_out(self, slot: WorkerSlot) -> None:
         """End the work of a handler that takes too long. The message that it has failed; those after it did not."""
         messages, slot.messages, slot.is_over = slot.messages, [], True
         failed = messages if self._handler.batch else messages[:1]
@@ -437,9 +435,9 @@ class Subscriber:
         self.counts.timed_out += len(failed)
         logger.warning(
             "%s: %s did not end within its timeout of %g s; its messages go back%s",
-            self._subscription.name,
+            self._plan.name,
             self._handler.name,
-            self._subscription.timeout_s,
+            self._plan.timeout_s,
             "" if self._handler.is_async else ", and its thread stays busy until it returns",
         )
         if self._handler.is_async and slot.task is not None:
@@ -449,10 +447,10 @@ class Subscriber:
             *(message.suspend() for message in rest),
         )
 
-    async def _extend(self, slot: Slot) -> None:
+    async def _extend(self, slot: WorkerSlot) -> None:
         """Move the deadlines of a slot's messages."""
         messages = list(slot.messages)
-        invisible_ms = round(self._subscription.invisible_s * 1000)
+        invisible_ms = round(self._plan.invisible_s * 1000)
         try:
             await self._settled(*(message.extend(invisible_ms) for message in messages if not message.is_settled))
             self.counts.extended += len(messages)
@@ -463,7 +461,7 @@ class Subscriber:
 
     def _chain(self) -> CallNext:
         call: CallNext = self._call_async if self._handler.is_async else self._call_in_thread
-        for middleware in reversed(self._subscription.middleware):
+        for middleware in reversed(self._plan.middleware):
             call = _surrounded(call, middleware)
         return call
 

@@ -15,7 +15,7 @@ POP_MAX = 1_024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subscription:
+class ConsumerPlan:
     """A consumer of a worker. `Worker.consumer` documents the parameters.
 
     Raises:
