@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from ipaddress import ip_network
 from typing import Final, Literal
 
+from penstock.store.causer import IPV6_PREFIX, LOCAL, source_of
 from penstock.store.options import GIB, MIB, OptionInvalid, option
+
+_PATTERN: Final = frozenset("*?[")
+"""Characters that make a name a pattern."""
 
 _COUNT_MAX: Final = 1_000_000_000
 
@@ -49,6 +54,19 @@ class QuotaLimitOptions:
         """Raise OptionInvalid if the limits apply to nothing."""
         if not self.name:
             raise OptionInvalid(f"{section}.name", "", 'a pattern, such as "*"')
+        resources = [declared.name for declared in fields(self) if declared.name not in ("of", "name")]
+        if not any(getattr(self, resource) for resource in resources):
+            raise OptionInvalid(f"{section}.{resources[0]}", 0, f"above 0, or another one of {', '.join(resources[1:])}")
+        if self.of == "source" and not _PATTERN & set(self.name) and self.name != LOCAL:
+            source = _source_named(self.name)
+            if source != self.name:
+                raise OptionInvalid(
+                    f"{section}.name",
+                    self.name,
+                    f'{source!r}, which is how this source is called; or a pattern, such as "192.0.2.*"'
+                    if source
+                    else f'an IPv4 address, an IPv6 network of 64 bits such as "2001:db8::/64", {LOCAL!r}, or a pattern',
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,3 +115,17 @@ class QuotaOptions:
         """Raise OptionInvalid if a value makes no sense."""
         if not self.tenant_separator:
             raise OptionInvalid(f"{section}.tenant_separator", "", "at least one character")
+        if self.tenant == "none" and any(limits.of == "tenant" for limits in self.limits):
+            allowed = '"user" or "topic", because [[quotas.limits]] has limits of tenants'
+            raise OptionInvalid(f"{section}.tenant", self.tenant, allowed)
+
+
+def _source_named(name: str) -> str:
+    """Return the name of the source that an address or a network belongs to; empty if the text is neither."""
+    try:
+        network = ip_network(name, strict=False)
+    except ValueError:
+        return ""
+    if network.prefixlen < (IPV6_PREFIX if network.version == 6 else network.max_prefixlen):
+        return ""
+    return source_of(str(network.network_address)) or LOCAL
