@@ -26,10 +26,15 @@ from penstock.node.datafiles import check_files
 from penstock.node.errors import ControlRefused
 from penstock.node.lock import LOCK_NAME, RESTORING, DataDirLock
 from penstock.node.node import Node
+from penstock.pop.core.settings import DEFAULTS
+from penstock.store.accounts import all_accounts
+from penstock.store.causer import Causer
 from penstock.store.errors import DataDirIncomplete
 from penstock.store.files import LOST_FOUND, SYSTEM_FILES
 from penstock.store.index import CHECKPOINT
-from penstock.store.options import KIB
+from penstock.store.options import HOUR_MS, KIB
+from penstock.store.properties import Properties, encode_properties
+from penstock.store.record import Flag
 from tests.backup.failing import FailingFiles, Killed
 from tests.backup.wiring import (
     TOPIC,
@@ -165,6 +170,40 @@ async def test_rounds_under_retention_restore_to_what_the_last_one_saw(data_dir:
     async with running(tmp_path / "restored") as again:
         assert not again.recovery.rebuilt
         assert (again.store.log.start, again.store.log.end) == (summary.start, summary.durable)
+
+
+def accounts_of(node: Node) -> list[bytes]:
+    """Return the rows of all accounts of the ledger."""
+    node.store.commit()
+    return [account.row() for account in all_accounts(node.store.index)]
+
+
+async def test_the_ledger_is_exact_after_a_restore_and_a_rebuild(data_dir: Path, directory: Path, tmp_path: Path) -> None:
+    ann, bob = Causer.of("ann", "192.0.2.1", "pump"), Causer.of("bob", "192.0.2.2")
+    async with running(data_dir, retention_bytes=64 * KIB) as node:
+        for number, causer in enumerate([ann, bob, bob, ann, ann]):
+            route = node.store.router.route(f"level-{number}/a".encode(), causer)
+            node.store.append_message(route, b"x" * (number + 1), encode_properties(Properties(by=causer.row())), Flag.RETAIN)
+            due_ms = node.store.now_ms() + HOUR_MS
+            delayed = encode_properties(Properties(deliver_at_ms=due_ms, by=causer.row()))
+            node.store.append_message(route, b"x", delayed, Flag.DELAYED)
+            node.pop.admin.create(f"group-{number}", "level-0/+", "latest", DEFAULTS, causer)
+        for number in range(4):
+            await fill(node, number * 500, 500)
+            node.store.retention.begin_due()
+        await until(lambda: node.store.log.start > 0)
+        before = accounts_of(node)
+        await node.store.durable()
+        await make_backup_beside(node, directory)
+    assert len(before) == 6  # of the node, two users, two sources and a client
+    restore(directory, tmp_path / "restored")
+    async with running(tmp_path / "restored") as again:
+        assert not again.recovery.rebuilt
+        assert accounts_of(again) == before
+    shutil.rmtree(tmp_path / "restored" / "index")
+    async with running(tmp_path / "restored") as again:
+        assert again.recovery.rebuilt
+        assert accounts_of(again) == before
 
 
 async def test_messages_stored_during_a_backup_do_no_harm(data_dir: Path, directory: Path, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from penstock.pop.rocketmq.status import Code
 from penstock.pop.rocketmq.stubs import SERVICE, pb, service_pb
 from penstock.store.files import Usage
 from penstock.store.options import GIB, MIB, OptionInvalid, StoreOptions
+from penstock.store.quotaoptions import QuotaLimitOptions, QuotaOptions
 from tests.clients.rocketmq_processes import ClientFailed, ClientProcess, Kind
 from tests.pop.rocketmq.calling import EOF, TYPE, Caller, commands, named, outgoing, receive_request, settings
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node
@@ -211,6 +212,30 @@ async def test_a_forwarded_message_is_read_as_a_dead_letter_that_names_its_origi
     assert dead[0].topic.name == f"%DLQ%{GROUP}"
     letter = dead[0].system_properties.dead_letter_queue
     assert (letter.topic, letter.message_id) == (encode(TOPIC), message.system_properties.message_id)
+
+
+async def test_a_client_that_has_too_much_of_something_is_told_so_and_keeps_what_it_has(tmp_path: Path) -> None:
+    limits = (QuotaLimitOptions(of="source", name="local", queues=4, delayed=1, transactions=1, groups=1),)
+    async with (
+        Node(tmp_path / "data", quotas=QuotaOptions(limits=limits)) as node,
+        grpc.aio.insecure_channel(node.target) as channel,
+    ):
+        caller = Caller(channel)
+        later = node.store.now_ms() + 60_000
+        when = {"seconds": later // 1000}
+        sent = await caller.send(*[outgoing(kind=TYPE.DELAY, delivery_timestamp=when) for _ in range(2)])
+        assert [entry.status.code for entry in sent.entries] == [Code.OK, Code.TOO_MANY_REQUESTS]
+        assert "quotas.limits" in sent.entries[1].status.message
+        sent = await caller.send(*[outgoing(kind=TYPE.TRANSACTION) for _ in range(2)])
+        assert [entry.status.code for entry in sent.entries] == [Code.OK, Code.TOO_MANY_REQUESTS]
+        assert (await caller.send(outgoing(b"x"))).status.code == Code.OK
+        assert bodies((await caller.receive())[1]) == [b"x"]
+        assert (await caller.receive(group="another"))[0] == Code.TOO_MANY_REQUESTS
+        assert [(await caller.send(outgoing(topic=f"level-{number}"))).status.code for number in range(3)] == [
+            Code.OK,
+            Code.TOO_MANY_REQUESTS,
+            Code.TOO_MANY_REQUESTS,
+        ]
 
 
 async def test_a_body_of_the_stated_limit_is_stored_whatever_else_the_message_has(tmp_path: Path) -> None:
