@@ -97,7 +97,8 @@ def _is_msgspec(annotation: Any) -> bool:
 def _msgspec(annotation: Any) -> Codec:
     import msgspec
 
-    return msgspec.json.Decoder(annotation).decode
+    decode: Codec = msgspec.json.Decoder(annotation).decode
+    return decode
 
 
 def _pydantic(annotation: Any) -> Codec:
