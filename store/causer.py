@@ -28,8 +28,11 @@ NAME_BYTES_MAX: Final = 128
 
 _DIGEST_BYTES: Final = 8
 _CHAINS_REMEMBERED: Final = 16_384
+_SOURCES_REMEMBERED: Final = 4_096
+"""Number of addresses whose source is known without parsing them. A login asks for its own nine times."""
 
 
+@lru_cache(_SOURCES_REMEMBERED)
 def source_of(host: str) -> str:
     """Return the source of an address: the address itself, its network of 64 bits (IPv6), or `EXEMPT`.
 

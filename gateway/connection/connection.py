@@ -332,7 +332,8 @@ class Connection(AnsweringProtocol):
             inbox.late += data
             if len(inbox.late) > LATE_BYTES_MAX:
                 self.pause_reading(PauseReason.AUTHORIZATION_PENDING)
-        elif received >= LONG_READ_BYTES and self._overtime.is_over():
+        elif (received >= LONG_READ_BYTES or not self.connected) and self._overtime.is_over():
+            # A CONNECT costs as much as many messages, and a fleet may come back within one turn.
             inbox.late = data
             self._wait_for_turn([])
         else:

@@ -132,6 +132,15 @@ async def test_what_follows_a_connect_in_one_long_read_is_handled_once(broker: B
     assert [int(message.body) for message in broker.stored()] == list(range(count))
 
 
+async def test_the_connects_of_a_fleet_take_several_turns(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.gateway.overtime.TURN_S", 0.0)
+    found = await asyncio.gather(*(broker.connect(f"device-{number}") for number in range(20)))
+    assert broker.node.gateway.overtime.put_off >= 20
+    await found[0].subscribe(("a", 1))
+    await found[1].publish("a", b"x", 1)
+    assert (await found[0].message()).body == b"x"
+
+
 async def test_a_client_that_ends_while_its_packets_wait_leaves_nothing_behind(broker: Broker) -> None:
     client = await broker.connect("flood")
     broker.feed("flood", PING * (READ_BYTES // 2))
