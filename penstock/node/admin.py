@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from collections.abc import Callable
 from http import HTTPStatus
@@ -14,6 +15,7 @@ from typing import Any
 import orjson
 import structlog
 from aiohttp import hdrs, web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
@@ -37,6 +39,15 @@ PATHS = {
     "/metrics": "metrics for Prometheus",
     "/api/v1/state": "the node's state",
 }
+
+
+def _is_failure(record: logging.LogRecord) -> bool:
+    """Return whether a line of aiohttp tells of a failure of the node, and not of bytes that are no HTTP."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
+_failures = logging.getLogger("aiohttp.server.admin")
+_failures.addFilter(_is_failure)  # By itself aiohttp logs a traceback for each request that it answers with 400.
 
 
 class Admin:
@@ -99,7 +110,7 @@ class Admin:
             ]
         )
         # No access log, because scrapes and probes arrive every few seconds.
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S, logger=_failures)
         await runner.setup()
         server = runner.server
         assert server is not None

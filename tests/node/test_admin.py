@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -119,3 +120,15 @@ async def test_after_stop_the_port_is_closed_and_can_be_opened_again(node: Node)
     again = Admin(at(port), node.access, registry=node.registry, ready=lambda: True, state=dict)
     assert await again.start() == port
     await again.stop()
+
+
+@pytest.mark.parametrize("said", [b"\xf0\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\nHost: a\r\n\xf0: b\r\n\r\n"])
+async def test_bytes_that_are_no_http_are_refused_and_not_logged_as_a_failure(
+    node: Node, said: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", await node.admin.start())
+    writer.write(said)
+    assert (await reader.read()).split()[1] == b"400"
+    writer.close()
+    await node.admin.stop()
+    assert [record for record in caplog.records if record.exc_info] == []
