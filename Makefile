@@ -9,6 +9,7 @@ WORKERS ?= 2
 FAULTS ?= all
 SEED ?= 1
 ROUNDS ?= 20
+ONLY ?= all
 BIN := .venv/bin
 READY := .venv/.ready
 
@@ -17,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-fast test-deep test-crash test-chaos fuzz simulate simulate-mutations soak docs docs-serve lint types layout format bench bench-mqtt bench-pop bench-store proto clean
+.PHONY: help setup demo test test-fast test-deep test-crash test-chaos test-attack fuzz simulate simulate-mutations soak docs docs-serve lint types layout format bench bench-mqtt bench-pop bench-store proto clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)$$/make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name doc; do printf '%-24s %s\n' "$$name" "$$doc"; done
@@ -41,6 +42,9 @@ test-crash: $(READY)  ## Kill nodes and writers with -9 again and again, under l
 
 test-chaos: $(READY)  ## Inject real faults under load: make test-chaos FAULTS=kill-*,power-cut SEED=7 ROUNDS=100 (root for some)
 	$(BIN)/python -m tests.chaos --faults '$(FAULTS)' --seed $(SEED) --rounds $(ROUNDS) --workers $(WORKERS) --report chaos-report.md $(ARGS)
+
+test-attack: $(READY)  ## Attack a node with honest clients beside, and judge their latency: make test-attack ONLY=huge-*,login-flood
+	$(BIN)/python -m tests.attack --only '$(ONLY)' --report attack-report.md $(ARGS)
 
 fuzz: $(READY)  ## Fuzz the codec and a live node: make fuzz SECONDS=600
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)

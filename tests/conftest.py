@@ -29,6 +29,7 @@ ONE_AFTER_ANOTHER = ("tests/spark/", "tests/system/test_demo.py")
 
 
 SLOW = (
+    "tests/attack/",
     "tests/backup/test_backup.py",
     "tests/backup/test_verify.py",
     "tests/chaos/test_launching.py",

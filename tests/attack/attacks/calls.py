@@ -1,0 +1,221 @@
+"""Attacks over gRPC, on the native API and on that of RocketMQ."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, ClassVar
+
+import grpc
+import grpc.aio
+
+from penstock.pop.proto import pop_pb2 as pb
+from penstock.pop.proto import pop_pb2_grpc as pb_grpc
+from penstock.store.options import MIB
+from tests.attack.attacks.attack import Attack, together
+from tests.attack.ground import BILLING_TOKEN, Ground
+
+TOKEN = (("authorization", f"Bearer {BILLING_TOKEN}"),)
+
+
+class CallAttack(Attack):
+    """An attack over gRPC: calls by the principal `billing`, whose statuses count."""
+
+    side_by_side = 8
+    channel_options: tuple[tuple[str, Any], ...] = ()
+
+    async def run(self) -> None:
+        credentials = grpc.ssl_channel_credentials(self.ground.roots)
+        # Without its own pool of subchannels, a channel would share the connection of the one before.
+        options = (("grpc.use_local_subchannel_pool", 1), *self.channel_options)
+        async with grpc.aio.secure_channel(f"localhost:{self.ground.ports['pop']}", credentials, options=options) as channel:
+            await together(self._again(channel, number) for number in range(self.side_by_side))
+
+    async def _again(self, channel: grpc.aio.Channel, number: int) -> None:
+        while True:
+            try:
+                await self.call(channel, number)
+            except grpc.aio.AioRpcError as error:
+                self.saw[error.code().name] += 1
+            await asyncio.sleep(0)
+
+    async def call(self, channel: grpc.aio.Channel, number: int) -> None:
+        raise NotImplementedError
+
+
+class ForbiddenPops(CallAttack):
+    """Pops of topics that the principal may not read, by groups that it may consume."""
+
+    name = "forbidden-pops"
+    summary = "a principal pops, consumes and recalls topics that it may not read, in its own group"
+    must_get = "PERMISSION_DENIED"
+
+    async def call(self, channel: grpc.aio.Channel, number: int) -> None:
+        stub: Any = pb_grpc.PopServiceStub(channel)
+        wanted = ("hr/#", "honest/#", "#", "+/#", "orders/#/x", "$dlq/honest")[number % 6]
+        if number % 2:
+            await stub.Pop(pb.PopRequest(group="billing", filter=wanted), metadata=TOKEN, timeout=20)
+        else:
+            stream = stub.Consume(metadata=TOKEN, timeout=20)
+            await stream.write(pb.ConsumeRequest(open=pb.ConsumeOpen(group="billing", filter=wanted)))
+            if await stream.read() is grpc.aio.EOF:  # type: ignore[attr-defined]
+                raise AssertionError("a stream ended without a status")
+        self.saw["messages"] += 1
+
+    def problems(self) -> list[str]:
+        return self.only("PERMISSION_DENIED", "INVALID_ARGUMENT")
+
+
+class Zeros(CallAttack):
+    """Requests that are small on the wire and large in memory."""
+
+    name = "grpc-zeros"
+    summary = "32 calls at a time, each with 60 MB of zeros, compressed"
+    must_get = "RESOURCE_EXHAUSTED"
+    side_by_side = 32
+    peak_mib = 256
+
+    async def prepare(self) -> None:
+        self._request = pb.SendRequest(messages=[pb.Message(topic="orders/x", body=bytes(3 * MIB)) for _ in range(20)])
+
+    async def call(self, channel: grpc.aio.Channel, number: int) -> None:
+        stub: Any = pb_grpc.PopServiceStub(channel)
+        await stub.Send(self._request, metadata=TOKEN, timeout=30, compression=grpc.Compression.Gzip)
+        self.saw["stored"] += 1
+
+    def problems(self) -> list[str]:
+        return self.only("RESOURCE_EXHAUSTED")
+
+
+class Streams(CallAttack):
+    """Streams without end on one connection."""
+
+    name = "grpc-streams"
+    summary = "3,000 Consume streams on one connection"
+    must_get = "as many streams as one connection may have; the others wait or are refused"
+    side_by_side = 3_000
+
+    async def call(self, channel: grpc.aio.Channel, number: int) -> None:
+        stub: Any = pb_grpc.PopServiceStub(channel)
+        stream = stub.Consume(metadata=TOKEN, timeout=60)
+        await stream.write(pb.ConsumeRequest(open=pb.ConsumeOpen(group="billing", filter="orders/#", credits=1)))
+        self.saw["open"] += 1
+        await stream.read()
+
+    def problems(self) -> list[str]:
+        return []
+
+
+class ForgedHandles(CallAttack):
+    """Acknowledgements with handles that the node never gave."""
+
+    name = "forged-handles"
+    summary = "acknowledgements with 1,000 forged handles a call, over Ack, ChangeInvisible, Recall and DeadLetter"
+    must_get = "INVALID_HANDLE for each"
+
+    async def prepare(self) -> None:
+        self._handles = [self.random.randbytes(self.random.choice((1, 30, 46, 60))).hex() for _ in range(1_000)]
+
+    async def call(self, channel: grpc.aio.Channel, number: int) -> None:
+        stub: Any = pb_grpc.PopServiceStub(channel)
+        kind = number % 4
+        if kind == 0:
+            answer = await stub.Ack(pb.AckRequest(group="billing", handles=self._handles), metadata=TOKEN, timeout=20)
+        elif kind == 1:
+            answer = await stub.DeadLetter(pb.AckRequest(group="billing", handles=self._handles), metadata=TOKEN, timeout=20)
+        elif kind == 2:
+            changes = [pb.InvisibleChange(handle=handle, invisible_ms=1) for handle in self._handles]
+            request = pb.ChangeInvisibleRequest(group="billing", changes=changes)
+            answer = await stub.ChangeInvisible(request, metadata=TOKEN, timeout=20)
+        else:
+            answer = await stub.Recall(pb.RecallRequest(recall_handles=self._handles), metadata=TOKEN, timeout=20)
+        for status in [one.status for one in answer.results] if kind == 2 else answer.statuses:
+            self.saw[pb.Code.Name(status.code)] += 1
+
+    def problems(self) -> list[str]:
+        return self.once("INVALID_HANDLE") + self.never(
+            *(one for one in self.saw if one not in ("INVALID_HANDLE", "UNKNOWN_MESSAGE", "NOT_FOUND"))
+        )
+
+
+class Groups(CallAttack):
+    """Groups without end."""
+
+    name = "groups-flood"
+    summary = "a principal creates ever new groups (pop.groups_max = 1000)"
+    must_get = "RESOURCE_EXHAUSTED once it holds its share"
+    options: ClassVar[dict[str, str]] = {"pop": "groups_max = 1000"}
+
+    async def call(self, channel: grpc.aio.Channel, number: int) -> None:
+        stub: Any = pb_grpc.PopServiceStub(channel)
+        await stub.Pop(pb.PopRequest(group=f"billing-{self.next_number()}", filter="orders/#"), metadata=TOKEN, timeout=20)
+        self.saw["created"] += 1
+
+    def problems(self) -> list[str]:
+        return self.only("RESOURCE_EXHAUSTED", "created") + self.once("RESOURCE_EXHAUSTED")
+
+
+class Anonymous(CallAttack):
+    """Calls without a token."""
+
+    name = "grpc-anonymous"
+    summary = "calls without a token, with a wrong one, and with 7 KB of metadata"
+    must_get = "UNAUTHENTICATED"
+
+    async def call(self, channel: grpc.aio.Channel, number: int) -> None:
+        stub: Any = pb_grpc.PopServiceStub(channel)
+        metadata = ((), (("authorization", "Bearer x"),), (("authorization", "Bearer " + "x" * 7_000),))[number % 3]
+        await stub.Pop(pb.PopRequest(group="billing", filter="orders/#"), metadata=metadata, timeout=20)
+        self.saw["messages"] += 1
+
+    def problems(self) -> list[str]:
+        return self.only("UNAUTHENTICATED")
+
+
+class Telemetry(CallAttack):
+    """RocketMQ's Telemetry streams."""
+
+    name = "rocketmq-telemetry"
+    summary = "64 Telemetry streams of RocketMQ send settings and commands in any order, as fast as they can"
+    must_get = "answers, or an error status"
+    side_by_side = 64
+
+    def __init__(self, ground: Ground) -> None:
+        super().__init__(ground)
+        from penstock.pop.rocketmq.stubs import SERVICE, service_pb
+        from penstock.pop.rocketmq.stubs import pb as rocket
+
+        self._rocket, self._service, self._service_pb = rocket, SERVICE, service_pb
+
+    async def call(self, channel: grpc.aio.Channel, number: int) -> None:
+        make = channel.stream_stream(
+            f"/{self._service.full_name}/Telemetry",
+            request_serializer=lambda request: request.SerializeToString(),
+            response_deserializer=self._service_pb.TelemetryCommand.FromString,
+        )
+        metadata = (*TOKEN, ("x-mq-client-id", f"telemetry-{number}"))
+        stream = make(self._commands(), metadata=metadata, timeout=20)
+        async for _ in stream:
+            self.saw["answers"] += 1
+        self.saw["ended"] += 1
+
+    async def _commands(self) -> AsyncIterator[Any]:
+        command = self._service_pb.TelemetryCommand
+        for _ in range(2_000):
+            one = command()
+            kind = self.random.randrange(5)
+            if kind == 0:
+                one.settings.publishing.topics.add().name = "orders"
+                one.settings.client_type = self._rocket.ClientType.PRODUCER
+            elif kind == 1:
+                one.settings.subscription.group.name = "billing"
+                one.settings.client_type = self._rocket.ClientType.SIMPLE_CONSUMER
+            elif kind == 2:
+                one.thread_stack_trace.thread_stack_trace = "x" * 1_000
+            elif kind == 3:
+                one.recover_orphaned_transaction_command.transaction_id = "x"
+            yield one
+            await asyncio.sleep(0)
+
+    def problems(self) -> list[str]:
+        return self.once("answers", "ended", "INVALID_ARGUMENT", "PERMISSION_DENIED", "UNAUTHENTICATED")

@@ -1,0 +1,97 @@
+"""Deliberate defects of the node, each with an attack that must fail because of it. They prove that the rows see."""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import pytest
+
+from penstock.access.passwords import PasswordFile
+from penstock.gateway.connection.outbox import Outbox
+from penstock.gateway.sessions import lifecycle
+from penstock.gateway.transport.lingering import Lingering
+from penstock.pop.grpc.access import POP_RULES, _consume
+from penstock.store.ledger import Ledger
+from tests.chaos.mutations import acknowledge_without_append
+
+Patch = pytest.MonkeyPatch
+
+HASH_US = 150_000
+
+
+def close_at_once(patch: Patch) -> None:
+    """The node closes a socket whose client still sends, so that the kernel resets it."""
+
+    def add(_: Lingering, end: socket.socket) -> None:
+        end.close()
+
+    patch.setattr(Lingering, "add", add)
+
+
+def give_sessions_to_anybody(patch: Patch) -> None:
+    """A session belongs to nobody."""
+    patch.setattr(lifecycle, "_is_others", lambda owner, user: False)
+
+
+def let_anybody_read(patch: Patch) -> None:
+    """A pop needs the right to consume the group, and no right to read the topics."""
+    patch.setitem(POP_RULES.needs, "Pop", _consume)
+
+
+def charge_nobody(patch: Patch) -> None:
+    """Whoever comes first gets everything."""
+    patch.setattr(Ledger, "_allowed", lambda *_: (2**62, ""))
+
+
+def answer_pings_for_ever(patch: Patch) -> None:
+    """Answers that a client does not read do not count."""
+    patch.setattr(Outbox, "note_answer", lambda *_: None)
+
+
+def hash_on_the_loop(patch: Patch) -> None:
+    """A password hash keeps the interpreter's lock, as if it ran on the loop."""
+    verify = PasswordFile.verify
+    sleep: Any = ctypes.PyDLL(None).usleep
+
+    def verify_and_hold(one: PasswordFile, user: str, password: bytes) -> bool:
+        sleep(HASH_US)
+        return verify(one, user, password)
+
+    patch.setattr(PasswordFile, "verify", verify_and_hold)
+
+
+def accept_any_password(patch: Patch) -> None:
+    """Every password is right."""
+    patch.setattr(PasswordFile, "verify", lambda *_: True)
+
+
+class Mutation(NamedTuple):
+    """A deliberate defect."""
+
+    apply: Callable[[Patch], None]
+    attack: str
+    """The name of the attack that must fail."""
+
+
+MUTATIONS: Final[dict[str, Mutation]] = {
+    mutation.apply.__name__.replace("_", "-"): mutation
+    for mutation in (
+        Mutation(close_at_once, "close-path"),
+        Mutation(give_sessions_to_anybody, "take-over"),
+        Mutation(let_anybody_read, "forbidden-pops"),
+        Mutation(charge_nobody, "retained-flood"),
+        Mutation(answer_pings_for_ever, "websocket-pings"),
+        Mutation(hash_on_the_loop, "login-flood"),
+        Mutation(accept_any_password, "jwt-garbage"),
+        Mutation(acknowledge_without_append, "take-over"),
+    )
+}
+"""All defects by name."""
+
+
+def mutate(name: str) -> None:
+    """Give this process a defect, for as long as it lives."""
+    MUTATIONS[name].apply(pytest.MonkeyPatch())
