@@ -21,12 +21,14 @@ from penstock.cli.commands import (
     repair,
     serve,
     user,
+    worker,
 )
 from penstock.cli.commands.arguments import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 from penstock.node.errors import AdminUnavailable, ConfigError, ControlRefused, DescriptorsTooFew, NodeNotRunning
 from penstock.pop.errors import PopError
 from penstock.store.errors import StoreError
 from penstock.store.options import OptionInvalid
+from penstock.worker.errors import WorkerError
 
 NODE_ERRORS = (ConfigError, AdminUnavailable, ControlRefused, DescriptorsTooFew, NodeNotRunning)
 
@@ -36,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args(arguments)
     try:
         status: int = options.run(options)
-    except (StoreError, PopError, *NODE_ERRORS, OSError, ValueError) as error:
+    except (StoreError, PopError, WorkerError, *NODE_ERRORS, OSError, ValueError) as error:
         print(f"penstock {options.command}: {error}", file=sys.stderr)
         return EXIT_USAGE if isinstance(error, ConfigError | OptionInvalid) else EXIT_FAILED
     except KeyboardInterrupt:
@@ -49,6 +51,21 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="penstock", description="An MQTT broker and POP message queue on one durable log.")
     parser.add_argument("--version", action="version", version=f"penstock {__version__}", help="Print the version.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for family in (serve, demo, mqtt, messages, groups, deadletters, reconcile, inspect, repair, backup, clock, access, user):
+    for family in (
+        serve,
+        demo,
+        mqtt,
+        messages,
+        groups,
+        deadletters,
+        reconcile,
+        inspect,
+        repair,
+        backup,
+        clock,
+        access,
+        user,
+        worker,
+    ):
         family.add_to(commands)
     return parser

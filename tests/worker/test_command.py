@@ -1,0 +1,148 @@
+"""`penstock worker` as a process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from penstock import Client
+from tests.pop.wiring import FILTER, GROUP, Node
+from tests.system.processes import ROOT
+from tests.worker.running import send, until
+
+APPLICATION = """
+import os, time
+from penstock import Worker
+
+app = Worker(grace=0.2)
+
+@app.consumer("plant/#", group="billing", concurrency=2)
+async def handle(body: bytes) -> None:
+    if body == b"die":
+        os._exit(3)
+
+@app.consumer("slow/#", group="slow", concurrency=1)
+def hang(body: bytes) -> None:
+    time.sleep(3_600)
+"""
+
+
+@contextmanager
+def worker(directory: Path, node: Node, *options: str, application: str = "billing:app") -> Iterator[subprocess.Popen[bytes]]:
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "penstock", "worker", application, *options],
+        cwd=directory,
+        env={**os.environ, "PYTHONPATH": path, "PENSTOCK_TARGET": node.target},
+        stderr=subprocess.PIPE,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        if process.stderr is not None:
+            process.stderr.close()
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    (tmp_path / "application").mkdir()
+    (tmp_path / "application" / "billing.py").write_text(APPLICATION)
+    return tmp_path / "application"
+
+
+async def ended(process: subprocess.Popen[bytes]) -> int:
+    return await asyncio.wait_for(asyncio.to_thread(process.wait), 30)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def test_a_process_handles_messages_tells_its_health_and_stops_at_sigterm(
+    node: Node, client: Client, directory: Path
+) -> None:
+    port = free_port()
+    with worker(directory, node, "--health", f"127.0.0.1:{port}") as process:
+        await send(client, [b"x"] * 20)
+        await until(lambda: node.core.counters.acked == 20)
+        health = await asyncio.to_thread(_get, port, "/health")
+        assert health["healthy"]
+        assert health["consumers"][f"{GROUP} on {FILTER}"]["handled"] == 20
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            await asyncio.to_thread(_get, port, "/metrics")
+        process.send_signal(signal.SIGTERM)
+        assert await ended(process) == 0
+    assert node.core.waiting == 0
+
+
+def _get(port: int, path: str) -> dict:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+        return json.load(answer)
+
+
+async def test_a_thread_that_hangs_does_not_keep_the_process_from_stopping(node: Node, client: Client, directory: Path) -> None:
+    with worker(directory, node) as process:
+        await client.send("slow/1", b"x")
+        await until(lambda: node.core.counters.handed_out == 1)
+        await asyncio.sleep(0)
+        process.send_signal(signal.SIGTERM)
+        assert await ended(process) == 0
+    (message,) = await client.pop("slow/#", group="slow", wait_ms=15_000)
+    assert message.attempt == 1
+
+
+async def test_a_process_that_dies_is_started_again(node: Node, client: Client, directory: Path) -> None:
+    with worker(directory, node, "--processes", "2") as process:
+        await until(lambda: node.core.waiting == 4)
+        await client.groups.create(GROUP, FILTER)
+        await send(client, [b"die"])
+        await until(lambda: node.core.waiting == 2)
+        await until(lambda: node.core.waiting == 4)
+        process.send_signal(signal.SIGTERM)
+        assert await ended(process) == 0
+    assert node.core.waiting == 0
+
+
+async def test_with_reload_a_changed_file_starts_the_worker_again(node: Node, client: Client, directory: Path) -> None:
+    with worker(directory, node, "--reload") as process:
+        await until(lambda: node.core.waiting == 2)
+        (directory / "billing.py").write_text(APPLICATION.replace("slow/#", "slower/#"))
+        await until(lambda: node.core.groups.get("slow", "slower/#") is not None)
+        process.send_signal(signal.SIGTERM)
+        assert await ended(process) == 0
+
+
+@pytest.mark.parametrize(
+    ("application", "why"),
+    [
+        ("billing", "names no worker: write MODULE:NAME"),
+        ("absent:app", "there is no module 'absent'"),
+        ("billing:handle", "it must be a penstock.Worker"),
+    ],
+)
+async def test_a_name_that_names_no_worker_is_refused(node: Node, directory: Path, application: str, why: str) -> None:
+    with worker(directory, node, application=application) as process:
+        _, errors = await asyncio.to_thread(process.communicate)
+    assert why in errors.decode()
+    assert process.returncode == 1
+
+
+async def test_several_processes_of_a_worker_that_can_t_start_end_with_its_status(node: Node, directory: Path) -> None:
+    with worker(directory, node, "--processes", "2", application="absent:app") as process:
+        assert await ended(process) == 1
