@@ -172,8 +172,8 @@ class Device:
             return self.cache.now[offset : offset + size]
         self.check("write", offset, size)
         self.cache.write(offset, bytes(body[WRITE_IN_BYTES : WRITE_IN_BYTES + size]))
-        # A disk replaces an unreadable block by a spare one when somebody writes to it.
-        self.failing["read"] = [one for one in self.failing["read"] if not _within(one, offset, offset + size)]
+        # A disk replaces an unreadable sector by a spare one when somebody writes to it.
+        self.failing["read"] = [left for one in self.failing["read"] for left in _without(one, offset, offset + size)]
         return WRITE_OUT.pack(size, 0)
 
     def check(self, what: str, offset: int, size: int) -> None:
@@ -211,8 +211,10 @@ class Device:
         return {}
 
 
-def _within(one: tuple[int, int], begin: int, end: int) -> bool:
-    return begin <= one[0] and one[1] <= end
+def _without(one: tuple[int, int], begin: int, end: int) -> list[tuple[int, int]]:
+    """Return what is left of a range without the bytes from `begin` to `end`. A block of ext4 may be smaller than a page."""
+    first, last = one
+    return [(low, high) for low, high in ((first, min(last, begin)), (max(first, end), last)) if low < high]
 
 
 def main() -> None:
