@@ -136,7 +136,9 @@ class Handshake(Generic[C]):
             outbox.says_why = wish.wants_problem_information
             outbox.packet_bytes_max = wish.packet_bytes_max
             outbox.aliases = TopicAliases(alias_max) if alias_max else None
+        before = self._store.log.end
         session, is_present = self._open_session(connection, wish, client_id)
+        is_recorded = self._store.log.end > before
         keep_alive_s = self._keep_alive_s(wish)
         connection.keep_alive_s = keep_alive_s * 1.5  # [MQTT-3.1.2-22] 3.1.1:[MQTT-3.1.2-24]
         subscriptions = ClientSubscriptions(session, outbox, self._deliveries)
@@ -148,9 +150,9 @@ class Handshake(Generic[C]):
             if connection.permissions is not None:
                 connection.permissions.consider(subscriptions.by_filter)
             outbox.redelivery = Redelivery(self._store, self._deliveries.shared.settlements, subscriptions, outbox)
-            outbox.pump_soon()  # in another turn of the loop: the CONNACK comes first
-        outbox.send(self._connack(wish, session, is_present=is_present, keep_alive_s=keep_alive_s))
-        outbox.has_greeted = True
+            outbox.pump_soon()
+        connack = self._connack(wish, session, is_present=is_present, keep_alive_s=keep_alive_s)
+        outbox.greet(connack, is_recorded=is_recorded)
         self._traffic.packets_in[CONNECT] += 1
         self._counters.packets_in += 1
 

@@ -29,6 +29,9 @@ CLOSE_FLUSH_S: Final = 1.0
 ANSWERS_BYTES_MAX: Final = 64 * KIB
 """Bytes of answers (acks, PINGRESP) that may pile up behind a full send buffer before the server stops reading the client."""
 
+HELD_BYTES: Final = 64
+"""Memory that an answer takes besides its bytes while it waits for the CONNACK."""
+
 
 class OutboxOwner(Pausable, Protocol):
     """The connection that an outbox belongs to."""
@@ -59,6 +62,7 @@ class Outbox:
         "_counters",
         "_farewell",
         "_gathered",
+        "_held",
         "_is_closed",
         "_is_full",
         "_is_pump_scheduled",
@@ -118,7 +122,7 @@ class Outbox:
         self.permissions: ReceivePermissions | None = None
         """What the plugins allow the client to receive, if there are plugins for topics."""
         self.has_greeted = False
-        """A CONNACK of success went out, so a DISCONNECT may [MQTT-3.14.0-1]."""
+        """A CONNACK of success went out or will do so first, so a DISCONNECT may follow [MQTT-3.14.0-1]."""
         self.is_v5 = False
         self.says_why = True
         """The client wants reason strings."""
@@ -136,6 +140,8 @@ class Outbox:
         self._answers_bytes = 0
         self._gathered: list[bytes] | None = None
         """The answers to the read that is handled now; None if each goes out at once."""
+        self._held: list[tuple[bytes, int]] | None = None
+        """Answers that wait for the CONNACK, with the numbers of their packets; None if no CONNACK waits."""
         self._is_pump_scheduled = False
         self._is_closed = False
         self._farewell = b""
@@ -168,10 +174,14 @@ class Outbox:
     def resume_writing(self) -> None:
         """Go on with deliveries: the transport's buffer has room."""
         self._is_full = False
+        self._answers_read()
+        self._write_on()
+
+    def _answers_read(self) -> None:
+        """Read the client again: no answers pile up any more."""
         self._answers_bytes = 0
         if self._transport is not None and not self._is_closed and (owner := self._owner()) is not None:
             owner.resume_reading(PauseReason.ANSWERS_UNREAD)
-        self._write_on()
 
     def _write_on(self) -> None:
         """Deliver again if nothing prevents it any more."""
@@ -250,6 +260,32 @@ class Outbox:
 
     # --- answers ----------------------------------------------------------------------------------------------------
 
+    def greet(self, connack: bytes, *, is_recorded: bool) -> None:
+        """Send a CONNACK of success. Everything else goes out after it.
+
+        Args:
+            connack: the packet.
+            is_recorded: the CONNECT has begun, resumed or ended a stored session. The CONNACK says so, and waits until that is
+                durable: see "Sessions" in `docs/internals/gateway.md`.
+        """
+        if is_recorded and len(connack) <= (self.packet_bytes_max or len(connack)):
+            self._held = []
+            self._waiting_runs += 1
+            self._store.when_durable(partial(self._greet, connack))
+        else:
+            self.send(connack)
+        self.has_greeted = True
+
+    def _greet(self, connack: bytes) -> None:
+        held, self._held = self._held, None
+        assert held is not None, "a CONNACK waits once"
+        self._waiting_runs -= 1
+        self.send(connack)
+        for data, packets in held:
+            self.send(data, packets)
+        if self._answers_bytes and not self._is_full:
+            self._answers_read()
+
     def send(self, data: bytes, packets: int = 1) -> None:
         """Send answers: `packets` packets of one type.
 
@@ -257,6 +293,10 @@ class Outbox:
         """
         transport, size = self._transport, len(data)
         if transport is None:
+            return
+        if self._held is not None:
+            self._held.append((data, packets))
+            self._pile_up(size + HELD_BYTES)
             return
         if self.packet_bytes_max is not None and packets == 1 and size > self.packet_bytes_max:  # [MQTT-3.1.2-24]
             if (owner := self._owner()) is not None:
@@ -276,8 +316,10 @@ class Outbox:
 
     def note_answer(self, size: int) -> None:
         """Count an answer of `size` bytes, and stop reading a client that lets too many pile up."""
-        if not self._is_full:
-            return
+        if self._is_full:
+            self._pile_up(size)
+
+    def _pile_up(self, size: int) -> None:
         self._answers_bytes += size
         if self._answers_bytes > ANSWERS_BYTES_MAX and (owner := self._owner()) is not None:
             owner.pause_reading(PauseReason.ANSWERS_UNREAD)

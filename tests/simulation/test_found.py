@@ -6,7 +6,9 @@ from random import Random
 
 import pytest
 
-from penstock.gateway.protocol.packets import PUBREL
+from penstock.gateway.protocol.decode import decode
+from penstock.gateway.protocol.fixed_header import FROM_SERVER
+from penstock.gateway.protocol.packets import CONNACK, PINGRESP, PUBREL
 from penstock.node.config import Config
 from penstock.store.block import read_block
 from penstock.store.commitlog import DIRECTORY
@@ -196,3 +198,42 @@ def test_a_block_that_begins_with_an_unreadable_record_is_an_error_and_not_empty
     segment.resident.clear()
     with pytest.raises(RecordUnreadable, match=segment_name(0)):
         read_block(bench.process.store.log, 0, KIB * KIB)
+
+
+@pytest.mark.parametrize(("old", "new"), [(0, 0), (2, 0), (0, 2)], ids=["resumed", "begun", "ended"])
+def test_a_connack_waits_for_the_record_of_what_became_of_the_session(old: int, new: int) -> None:
+    bench = Bench()
+    device = bench.connect(b"d", flags=old)
+    device.feed(packet(0x34, field(b"a") + b"\x00\x05first"))
+    bench.run(1.0)
+    device.leave()
+    bench.run(1.0)
+    bench.sync_s = 10.0
+    device = bench.connect(b"d", flags=new)
+    device.feed(packet(0xC0, b""))
+    bench.run(1.0)
+    assert not device.received, "after a power cut an ended session could swallow a message as one that it has received"
+    bench.run(25.0)
+    assert [packet[0] for packet in decode(bytes(device.received), KIB, FROM_SERVER)[0]] == [CONNACK, PINGRESP]
+
+
+def test_a_connack_waits_for_nothing_if_no_session_is_stored() -> None:
+    bench = Bench()
+    bench.sync_s = 10.0
+    assert bench.connect(b"d", flags=2).received
+
+
+def test_a_client_gets_nothing_before_the_log_says_that_it_is_connected() -> None:
+    bench = Bench()
+    subscriber = bench.connect(b"s")
+    subscriber.feed(subscribe(1, (b"a", 1)))
+    bench.run(1.0)
+    subscriber.leave()
+    publisher = bench.connect(b"p")
+    publisher.feed(packet(0x32, field(b"a") + b"\x00\x07body"))
+    bench.run(1.0)
+    bench.sync_s = 10.0
+    subscriber = bench.connect(b"s")
+    assert b"body" not in subscriber.received, "the next node would not know that the message comes again, and not set DUP"
+    bench.run(25.0)
+    assert b"body" in subscriber.received
