@@ -75,7 +75,8 @@ The properties (JSON) by kind:
   something vouches for the user name) and, if the client has a will, `will` with
   `topic`, `qos`, `retain` and `delay_s`. The body of the record holds the properties of the will, as MQTT 5.0 encodes them, and
   the body of the will.
-- SESSION_CLOSED: `ends_ms` and `will_due_ms` (0 if there is no will any more), or `ended`.
+- SESSION_CLOSED: `ends_ms` and `will_due_ms` (0 if there is no will any more), or `ended`. If the disk had no room for
+  SESSION_OFFSETS, also `cursors` (pairs of number and offset, of subscriptions at QoS 0) and `maybe_sent`, as below.
 - SESSION_SUBSCRIBED: `filter`, `number` (of the subscription in its session), `queue` (id), `options` (MQTT 5.0, 3.8.3.1),
   `identifier`, `cursor` (offset in the queue) and, if the subscription gets retained messages, `retained` (it gets those that
   were stored before this position).

@@ -316,24 +316,34 @@ class SessionLifecycle:
         self._journal.forget(session)
         if stored is None:
             return
+        sent: dict[str, object] = {}
         if session.lasts and session.expiry_s:
-            with suppress(DiskFull):  # Then the client gets again what it has acknowledged since its last record.
+            try:
                 self._journal.save(session)
+            except DiskFull:  # The client gets again what it has acknowledged since its last record.
+                sent = _sent_by(session, stored)
         session.stored, session.lasts = None, False  # The connection lingers, and would keep the stored session in memory.
         try:
-            self._close(stored, session.expiry_s, has_will=session.has_will)
+            self._close(stored, session.expiry_s, has_will=session.has_will, sent=sent)
         except DiskFull:
             self._unclosed[session.client_id] = session.has_will
 
-    def _close(self, stored: StoredSession, expiry_s: int, *, has_will: bool) -> None:
-        """Record that a client has left, and do what is due at once."""
+    def _close(self, stored: StoredSession, expiry_s: int, *, has_will: bool, sent: Mapping[str, object] | None = None) -> None:
+        """Record that a client has left, and do what is due at once.
+
+        Args:
+            stored: the session.
+            expiry_s: seconds that the session lasts from now on.
+            has_will: whether its will is to be published.
+            sent: what the record has besides, if the progress of the session could not be recorded: see `_sent_by`.
+        """
         now_ms = self._store.now_ms()
         if not expiry_s and (not has_will or self._wills.publish(stored)):
             self._record_end(stored)
             return
         delay_s = min(stored.will.delay_s, expiry_s) if stored.will is not None else 0
         will_due_ms = now_ms + delay_s * 1000 if has_will else 0
-        self._record_closed(stored, {"ends_ms": now_ms + expiry_s * 1000, "will_due_ms": will_due_ms})
+        self._record_closed(stored, {"ends_ms": now_ms + expiry_s * 1000, "will_due_ms": will_due_ms, **(sent or {})})
         if stored.will is not None and stored.will.due_ms <= now_ms:
             self._wills.publish(stored)
 
@@ -463,6 +473,25 @@ class SessionLifecycle:
 
     def _record_closed(self, stored: StoredSession, row: dict[str, object]) -> None:
         self._store.append(Kind.SESSION_CLOSED, topic=stored.client_id.encode(), properties=orjson.dumps(row))
+
+
+def _sent_by(session: Session, stored: StoredSession) -> dict[str, object]:
+    """Return how far a client was sent messages, for the record of its end while the disk has no room for a full record.
+
+    What it was sent at QoS 1 comes again with DUP [MQTT-3.3.1-1]. At QoS 0 nothing comes again [MQTT-4.3.1-1].
+    """
+    at_qos_0 = {one.number for one in _at_qos_0(stored)}
+    cursors: list[tuple[int, int]] = []
+    maybe_sent: dict[str, int] = {}
+    for one in session.subscriptions:
+        kept = one.stored
+        if kept is None or one.cursor <= kept.cursor:
+            continue
+        if kept.number in at_qos_0:
+            cursors.append((kept.number, one.cursor))
+        else:
+            maybe_sent[str(kept.number)] = max(one.cursor, kept.maybe_sent)
+    return {name: found for name, found in (("cursors", cursors), ("maybe_sent", maybe_sent)) if found}
 
 
 def _restore_packet_ids(session: Session, stored: StoredSession, received: list[int]) -> None:

@@ -187,9 +187,17 @@ class StoredSessions:
             self._end(stored)
             return
         stored.connected = False
+        self._apply_sent(stored, row)
         stored.ends_ms = row["ends_ms"]
         due_ms = row["will_due_ms"]
         stored.will = stored.will._replace(due_ms=due_ms) if stored.will is not None and due_ms else None
+
+    def _apply_sent(self, stored: StoredSession, row: dict[str, Any]) -> None:
+        """Apply how far a client was sent messages, which SESSION_CLOSED has if the disk had no room for SESSION_OFFSETS."""
+        cursors = row.get("cursors", [])
+        maybe_sent = {int(number): offset for number, offset in row.get("maybe_sent", {}).items()}
+        if cursors or maybe_sent:
+            self._apply_changes(stored, Changes(stored.last_packet_id, cursors, [], [], [], [], {}, maybe_sent))
 
     def _end(self, stored: StoredSession) -> None:
         for one in chain(stored.subscriptions.values(), stored.draining.values()):
@@ -245,8 +253,11 @@ class StoredSessions:
         stored = self._change(record)
         if stored is None:
             return
-        stored.apply(Changes.decode(record.body, record.properties))
+        self._apply_changes(stored, Changes.decode(record.body, record.properties))
         stored.recorded_at = record.position
+
+    def _apply_changes(self, stored: StoredSession, changes: Changes) -> None:
+        stored.apply(changes)
         if self._damaged_before:
             for one in stored.subscriptions.values():
                 self._clamp(stored, one)

@@ -8,15 +8,16 @@ from prometheus_client import generate_latest
 
 from penstock.gateway.connection import disk_full
 from penstock.gateway.protocol.encode import encode_acks, encode_publish
-from penstock.gateway.protocol.packets import CONNACK, PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL, SUBACK
+from penstock.gateway.protocol.packets import CONNACK, DUP, PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL, SUBACK
 from penstock.gateway.protocol.properties import Property, PropertyValues
 from penstock.gateway.protocol.reasons import ReasonCode
+from penstock.gateway.sessions import journal
 from penstock.store.files import Usage
 from penstock.store.options import GIB
 from tests.gateway import scripted_plugins
 from tests.gateway.brokers import StartBroker
 from tests.gateway.disk_space import TOTAL, free
-from tests.gateway.lasting_sessions import LASTS, leave
+from tests.gateway.lasting_sessions import ENDS, LASTS, end_node, leave
 from tests.gateway.logins import plugins
 from tests.gateway.moving_time import pass_time
 from tests.gateway.packet_cases import subscribe
@@ -188,6 +189,34 @@ async def test_acks_that_arrive_on_an_exhausted_disk_are_recorded_later(start_br
     again = await broker.connect_5("pump", flags=0, about=LASTS)
     assert again.session_present
     await again.drained()
+
+
+@pytest.mark.parametrize("end", ["", *ENDS])
+async def test_what_a_client_got_before_it_left_an_exhausted_disk_comes_again_with_dup_or_not_at_all(
+    start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    monkeypatch.setattr(journal, "SAVE_S", 3_600)
+    monkeypatch.setattr(journal, "ACKS_SAVE_S", 3_600)
+    broker = await start_broker(reserve_bytes=GIB)
+    client, publisher = await broker.connect_5("pump", about=LASTS), await broker.connect("publisher")
+    await client.subscribe(("a", 1), ("b", 0))
+    await client.drained()
+    await publisher.publish("a", b"1", 1)
+    await publisher.publish("b", b"0", 1)
+    assert sorted([(await client.receive())[4], (await client.receive())[4]]) == [b"0", b"1"]
+    broker.node.store.space.probe = lambda: Usage(GIB // 100, TOTAL)
+    broker.node.store.measure_disk()
+    client.reset()
+    await until(lambda: "pump" not in broker.node.gateway.clients)
+    free(broker, TOTAL)
+    if end:
+        await end_node(broker, end)
+        publisher = await broker.connect("publisher")
+    await publisher.publish("a", b"2", 1)
+    again = await broker.connect_5("pump", flags=0, about=LASTS)
+    assert again.session_present
+    came = await again.drained()
+    assert [(item[4], bool(item[1] & DUP)) for item in came] == [(b"1", True), (b"2", False)]
 
 
 async def test_a_waiting_message_that_is_repeated_at_qos_2_is_stored_once(full: Broker) -> None:
