@@ -30,7 +30,8 @@ class ConsumerGroup:
 
     A group that doesn't take every message is selective: it inspects each, because its filter on delivery may not want the
     message, or the message group may be busy. `scanned` is the offset up to which it has inspected its queue. It may be ahead
-    of `cursor`, the offset that the log states: the group skipped what is between, and inspects it again after a crash.
+    of `cursor`, the offset that the log states: the group skipped what is between, and inspects it again after a crash. Other
+    groups skip in this way what retention has dropped.
 
     Parameters:
         group_id: from its first record; never used again.

@@ -80,7 +80,7 @@ def select(group: ConsumerGroup, room: int, state: PopState, store: Store, read:
     if not state.mended:
         return Selection(entries)
     # The group may have passed messages that retention has dropped. Without a cursor the gap would pass for a lost checkpoint.
-    passed = max((offset + 1 for _, offset, _, _, source, _ in entries if source == FROM_QUEUE), default=group.cursor)
+    passed = max((offset + 1 for _, offset, _, _, source, _ in entries if source == FROM_QUEUE), default=group.scanned)
     return Selection(entries, {"cursor": passed, "mended": state.mended})
 
 
@@ -104,7 +104,7 @@ def _new(group: ConsumerGroup, count: int, store: Store) -> Entries:
     The group skips a backlog of dropped messages in steps of `SCAN_ENTRIES`, and only until retention has trimmed the queue.
     """
     entries: Entries = []
-    end, offset, step = group.queue.committed_offset, group.cursor, count
+    end, offset, step = group.queue.committed_offset, group.scanned, count
     while len(entries) < count and offset < end:
         first, found = _read(group, offset, step)
         read = [
@@ -122,7 +122,7 @@ def _new(group: ConsumerGroup, count: int, store: Store) -> Entries:
                 read = [entry for entry in read if entry[0] >= expires_before or not store.is_expired(entry[0])]
             entries += read[: count - len(entries)]
         if not entries:
-            group.cursor = group.scanned = offset
+            group.scanned = offset
     return entries
 
 

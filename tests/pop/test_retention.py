@@ -11,6 +11,7 @@ import pytest
 from penstock.pop.core.admin import ResetTo
 from penstock.pop.core.outcome import AckOutcome
 from penstock.pop.options import PopOptions
+from penstock.store.index import KeySpace
 from penstock.store.lightqueue import LightQueue
 from penstock.store.options import HOUR_MS, KIB, StoreOptions
 from penstock.store.properties import Properties, encode_properties
@@ -61,6 +62,25 @@ def test_messages_that_nobody_popped_are_dropped_and_the_next_are_handed_out(par
     assert parts.group().visible == 0
 
 
+def test_the_index_says_what_the_log_says_of_a_group_that_has_passed_dropped_messages(parts: Parts, tmp_path: Path) -> None:
+    parts.group()
+    parts.publish(b"taken", b"never taken")
+    (taken,) = parts.pop(1, invisible_ms=3 * HOUR_MS)
+    let_expire(parts)
+    assert parts.pop() == []
+    assert parts.group().visible == 0
+    parts.change(taken.handle, 0)
+    parts.settle()
+    (again,) = parts.pop()  # so the row of the group is written
+    assert again.body == b"taken"
+    parts.store.commit()
+    stored = dict(parts.store.index.rows(bytes(KeySpace.GROUP)))
+    parts = reopened(parts, tmp_path)
+    parts.store.commit()
+    assert dict(parts.store.index.rows(bytes(KeySpace.GROUP))) == stored
+    parts.close()
+
+
 @pytest.mark.parametrize("is_new", [True, False], ids=["a new group", "an old group"])
 def test_on_a_repaired_log_a_group_that_passes_dropped_messages_gets_the_others_once(
     parts: Parts, tmp_path: Path, is_new: bool
@@ -86,7 +106,7 @@ def test_on_a_repaired_log_a_group_that_passes_dropped_messages_gets_the_others_
 def test_entries_that_were_read_ahead_expire_as_any_others_do(parts: Parts) -> None:
     group = parts.group()
     parts.publish(*[b"old"] * 5)
-    (taken,) = parts.pop(1)
+    (taken,) = parts.pop(1, invisible_ms=3 * HOUR_MS)
     assert group.ahead[1]
     parts.ack(taken.handle)
     let_expire(parts)
