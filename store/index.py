@@ -11,6 +11,7 @@ The index is disposable: if it is deleted, the next start rebuilds it from the l
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from enum import Enum
@@ -39,8 +40,16 @@ CHECKPOINT = "index.checkpoint"
 DAMAGED = "index.damaged"
 """File with the reason why the next start must rebuild the index. Without it, each start would meet the damaged block again."""
 
-_SIGNS = ("Corruption", "No such file or directory", "Input/output error")
+_DISK_FAILED = "Input/output error"
+
+_SIGNS = ("Corruption", "No such file or directory", _DISK_FAILED)
 """Words in RocksDB's errors that mean a damaged or missing file. Transient errors, such as a full disk, have none of them."""
+
+_WRITING = re.compile(
+    r"while (append|p?writ|fsync|fdatasync|sync_file_range|f?truncat|renam|clos\w+ file after|mkdir|open a file for append)",
+    re.I,
+)
+"""What RocksDB does to a file when an error is one of writing. It says nothing of what the file held before."""
 
 _PASSING_SIGNS = {
     "No space left on device": errno.ENOSPC,
@@ -214,6 +223,8 @@ class Index:
     ) -> IndexDamaged | OSError:
         """Return the error to raise for an error of RocksDB. If it means damage, tell the next start and `on_damage`.
 
+        When the disk fails to write or sync an open index, the next start rebuilds it too, but the error is that of the disk.
+
         Args:
             verb: what failed, as a past participle for the message.
             error: from rocksdict.
@@ -226,14 +237,15 @@ class Index:
                 return OSError(number, f"the index can't be {verb}: {text}", str(self.path))
         if not any(sign in text for sign in signs):
             return OSError(errno.EIO, f"the index can't be {verb}: {text}", str(self.path))
+        is_unwritten = signs is _SIGNS and _DISK_FAILED in text and _WRITING.search(text) is not None
         damage = IndexDamaged(f"the index {self.path} is damaged and can't be {verb}: {text}; the next start rebuilds it")
         if self._marker is not None and not self.is_damaged:
             self.is_damaged = True
             with suppress(OSError):  # the disk is full; the next start then meets the damage itself
                 replace_file(self._files, self._marker, f"{damage}\n".encode())
-            if tell:
+            if tell and not is_unwritten:
                 self.on_damage(damage)
-        return damage
+        return OSError(errno.EIO, f"the index can't be {verb}: {text}", str(self.path)) if is_unwritten else damage
 
     def covered(self) -> Covered | None:
         """Return how far the index covers the log; None if the index is new.

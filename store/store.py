@@ -110,6 +110,7 @@ class Store:
         "copies",
         "data_dir",
         "index",
+        "is_index_damaged",
         "ledger",
         "log",
         "messages_stored",
@@ -192,6 +193,8 @@ class Store:
         self._turn_ms = 0
         self._commit_scheduled = False
         self._failure: OSError | None = None
+        self.is_index_damaged = False
+        """Whether the store has failed because its index is damaged. A disk that also fails to write is another failure."""
         self._on_failure: Callable[[OSError], None] | None = None
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -546,6 +549,7 @@ class Store:
         if self._failure is not None:
             return
         if isinstance(error, IndexDamaged):
+            self.is_index_damaged = True
             error = OSError(errno.EIO, str(error))
         self._failure = error
         self.log.note_failure(str(error), self.durable_position)

@@ -261,7 +261,7 @@ class Node:
     def _store_failed(self, error: OSError) -> None:
         """End the process at once. Data since the last sync may be lost, so nothing more may be acknowledged."""
         logger.critical("store.failed", error=str(error), durable=self.store.durable_position)
-        os._exit(EXIT_INDEX_DAMAGED if self.store.index.is_damaged else EXIT_STORE_FAILED)
+        os._exit(EXIT_INDEX_DAMAGED if self.store.is_index_damaged else EXIT_STORE_FAILED)
 
 
 def _log_recovery(recovery: Recovery) -> None:

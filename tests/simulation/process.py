@@ -347,7 +347,7 @@ class Process:
         raise ProcessDead
 
     def _store_failed(self, error: OSError) -> None:
-        self.die(DAMAGED if self.store.index.is_damaged else FAILED, str(error))
+        self.die(DAMAGED if self.store.is_index_damaged else FAILED, str(error))
 
     def start(self) -> None:
         """Begin to serve."""

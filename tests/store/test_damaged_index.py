@@ -209,6 +209,7 @@ async def test_damage_found_by_a_running_store_ends_it_once_and_the_next_start_r
             contents(store)
     assert [failure.errno for failure in failures] == [errno.EIO]
     assert "damaged" in str(failures[0])
+    assert store.is_index_damaged
     end = store.log.written
     publish(store, "plant/1", "not committed any more")
     store.commit()
@@ -232,6 +233,50 @@ def test_errors_other_than_damage_do_not_delete_the_index(
             open_store(data_dir)
     assert Index.damage_of(data_dir) == ""
     check(data_dir, whole[1])
+
+
+@pytest.mark.parametrize(
+    ("doing", "is_damage"),
+    [
+        ("While fsync: /data/rsync/index/000012.sst", False),
+        ("While fdatasync: /data/index/MANIFEST-000004", False),
+        ("While appending to file: /data/index/000012.sst", False),
+        ("While closing file after writing: /data/index/000012.sst", False),
+        ("While renaming a file to /data/index/CURRENT: /data/index/000013.dbtmp", False),
+        ("While pread offset 8192 len 4096: /data/rsync/index/000012.sst", True),
+        ("While open a file for random read: /data/index/000012.sst", True),
+    ],
+)
+def test_a_disk_that_fails_to_write_the_index_is_told_from_damage_and_the_next_start_rebuilds_in_both_cases(
+    tmp_path: Path, doing: str, is_damage: bool
+) -> None:
+    index = Index(tmp_path)
+    told: list[IndexDamaged] = []
+    index.on_damage = told.append
+    error = index._error("flushed", Exception(f"IO error: {doing}: Input/output error"))
+    assert isinstance(error, IndexDamaged) == is_damage == bool(told)
+    assert is_damage or (isinstance(error, OSError) and error.errno == errno.EIO)
+    assert "Input/output error" in Index.damage_of(tmp_path)
+    index.close()
+
+
+async def test_a_store_that_fails_to_write_its_log_has_not_failed_because_of_its_index(
+    whole: tuple[Path, Contents], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(copy_of(whole, tmp_path), segment_bytes=1 << 20)
+    failures: list[OSError] = []
+    store.start(asyncio.get_running_loop(), failures.append)
+    store.index._error("flushed", Exception("Corruption: block checksum mismatch"), tell=False)  # of a flush that still runs
+
+    def fail() -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(store.log, "write", fail)
+    publish(store, "plant/1", "not written")
+    store.commit()
+    assert [failure.errno for failure in failures] == [errno.EROFS]
+    assert not store.is_index_damaged
+    await store.close()
 
 
 @pytest.mark.parametrize("left", ["mark and index", "mark and discarded", "mark only"])
