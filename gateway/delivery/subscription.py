@@ -305,9 +305,11 @@ class Subscription:
         """Send, in a few steps, what a lagging subscription can send now. Make it live when it has caught up.
 
         If it stops before that, the outlet always pumps it again: when the socket has drained, when an acknowledgement has made
-        room, when the plugins have answered, or soon.
+        room, when the plugins have answered, when the disk has room, or soon.
         """
         outlet = self.outlet
+        if self.context.store.space.level and self._is_unrecorded():
+            return
         needs_room = self.qos or self.overlaps
         ahead, ahead_from = b"", 0
         for step in range(PUMP_STEPS):
@@ -345,6 +347,14 @@ class Subscription:
                 self.cursor = cursor
                 return
         outlet.pump_soon()
+
+    def _is_unrecorded(self) -> bool:
+        """Return whether the disk has no room to record what the client has acknowledged, and that is a window by now.
+
+        More must not go out: if the node were killed, the next one would not know how far it got (`SENT_WINDOWS`).
+        """
+        session = self.session
+        return session.lasts and session.unrecorded.unsaid(len(session.inflight.slots)) > session.inflight.maximum
 
     def _up_to_cut(self, first: int, entries: bytes) -> bytes:
         """Return the first entries, up to the next cut, so that no step has entries on both sides of one.

@@ -17,7 +17,7 @@ from penstock.store.options import GIB
 from tests.gateway import scripted_plugins
 from tests.gateway.brokers import StartBroker
 from tests.gateway.disk_space import TOTAL, free
-from tests.gateway.lasting_sessions import ENDS, LASTS, end_node, leave
+from tests.gateway.lasting_sessions import ENDS, LASTS, end_node, leave, recorded
 from tests.gateway.logins import plugins
 from tests.gateway.moving_time import pass_time
 from tests.gateway.packet_cases import subscribe
@@ -217,6 +217,28 @@ async def test_what_a_client_got_before_it_left_an_exhausted_disk_comes_again_wi
     assert again.session_present
     came = await again.drained()
     assert [(item[4], bool(item[1] & DUP)) for item in came] == [(b"1", True), (b"2", False)]
+
+
+async def test_a_client_whose_acks_can_not_be_recorded_gets_a_window_and_waits_for_room(start_broker: StartBroker) -> None:
+    broker = await start_broker(reserve_bytes=GIB, inflight_max=8)
+    client, publisher = await broker.connect_5("pump", about=LASTS), await broker.connect("publisher")
+    await client.subscribe(("a", 1))
+    for number in range(60):
+        await publisher.publish("a", b"%d" % number, 1)
+    await recorded(broker)
+    free(broker, GIB // 100)
+    came: list[bytes] = []
+
+    async def take_all() -> None:
+        while found := await client.drained():
+            came.extend(packet[4] for packet in found)
+            await client.send(encode_acks(PUBACK, [packet[3] for packet in found]))
+
+    await take_all()
+    assert 8 < len(came) <= 24, "a node that is killed now would send the rest without DUP"
+    free(broker, TOTAL)
+    await take_all()
+    assert came == [b"%d" % number for number in range(60)]
 
 
 async def test_a_waiting_message_that_is_repeated_at_qos_2_is_stored_once(full: Broker) -> None:
