@@ -92,6 +92,11 @@ def without_entries(row: bytes) -> bytes:
     return b"".join(parts)
 
 
+def entries_of(row: bytes) -> bytes:
+    """Return the entries of the open rows in the row of a filter."""
+    return b"".join(part[_QUEUE_BYTES:] for part in _queue_rows(row).values())
+
+
 def load_count_from(index: Index, queue_id: int, offset: int) -> int:
     """Return the number of entries of a durable queue from `offset` on, as the index has them; 0 if there is no such queue."""
     queue = Catalogue(index).get(queue_id)

@@ -28,6 +28,11 @@ ROWS_AT_ONCE = 64
 """Rows that a walk over all copies reads at once. Between two reads it holds no iterator, which would keep deleted rows."""
 
 
+def copy_in(value: bytes) -> int:
+    """Return the position of the copy that a row of the index names."""
+    return int(_ROW.unpack(value)[0])
+
+
 class Copies:
     """Finds the copies of records that were carried forward. It is a part of the store.
 

@@ -456,7 +456,8 @@ class Index:
         The rename is made durable first, because an index that came back after a power cut would not fit the log any more.
         """
         path, discarded = data_dir / DIRECTORY, data_dir / DISCARDED
-        if files.exists(discarded):  # an earlier deletion was killed
+        if files.exists(discarded):  # an earlier deletion was killed, maybe before the name was durable
+            files.sync_directory(data_dir)
             files.rmtree(discarded)
         if files.exists(path):
             files.rename(path, discarded)

@@ -86,8 +86,6 @@ def misplaced(files: Files, directory: Path) -> dict[int, int]:
 def place(files: Files, directory: Path) -> dict[int, int]:
     """Put the segments in their places; return what `misplaced` does. A second call completes one that was killed anywhere.
 
-    The caller deletes the index before, since it may know records in wrong places.
-
     Raises:
         LogCorrupt: as `misplaced`. Nothing has changed.
         OSError: a file can't be renamed.

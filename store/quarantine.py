@@ -11,6 +11,26 @@ QUARANTINE = "damaged"
 """Folder of a data directory that holds the copies of damaged bytes, as `<position>-<length>.bin`."""
 
 
+def set_aside(files: Files, data_dir: Path, path: Path) -> Path:
+    """Move a file of a data directory to `QUARANTINE`, durably. Return where it is now. Raises OSError."""
+    aside = free_name(files, data_dir, path.name)
+    files.rename(path, aside)
+    files.sync_directory(path.parent)
+    files.sync_directory(aside.parent)
+    files.sync_directory(data_dir)
+    return aside
+
+
+def free_name(files: Files, data_dir: Path, name: str) -> Path:
+    """Return a path in `QUARANTINE`, which is created if need be, that no file has."""
+    folder = data_dir / QUARANTINE
+    files.mkdir(folder)
+    number = 1
+    while files.exists(path := folder / f"{name}-{number}"):
+        number += 1
+    return path
+
+
 def quarantine(files: Files, segment: Path, position: int, length: int, name: str) -> None:
     """Copy bytes of a segment to a file in `QUARANTINE`, and make the copy durable. Bytes that can't be read are zeros in it.
 

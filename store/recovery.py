@@ -22,6 +22,7 @@ from penstock.store.errors import (
 )
 from penstock.store.files import SYSTEM_FILES, Files
 from penstock.store.index import Covered, Index
+from penstock.store.indexplan import whole_snapshot
 from penstock.store.properties import decode_properties, tag_hash
 from penstock.store.queues import Queues
 from penstock.store.record import CRC_FROM, HEADER, HEADER_BYTES, OBSERVED, UNROUTED, Kind, Record, checksum, decode
@@ -81,9 +82,11 @@ def agree(data_dir: Path, log: CommitLog, files: Files = SYSTEM_FILES, open_data
     if covered is not None and not log.start <= covered.position <= tail.end:
         misfit = f"it covers the log up to {covered.position}, but the log goes from {log.start} to {tail.end}"
     if index is None or misfit:
-        logger.warning("index.rebuild", reason=misfit)
         if index is not None:
             index.close()
+        if log.start and whole_snapshot(data_dir, log.start, lambda: log.end, files) is None:
+            raise _unknown_beginning(data_dir, log, misfit)  # the index stays: `penstock repair` may need it
+        logger.warning("index.rebuild", reason=misfit)
         Index.destroy(data_dir, files)
         index, covered = open_index(), None
     rebuilt = covered is None and log.end > 0
@@ -123,9 +126,14 @@ def _begin_with_snapshot(
             Index.destroy(data_dir, files)
             index = open_index()
     index.close()
-    raise LogCorrupt(
-        f"the log begins at position {log.start}, and nothing tells what was before: the index can't be used, and "
-        f"{data_dir / SNAPSHOTS} has no whole snapshot from that position on. Restore that folder or the index from a backup"
+    raise _unknown_beginning(data_dir, log, "there is none with rows")
+
+
+def _unknown_beginning(data_dir: Path, log: CommitLog, why: str) -> LogCorrupt:
+    return LogCorrupt(
+        f"the log begins at position {log.start}, and nothing tells what was before: the index can't be used ({why}), and "
+        f"{data_dir / SNAPSHOTS} has no whole snapshot from that position on. Restore that folder or the index from a backup, "
+        "or run `penstock repair`, which keeps what it can and says what is lost"
     )
 
 

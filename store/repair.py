@@ -3,12 +3,14 @@
 A damaged range goes from the first byte that is not part of a valid record to the next valid record, or to the end of its
 segment. Positions whose segments are missing, also at the beginning of the log, are damaged ranges too. A range is copied to
 the folder `damaged`, and overwritten by records of kind `DAMAGED` with exactly its size. If a run is killed, at any point, a
-second run completes it.
+second run completes it. `store.indexplan` says what becomes of the index.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from errno import ENOSPC
+from functools import cache, partial
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -18,15 +20,19 @@ from penstock.store.commitlog import DIRECTORY
 from penstock.store.errors import LogCorrupt, PositionUnknown
 from penstock.store.files import SYSTEM_FILES, File, Files, Mode, write_all
 from penstock.store.index import Index
-from penstock.store.quarantine import QUARANTINE, quarantine
+from penstock.store.indexplan import Fate, IndexPlan, adjust_index, plan_index, whole_snapshot
+from penstock.store.placing import place
+from penstock.store.quarantine import QUARANTINE, quarantine, set_aside
 from penstock.store.record import HEADER_BYTES, RECORD_BYTES_MAX, Kind, store_ms_of
 from penstock.store.recordscan import count_records, next_valid, readable_end
 from penstock.store.rewriting import copy_range, written_anew
+from penstock.store.rocksdb import OpenDatabase, open_rocksdb
 from penstock.store.segment import Segment, segment_base, segment_bases, segment_name
 from penstock.store.segmentchain import missing_from
-from penstock.store.syncmark import SyncMark
+from penstock.store.snapshot import snapshot_path, write_empty
+from penstock.store.syncmark import Ending, SyncMark
 
-__all__ = ["QUARANTINE", "Damage", "Findings", "repair", "survey"]
+__all__ = ["QUARANTINE", "Damage", "Findings", "plan", "put_in_places", "repair", "survey"]
 
 
 class Damage(NamedTuple):
@@ -76,11 +82,9 @@ def survey(data_dir: Path, *, files: Files = SYSTEM_FILES, on_read: Callable[[in
     """
     mark = SyncMark(data_dir, files=files).read()
     begin, durable = (mark.begin, mark.position) if mark else (0, 0)
-    bases = segment_bases(files, data_dir / DIRECTORY)
+    bases = _bases(data_dir, files)
     if not bases and begin == durable:
         raise PositionUnknown(f"{data_dir} holds no CommitLog; name the data directory of a node")
-    while len(bases) > 1 and bases[1] <= begin:  # left over from a deletion that was interrupted
-        bases.pop(0)
     damages: list[Damage] = []
     store_ms = 0
     missing = missing_from(files, data_dir / DIRECTORY, begin, durable) if mark else None
@@ -171,25 +175,88 @@ def _ranges(segment: Segment, full: int, is_last: bool, store_ms: int) -> Iterat
 # --- repairing ------------------------------------------------------------------------------------------------------
 
 
-def repair(data_dir: Path, damages: list[Damage], *, files: Files = SYSTEM_FILES) -> None:
-    """Quarantine the damaged ranges and make the log readable again. Deletes the index, which the next start rebuilds.
+def put_in_places(data_dir: Path, *, files: Files = SYSTEM_FILES) -> dict[int, int]:
+    """Put segments that are in each other's place back; return what `misplaced` does. Deletes the index if it can be rebuilt.
 
-    Nothing is overwritten before its copy is durable and the index, which knows the damaged records, is deleted.
+    No start succeeds on such a log, so an index that can't be rebuilt is right: it has only seen the segments in their places.
+
+    Raises:
+        LogCorrupt: as `misplaced`. Nothing has changed.
+        OSError: a file can't be renamed. The next call goes on.
+    """
+    begin = min(_bases(data_dir, files), default=0)
+    if not begin or whole_snapshot(data_dir, begin, lambda: begin, files) == begin:
+        Index.destroy(data_dir, files)
+    return place(files, data_dir / DIRECTORY)
+
+
+def plan(
+    data_dir: Path, damages: list[Damage], *, files: Files = SYSTEM_FILES, open_database: OpenDatabase = open_rocksdb
+) -> IndexPlan:
+    """Return what `repair` does with the index. Nothing is changed.
 
     Args:
         data_dir: no process may have it open.
         damages: from `survey`. Nothing may have changed since.
+        files, open_database: have the directory.
 
     Raises:
+        OSError: a file can't be read.
+    """
+    ranges = [(damage.position, damage.position + damage.length) for damage in damages]
+    begin = min([*_bases(data_dir, files)[:1], *(start for start, _ in ranges[:1])], default=0)
+    end = cache(partial(_end_after, data_dir, damages, files))
+    return plan_index(data_dir, begin, ranges, end, files=files, open_database=open_database)
+
+
+def repair(
+    data_dir: Path,
+    damages: list[Damage],
+    *,
+    files: Files = SYSTEM_FILES,
+    open_database: OpenDatabase = open_rocksdb,
+    forget_beginning: bool = False,
+) -> IndexPlan:
+    """Quarantine the damaged ranges and make the log readable again. Return what became of the index.
+
+    The index is deleted only where the next start can build it again. Nothing is overwritten before its copy is durable and the
+    index fits the repaired log.
+
+    Args:
+        data_dir: no process may have it open.
+        damages: from `survey`. Nothing may have changed since.
+        files, open_database: have the directory.
+        forget_beginning: let the log begin anew if nothing tells what it held before it begins (`Fate.LOST`). All sessions,
+            groups, subscriptions and so on that were created before are lost then.
+
+    Raises:
+        LogCorrupt: nothing tells what the log held before it begins, and `forget_beginning` is not set. Nothing was changed.
+        IndexDamaged: the index can't be adjusted. The caller may run the repair again, which then does without it.
         OSError: a file can't be written. The caller may run the repair again when the cause is removed.
     """
-    if not damages:
-        return
-    for damage in damages:
+    planned = plan(data_dir, damages, files=files, open_database=open_database)
+    if planned.fate is Fate.LOST and not forget_beginning:
+        raise LogCorrupt(
+            f"the log begins at position {planned.begin}, and nothing tells what was before: the index can't be used "
+            f"({planned.reason}), and no snapshot is whole. Restore the index or the snapshots from a backup. Or run `penstock "
+            f"repair` with --forget-beginning: the node then starts with the records that the log still has, but without the "
+            f"sessions, subscriptions, groups, retained and delayed messages, open deliveries and dead letters from before "
+            f"that position"
+        )
+    end = _end_after(data_dir, damages, files) if planned.fate is Fate.ADJUSTED else 0
+    fillings = [*damages, *_up_to_covered(data_dir, planned, end, files)]
+    for damage in fillings:
         segment = data_dir / DIRECTORY / damage.segment
         quarantine(files, segment, damage.position, damage.length - damage.missing, damage.copy_name)
-    Index.destroy(data_dir, files)
-    for name, group in groupby(damages, key=lambda damage: damage.segment):
+    if planned.fate in (Fate.KEPT, Fate.ADJUSTED):
+        if fillings:
+            boundary = _boundary(planned.covered, damages, fillings)
+            adjust_index(data_dir, boundary, fillings[0].position, files=files, open_database=open_database)
+    else:
+        Index.destroy(data_dir, files)
+    for position in planned.outdated:
+        set_aside(files, data_dir, snapshot_path(data_dir, position))
+    for name, group in groupby(fillings, key=lambda damage: damage.segment):
         in_segment = list(group)
         path = data_dir / DIRECTORY / name
         if any(damage.unreadable for damage in in_segment) or (files.exists(path) and files.links(path) > 1):
@@ -197,6 +264,72 @@ def repair(data_dir: Path, damages: list[Damage], *, files: Files = SYSTEM_FILES
             continue
         for damage in in_segment:
             _fill(files, path, damage)
+    if planned.fate is Fate.LOST:
+        _forget_beginning(data_dir, files)
+    return planned
+
+
+def _bases(data_dir: Path, files: Files) -> list[int]:
+    """Return the positions of the segments, without those that an interrupted deletion has left."""
+    mark, bases = SyncMark(data_dir, files=files).read(), segment_bases(files, data_dir / DIRECTORY)
+    while mark is not None and len(bases) > 1 and bases[1] <= mark.begin:
+        bases.pop(0)
+    return bases
+
+
+def _end_after(data_dir: Path, damages: list[Damage], files: Files) -> int:
+    """Return the position at which the log ends when its damaged ranges are filled."""
+    filled = max((damage.position + damage.length for damage in damages), default=0)
+    base = max(segment_bases(files, data_dir / DIRECTORY), default=0)
+    path, begin = data_dir / DIRECTORY / segment_name(base), max(filled, base)
+    size = files.size(path) if files.exists(path) else 0
+    if base + size <= begin:
+        return begin
+    segment = Segment(files, path, size, writable=False)
+    try:
+        return base + readable_end(segment.read, begin - base, size, base)
+    finally:
+        segment.close()
+
+
+def _up_to_covered(data_dir: Path, planned: IndexPlan, end: int, files: Files) -> list[Damage]:
+    """Return the range after the end of the log that an adjusted index covers already, if there is one."""
+    if planned.fate is not Fate.ADJUSTED or planned.covered <= end:
+        return []
+    length = max(planned.covered - end, HEADER_BYTES)
+    base = max(base for base in [*segment_bases(files, data_dir / DIRECTORY), planned.begin] if base <= end)
+    path = data_dir / DIRECTORY / segment_name(base)
+    size = base + files.size(path) if files.exists(path) else base
+    return [Damage(end, length, path.name, max(end + length - max(size, end), 0), 0, 0, 0)]
+
+
+def _boundary(covered: int, damages: list[Damage], fillings: list[Damage]) -> int:
+    """Return the position that an adjusted index is to cover: a record begins there when the log is filled."""
+    for damage in damages:
+        if damage.position < covered < damage.position + damage.length:
+            return damage.position
+    return max(covered, *(damage.position + damage.length for damage in fillings[len(damages) :]), 0)
+
+
+def _forget_beginning(data_dir: Path, files: Files) -> None:
+    """Let the log begin with a record of kind DAMAGED, and an empty snapshot tell that nothing was before it.
+
+    The record tells every reader of the log that later records may refer to what is lost.
+    """
+    mark = SyncMark(data_dir, files=files)
+    found = mark.read()
+    first = _bases(data_dir, files)[0]
+    begin, path = first - HEADER_BYTES, data_dir / DIRECTORY / segment_name(first - HEADER_BYTES)
+    store_ms = _first_ms(files, data_dir / DIRECTORY / segment_name(first))
+    write_empty(data_dir, begin, store_ms, files)
+    with written_anew(files, path) as file:
+        write_all(file, record.encode(Kind.DAMAGED, store_ms=store_ms), 0)
+    if found is not None:
+        # What was not known to be durable before is not known to be so now.
+        ending = Ending.FAILED if found.may_lack_pages(files.boot_id()) else found.ending
+        if not mark.write(found.position, begin=begin, ending=ending, reason=found.reason):
+            raise OSError(ENOSPC, "the sync mark can't be written; free space and run the repair again", str(mark.path))
+        mark.close()
 
 
 def _fill(files: Files, path: Path, damage: Damage) -> None:

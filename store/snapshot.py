@@ -22,7 +22,7 @@ import structlog
 
 from penstock.store.catalogue import without_entries
 from penstock.store.errors import RecordCorrupt, SnapshotInvalid
-from penstock.store.files import SYSTEM_FILES, File, Files, Mode, unlink_if_there, write_all
+from penstock.store.files import SYSTEM_FILES, File, Files, Mode, replace_file, unlink_if_there, write_all
 from penstock.store.index import FORMAT, META_KEY, Covered, Index, IndexView, KeySpace, after
 from penstock.store.lightqueue import name_of, pinned_prefix, queue_prefix
 from penstock.store.options import KIB
@@ -147,6 +147,16 @@ class SnapshotWriter:
         self._file.close()
         if not self._is_finished:
             unlink_if_there(self._files, self._partial)
+
+
+def write_empty(data_dir: Path, position: int, store_ms: int, files: Files = SYSTEM_FILES) -> None:
+    """Write a snapshot without rows, durably: at `position`, nothing is known of what was before. Raises OSError."""
+    path = snapshot_path(data_dir, position)
+    files.mkdir(path.parent)
+    first = orjson.dumps({"format": FORMAT, "position": position, "store_ms": store_ms})
+    records = (encode(Kind.SNAPSHOT, properties=each, store_ms=store_ms) for each in (first, orjson.dumps({"rows": 0})))
+    replace_file(files, path, b"".join(records))
+    files.sync_directory(data_dir)
 
 
 def _rows(view: IndexView) -> Iterator[tuple[bytes, bytes]]:

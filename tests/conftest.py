@@ -52,6 +52,7 @@ SLOW = (
     "tests/node/test_fleet.py",
     "tests/pop/rocketmq/test_service.py",
     "tests/pop/test_core_machine.py",
+    "tests/pop/test_kept_index.py",
     "tests/pop/test_retention.py",
     "tests/store/test_damaged_index.py",
     "tests/store/test_faults.py",

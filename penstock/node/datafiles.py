@@ -16,7 +16,7 @@ from penstock.pop.core.handle import SECRET, SECRET_BYTES
 from penstock.store import ballast, commitlog, index, placing, snapshot, syncmark, timekeeping
 from penstock.store.errors import SnapshotInvalid
 from penstock.store.files import LOST_FOUND, SYSTEM_FILES, Files, read_file, replace_file
-from penstock.store.quarantine import QUARANTINE
+from penstock.store.quarantine import QUARANTINE, free_name, set_aside
 from penstock.store.rewriting import FRESH_SUFFIX
 from penstock.store.segment import SUFFIX as SEGMENT_SUFFIX
 
@@ -180,18 +180,12 @@ def mend_file(data_dir: Path, problem: FileProblem, *, files: Files = SYSTEM_FIL
     """
     assert problem.is_mendable, problem
     path = data_dir / problem.file
-    folder = data_dir / QUARANTINE
-    files.mkdir(folder)
-    number = 1
-    while files.exists(aside := folder / f"{path.name}-{number}"):
-        number += 1
     if problem.file == SECRET:
+        aside = free_name(files, data_dir, SECRET)
         files.link(path, aside)
-        files.sync_directory(folder)
+        files.sync_directory(aside.parent)
         replace_file(files, path, os.urandom(SECRET_BYTES), permissions=0o600)
+        files.sync_directory(data_dir)
     else:
-        files.rename(path, aside)
-        files.sync_directory(path.parent)
-        files.sync_directory(folder)
-    files.sync_directory(data_dir)
+        aside = set_aside(files, data_dir, path)
     return f"{QUARANTINE}/{aside.name}"

@@ -293,8 +293,9 @@ def forget_the_time_in_a_restart(patch: Patch) -> None:
 
 
 def keep_the_index_in_a_repair(patch: Patch) -> None:
-    """A repair leaves the index, which knows the records that are damaged."""
+    """A repair leaves the index as it is, whatever it knows of the records that are damaged."""
     patch.setattr(repairing, "Index", SimpleNamespace(destroy=lambda data_dir, files: None))
+    patch.setattr(repairing, "adjust_index", lambda *args, **options: None)
 
 
 def back_up_without_syncs(patch: Patch) -> None:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from penstock.node.datafiles import check_files, mend_file
 from penstock.store.commitlog import DIRECTORY
-from penstock.store.index import Index
-from penstock.store.placing import MARKER, misplaced, place
-from penstock.store.repair import Damage, repair, survey
+from penstock.store.indexplan import IndexPlan
+from penstock.store.placing import MARKER, misplaced
+from penstock.store.repair import Damage, put_in_places, repair, survey
+from penstock.store.rocksdb import Database
 from tests.simulation.disk import ProcessDead, SimulatedFiles
 from tests.simulation.oracle import Violation
 from tests.simulation.process import DATA_DIR, Machine
 
 
-def repair_data_dir(machine: Machine, on_damage: Callable[[list[Damage]], None], fuse: int | None) -> None:
-    """Do what `penstock repair` does.
+def repair_data_dir(machine: Machine, on_damage: Callable[[list[Damage]], None], fuse: int | None) -> IndexPlan:
+    """Do what `penstock repair` does, and return what became of the index.
 
     Args:
         machine: has the disk. No process has the data directory open.
@@ -36,16 +38,20 @@ def repair_data_dir(machine: Machine, on_damage: Callable[[list[Damage]], None],
             raise ProcessDead
 
     files, directory = SimulatedFiles(machine.disk, step), DATA_DIR / DIRECTORY
+
+    def open_database(path: Path, read_only: bool) -> Database:
+        return machine.databases.open(files, path, step)
+
     if files.exists(directory / MARKER) or misplaced(files, directory):
-        Index.destroy(DATA_DIR, files)
-        place(files, directory)
+        put_in_places(DATA_DIR, files=files)
     findings = survey(DATA_DIR, files=files)
     on_damage(findings.damages)
     problems = check_files(DATA_DIR, files=files)
-    repair(DATA_DIR, findings.damages, files=files)
+    planned = repair(DATA_DIR, findings.damages, files=files, open_database=open_database, forget_beginning=True)
     for problem in problems:
-        if problem.is_mendable:
+        if problem.is_mendable and files.exists(DATA_DIR / problem.file):  # the repair may have set it aside
             mend_file(DATA_DIR, problem, files=files)
     left = survey(DATA_DIR, files=files).damages
     if left:
         raise Violation(f"the log is damaged after its repair: {left}")
+    return planned

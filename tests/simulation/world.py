@@ -6,6 +6,7 @@ import errno
 from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
+from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
@@ -13,9 +14,9 @@ from penstock.node.config import Config
 from penstock.pop.core.handle import SECRET
 from penstock.pop.core.settings import GroupSettings
 from penstock.pop.options import PopOptions
-from penstock.store import commitlog, snapshot, syncmark, timekeeping
+from penstock.store import commitlog, index, snapshot, syncmark, timekeeping
 from penstock.store.errors import DiskFull, IndexDamaged, LogCorrupt
-from penstock.store.files import STEP_BYTES
+from penstock.store.files import STEP_BYTES, replace_file
 from penstock.store.options import DAY_MS, KIB, StoreOptions
 from penstock.store.repair import Damage
 from penstock.store.segment import segment_base
@@ -59,6 +60,7 @@ FAULTS = (
     "backup",
     "clock",
     "sector",
+    "rot",
     "index",
 )
 
@@ -100,10 +102,14 @@ class World:
         self.time = Time()
         self.disk = Disk(random)
         self.machine = Machine(self.time, self.disk, Databases(), random)
+        self._files = SimulatedFiles(self.disk, lambda name: None)
+        """For what happens outside of processes."""
         self.oracle = Oracle(lambda: self.time.now_s)
         self._wrong_since_s = 0.0
         """When the time of day was set wrong or right last."""
         self._has_bad_sectors = False
+        self._is_unrepaired = False
+        """Whether a sector was lost after the last repair, so that a queue may lack what it should have."""
         self._is_confirmed = False
         """Whether the time of day was wrong for so long that the node may have taken it for right."""
         self.backups = Backups(self.machine, self.oracle, self.note)
@@ -364,6 +370,8 @@ class World:
             self.disk.capacity_pages = self.disk.used_pages() + random.choice((0, 1, 4, 12))
         elif what == "sector":
             self._lose_sector()
+        elif what == "rot":
+            self._rot(process)
         elif what == "index":
             process.db_flush_error = "Corruption: block checksum mismatch"
         elif what == "clock":
@@ -371,22 +379,41 @@ class World:
         elif what == "backup":
             self._back_up(process)
         elif what == "kill_start":
-            process.status = KILLED
-            self._ended(start=False)
+            self._kill(process)
             self.start_until_it_runs(fuse=random.choice((0, 3, 8, 15, 25, 40, 60)))
 
     def _lose_sector(self) -> None:
         """Make a sector of a file of the node unreadable. Of the index nothing, because RocksDB is not simulated."""
         paths = [DATA_DIR / name for name in (SECRET, syncmark.FILE, timekeeping.FILE)]
-        for folder in (commitlog.DIRECTORY, commitlog.DIRECTORY, snapshot.DIRECTORY):
-            files = SimulatedFiles(self.disk, lambda name: None)
-            paths += [DATA_DIR / folder / name for name in files.names(DATA_DIR / folder)] * 3
-        path = self.random.choice([path for path in paths if self.disk.is_file(path)])
+        paths += self._paths(commitlog.DIRECTORY) * 6 + self._paths(snapshot.DIRECTORY) * 3
+        self._lose_sector_of(self.random.choice([path for path in paths if self.disk.is_file(path)]))
+
+    def _rot(self, process: Process) -> None:
+        """Let the log and maybe all snapshots get unreadable sectors, and maybe damage the index. The operator repairs that."""
+        random = self.random
+        self._stop(process, start=False) if random.random() < 0.5 else self._kill(process)
+        for path in random.sample(self._paths(commitlog.DIRECTORY), 1) * random.choice((0, 1, 1, 3)):
+            self._lose_sector_of(path)
+        if random.random() < 0.7:  # so that nothing but the index tells what was before the log begins
+            for path in self._paths(snapshot.DIRECTORY):
+                replace_file(self._files, path, b"not a snapshot any more, since its blocks are gone")
+            self.note("all snapshots are damaged")
+        if random.random() < 0.3:
+            replace_file(self._files, DATA_DIR / index.DAMAGED, b"a block is damaged\n")
+            self.note("the index is damaged")
+        if not self._repair():
+            raise BeyondRepair
+        self.start_until_it_runs()
+
+    def _paths(self, folder: str) -> list[Path]:
+        return [DATA_DIR / folder / name for name in self._files.names(DATA_DIR / folder)]
+
+    def _lose_sector_of(self, path: Path) -> None:
         sector = self.disk.lose_sector(path)
         if sector is None:
             return
         self.note(f"sector {sector} of {path} can't be read")
-        self._has_bad_sectors = True
+        self._has_bad_sectors = self._is_unrepaired = True
         if path.parent.name == commitlog.DIRECTORY:
             offset = sector * SECTOR_BYTES // STEP_BYTES * STEP_BYTES  # the store reads no less around it
             self.oracle.exempt(segment_base(path) + offset, segment_base(path) + offset + STEP_BYTES)
@@ -403,9 +430,10 @@ class World:
         oracle.scanned = 0  # records end elsewhere
         while True:
             try:
-                repair_data_dir(self.machine, on_damage, random.choice((None, None, 5, 15, 30, 60)))
+                planned = repair_data_dir(self.machine, on_damage, random.choice((None, None, 5, 15, 30, 60)))
             except ProcessDead:
                 self.note("the repair was killed")
+                self.machine.databases.crash(random)
                 if random.random() < 0.5:
                     self._cut_power()
             except OSError as error:
@@ -415,7 +443,8 @@ class World:
                 self.note(f"the log can't be repaired: {error}")
                 return False
             else:
-                self.note("repaired")
+                self._is_unrepaired = False
+                self.note(f"repaired: {planned}")
                 return True
 
     def _set_clock(self, ahead_s: int) -> None:
@@ -464,6 +493,10 @@ class World:
         if process.status is None:
             raise Violation("the node did not stop in 30 s")
         self._ended(start=start)
+
+    def _kill(self, process: Process) -> None:
+        process.status = KILLED
+        self._ended(start=False)
 
     def _cut_power(self) -> None:
         self.disk.cut_power()
@@ -526,8 +559,6 @@ class World:
                     raise Violation(f"the node refuses to start: {error}") from error
                 self.note(f"refuses to start: {error}")
                 self.machine.databases.crash(self.random)
-                if self.oracle.was_repaired and "nothing tells what was before" in str(error):
-                    raise BeyondRepair from error  # the snapshots were damaged too
                 if not self._repair():
                     raise BeyondRepair from error
                 continue
@@ -621,12 +652,12 @@ class World:
         self._scan(process)
         for consumer in self._consumers():
             self.oracle.check_all_delivered(consumer)
-        if self.oracle.retained and not self._has_bad_sectors:
+        if self.oracle.retained and not (self._has_bad_sectors or self.oracle.was_repaired):
             self._check_retained(process)
         is_verified = self.random.random() < (0.5 if self.backups.are_begun else VERIFIED)
         if is_verified or self.random.random() < 0.5:
             self._stop(process, start=not is_verified and self.random.random() < 0.5)
-        if is_verified:
+        if is_verified and not self._is_unrepaired:
             self._verify()
         self.note(f"end of the log {store.log.end}")
 

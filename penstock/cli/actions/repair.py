@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
@@ -11,22 +12,32 @@ import orjson
 from penstock.node.datafiles import NEW_HANDLES, FileProblem, check_files, mend_file
 from penstock.node.lock import DataDirLock
 from penstock.pop.core.handle import SECRET
+from penstock.store import snapshot
 from penstock.store.commitlog import DIRECTORY
 from penstock.store.errors import LogCorrupt, PositionUnknown
 from penstock.store.files import SYSTEM_FILES
-from penstock.store.index import Index
-from penstock.store.placing import MARKER, misplaced, place
-from penstock.store.repair import QUARANTINE, Damage, Findings, repair, survey
+from penstock.store.indexplan import Fate, IndexPlan
+from penstock.store.placing import MARKER, misplaced
+from penstock.store.repair import QUARANTINE, Damage, Findings, plan, put_in_places, repair, survey
 from penstock.store.segment import segment_name
+from penstock.store.snapshot import snapshot_path
+
+_FORGOTTEN = (
+    "the records that the log still has stay, but the sessions, subscriptions, groups, retained and delayed messages, open "
+    "deliveries and dead letters from before that position are lost"
+)
 
 
-def repair_log(data_dir: Path, *, dry_run: bool, as_json: bool, out: TextIO = sys.stdout) -> bool:
+def repair_log(
+    data_dir: Path, *, dry_run: bool, as_json: bool, forget_beginning: bool = False, out: TextIO = sys.stdout
+) -> bool:
     """Repair the log and the other files of a stopped node, and print the findings. Return whether damage remains.
 
     Args:
         data_dir: data directory of a node.
         dry_run: change nothing.
         as_json: print one JSON object.
+        forget_beginning: let the log begin anew where nothing tells what it held before.
 
     Raises:
         DataDirLocked: a node is running on the directory.
@@ -42,15 +53,19 @@ def repair_log(data_dir: Path, *, dry_run: bool, as_json: bool, out: TextIO = sy
         is_interrupted = files.exists(directory / MARKER)
         moves = {} if is_interrupted else misplaced(files, directory)
         if (moves or is_interrupted) and not dry_run:
-            Index.destroy(data_dir)
-            place(files, directory)
+            put_in_places(data_dir)
         findings = survey(data_dir)
         problems = check_files(data_dir)
         moved: dict[str, str] = {}
-        if not dry_run:
-            repair(data_dir, findings.damages)
-            moved = {each.file: mend_file(data_dir, each) for each in problems if each.is_mendable}
-    repaired = bool(findings.damages or moves) and not dry_run
+        if dry_run:
+            planned = plan(data_dir, findings.damages)
+        else:
+            planned = repair(data_dir, findings.damages, forget_beginning=forget_beginning)
+            gone = {f"{snapshot.DIRECTORY}/{snapshot_path(data_dir, each).name}" for each in planned.outdated}
+            moved = {each.file: mend_file(data_dir, each) for each in problems if each.is_mendable and each.file not in gone}
+            moved |= dict.fromkeys(gone, QUARANTINE)
+    is_damaged = bool(findings.damages or moves) or planned.fate in (Fate.ADJUSTED, Fate.LOST)
+    repaired = is_damaged and not dry_run
     remains = any(each.is_damage and each.file not in moved for each in problems)
     placed = [{"segment": segment_name(base), "belongs_at": target} for base, target in moves.items()]
     if as_json:
@@ -61,6 +76,7 @@ def repair_log(data_dir: Path, *, dry_run: bool, as_json: bool, out: TextIO = sy
             "torn_bytes": findings.torn_bytes,
             "misplaced": placed,
             "repaired": repaired,
+            "index": _index_row(planned),
             "files": others,
         }
         out.write(orjson.dumps(found).decode() + "\n")
@@ -68,10 +84,12 @@ def repair_log(data_dir: Path, *, dry_run: bool, as_json: bool, out: TextIO = sy
         for base, target in moves.items():
             out.write(f"Segment {segment_name(base)} is in a wrong place: its records belong at position {target}.\n")
         lines = [*_lines(findings, repaired), *_file_lines(problems, moved)]
-        if not findings.damages and not moves and not any(each.is_damage for each in problems):
+        if is_damaged:
+            lines += _index_lines(planned, dry_run)
+        if not is_damaged and not any(each.is_damage for each in problems):
             lines.append("There is no damage.")
         out.writelines(f"{line}\n" for line in lines)
-    return remains or (bool(findings.damages or moves) and dry_run)
+    return remains or (is_damaged and dry_run)
 
 
 def _row(damage: Damage) -> dict[str, object]:
@@ -104,8 +122,61 @@ def _lines(findings: Findings, repaired: bool) -> list[str]:
             f"{findings.torn_bytes} bytes after the last record are a torn tail, not damage. The next start clears them."
         )
     if repaired:
-        lines.append("The log is repaired. The next start rebuilds the index.")
+        lines.append("The log is repaired.")
     return lines
+
+
+def _index_row(planned: IndexPlan) -> dict[str, object]:
+    return {
+        "fate": planned.fate.value,
+        "log_begins": planned.begin,
+        "covered": planned.covered,
+        "snapshot": planned.snapshot,
+        "reason": planned.reason,
+        "rows": dict(planned.rows),
+        "entries_lost": planned.entries_lost,
+    }
+
+
+def _index_lines(planned: IndexPlan, dry_run: bool) -> Iterator[str]:
+    """Say what becomes of the index, and what that loses."""
+    will = "would be" if dry_run else "is"
+    if planned.outdated:
+        some = ", ".join(str(position) for position in planned.outdated)
+        yield (
+            f"The snapshots at these positions {'would be' if dry_run else 'are'} set aside, since they know damaged records "
+            f"that the index will not know: {some}. New ones take their places."
+        )
+    lost = "What the damaged records said, messages or changes of sessions and groups, is lost."
+    if planned.fate is Fate.KEPT:
+        yield f"The index {will} kept: it covers the log up to position {planned.covered}, before any damage. {lost}"
+    elif planned.fate is Fate.REBUILT:
+        source = "from the log" if planned.snapshot is None else f"from the snapshot at position {planned.snapshot} and the log"
+        yield f"The index {will} deleted, and the next start rebuilds it {source}. {lost}"
+        if planned.snapshot is not None and planned.snapshot > planned.begin:
+            yield (
+                f"  The index can't be used ({planned.reason}), and the snapshot at position {planned.begin} is not whole. So "
+                f"messages before position {planned.snapshot} that nobody has got yet are lost to sessions and groups."
+            )
+    elif planned.fate is Fate.ADJUSTED:
+        yield (
+            f"The index {will} kept, because the log begins at position {planned.begin} and no whole snapshot tells what was "
+            f"before. It has sessions, groups, retained messages, timers and open deliveries as of position {planned.covered}: "
+            + ", ".join(f"{count} rows of {name}" for name, count in planned.rows)
+            + "."
+        )
+        yield (
+            f"  Lost are the messages in the damaged ranges, to which queues refer {planned.entries_lost} times; readers leave "
+            "them out. Changes of sessions and groups in damaged records after that position are lost too."
+        )
+    elif dry_run:
+        yield (
+            f"Nothing tells what the log held before position {planned.begin}: the index can't be used ({planned.reason}), and "
+            "no snapshot is whole. Restore one of them from a backup. `penstock repair --forget-beginning` lets the log begin "
+            f"anew: {_FORGOTTEN}."
+        )
+    else:
+        yield f"The log begins anew at position {planned.begin}: {_FORGOTTEN}."
 
 
 def _file_row(problem: FileProblem, moved: dict[str, str]) -> dict[str, object]:
