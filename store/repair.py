@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from penstock.store import record
+from penstock.store.ballast import FILE as BALLAST
 from penstock.store.commitlog import DIRECTORY
-from penstock.store.errors import LogCorrupt, PositionUnknown
+from penstock.store.errors import DiskFull, LogCorrupt, PositionUnknown
 from penstock.store.files import SYSTEM_FILES, File, Files, Mode, write_all
 from penstock.store.index import Index
 from penstock.store.indexplan import Fate, IndexPlan, adjust_index, plan_index, whole_snapshot
+from penstock.store.options import KIB
 from penstock.store.placing import place
 from penstock.store.quarantine import QUARANTINE, quarantine, set_aside
 from penstock.store.record import HEADER_BYTES, RECORD_BYTES_MAX, Kind, store_ms_of
@@ -31,6 +33,9 @@ from penstock.store.segment import Segment, segment_base, segment_bases, segment
 from penstock.store.segmentchain import missing_from
 from penstock.store.snapshot import snapshot_path, write_empty
 from penstock.store.syncmark import Ending, SyncMark
+
+ROOM_BYTES = 64 * KIB
+"""Bytes that must be free besides the copies: for markers, names, and blocks that are not filled."""
 
 __all__ = ["QUARANTINE", "Damage", "Findings", "plan", "put_in_places", "repair", "survey"]
 
@@ -231,6 +236,7 @@ def repair(
 
     Raises:
         LogCorrupt: nothing tells what the log held before it begins, and `forget_beginning` is not set. Nothing was changed.
+        DiskFull: there is too little room for the copies. Nothing was changed.
         IndexDamaged: the index can't be adjusted. The caller may run the repair again, which then does without it.
         OSError: a file can't be written. The caller may run the repair again when the cause is removed.
     """
@@ -245,6 +251,7 @@ def repair(
         )
     end = _end_after(data_dir, damages, files) if planned.fate is Fate.ADJUSTED else 0
     fillings = [*damages, *_up_to_covered(data_dir, planned, end, files)]
+    _require_room(data_dir, fillings, files)
     for damage in fillings:
         segment = data_dir / DIRECTORY / damage.segment
         quarantine(files, segment, damage.position, damage.length - damage.missing, damage.copy_name)
@@ -256,10 +263,8 @@ def repair(
         Index.destroy(data_dir, files)
     for position in planned.outdated:
         set_aside(files, data_dir, snapshot_path(data_dir, position))
-    for name, group in groupby(fillings, key=lambda damage: damage.segment):
-        in_segment = list(group)
-        path = data_dir / DIRECTORY / name
-        if any(damage.unreadable for damage in in_segment) or (files.exists(path) and files.links(path) > 1):
+    for path, in_segment in _by_segment(data_dir, fillings):
+        if _must_be_anew(path, in_segment, files):
             _fill_anew(files, path, in_segment)
             continue
         for damage in in_segment:
@@ -267,6 +272,48 @@ def repair(
     if planned.fate is Fate.LOST:
         _forget_beginning(data_dir, files)
     return planned
+
+
+def _by_segment(data_dir: Path, damages: list[Damage]) -> Iterator[tuple[Path, list[Damage]]]:
+    for name, group in groupby(damages, key=lambda damage: damage.segment):
+        yield data_dir / DIRECTORY / name, list(group)
+
+
+def _must_be_anew(path: Path, damages: list[Damage], files: Files) -> bool:
+    """Return whether a segment must be written to a new file: it has blocks that can't be read, or a backup has linked it."""
+    return any(damage.unreadable for damage in damages) or (files.exists(path) and files.links(path) > 1)
+
+
+def _require_room(data_dir: Path, damages: list[Damage], files: Files) -> None:
+    """Raise DiskFull unless there is room for the copies of damaged ranges, and for a segment that is written anew."""
+    copied = largest = 0
+    for path, in_segment in _by_segment(data_dir, damages):
+        for damage in in_segment:
+            if damage.missing < damage.length and not files.exists(data_dir / QUARANTINE / damage.copy_name):
+                start = damage.position - segment_base(path)
+                copied += _data_bytes(path, start, start + damage.length - damage.missing, files)
+        if _must_be_anew(path, in_segment, files):
+            largest = max(largest, _data_bytes(path, 0, files.size(path), files))  # one after another, and the old one goes
+    needed, free = copied + largest + ROOM_BYTES, files.usage(data_dir).free
+    if damages and needed > free:
+        raise DiskFull(
+            f"the repair copies {copied} bytes to {data_dir / QUARANTINE} and writes segments of up to {largest} bytes anew, "
+            f"which needs {needed} bytes, but the file system of {data_dir} has {free} free; free at least {needed - free} "
+            f"bytes there, for example by deleting the file {BALLAST}, which a start makes anew, and run it again. Nothing was "
+            "changed"
+        )
+
+
+def _data_bytes(path: Path, start: int, stop: int, files: Files) -> int:
+    """Return how many bytes of a range of a file are not in a hole."""
+    file, found = files.open(path), 0
+    try:
+        while start < stop and (data := file.data_from(start)) is not None:
+            found += max(min(data[1], stop) - data[0], 0)
+            start = data[1]
+    finally:
+        file.close()
+    return found
 
 
 def _bases(data_dir: Path, files: Files) -> list[int]:

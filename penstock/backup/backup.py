@@ -25,6 +25,7 @@ from penstock import __version__
 from penstock.backup.copying import Copier, CopyFiles, CopyMeter, Identity, Pace, SystemCopyFiles
 from penstock.backup.errors import BackupFailed, BackupInvalid
 from penstock.backup.manifest import FILE, Manifest, StoredFile, is_backup, load_manifest, save_manifest
+from penstock.backup.room import Wanted, require_room
 from penstock.backup.source import Source, SourceFile, open_source, permissions_of
 from penstock.node.lock import LOCK_NAME
 from penstock.pop.core.handle import SECRET
@@ -262,13 +263,21 @@ class _Round:
         """Store all files that the backup before does not have, make them durable, and return the files of this backup.
 
         Raises:
-            BackupFailed: a file was changed meanwhile.
+            BackupFailed: there is too little room, or a file was changed meanwhile.
             OSError: a file can't be read or written.
         """
         files, folder = self._files, self._folder
         self._meter.expect(sum(source.size for source in sources), "Copying")
         files.mkdir(folder)
-        stored = [self._keep(source) or self._copy(source) for source in sources]
+        kept = {source.path: found for source in sources if (found := self._keep(source)) is not None}
+        others = [source for source in sources if source.path not in kept]
+        require_room(
+            [Wanted(each.actual, each.size, self._may_link and each.is_immutable) for each in others],
+            folder,
+            files,
+            advice="name a directory on another disk; the backup before needs its room until the new one is complete",
+        )
+        stored = [kept.get(source.path) or self._copy(source) for source in sources]
         files.sync_directory(folder)
         files.sync_directory(folder.parent)
         return stored

@@ -11,6 +11,7 @@ from penstock.backup.backup import SYSTEM_COPY_FILES, lock_backup, refuse_file
 from penstock.backup.copying import Copier, CopyFiles, CopyMeter, Pace
 from penstock.backup.errors import BackupFailed, BackupInvalid
 from penstock.backup.manifest import Manifest, StoredFile, is_backup, load_manifest
+from penstock.backup.room import Wanted, require_room
 from penstock.backup.source import permissions_of
 from penstock.node.lock import LOCK_NAME, RESTORING, DataDirLock
 from penstock.store import commitlog, index
@@ -57,7 +58,7 @@ def restore_backup(
 
     Raises:
         BackupInvalid: the backup is of another version, or a file of it is missing or was changed.
-        BackupFailed: the data directory is not empty, or in the directory of the backup.
+        BackupFailed: the data directory is not empty, or in the directory of the backup, or its disk has too little room.
         DataDirLocked: a node has the data directory open.
         OSError: a file can't be read or written.
     """
@@ -77,6 +78,8 @@ def restore_backup(
         with DataDirLock(data_dir, may_be_incomplete=True):
             replace_file(files, data_dir / RESTORING, f"{directory.resolve()}\n".encode())
             _clear(data_dir, files)
+            wanted = [Wanted(directory / file.stored, file.size, False) for file in manifest.files]
+            _require_room(wanted, data_dir, files)
             meter.expect(manifest.bytes, "Restoring")
             copier = Copier(files, meter, pace or Pace())
             problems = _Restoring(directory, data_dir, copier, files, may_be_damaged=may_be_damaged).run(manifest)
@@ -86,6 +89,15 @@ def restore_backup(
             files.sync_directory(data_dir)
     seconds = round(time.monotonic() - began_s, 3)
     return Restored(manifest.start, manifest.durable, len(manifest.files), manifest.bytes, tuple(problems), seconds)
+
+
+def _require_room(wanted: list[Wanted], data_dir: Path, files: CopyFiles) -> None:
+    """Check that the copies have room; if not, leave the data directory empty, and raise BackupFailed."""
+    try:
+        require_room(wanted, data_dir, files, advice="name a data directory on another disk")
+    except BackupFailed:
+        files.unlink(data_dir / RESTORING)
+        raise
 
 
 def write_mark(data_dir: Path, start: int, durable: int, files: CopyFiles) -> None:

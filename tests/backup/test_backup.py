@@ -20,6 +20,7 @@ from penstock.backup.backup import lock_backup
 from penstock.backup.copying import Pace, SystemCopyFiles
 from penstock.backup.errors import BackupFailed, BackupInvalid
 from penstock.backup.manifest import is_backup, load_manifest
+from penstock.backup.room import SPARE_BYTES
 from penstock.backup.verify import verify
 from penstock.cli.actions.repair import repair_log
 from penstock.node.datafiles import check_files
@@ -30,7 +31,7 @@ from penstock.pop.core.settings import DEFAULTS
 from penstock.store.accounts import all_accounts
 from penstock.store.causer import Causer
 from penstock.store.errors import DataDirIncomplete
-from penstock.store.files import LOST_FOUND, SYSTEM_FILES
+from penstock.store.files import LOST_FOUND, SYSTEM_FILES, Usage
 from penstock.store.index import CHECKPOINT
 from penstock.store.options import HOUR_MS, KIB
 from penstock.store.properties import Properties, encode_properties
@@ -521,6 +522,57 @@ async def test_a_backup_on_a_full_disk_leaves_the_one_before_and_frees_its_room(
     assert failures > 5
     restore(directory, tmp_path / "restored")
     assert bodies_of(tmp_path / "restored") == dict.fromkeys(range(300), 1)
+
+
+class FewBytes(SystemCopyFiles):
+    """The files of a disk on which little is free."""
+
+    def __init__(self, free: int, *, may_clone: bool = False) -> None:
+        super().__init__()
+        self._free = free
+        self._may_clone = may_clone
+
+    def usage(self, path: Path) -> Usage:
+        return Usage(self._free, 2**40)
+
+    def clone(self, old: Path, new: Path, permissions: int) -> bool:
+        if self._may_clone:
+            shutil.copyfile(old, new)
+        return self._may_clone
+
+
+def test_a_backup_or_a_restore_without_room_copies_nothing_and_says_how_much_is_missing(
+    stopped: Path, directory: Path, tmp_path: Path
+) -> None:
+    make_backup(stopped, directory)
+    before, on_disk = load_manifest(directory, SYSTEM_FILES), stored_in(directory)
+    needed = sum(file.size for file in before.files)
+    few = FewBytes(needed + SPARE_BYTES - 1)
+    for attempt, target in (
+        (lambda: make_backup(stopped, tmp_path / "other", files=few), tmp_path / "other"),
+        (lambda: restore(directory, tmp_path / "restored", files=few), tmp_path / "restored"),
+    ):
+        with pytest.raises(BackupFailed, match="free at least 1 bytes there"):
+            attempt()
+        assert [path.name for path in target.iterdir() if path.name != LOCK_NAME] == []
+    assert make_backup(stopped, directory, files=FewBytes(0)).copied_bytes == 0, "the backup before has all of it"
+    restore(directory, tmp_path / "restored", files=FewBytes(needed + SPARE_BYTES))
+    restore(directory, tmp_path / "shared", files=FewBytes(0, may_clone=True))
+    assert bodies_of(tmp_path / "shared") == bodies_of(tmp_path / "restored") == dict.fromkeys(range(200), 1)
+    make_backup(stopped, directory, files=FewBytes(0))
+    assert load_manifest(directory, SYSTEM_FILES).by_path() == before.by_path()
+    assert stored_in(directory) == on_disk
+
+
+def test_a_backup_of_links_needs_room_for_the_other_files_only(stopped: Path, directory: Path) -> None:
+    make_backup(stopped, directory, may_link=True)
+    linked = linked_in(directory)
+    copied = sum(file.size for file in load_manifest(directory, SYSTEM_FILES).files if file.stored not in linked)
+    assert linked
+    shutil.rmtree(directory)
+    with pytest.raises(BackupFailed, match="free at least 1 bytes there"):
+        make_backup(stopped, directory, may_link=True, files=FewBytes(copied + SPARE_BYTES - 1))
+    make_backup(stopped, directory, may_link=True, files=FewBytes(copied + SPARE_BYTES))
 
 
 # --- restore ----------------------------------------------------------------------------------------------------------

@@ -436,7 +436,7 @@ class World:
                 self.machine.databases.crash(random)
                 if random.random() < 0.5:
                     self._cut_power()
-            except OSError as error:
+            except (OSError, DiskFull) as error:
                 self.note(f"the repair failed: {error}")
                 self.disk.capacity_pages = None
             except LogCorrupt as error:

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from penstock.store.commitlog import DIRECTORY, CommitLog
-from penstock.store.errors import LogCorrupt, PositionUnknown
+from penstock.store.errors import DiskFull, LogCorrupt, PositionUnknown
+from penstock.store.files import SystemFiles, Usage
 from penstock.store.index import DISCARDED
 from penstock.store.options import KIB, StoreOptions
 from penstock.store.record import HEADER_BYTES, Kind, Record, encode
-from penstock.store.repair import QUARANTINE, _filler_sizes, repair, survey
+from penstock.store.repair import QUARANTINE, ROOM_BYTES, _filler_sizes, repair, survey
 from tests.pop.wiring import Parts
 from tests.store.repair_child import KILLED
 
@@ -254,3 +255,32 @@ def test_a_segment_that_a_backup_has_linked_is_repaired_in_a_new_file(tmp_path: 
     assert survey(tmp_path / "data").damages == []
     assert (tmp_path / "linked").read_bytes() == before
     assert not (tmp_path / "linked").samefile(segment)
+
+
+@pytest.mark.parametrize("is_linked", [False, True])
+def test_a_repair_without_room_for_its_copies_changes_nothing_and_says_how_much_is_missing(
+    tmp_path: Path, is_linked: bool
+) -> None:
+    data_dir = tmp_path / "data"
+    _write_log(data_dir)
+    damaged = _records(data_dir)[3]
+    _flip(data_dir, damaged.position + 9)
+    (segment,) = (data_dir / DIRECTORY).iterdir()
+    written = segment.stat().st_blocks * 512 if is_linked else 0
+    if is_linked:
+        os.link(segment, tmp_path / "backup")
+    free = 0
+
+    class FewBytes(SystemFiles):
+        def usage(self, path: Path) -> Usage:
+            return Usage(free, 2**40)
+
+    damages, before = survey(data_dir).damages, _tree(data_dir)
+    with pytest.raises(DiskFull, match=r"free at least \d+ bytes there") as raised:
+        repair(data_dir, damages, files=FewBytes())
+    assert f"copies {damaged.size} bytes" in str(raised.value)
+    assert f"up to {written} bytes anew" in str(raised.value)
+    assert _tree(data_dir) == before
+    free = damaged.size + written + ROOM_BYTES
+    repair(data_dir, damages, files=FewBytes())
+    assert survey(data_dir).damages == []
