@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeV
 import grpc.aio
 import uvloop
 
-from penstock import Client
+from penstock import Client, Worker
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.pop.proto.pop_pb2_grpc import GroupServiceStub, PopServiceStub
 
@@ -255,6 +255,71 @@ def pop_with_client(number: int, begin_s: float, address: str, group: str, filte
         return done
 
     return shared(address, work)
+
+
+def work(number: int, begin_s: float, address: str, group: str, filter: str, batch: int, count: int) -> Span:
+    """Handle `count` messages with one `penstock.Worker` of 32 handlers that do nothing, `batch` a call; 0 for one message."""
+    if number:
+        return Span(0, begin_s, begin_s)  # One process works.
+    worker = Worker(address)
+    handled, ended_s = 0, begin_s
+
+    async def one(body: bytes) -> None:
+        nonlocal handled, ended_s
+        handled += 1
+        if handled == count:
+            ended_s = time.monotonic()
+            worker.stop()
+
+    async def many(bodies: list[bytes]) -> None:
+        nonlocal handled, ended_s
+        handled += len(bodies)
+        if handled >= count:
+            ended_s = time.monotonic()
+            worker.stop()
+
+    worker.consumer(filter, group=group, concurrency=32, batch=batch)(many if batch else one)
+
+    async def run() -> None:
+        await _until(begin_s)
+        await worker.run(handle_signals=False)
+
+    uvloop.run(run())
+    return Span(handled, begin_s, ended_s)
+
+
+def send_in_order(address: str, topic: str, count: int, batch: int) -> None:
+    """Send messages of one message group to one topic."""
+
+    async def sending(stubs: Stubs) -> None:
+        message = pb.Message(topic=topic, body=BODY, message_group="one")
+        for at in range(0, count, batch):
+            request = pb.SendRequest(messages=[message] * min(batch, count - at))
+            check([result.status for result in (await stubs.pop.Send(request)).results])
+
+    connected(address, sending)
+
+
+def drain_in_order(number: int, begin_s: float, address: str, group: str, topic: str, batch: int) -> Span:
+    """Pop all messages of one message group with one consumer, `batch` a call, which acknowledges the batch before."""
+
+    async def draining(stubs: Stubs) -> Span:
+        if number:
+            return Span(0, begin_s, begin_s)
+        request = pb.PopRequest(group=group, filter=topic, messages_max=batch, in_order_max=batch, invisible_ms=3_600_000)
+        done, ended_s = 0, begin_s
+        await _until(begin_s)
+        while True:
+            answer = await stubs.pop.Pop(request)
+            check(answer.ack_statuses)
+            done += len(request.acks)
+            if request.acks:
+                ended_s = time.monotonic()
+            if not answer.messages:
+                return Span(done, begin_s, ended_s)
+            request.acks[:] = [message.handle for message in answer.messages]
+
+    return connected(address, draining)
 
 
 def consume(number: int, begin_s: float, address: str, group: str, filter: str, batch: int, streams: int) -> Span:

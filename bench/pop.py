@@ -225,6 +225,38 @@ def _many(setting: Setting) -> Generator[Figures]:
             yield {"many": (1 - many / few) * 100, f"many@{OURS}": many}
 
 
+def _work(setting: Setting) -> Generator[Figures]:
+    """Measure a worker of one process whose handlers do nothing."""
+    with _node(setting) as node:
+        while True:
+            figures: Figures = {}
+            for figure, batch in (("worker", BATCH), ("worker_single", 0)):
+                name, count = f"queue{next(_runs)}", setting.count(MESSAGES, QUICK)
+                node.send(setting.options.clients, name, BATCH, count)
+                spans = setting.options.clients.run(clients.work, node.address, name, f"{name}/#", batch, count)
+                figures |= beside(figure, {OURS: _whole(spans, count)})
+            yield figures
+
+
+def _in_order(setting: Setting) -> Generator[Figures]:
+    """Measure one consumer of one message group, and one message a pop beside many."""
+
+    async def create(stubs: Stubs, name: str) -> None:
+        settings = pb.GroupSettings(fifo=True)
+        await stubs.groups.CreateGroup(pb.CreateGroupRequest(group=name, filter=name, settings=settings))
+
+    with _node(setting) as node:
+        while True:
+            figures: Figures = {}
+            for figure, batch, number in (("fifo", BATCH, 50_000), ("fifo_single", 1, 2_000)):
+                name, count = f"queue{next(_runs)}", setting.count(number, QUICK // 10)
+                connected(node.address, lambda stubs, name=name: create(stubs, name))  # type: ignore[misc]
+                clients.send_in_order(node.address, name, count, BATCH)
+                spans = setting.options.clients.run(clients.drain_in_order, node.address, name, name, batch)
+                figures |= beside(figure, {OURS: _whole(spans, count)})
+            yield figures
+
+
 # --- latency ----------------------------------------------------------------------------------------------------------
 
 
@@ -408,6 +440,20 @@ ROWS: dict[str, Row] = {
         (
             Goal("consume", f"stream (Consume), {BATCH} a response, beside Redis", "x", 1),
             Goal("consume_small", f"stream (Consume), {BATCH_SMALL} a response, beside Redis", "x", 1),
+        ),
+    ),
+    "worker": Row(
+        _work,
+        (
+            Goal("worker", f"worker, 32 handlers with batches of up to {BATCH}, one process", "msg/s", 100_000),
+            Goal("worker_single", "... with one message a call", "msg/s", 30_000),
+        ),
+    ),
+    "fifo": Row(
+        _in_order,
+        (
+            Goal("fifo", f"pop + ack in FIFO order, one message group, {BATCH} a batch", "msg/s", 20_000),
+            Goal("fifo_single", "... one message a pop", "msg/s"),
         ),
     ),
     "latency": Row(
