@@ -10,6 +10,7 @@ FAULTS ?= all
 SEED ?= 1
 ROUNDS ?= 20
 ONLY ?= all
+CLIENTS ?= python node go java-5.0.7 java-5.1.0 java-5.2.0
 BIN := .venv/bin
 READY := .venv/.ready
 
@@ -18,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-fast test-deep test-crash test-chaos test-attack fuzz simulate simulate-mutations soak docs docs-serve lint types layout format bench bench-mqtt bench-pop bench-store proto clean
+.PHONY: help setup demo test test-fast test-deep test-clients test-crash test-chaos test-attack fuzz simulate simulate-mutations soak docs docs-serve lint types layout format bench bench-mqtt bench-pop bench-store proto clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)$$/make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name doc; do printf '%-24s %s\n' "$$name" "$$doc"; done
@@ -36,6 +37,10 @@ test-fast: $(READY)  ## Run the tests that a change breaks first, in under a min
 
 test-deep: $(READY)  ## Run the tests with twenty times the examples in each search (an hour or two)
 	PENSTOCK_TEST_DEPTH=20 $(BIN)/python -m pytest --numprocesses=$(WORKERS) --timeout=3600 $(ARGS)
+
+test-clients: $(READY)  ## Run RocketMQ's official clients for Python, Node, Go and Java through all their tests (ten minutes)
+	tests/clients/install
+	PENSTOCK_ROCKETMQ_CLIENTS="$(CLIENTS)" $(BIN)/python -m pytest --numprocesses=$(WORKERS) tests/system/test_rocketmq_clients.py $(ARGS)
 
 test-crash: $(READY)  ## Kill nodes and writers with -9 again and again, under load and under a fleet, and compare with what was acknowledged
 	PENSTOCK_KILL_ROUNDS=100 PENSTOCK_FLEET_DEVICES=1000 PENSTOCK_FLEET_KILLS=30 $(BIN)/python -m pytest tests/system/test_kill.py tests/system/test_fleet_kill.py tests/store/test_kill.py $(ARGS)

@@ -24,13 +24,17 @@ from penstock.pop.rocketmq.leases import LEASE_MS, lease_id
 from penstock.pop.rocketmq.litetopics import LiteTopics
 from penstock.pop.rocketmq.messages import message_of
 from penstock.pop.rocketmq.names import dead_letters_group, filter_of, group_of, namespace_of
-from penstock.pop.rocketmq.settings import expression_of
+from penstock.pop.rocketmq.settings import LONG_POLLING_MS, expression_of
 from penstock.pop.rocketmq.status import Code, Refused
 from penstock.pop.rocketmq.stubs import service_pb
 from penstock.store.record import decode
 
 DEADLINE_MARGIN_MS = 200
 """A poll ends this long before the deadline of its call. A client takes an exceeded deadline for an error."""
+
+UNSTATED_MARGIN_MS = 1_500
+"""A poll that does not say how long it waits ends this long before its deadline: half of the clients' request timeout, as in
+RocketMQ."""
 
 
 class MessageReceiver:
@@ -169,10 +173,13 @@ class MessageReceiver:
 
     def _wait_ms(self, request: Any, context: Context) -> int:
         """Return how long a poll may wait for its first message."""
-        wait_ms = request.long_polling_timeout.ToMilliseconds()
+        remaining_s = context.time_remaining()
+        if request.HasField("long_polling_timeout"):
+            wait_ms = request.long_polling_timeout.ToMilliseconds()
+        else:  # The Go client (5.1.4) waits as long as its simple consumer was told, and says so only by its deadline.
+            wait_ms = LONG_POLLING_MS if remaining_s is None else max(int(remaining_s * 1000) - UNSTATED_MARGIN_MS, 0)
         if wait_ms < 0:
             raise Refused(Code.ILLEGAL_POLLING_TIME, f"long_polling_timeout is {wait_ms} ms: use 0 ms or more")
-        remaining_s = context.time_remaining()
         if remaining_s is not None:
             wait_ms = min(wait_ms, max(int(remaining_s * 1000) - DEADLINE_MARGIN_MS, 0))
         return int(min(wait_ms, self._options.wait_ms_max))

@@ -1,4 +1,7 @@
-"""The official RocketMQ clients as processes that follow commands as lines of JSON: see rocketmq_driver.py."""
+"""The official RocketMQ clients as processes that follow commands as lines of JSON: see rocketmq_driver.py.
+
+`tests/clients/install` installs those that are not part of Python's packages.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +14,50 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, TypeAlias
 
 import pytest
 
 FOLDER = Path(__file__).parent
 NODE_FOLDER = FOLDER / "rocketmqjs"
 
-Kind = Literal["python", "node"]
+JAVA_FOLDER = FOLDER / "rocketmqjava"
+GO_FOLDER = FOLDER / "rocketmqgo"
+
+INSTALL = "run tests/clients/install"
+
+Kind: TypeAlias = str
+"""A language, for Java with the version of the client: `java-5.2.0`."""
 
 
 def skip_unless_there(kind: Kind) -> None:
     """Skip a test whose client is not installed, and say how to install the client."""
-    if kind == "node" and shutil.which("node") is None:
-        pytest.skip("Node.js is not installed: it runs the official Node client")
-    if kind == "node" and not (NODE_FOLDER / "node_modules").is_dir():
-        pytest.skip(f"the official Node client is not installed: run npm ci in {NODE_FOLDER}")
+    program = {"node": "node", "java": "java"}.get(kind.partition("-")[0])
+    if program and shutil.which(program) is None:
+        pytest.skip(f"{program} is not installed: it runs the official client {kind}")
+    made = {"node": NODE_FOLDER / "node_modules", "go": GO_FOLDER / "driver"}.get(kind)
+    if kind.startswith("java-"):
+        made = (
+            JAVA_FOLDER / "build" / "Driver.class" if (JAVA_FOLDER / "lib" / version_of(kind)).is_dir() else JAVA_FOLDER / "lib"
+        )
+    if made is not None and (not made.exists() or made.name == "lib"):
+        pytest.skip(f"the official client {kind} is not installed: {INSTALL}")
+
+
+def version_of(kind: Kind) -> str:
+    """Return the version of a client."""
+    return kind.partition("-")[2]
+
+
+def _program(kind: Kind, home: Path) -> list[str]:
+    if kind == "node":
+        return ["node", "driver.js"]
+    if kind == "go":
+        return [str(GO_FOLDER / "driver")]
+    if kind.startswith("java-"):
+        path = f"{JAVA_FOLDER / 'build'}{os.pathsep}{JAVA_FOLDER / 'lib' / version_of(kind)}/*"
+        return ["java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", f"-Duser.home={home}", "-cp", path, "Driver"]
+    return [sys.executable, str(FOLDER / "rocketmq_driver.py")]
 
 
 class ClientFailed(Exception):
@@ -45,19 +76,23 @@ class ClientProcess:
         target: `HOST:PORT` of the node.
         home: Home directory of the process. The Python client writes there.
         key, secret: Access key and its secret.
+        namespace: Namespace of all names. Only the clients for Java and Go have one.
+        tls: Leave TLS on, where it is on by default: with Java and Go.
     """
 
-    def __init__(self, kind: Kind, target: str, home: Path, key: str = "", secret: str = "") -> None:
+    def __init__(
+        self, kind: Kind, target: str, home: Path, key: str = "", secret: str = "", namespace: str = "", *, tls: bool = False
+    ) -> None:
         skip_unless_there(kind)
-        program = [sys.executable, str(FOLDER / "rocketmq_driver.py")] if kind == "python" else ["node", "driver.js"]
+        has_namespaces = kind == "go" or kind.startswith("java-")
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         self._process = subprocess.Popen(
-            [*program, target, key, secret],
+            [*_program(kind, home), target, key, secret, *([namespace] if has_namespaces else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=(home / f"{kind}.err").open("ab"),
-            cwd=home if kind == "python" else NODE_FOLDER,
-            env={**environment, "HOME": str(home)},
+            cwd=NODE_FOLDER if kind == "node" else home,
+            env={**environment, "HOME": str(home), "DRIVER_TLS": "1" if tls else "0"},
             text=True,
         )
 
