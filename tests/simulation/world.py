@@ -22,7 +22,7 @@ from penstock.store.repair import Damage
 from penstock.store.segment import segment_base
 from penstock.timer.options import TimerOptions
 from tests.simulation.backups import Backups
-from tests.simulation.disk import PAGE_BYTES, SECTOR_BYTES, Disk, ProcessDead, SimulatedFiles
+from tests.simulation.disk import PAGE_BYTES, SECTOR_BYTES, Disk, Inode, ProcessDead, SimulatedFiles
 from tests.simulation.mqttclient import SHARE, MqttClient
 from tests.simulation.oracle import Consumer, Fate, Oracle, Sent, Violation
 from tests.simulation.orderedmap import Databases
@@ -662,10 +662,17 @@ class World:
         self.note(f"end of the log {store.log.end}")
 
     def _verify(self) -> None:
-        differences = index_differences(self.machine, self.config, DATA_DIR)
-        if differences:
-            raise Violation(f"in the index, {differences[0]}")
+        # A backfill may have left out what can't be read, and the copy that is compared can be read whole.
+        if not self._has_unreadable_log():
+            differences = index_differences(self.machine, self.config, DATA_DIR)
+            if differences:
+                raise Violation(f"in the index, {differences[0]}")
         self.backups.check(self.config)
+
+    def _has_unreadable_log(self) -> bool:
+        """Return whether a sector of the log can't be read, and nobody has repaired the log or written to the sector since."""
+        files = self.disk.directory(DATA_DIR / commitlog.DIRECTORY).names.values()
+        return any(isinstance(file, Inode) and bool(file.bad_sectors) for file in files)
 
     def _collect_dead_letters(self, process: Process) -> None:
         for name, consumer in [(SHARE, each.consumer) for each in self.members] + [
