@@ -77,7 +77,7 @@ def prove(names: list[str]) -> int:
         (attack,) = chosen(MUTATIONS[name].attack)
         with tempfile.TemporaryDirectory(prefix="penstock-attack-") as directory:
             verdict = uvloop.run(start_and_play(attack, Path(directory), course, name))
-        found = [*verdict.problems, *verdict.slow]
+        found = [each for each in (*verdict.problems, *verdict.slow) if not each.startswith("the row ")]
         missed += not found
         print(f"{name}: {f'found by {attack.name}: {found[0][:160]}' if found else 'NOT FOUND'}", flush=True)
     return bool(missed)

@@ -80,7 +80,7 @@ async def serve(name: str) -> None:
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     attack = ATTACKS[name](Ground.load((await lines.readline()).decode()))
     if attack.is_known:
-        (await logged_in(attack.ground, "first")).close()
+        await _be_known(attack.ground)
     await attack.prepare()
     _say({})
     running: asyncio.Task[None] | None = None
@@ -104,6 +104,16 @@ async def serve(name: str) -> None:
             await attack.finish()
             _say({"saw": dict(attack.saw), "problems": [*troubles, *attack.problems()]})
             return
+
+
+async def _be_known(ground: Ground) -> None:
+    """Log in once. On a machine that is busy the first hash may take too long."""
+    for _ in range(5):
+        try:
+            (await logged_in(ground, "first")).close()
+        except ConnectionRefusedError:
+            continue
+        return
 
 
 def _say(answer: dict[str, Any]) -> None:

@@ -155,12 +155,15 @@ async def start_and_play(attack: type[Attack], directory: Path, course: Course, 
     """Run an attack on a node of its own."""
     node = ServedNode(directory, course.node_cpus, attack.options, mutation)
     attacker = Attacker(attack.name, course.attacker_cpus)
+    verdict = Verdict(attack.name)
     try:
         await attacker.spawn()
         await node.start()
         verdict = await play(attack, node, course, attacker)
         if node.is_running and (status := await node.stop()):
             verdict.problems.append(f"the node ended with status {status}")
+    except (AssertionError, TimeoutError) as error:
+        verdict.problems.append(f"the row did not begin: {type(error).__name__} {error}")
     finally:
         await attacker.close()
         node.kill()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from contextlib import suppress
 
 from penstock.gateway.protocol.encode import encode_publish
 from penstock.gateway.protocol.packets import SUBACK
+from penstock.store.options import KIB
 from tests.attack.attacks.attack import FAILURES, Attack, side_by_side, together
 from tests.attack.link import Link, hello, logged_in
 from tests.fuzz.inputs import HANDSHAKE, frame
@@ -249,11 +251,17 @@ class ClosePath(Attack):
             topic = b"mallory/close/%d" % number
             await link.send(subscribe_5(1, (topic, 0)))
             await link.expect(SUBACK)
-            await link.send(
-                *(encode_publish(topic, b"%d" % at, 0, properties=b"\0") for at in range(50)),
+            # Much of what is due must still be on the node's side when it closes: a reset would destroy that.
+            link.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32 * KIB)
+            link.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            burst = (
+                *(encode_publish(topic, b"%d" % at + bytes(4 * KIB), 0, properties=b"\0") for at in range(50)),
                 *(encode_publish(b"mallory/r", b"x", 2, packet_id=at, properties=b"\0") for at in range(1, 1_002)),
                 *(encode_publish(topic, bytes(1_000), 0, properties=b"\0") for _ in range(200)),
             )
+            link.writer.write(b"".join(burst))
+            await asyncio.sleep(0.3)
+            link.writer.transport.resume_reading()  # type: ignore[attr-defined]
             deliveries, last = 0, ""
             while found := await link.next():
                 deliveries += found[0] in (3, 16) or (len(found) > 4 and found[4] != b"x")
