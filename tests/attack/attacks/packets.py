@@ -262,6 +262,7 @@ class Pings(Attack):
     name = "pings-unread"
     summary = "8 clients send PINGREQs and never read"
     must_get = "no more reading from them"
+    peak_mib = 32
 
     async def run(self) -> None:
         await side_by_side(8, self._send)

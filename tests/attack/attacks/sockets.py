@@ -179,6 +179,7 @@ class WebSocketPings(Attack):
     name = "websocket-pings"
     summary = "8 WebSockets without a login send pings of 125 bytes and never read the pongs"
     must_get = "the end of the connection, or no more reading"
+    peak_mib = 32
     is_logged_in = False
 
     async def run(self) -> None:
