@@ -50,6 +50,7 @@ SLOW = (
     "tests/gateway/test_shipped_plugins.py",
     "tests/gateway/test_transport_clients.py",
     "tests/node/test_fleet.py",
+    "tests/node/test_ledger_machine.py",
     "tests/pop/rocketmq/test_service.py",
     "tests/pop/test_core_machine.py",
     "tests/pop/test_kept_index.py",
