@@ -53,6 +53,7 @@ SLOW = (
     "tests/node/test_ledger_machine.py",
     "tests/pop/rocketmq/test_service.py",
     "tests/pop/test_core_machine.py",
+    "tests/pop/test_front.py",
     "tests/pop/test_kept_index.py",
     "tests/pop/test_retention.py",
     "tests/store/test_damaged_index.py",
