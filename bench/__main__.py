@@ -10,7 +10,7 @@ BENCHES = {
     "mqtt": "Measure MQTT, beside mosquitto and nats-server.",
     "pop": "Measure POP over gRPC, beside Redis streams and beanstalkd.",
     "store": "Measure the store alone: append, read, many queues, starts.",
-    "access": "Measure decisions by the rules of the access file.",
+    "access": "Measure what access control costs, for a decision and for a message.",
     "backup": "Measure backups, and what they do to publishers. It runs only by name.",
     "compare": "Compare this tree with another tree of the project. It runs only by name.",
     "curve": "Plot the cost of a record while the log grows to 20 GiB. It runs only by name.",

@@ -1,16 +1,30 @@
-"""`python -m bench access`: the cost of a decision by the rules of the access file, without a network.
+"""`python -m bench access`: what access control costs, for each decision and for each published message.
 
-The topics are drawn at random among many, so that no decision is one that was made just before. Nothing is remembered between
-decisions: the gateway's memory of decided topics is not measured.
+The rows `everybody` and `users` measure decisions by the rules of the access file, without a network. The topics are drawn at
+random among many, so that no decision is one that was made just before. Nothing is remembered between decisions: the gateway's
+memory of decided topics is not measured.
+
+The rows `publish` and `publish-topics` measure three nodes in turn: one without access control, one with a password file and
+rules with `%u`, and one with amqtt's plugins for passwords and topics. The figures are processor time of the node for a
+message, so whatever else the machine does hardly counts. The logins are over before, but the connections are in the figures.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Callable, Generator
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from typing import Final
 
-from bench.rows import Figures, Goal, Row, Setting, parser_of, run
+from argon2 import PasswordHasher
+
+from bench.load import Load, LoadFailed, LoadUnavailable, run_load
+from bench.peers import BrokerFailed, penstock, processor_s
+from bench.rows import Figures, Goal, Row, RowFailed, Setting, parser_of, run
 from penstock.access.actions import PUBLISH, SUBSCRIBE, TERMS
 from penstock.access.policy import AccessPolicy
 from penstock.access.rule import Rule, Who
@@ -64,7 +78,84 @@ def _of_users(setting: Setting) -> Generator[Figures]:
         }
 
 
+# --- publishing -------------------------------------------------------------------------------------------------------
+
+USER: Final = "bench"
+"""User name and password of the load."""
+BY_RULES: Final = """
+[access]
+file = "{directory}/access.toml"
+password_file = "{directory}/passwords"
+"""
+RULES_FILE: Final = """
+[[rule]]
+deny = ["publish"]
+topics = ["hr/#"]
+
+[[rule]]
+allow = ["publish"]
+topics = ["%u/#"]
+"""
+BY_PLUGIN: Final = """
+[mqtt.access.plugins."amqtt.plugins.authentication.FileAuthPlugin"]
+password_file = "{directory}/passwords"
+[mqtt.access.plugins."amqtt.plugins.topic_checking.TopicAccessControlListPlugin"]
+publish_acl = {{ bench = ["bench/#"] }}
+"""
+CHEAP: Final = PasswordHasher(time_cost=1, memory_cost=64, parallelism=1)
+"""Makes hashes that cost little: `bench storm` measures logins."""
+CONFIGS: Final = {"none": "", "rules": BY_RULES, "plugin": BY_PLUGIN}
+
+
+def _publish(row: str, load: Load, setting: Setting) -> Generator[Figures]:
+    """Put a load on three nodes in turn: without access control, with the built-in one, and with plugins."""
+    load = replace(load, msgs=setting.count(load.msgs, load.msgs // 50), login=1)
+    directory = setting.fresh()
+    (directory / "access.toml").write_text(RULES_FILE)
+    (directory / "passwords").write_text(f"{USER}:{CHEAP.hash(USER)}\n")
+    with ExitStack() as stack:
+        nodes = {}
+        for name, text in CONFIGS.items():
+            config = directory / f"{name}.toml"
+            config.write_text(text.format(directory=directory))
+            nodes[name] = stack.enter_context(penstock(setting.fresh(), "--config", str(config)))
+        for node in nodes.values():  # warm up, and log in
+            run_load(node.host, node.port, load)
+        for order in itertools.cycle((tuple(nodes), tuple(reversed(nodes)))):
+            us = {}
+            for name in order:
+                node = nodes[name]
+                began_s = processor_s(node.pid)
+                result = run_load(node.host, node.port, load)
+                us[name] = (processor_s(node.pid) - began_s) / result.msgs * 1e6
+                if missing := result.missing(load):
+                    raise RowFailed(f"{missing:,} of {result.msgs:,} messages are missing with access control {name!r}")
+            yield {
+                **us,
+                "rules_more": (us["rules"] / us["none"] - 1) * 100,
+                "plugin_more": (us["plugin"] / us["none"] - 1) * 100,
+            }
+
+
+def _publish_goals(row: str, what: str) -> tuple[Goal, ...]:
+    return (
+        Goal(f"{row}_none", f"{what}: processor time of a message without access control", "us"),
+        Goal(f"{row}_rules", "... with a password file and rules", "us"),
+        Goal(f"{row}_plugin", "... with amqtt's plugins", "us"),
+        Goal(f"{row}_rules_more", "more with rules than without", "%", 5, is_most=True),
+        Goal(f"{row}_plugin_more", "more with plugins than without", "%"),
+    )
+
+
 ROWS: dict[str, Row] = {
+    "publish": Row(
+        partial(_publish, "publish", Load(pubs=100, qos=1, window=20, topics=100, msgs=300_000)),
+        _publish_goals("publish", "100 publishers, QoS 1, window 20, 100 topics in turn"),
+    ),
+    "publish-topics": Row(
+        partial(_publish, "publish-topics", Load(pubs=10, qos=1, window=20, topics=2_000, msgs=100_000)),
+        _publish_goals("publish-topics", "10 publishers, QoS 1, window 20, 2,000 topics in turn"),
+    ),
     "everybody": Row(
         _of_everybody,
         (
@@ -85,4 +176,5 @@ ROWS: dict[str, Row] = {
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark and return the exit status."""
-    return run(parser_of("access", "Measure decisions by the rules of the access file.", ROWS), ROWS, arguments)
+    parser = parser_of("access", "Measure what access control costs.", ROWS)
+    return run(parser, ROWS, arguments, failures=(BrokerFailed, LoadFailed, LoadUnavailable))

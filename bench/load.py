@@ -44,6 +44,7 @@ class Load:
     topics: int = 1
     own: int = 0
     lasting: int = 0
+    login: int = 0
     stalled: int = 0
     others: int = 0
     rate: int = 0

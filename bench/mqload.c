@@ -16,6 +16,7 @@
 //     filter=bench/#  filter of the subscribers
 //     own=0           1: each reading subscriber subscribes to its own topic instead of the filter; `topics` must be as many
 //     lasting=0       1: the sessions of the subscribers outlive their connections
+//     login=0         1: log in as the user `bench` with the password `bench`
 //     stalled=0       how many of the subscribers subscribe to the filter and then never read; `expected` leaves them out
 //     others=0        number of additional filters that match no message, subscribed by connections of their own
 //     rate=0          messages a second, each sent when due, however slow the broker is; 0: as fast as windows and writes allow
@@ -87,7 +88,7 @@ typedef struct {
 } Latencies;
 
 static long pubs = 1, subs = 0, msgs = 100000, qos = 0, subqos = 0, size = 64, window = 1000, chunk = 100, topics = 1;
-static long own = 0, lasting = 0, stalled = 0, others = 0, rate = 0, skip = 0, hold = 0, timeout_s = 30;
+static long own = 0, lasting = 0, login = 0, stalled = 0, others = 0, rate = 0, skip = 0, hold = 0, timeout_s = 30;
 static char filter[256] = "bench/#";
 
 static int epoll_fd;
@@ -163,9 +164,13 @@ static void put_connect(Connection *c, long index) {
     int id_len = snprintf(id, sizeof id, "ml%d-%ld", getpid() % 10000, index);
     int is_clean = !(lasting && (c->role == READER || c->role == STALLED));
     // Protocol level 4, keep alive 600 s.
-    uint8_t packet[14] = {0x10, 12 + id_len, 0, 4, 'M', 'Q', 'T', 'T', 4, is_clean ? 2 : 0, 2, 88, 0, id_len};
+    static const uint8_t credentials[] = {0, 5, 'b', 'e', 'n', 'c', 'h', 0, 5, 'b', 'e', 'n', 'c', 'h'};
+    int login_len = login ? sizeof credentials : 0;
+    uint8_t flags = (is_clean ? 2 : 0) | (login ? 0xC0 : 0);
+    uint8_t packet[14] = {0x10, 12 + id_len + login_len, 0, 4, 'M', 'Q', 'T', 'T', 4, flags, 2, 88, 0, id_len};
     put(c, packet, sizeof packet);
     put(c, id, id_len);
+    put(c, credentials, login_len);
 }
 
 static void put_subscribe(Connection *c, const char *filters[], int n) {
@@ -415,7 +420,7 @@ static void parse_arguments(int n, char **arguments) {
     } options[] = {{"pubs", &pubs},     {"subs", &subs},     {"msgs", &msgs},   {"qos", &qos},       {"subqos", &subqos},
                    {"size", &size},     {"window", &window}, {"chunk", &chunk}, {"topics", &topics}, {"own", &own},
                    {"stalled", &stalled}, {"others", &others}, {"rate", &rate}, {"skip", &skip},     {"hold", &hold},
-                   {"timeout", &timeout_s}, {"lasting", &lasting}};
+                   {"timeout", &timeout_s}, {"lasting", &lasting}, {"login", &login}};
     for (int i = 3; i < n; i++) {
         char *value = strchr(arguments[i], '=');
         int is_known = 0;
