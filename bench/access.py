@@ -119,7 +119,8 @@ def _publish(row: str, load: Load, setting: Setting) -> Generator[Figures]:
             config = directory / f"{name}.toml"
             config.write_text(text.format(directory=directory))
             nodes[name] = stack.enter_context(penstock(setting.fresh(), "--config", str(config)))
-        for node in nodes.values():  # warm up, and log in
+        for node in nodes.values():
+            run_load(node.host, node.port, Load(qos=1, msgs=1, login=1))  # the node remembers the password from here on
             run_load(node.host, node.port, load)
         for order in itertools.cycle((tuple(nodes), tuple(reversed(nodes)))):
             us = {}
@@ -130,11 +131,8 @@ def _publish(row: str, load: Load, setting: Setting) -> Generator[Figures]:
                 us[name] = (processor_s(node.pid) - began_s) / result.msgs * 1e6
                 if missing := result.missing(load):
                     raise RowFailed(f"{missing:,} of {result.msgs:,} messages are missing with access control {name!r}")
-            yield {
-                **us,
-                "rules_more": (us["rules"] / us["none"] - 1) * 100,
-                "plugin_more": (us["plugin"] / us["none"] - 1) * 100,
-            }
+            more = {f"{name}_more": (us[name] / us["none"] - 1) * 100 for name in ("rules", "plugin")}
+            yield {f"{row}_{figure}": value for figure, value in (us | more).items()}
 
 
 def _publish_goals(row: str, what: str) -> tuple[Goal, ...]:

@@ -1,11 +1,14 @@
 """Plot a login storm: how many of a fleet that logs in at once are in, against time. It runs only by name.
 
-    python -m bench storm --devices 1000
-    python -m bench storm --devices 10000 --memory-kib 4096 --time-cost 1
+    python -m bench storm --devices 300
+    python -m bench storm --devices 10000
 
 Each device has a user name of its own, so each first login costs a hash. A device that is told that the server is busy comes
 again after a random time, at most `RETRY_S`. When all are in, the connections end, and all log in again: the node remembers
-their credentials, and hashes nothing.
+their credentials, and hashes nothing. Meanwhile an honest device, which is connected, publishes at QoS 1 at a steady rate.
+
+`login-storm.csv` has a line for each sample: what happened up to then, how long the node estimates that a login which begins
+now will take (the metric `penstock_mqtt_login_wait_seconds`), and how long those took that began since the sample before.
 """
 
 from __future__ import annotations
@@ -17,34 +20,81 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NamedTuple
+from statistics import median, quantiles
+from typing import Final
 
 import uvloop
 from argon2 import PasswordHasher
 from rich.console import Console
 
-from bench.peers import penstock
+from bench.peers import BrokerProcess, penstock
 
 RETRY_S: Final = 10.0
 """Longest time after which a device that was refused comes again, in seconds."""
 
+SAMPLES: Final = 120
+"""Samples of the first storm, about. They are at least `SAMPLE_S_MIN` seconds apart."""
+SAMPLE_S_MIN: Final = 0.25
+
+HONEST_PERIOD_S: Final = 0.05
+HONEST_BEFORE_S: Final = 5.0
+"""Seconds for which the honest device publishes before the storm."""
+
 PASSWORD: Final = "a password"
+HONEST: Final = "honest"
 ACCEPTED, BUSY = 0, 3
 """Return codes of a CONNACK of MQTT 3.1.1."""
 
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 720, 320, 64, 44, 44, 16
-COLOURS: Final = ("#1f6feb", "#bf5700")
+WIDTH, HEIGHT, PANEL, LEFT, TOP, RIGHT = 720, 560, 190, 64, 60, 16
+COLOURS: Final = ("#1f6feb", "#bf5700", "#6e7781")
 
 
-class Storm(NamedTuple):
+@dataclass(slots=True)
+class Login:
+    """A login that was accepted, in seconds from the beginning of its storm."""
+
+    began_s: float
+    in_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What was seen at a moment of a storm."""
+
+    at_s: float
+    devices_in: int
+    busy: int
+    """How often devices have been told that the server is busy. Each of these came again."""
+    estimate_s: float
+    """Wait that the node expects for a login that begins now."""
+    logins_per_s: float
+    """Logins a second that the node has measured."""
+
+
+@dataclass(slots=True)
+class Storm:
     """One storm."""
 
-    in_s: list[float]
-    """When each device was in, in seconds from the beginning, in order."""
-    busy: int
-    """How often a device was told that the server is busy."""
+    title: str
+    logins: list[Login] = field(default_factory=list)
+    busy: int = 0
+    samples: list[Sample] = field(default_factory=list)
+    acks_ms: list[float] = field(default_factory=list)
+    """Milliseconds until each PUBACK of the honest device."""
+
+    @property
+    def end_s(self) -> float:
+        """When the last device was in."""
+        return max(login.in_s for login in self.logins)
+
+    def waited_s(self, first_s: float, end_s: float) -> float | None:
+        """Return the median of the time that those logins took that began between two moments; None if there were none."""
+        found = [login.in_s - login.began_s for login in self.logins if first_s <= login.began_s < end_s]
+        return median(found) if found else None
 
 
 def connect_of(user: str) -> bytes:
@@ -55,64 +105,177 @@ def connect_of(user: str) -> bytes:
     return b"\x10" + bytes((len(body),)) + body
 
 
-async def storm(host: str, port: int, devices: int, chance: random.Random) -> Storm:
+async def storm(node: BrokerProcess, title: str, devices: int, sample_s: float, chance: random.Random) -> Storm:
     """Let all devices log in at once, and end the connections when all are in."""
-    began_s, in_s, busy = time.monotonic(), [], 0
+    found, began_s = Storm(title), time.monotonic()
     open_ones: list[asyncio.StreamWriter] = []
 
     async def device(number: int) -> None:
-        nonlocal busy
         while True:
+            first_s = time.monotonic() - began_s
             try:
-                reader, writer = await asyncio.open_connection(host, port)
+                reader, writer = await asyncio.open_connection(node.host, node.port)
                 writer.write(connect_of(f"device-{number}"))
                 answer = await reader.readexactly(4)
             except (ConnectionError, asyncio.IncompleteReadError):
                 answer = bytes((0, 0, 0, BUSY))
             if answer[3] == ACCEPTED:
-                in_s.append(time.monotonic() - began_s)
+                found.logins.append(Login(first_s, time.monotonic() - began_s))
                 open_ones.append(writer)
                 return
             if answer[3] != BUSY:
                 raise RuntimeError(f"The node refused device {number} with return code {answer[3]}.")
-            busy += 1
+            found.busy += 1
             await asyncio.sleep(chance.uniform(0, RETRY_S))
 
+    async def take_sample() -> None:
+        metrics = await metrics_of(node)
+        estimate_s, logins_per_s = metrics["penstock_mqtt_login_wait_seconds"], metrics["penstock_mqtt_logins_per_second"]
+        found.samples.append(Sample(time.monotonic() - began_s, len(found.logins), found.busy, estimate_s, logins_per_s))
+
+    async def sample() -> None:
+        while True:
+            await asyncio.sleep(sample_s)
+            await take_sample()
+
+    await take_sample()
+    sampling = asyncio.create_task(sample())
     await asyncio.gather(*map(device, range(devices)))
+    sampling.cancel()
+    with suppress(asyncio.CancelledError):
+        await sampling
+    found.samples.append(Sample(found.end_s, devices, found.busy, 0, found.samples[-1].logins_per_s))
     for writer in open_ones:
         writer.transport.abort()
-    return Storm(in_s, busy)
+    return found
 
 
-def svg_of(storms: Sequence[tuple[str, Storm]]) -> str:
-    """Return the plot: seconds on the x axis, devices that are in on the y axis, and a line for each storm."""
-    across, up = max(each.in_s[-1] for _, each in storms), max(len(each.in_s) for _, each in storms)
+async def metrics_of(node: BrokerProcess) -> dict[str, float]:
+    """Return the metrics without labels that a node shows."""
+    host, _, port = node.addresses["admin"].rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(f"GET /metrics HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode())
+    lines = (await reader.read()).decode().splitlines()
+    writer.close()
+    pairs = (line.split() for line in lines if line.startswith("penstock_") and "{" not in line)
+    return {pair[0]: float(pair[1]) for pair in pairs if len(pair) == 2}
+
+
+async def publish_steadily(node: BrokerProcess, acks_ms: list[float]) -> None:
+    """Publish at QoS 1 at a steady rate, and append the milliseconds from when each message was due to its PUBACK."""
+    reader, writer = await asyncio.open_connection(node.host, node.port)
+    writer.write(connect_of(HONEST))
+    if (await reader.readexactly(4))[3] != ACCEPTED:
+        raise RuntimeError("The node refused the honest device.")
+    due_s = time.monotonic()
+    while True:
+        due_s += HONEST_PERIOD_S
+        await asyncio.sleep(max(due_s - time.monotonic(), 0))
+        writer.write(b"\x32\x0c\0\6honest\0\1ab")
+        await reader.readexactly(4)
+        acks_ms.append((time.monotonic() - due_s) * 1000)
+
+
+async def storms_of(node: BrokerProcess, devices: int, hash_s: float) -> tuple[list[float], list[Storm]]:
+    """Return how long the PUBACKs of the honest device took before the storms, and the storms."""
+    chance, found = random.Random(1), []
+    acks_ms: list[float] = []
+    honest = asyncio.create_task(publish_steadily(node, acks_ms))
+    await asyncio.sleep(HONEST_BEFORE_S)
+    before_ms, acks_ms[:] = list(acks_ms), []
+    for title in ("first login", "login again"):
+        sample_s = max(devices * hash_s / SAMPLES, SAMPLE_S_MIN)
+        found.append(await storm(node, title, devices, sample_s, chance))
+        found[-1].acks_ms, acks_ms[:] = list(acks_ms), []
+        if honest.done():
+            honest.result()
+    honest.cancel()
+    with suppress(asyncio.CancelledError):
+        await honest
+    return before_ms, found
+
+
+# --- what is written --------------------------------------------------------------------------------------------------
+
+
+def p99_of(values_ms: Sequence[float]) -> float:
+    """Return the 99th percentile."""
+    return quantiles(values_ms, n=100)[-1] if len(values_ms) > 1 else max(values_ms, default=0.0)
+
+
+def rows_of(storms: Iterable[Storm]) -> Iterable[tuple[object, ...]]:
+    """Yield the lines of the CSV file."""
+    yield ("storm", "seconds", "devices_in", "busy", "logins_per_s", "estimate_s", "took_s")
+    for each in storms:
+        for sample, until in zip(each.samples, [*each.samples[1:], None], strict=True):
+            took_s = each.waited_s(sample.at_s, until.at_s) if until is not None else None
+            yield (
+                each.title,
+                f"{sample.at_s:.2f}",
+                sample.devices_in,
+                sample.busy,
+                f"{sample.logins_per_s:.2f}",
+                f"{sample.estimate_s:.2f}",
+                f"{took_s:.2f}" if took_s is not None else "",
+            )
+
+
+Curve = tuple[str, list[tuple[float, float]]]
+"""A title, and points."""
+
+
+def _panel(title: str, unit: str, top: float, across: float, curves: Sequence[Curve]) -> list[str]:
+    """Return one plot: seconds on the x axis."""
+    up = max((value for _, points in curves for _, value in points), default=0) or 1
 
     def x(seconds: float) -> float:
         return LEFT + seconds / across * (WIDTH - LEFT - RIGHT)
 
-    def y(count: float) -> float:
-        return HEIGHT - BOTTOM - count / up * (HEIGHT - TOP - BOTTOM)
+    def y(value: float) -> float:
+        return top + PANEL - value / up * PANEL
 
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12">',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-        f'<text x="{LEFT}" y="18" font-size="14">Devices that are in, of {up} that log in at once</text>',
-    ]
+    parts = [f'<text x="{LEFT}" y="{top - 26}" font-size="14">{title}</text>']
     for step in range(6):
-        count, seconds = up * step / 5, across * step / 5
-        parts.append(f'<path d="M{LEFT} {y(count):.1f}H{WIDTH - RIGHT}" stroke="#ddd"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{y(count) + 4:.1f}" text-anchor="end">{count:.0f}</text>')
-        parts.append(f'<text x="{x(seconds):.1f}" y="{HEIGHT - 24}" text-anchor="middle">{seconds:.1f}</text>')
-    parts.append(f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 8}" text-anchor="middle">s</text>')
-    for number, (name, each) in enumerate(storms):
-        step = max(len(each.in_s) // 500, 1)
-        curve = [*enumerate(each.in_s, 1)]
-        points = [*curve[::step], curve[-1]]
-        line = " ".join(f"{x(seconds):.1f},{y(count):.1f}" for count, seconds in points)
+        value, seconds = up * step / 5, across * step / 5
+        parts.append(f'<path d="M{LEFT} {y(value):.1f}H{WIDTH - RIGHT}" stroke="#ddd"/>')
+        parts.append(f'<text x="{LEFT - 8}" y="{y(value) + 4:.1f}" text-anchor="end">{value:.3g}{unit}</text>')
+        parts.append(f'<text x="{x(seconds):.1f}" y="{top + PANEL + 18}" text-anchor="middle">{seconds:.3g} s</text>')
+    for number, (name, points) in enumerate(curves):
+        line = " ".join(f"{x(seconds):.1f},{y(value):.1f}" for seconds, value in points)
         parts.append(f'<polyline points="{line}" fill="none" stroke="{COLOURS[number]}" stroke-width="2"/>')
-        parts.append(f'<text x="{LEFT + number * 200}" y="36" fill="{COLOURS[number]}">{name}</text>')
-    return "\n".join((*parts, "</svg>", ""))
+        parts.append(f'<text x="{LEFT + number * 215}" y="{top - 8}" fill="{COLOURS[number]}">{name}</text>')
+    return parts
+
+
+def svg_of(before_ms: Sequence[float], storms: Sequence[Storm]) -> str:
+    """Return the plot: above, devices that are in and refusals; below, the wait that the node expects and the real one."""
+    first, across = storms[0], max(each.end_s for each in storms)
+    took = [
+        (sample.at_s, waited_s)
+        for sample, until in zip(first.samples, first.samples[1:], strict=False)
+        if (waited_s := first.waited_s(sample.at_s, until.at_s)) is not None
+    ]
+    above: list[Curve] = [
+        *((f"in: {each.title}", [(s.at_s, float(s.devices_in)) for s in each.samples]) for each in storms),
+        ("refused as busy, to come again", [(s.at_s, float(s.busy)) for s in first.samples]),
+    ]
+    below: list[Curve] = [
+        ("wait that the metrics expect", [(s.at_s, s.estimate_s) for s in first.samples]),
+        ("wait of logins that began then", took),
+    ]
+    during_ms = p99_of(first.acks_ms)
+    honest = f"PUBACK of a connected device, p99: {p99_of(before_ms):.1f} ms before, {during_ms:.1f} ms during the first storm"
+    return "\n".join(
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12">',
+            f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+            *_panel(f"{len(first.logins)} devices log in at once", "", TOP, across, above),
+            *_panel("First login: seconds that it takes", " s", TOP + PANEL + 90, across, below),
+            f'<text x="{LEFT}" y="{HEIGHT - 6}">{honest}</text>',
+            "</svg>",
+            "",
+        )
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -121,37 +284,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--devices", type=int, default=1000, help="Devices that log in at once (%(default)s).")
     parser.add_argument("--memory-kib", type=int, default=65_536, help="KiB of memory of a hash (%(default)s).")
     parser.add_argument("--time-cost", type=int, default=3, help="Passes of a hash (%(default)s).")
-    parser.add_argument("--lanes", type=int, default=4, help="Threads of a hash (%(default)s).")
+    parser.add_argument(
+        "--lanes", type=int, default=1, help="Threads of a hash (%(default)s, as `penstock user` makes them; amqtt's have 4)."
+    )
     parser.add_argument("--dir", type=Path, help="Directory for data (a temporary one).")
-    parser.add_argument("--out", type=Path, default=Path("docs"), help="Directory for login-storm.svg and .csv (%(default)s).")
+    parser.add_argument(
+        "--out", type=Path, default=Path("docs/images"), help="Directory for login-storm.svg and .csv (%(default)s)."
+    )
     options = parser.parse_args(arguments)
     if options.devices < 1:
         parser.error("--devices must be at least 1.")
-    console = Console(stderr=True)
+    console = Console(stderr=True, highlight=False)
     console.print(f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f} before the run")
     hasher = PasswordHasher(options.time_cost, options.memory_kib, options.lanes)
     stored = hasher.hash(PASSWORD)  # The same for all: the node can't tell, because names differ.
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
     hasher.verify(stored, PASSWORD)
-    console.print(f"a hash takes {time.perf_counter() - began_s:.4f} s, {time.process_time() - began_cpu_s:.4f} s of processor")
+    hash_s = time.perf_counter() - began_s
+    console.print(f"a hash takes {hash_s:.4f} s, {time.process_time() - began_cpu_s:.4f} s of processor")
     with tempfile.TemporaryDirectory(prefix="penstock-bench-", dir=options.dir) as name:
         directory = Path(name)
-        (directory / "passwords").write_text("".join(f"device-{number}:{stored}\n" for number in range(options.devices)))
+        users = (HONEST, *(f"device-{number}" for number in range(options.devices)))
+        (directory / "passwords").write_text("".join(f"{user}:{stored}\n" for user in users))
         config = directory / "penstock.toml"
         config.write_text(f'[access]\npassword_file = "{directory / "passwords"}"\n')
         with penstock(directory / "data", "--config", str(config)) as node:
-            chance = random.Random(1)
-            storms = [
-                (title, uvloop.run(storm(node.host, node.port, options.devices, chance)))
-                for title in ("first login", "login again")
-            ]
-    for title, each in storms:
-        console.print(f"{title}: all in after {each.in_s[-1]:.1f} s, busy {each.busy} times", highlight=False)
+            before_ms, storms = uvloop.run(storms_of(node, options.devices, hash_s))
+    for each in storms:
+        console.print(
+            f"{each.title}: all in after {each.end_s:.1f} s, busy {each.busy} times; PUBACK of a connected device p99 "
+            f"{p99_of(each.acks_ms):.1f} ms, before the storms {p99_of(before_ms):.1f} ms"
+        )
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "login-storm.svg").write_text(svg_of(storms))
+    (options.out / "login-storm.svg").write_text(svg_of(before_ms, storms))
     with (options.out / "login-storm.csv").open("w", newline="") as file:
-        rows = csv.writer(file, lineterminator="\n")
-        rows.writerow(("storm", "devices_in", "seconds"))
-        for title, each in storms:
-            rows.writerows((title, count, f"{seconds:.3f}") for count, seconds in enumerate(each.in_s, 1))
+        csv.writer(file, lineterminator="\n").writerows(rows_of(storms))
     return 0

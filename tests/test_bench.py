@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import io
 import shutil
 import subprocess
@@ -331,9 +332,13 @@ def test_the_floor_is_measured_beside_penstock_where_it_is_named(tmp_path: Path)
     assert all(found[f"{row}@{name}"][0] > 0 for row in ("window", "hundred-single") for name in ("floor", "Penstock"))
 
 
-def test_a_storm_of_logins_writes_its_curve(tmp_path: Path) -> None:
+def test_a_storm_of_logins_writes_its_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storm, "HONEST_BEFORE_S", 0.2)
     cheap = ["--memory-kib", "64", "--time-cost", "1", "--lanes", "1"]
     assert storm.main(["--devices", "20", *cheap, "--out", str(tmp_path)]) == 0
     root = ElementTree.fromstring((tmp_path / "login-storm.svg").read_text())
-    assert len(root.findall("{http://www.w3.org/2000/svg}polyline")) == 2
-    assert len((tmp_path / "login-storm.csv").read_text().splitlines()) == 41
+    assert len(root.findall("{http://www.w3.org/2000/svg}polyline")) == 5
+    rows = list(csv.DictReader((tmp_path / "login-storm.csv").read_text().splitlines()))
+    assert {row["storm"] for row in rows} == {"first login", "login again"}
+    assert rows[-1]["devices_in"] == "20"
+    assert float(rows[0]["estimate_s"]) >= 0
