@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock.store.options import DAY_MS, HOUR_MS, KIB, MIB, MINUTE_MS, SECOND_MS, HostPort, option
+from penstock.store.options import DAY_MS, GIB, HOUR_MS, KIB, MIB, MINUTE_MS, SECOND_MS, HostPort, option
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,33 @@ class PopOptions:
         "descriptors, an eighth of that limit applies if it is less.",
         minimum=1,
         maximum=1_000_000,
+    )
+    calls_max: int = option(
+        1000,
+        "Maximum number of calls under way on one connection. Further calls wait in the client until one ends.",
+        minimum=1,
+        maximum=100_000,
+    )
+    request_bytes_max: int = option(
+        16 * MIB,
+        "Maximum size of one request in bytes, which may be a batch of messages. A larger one is refused with "
+        "RESOURCE_EXHAUSTED, and not read.",
+        minimum=MIB,
+        maximum=256 * MIB,
+        at_most="requests_bytes_max",
+    )
+    requests_bytes_max: int = option(
+        128 * MIB,
+        "Maximum number of bytes of the requests of all calls together. A call takes `request_bytes_max` of them while its "
+        "request is read, and then what the request has. Calls that find no room wait, one of each connection in turn, and are "
+        "refused with RESOURCE_EXHAUSTED after five seconds. The node needs up to three times as much memory for them.",
+        minimum=MIB,
+        maximum=64 * GIB,
+    )
+    compression: Literal["off", "on"] = option(
+        "off",
+        'Whether requests may be compressed by gRPC. "off" refuses them with UNIMPLEMENTED, because a few bytes on a stream of '
+        "requests can stand for `request_bytes_max`. Messages whose bodies are compressed have nothing to do with it.",
     )
     messages_max: int = option(
         1024,
@@ -163,4 +190,5 @@ class PopOptions:
         "Maximum size of the body of one sent message in bytes. Its properties may have as many.",
         minimum=KIB,
         maximum=32 * MIB,
+        at_most="request_bytes_max",
     )

@@ -24,6 +24,7 @@ from penstock.pop.front import Front
 from penstock.pop.grpc.access import GROUP_RULES, POP_RULES
 from penstock.pop.grpc.groupservicer import GroupServicer
 from penstock.pop.grpc.malformed import readable
+from penstock.pop.grpc.requestbytes import RequestBytes
 from penstock.pop.grpc.servicer import PopServicer
 from penstock.pop.grpc.wire import serialize
 from penstock.pop.options import PopOptions
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
 
 logger = structlog.get_logger("pop.server")
 
-RECEIVE_BYTES_MAX = 64 * 1024 * 1024
-"""Maximum size of one request, which may be a batch of messages. gRPC refuses a larger one with RESOURCE_EXHAUSTED."""
+IDENTITY_ONLY = 1
+"""The set of compression algorithms that holds only the one that does not compress."""
 
 HANDSHAKE_MS = 10 * SECOND_MS
 """Milliseconds within which a new connection must complete TLS and send the beginning of HTTP/2. After that gRPC closes it, so
@@ -75,6 +76,8 @@ class PopServer:
     ) -> None:
         self._options = options
         self._rocketmq = rocketmq
+        self.requests = RequestBytes(options.request_bytes_max, options.requests_bytes_max)
+        """Room for the requests of all calls together."""
         self._guard = CallGuard(access, (POP_RULES, GROUP_RULES, ROCKETMQ_RULES)) if access is not None else None
         connections_max = connections_max or options.connections_max
         self._front = None
@@ -84,7 +87,9 @@ class PopServer:
             self._front = Front(options.listen, connections_max, HANDSHAKE_MS)
         self._server = grpc.aio.server(
             options=[
-                ("grpc.max_receive_message_length", RECEIVE_BYTES_MAX),
+                ("grpc.max_receive_message_length", options.request_bytes_max),
+                ("grpc.max_concurrent_streams", options.calls_max),
+                *([] if options.compression == "on" else [("grpc.compression_enabled_algorithms_bitset", IDENTITY_ONLY)]),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_allowed_incoming_connections", connections_max),
@@ -115,13 +120,16 @@ class PopServer:
         self._names = ("", *names)
         about_health = health_pb2.DESCRIPTOR.services_by_name[health.SERVICE_NAME.rpartition(".")[2]]
         methods = {
-            method.name: readable(f"/{health.SERVICE_NAME}/{method.name}", _handler(method, self._health))
+            method.name: self.requests.bounded(
+                readable(f"/{health.SERVICE_NAME}/{method.name}", _handler(method, self._health))
+            )
             for method in about_health.methods
         }
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(health.SERVICE_NAME, methods),))
 
     def _guarded(self, full_name: str, handler: Any) -> Any:
-        return readable(full_name, self._guard.guarded(full_name, handler) if self._guard is not None else handler)
+        guarded = self._guard.guarded(full_name, handler) if self._guard is not None else handler
+        return self.requests.bounded(readable(full_name, guarded))
 
     async def start(self) -> int:
         """Open the listener, and return its port.

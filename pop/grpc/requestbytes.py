@@ -1,0 +1,231 @@
+"""The bytes of requests that are under way in all calls together.
+
+gRPC knows a limit for one message and none for all. It reads and unpacks a request before any code of a unary method runs. So
+unary methods are served as methods that read their request themselves, which is the same on the wire: before a call has room
+for the largest request, nothing of it is read, and flow control holds up its sender.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+
+from penstock.store.options import MIB
+
+EOF: Final[Any] = grpc.aio.EOF  # type: ignore[attr-defined]  # it is there
+"""What gRPC returns in place of a request if there is none."""
+
+WAIT_S: Final = 5.0
+"""Seconds that a call waits for room. After that it is refused."""
+
+READ_S: Final = 2.0
+"""Seconds after which a call that still sends its request is refused, if others wait for its room."""
+
+WAITING_MAX: Final = 10_000
+"""Calls that wait for room. A further one is refused at once."""
+
+STREAM_REQUEST_BYTES_MAX: Final = 4 * MIB
+"""Maximum size of one request of a stream of requests. Such requests name deliveries, and have no bodies in them."""
+
+
+class RequestRefused(Exception):
+    """Raised for a call whose request can't be read now. The message is for the caller."""
+
+
+class _Reading:
+    """A call whose request is being read."""
+
+    __slots__ = ("began_s", "is_given_up", "task")
+
+    def __init__(self, task: asyncio.Task[Any] | None, began_s: float) -> None:
+        self.task = task
+        self.began_s = began_s
+        self.is_given_up = False
+
+
+class RequestBytes:
+    """Room for the requests of all calls together.
+
+    A call gets room for the largest request before its request is read, and keeps as much as the request has bytes until the
+    call ends. Calls that wait for room get it in turn: one of each connection, then the next one of each.
+
+    Parameters:
+        request_max: the largest request, in bytes.
+        all_max: the bytes of all requests together.
+    """
+
+    def __init__(self, request_max: int, all_max: int) -> None:
+        self._request_max = request_max
+        self._all_max = all_max
+        self._free = all_max
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        """The calls that wait for room, by connection. The connection whose turn it is comes first."""
+        self._waiting_count = 0
+        self._reading: dict[_Reading, None] = {}
+        """The calls whose requests are being read. The one that began first comes first."""
+        self._timer: asyncio.TimerHandle | None = None
+        self.refused = 0
+        """Calls that were refused."""
+
+    @property
+    def used(self) -> int:
+        """Bytes that calls have or may need."""
+        return self._all_max - self._free
+
+    def bounded(self, handler: Any) -> Any:
+        """Return the gRPC handler of a method that reads its requests within these bounds."""
+        serialize, deserialize = handler.response_serializer, handler.request_deserializer
+        if handler.request_streaming:
+            return grpc.stream_stream_rpc_method_handler(_stream(handler.stream_stream, deserialize), None, serialize)
+        if handler.response_streaming:
+            served = self._unary_stream(handler.unary_stream, deserialize)
+            return grpc.stream_stream_rpc_method_handler(served, None, serialize)
+        return grpc.stream_unary_rpc_method_handler(self._unary_unary(handler.unary_unary, deserialize), None, serialize)
+
+    async def read(self, context: Any) -> Any:
+        """Return the bytes of a call's request, for which the caller calls `release`; `EOF` if there is none.
+
+        Raises:
+            RequestRefused: there is no room, or the request comes too slowly while others wait.
+        """
+        if self._waiting or self._free < self._request_max:
+            await self._wait(context.peer())
+        else:
+            self._free -= self._request_max
+        loop = asyncio.get_running_loop()
+        reading = _Reading(asyncio.current_task(), loop.time())
+        self._reading[reading] = None
+        kept = 0
+        try:
+            raw = await context.read()
+            if raw is not EOF:
+                kept = len(raw)
+            return raw
+        except asyncio.CancelledError:
+            if not reading.is_given_up or reading.task is None:
+                raise
+            reading.task.uncancel()
+            raise self._refusal(f"the request did not come within {READ_S:.0f} s, and other calls need its room") from None
+        finally:
+            del self._reading[reading]
+            self.release(self._request_max - kept)
+
+    def release(self, size: int) -> None:
+        """Give room back, to the next calls that wait."""
+        self._free += size
+        while self._waiting and self._free >= self._request_max:
+            peer, calls = next(iter(self._waiting.items()))
+            del self._waiting[peer]
+            call = calls.popleft()
+            self._waiting_count -= 1
+            if calls:
+                self._waiting[peer] = calls
+            if not call.done():
+                self._free -= self._request_max
+                call.set_result(None)
+
+    def _unary_unary(self, serve: Any, deserialize: Callable[[bytes], Any]) -> Any:
+        async def called(_requests: object, context: Any) -> Any:
+            try:
+                raw = await self.read(context)
+            except RequestRefused as error:
+                return await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+            if raw is EOF:
+                return await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has no request")
+            size = len(raw)
+            try:
+                request = deserialize(raw)
+                del raw
+                return await serve(request, context)
+            finally:
+                self.release(size)
+
+        return called
+
+    def _unary_stream(self, serve: Any, deserialize: Callable[[bytes], Any]) -> Any:
+        async def called(_requests: object, context: Any) -> AsyncIterator[Any]:
+            try:
+                raw = await self.read(context)
+            except RequestRefused as error:
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+                return
+            if raw is EOF:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has no request")
+                return
+            size = len(raw)
+            try:
+                request = deserialize(raw)
+                del raw
+                async with aclosing(serve(request, context)) as responses:
+                    async for response in responses:
+                        yield response
+            finally:
+                self.release(size)
+
+        return called
+
+    async def _wait(self, peer: str) -> None:
+        if self._waiting_count >= WAITING_MAX:
+            raise self._no_room()
+        loop = asyncio.get_running_loop()
+        call: asyncio.Future[None] = loop.create_future()
+        self._waiting.setdefault(peer, deque()).append(call)
+        self._waiting_count += 1
+        if self._timer is None:
+            self._timer = loop.call_later(READ_S, self._give_up_slow)
+        try:
+            async with asyncio.timeout(WAIT_S):
+                await call
+        except BaseException as error:
+            if call.done() and not call.cancelled():
+                self.release(self._request_max)  # the room came at the same moment
+            if isinstance(error, TimeoutError):
+                raise self._no_room() from None
+            raise
+
+    def _give_up_slow(self) -> None:
+        """Refuse the calls that take too long to send their requests, if others wait."""
+        self._timer = None
+        if not self._waiting:
+            return
+        loop = asyncio.get_running_loop()
+        for reading in self._reading:
+            if reading.began_s > loop.time() - READ_S:
+                break
+            if not reading.is_given_up and reading.task is not None:
+                reading.is_given_up = True
+                reading.task.cancel()
+        self._timer = loop.call_later(READ_S, self._give_up_slow)
+
+    def _no_room(self) -> RequestRefused:
+        return self._refusal(
+            f"the requests of all calls together have {self._all_max} bytes already (pop.requests_bytes_max); try again later"
+        )
+
+    def _refusal(self, message: str) -> RequestRefused:
+        self.refused += 1
+        return RequestRefused(message)
+
+
+def _stream(serve: Any, deserialize: Callable[[bytes], Any]) -> Any:
+    async def called(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
+        async def checked() -> AsyncIterator[Any]:
+            async for raw in requests:
+                if len(raw) > STREAM_REQUEST_BYTES_MAX:
+                    await context.abort(
+                        grpc.StatusCode.RESOURCE_EXHAUSTED,
+                        f"a request of the stream has {len(raw)} bytes; send {STREAM_REQUEST_BYTES_MAX} at most",
+                    )
+                yield deserialize(raw)
+
+        async with aclosing(serve(checked(), context)) as responses:
+            async for response in responses:
+                yield response
+
+    return called
