@@ -97,8 +97,9 @@ class ListenerOptions:
     origins: tuple[str, ...] = option(
         (),
         'Values of the Origin header that a WebSocket request may have, such as "https://example.org". They decide '
-        "which web pages may connect. An empty list accepts any. A request without the header, which no browser "
-        "sends, is always accepted.",
+        'which web pages may connect; "*" stands for all. An empty list accepts pages that have the address of the listener '
+        "itself; on loopback that is localhost or a loopback address. A request without the header, which no browser sends, "
+        "is always accepted.",
     )
     proxy_from: tuple[str, ...] = option(
         (),

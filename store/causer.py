@@ -58,6 +58,16 @@ def is_local(host: str) -> bool:
     return source_of(host) == EXEMPT
 
 
+def is_loopback_name(name: str) -> bool:
+    """Return whether a host name in lower case means this machine for everybody: localhost, or a loopback address."""
+    if name == "localhost":
+        return True
+    try:
+        return is_local(str(ip_address(name.partition("%")[0])))
+    except ValueError:
+        return False
+
+
 def plain_address(host: str) -> str:
     """Return a numeric address as it is written everywhere: an IPv4 address inside IPv6 (::ffff:192.0.2.1) as IPv4."""
     address = ip_address(host)

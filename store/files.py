@@ -120,7 +120,7 @@ class File(Protocol):
 class Files(Protocol):
     """A file system. All methods raise OSError where the system does."""
 
-    def open(self, path: Path, mode: Mode = Mode.READ, *, permissions: int = 0o640) -> File:
+    def open(self, path: Path, mode: Mode = Mode.READ, *, permissions: int = 0o600) -> File:
         """Open a file. `permissions` are those of a file that is created."""
 
     def names(self, directory: Path) -> list[str]:
@@ -145,7 +145,7 @@ class Files(Protocol):
         """Delete a name. FileNotFoundError: there is none. An open file can still be used."""
 
     def mkdir(self, path: Path) -> None:
-        """Create a directory with its parents, unless it exists."""
+        """Create a directory with its parents, unless it exists. Only its user may enter it."""
 
     def rmtree(self, path: Path) -> None:
         """Delete a directory with everything in it."""
@@ -230,7 +230,7 @@ class SystemFiles:
         self._spares: list[int] = []
         self._boot_id = b""
 
-    def open(self, path: Path, mode: Mode = Mode.READ, *, permissions: int = 0o640) -> File:
+    def open(self, path: Path, mode: Mode = Mode.READ, *, permissions: int = 0o600) -> File:
         return SystemFile(self._open(path, mode.value, permissions))
 
     def _open(self, path: Path, flags: int, permissions: int = 0) -> int:
@@ -277,7 +277,7 @@ class SystemFiles:
         os.unlink(path)
 
     def mkdir(self, path: Path) -> None:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def rmtree(self, path: Path) -> None:
         shutil.rmtree(path)
@@ -345,7 +345,7 @@ def read_file(files: Files, path: Path) -> bytes:
         file.close()
 
 
-def replace_file(files: Files, path: Path, data: bytes, *, permissions: int = 0o640) -> None:
+def replace_file(files: Files, path: Path, data: bytes, *, permissions: int = 0o600) -> None:
     """Create a file, or replace it, so that at any moment the old file or the whole new one is there, and make it durable.
 
     A file `<name>.new` may stay behind after a kill; the next call replaces it.

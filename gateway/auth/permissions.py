@@ -176,7 +176,11 @@ class Permissions:
 
     def allows_will(self) -> bool:
         """Return whether the rules let the client publish its will, if it has one."""
-        return not self.will_topic or self._by_rules(PUBLISH, self.will_topic) is not False
+        rights, topic = self.rights, self.will_topic
+        if not topic or rights is None or rights.may(PUBLISH, topic.decode(errors="replace")):
+            return True
+        self._asker.note_denied(rights, PUBLISH, [topic])
+        return False
 
     def replace(self, rights: Rights, filters: Iterable[str]) -> list[str]:
         """Go by other rules from now on. Return those of the client's filters that they do not allow."""

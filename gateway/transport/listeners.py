@@ -59,7 +59,14 @@ class Listeners:
         first_bytes_max = min(options.connect_bytes_max, options.packet_bytes_max)
 
         def connect_websocket(peer: Peer) -> asyncio.Protocol:
-            return WebSocket(connect(peer), peer.listener.options, options.packet_bytes_max, first_bytes_max, overtime)
+            return WebSocket(
+                connect(peer),
+                peer.listener.options,
+                options.packet_bytes_max,
+                first_bytes_max,
+                overtime,
+                is_listener_local=peer.listener.is_local,
+            )
 
         def listener_of(each: ListenerOptions) -> Listener:
             admission = Admission(each, self.handshakes, sources, logbook, now_ms)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from typing import Any, Final, cast
+from urllib.parse import urlsplit
 
 from websockets.frames import OP_BINARY, OP_CONT, OP_TEXT, CloseCode, Frame
 from websockets.http11 import Request
@@ -19,6 +20,7 @@ from websockets.typing import Origin, Subprotocol
 
 from penstock.gateway.options import ListenerOptions
 from penstock.gateway.overtime import Overtime
+from penstock.store.causer import is_loopback_name
 from penstock.store.options import KIB
 
 SUBPROTOCOL: Final = Subprotocol("mqtt")
@@ -28,6 +30,9 @@ SILENT = logging.getLogger("penstock.websocket")
 """The logger for the library. It is silent because the gateway logs connections and refusals itself."""
 SILENT.setLevel(logging.CRITICAL)
 
+
+ANY_ORIGIN: Final = "*"
+"""The origin that stands for all origins."""
 
 PIECE_BYTES: Final = 2 * KIB
 """Bytes of a read that the library gets at once. A read may hold 40,000 frames of six bytes."""
@@ -55,6 +60,7 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
             (1009).
         first_bytes_max: the same for the messages of a client that is not known yet.
         overtime: bounds what is handled in one turn of the loop.
+        is_listener_local: whether only this machine reaches the listener.
     """
 
     def __init__(
@@ -64,14 +70,19 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
         message_bytes_max: int,
         first_bytes_max: int,
         overtime: Overtime,
+        *,
+        is_listener_local: bool = False,
     ) -> None:
         super().__init__()
         self._connection = connection
         self._overtime = overtime
         self._message_bytes_max = message_bytes_max
         self._path = options.websocket_path
+        self._takes_any = ANY_ORIGIN in options.origins
+        self._takes_own = not options.origins
+        self._is_listener_local = is_listener_local
         self._frames = ServerProtocol(
-            origins=[*map(Origin, options.origins), None] if options.origins else None,
+            origins=[*map(Origin, options.origins), None] if options.origins and not self._takes_any else None,
             subprotocols=[SUBPROTOCOL],
             max_size=first_bytes_max,
             logger=SILENT,
@@ -163,12 +174,32 @@ class WebSocket(asyncio.Transport, asyncio.Protocol):
         try:
             if self._path and request.path.partition("?")[0] != self._path:
                 response = self._frames.reject(404, f"MQTT is at {self._path}.\n")
+            elif self._takes_own and not self._is_own_page(request):
+                response = self._frames.reject(403, "Pages of this origin may not connect: see origins of the listener.\n")
             else:
                 response = self._frames.accept(request)
         except ValueError:
             return False  # The library quotes the request in its answer, and not all bytes are text.
         self._frames.send_response(response)
         return True
+
+    def _is_own_page(self, request: Request) -> bool:
+        """Return whether a request comes from no page, or from one that has the address of the listener itself.
+
+        A page can make a name of its own mean this machine. So on loopback the name must be one of loopback, too.
+        """
+        origins, hosts = request.headers.get_all("Origin"), request.headers.get_all("Host")
+        if not origins:
+            return True
+        if len(origins) > 1 or len(hosts) != 1:
+            return False
+        try:
+            page, own = urlsplit(origins[0]), urlsplit(f"//{hosts[0]}")
+        except ValueError:
+            return False
+        return page.netloc.lower() == own.netloc.lower() and (
+            not self._is_listener_local or is_loopback_name((own.hostname or "").removesuffix("."))
+        )
 
     def _send(self) -> tuple[bool, int]:
         """Write the bytes that the library has to send; return whether it says that nothing follows, and how many they are."""

@@ -17,6 +17,7 @@ import orjson
 import structlog
 
 from penstock.access.subject import Subject
+from penstock.store.printable import printable
 
 logger = structlog.get_logger("access")
 
@@ -112,5 +113,4 @@ class Audit:
 def _short(value: object) -> object:
     if not isinstance(value, str):
         return value
-    # Control characters, direction marks and lone surrogates become escapes: people read the file on terminals.
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in value[:TEXT_CHARS_MAX])
+    return printable(value[:TEXT_CHARS_MAX])  # people read the file on terminals

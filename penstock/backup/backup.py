@@ -26,7 +26,7 @@ from penstock.backup.copying import Copier, CopyFiles, CopyMeter, Identity, Pace
 from penstock.backup.errors import BackupFailed, BackupInvalid
 from penstock.backup.manifest import FILE, Manifest, StoredFile, is_backup, load_manifest, save_manifest
 from penstock.backup.room import Wanted, require_room
-from penstock.backup.source import Source, SourceFile, open_source, permissions_of
+from penstock.backup.source import Source, SourceFile, open_source
 from penstock.node.lock import LOCK_NAME
 from penstock.pop.core.handle import SECRET
 from penstock.store.files import LOST_FOUND, Files, make_directory, unlink_if_there
@@ -138,7 +138,7 @@ def lock_backup(directory: Path, *, is_shared: bool = False) -> Iterator[None]:
     """
     flags = os.O_RDONLY if is_shared else os.O_RDWR | os.O_CREAT
     try:
-        handle = os.open(directory / LOCK_NAME, flags | os.O_CLOEXEC, 0o644)
+        handle = os.open(directory / LOCK_NAME, flags | os.O_CLOEXEC, 0o600)
     except OSError:
         if not is_shared:
             raise
@@ -306,7 +306,6 @@ class _Round:
             source.actual,
             self._folder / name,
             source.size,
-            permissions=permissions_of(source.path),
             may_link=self._may_link and source.is_immutable,
         )
         self.copied_files += 1

@@ -149,7 +149,7 @@ class Copier:
         """Return the checksum of the first `size` bytes of a file. Raises BackupFailed if it has fewer, and OSError."""
         return self._process(path, size, None)
 
-    def copy(self, old: Path, new: Path, size: int, *, permissions: int = 0o640, may_link: bool = False) -> int:
+    def copy(self, old: Path, new: Path, size: int, *, permissions: int = 0o600, may_link: bool = False) -> int:
         """Copy the first `size` bytes of a file to a new one, which is durable then; return their checksum.
 
         The copy shares the blocks of the old file where the file system can do that. With `may_link`, it is a hard link if

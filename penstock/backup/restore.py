@@ -12,7 +12,6 @@ from penstock.backup.copying import Copier, CopyFiles, CopyMeter, Pace
 from penstock.backup.errors import BackupFailed, BackupInvalid
 from penstock.backup.manifest import Manifest, StoredFile, is_backup, load_manifest
 from penstock.backup.room import Wanted, require_room
-from penstock.backup.source import permissions_of
 from penstock.node.lock import LOCK_NAME, RESTORING, DataDirLock
 from penstock.store import commitlog, index
 from penstock.store.files import LOST_FOUND, make_directory, replace_file, unlink_if_there
@@ -197,7 +196,7 @@ class _Restoring:
             return absence
         try:
             size = min(file.size, files.size(stored))
-            found = self._copier.copy(stored, self._data_dir / file.path, size, permissions=permissions_of(file.path))
+            found = self._copier.copy(stored, self._data_dir / file.path, size)
         except OSError as error:
             if error.errno != errno.EIO or not self._may_be_damaged:
                 raise

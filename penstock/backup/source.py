@@ -36,14 +36,6 @@ _SIZE_BYTES = 4
 PRIVATE = (SECRET, bans.FILE)
 """Files that only the node's user may read."""
 
-_PRIVATE_PERMISSIONS = 0o600
-_PERMISSIONS = 0o640
-
-
-def permissions_of(path: str) -> int:
-    """Return the permissions of a copy of a file, whose path in a data directory is given."""
-    return _PRIVATE_PERMISSIONS if path in PRIVATE else _PERMISSIONS
-
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:

@@ -206,7 +206,7 @@ def _lay_out(originals: _Originals, data_dir: Path, found: Verification, *, with
         if originals[f"{commitlog.DIRECTORY}/{segment_name(base)}"].stat().st_size != following - base
     }
     for folder in (commitlog.DIRECTORY, snapshot.DIRECTORY, *([index.DIRECTORY] if with_index else [])):
-        (data_dir / folder).mkdir(parents=True)
+        (data_dir / folder).mkdir(mode=0o700, parents=True)
         for name, original in _in(originals, folder):
             if name in written_to or (folder == index.DIRECTORY and not name.endswith(".sst")):
                 _copy(original, data_dir / folder / name)

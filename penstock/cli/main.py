@@ -28,6 +28,7 @@ from penstock.node.errors import AdminUnavailable, ConfigError, ControlRefused, 
 from penstock.pop.errors import PopError
 from penstock.store.errors import StoreError
 from penstock.store.options import OptionInvalid
+from penstock.store.printable import printable
 from penstock.worker.errors import WorkerError
 
 NODE_ERRORS = (ConfigError, AdminUnavailable, ControlRefused, DescriptorsTooFew, NodeNotRunning)
@@ -39,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         status: int = options.run(options)
     except (StoreError, PopError, WorkerError, *NODE_ERRORS, OSError, ValueError) as error:
-        print(f"penstock {options.command}: {error}", file=sys.stderr)
+        print(printable(f"penstock {options.command}: {error}", keep="\n"), file=sys.stderr)
         return EXIT_USAGE if isinstance(error, ConfigError | OptionInvalid) else EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

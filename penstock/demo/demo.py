@@ -266,7 +266,7 @@ def run_demo(directory: Path | None, *, devices: int, readings: int, seed: int) 
 def _directory(directory: Path | None) -> Path:
     if directory is None:
         return Path(tempfile.mkdtemp(prefix="penstock-demo-"))
-    directory.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if any(directory.iterdir()):
         raise FileExistsError(f"{directory} is not empty. Name another directory for the demo's files.")
     return directory.resolve()

@@ -21,7 +21,7 @@ from penstock.access.errors import AccessInvalid
 from penstock.access.identity import KeysUnavailable, ProvenIdentity, TokenInvalid, is_token
 from penstock.access.subject import Subject
 from penstock.node.adminoptions import AdminOptions
-from penstock.store.causer import is_local, plain_address
+from penstock.store.causer import is_local, is_loopback_name, plain_address
 
 VIEWER: Final = "viewer"
 """The role that may read."""
@@ -126,11 +126,9 @@ class AdminAccess:
         if stated is None:
             return  # a client of HTTP/1.0: no browser
         name = _host_name(stated)
-        numeric = _numeric(name)
+        is_known = not self._options.hosts or _numeric(name) is not None
         if self._is_listener_local():
-            is_known = name == "localhost" or (numeric is not None and is_local(numeric))
-        else:
-            is_known = numeric is not None or not self._options.hosts
+            is_known = is_loopback_name(name)
         if not (is_known or name in self._hosts):
             raise AdminRefused(
                 HTTPStatus.MISDIRECTED_REQUEST,

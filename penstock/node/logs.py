@@ -6,6 +6,7 @@ Modules get their logger from `structlog.get_logger`, and log the name of an eve
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
 from collections.abc import MutableMapping
@@ -15,8 +16,13 @@ import orjson
 import structlog
 
 from penstock.node.config import LogOptions
+from penstock.store.printable import printable
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+_OF_LINES = frozenset(("exception", "stack"))
+"""Values that have several lines."""
 
 
 def configure_logging(options: LogOptions, stream: TextIO | None = None) -> None:
@@ -35,10 +41,9 @@ def configure_logging(options: LogOptions, stream: TextIO | None = None) -> None
     rendering: list[structlog.typing.Processor]
     if is_console:
         # Plain tracebacks, because the rich ones print local variables, among them message bodies and passwords.
-        exceptions = structlog.dev.plain_traceback
-        rendering = [structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=exceptions)]
+        rendering = [_escape, structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=_write_traceback)]
     else:
-        rendering = [structlog.processors.format_exc_info, _render_json]
+        rendering = [structlog.processors.format_exc_info, _escape, _render_json]
 
     structlog.configure(
         processors=[*shared, *rendering],
@@ -53,6 +58,29 @@ def configure_logging(options: LogOptions, stream: TextIO | None = None) -> None
         )
     )
     logging.basicConfig(level=level, handlers=[handler], force=True)
+
+
+def _escape(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Escape what people can't see in the values of an event, because clients choose many of them."""
+    for name, value in event.items():
+        event[name] = printable(value, keep="\n") if name in _OF_LINES and isinstance(value, str) else _escaped(value)
+    return event
+
+
+def _escaped(value: Any) -> Any:
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_escaped(each) for each in value]
+    if isinstance(value, dict):
+        return {_escaped(key): _escaped(each) for key, each in value.items()}
+    return value
+
+
+def _write_traceback(stream: TextIO, failed: Any) -> None:
+    text = io.StringIO()
+    structlog.dev.plain_traceback(text, failed)
+    stream.write(printable(text.getvalue(), keep="\n"))
 
 
 def _render_json(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> str:

@@ -30,6 +30,7 @@ from penstock.node.metrics.quotas import QuotaCollector
 from penstock.node.metrics.registry import registry_of
 from penstock.node.metrics.store import DelayedCollector, StoreCollector
 from penstock.node.parts import NodeParts
+from penstock.node.privacy import keep_private
 from penstock.node.state import state_of
 from penstock.pop.core.sender import Sender
 from penstock.pop.grpc.groupservicer import GroupServicer
@@ -73,6 +74,7 @@ class Node:
         clock = clock or SystemClock()
         self.descriptors = shares_of(descriptor_limit(), config.pop.connections_max)
         make_directory(SYSTEM_FILES, config.data_dir)
+        keep_private(config.data_dir)
         self._lock = DataDirLock(config.data_dir)
         try:
             self.access = AccessControl(config.access, config.data_dir, lambda: self.store.now_ms())

@@ -27,7 +27,7 @@ def test_a_line_names_the_user_and_what_happened(tmp_path: Path) -> None:
     assert line == {
         "event": "denied",
         "user": "ann",
-        "client": "c\\u202e\\x1b[2J\\udc80",
+        "client": "c\\u202e\\u001b[2J\\udc80",
         "address": "10.0.0.1",
         "action": "publish",
     }

@@ -181,6 +181,13 @@ async def test_a_right_that_is_withdrawn_ends_what_goes_on(broker: Broker, file:
     assert audit(tmp_path, "changed")[0]["what"] == "reload"
 
 
+async def test_a_will_to_a_delayed_topic_goes_by_the_name_that_it_is_published_under(broker: Broker) -> None:
+    fields = (b"$delayed/1/plant/sensor-1/gone", b"x")
+    client = await broker.connect_5("sensor-1", *fields, flags=CLEAN | WILL, accepted=False)
+    assert (await client.connack())[0] == ReasonCode.NOT_AUTHORIZED
+    await broker.connect("sensor-1", b"plant/sensor-1/gone", b"x", flags=CLEAN | WILL)
+
+
 async def test_a_will_that_is_no_longer_allowed_is_not_published(broker: Broker, file: Path) -> None:
     def leave(name: str) -> None:
         connection = broker.connection(name)

@@ -76,6 +76,30 @@ async def test_a_listener_with_origins_serves_only_pages_from_these_origins(
     client.writer.transport.abort()
 
 
+async def test_without_origins_only_pages_of_the_listener_itself_are_served(start_broker: StartBroker) -> None:
+    broker = await start_broker(listeners=(WS,))
+    port = broker.listener("ws").address.port
+    for origin, host, status in (
+        (None, f"127.0.0.1:{port}", 101),
+        (f"http://127.0.0.1:{port}", f"127.0.0.1:{port}", 101),
+        (f"http://localhost:{port}", f"LOCALHOST:{port}", 101),
+        (f"http://127.0.0.1:{port + 1}", f"127.0.0.1:{port}", 403),
+        ("https://theirs.example", f"127.0.0.1:{port}", 403),
+        ("null", f"127.0.0.1:{port}", 403),
+        (f"http://rebound.example:{port}", f"rebound.example:{port}", 403),  # a name that the page makes mean 127.0.0.1
+    ):
+        client, response = await dial(broker, origin=origin, host=host)
+        assert response.status_code == status, (origin, host)
+        client.writer.transport.abort()
+
+
+async def test_a_listener_may_be_open_to_all_pages(start_broker: StartBroker) -> None:
+    broker = await start_broker(listeners=(replace(WS, origins=("*",)),))
+    client, response = await dial(broker, origin="https://theirs.example")
+    assert response.status_code == 101
+    client.writer.transport.abort()
+
+
 @pytest.mark.parametrize(
     "data",
     [

@@ -67,7 +67,12 @@ class WebSocketClient:
 
 
 async def dial(
-    broker: Broker, path: str = "/mqtt", *, protocols: tuple[str, ...] = ("mqtt",), origin: str | None = None
+    broker: Broker,
+    path: str = "/mqtt",
+    *,
+    protocols: tuple[str, ...] = ("mqtt",),
+    origin: str | None = None,
+    host: str | None = None,
 ) -> tuple[WebSocketClient, Response]:
     """Open a WebSocket, and return it with the server's response to the handshake."""
     address = broker.listener("ws").address
@@ -78,7 +83,11 @@ async def dial(
         max_size=None,
     )
     client = WebSocketClient(*await asyncio.open_connection(address.host, address.port), frames)
-    frames.send_request(frames.connect())
+    request = frames.connect()
+    if host is not None:
+        del request.headers["Host"]
+        request.headers["Host"] = host
+    frames.send_request(request)
     await client.send()
     (response,) = await client.events()
     return client, response

@@ -78,3 +78,22 @@ def test_auto_is_json_without_a_terminal() -> None:
     configure_logging(LogOptions(format="auto"), stream)
     structlog.get_logger().error("full")
     assert json.loads(stream.getvalue())["event"] == "full"
+
+
+@pytest.mark.parametrize("log_format", ["console", "json"])
+def test_names_that_clients_choose_neither_forge_lines_nor_steer_a_terminal(log_format: str) -> None:
+    stream = io.StringIO()
+    configure_logging(LogOptions(format=log_format), stream)  # type: ignore[arg-type]
+    name = "c\n2026 forged\x1b[2J\u202e\x9b"
+    structlog.get_logger().info("closed", client=name, filters=[name], by={name: name})
+    logging.getLogger("amqtt").warning("of %s", name)
+    try:
+        raise ValueError(name)
+    except ValueError:
+        structlog.get_logger().exception("failed")
+    written = stream.getvalue()
+    assert not {"\u202e", "\x9b", "\x1b"} & set(written)
+    assert [line for line in written.splitlines() if line.startswith("2026 forged")] == (
+        ["2026 forged\\u001b[2J\\u202e\\u009b"] if log_format == "console" else []
+    ), "only the lines of a traceback stay lines"
+    assert written.count("forged\\" if log_format == "console" else "forged") >= 5

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from penstock.cli.actions.output import print_rows
+from penstock.cli.actions.output import print_row, print_rows
 from penstock.cli.main import main
 
 
@@ -39,3 +39,28 @@ def test_a_value_that_does_not_fit_is_refused_with_what_would_fit(
         main(arguments)
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
+
+
+SPOOFED = "a\x1b[2J\u202eb"
+
+
+def test_a_table_and_a_row_show_what_can_not_be_seen_as_escapes(capsys: pytest.CaptureFixture[str]) -> None:
+    out = io.StringIO()
+    print_rows([{}], [[SPOOFED]], ("topic",), as_json=False, out=out)
+    assert "a\\u001b[2J\\u202eb" in out.getvalue()
+    print_row({"topic": SPOOFED, "body": "two\nlines\x1b"}, as_json=False)
+    assert capsys.readouterr().out == "a\\u001b[2J\\u202eb  two\nlines\\u001b\n"
+
+
+def test_json_has_escapes_with_the_same_values(capsys: pytest.CaptureFixture[str]) -> None:
+    out = io.StringIO()
+    print_rows([{"topic": SPOOFED}], [], ("topic",), as_json=True, out=out)
+    print_row({"topic": SPOOFED}, as_json=True)
+    for written in (out.getvalue(), capsys.readouterr().out):
+        assert "\u202e" not in written
+        assert json.loads(written) == {"topic": SPOOFED}
+
+
+def test_an_error_of_a_command_is_shown_with_escapes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["user", "list", "--file", f"nowhere{SPOOFED}"]) == 1
+    assert "nowherea\\u001b[2J\\u202eb" in capsys.readouterr().err

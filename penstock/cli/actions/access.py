@@ -15,7 +15,7 @@ from penstock.access.actions import TERMS
 from penstock.access.explain import explained
 from penstock.access.file import load_access_policy
 from penstock.access.subject import Subject
-from penstock.cli.actions.output import cells_of, print_rows, time_of
+from penstock.cli.actions.output import cells_of, print_line, print_rows, time_of
 from penstock.node.controladdress import ACCESS_BANS, ACCESS_KICK, ACCESS_RELOAD, ACCESS_TEST
 from penstock.node.controlclient import Request
 
@@ -43,7 +43,7 @@ class RightAsked:
 def reload_access(data_dir: Path) -> None:
     """Let the node of a data directory read its files of access control again. Raises ControlRefused if one is invalid."""
     found = _ask(data_dir, "POST", ACCESS_RELOAD, {})
-    print(f"reloaded: {found['rules']} rules, {found['users']} users, {found['bans']} bans")
+    print_line(f"reloaded: {found['rules']} rules, {found['users']} users, {found['bans']} bans")
 
 
 def test_access(asked: RightAsked, data_dir: Path, file: Path | None, *, as_json: bool) -> bool:
@@ -69,21 +69,21 @@ def test_access(asked: RightAsked, data_dir: Path, file: Path | None, *, as_json
             found = _ask(data_dir, "GET", ACCESS_TEST, query | {"action": action, "name": asked.name})
         is_allowed = is_allowed and found["allowed"]
         if as_json:
-            print(orjson.dumps({"action": action} | found).decode())
+            print_line(orjson.dumps({"action": action} | found).decode())
         else:
-            print(f"{'allowed' if found['allowed'] else 'denied'}  {action}: {found['why']}")
+            print_line(f"{'allowed' if found['allowed'] else 'denied'}  {action}: {found['why']}")
     return is_allowed
 
 
 def ban(data_dir: Path, kind: str, name: str, for_ms: int, why: str) -> None:
     """Ban a user, a client id or an address, and print until when."""
     found = _ask(data_dir, "POST", ACCESS_BANS, {kind: name, "for_ms": for_ms, "why": why})
-    print(f"banned {kind} {found['name']} {_until(found['until_ms'])}")
+    print_line(f"banned {kind} {found['name']} {_until(found['until_ms'])}")
 
 
 def lift_ban(data_dir: Path, kind: str, name: str) -> None:
     """Lift a ban."""
-    print(f"lifted the ban of {kind} {_ask(data_dir, 'DELETE', ACCESS_BANS, {kind: name})['name']}")
+    print_line(f"lifted the ban of {kind} {_ask(data_dir, 'DELETE', ACCESS_BANS, {kind: name})['name']}")
 
 
 def print_bans(data_dir: Path, *, as_json: bool) -> None:
@@ -97,7 +97,7 @@ def print_bans(data_dir: Path, *, as_json: bool) -> None:
 def kick(data_dir: Path, kind: str, name: str) -> None:
     """Disconnect clients and end calls, and print how many."""
     found = _ask(data_dir, "POST", ACCESS_KICK, {kind: name})
-    print(f"disconnected {found['clients']} clients of MQTT, ended {found['calls']} calls over gRPC")
+    print_line(f"disconnected {found['clients']} clients of MQTT, ended {found['calls']} calls over gRPC")
 
 
 def _until(until_ms: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import signal
 import sys
 
@@ -17,6 +18,9 @@ from penstock.node.node import Node
 
 logger = structlog.get_logger("node")
 
+PRIVATE_UMASK = 0o077
+"""Nobody but the node's user may read what it writes, such as the files of RocksDB."""
+
 GC_THRESHOLD = 50_000
 """New containers before the garbage collector examines the youngest generation. The hot path creates no cycles, so frequent
 collections would find nothing."""
@@ -29,6 +33,7 @@ async def serve(config: Config) -> None:
     Raises:
         Whatever `Node` and `Node.start` raise.
     """
+    os.umask(PRIVATE_UMASK)
     configure_logging(config.log)
     raise_descriptor_limit()
     node = Node(config)

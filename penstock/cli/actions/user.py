@@ -8,6 +8,7 @@ from pathlib import Path
 
 from penstock.access.errors import AccessInvalid
 from penstock.access.passwords import PasswordFile, check_user_name
+from penstock.cli.actions.output import print_line
 
 
 def add_user(file: Path, name: str, *, from_stdin: bool, source: Path | None) -> None:
@@ -22,7 +23,7 @@ def add_user(file: Path, name: str, *, from_stdin: bool, source: Path | None) ->
     if name in users:
         raise AccessInvalid(f"the user {name!r} exists; `penstock user password` changes the password")
     users.add(name, _password(from_stdin, source))
-    print(f"added {name} to {file}")
+    print_line(f"added {name} to {file}")
 
 
 def change_password(file: Path, name: str, *, from_stdin: bool, source: Path | None) -> None:
@@ -30,19 +31,19 @@ def change_password(file: Path, name: str, *, from_stdin: bool, source: Path | N
     users = PasswordFile(file)
     users.check_known(name)
     users.change(name, _password(from_stdin, source))
-    print(f"changed the password of {name} in {file}")
+    print_line(f"changed the password of {name} in {file}")
 
 
 def delete_user(file: Path, name: str) -> None:
     """Delete a user. Raises as `add_user`."""
     PasswordFile(file).delete(name)
-    print(f"deleted {name} from {file}")
+    print_line(f"deleted {name} from {file}")
 
 
 def list_users(file: Path) -> None:
     """Print the names of all users, a name a line. Raises AccessInvalid."""
     for name in PasswordFile(file).hashes:
-        print(name)
+        print_line(name)
 
 
 def _password(from_stdin: bool, source: Path | None) -> str:

@@ -9,6 +9,12 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from penstock.pop.core.counters import LATENCY_BOUNDS_MS, Latencies
+from penstock.store.printable import printable
+
+
+def label_of(value: str) -> str:
+    """Return the value of a label. Different values stay different, because backslashes are doubled."""
+    return printable(str(value).replace("\\", "\\\\"))
 
 
 def gauge(name: str, text: str, value: float) -> Metric:
@@ -25,7 +31,7 @@ def labelled_gauge(name: str, text: str, labels: Sequence[str], values: Mapping[
     """Return a gauge with a sample for each tuple of label values."""
     family = GaugeMetricFamily(name, text, labels=labels)
     for key, value in values.items():
-        family.add_metric(list(key), value)
+        family.add_metric([label_of(each) for each in key], value)
     return family
 
 
@@ -33,11 +39,11 @@ def labelled_counter(name: str, text: str, labels: Sequence[str], values: Mappin
     """Return a counter with a sample for each tuple of label values."""
     family = CounterMetricFamily(name, text, labels=labels)
     for key, value in values.items():
-        family.add_metric(list(key), value)
+        family.add_metric([label_of(each) for each in key], value)
     return family
 
 
 def add_latencies(family: HistogramMetricFamily, labels: Sequence[str], latencies: Latencies) -> None:
     """Add a histogram's sample: each bucket with all that are below its bound, and the sum."""
     bounds = [*map(str, LATENCY_BOUNDS_MS), "+Inf"]
-    family.add_metric(labels, list(zip(bounds, accumulate(latencies.counts), strict=True)), latencies.sum_ms)
+    family.add_metric([*map(label_of, labels)], list(zip(bounds, accumulate(latencies.counts), strict=True)), latencies.sum_ms)

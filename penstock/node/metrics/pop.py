@@ -8,7 +8,7 @@ from itertools import islice
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from penstock.node.metrics.families import add_latencies, counter, gauge
+from penstock.node.metrics.families import add_latencies, counter, gauge, label_of
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.snapshot import snapshots
 from penstock.pop.core.transactions import Transactions
@@ -97,7 +97,7 @@ class PopCollector(Collector):
                 "oldest_in_flight_ms": snapshot.oldest_in_flight_ms or 0,
             }
             for name, value in values.items():
-                gauges[name].add_metric([group.name, group.filter], value)
+                gauges[name].add_metric([label_of(group.name), label_of(group.filter)], value)
             add_latencies(latency, [group.name, group.filter], group.latency)
         yield from gauges.values()
         yield latency
