@@ -392,6 +392,7 @@ class World:
         """Let the log and maybe all snapshots get unreadable sectors, and maybe damage the index. The operator repairs that."""
         random = self.random
         self._stop(process, start=False) if random.random() < 0.5 else self._kill(process)
+        self.disk.failing_write_backs, self.disk.capacity_pages = 0, None  # what follows is not done by a process
         for path in random.sample(self._paths(commitlog.DIRECTORY), 1) * random.choice((0, 1, 1, 3)):
             self._lose_sector_of(path)
         if random.random() < 0.7:  # so that nothing but the index tells what was before the log begins
