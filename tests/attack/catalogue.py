@@ -16,7 +16,7 @@ ATTACKS: dict[str, type[Attack]] = {
     if isinstance(one, type) and issubclass(one, Attack) and one.__module__ == module.__name__ and hasattr(one, "name")
 }
 
-QUICK = ("huge-connect", "take-over", "close-path", "forbidden-pops")
+QUICK = ("huge-connect", "take-over", "forbidden-pops")
 """The attacks that `make test` runs, on one node."""
 
 
