@@ -483,7 +483,8 @@ class CommitLog:
     def note_failure(self, reason: str, durable: int) -> None:
         """Write to the sync mark that the node ends because of a failure, as far as the disk lets it within a second.
 
-        The next start does not rely on this note: a mark that does not say that the end was orderly has the same effect.
+        Without this note the next start loses nothing either, because it trusts nothing above the mark. But it refuses a log in
+        which pages are missing, and asks for a repair, since it can't tell them from damage (`store.tail`).
 
         Args:
             reason: the error.

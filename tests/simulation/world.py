@@ -108,6 +108,8 @@ class World:
         self._wrong_since_s = 0.0
         """When the time of day was set wrong or right last."""
         self._has_bad_sectors = False
+        self._is_unnoted = False
+        """Whether the node failed and could not say so in the sync mark, because the disk failed again or a kill came first."""
         self._is_unrepaired = False
         """Whether a sector was lost after the last repair, so that a queue may lack what it should have."""
         self._is_confirmed = False
@@ -424,7 +426,7 @@ class World:
         oracle, random = self.oracle, self.random
 
         def on_damage(damages: list[Damage]) -> None:
-            for damage in damages:
+            for damage in damages if self._has_bad_sectors else ():  # a failed sync alone has damaged nothing acknowledged
                 oracle.exempt(damage.position, damage.position + damage.length)
 
         oracle.was_repaired = True
@@ -525,6 +527,8 @@ class World:
         self.process = None
         if process.status != 0:
             self.machine.databases.crash(random)
+        if process.status == FAILED:
+            self._is_unnoted = not self._says_that_it_failed()
         if how == "power_soon" and process.status in (KILLED, FAILED):
             self._cut_power()
         elif process.status == FAILED:
@@ -542,6 +546,11 @@ class World:
         if start:
             self.start_until_it_runs()
 
+    def _says_that_it_failed(self) -> bool:
+        """Return whether the next start learns from the sync mark that pages may be missing."""
+        mark = syncmark.SyncMark(DATA_DIR, files=SimulatedFiles(self.disk, lambda name: None)).read()
+        return mark is not None and mark.ending is syncmark.Ending.FAILED
+
     def start_until_it_runs(self, fuse: int | None = None) -> None:
         """Start the node; again where it was killed or the disk was full."""
         for _ in range(6):
@@ -556,7 +565,7 @@ class World:
                 fuse = None
                 continue
             except LogCorrupt as error:
-                if not self._has_bad_sectors:
+                if not (self._has_bad_sectors or self._is_unnoted):
                     raise Violation(f"the node refuses to start: {error}") from error
                 self.note(f"refuses to start: {error}")
                 self.machine.databases.crash(self.random)
@@ -572,6 +581,7 @@ class World:
                 continue
             process.fuse = None
             self.process = process
+            self._is_unnoted = False
             with self.disk.all_readable():
                 self.oracle.check_recovered(process.store)
             self.note(f"started: {process.recovery}")
