@@ -18,6 +18,9 @@ class Reject(Exception):
         reason: Why; shown with the dead letter.
     """
 
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+
 
 class RetryLater(Exception):
     """Raise this in a handler to return the message as a failed attempt.
