@@ -98,6 +98,11 @@ def decode_properties(data: bytes) -> Properties:
     )
 
 
+def message_group_of(data: bytes) -> str:
+    """Return the message group in `data`, or an empty string, without decoding the other properties."""
+    return str(orjson.loads(data).get("message_group", "")) if data else ""
+
+
 def tag_hash(tag: str) -> int:
     """Return the 32-bit hash of a tag for a light-queue entry; 0 means no tag."""
     return checksum(tag.encode()) if tag else 0

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from penstock.store.index import Batch, Index, KeySpace, after
-from penstock.store.properties import decode_properties
+from penstock.store.properties import message_group_of
 from penstock.store.record import properties_of, topic_of
 
 PARKED_MAX = 100_000
@@ -52,7 +52,7 @@ def order_key(data: bytes) -> int:
     """Return the key of a message's message group, or of its topic if it names no group. `data` is the message's record."""
     properties = properties_of(data)
     if properties:
-        name = decode_properties(properties).message_group
+        name = message_group_of(properties)
         if name:
             return crc32(name.encode(), 1) or 1
     return crc32(topic_of(data)) or 1
