@@ -131,8 +131,18 @@ def mark_what_is_not_durable(patch: Patch) -> None:
 
 
 def leave_the_torn_tail(patch: Patch) -> None:
-    """Recovery does not clear what follows the last whole record."""
+    """Recovery keeps what follows the last whole record, in place and where it writes the end of the log anew."""
+    write_anew = CommitLog._write_anew
+
+    def write_all_anew(log: CommitLog, end: int, durable: int) -> None:
+        old = log._open
+        torn = old.read(end, old.data_end(end) - end)
+        position = old.base + end
+        write_anew(log, end, durable)
+        log._open.write(torn, position - log._open.base)
+
     patch.setattr(Segment, "clear_from", lambda segment, offset: None)
+    patch.setattr(CommitLog, "_write_anew", write_all_anew)
 
 
 def forget_received_packet_ids(patch: Patch) -> None:
@@ -370,12 +380,13 @@ MUTATIONS: Final[dict[str, Callable[[Patch], None]]] = {
         back_up_into_a_folder_without_a_name,
         delete_the_last_backup_first,
         forget_what_members_have_acknowledged,
+        leave_the_torn_tail,
     )
 }
 """All mutations by name."""
 
 RARE: Final[dict[str, Callable[[Patch], None]]] = {
     mutation.__name__.replace("_", "-"): mutation
-    for mutation in (leave_the_torn_tail, leave_the_deletion_of_a_segment_unsynced, forget_who_keeps_a_delivery)
+    for mutation in (leave_the_deletion_of_a_segment_unsynced, forget_who_keeps_a_delivery)
 }
 """Mutations that 3,000 seeds do not catch. They run only by their names (`--mutation`)."""

@@ -53,6 +53,7 @@ FAULTS = (
     "kill_soon",
     "power",
     "power_soon",
+    "power_busy",
     "eio",
     "eio_reboot",
     "full",
@@ -302,6 +303,15 @@ class World:
                 return
         self.note(f"{client.name} publishes up to {len(oracle.sent)}")
 
+    def _publish_to_all(self, process: Process) -> None:
+        """Let all publishers send while all clients are there."""
+        for client in self.clients:
+            if client.transport is None:
+                client.connect(process)
+        self.pass_time(0.1)
+        for client in self.publishers:
+            self._publish(client)
+
     def _send(self, process: Process) -> None:
         random, oracle = self.random, self.oracle
         messages: list[Sent] = []
@@ -365,11 +375,18 @@ class World:
             process.status = KILLED
             self._ends_at_fuse = "power_soon"
             self._ended()
+        elif what == "power_busy":
+            self._publish_to_all(process)
+            process.fuse = random.choice((3, 6, 10, 15, 20, 30))
+            self._ends_at_fuse = "power_soon"
         elif what in ("eio", "eio_reboot"):
             self.disk.failing_write_backs = 1
             self._ends_at_fuse = what
         elif what == "full":
             self.disk.capacity_pages = self.disk.used_pages() + random.choice((0, 1, 4, 12))
+            if random.random() < 0.5:
+                process.fuse = random.choice((20, 50, 100, 200))
+                self._ends_at_fuse = "power_soon"
         elif what == "sector":
             self._lose_sector()
         elif what == "rot":
