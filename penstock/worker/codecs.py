@@ -18,6 +18,7 @@ from typing import Any, get_origin
 
 import orjson
 
+from penstock.install import install_hint
 from penstock.worker.errors import HandlerInvalid, Undecodable
 
 Codec = Callable[[bytes], Any]
@@ -106,7 +107,7 @@ def _pydantic(annotation: Any) -> Codec:
         from pydantic import TypeAdapter
     except ImportError as error:
         raise HandlerInvalid(
-            f"the annotation {annotation!r} needs pydantic: install penstock[pydantic], or give a codec"
+            f"the annotation {annotation!r} needs pydantic: {install_hint('pydantic')}, or give a codec"
         ) from error
     if not (isinstance(annotation, type) or get_origin(annotation) is not None or dataclasses.is_dataclass(annotation)):
         raise HandlerInvalid(f"{annotation!r} is no type: annotate the argument with one, or give a codec")

@@ -192,8 +192,8 @@ async def test_the_second_subscription_to_end_drains_for_the_last(start_broker: 
 
 async def test_when_all_subscriptions_end_nothing_more_is_sent_and_nothing_is_kept(start_broker: StartBroker) -> None:
     broker, client = await lagging(start_broker, "a/#", "a/+", "+/b", about={})
-    under_way = len(broker.connection("client").session.inflight.slots)
     await end(broker, client, "a/#", "a/+", "+/b")
+    under_way = len(broker.connection("client").session.inflight.slots)
     assert [number for number, _ in await take_all(broker, client)] == [*range(under_way)]
     await gone(broker)
     assert not any(queue.transient for queue in broker.node.store.queues)

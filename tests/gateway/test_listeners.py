@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from penstock.gateway.options import LimitOptions, ListenerOptions
+from penstock.gateway.options import AccessOptions, LimitOptions, ListenerOptions
 from penstock.gateway.protocol.packets import CONNACK
 from penstock.gateway.protocol.properties import Property
 from penstock.gateway.protocol.reasons import ConnectCode, ReasonCode
@@ -218,13 +218,16 @@ def behind(host: str) -> bytes:
 
 PROXIED = ListenerOptions(name="limited", listen=FREE, proxy_from=("127.0.0.1",))
 
+OPEN = AccessOptions(anonymous="always")
+"""The clients behind the proxy come from elsewhere and have no password."""
+
 
 @pytest.mark.parametrize(
     ("first", "same", "other"),
     [("203.0.113.1", "203.0.113.1", "203.0.113.2"), ("2001:db8:0:1::1", "2001:db8:0:1:ffff::9", "2001:db8:0:2::1")],
 )
 async def test_a_source_has_as_many_connections_as_it_may(start_broker: StartBroker, first: str, same: str, other: str) -> None:
-    broker = await start_broker(listeners=(PROXIED,), limits=LimitOptions(source_connections_max=2))
+    broker = await start_broker(listeners=(PROXIED,), limits=LimitOptions(source_connections_max=2), access=OPEN)
     client = await broker.connect("a", listener="limited", head=behind(first))
     await broker.connect("b", listener="limited", head=behind(same))
     assert await ends_unanswered(broker, head=behind(first))
@@ -237,7 +240,7 @@ async def test_a_source_has_as_many_connections_as_it_may(start_broker: StartBro
 
 async def test_a_source_that_errs_too_often_is_held_off_for_a_time(start_broker: StartBroker) -> None:
     limits = LimitOptions(strikes_max=3, hold_off_ms=5000)
-    broker = await start_broker(listeners=(PROXIED,), limits=limits)
+    broker = await start_broker(listeners=(PROXIED,), limits=limits, access=OPEN)
     clock = LimitsClock(broker)
     bad = behind("203.0.113.1")
     for _ in range(3):

@@ -17,6 +17,7 @@ from penstock.pop.proto.pop_pb2_grpc import GroupServiceStub, PopServiceStub
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node
 
 HUGE = 2**63 - 1
+OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 UNKNOWN = grpc.StatusCode.NOT_FOUND
 
@@ -148,15 +149,18 @@ async def test_a_client_that_polls_and_vanishes_leaves_nothing_behind(node: Node
 
 
 async def test_a_thousand_polls_of_an_empty_queue_wait_one_more_is_refused_and_a_message_goes_to_one(node: Node) -> None:
-    async with grpc.aio.insecure_channel(node.target) as channel:
-        stub = PopServiceStub(channel)
+    async with (
+        grpc.aio.insecure_channel(node.target) as channel,
+        grpc.aio.insecure_channel(node.target, OWN_CONNECTION) as other,
+    ):
+        stub, late = PopServiceStub(channel), PopServiceStub(other)
         request = pb.PopRequest(group=GROUP, filter=FILTER, wait_ms=60_000)
         polls = [asyncio.ensure_future(_answer(stub, request)) for _ in range(1_000)]
         await node.until(lambda: node.core.waiting == 1_000)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await stub.Pop(request)
+            await late.Pop(request)  # on the first connection it would wait in the client: see `pop.calls_max`
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        await stub.Send(pb.SendRequest(messages=[pb.Message(topic=TOPIC, body=b"a")]))
+        await late.Send(pb.SendRequest(messages=[pb.Message(topic=TOPIC, body=b"a")]))
         done, waiting = await asyncio.wait(polls, return_when=asyncio.FIRST_COMPLETED)
         assert [len(poll.result().messages) for poll in done] == [1]
         assert len(waiting) == 999

@@ -171,6 +171,8 @@ def test_a_record_comes_back_as_it_was_encoded(
         born_host=st.text(max_size=20),
         born_ms=st.integers(0, 2**53),
         packet_id=st.integers(0, 65_535),
+        check_after_ms=st.integers(0, 2**53),
+        priority=st.integers(-(2**31), 2**31 - 1),
     )
 )
 def test_properties_come_back_in_order_with_repeated_names(properties: Properties) -> None:

@@ -17,8 +17,6 @@ from penstock.testing.nodethread import NodeInThread
 from tests.system.processes import ROOT
 from tests.worker.running import counts, running, until
 
-pytest_plugins = ["penstock.testing.plugin"]
-
 
 async def test_a_node_runs_in_the_process_of_a_test() -> None:
     async with Node() as node, Client(node.target) as client:
