@@ -52,8 +52,10 @@ class AdminSockets:
         self._listening: list[socket.socket] = []
         self._open: list[RequestHandler] = []
         """The connections, the oldest first. Some may have ended."""
-        self._beginning: dict[asyncio.Task[None], None] = {}
+        self._beginning: dict[socket.socket, None] = {}
         """The connections in their handshake, the oldest first."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        """Those that begin connections: the loop itself keeps none of them alive."""
         self.is_local = True
         """Whether only this machine reaches the listener."""
         self.closed_early = 0
@@ -88,8 +90,8 @@ class AdminSockets:
                 self._loop.remove_reader(listening)
             listening.close()
         self._listening.clear()
-        for task in self._beginning:
-            task.cancel()
+        for end in tuple(self._beginning):
+            self._end_handshake(end)
 
     def _accept(self, listening: socket.socket) -> None:
         for _ in range(ACCEPTED_PER_TURN):
@@ -105,9 +107,10 @@ class AdminSockets:
                 return
             end.setblocking(False)
             if self._has_room():
+                self._beginning[end] = None
                 task = self._loop.create_task(self._begin(end))
-                self._beginning[task] = None
-                task.add_done_callback(lambda done: self._beginning.pop(done, None))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
             else:
                 self.closed_early += 1
                 end.close()
@@ -127,11 +130,15 @@ class AdminSockets:
         if self._open and len(self._beginning) < max(self._connections_max // 2, 1):
             self._open.pop(0).force_close()
         else:
-            oldest = next(iter(self._beginning))
-            del self._beginning[oldest]
-            oldest.cancel()
+            self._end_handshake(next(iter(self._beginning)))
         self.closed_early += 1
         return True
+
+    def _end_handshake(self, end: socket.socket) -> None:
+        """Let a handshake fail. Cancelling its task is no way: the descriptor may then be closed here and by uvloop."""
+        del self._beginning[end]
+        with suppress(OSError):  # the client has gone already
+            end.shutdown(socket.SHUT_RDWR)
 
     async def _begin(self, end: socket.socket) -> None:
         try:
@@ -147,3 +154,5 @@ class AdminSockets:
             raise
         else:
             self._open.append(handler)
+        finally:
+            self._beginning.pop(end, None)
