@@ -67,6 +67,7 @@ def decoded(codec: Codec, body: bytes) -> Any:
 
     Raises:
         Undecodable: The body is not valid. The message says why.
+        Exception: Anything but ValueError and TypeError that the codec raises. It says nothing about the body.
     """
     try:
         return codec(body)

@@ -159,14 +159,23 @@ class RunningConsumer:
                 await asyncio.sleep(wait_s)
 
     async def run(self) -> None:
-        """Handle messages until `stop`."""
+        """Handle messages until `stop`. What a slot or the watch raises is a defect, and is raised here."""
         loop = asyncio.get_running_loop()
+        pending = set()
         for slot in self._slots:
             slot.task = loop.create_task(self._work(slot))
+            pending.add(slot.task)
         watch = loop.create_task(self._watch())
-        await asyncio.wait([slot.task for slot in self._slots if slot.task is not None])
-        watch.cancel()
-        await asyncio.wait((watch,))
+        try:
+            while pending:
+                ended, pending = await asyncio.wait({*pending, watch}, return_when=asyncio.FIRST_COMPLETED)
+                pending.discard(watch)
+                for task in ended:
+                    if not task.cancelled():
+                        task.result()
+        finally:
+            watch.cancel()
+            await asyncio.wait((watch,))
 
     def take_no_more(self) -> None:
         """Take no more messages. `stop` must follow."""
@@ -274,19 +283,11 @@ class RunningConsumer:
 
     async def _handle_once(self, slot: WorkerSlot, messages: list[Message]) -> bool:
         """Call the handler with its messages and settle them; return whether the messages after them may follow."""
-        bodies = []
-        try:
-            for message in messages:
-                bodies.append(self._handler.body_of(message))
-        except Undecodable:
-            if self._handler.batch:
-                messages, bodies = await self._decodable(messages)
-                slot.messages = messages
-                if not messages:
-                    return True
-            else:
-                await self._decodable(messages)
-                return True
+        messages, bodies, may_follow = await self._decoded(messages)
+        if self._handler.batch:
+            slot.messages = messages
+        if not messages:
+            return may_follow
         slot.is_over = slot.is_settling = False
         call = HandlerCall(messages, bodies, self._handler.name, self._plan.group)
         try:
@@ -303,7 +304,7 @@ class RunningConsumer:
             if slot.extension is not None:
                 await slot.extension
             if not slot.is_over:
-                await self._failed(slot, messages, error)
+                await self._failed(messages, error)
             return isinstance(error, Reject)
         slot.is_settling = True
         if slot.extension is not None:
@@ -312,7 +313,7 @@ class RunningConsumer:
             # It was in a thread that went on after its timeout, or it ignored its cancellation: the messages went back.
             self.counts.late += len(messages)
             return False
-        if result is not None and not await self._answered(slot, messages, result):
+        if result is not None and not await self._answered(messages, result):
             return False
         self.counts.handled += len(messages)
         for message in messages:
@@ -320,12 +321,12 @@ class RunningConsumer:
                 message.ack().add_done_callback(self._acked)
         return True
 
-    async def _answered(self, slot: WorkerSlot, messages: list[Message], result: Any) -> bool:
+    async def _answered(self, messages: list[Message], result: Any) -> bool:
         """Send the result of a handler as the reply that its message asks for; return whether the messages are handled."""
         try:
             await self._replies.send(messages, result, self._handler.name)
         except Exception as error:
-            await self._failed(slot, messages, error)
+            await self._failed(messages, error)
             return False
         return True
 
@@ -338,7 +339,7 @@ class RunningConsumer:
 
     # --- failures ---------------------------------------------------------------------------------------------------
 
-    async def _failed(self, slot: WorkerSlot, messages: list[Message], error: Exception) -> None:
+    async def _failed(self, messages: list[Message], error: Exception) -> None:
         """Settle messages whose handler raised."""
         if isinstance(error, Reject):
             await self._dead_letter(messages, str(error) or "the handler rejected the message")
@@ -359,17 +360,30 @@ class RunningConsumer:
         )
         await self._settled(*(message.nack(delay_ms=delay_ms) for message in messages if not message.is_settled))
 
-    async def _decodable(self, messages: list[Message]) -> tuple[list[Message], list[Any]]:
-        """Make dead letters of the messages that can't be decoded; return the others and their bodies."""
-        good, bodies = [], []
+    async def _decoded(self, messages: list[Message]) -> tuple[list[Message], list[Any], bool]:
+        """Decode messages, and settle those that can't be.
+
+        A codec that raises something else than Undecodable has failed, which says nothing about the message.
+
+        Returns:
+            The other messages, their bodies, and whether messages that come after them in order may follow.
+        """
+        good: list[Message] = []
+        bodies: list[Any] = []
+        may_follow = True
         for message in messages:
             try:
-                bodies.append(self._handler.body_of(message))
-                good.append(message)
+                body = self._handler.body_of(message)
             except Undecodable as error:
                 self.counts.undecodable += 1
                 await self._dead_letter([message], str(error))
-        return good, bodies
+            except Exception as error:
+                may_follow = False
+                await self._failed([message], error)
+            else:
+                good.append(message)
+                bodies.append(body)
+        return good, bodies, may_follow
 
     async def _dead_letter(self, messages: list[Message], reason: str) -> None:
         for message in messages:

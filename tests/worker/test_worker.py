@@ -11,6 +11,7 @@ import pytest
 
 from penstock import Client, Message, OutgoingMessage, Reject, RetryLater, Worker, WorkerError, group_settings
 from penstock.pop.options import PopOptions
+from penstock.worker.runningconsumer import RunningConsumer
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node
 from tests.worker.running import counts, running, send, until
 
@@ -193,6 +194,49 @@ async def test_a_body_that_can_t_be_decoded_is_a_dead_letter_with_the_reason(nod
     details = sorted(letter.detail for letter in await client.dead_letters.of_group(GROUP))
     assert all("is not valid" in detail for detail in details)
     assert counts(worker).undecodable == 2
+
+
+@pytest.mark.parametrize("batch", [0, 10])
+async def test_a_codec_that_fails_costs_an_attempt_and_the_worker_goes_on(node: Node, client: Client, batch: int) -> None:
+    worker = Worker(node.target)
+    seen: list[bytes] = []
+    is_away = True
+
+    def looked_up(body: bytes) -> bytes:
+        if body == b"a" and is_away:
+            raise LookupError("the schema registry is away")
+        return body
+
+    async def one(body: bytes) -> None:
+        seen.append(body)
+
+    async def many(bodies: list[bytes]) -> None:
+        seen.extend(bodies)
+
+    worker.consumer(FILTER, group=GROUP, batch=batch, concurrency=1, codec=looked_up)(many if batch else one)
+    await send(client, [b"a", b"b"])
+    async with running(worker):
+        await until(lambda: counts(worker).failed)
+        is_away = False
+        await until(lambda: len(seen) == 2)
+    assert (sorted(seen), node.group().dead_letter_count) == ([b"a", b"b"], 0)
+
+
+async def test_a_defect_of_the_worker_ends_it_with_the_error(
+    node: Node, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = Worker(node.target)
+
+    @worker.consumer(FILTER, group=GROUP)
+    async def handle(body: bytes) -> None:
+        pass
+
+    async def broken(*_: object) -> None:
+        raise AssertionError("a defect")
+
+    monkeypatch.setattr(RunningConsumer, "_watch", broken)
+    with pytest.raises(AssertionError, match="a defect"):
+        await asyncio.wait_for(worker.run(handle_signals=False), 20)
 
 
 async def test_a_batch_leaves_out_what_can_t_be_decoded(node: Node, client: Client) -> None:
