@@ -16,7 +16,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seeds", default="0-999", help="a seed, or the first and the last one with a hyphen")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time")
-    parser.add_argument("--trace", action="store_true", help="print the trace of a seed, also if everything holds")
     parser.add_argument("--hashes", action="store_true", help="print the hash of each seed")
     parser.add_argument("--mutations", action="store_true", help="run each mutation until a seed catches it")
     parser.add_argument("--mutation", action="append", choices=sorted(MUTATIONS | RARE), help="run this mutation only")
