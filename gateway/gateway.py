@@ -193,7 +193,7 @@ class Gateway:
             self.counters,
             self.backpressure,
             self.journal,
-            packet_bytes_max=options.packet_bytes_max,
+            packet_bytes_max=min(options.packet_bytes_max, options.message_bytes_max),
             inflight_max=options.inflight_max,
         )
         self._publish_options = PublishOptions.of(options, delay_ms_max)

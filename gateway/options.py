@@ -24,6 +24,9 @@ DAY_S: Final = DAY_MS // SECOND_MS
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 
+PACKET_ROOM_BYTES: Final = 128 * KIB
+"""Bytes of a packet that the defaults leave for the topic, which has 65,535 at most, and for the properties."""
+
 PLAIN_NAME: Final = "mqtt"
 """The name of the listener on `mqtt.listen`."""
 
@@ -391,12 +394,20 @@ class GatewayOptions:
         HostPort("127.0.0.1", 1883),
         "Address of the MQTT listener. Port 0 picks a free port.",
     )
-    packet_bytes_max: int = option(
+    message_bytes_max: int = option(
         MIB,
-        "Maximum size of an MQTT packet in bytes, including its fixed header. A client that sends a larger packet is "
-        "disconnected (MQTT 5.0: reason 0x95). The CONNACK of MQTT 5.0 states this limit.",
+        "Maximum size of a payload in bytes; topic and properties don't count. A larger message is refused with reason 0x97 "
+        "(MQTT 3.1.1: the connection is closed), and a CONNECT with a larger will is refused.",
         minimum=KIB,
         maximum=16 * MIB,
+    )
+    packet_bytes_max: int = option(
+        MIB + PACKET_ROOM_BYTES,
+        "Maximum size of an MQTT packet in bytes, including its fixed header, topic and properties. Leave 128 KiB above "
+        "`message_bytes_max`, so that every payload which that allows has room. A client that sends a larger packet is "
+        "disconnected (MQTT 5.0: reason 0x95). The CONNACK of MQTT 5.0 states this limit.",
+        minimum=KIB,
+        maximum=16 * MIB + PACKET_ROOM_BYTES,
     )
     connect_bytes_max: int = option(
         128 * KIB,
@@ -490,8 +501,14 @@ class GatewayOptions:
     )
     topic_alias_max: int = option(
         64,
-        "Maximum number of topic aliases in each direction of a connection (MQTT 5.0). The node uses fewer if the "
-        "client accepts fewer. 0 disables topic aliases.",
+        "Maximum number of topic aliases that a client may set on a connection (MQTT 5.0). 0 disables them.",
+        minimum=0,
+        maximum=65_535,
+    )
+    sent_topic_alias_max: int = option(
+        0,
+        "Maximum number of topic aliases that the node sets on a connection (MQTT 5.0), if the client accepts so many. 0 sends "
+        "none, because some clients accept aliases and then deliver messages with an empty topic: see the guide for devices.",
         minimum=0,
         maximum=65_535,
     )

@@ -120,6 +120,7 @@ class Handshake(Generic[C]):
             self._authorizer.check_ban(connection, wish, "")
             self._authorizer.admit(connection, wish)
             self._authorizer.check_ban(connection, wish, self._authorizer.user_of(connection))
+            self._check_will_size(wish)
             self._authorizer.check_will(connection, wish)
             client_id = self._authorizer.client_id_of(connection, wish)
             stored = self._lifecycle.claim(client_id, connection.user)
@@ -131,7 +132,7 @@ class Handshake(Generic[C]):
         self._clients.check_room(client_id)
         outbox = connection.outbox
         if wish.level == V5_0:
-            alias_max = min(wish.topic_alias_max, self._options.topic_alias_max)
+            alias_max = min(wish.topic_alias_max, self._options.sent_topic_alias_max)
             outbox.is_v5 = True
             outbox.says_why = wish.wants_problem_information
             outbox.packet_bytes_max = wish.packet_bytes_max
@@ -194,6 +195,16 @@ class Handshake(Generic[C]):
         self._counters.connections_accepted += 1
         self._traffic.client_connected(connection.peer.listener.name, connection.level)
         return session, is_present
+
+    def _check_will_size(self, wish: Connect) -> None:
+        """Raise ConnectRefused if the will is larger than a message may be."""
+        bytes_max = self._options.message_bytes_max
+        if wish.will is not None and len(wish.will.body) > bytes_max:
+            raise ConnectRefused(
+                f"The will has {len(wish.will.body)} bytes. Send {bytes_max} at most: see mqtt.message_bytes_max.",
+                ConnectCode.NOT_AUTHORIZED,
+                ReasonCode.QUOTA_EXCEEDED,
+            )
 
     def _keep_alive_s(self, wish: Connect) -> int:
         """Return the keep alive that holds: the client's, or in MQTT 5.0 the server's if that is shorter."""

@@ -33,7 +33,7 @@ from penstock.gateway.protocol.runs import count_packets, split_runs
 from penstock.gateway.protocol.topics import DELAYED, parse_delayed
 from penstock.gateway.sessions.session import Session
 from penstock.store.causer import NODE
-from penstock.store.errors import DiskFull, StoreError, TopicInvalid
+from penstock.store.errors import DiskFull, LimitExceeded, StoreError, TopicInvalid
 from penstock.store.properties import encode_properties
 from penstock.store.record import HEADER_BYTES, TOPIC_BYTES_MAX, Flag, record_bytes
 from penstock.store.store import Store
@@ -89,6 +89,8 @@ class PublishOptions:
 
     inflight_max: int
     """See `GatewayOptions.inflight_max`: the receive maximum of the server."""
+    message_bytes_max: int
+    """See `GatewayOptions.message_bytes_max`."""
     topic_alias_max: int
     """See `GatewayOptions.topic_alias_max`."""
     checks_payload_format: bool
@@ -105,6 +107,7 @@ class PublishOptions:
         """Return what the section `[mqtt]` and the longest delay say."""
         return cls(
             inflight_max=options.inflight_max,
+            message_bytes_max=options.message_bytes_max,
             topic_alias_max=options.topic_alias_max,
             checks_payload_format=options.check_payload_format,
             closes_denied=options.access.denied_publish == "close",
@@ -194,6 +197,7 @@ class IncomingPublishes:
         store, session, permissions = self._store, self._session, self._permissions
         route_of, append, received, causer = store.router.route, store.append_message, session.received, session.causer
         puback_ids, pubrec_ids, kept = self._puback_ids, self._pubrec_ids, self._kept
+        bytes_max = self._options.message_bytes_max
         at, stored = start, 0
         try:
             for at, packet in enumerate(islice(packets, start, start + AT_ONCE_MAX), start):
@@ -226,6 +230,10 @@ class IncomingPublishes:
                         permissions.publish.get(topic) or permissions.may_publish(topic, packets)
                     ):
                         raise PublishForbidden(topic)
+                    if len(body) > bytes_max:
+                        raise LimitExceeded(
+                            f"the payload has {len(body)} bytes; send {bytes_max} at most: see mqtt.message_bytes_max"
+                        )
                     if found is not None:
                         self._append_with(flags, topic, body, found, packet_id)
                     elif not flags & NOT_PLAIN:
@@ -268,7 +276,10 @@ class IncomingPublishes:
         if self._kept or (permissions is not None and not permissions.may_publish(topic, packets)):
             return False
         try:
-            size = sum(map(len, bodies)) + len(bodies) * (HEADER_BYTES + len(topic))
+            size = sum(map(len, bodies))
+            if size > self._options.message_bytes_max < max(map(len, bodies)):
+                return False
+            size += len(bodies) * (HEADER_BYTES + len(topic))
             route = self._store.router.route(topic, self._session.causer)
             if not self._store.append_runs([(route, [*alike], RECORD_FLAGS[flags]) for _, alike in groupby(bodies, len)], size):
                 return False

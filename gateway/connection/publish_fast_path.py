@@ -60,7 +60,7 @@ class PublishFastPath:
         counters: count them.
         backpressure: pauses publishers while the disk is behind.
         journal: records the progress of sessions.
-        packet_bytes_max: see `GatewayOptions.packet_bytes_max`.
+        packet_bytes_max: the size of the largest packet that is taken, in bytes. Larger ones go the general path.
         inflight_max: see `GatewayOptions.inflight_max`.
     """
 

@@ -5,7 +5,7 @@ Clauses in brackets are those of MQTT 5.0. Where MQTT 3.1.1 has a clause of anot
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from typing import TypeAlias
 
 from penstock.gateway.auth.permissions import Permissions
@@ -19,6 +19,7 @@ from penstock.gateway.protocol.encode import encode_suback, encode_unsuback, enc
 from penstock.gateway.protocol.packets import QOS
 from penstock.gateway.protocol.reasons import SUBACK_FAILURE, ReasonCode
 from penstock.gateway.protocol.subscribe import parse_subscribe, parse_unsubscribe
+from penstock.gateway.protocol.topics import check_asked
 from penstock.store.errors import StoreError, TopicInvalid
 from penstock.store.store import Store
 
@@ -66,10 +67,15 @@ class Subscribing:
         # What this turn has stored came before the subscription: once it is committed, it is sent as retained or not at all.
         self._store.commit()
         asked = wish.filters[: self._options.subscriptions_max]
-        allowed = permissions.may_subscribe([topic_filter for topic_filter, _ in asked]) if permissions is not None else None
+        invalid = _invalid(topic_filter for topic_filter, _ in asked)
+        allowed = None
+        if permissions is not None:
+            allowed = permissions.may_subscribe([topic_filter for topic_filter, _ in asked if topic_filter not in invalid])
         granted = []
         for topic_filter, options in asked:
             try:
+                if topic_filter in invalid:
+                    raise invalid[topic_filter]
                 if allowed is not None and not allowed[topic_filter]:
                     raise SubscriptionForbidden("the rules (access.file) or the plugins don't allow the subscription")
                 subscriptions.subscribe(topic_filter, options, wish.identifier)
@@ -106,11 +112,26 @@ class Subscribing:
             filters_max=self._options.packet_filters_max,
             user_properties_max=self._options.user_properties_max,
         )
-        had = []
+        invalid = _invalid(wish.filters)
+        codes = []
         for topic_filter in wish.filters:
-            had.append(subscriptions.unsubscribe(topic_filter))
+            if topic_filter in invalid:
+                codes.append(ReasonCode.TOPIC_FILTER_INVALID)
+            else:
+                had = subscriptions.unsubscribe(topic_filter)
+                codes.append(ReasonCode.SUCCESS if had else ReasonCode.NO_SUBSCRIPTION_EXISTED)
             yield
         if not is_v5:
             return encode_unsuback(wish.packet_id)  # also if there was no subscription 3.1.1:[MQTT-3.10.4-5]
-        codes = [ReasonCode.SUCCESS if was_there else ReasonCode.NO_SUBSCRIPTION_EXISTED for was_there in had]
         return encode_unsuback_5(wish.packet_id, codes)
+
+
+def _invalid(filters: Iterable[str]) -> dict[str, TopicInvalid]:
+    """Return the filters that nobody can subscribe to, with the reasons."""
+    found = {}
+    for topic_filter in filters:
+        try:
+            check_asked(topic_filter)
+        except TopicInvalid as error:
+            found[topic_filter] = error.with_traceback(None)
+    return found

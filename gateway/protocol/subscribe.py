@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from penstock.gateway.protocol.errors import (
     MalformedPacket,
-    MalformedTopic,
     PacketIdMissing,
     ProtocolError,
     TooManyFields,
@@ -18,16 +17,12 @@ from penstock.gateway.protocol.errors import (
 from penstock.gateway.protocol.fields import REMAINING_BYTES_MAX, read_byte, read_string, read_u16
 from penstock.gateway.protocol.packets import NAMES, NO_LOCAL, SUBSCRIBE, UNSUBSCRIBE
 from penstock.gateway.protocol.properties import Property, PropertyValues, read_properties
-from penstock.gateway.protocol.reasons import ReasonCode
 from penstock.gateway.protocol.topics import SHARE
-from penstock.store.errors import TopicInvalid
-from penstock.store.record import TOPIC_BYTES_MAX
-from penstock.store.topics import check_filter
 
 
 @dataclass(frozen=True, slots=True)
 class Subscribe:
-    """A valid SUBSCRIBE.
+    """A SUBSCRIBE that is well formed. Its filters are UTF-8, but may break the rules of MQTT 5.0, 4.7.
 
     Parameters:
         packet_id: 1 to 65,535.
@@ -42,7 +37,7 @@ class Subscribe:
 
 @dataclass(frozen=True, slots=True)
 class Unsubscribe:
-    """A valid UNSUBSCRIBE with at least one filter."""
+    """An UNSUBSCRIBE that is well formed, with at least one filter. As in `Subscribe`, the filters may break rules."""
 
     packet_id: int
     filters: list[str]
@@ -57,8 +52,8 @@ def parse_subscribe(
 ) -> Subscribe:
     """Parse the body of a SUBSCRIBE.
 
-    The depth of a filter is a limit of the server, not of the protocol. The server checks it later, and refuses that filter
-    in the SUBACK.
+    A filter that breaks the rules of 4.7 does not make the packet malformed: the server refuses that filter in the SUBACK
+    (3.9.3, reason 0x8F).
 
     Args:
         body: the packet without its fixed header.
@@ -77,7 +72,7 @@ def parse_subscribe(
     filters: list[tuple[str, int]] = []
     end = len(body)
     while at < end:
-        topic_filter, at = _topic_filter(body, at)  # [MQTT-3.8.3-1]
+        topic_filter, at = read_string(body, at, "topic filter")  # [MQTT-3.8.3-1]
         options, at = read_byte(body, at, "subscription options")
         _check_options(topic_filter, options, is_v5)
         filters.append((topic_filter, options))
@@ -105,7 +100,7 @@ def parse_unsubscribe(
     filters: list[str] = []
     end = len(body)
     while at < end:
-        topic_filter, at = _topic_filter(body, at)  # [MQTT-3.10.3-1]
+        topic_filter, at = read_string(body, at, "topic filter")  # [MQTT-3.10.3-1]
         filters.append(topic_filter)
     if not filters:
         raise ProtocolError("An UNSUBSCRIBE has no topic filter. Send at least one [MQTT-3.10.3-2].")
@@ -135,15 +130,6 @@ def _check_options(topic_filter: str, options: int, is_v5: bool) -> None:
         raise ProtocolError("A SUBSCRIBE asks for retain handling 3. Use 0, 1 or 2 (3.8.3.1).")
     if options & NO_LOCAL and topic_filter.startswith(SHARE):
         raise ProtocolError("A shared subscription can't have the option no local [MQTT-3.8.3-4].")
-
-
-def _topic_filter(body: bytes, at: int) -> tuple[str, int]:
-    text, at = read_string(body, at, "topic filter")
-    try:
-        check_filter(text, levels_max=TOPIC_BYTES_MAX + 1)  # [MQTT-4.7.1-1], [MQTT-4.7.1-2], [MQTT-4.7.3-1]
-    except TopicInvalid as error:
-        raise MalformedTopic(str(error), ReasonCode.TOPIC_FILTER_INVALID) from error
-    return text, at
 
 
 def _packet_id(body: bytes, kind: int) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from penstock.store.errors import LimitExceeded, TopicInvalid
+from penstock.store.record import TOPIC_BYTES_MAX
 from penstock.store.topics import check_filter
 
 SHARE: Final = "$share/"
@@ -39,6 +40,17 @@ def split_share(topic_filter: str) -> tuple[str, str]:
             f"The filter {shared[:64]!r} can't be shared, because topics that begin with '$' are the node's own."
         )
     return name, check_filter(shared)
+
+
+def check_asked(topic_filter: str) -> None:
+    """Raise TopicInvalid if a filter of a SUBSCRIBE or UNSUBSCRIBE breaks MQTT 5.0, 4.7 or 4.8.2.
+
+    How deep and how long a filter may be are limits of the store, which checks them where it makes the queue.
+    """
+    if topic_filter.startswith(SHARE):
+        split_share(topic_filter)
+    else:
+        check_filter(topic_filter, levels_max=TOPIC_BYTES_MAX + 1)  # [MQTT-4.7.1-1], [MQTT-4.7.1-2], [MQTT-4.7.3-1]
 
 
 def parse_delayed(topic: bytes, now_ms: int, delay_ms_max: int) -> tuple[bytes, int]:

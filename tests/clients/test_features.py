@@ -365,6 +365,8 @@ async def retain_as_published_and_retain_handling(stage: Stage) -> None:
 
 @only_5
 async def topic_aliases_both_ways(stage: Stage) -> None:
+    await stage.broker.stop()
+    await stage.start(sent_topic_alias_max=64)
     client = await stage.connect("c", about={Property.TOPIC_ALIAS_MAXIMUM: 4})
     await client.subscribe(("long/topic/#", 1))
     for number in range(3):

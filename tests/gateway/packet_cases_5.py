@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from penstock.gateway.protocol.connect import Connect, Will
 from penstock.gateway.protocol.disconnect import Disconnect
-from penstock.gateway.protocol.errors import ConnectRefused, MalformedPacket, MalformedTopic, ProtocolError
+from penstock.gateway.protocol.errors import ConnectRefused, MalformedPacket, ProtocolError
 from penstock.gateway.protocol.packets import (
     AUTH,
     CONNECT,
@@ -237,7 +237,6 @@ class Invalid(NamedTuple):
 
 
 _PROTOCOL = ReasonCode.PROTOCOL_ERROR
-_FILTER = ReasonCode.TOPIC_FILTER_INVALID
 
 
 def _bad_connect(name: str, raw: bytes, error: type[ProtocolError], says: str, reason: ReasonCode) -> Invalid:
@@ -378,7 +377,6 @@ INVALID = [
         _PROTOCOL,
     ),
     Invalid("subscribe, no properties", b"\x82\2\0\1", MalformedPacket, "ends within its property length"),
-    Invalid("subscribe, bad filter", subscribe_5(1, (b"a/#/b", 0)), MalformedTopic, "before its last level", _FILTER),
     Invalid("unsubscribe, nothing", unsubscribe_5(1), ProtocolError, "[MQTT-3.10.3-2]", _PROTOCOL),
     Invalid(
         "unsubscribe, identifier",

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from penstock.gateway.protocol.encode import encode_acks
+from penstock.gateway.protocol.encode import encode_acks, encode_publish
 from penstock.gateway.protocol.packets import CONNACK, PINGRESP, PUBACK, PUBCOMP, PUBREC, PUBREL, SUBACK, UNSUBACK, Packet
-from penstock.gateway.protocol.properties import Property, write_properties
+from penstock.gateway.protocol.properties import Property, PropertyValues, write_properties
 from penstock.gateway.protocol.reasons import ReasonCode
 from penstock.gateway.protocol.runs import split_runs
-from penstock.store.options import KIB
+from penstock.store.options import KIB, MIB
 from tests.gateway.brokers import StartBroker
 from tests.gateway.moving_time import pass_time
 from tests.gateway.packet_cases import connect, packet
@@ -325,6 +325,34 @@ async def test_an_ack_says_that_a_quota_is_exceeded(start_broker: StartBroker) -
     assert await client.publish_with("b", b"x", qos=1) == ReasonCode.QUOTA_EXCEEDED
     assert await client.publish_with("b", b"x", qos=2) == ReasonCode.QUOTA_EXCEEDED
     assert await client.publish_with("a", b"x", qos=2) == 0
+
+
+async def test_a_limit_on_payloads_counts_nothing_else(start_broker: StartBroker) -> None:
+    broker = await start_broker(topic_bytes_max=65_535)
+    topic = "/".join(["x" * 500] * 128)
+    client = await broker.connect_5("five")
+    about: PropertyValues = {Property.USER_PROPERTY: [("key", "v" * 1000)] * 50}
+    assert await client.publish_with(topic, bytes(MIB), about, qos=1) == 0
+    assert await client.publish_with("a", bytes(MIB), qos=2) == 0
+    for qos in (1, 2):
+        assert await client.publish_with("a", bytes(MIB + 1), about, qos=qos) == ReasonCode.QUOTA_EXCEEDED
+    older = await broker.connect("four")
+    await older.publish("a", bytes(MIB), 1)
+    await older.send(encode_publish(b"a", bytes(MIB + 1), 1, packet_id=1))
+    assert await older.ended() == []
+    assert [message.topic for message in broker.stored()] == [topic, "a", "a"]
+
+
+async def test_a_run_and_a_will_are_held_to_the_limit_on_payloads(start_broker: StartBroker) -> None:
+    broker = await start_broker(message_bytes_max=KIB)
+    client = await broker.connect_5("five")
+    sizes = [KIB, KIB, KIB + 1, KIB + 1, 1]
+    await client.send(b"".join(publish_5(0x32, b"a", 1 + number, NONE, bytes(size)) for number, size in enumerate(sizes)))
+    codes = [packet[2] if len(packet) > 2 else 0 for packet in [await client.expect(PUBACK) for _ in sizes]]
+    assert codes == [0, 0, ReasonCode.QUOTA_EXCEEDED, ReasonCode.QUOTA_EXCEEDED, 0]
+    dies = await broker.dial_5()
+    await dies.send(connect_5(CLEAN | WILL, b"dies", b"a", bytes(KIB + 1)))
+    assert (await dies.connack())[0] == ReasonCode.QUOTA_EXCEEDED
 
 
 # --- along with other versions ----------------------------------------------------------------------------------------

@@ -177,8 +177,18 @@ async def test_an_alias_over_the_limit_ends_the_connection(broker: Broker, alias
     assert await client.disconnected() == (ReasonCode.TOPIC_ALIAS_INVALID, [])
 
 
-async def test_the_server_gives_aliases_as_far_as_the_client_takes_them(broker: Broker) -> None:
+async def test_the_server_gives_no_aliases_unless_an_option_says_so(broker: Broker) -> None:
+    """[MQTT-3.1.2-27]."""
+    client, publisher = await broker.connect_5("client", about={Property.TOPIC_ALIAS_MAXIMUM: 10}), await broker.connect("p")
+    await client.subscribe(("a", 1))
+    for _ in range(2):
+        await publisher.publish("a", b"x", 1)
+    assert [await client.message_with() for _ in range(2)] == [(Message("a", b"x", 1), {})] * 2
+
+
+async def test_the_server_gives_aliases_as_far_as_the_client_takes_them(start_broker: StartBroker) -> None:
     """[MQTT-3.1.2-26], [MQTT-3.1.2-27]: the topic comes with the alias, and then the alias alone."""
+    broker = await start_broker(sent_topic_alias_max=64)
     client = await broker.connect_5("client", about={Property.TOPIC_ALIAS_MAXIMUM: 2})
     none, publisher = await broker.connect_5("none"), await broker.connect("publisher")
     for one in (client, none):
@@ -348,6 +358,21 @@ async def test_retain_handling_says_when_retained_messages_come(broker: Broker) 
     again = await broker.connect_5("again")
     await again.subscribe_with(("a", NOT_IF_THERE))
     assert await again.messages() == kept
+
+
+INVALID_FILTERS = ("a/b#", "a/#/b", "#a", "a+/b", "", "$share/g/a#", "$share/g/", "$share//a", "$share/g")
+
+
+async def test_an_invalid_filter_is_answered_and_the_connection_stays_open(broker: Broker) -> None:
+    """[MQTT-4.7.1-1], [MQTT-4.7.1-2], [MQTT-4.7.3-1], 3.9.3, 3.11.3."""
+    five, four = await broker.connect_5("five"), await broker.connect("four")
+    invalid = [ReasonCode.TOPIC_FILTER_INVALID] * len(INVALID_FILTERS)
+    assert await five.subscribe(("a", 1), *((each, 1) for each in INVALID_FILTERS), ("b", 2)) == [1, *invalid, 2]
+    assert await five.unsubscribed("a", *INVALID_FILTERS, "c") == [0, *invalid, ReasonCode.NO_SUBSCRIPTION_EXISTED]
+    assert await four.subscribe(*((each, 1) for each in INVALID_FILTERS), ("b", 1)) == [0x80] * len(invalid) + [1]
+    await four.unsubscribe(*INVALID_FILTERS)
+    await four.publish("b", b"x", 1)
+    assert (await five.message()).body == b"x"
 
 
 async def test_filters_that_are_refused_are_told_why_each_on_its_own(start_broker: StartBroker) -> None:

@@ -430,7 +430,8 @@ async def test_a_message_too_large_for_its_member_counts_as_delivered(broker: Br
     assert (group_of(broker).in_flight, broker.node.gateway.counters.deliveries_too_large) == (1, 1)
 
 
-async def test_each_member_has_topic_aliases_of_its_own(broker: Broker) -> None:
+async def test_each_member_has_topic_aliases_of_its_own(start_broker: StartBroker) -> None:
+    broker = await start_broker(sent_topic_alias_max=64)
     members = [await member(broker, name, about={Property.TOPIC_ALIAS_MAXIMUM: 4}) for name in ("one", "two")]
     await publish(broker, *(b"%d" % n for n in range(4)))
     for client in members:

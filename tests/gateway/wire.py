@@ -260,8 +260,14 @@ class Client5(Client):
         return await self.subscribe_with(*filters)
 
     async def unsubscribe(self, *filters: str) -> None:
+        assert await self.unsubscribed(*filters) == [0] * len(filters)
+
+    async def unsubscribed(self, *filters: str) -> list[int]:
+        """Unsubscribe; return the codes of the UNSUBACK."""
         await self.send(unsubscribe_5(2, *(name.encode() for name in filters)))
-        assert (await self.expect(UNSUBACK))[2] == b"\0\2\0" + bytes(len(filters))
+        body = (await self.expect(UNSUBACK))[2]
+        assert body[:3] == b"\0\2\0", body
+        return list(body[3:])
 
     async def message_with(self) -> tuple[Message, PropertyValues]:
         """Return the next message with its properties; at QoS 1 and 2, acknowledge it."""
