@@ -27,7 +27,7 @@ from contextlib import suppress
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import ClassVar, Final, NamedTuple, Protocol
 
 WRITE_BYTES = 64 * 1024
 """Maximum number of bytes that one call writes. For larger writes Linux 6 allocates page cache in large pieces, which costs
@@ -221,13 +221,15 @@ def _closed(_size: int, _offset: int) -> bytes:
 class SystemFiles:
     """The files of the operating system.
 
-    It keeps `SPARES` descriptors in reserve. When the process has none left, `open` and `sync_directory` use one of these, and
+    The process keeps `SPARES` descriptors in reserve. When it has none left, `open` and `sync_directory` use one of these, and
     the next call that finds a free one restores the reserve. So the store goes on while a part that takes descriptors without
     bounds has to stop.
     """
 
+    _spares: ClassVar[list[int]] = []
+    """The reserve, one for all objects of the process: what each kept for itself would stay open."""
+
     def __init__(self) -> None:
-        self._spares: list[int] = []
         self._boot_id = b""
 
     def open(self, path: Path, mode: Mode = Mode.READ, *, permissions: int = 0o600) -> File:

@@ -295,7 +295,7 @@ class Client:
         """
         self._call.check_open()
         opening = requests.consume(topic_filter, group, credits, batch, invisible_ms, start, give_back)
-        return StreamConsumer(self._stub, opening)
+        return StreamConsumer(self._stub, opening, self._settlements_of(group))
 
     def _settlements_of(self, group: str) -> Settlements:
         settlements = self._settlements.get(group)

@@ -18,6 +18,7 @@ from penstock.pop.errors import NodeUnavailable, PopError
 from penstock.pop.proto import pop_pb2 as pb
 
 if TYPE_CHECKING:
+    from penstock.pop.client.settlements import Settlements
     from penstock.pop.proto.pop_pb2_grpc import PopServiceAsyncStub
 
 logger = logging.getLogger("penstock.client")
@@ -66,9 +67,10 @@ class StreamConsumer:
     are returned to the node, which counts no attempt, and the stream takes back credits until the loop is fast enough.
     """
 
-    def __init__(self, stub: PopServiceAsyncStub, opening: pb.ConsumeOpen) -> None:
+    def __init__(self, stub: PopServiceAsyncStub, opening: pb.ConsumeOpen, settlements: Settlements) -> None:
         self._stub = stub
         self._opening = opening
+        self._settlements = settlements
         self._credits_max = self._credits = opening.credits or CREDITS_DEFAULT
         self._call: grpc.aio.StreamStreamCall[pb.ConsumeRequest, pb.ConsumeResponse] | None = None
         self._unsent = pb.ConsumeRequest()
@@ -109,11 +111,8 @@ class StreamConsumer:
         assert reader is not None
         if self._watch is not None:
             self._watch.cancel()
-        unseen = self._unseen.clear()
-        if not self._opening.give_back:
-            for message in unseen:
-                message.suspend()
-        if (error is None or self._unsent.changes) and not call.done():
+        give_back = self._opening.give_back
+        if (error is None or self._unsent.changes or not give_back) and not call.done():
             # Send the last acknowledgements and wait for the node's answer, for a bounded time. A broken stream has no answer.
             with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
                 async with asyncio.timeout(CLOSE_S):
@@ -123,6 +122,9 @@ class StreamConsumer:
         call.cancel()
         reader.cancel()
         await asyncio.wait((reader,))
+        unseen = self._unseen.clear()  # Now nothing can arrive any more: the node sends until it hears that the client closes.
+        if unseen and not give_back:
+            await self._settlements.give_back([message.handle for message in unseen], CLOSE_S)
 
     def __aiter__(self) -> AsyncGenerator[StreamMessage, None]:
         return self._iterate()

@@ -136,6 +136,15 @@ async def test_messages_that_wait_on_a_stream_behind_a_slow_one_lose_no_attempt(
     await assert_each_was_seen_once(node, seen)
 
 
+async def test_a_message_that_arrives_while_its_stream_closes_loses_no_attempt(node: Node, client: Client) -> None:
+    """The acknowledgement that goes out at the end makes room, so the node delivers one more before it hears of the end."""
+    async with client.stream(FILTER, group=GROUP, credits=1, give_back=False) as messages:
+        async for message in messages:
+            message.ack()
+            break
+    assert node.group().in_flight == 0
+
+
 async def test_a_slow_stream_takes_credits_back_and_a_fast_one_gets_them_again(node: Node, client: Client) -> None:
     async with client.stream(FILTER, group=GROUP, credits=30, invisible_ms=4_000) as messages:
         stream = aiter(messages)
