@@ -202,6 +202,21 @@ class UnknownTransaction(StatusError):
     code = "UNKNOWN_TRANSACTION"
 
 
+class DeduplicationIdReused(StatusError):
+    """Raised when the topic got the deduplication id of a message with another body. The message is not stored."""
+
+    code = "DEDUPLICATION_ID_REUSED"
+
+
+class DeduplicationWindowPassed(StatusError):
+    """Raised when a message is repeated too late: the node can't know any more whether it stored the first one.
+
+    The node stores nothing now. Look for the first message among what its consumers did, or send it again with a new id.
+    """
+
+    code = "DEDUPLICATION_WINDOW_PASSED"
+
+
 class TooManyQueues(StatusError):
     """Raised when the first level of a topic is new, and the node has its maximum number of light queues."""
 

@@ -185,6 +185,26 @@ class PopOptions:
         minimum=1,
         maximum=10_000_000,
     )
+    deduplication_ms: int = option(
+        10 * MINUTE_MS,
+        "Milliseconds for which the node remembers the deduplication id of a message. A message with the id of an earlier one "
+        "of its topic is not stored again.",
+        minimum=SECOND_MS,
+        maximum=30 * DAY_MS,
+    )
+    deduplication_topic_ids_max: int = option(
+        100_000,
+        "Maximum number of deduplication ids that are remembered of one topic. The oldest is forgotten for a new one.",
+        minimum=1,
+        at_most="deduplication_ids_max",
+    )
+    deduplication_ids_max: int = option(
+        500_000,
+        "Maximum number of deduplication ids that are remembered of all topics together, each in some 300 bytes of memory. The "
+        "oldest is forgotten for a new one.",
+        minimum=1,
+        maximum=100_000_000,
+    )
     message_bytes_max: int = option(
         4 * MIB,
         "Maximum size of the body of one sent message in bytes. Its properties may have as many.",

@@ -108,6 +108,7 @@ class KeySpace(bytes, Enum):
     RETAINED_COUNT = b"n"
     SESSION = b"S"
     COPY = b"V"
+    SENT_ID = b"I"
     ACCOUNT = b"A"
 
 

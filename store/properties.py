@@ -49,6 +49,8 @@ class Properties(NamedTuple):
     """For half of a transaction: when its producer is asked first, in ms after it was stored; 0 for the node's interval."""
     priority: int = 0
     """Messages of one pop come in descending order of this number, where the protocol has priorities."""
+    deduplication_id: str = ""
+    """With `Flag.IDENTIFIED`: the id by which the node knows the message again if its sender repeats it."""
 
 
 NO_PROPERTIES = Properties()
@@ -95,6 +97,7 @@ def decode_properties(data: bytes) -> Properties:
         fields.get("sender_id", ""),
         fields.get("check_after_ms", 0),
         fields.get("priority", 0),
+        fields.get("deduplication_id", ""),
     )
 
 

@@ -115,12 +115,14 @@ class Flag(IntFlag):
     """The message changes the session that its properties name: it was received at QoS 2, or it is the session's will."""
     RETURNED = 0x80
     """On POP_INVISIBLE_CHANGED: the consumer has returned the message, and nobody has it until the invisible time ends."""
+    IDENTIFIED = 0x80
+    """On MESSAGE: it has a deduplication id, which the node remembers."""
 
 
 UNROUTED = int(Flag.DELAYED | Flag.HALF)
 """Flags of a message that a later record routes."""
 
-OBSERVED = int(Flag.RETAIN | Flag.DELAYED | Flag.HALF | Flag.SESSION)
+OBSERVED = int(Flag.RETAIN | Flag.DELAYED | Flag.HALF | Flag.SESSION | Flag.IDENTIFIED)
 """Flags of a message that a part of the store must see, besides its queues."""
 
 # --- the header, twice: for one record and for a million ------------------------------------------------------------

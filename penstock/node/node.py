@@ -102,7 +102,7 @@ class Node:
             delay_ms_max=config.timer.delay_ms_max,
             descriptors_below=self.descriptors.mqtt,
         )
-        sender = Sender(self.store, self._handles, self.delayed, self.transactions, config.pop, config.timer)
+        sender = Sender(self.store, self._handles, self.delayed, self.transactions, self.sent_ids, config.pop, config.timer)
         servicer = PopServicer(self.pop, self.store, self._handles, self.delayed, self.transactions, sender, config.pop)
         self.rocketmq = rocketmq_service(
             self.pop, self.store, self._handles, sender, self.delayed, self.transactions, config.pop
@@ -163,6 +163,7 @@ class Node:
         parts = NodeParts(self.config, clock)
         self.store, self.delayed, self.retained = parts.store, parts.delayed, parts.retained
         self.pop, self.transactions, self.sessions = parts.pop, parts.transactions, parts.sessions
+        self.sent_ids = parts.sent_ids
         self._handles = parts.handles
         return self.store.recover()
 

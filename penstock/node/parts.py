@@ -9,6 +9,7 @@ from penstock.gateway.sessions.stored_sessions import StoredSessions
 from penstock.node.config import Config
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.handle import Handles, load_secret
+from penstock.pop.core.sentids import SentIds
 from penstock.pop.core.transactions import Transactions
 from penstock.store.clock import SteerableClock
 from penstock.store.files import SYSTEM_FILES, Files
@@ -57,6 +58,7 @@ class NodeParts:
         self.handles = Handles(load_secret(config.data_dir, files=files))
         self.pop = PopCore(self.store, self.handles, config.pop, config.timer)
         self.transactions = Transactions(self.store, config.pop, config.timer)
+        self.sent_ids = SentIds(self.store, config.pop)
         self.sessions = StoredSessions(self.store.queues, self.store.ledger)
-        for part in (self.delayed, self.retained, self.transactions, self.sessions, self.pop.part):
+        for part in (self.delayed, self.retained, self.transactions, self.sent_ids, self.sessions, self.pop.part):
             self.store.add_part(part)

@@ -16,7 +16,8 @@ A = TypeVar("A")
 def receipts(answer: pb.SendResponse) -> list[SendReceipt | PopError]:
     """Return the receipt or the error of each message of a batch."""
     return [
-        error_of_status(result.status) or SendReceipt(result.message_id, result.recall_handle, result.transaction_handle)
+        error_of_status(result.status)
+        or SendReceipt(result.message_id, result.recall_handle, result.transaction_handle, result.repeated)
         for result in answer.results
     ]
 

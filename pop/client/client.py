@@ -99,6 +99,11 @@ class Client:
         message_group: str = "",
         deliver_at_ms: int = 0,
         delay_ms: int = 0,
+        deduplication_id: str = "",
+        response_topic: str = "",
+        correlation_data: bytes = b"",
+        content_type: str = "",
+        expire_after_ms: int = 0,
     ) -> SendReceipt:
         """Send a message; return when it is durable. `OutgoingMessage` documents the arguments.
 
@@ -107,9 +112,10 @@ class Client:
 
         Raises:
             InvalidTopic, InvalidProperty, InvalidDeliveryTime, MessageTooLarge: The message breaks a rule.
+            DeduplicationIdReused: The topic got the deduplication id before, with another body.
             TooManyTimers, TooManyQueues: A bound of the node is reached.
-            NodeUnavailable: The node did not answer. It may have stored the message: send the message again if a duplicate is
-                better than a loss.
+            NodeUnavailable: The node did not answer. It may have stored the message. With a deduplication id, send it again
+                as an `OutgoingMessage` with its age. `Producer` does so by itself.
         """
         message = OutgoingMessage(
             topic=topic,
@@ -119,6 +125,11 @@ class Client:
             message_group=message_group,
             deliver_at_ms=deliver_at_ms,
             delay_ms=delay_ms,
+            deduplication_id=deduplication_id,
+            response_topic=response_topic,
+            correlation_data=correlation_data,
+            content_type=content_type,
+            expire_after_ms=expire_after_ms,
         )
         return await self._send_one(message)
 

@@ -18,6 +18,8 @@ class SendReceipt(NamedTuple):
     """Handle that cancels a delayed message. Empty for other messages."""
     transaction_handle: str = ""
     """Handle that commits or rolls back a transaction. Empty for messages without one."""
+    repeated: bool = False
+    """Whether the node had the message before, with the same deduplication id. The receipt is that of the first message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,16 @@ class OutgoingMessage:
         producer: Name of the service that decides on the transaction of which the message is half. The node delivers the
             message when the transaction is committed. Empty: the message has no transaction.
 
+        deduplication_id: Chosen by the sender, up to 256 bytes of UTF-8. The node stores one message of a topic with this id,
+            within `pop.deduplication_ms` (10 minutes by default), and answers a repeated one with the first one's receipt.
+            Empty: the message has none.
+        deduplication_age_ms: How long ago the message was sent first, at the most; 0 if it was never sent before. If the node
+            has forgotten the ids of that time, it refuses the message, and does not store it twice.
+        response_topic: Topic for the reply to this message (MQTT 5.0, 3.3.2.3.5). Empty: it has none.
+        correlation_data: Names the message in its reply (MQTT 5.0, 3.3.2.3.6), up to 65,535 bytes.
+        content_type: Describes the body, such as `application/json`.
+        expire_after_ms: Nobody gets the message after this time from its delivery time, in ms. 0: it never expires.
+
     Raises:
         ValueError: Both `deliver_at_ms` and `delay_ms` are given.
     """
@@ -47,6 +59,12 @@ class OutgoingMessage:
     deliver_at_ms: int = 0
     delay_ms: int = 0
     producer: str = ""
+    deduplication_id: str = ""
+    deduplication_age_ms: int = 0
+    response_topic: str = ""
+    correlation_data: bytes = b""
+    content_type: str = ""
+    expire_after_ms: int = 0
 
     def __post_init__(self) -> None:
         if self.deliver_at_ms and self.delay_ms:
@@ -54,6 +72,9 @@ class OutgoingMessage:
 
     def encoded(self) -> pb.Message:
         """Return the message as the protocol has it."""
+        has_extras = (
+            self.deduplication_id or self.response_topic or self.correlation_data or self.content_type or self.expire_after_ms
+        )
         return pb.Message(
             topic=self.topic,
             body=self.body,
@@ -63,4 +84,15 @@ class OutgoingMessage:
             deliver_at_ms=self.deliver_at_ms,
             delay_ms=self.delay_ms,
             producer=self.producer,
+            extras=self._extras() if has_extras else None,
+        )
+
+    def _extras(self) -> pb.MessageExtras:
+        return pb.MessageExtras(
+            deduplication_id=self.deduplication_id,
+            deduplication_age_ms=self.deduplication_age_ms,
+            response_topic=self.response_topic,
+            correlation_data=self.correlation_data,
+            content_type=self.content_type,
+            expire_after_ms=self.expire_after_ms,
         )

@@ -56,6 +56,26 @@ class ReceivedMessage:
         return self._received.message_group
 
     @property
+    def deduplication_id(self) -> str:
+        """Deduplication id of the message, or an empty string."""
+        return self._received.deduplication_id
+
+    @property
+    def response_topic(self) -> str:
+        """Topic to which the publisher wants the reply (MQTT 5.0, 3.3.2.3.5), or an empty string."""
+        return self._received.response_topic
+
+    @property
+    def correlation_data(self) -> bytes:
+        """What a reply must contain, so that the publisher knows its request (MQTT 5.0, 3.3.2.3.6), or no bytes."""
+        return self._received.correlation_data
+
+    @property
+    def content_type(self) -> str:
+        """Description of the body by its publisher (MQTT 5.0, 3.3.2.3.9), or an empty string."""
+        return self._received.content_type
+
+    @property
     def stored_ms(self) -> int:
         """When the node stored the message, in ms since 1970 by the node's clock."""
         return self._received.stored_ms

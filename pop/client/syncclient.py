@@ -73,6 +73,11 @@ class SyncClient:
         message_group: str = "",
         deliver_at_ms: int = 0,
         delay_ms: int = 0,
+        deduplication_id: str = "",
+        response_topic: str = "",
+        correlation_data: bytes = b"",
+        content_type: str = "",
+        expire_after_ms: int = 0,
     ) -> SendReceipt:
         """Send a message; return when it is durable, as `Client.send`."""
         message = OutgoingMessage(
@@ -83,6 +88,11 @@ class SyncClient:
             message_group=message_group,
             deliver_at_ms=deliver_at_ms,
             delay_ms=delay_ms,
+            deduplication_id=deduplication_id,
+            response_topic=response_topic,
+            correlation_data=correlation_data,
+            content_type=content_type,
+            expire_after_ms=expire_after_ms,
         )
         return self._send_one(message)
 

@@ -9,15 +9,17 @@ from enum import Enum
 from typing import NamedTuple
 
 from penstock.pop.core.handle import Handles
+from penstock.pop.core.sentids import ID_BYTES_MAX, SentIds, digest_of
 from penstock.pop.core.transactions import Transactions
 from penstock.pop.errors import PopError
 from penstock.pop.options import PopOptions
 from penstock.store.causer import NODE, Causer
-from penstock.store.errors import LimitExceeded
+from penstock.store.errors import LimitExceeded, TopicInvalid
 from penstock.store.properties import Properties, encode_properties, tag_hash
 from penstock.store.record import Flag, record_bytes
 from penstock.store.router import Route
 from penstock.store.store import Store
+from penstock.store.topics import check_topic
 from penstock.timer.delayed import DelayedMessages
 from penstock.timer.options import TimerOptions
 
@@ -38,6 +40,8 @@ class Refusal(Enum):
     TOO_MANY_TIMERS = "too many timers"
     INVALID_TRANSACTION = "invalid transaction"
     TOO_MANY_TRANSACTIONS = "too many transactions"
+    DEDUPLICATION_ID_REUSED = "deduplication id reused"
+    DEDUPLICATION_WINDOW_PASSED = "deduplication window passed"
 
 
 class SendRefused(PopError):
@@ -55,11 +59,13 @@ class StoredMessage(NamedTuple):
         position: of its record.
         recall_handle: recalls a delayed message; empty for other messages.
         transaction_handle: commits or rolls back a half message; empty for other messages.
+        is_repeated: this is the first message with the deduplication id, and nothing was stored now.
     """
 
     position: int
     recall_handle: str = ""
     transaction_handle: str = ""
+    is_repeated: bool = False
 
 
 class Sender:
@@ -70,6 +76,7 @@ class Sender:
         handles: makes the handles of delayed and half messages.
         delayed: counts delayed messages.
         transactions: counts half messages.
+        sent_ids: knows the messages that are repeated.
         options: maximum size of a body.
         timer: longest delay.
     """
@@ -80,6 +87,7 @@ class Sender:
         handles: Handles,
         delayed: DelayedMessages,
         transactions: Transactions,
+        sent_ids: SentIds,
         options: PopOptions,
         timer: TimerOptions,
     ) -> None:
@@ -87,18 +95,24 @@ class Sender:
         self._handles = handles
         self._delayed = delayed
         self._transactions = transactions
+        self._sent_ids = sent_ids
         self._bytes_max = options.message_bytes_max
         self._delay_ms_max = timer.delay_ms_max
+        self._window_ms = options.deduplication_ms
 
-    def store(self, topic: bytes, body: bytes, properties: Properties, causer: Causer = NODE) -> StoredMessage:
+    def store(
+        self, topic: bytes, body: bytes, properties: Properties, causer: Causer = NODE, *, age_ms: int = 0
+    ) -> StoredMessage:
         """Store a message: as a half message if it has a `producer`, as a delayed one if `deliver_at_ms` is in the future.
 
         Args:
             topic, body, properties: of the message.
             causer: is charged for a delayed or half message, and for a new first level of the topic.
+            age_ms: how long ago the message was sent first, if it has a deduplication id; 0 if it was never sent before.
 
         Raises:
-            SendRefused: the message breaks a bound, or the causer may have no more delayed or half messages.
+            SendRefused: the message breaks a bound, or the causer may have no more delayed or half messages; or the message is
+                repeated, with another body or too late.
             TopicInvalid, LimitExceeded, RecordTooLarge, DiskFull: as `Router.route` and `Store.append_message` raise them.
         """
         properties = self._checked(properties)
@@ -111,23 +125,54 @@ class Sender:
         if len(encoded) > self._bytes_max:
             detail = f"the properties have {len(encoded)} bytes, and {self._bytes_max} are allowed: see pop.message_bytes_max"
             raise SendRefused(Refusal.INVALID_PROPERTY, detail)
+        flags = 1
+        if properties.deduplication_id:
+            repeated = self._repeated(topic, body, properties.deduplication_id, age_ms)
+            if repeated is not None:
+                return repeated
+            flags |= Flag.IDENTIFIED
         if properties.producer:
-            return self._store_half(route, body, properties, causer)
+            return self._store_half(route, body, properties, causer, flags)
         if due_ms:
-            return self._store_delayed(route, body, properties, causer)
-        return StoredMessage(self._store.append_message(route, body, encoded, 1, tag_hash(properties.tag)))
+            return self._store_delayed(route, body, properties, causer, flags)
+        return StoredMessage(self._store.append_message(route, body, encoded, flags, tag_hash(properties.tag)))
 
-    def _store_delayed(self, route: Route, body: bytes, properties: Properties, causer: Causer) -> StoredMessage:
+    def _repeated(self, topic: bytes, body: bytes, sent_id: str, age_ms: int) -> StoredMessage | None:
+        """Return the first message with a deduplication id; None if this is the first."""
+        found = self._sent_ids.find(topic, sent_id)
+        if found is None:
+            if age_ms and not self._sent_ids.remembers(topic, age_ms):
+                detail = (
+                    f"the message was sent first {age_ms} ms ago, and ids of that time are forgotten (pop.deduplication_ms is "
+                    f"{self._window_ms}), so the node can't know whether it stored the message then; it stores nothing now"
+                )
+                raise SendRefused(Refusal.DEDUPLICATION_WINDOW_PASSED, detail)
+            return None
+        if found.digest != digest_of(body):
+            detail = (
+                f"the topic got the deduplication id {sent_id!r} before, with another body, as message {found.position:016x}; "
+                "give each message an id of its own"
+            )
+            raise SendRefused(Refusal.DEDUPLICATION_ID_REUSED, detail)
+        recall_handle = transaction_handle = ""
+        if found.flags & Flag.HALF:
+            transaction_handle = self._handles.half(found.position, self._store.now_ms())
+        elif found.flags & Flag.DELAYED:
+            # A message that is not pending any more has fired or was recalled, and a recall says so for any past time.
+            recall_handle = self._handles.recall(found.position, self._delayed.due_ms(found.position) or 1)
+        return StoredMessage(found.position, recall_handle, transaction_handle, is_repeated=True)
+
+    def _store_delayed(self, route: Route, body: bytes, properties: Properties, causer: Causer, flags: int) -> StoredMessage:
         causer = self._store.ledger.with_tenant(causer, route.name)
         encoded = encode_properties(properties._replace(by=causer.row()))
         try:
             self._delayed.admit(causer, record_bytes(route.topic, body, encoded), route.name)
         except LimitExceeded as error:
             raise SendRefused(Refusal.TOO_MANY_TIMERS, str(error)) from error
-        position = self._store.append_message(route, body, encoded, 1 | Flag.DELAYED)
+        position = self._store.append_message(route, body, encoded, flags | Flag.DELAYED)
         return StoredMessage(position, recall_handle=self._handles.recall(position, properties.deliver_at_ms))
 
-    def _store_half(self, route: Route, body: bytes, properties: Properties, causer: Causer) -> StoredMessage:
+    def _store_half(self, route: Route, body: bytes, properties: Properties, causer: Causer, flags: int) -> StoredMessage:
         if properties.deliver_at_ms:
             detail = "a half message of a transaction can't be delayed: its commit delivers it"
             raise SendRefused(Refusal.INVALID_TRANSACTION, detail)
@@ -136,7 +181,7 @@ class Sender:
         except LimitExceeded as error:
             raise SendRefused(Refusal.TOO_MANY_TRANSACTIONS, str(error)) from error
         encoded = encode_properties(properties._replace(by=by))
-        position = self._store.append_message(route, body, encoded, 1 | Flag.HALF)
+        position = self._store.append_message(route, body, encoded, flags | Flag.HALF)
         return StoredMessage(position, transaction_handle=self._handles.half(position, self._store.now_ms()))
 
     def _checked(self, properties: Properties) -> Properties:
@@ -146,9 +191,20 @@ class Sender:
             raise SendRefused(Refusal.INVALID_PROPERTY, detail)
         texts = [text for pair in properties.user for text in pair]
         texts += [properties.tag, properties.message_group, properties.producer, properties.sender_id, *properties.keys]
+        texts.append(properties.content_type or "")
         for text in texts:
             if len(text.encode()) > PROPERTY_BYTES_MAX:
                 raise SendRefused(Refusal.INVALID_PROPERTY, f"{text[:40]!r}... has more than {PROPERTY_BYTES_MAX} bytes")
+        if len(properties.correlation_data or b"") > PROPERTY_BYTES_MAX:
+            raise SendRefused(Refusal.INVALID_PROPERTY, f"the correlation data has more than {PROPERTY_BYTES_MAX} bytes")
+        if len(properties.deduplication_id.encode()) > ID_BYTES_MAX:
+            detail = f"the deduplication id {properties.deduplication_id[:40]!r}... has more than {ID_BYTES_MAX} bytes"
+            raise SendRefused(Refusal.INVALID_PROPERTY, detail)
+        if properties.response_topic is not None:
+            try:
+                check_topic(properties.response_topic.encode())
+            except TopicInvalid as error:
+                raise SendRefused(Refusal.INVALID_PROPERTY, f"the response topic can't be used: {error}") from error
         due_ms, now_ms = properties.deliver_at_ms, self._store.now_ms()
         if due_ms < 0 or due_ms - now_ms > self._delay_ms_max:
             raise SendRefused(

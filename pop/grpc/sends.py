@@ -38,6 +38,7 @@ class SendMethods:
         route_of, append = self._store.router.route, self._store.append_message
         bytes_max = self._message_bytes_max
         results: list[bytes] = []
+        is_any_repeated = False
         add = results.append
         # DiskFull ends the whole call, so that the client sends all of it again. If the disk became full within the call, its
         # first messages are stored twice.
@@ -50,9 +51,12 @@ class SendMethods:
                     or message.delay_ms
                     or message.producer
                     or message.properties
+                    or message.HasField("extras")
                     or len(message.body) > bytes_max
                 ):
-                    add(sent(self._store_message(message, causer)))
+                    result = self._store_message(message, causer)
+                    is_any_repeated |= result.repeated
+                    add(sent(result))
                 else:  # the hot path
                     add(SENT_PLAIN % append(route_of(message.topic.encode(), causer), message.body, b"", 1))
             except SendRefused as error:
@@ -63,7 +67,7 @@ class SendMethods:
                 add(_failed(pb.MESSAGE_TOO_LARGE, error))
             except LimitExceeded as error:
                 add(_failed(pb.TOO_MANY_QUEUES, error))
-        if self._store.log.end > end:
+        if self._store.log.end > end or is_any_repeated:  # the first of a repeated message may not be durable yet
             await self._store.durable()
         return b"".join(results)
 
@@ -74,19 +78,34 @@ class SendMethods:
                 detail = f"delay_ms is {message.delay_ms} and deliver_at_ms is {due_ms}: give one of them, and at least 0"
                 raise SendRefused(Refusal.INVALID_DELIVERY_TIME, detail)
             due_ms = self._store.now_ms() + message.delay_ms
+        extras = message.extras
+        if extras.deduplication_age_ms < 0 or extras.expire_after_ms < 0:
+            detail = (
+                f"deduplication_age_ms is {extras.deduplication_age_ms} and expire_after_ms is {extras.expire_after_ms}: "
+                "give at least 0"
+            )
+            raise SendRefused(Refusal.INVALID_PROPERTY, detail)
+        expires_at_ms = max(self._store.now_ms(), due_ms) + extras.expire_after_ms if extras.expire_after_ms else 0
         properties = Properties(
             list(message.properties.items()),
             message.tag,
             message.message_group,
             due_ms,
+            expires_at_ms,
+            content_type=extras.content_type or None,
+            response_topic=extras.response_topic or None,
+            correlation_data=extras.correlation_data or None,
             producer=message.producer,
+            deduplication_id=extras.deduplication_id,
         )
-        stored = self._sender.store(message.topic.encode(), message.body, properties, causer)
+        topic, age_ms = message.topic.encode(), extras.deduplication_age_ms
+        stored = self._sender.store(topic, message.body, properties, causer, age_ms=age_ms)
         return pb.SendResult(
             status=OK,
             message_id=message_id(stored.position),
             recall_handle=stored.recall_handle,
             transaction_handle=stored.transaction_handle,
+            repeated=stored.is_repeated,
         )
 
 

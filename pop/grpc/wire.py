@@ -32,6 +32,10 @@ _QUEUE_OFFSET = b"\x48"
 _ATTEMPT = b"\x50"
 _VISIBLE_AT_MS = b"\x58"
 _DEAD_LETTER = b"\x62"
+_DEDUPLICATION_ID = b"\x6a"
+_RESPONSE_TOPIC = b"\x72"
+_CORRELATION_DATA = b"\x7a"
+_CONTENT_TYPE = b"\x82\x01"
 _INVISIBLE_MS = b"\x28"
 _MESSAGES = b"\x0a"
 """Tag of the field `messages` of a PopResponse and a ConsumeResponse."""
@@ -121,6 +125,10 @@ def _properties(encoded: bytes) -> bytes:
         parts.append(_PROPERTY + varint(len(entry)) + entry)
     parts.append(text(_MESSAGE_GROUP, properties.message_group.encode()))
     parts.append(text(_TAG, properties.tag.encode()))
+    parts.append(text(_DEDUPLICATION_ID, properties.deduplication_id.encode()))
+    parts.append(text(_RESPONSE_TOPIC, (properties.response_topic or "").encode()))
+    parts.append(text(_CORRELATION_DATA, properties.correlation_data or b""))
+    parts.append(text(_CONTENT_TYPE, (properties.content_type or "").encode()))
     return b"".join(parts)
 
 

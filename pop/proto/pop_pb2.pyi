@@ -71,6 +71,10 @@ class _CodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Code.ValueType],
     """EndTransactions: it was rolled back before, by its producer or after the last check"""
     UNKNOWN_TRANSACTION: _Code.ValueType  # 20
     """EndTransactions: it is neither pending nor among those that ended lately"""
+    DEDUPLICATION_ID_REUSED: _Code.ValueType  # 21
+    """Send: the topic got the deduplication id with another body"""
+    DEDUPLICATION_WINDOW_PASSED: _Code.ValueType  # 22
+    """Send: the node can't know any more whether it stored the first message with the id"""
 
 class Code(_Code, metaclass=_CodeEnumTypeWrapper): ...
 
@@ -115,6 +119,10 @@ ALREADY_ROLLED_BACK: Code.ValueType  # 19
 """EndTransactions: it was rolled back before, by its producer or after the last check"""
 UNKNOWN_TRANSACTION: Code.ValueType  # 20
 """EndTransactions: it is neither pending nor among those that ended lately"""
+DEDUPLICATION_ID_REUSED: Code.ValueType  # 21
+"""Send: the topic got the deduplication id with another body"""
+DEDUPLICATION_WINDOW_PASSED: Code.ValueType  # 22
+"""Send: the node can't know any more whether it stored the first message with the id"""
 Global___Code: _TypeAlias = Code  # noqa: Y015
 
 class _Start:
@@ -230,6 +238,7 @@ class Message(_message.Message):
     DELIVER_AT_MS_FIELD_NUMBER: _builtins.int
     PRODUCER_FIELD_NUMBER: _builtins.int
     DELAY_MS_FIELD_NUMBER: _builtins.int
+    EXTRAS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     body: _builtins.bytes
     message_group: _builtins.str
@@ -242,6 +251,8 @@ class Message(_message.Message):
     """instead of deliver_at_ms: delivered so many ms after the node gets it, whatever the sender's clock"""
     @_builtins.property
     def properties(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def extras(self) -> Global___MessageExtras: ...
     def __init__(
         self,
         *,
@@ -253,14 +264,59 @@ class Message(_message.Message):
         deliver_at_ms: _builtins.int = ...,
         producer: _builtins.str = ...,
         delay_ms: _builtins.int = ...,
+        extras: Global___MessageExtras | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["extras", b"extras"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "delay_ms", b"delay_ms", "deliver_at_ms", b"deliver_at_ms", "message_group", b"message_group", "producer", b"producer", "properties", b"properties", "tag", b"tag", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "delay_ms", b"delay_ms", "deliver_at_ms", b"deliver_at_ms", "extras", b"extras", "message_group", b"message_group", "producer", b"producer", "properties", b"properties", "tag", b"tag", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Message: _TypeAlias = Message  # noqa: Y015
+
+@_typing.final
+class MessageExtras(_message.Message):
+    """What few messages have."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEDUPLICATION_ID_FIELD_NUMBER: _builtins.int
+    DEDUPLICATION_AGE_MS_FIELD_NUMBER: _builtins.int
+    RESPONSE_TOPIC_FIELD_NUMBER: _builtins.int
+    CORRELATION_DATA_FIELD_NUMBER: _builtins.int
+    CONTENT_TYPE_FIELD_NUMBER: _builtins.int
+    EXPIRE_AFTER_MS_FIELD_NUMBER: _builtins.int
+    deduplication_id: _builtins.str
+    """Chosen by the sender, up to 256 bytes. If the topic got a message with this id lately (pop.deduplication_ms), the node
+    stores nothing and responds with that message.
+    """
+    deduplication_age_ms: _builtins.int
+    """How long ago the id was sent first, at the most; 0 if it was never sent before. Where the node has forgotten ids of that
+    time, it stores nothing and responds with DEDUPLICATION_WINDOW_PASSED.
+    """
+    response_topic: _builtins.str
+    """as in MQTT 5.0, 3.3.2.3.5"""
+    correlation_data: _builtins.bytes
+    content_type: _builtins.str
+    expire_after_ms: _builtins.int
+    """not 0: nobody gets the message after so many ms from its delivery time"""
+    def __init__(
+        self,
+        *,
+        deduplication_id: _builtins.str = ...,
+        deduplication_age_ms: _builtins.int = ...,
+        response_topic: _builtins.str = ...,
+        correlation_data: _builtins.bytes = ...,
+        content_type: _builtins.str = ...,
+        expire_after_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_type", b"content_type", "correlation_data", b"correlation_data", "deduplication_age_ms", b"deduplication_age_ms", "deduplication_id", b"deduplication_id", "expire_after_ms", b"expire_after_ms", "response_topic", b"response_topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MessageExtras: _TypeAlias = MessageExtras  # noqa: Y015
 
 @_typing.final
 class SendRequest(_message.Message):
@@ -290,11 +346,14 @@ class SendResult(_message.Message):
     MESSAGE_ID_FIELD_NUMBER: _builtins.int
     RECALL_HANDLE_FIELD_NUMBER: _builtins.int
     TRANSACTION_HANDLE_FIELD_NUMBER: _builtins.int
+    REPEATED_FIELD_NUMBER: _builtins.int
     message_id: _builtins.str
     recall_handle: _builtins.str
     """recalls a delayed message"""
     transaction_handle: _builtins.str
     """commits a half message, or rolls it back"""
+    repeated: _builtins.bool
+    """this is the response to the first message with the deduplication id"""
     @_builtins.property
     def status(self) -> Global___Status: ...
     def __init__(
@@ -304,10 +363,11 @@ class SendResult(_message.Message):
         message_id: _builtins.str = ...,
         recall_handle: _builtins.str = ...,
         transaction_handle: _builtins.str = ...,
+        repeated: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message_id", b"message_id", "recall_handle", b"recall_handle", "status", b"status", "transaction_handle", b"transaction_handle"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message_id", b"message_id", "recall_handle", b"recall_handle", "repeated", b"repeated", "status", b"status", "transaction_handle", b"transaction_handle"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -429,6 +489,10 @@ class PoppedMessage(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     VISIBLE_AT_MS_FIELD_NUMBER: _builtins.int
     DEAD_LETTER_FIELD_NUMBER: _builtins.int
+    DEDUPLICATION_ID_FIELD_NUMBER: _builtins.int
+    RESPONSE_TOPIC_FIELD_NUMBER: _builtins.int
+    CORRELATION_DATA_FIELD_NUMBER: _builtins.int
+    CONTENT_TYPE_FIELD_NUMBER: _builtins.int
     handle: _builtins.str
     message_id: _builtins.str
     topic: _builtins.str
@@ -441,6 +505,10 @@ class PoppedMessage(_message.Message):
     """1 for the first delivery"""
     visible_at_ms: _builtins.int
     """the deadline: the consumer must acknowledge before it"""
+    deduplication_id: _builtins.str
+    response_topic: _builtins.str
+    correlation_data: _builtins.bytes
+    content_type: _builtins.str
     @_builtins.property
     def properties(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
@@ -462,10 +530,14 @@ class PoppedMessage(_message.Message):
         attempt: _builtins.int = ...,
         visible_at_ms: _builtins.int = ...,
         dead_letter: Global___DeadLetter | None = ...,
+        deduplication_id: _builtins.str = ...,
+        response_topic: _builtins.str = ...,
+        correlation_data: _builtins.bytes = ...,
+        content_type: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["dead_letter", b"dead_letter"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "body", b"body", "dead_letter", b"dead_letter", "handle", b"handle", "message_group", b"message_group", "message_id", b"message_id", "properties", b"properties", "queue_offset", b"queue_offset", "stored_ms", b"stored_ms", "tag", b"tag", "topic", b"topic", "visible_at_ms", b"visible_at_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "body", b"body", "content_type", b"content_type", "correlation_data", b"correlation_data", "dead_letter", b"dead_letter", "deduplication_id", b"deduplication_id", "handle", b"handle", "message_group", b"message_group", "message_id", b"message_id", "properties", b"properties", "queue_offset", b"queue_offset", "response_topic", b"response_topic", "stored_ms", b"stored_ms", "tag", b"tag", "topic", b"topic", "visible_at_ms", b"visible_at_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -43,7 +43,9 @@ class Life:
         self.numbers = 0
         self.parts = Parts(
             data_dir,
-            pop=PopOptions(attempts_max=2, transaction_check_ms=DAY_MS),
+            pop=PopOptions(
+                attempts_max=2, transaction_check_ms=DAY_MS, deduplication_topic_ids_max=30, deduplication_ids_max=30
+            ),
             store=StoreOptions(segment_bytes=32 * KIB, retention_ms=RETENTION_MS),
             more=lambda store: (RetainedMessages(store.now_of, store.ledger), StoredSessions(store.queues, store.ledger)),
         )
@@ -96,6 +98,9 @@ class Life:
         self.count_rows()
         self.parts.transactions.end(half, commit=True)
         self.parts.transactions.end(other, commit=False)
+        for _ in range(3):
+            sent_id = Properties(deduplication_id=f"{draw.randrange(10**9)}")
+            self.publish("plant/1/gone", flags=1 | Flag.IDENTIFIED, properties=sent_id)
         queue = self.store.queues.attach(f"plant/+/{number}", "connection:2")
         self.publish(f"plant/1/{number}")
         self.store.commit()

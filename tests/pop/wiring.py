@@ -21,6 +21,7 @@ from penstock.pop.core.handle import Handles, load_secret
 from penstock.pop.core.outcome import AckOutcome, VisibilityChange
 from penstock.pop.core.poll import PopResult
 from penstock.pop.core.sender import Sender
+from penstock.pop.core.sentids import SentIds
 from penstock.pop.core.settings import GroupSettings
 from penstock.pop.core.snapshot import GroupSnapshot, snapshots
 from penstock.pop.core.transactions import Transactions
@@ -102,6 +103,8 @@ class Parts:
         self.admin = self.core.admin
         self.dead_letters = self.core.dead_letter_admin
         self.transactions = Transactions(self.store, pop_options, timer_options)
+        self.sent_ids = SentIds(self.store, pop_options)
+        self.store.add_part(self.sent_ids)
         self.store.add_part(self.delayed)
         self.store.add_part(self.transactions)
         self.store.add_part(self.core.part)
@@ -265,7 +268,7 @@ class Node(Parts):
         self.transactions.start(loop)
         options = replace(self.options[0], listen=HostPort("127.0.0.1", port))
         core, store, handles, delayed, transactions = self.core, self.store, self.handles, self.delayed, self.transactions
-        sender = Sender(store, handles, delayed, transactions, self.options[0], self.options[1])
+        sender = Sender(store, handles, delayed, transactions, self.sent_ids, self.options[0], self.options[1])
         servicer = PopServicer(core, store, handles, delayed, transactions, sender, self.options[0])
         self.rocketmq = rocketmq_service(core, store, handles, sender, delayed, transactions, self.options[0])
         group_servicer = GroupServicer(core, store)

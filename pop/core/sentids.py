@@ -1,0 +1,172 @@
+"""Deduplication ids: a message that its sender repeats is stored once.
+
+A sender that got no answer can't know whether its message is stored. If the message has a deduplication id, it may send the
+message again: the node remembers the ids of the last messages of each topic, and responds to a repeated one with the first.
+
+Ids are remembered for `pop.deduplication_ms`, of a topic at most `pop.deduplication_topic_ids_max`, and of all topics at most
+`pop.deduplication_ids_max`; the oldest is forgotten first. A sender that repeats a message says how long ago it sent it first.
+If the node may have forgotten an id of that time, it refuses the message, because it can't tell whether the message is stored.
+
+Rows of the index: key b"I", position u64 big-endian; value stored ms i64, flags u8, digest 8 bytes, bytes of the topic u16,
+topic, id.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from hashlib import blake2b
+from struct import Struct
+from typing import NamedTuple
+
+from penstock.pop.options import PopOptions
+from penstock.store.index import Batch, Index, KeySpace
+from penstock.store.part import Apply
+from penstock.store.properties import decode_properties
+from penstock.store.record import Flag, Kind, Record
+from penstock.store.store import Store
+
+ID_BYTES_MAX = 256
+"""Maximum size of a deduplication id."""
+
+FORGOTTEN_AT_ONCE_MAX = 8
+"""Maximum number of old ids that are forgotten for a new one: more than one, so that none stay, and few, so that a message
+after a pause doesn't wait for all of them."""
+
+_DIGEST_BYTES = 8
+_KEY = Struct(">cQ")
+_SENT = Struct(f"<QqB{_DIGEST_BYTES}s")
+_ROW = Struct(f"<qB{_DIGEST_BYTES}sH")
+
+
+def digest_of(body: bytes) -> bytes:
+    """Return what tells whether two bodies are the same."""
+    return blake2b(body, digest_size=_DIGEST_BYTES).digest()
+
+
+class SentMessage(NamedTuple):
+    """A message that was stored with a deduplication id."""
+
+    position: int
+    """Position of its record."""
+    stored_ms: int
+    """When it was stored, in ms since 1970."""
+    flags: int
+    """Flags of its record, which tell a delayed message and half of a transaction."""
+    digest: bytes
+    """The digest of its body."""
+
+
+class SentIds:
+    """The deduplication ids of the last messages. It is a part of the store.
+
+    Parameters:
+        store: has the messages.
+        options: how many ids are remembered, and for how long.
+    """
+
+    def __init__(self, store: Store, options: PopOptions) -> None:
+        self._store = store
+        self._window_ms = options.deduplication_ms
+        self._topic_max = options.deduplication_topic_ids_max
+        self._all_max = options.deduplication_ids_max
+        self._topics: dict[bytes, OrderedDict[bytes, bytes]] = {}
+        """The `SentMessage` of each id as bytes, by topic; the oldest first."""
+        self._order: OrderedDict[int, tuple[bytes, bytes]] = OrderedDict()
+        """Topic and id of each message, by its position; the oldest first."""
+        self._changed: set[int] = set()
+
+    def __len__(self) -> int:
+        """Return how many ids are remembered."""
+        return len(self._order)
+
+    def find(self, topic: bytes, sent_id: str) -> SentMessage | None:
+        """Return the message of a topic that was sent with an id, if the id is remembered."""
+        window = self._topics.get(topic)
+        packed = window.get(sent_id.encode()) if window is not None else None
+        if packed is None:
+            return None
+        found = SentMessage(*_SENT.unpack(packed))
+        return None if self._is_over(found.stored_ms, self._store.now_ms()) else found
+
+    def remembers(self, topic: bytes, age_ms: int) -> bool:
+        """Return whether all ids that a topic got in the last `age_ms` are remembered."""
+        if age_ms >= self._window_ms:
+            return False
+        window = self._topics.get(topic)
+        if window is not None and len(window) >= self._topic_max and self._is_young(next(iter(window.values())), age_ms):
+            return False
+        if len(self._order) < self._all_max:
+            return True
+        first_topic, first_id = next(iter(self._order.values()))
+        return not self._is_young(self._topics[first_topic][first_id], age_ms)
+
+    def _is_young(self, packed: bytes, age_ms: int) -> bool:
+        """Return whether a message is not older than `age_ms`. Then one that was forgotten for it may be as young."""
+        stored_ms = SentMessage(*_SENT.unpack(packed)).stored_ms
+        return self._store.steps.now_for(stored_ms, self._store.now_ms()) - stored_ms <= age_ms
+
+    def _is_over(self, stored_ms: int, now_ms: int) -> bool:
+        return self._store.steps.now_for(stored_ms, now_ms) - stored_ms >= self._window_ms
+
+    # --- the part of the store --------------------------------------------------------------------------------------
+
+    def applies(self) -> Mapping[Kind, Apply]:
+        return {Kind.MESSAGE: self._apply_message}
+
+    def _apply_message(self, record: Record) -> None:
+        if not record.flags & Flag.IDENTIFIED:
+            return
+        topic, sent_id = record.topic, decode_properties(record.properties).deduplication_id.encode()
+        window = self._topics.get(topic)
+        if window is not None and sent_id in window:
+            self._forget(SentMessage(*_SENT.unpack(window[sent_id])).position)
+        packed = _SENT.pack(record.position, record.store_ms, record.flags, digest_of(record.body))
+        self._add(record.position, topic, sent_id, packed)
+        window = self._topics[topic]
+        while len(window) > self._topic_max:
+            self._forget(SentMessage(*_SENT.unpack(next(iter(window.values())))).position)
+        for _ in range(FORGOTTEN_AT_ONCE_MAX):
+            position, (oldest_topic, oldest_id) = next(iter(self._order.items()))
+            oldest = SentMessage(*_SENT.unpack(self._topics[oldest_topic][oldest_id]))
+            if len(self._order) <= self._all_max and not self._is_over(oldest.stored_ms, record.store_ms):
+                break
+            self._forget(position)
+
+    def _add(self, position: int, topic: bytes, sent_id: bytes, packed: bytes) -> None:
+        self._topics.setdefault(topic, OrderedDict())[sent_id] = packed
+        self._order[position] = (topic, sent_id)
+        self._changed.add(position)
+
+    def _forget(self, position: int) -> None:
+        topic, sent_id = self._order.pop(position)
+        window = self._topics[topic]
+        del window[sent_id]
+        if not window:
+            del self._topics[topic]
+        self._changed.add(position)
+
+    def load(self, index: Index) -> None:
+        for key, value in index.rows(bytes(KeySpace.SENT_ID)):
+            _, position = _KEY.unpack(key)
+            stored_ms, flags, digest, topic_bytes = _ROW.unpack_from(value)
+            topic_stop = _ROW.size + topic_bytes
+            packed = _SENT.pack(position, stored_ms, flags, digest)
+            self._add(position, value[_ROW.size : topic_stop], value[topic_stop:], packed)
+        self._changed.clear()
+
+    def save(self, batch: Batch) -> None:
+        for position in self._changed:
+            key = _KEY.pack(KeySpace.SENT_ID, position)
+            found = self._order.get(position)
+            if found is None:
+                batch.delete(key)
+                continue
+            topic, sent_id = found
+            sent = SentMessage(*_SENT.unpack(self._topics[topic][sent_id]))
+            batch.put(key, _ROW.pack(sent.stored_ms, sent.flags, sent.digest, len(topic)) + topic + sent_id)
+        self._changed.clear()
+
+    def live(self, before: int) -> Iterator[tuple[int, int]]:
+        """Yield nothing: the rows of the index have all that is needed."""
+        yield from ()
