@@ -10,6 +10,7 @@ FAULTS ?= all
 SEED ?= 1
 ROUNDS ?= 20
 ONLY ?= all
+MQTT_CLIENTS ?= go-3 go-5 rust-3 rust-5 hivemq-3 hivemq-5 paho-3 paho-5
 CLIENTS ?= python node go java-5.0.7 java-5.1.0 java-5.2.0
 BIN := .venv/bin
 READY := .venv/.ready
@@ -38,9 +39,9 @@ test-fast: $(READY)  ## Run the tests that a change breaks first, in under a min
 test-deep: $(READY)  ## Run the tests with twenty times the examples in each search (an hour or two)
 	PENSTOCK_TEST_DEPTH=20 $(BIN)/python -m pytest --numprocesses=$(WORKERS) --timeout=3600 $(ARGS)
 
-test-clients: $(READY)  ## Run RocketMQ's official clients for Python, Node, Go and Java through all their tests (ten minutes)
+test-clients: $(READY)  ## Run RocketMQ's official clients and MQTT clients of other projects through all their tests (ten minutes)
 	tests/clients/install
-	PENSTOCK_ROCKETMQ_CLIENTS="$(CLIENTS)" $(BIN)/python -m pytest --numprocesses=$(WORKERS) tests/system/test_rocketmq_clients.py $(ARGS)
+	PENSTOCK_ROCKETMQ_CLIENTS="$(CLIENTS)" PENSTOCK_MQTT_CLIENTS="$(MQTT_CLIENTS)" $(BIN)/python -m pytest --numprocesses=$(WORKERS) tests/system/test_rocketmq_clients.py tests/system/test_mqtt_clients.py $(ARGS)
 
 test-crash: $(READY)  ## Kill nodes and writers with -9 again and again, under load and under a fleet, and compare with what was acknowledged
 	PENSTOCK_KILL_ROUNDS=100 PENSTOCK_FLEET_DEVICES=1000 PENSTOCK_FLEET_KILLS=30 $(BIN)/python -m pytest tests/system/test_kill.py tests/system/test_fleet_kill.py tests/store/test_kill.py $(ARGS)
