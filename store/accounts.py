@@ -99,8 +99,11 @@ class Account:
 
     def row(self) -> bytes:
         """Return the value of its row."""
-        mask = sum(1 << resource for resource, count in enumerate(self.counts) if count)
-        counts = b"".join(_COUNT.pack(count) for count in self.counts if count)
+        mask, counts = 0, b""
+        for resource, count in enumerate(self.counts):
+            if count:
+                mask |= 1 << resource
+                counts += _COUNT.pack(count)
         return _HEAD.pack(self.kind, self.parent, mask) + counts + self.name.encode()
 
     @classmethod
@@ -121,6 +124,8 @@ class Account:
         if self.id == NODE_ACCOUNT or self.kind is AccountKind.MEMBER:
             return frozenset()
         least = CLIENTS_RANKED_FROM if self.kind is AccountKind.CLIENT else RANKED_FROM
+        if max(self.counts) < least:
+            return frozenset()
         return frozenset(
             (resource, self.parent, rank_of(self.counts[resource]))
             for resource in Resource

@@ -27,7 +27,7 @@ pairs deliveries with acknowledgements.
 from __future__ import annotations
 
 import struct
-from enum import IntEnum, IntFlag
+from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
@@ -100,8 +100,11 @@ class Kind(IntEnum):
     """How far the clients of many sessions have acknowledged since the last SESSION_OFFSETS record of each."""
 
 
-class Flag(IntFlag):
-    """Flags of a message: the publisher's QoS in the two low bits, and bits for routing."""
+class Flag(IntEnum):
+    """Flags of a message: the publisher's QoS in the two low bits, and bits for routing.
+
+    Combinations of them are ints. Operations on an `IntFlag` would run Python code several times for each message.
+    """
 
     QOS_MASK = 0x03
     RETAIN = 0x04

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Final
 
 from penstock.pop.backoff import Backoff, Exponential
 from penstock.pop.core.expression import EXPRESSION_BYTES_MAX, ExpressionType, compile_expression
@@ -70,9 +70,7 @@ class GroupSettings:
 
     def row(self) -> dict[str, Any]:
         """Return the settings that are not at their defaults, as records contain them."""
-        row: dict[str, Any] = {
-            field.name: getattr(self, field.name) for field in fields(self) if getattr(self, field.name) != field.default
-        }
+        row = {name: value for name, default in _DEFAULTS.items() if (value := getattr(self, name)) != default}
         if isinstance(self.backoff, Exponential):
             row["backoff"] = {"min_ms": self.backoff.min_ms, "max_ms": self.backoff.max_ms, "factor": self.backoff.factor}
         return row
@@ -80,8 +78,7 @@ class GroupSettings:
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> GroupSettings:
         """Return the settings that a row describes. Names that this version doesn't know are ignored."""
-        known = {field.name for field in fields(cls)}
-        values = {name: value for name, value in row.items() if name in known}
+        values = {name: value for name, value in row.items() if name in _DEFAULTS}
         backoff = values.get("backoff")
         if isinstance(backoff, Mapping):
             values["backoff"] = Exponential(**backoff)
@@ -90,6 +87,8 @@ class GroupSettings:
         values["lite"] = tuple((client_id, parent) for client_id, parent in values.get("lite", ()))
         return cls(**values)
 
+
+_DEFAULTS: Final[dict[str, Any]] = {field.name: field.default for field in fields(GroupSettings)}
 
 DEFAULTS = GroupSettings()
 

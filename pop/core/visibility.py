@@ -58,7 +58,7 @@ class Visibility:
             DiskFull: the disk had no room for all records.
         """
         outcomes: list[tuple[AckOutcome, str]] = []
-        by_record: dict[tuple[int, int, Flag], list[tuple[int, Delivery]]] = {}
+        by_record: dict[tuple[int, int, int], list[tuple[int, Delivery]]] = {}
         named: set[tuple[int, int]] = set()
         deliveries = self._handles.read_deliveries([change.handle for change in changes])
         for at, (change, delivery) in enumerate(zip(changes, deliveries, strict=True)):
@@ -69,7 +69,7 @@ class Visibility:
             if outcome is AckOutcome.OK:
                 assert delivery is not None
                 named.add((delivery.checkpoint, delivery.index))
-                flags = (Flag.RETURNED if change.returns else Flag(0)) | (Flag.SUSPENDED if change.suspend else Flag(0))
+                flags = (Flag.RETURNED if change.returns else 0) | (Flag.SUSPENDED if change.suspend else 0)
                 key = (delivery.group_id, change.invisible_ms, flags)
                 by_record.setdefault(key, []).append((at, delivery))
         for (group_id, invisible_ms, flags), changed in by_record.items():
@@ -100,7 +100,7 @@ class Visibility:
                 moved[delivery] = position, index
         if not moved:
             return deliveries
-        checkpoint = self._append_change(group.id, invisible_ms, Flag(0), list(moved.values()), keeper)
+        checkpoint = self._append_change(group.id, invisible_ms, 0, list(moved.values()), keeper)
         first = delivery_id(checkpoint.position)
         fresh = dict(zip(moved, range(first, first + len(moved)), strict=True))
         return [fresh.get(delivery, delivery) for delivery in deliveries]
@@ -113,7 +113,7 @@ class Visibility:
         return found
 
     def _append_change(
-        self, group_id: int, invisible_ms: int, flags: Flag, deliveries: list[tuple[int, int]], keeper: str = ""
+        self, group_id: int, invisible_ms: int, flags: int, deliveries: list[tuple[int, int]], keeper: str = ""
     ) -> Checkpoint:
         """Append the record that moves open deliveries; return their new checkpoint, which has them in the same order."""
         entries = []

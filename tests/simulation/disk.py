@@ -122,7 +122,8 @@ class Inode:
 
     def write_back(self, pages: list[int]) -> None:
         """Write pages back, and the size of the file that they need."""
-        self.put_sizes_on_disk(len(self.sizes))
+        if self.sizes:
+            self.put_sizes_on_disk(len(self.sizes))
         for page in pages:
             self._put_on_disk(page * PAGE_BYTES, min((page + 1) * PAGE_BYTES, self.size))
         self.dirty.difference_update(pages)
@@ -178,10 +179,12 @@ class Inode:
             self.sizes.append(stop)
         first, last = offset // PAGE_BYTES, (stop - 1) // PAGE_BYTES
         self.written |= (2 << last) - (1 << first)
-        pages = range(first, last + 1)
-        self.dirty.update(pages)
+        if first == last:
+            self.dirty.add(first)
+        else:
+            self.dirty.update(range(first, last + 1))
         if self.lost:
-            self.lost.difference_update(pages)
+            self.lost.difference_update(range(first, last + 1))
 
 
 class Directory:

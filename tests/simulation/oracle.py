@@ -239,11 +239,16 @@ class Oracle:
             self._exempt(message)
 
     def _exempt(self, message: Sent) -> None:
+        if message.is_exempt:
+            return
+        if not message.positions:
+            message.is_exempt = bool(message.acked_at)  # nobody has seen where it was
+            return
         for start, stop in self._damaged:
-            if any(start - RECORD_BYTES_MAX < position < stop for position in message.positions):
-                message.is_exempt = True
-        if not message.positions and message.acked_at:  # nobody has seen where it was
-            message.is_exempt = True
+            for position in message.positions:
+                if start - RECORD_BYTES_MAX < position < stop:
+                    message.is_exempt = True
+                    return
 
     # --- deliveries ---------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import sys
@@ -67,6 +68,7 @@ def prepare() -> None:
     warnings.simplefilter("ignore", RuntimeWarning)  # coroutines of dead processes are never awaited
     sys.unraisablehook = _swallow
     setattr(commitlog, "Thread", InlineThread)  # noqa: B010 - the one thread that no constructor takes
+    setattr(asyncio.tasks._all_tasks, "add", _swallow)  # type: ignore[attr-defined]  # noqa: B010 - nobody asks for them
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -87,7 +89,7 @@ class InlineThread:
 
 
 def _swallow(_: Any) -> None:
-    """Ignore what finalizers raise: they belong to processes that are dead."""
+    """Do nothing: with what finalizers raise, which belong to processes that are dead, and with the set of all tasks."""
 
 
 def run_portion(seeds: list[int], mutation: str = "") -> list[Outcome]:
@@ -134,12 +136,12 @@ def catch(mutation: str, seeds_max: int) -> Caught:
     """Run seeds with a mutation until one fails."""
     began_s = time.perf_counter()
     count = 0
-    for start in range(0, seeds_max, PORTION):
-        outcomes = run_portion(list(range(start, min(start + PORTION, seeds_max))), mutation)
-        count += len(outcomes)
+    while count < seeds_max:
+        outcomes = run_portion(list(range(count, min(count + PORTION, seeds_max))), mutation)
+        count += len(outcomes)  # the portion has ended with the first failure
         last = outcomes[-1]
         if last.failure and not run_seed(last.seed).failure:  # a seed that fails anyway shows nothing
-            return Caught(mutation, count, outcomes[-1].failure, time.perf_counter() - began_s)
+            return Caught(mutation, count, last.failure, time.perf_counter() - began_s)
     return Caught(mutation, count, "", time.perf_counter() - began_s)
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.depth import DEPTH
+from tests.simulation import runs
+from tests.simulation.runs import Outcome, catch
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,3 +51,15 @@ def test_a_seed_always_gives_the_same_run() -> None:
 )
 def test_the_simulation_catches_a_deliberate_defect(mutation: str) -> None:
     simulate(f"--mutation={mutation}", "--seeds-max=100")
+
+
+def test_a_seed_that_fails_without_the_mutation_leaves_out_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[int] = []
+
+    def run_seed(seed: int) -> Outcome:
+        ran.append(seed)
+        return Outcome(seed, "", 1, 0, 0, "always" if seed == 3 else "")
+
+    monkeypatch.setattr(runs, "run_seed", run_seed)
+    assert catch("forget-the-order", 60).seeds == 60
+    assert set(ran) == set(range(60))
