@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from penstock.pop.client.groupsettings import group_settings
     from penstock.pop.client.message import Message
     from penstock.pop.client.outgoing import OutgoingMessage, SendReceipt
+    from penstock.pop.client.producer import Producer
     from penstock.pop.client.received import PoppedMessages, ReceivedMessage
     from penstock.pop.client.results import (
         DeadLetter,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from penstock.pop.client.stream import StreamConsumer, StreamMessage
     from penstock.pop.client.syncclient import SyncClient
     from penstock.pop.client.syncmessage import SyncMessage
+    from penstock.pop.client.syncproducer import SyncProducer
     from penstock.pop.client.synctransactions import SyncTransaction, SyncTransactionCalls
     from penstock.pop.client.transactions import Transaction, TransactionCalls, TransactionChecker
     from penstock.pop.errors import (
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
         Overloaded,
         PopError,
         RequestInvalid,
+        SendOutcomeUnknown,
         StatusError,
         TooManyQueues,
         TooManyTimers,
@@ -134,12 +137,14 @@ __all__ = [
     "PendingTransaction",
     "PopError",
     "PoppedMessages",
+    "Producer",
     "ReceivedMessage",
     "Reject",
     "RequestInvalid",
     "RetryCalls",
     "RetryLater",
     "Security",
+    "SendOutcomeUnknown",
     "SendReceipt",
     "StatusError",
     "StreamConsumer",
@@ -148,6 +153,7 @@ __all__ = [
     "SyncDeadLetterCalls",
     "SyncGroupCalls",
     "SyncMessage",
+    "SyncProducer",
     "SyncTransaction",
     "SyncTransactionCalls",
     "TooManyQueues",
@@ -187,6 +193,8 @@ _HOMES = {
     "Middleware": "penstock.worker.context",
     "OutgoingMessage": "penstock.pop.client.outgoing",
     "PendingTransaction": "penstock.pop.client.results",
+    "Producer": "penstock.pop.client.producer",
+    "SyncProducer": "penstock.pop.client.syncproducer",
     "PoppedMessages": "penstock.pop.client.received",
     "ReceivedMessage": "penstock.pop.client.received",
     "Reject": "penstock.worker.errors",

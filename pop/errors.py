@@ -56,6 +56,13 @@ class NodeUnavailable(PopError):
     """Raised when the node did not respond in time. The node may or may not have done what the call asked for."""
 
 
+class SendOutcomeUnknown(NodeUnavailable):
+    """Raised when nobody can tell whether a message is stored: the node did not answer, and sending it again isn't safe.
+
+    The message has no deduplication id, or the producer's time for further tries is over.
+    """
+
+
 class CallFailed(PopError):
     """Raised when a call ended with a gRPC status that says neither what is wrong nor whether a later call may succeed."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 from penstock.pop.errors import ClientClosed, NodeUnavailable, PopError
@@ -19,14 +20,15 @@ UNANSWERED = "the client was closed before the node answered"
 class Batcher(Generic[Q, A]):
     """Sends single items as few, large calls, one call at a time. Items that arrive during a call go out with the next one.
 
-    The batcher has no timer. A single item leaves at the end of the loop's next turn, and a thousand items of one turn leave
-    together, unless another call carries them before (`take`). The order of the items is kept.
+    Without `linger_s` the batcher has no timer: a single item leaves at the end of the loop's next turn, and a thousand items
+    of one turn leave together, unless another call carries them before (`take`). The order of the items is kept.
 
     Parameters:
         send: Performs one call. It returns the answer or the error of each item, in order, or raises PopError for all items.
         count_max: Maximum number of items in one call.
         bytes_max: Maximum size of one call in bytes, as the sum of `size_of`; 0 for no bound. A larger item goes alone.
         size_of: Returns the size of an item in bytes.
+        linger_s: How long a call that is not full waits for more items, in seconds.
     """
 
     def __init__(
@@ -36,11 +38,17 @@ class Batcher(Generic[Q, A]):
         count_max: int,
         bytes_max: int = 0,
         size_of: Callable[[Q], int] = lambda _: 0,
+        linger_s: float = 0,
     ) -> None:
         self._send = send
         self._count_max = count_max
         self._bytes_max = bytes_max
         self._size_of = size_of
+        self._linger_s = linger_s
+        self._gathered_bytes = 0
+        """Size of the items that came since the last call, if calls wait for more."""
+        self._is_full = asyncio.Event()
+        """Set if the next call need not wait for more items."""
         self._waiting: deque[tuple[Q, asyncio.Future[A]]] = deque()
         self._sender: asyncio.Task[None] | None = None
         self._closed = False
@@ -55,6 +63,10 @@ class Batcher(Generic[Q, A]):
             raise ClientClosed(CLOSED)
         future: asyncio.Future[A] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, future))
+        if self._linger_s:
+            self._gathered_bytes += self._size_of(item)
+            if len(self._waiting) >= self._count_max or self._gathered_bytes >= self._bytes_max > 0:
+                self._is_full.set()
         self._ensure_sender()
         return future
 
@@ -108,21 +120,36 @@ class Batcher(Generic[Q, A]):
         sender = self._sender
         if sender is None:
             return
+        self.hurry()
         _, late = await asyncio.wait((sender,), timeout=within_s)
         if late:
             sender.cancel()
             await asyncio.wait(late)
 
+    def hurry(self) -> None:
+        """Send the items that wait now without waiting for more."""
+        self._is_full.set()
+
     async def _run(self) -> None:
         try:
             await asyncio.sleep(0)  # Callers of `take` run before.
             while self._waiting:
+                if self._linger_s:
+                    await self._linger()
                 await self._send_batch(self._next_batch())
         finally:
             self._sender = None
             # Items are left only if the client was closed or the loop ends.
             _fail(self._waiting, NodeUnavailable(UNANSWERED))
             self._waiting.clear()
+
+    async def _linger(self) -> None:
+        """Wait until the next call is full, but not for longer than `linger_s`."""
+        if not self._closed:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._is_full.wait(), self._linger_s)
+        self._is_full.clear()
+        self._gathered_bytes = 0
 
     def _next_batch(self) -> list[tuple[Q, asyncio.Future[A]]]:
         batch = [self._waiting.popleft()]

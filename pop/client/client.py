@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
 from types import TracebackType
+from weakref import WeakSet
 
 from penstock.pop.client import answers, requests
 from penstock.pop.client.batcher import Batcher
@@ -15,12 +17,13 @@ from penstock.pop.client.deadletters import DeadLetterCalls
 from penstock.pop.client.groups import GroupCalls
 from penstock.pop.client.message import Message
 from penstock.pop.client.outgoing import OutgoingMessage, SendReceipt
+from penstock.pop.client.producer import Producer
 from penstock.pop.client.received import PoppedMessages
 from penstock.pop.client.requests import Start
 from penstock.pop.client.security import PLAIN, Security
 from penstock.pop.client.settlements import Settlements
 from penstock.pop.client.stream import StreamConsumer
-from penstock.pop.client.transactions import TransactionCalls
+from penstock.pop.client.transactions import Transaction, TransactionCalls
 from penstock.pop.errors import PopError
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.pop.proto.pop_pb2_grpc import GroupServiceStub, PopServiceStub
@@ -62,6 +65,7 @@ class Client:
         )
         self._settlements: dict[str, Settlements] = {}
         self._consumers: set[Consumer] = set()
+        self._producers: WeakSet[Producer] = WeakSet()
         self.groups = GroupCalls(self._call, group_stub)
         """Administration of groups."""
         self.dead_letters = DeadLetterCalls(self._call, group_stub)
@@ -81,7 +85,7 @@ class Client:
         """Close all consumers, send waiting acknowledgements, and close the connection. Closing twice does nothing."""
         self._call.closed = True
         await asyncio.gather(*(consumer.aclose() for consumer in list(self._consumers)))
-        closing = [self._sends.close(self._close_s)]
+        closing = [self._sends.close(self._close_s), *(producer.abort(self._close_s) for producer in self._producers)]
         for settlements in self._settlements.values():
             closing += [settlements.changes.close(self._close_s), settlements.acks.close(self._close_s)]
         await asyncio.gather(*closing)
@@ -138,8 +142,10 @@ class Client:
         return await self._sends.submit(message.encoded())
 
     async def _send(self, messages: list[pb.Message]) -> list[SendReceipt | PopError]:
-        request = pb.SendRequest(messages=messages)
-        return answers.receipts(await call(self._stub.Send, request, self._call.timeout_s))
+        return answers.receipts(await self._send_request(pb.SendRequest(messages=messages)))
+
+    async def _send_request(self, request: pb.SendRequest) -> pb.SendResponse:
+        return await call(self._stub.Send, request, self._call.timeout_s)
 
     async def send_batch(self, messages: Iterable[OutgoingMessage]) -> list[SendReceipt]:
         """Send up to 10,000 messages and 64 MiB as one call; return a receipt for each when all are durable.
@@ -151,6 +157,33 @@ class Client:
         """
         return answers.all_or_raise(answers.receipts(await self._call(self._stub.Send, requests.send(messages))))
 
+    def producer(
+        self,
+        *,
+        idempotent: bool = True,
+        linger_ms: float = 0,
+        batch_max: int = 1_000,
+        batch_bytes_max: int = 1024 * 1024,
+        buffer_max: int = 10_000,
+        buffer_bytes_max: int = 32 * 1024 * 1024,
+        retry_ms: int = 120_000,
+    ) -> Producer:
+        """Return a producer, which sends in batches and again where that is safe. `Producer` documents the arguments."""
+        self._call.check_open()
+        producer = Producer(
+            self._send_request,
+            timeout_ms=int(self._call.timeout_s * 1000),
+            idempotent=idempotent,
+            linger_ms=linger_ms,
+            batch_max=batch_max,
+            batch_bytes_max=batch_bytes_max,
+            buffer_max=buffer_max,
+            buffer_bytes_max=buffer_bytes_max,
+            retry_ms=retry_ms,
+        )
+        self._producers.add(producer)
+        return producer
+
     async def recall(self, recall_handle: str) -> None:
         """Cancel a delayed message before its delivery, by the handle from its receipt.
 
@@ -160,6 +193,33 @@ class Client:
         """
         answer = await self._call(self._stub.Recall, requests.recall(recall_handle))
         answers.only(answers.errors(answer.statuses))
+
+    @asynccontextmanager
+    async def transaction(
+        self,
+        topic: str,
+        body: bytes = b"",
+        *,
+        producer: str,
+        properties: Mapping[str, str] | None = None,
+        tag: str = "",
+        message_group: str = "",
+    ) -> AsyncIterator[Transaction]:
+        """Return a context manager that delivers a message if its block succeeds.
+
+            async with client.transaction("orders/7", body, producer="orders"):
+                ...  # the transaction of the database
+
+        The message is stored when the block begins. It is delivered at the end of the block, and discarded if an exception
+        leaves the block. If the node does not answer then, the outcome is left to the node's question: a service must answer
+        it with `transactions.answer_checks(producer, ...)`, which also covers a process that dies within the block.
+
+        Raises as `TransactionCalls.begin` and, at the end of the block, as `Transaction.commit`, but not NodeUnavailable there.
+        """
+        async with await self.transactions.begin(
+            topic, body, producer=producer, properties=properties, tag=tag, message_group=message_group
+        ) as transaction:
+            yield transaction
 
     # --- consuming --------------------------------------------------------------------------------------------------
 

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 
 from penstock.pop.client import answers, requests
+from penstock.pop.client.background import BackgroundClient
+from penstock.pop.client.batcher import CLOSED
 from penstock.pop.client.calls import SyncCalls
 from penstock.pop.client.channel import sync_channel
 from penstock.pop.client.deadletters import SyncDeadLetterCalls
 from penstock.pop.client.groups import SyncGroupCalls
 from penstock.pop.client.outgoing import OutgoingMessage, SendReceipt
+from penstock.pop.client.producer import Producer
 from penstock.pop.client.received import PoppedMessages
 from penstock.pop.client.requests import Start
 from penstock.pop.client.security import PLAIN, Security
 from penstock.pop.client.syncconsumer import SyncConsumer
 from penstock.pop.client.syncmessage import SyncMessage, SyncSettlements
-from penstock.pop.client.synctransactions import SyncTransactionCalls
+from penstock.pop.client.syncproducer import SyncProducer
+from penstock.pop.client.synctransactions import SyncTransaction, SyncTransactionCalls
+from penstock.pop.errors import ClientClosed
 from penstock.pop.proto.pop_pb2_grpc import GroupServiceStub, PopServiceStub
 
 
@@ -29,8 +36,8 @@ class SyncClient:
                 message.ack()
 
     Each method is one call and returns when the node has answered. Nothing runs in the background, but for the thread of a
-    `consume` that returns messages in time. A method takes the arguments of the method of `Client` with the same name, and
-    raises the same errors. Only `consume` has no `prefetch`.
+    `consume` that returns messages in time, and one for producers and requests. A method takes the arguments of the method of
+    `Client` with the same name, and raises the same errors. Only `consume` has no `prefetch`.
 
     Parameters:
         target: `HOST:PORT` of the node's gRPC listener.
@@ -39,6 +46,10 @@ class SyncClient:
     """
 
     def __init__(self, target: str, *, timeout_ms: int = 10_000, security: Security = PLAIN) -> None:
+        self._target, self._timeout_ms, self._security = target, timeout_ms, security
+        self._lock = threading.Lock()
+        self._background: BackgroundClient | None = None
+        """Serves producers and requests. Made under the lock, for the first of them."""
         self._call = SyncCalls(timeout_ms / 1000, security.metadata)
         self._channel = sync_channel(target, security)
         self._stub = PopServiceStub(self._channel)
@@ -58,7 +69,11 @@ class SyncClient:
 
     def close(self) -> None:
         """Close the connection. Closing twice does nothing."""
-        self._call.closed = True
+        with self._lock:
+            self._call.closed = True
+            background, self._background = self._background, None
+        if background is not None:
+            background.close()
         self._channel.close()
 
     # --- sending ----------------------------------------------------------------------------------------------------
@@ -103,9 +118,61 @@ class SyncClient:
         """Send up to 10,000 messages and 64 MiB as one call, as `Client.send_batch`."""
         return answers.all_or_raise(answers.receipts(self._call(self._stub.Send, requests.send(messages))))
 
+    def producer(
+        self,
+        *,
+        idempotent: bool = True,
+        linger_ms: float = 0,
+        batch_max: int = 1_000,
+        batch_bytes_max: int = 1024 * 1024,
+        buffer_max: int = 10_000,
+        buffer_bytes_max: int = 32 * 1024 * 1024,
+        retry_ms: int = 120_000,
+    ) -> SyncProducer:
+        """Return a producer on a thread of its own. `Producer` documents the arguments."""
+        background = self._in_background()
+
+        async def made() -> Producer:
+            return background.client.producer(
+                idempotent=idempotent,
+                linger_ms=linger_ms,
+                batch_max=batch_max,
+                batch_bytes_max=batch_bytes_max,
+                buffer_max=buffer_max,
+                buffer_bytes_max=buffer_bytes_max,
+                retry_ms=retry_ms,
+            )
+
+        return SyncProducer(background, background.run(made()))
+
+    def _in_background(self) -> BackgroundClient:
+        with self._lock:
+            if self._call.closed:
+                raise ClientClosed(CLOSED)
+            if self._background is None:
+                self._background = BackgroundClient(self._target, timeout_ms=self._timeout_ms, security=self._security)
+            return self._background
+
     def recall(self, recall_handle: str) -> None:
         """Cancel a delayed message before its delivery, as `Client.recall`."""
         answers.only(answers.errors(self._call(self._stub.Recall, requests.recall(recall_handle)).statuses))
+
+    @contextmanager
+    def transaction(
+        self,
+        topic: str,
+        body: bytes = b"",
+        *,
+        producer: str,
+        properties: Mapping[str, str] | None = None,
+        tag: str = "",
+        message_group: str = "",
+    ) -> Iterator[SyncTransaction]:
+        """Return a context manager that delivers a message if its block succeeds, as `Client.transaction`."""
+        with self.transactions.begin(
+            topic, body, producer=producer, properties=properties, tag=tag, message_group=message_group
+        ) as transaction:
+            yield transaction
 
     # --- consuming --------------------------------------------------------------------------------------------------
 

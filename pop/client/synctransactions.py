@@ -11,7 +11,8 @@ from penstock.pop.client import answers, requests
 from penstock.pop.client.calls import SyncCalls
 from penstock.pop.client.outgoing import OutgoingMessage, SendReceipt
 from penstock.pop.client.results import PendingTransaction
-from penstock.pop.errors import AlreadyCommitted, AlreadyRolledBack
+from penstock.pop.client.transactions import warn_of_open_outcome
+from penstock.pop.errors import AlreadyCommitted, AlreadyRolledBack, NodeUnavailable
 
 if TYPE_CHECKING:
     from penstock.pop.proto.pop_pb2_grpc import PopServiceStub
@@ -46,10 +47,13 @@ class SyncTransaction:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         if self._ended:
             return
-        if error is None:
-            self.commit()
-        else:
-            self.rollback()
+        try:
+            if error is None:
+                self.commit()
+            else:
+                self.rollback()
+        except NodeUnavailable as unanswered:
+            warn_of_open_outcome(self.message_id, unanswered)
 
 
 class SyncTransactionCalls:

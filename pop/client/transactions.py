@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -18,6 +19,8 @@ from penstock.pop.errors import AlreadyCommitted, AlreadyRolledBack, NodeUnavail
 if TYPE_CHECKING:
     from penstock.pop.proto.pop_pb2_grpc import PopServiceAsyncStub
 
+logger = logging.getLogger("penstock.client")
+
 TransactionChecker = Callable[[PendingTransaction], Awaitable[bool | None]]
 """Tells the outcome of a transaction: True to commit, False to roll back, None if the outcome is not known yet."""
 
@@ -25,7 +28,8 @@ TransactionChecker = Callable[[PendingTransaction], Awaitable[bool | None]]
 class Transaction:
     """A transaction from `Client.transactions.begin`. Its message is stored, and delivered when it is committed.
 
-    As a context manager it commits at the end of the block, or rolls back if an exception leaves the block.
+    As a context manager it commits at the end of the block, or rolls back if an exception leaves the block. If the node doesn't
+    answer that, the outcome is left to the node's question, so `TransactionCalls.answer_checks` must run somewhere.
     """
 
     def __init__(self, receipt: SendReceipt, calls: TransactionCalls) -> None:
@@ -63,8 +67,17 @@ class Transaction:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if not self._ended:
+        if self._ended:
+            return
+        try:
             await (self.commit() if error is None else self.rollback())
+        except NodeUnavailable as unanswered:
+            warn_of_open_outcome(self.message_id, unanswered)
+
+
+def warn_of_open_outcome(message_id: str, unanswered: NodeUnavailable) -> None:
+    """Log that the node must ask for the outcome of a transaction, because it did not answer at the end of its block."""
+    logger.warning("transaction %s: %s; the node will ask for the outcome (answer_checks)", message_id, unanswered)
 
 
 class TransactionCalls:

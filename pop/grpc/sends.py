@@ -6,11 +6,11 @@ from penstock.pop.access.caller import causer_of_call
 from penstock.pop.core.names import message_id
 from penstock.pop.core.sender import Refusal, Sender, SendRefused
 from penstock.pop.grpc.requests import check_count
-from penstock.pop.grpc.status import OK, with_status
+from penstock.pop.grpc.status import OK, SendCutShort, with_status
 from penstock.pop.grpc.wire import SENT_PLAIN, sent
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.store.causer import Causer
-from penstock.store.errors import LimitExceeded, RecordTooLarge, TopicInvalid
+from penstock.store.errors import DiskFull, LimitExceeded, RecordTooLarge, TopicInvalid
 from penstock.store.properties import Properties
 from penstock.store.store import Store
 
@@ -40,8 +40,7 @@ class SendMethods:
         results: list[bytes] = []
         is_any_repeated = False
         add = results.append
-        # DiskFull ends the whole call, so that the client sends all of it again. If the disk became full within the call, its
-        # first messages are stored twice.
+        # DiskFull ends the whole call, so that the client sends all of it again.
         for message in request.messages:
             try:
                 if (
@@ -59,6 +58,10 @@ class SendMethods:
                     add(sent(result))
                 else:  # the hot path
                     add(SENT_PLAIN % append(route_of(message.topic.encode(), causer), message.body, b"", 1))
+            except DiskFull as error:
+                if self._store.log.end > end:
+                    raise SendCutShort(f"{error}; some messages of the call may be stored") from error
+                raise
             except SendRefused as error:
                 add(_failed(pb.Code.Value(error.refusal.name), error))
             except TopicInvalid as error:

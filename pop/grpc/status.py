@@ -24,6 +24,11 @@ A = TypeVar("A")
 
 OK = pb.Status(code=pb.OK)
 
+
+class SendCutShort(PopError):
+    """Raised when the disk becomes full within a call: some of its messages are stored, and the caller can't know which."""
+
+
 ACK_STATUS = {outcome: pb.Status(code=pb.Code.Value(outcome.name), detail=outcome.value) for outcome in AckOutcome}
 ACK_STATUS[AckOutcome.OK] = OK
 
@@ -38,6 +43,7 @@ END_STATUS = {outcome: pb.Status(code=pb.Code.Value(outcome.name), detail=outcom
 END_STATUS[EndOutcome.OK] = OK
 
 _GRPC_STATUS: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
+    (SendCutShort, grpc.StatusCode.ABORTED),
     (Overloaded, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (LimitExceeded, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (DiskFull, grpc.StatusCode.RESOURCE_EXHAUSTED),

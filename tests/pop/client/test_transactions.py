@@ -15,6 +15,7 @@ from penstock.pop.errors import (
     AlreadyCommitted,
     AlreadyRolledBack,
     InvalidHandle,
+    NodeUnavailable,
 )
 from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
@@ -78,6 +79,32 @@ async def test_a_producer_is_asked_for_a_missing_outcome(node: Node, client: Cli
     answering.cancel()
     assert [message.body for message in messages] == [b"kept"]
     assert len(asked) == 3
+
+
+async def test_a_block_that_gets_no_answer_leaves_its_outcome_to_the_node(node: Node, client: Client) -> None:
+    async def lost(*_: object, **__: object) -> None:
+        raise NodeUnavailable("the answer was lost")
+
+    async with client.transaction(TOPIC, b"kept", producer="orders") as transaction:
+        transaction.commit = lost  # type: ignore[method-assign]
+
+    async def fail() -> None:
+        async with client.transaction(TOPIC, b"dropped", producer="orders") as dropped:
+            dropped.rollback = lost  # type: ignore[method-assign]
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await fail()
+    assert len(await client.transactions.pending("orders")) == 2
+
+    async def decide(pending: pb.Transaction) -> bool:
+        return pending.message_id == transaction.message_id
+
+    answering = asyncio.ensure_future(client.transactions.answer_checks("orders", decide))
+    messages = await client.pop(FILTER, group=GROUP, wait_ms=10_000)
+    await node.until(lambda: len(node.transactions) == 0)
+    answering.cancel()
+    assert [message.body for message in messages] == [b"kept"]
 
 
 async def test_half_a_transaction_with_a_delay_is_refused(node: Node) -> None:
