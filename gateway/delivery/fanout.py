@@ -34,6 +34,10 @@ class FanoutMember(Protocol):
         """Whether its packets are its client's alone, so that none of them can be shared."""
 
     @property
+    def overlaps(self) -> bool:
+        """Whether another subscription of its client matches some of the same topics."""
+
+    @property
     def key(self) -> int:
         """A number that is the same for all members whose packets are the same."""
 
@@ -43,6 +47,9 @@ class FanoutMember(Protocol):
 
     def deliver(self, batch: EncodedBatch, next_offset: int, /) -> bool:
         """Send a batch; return False, and send nothing, if it can't be sent as it is."""
+
+    def skip(self, topics: frozenset[bytes], next_offset: int, /) -> bool:
+        """Go past a batch with messages of these topics if other subscriptions send them all; return whether it has."""
 
     def fall_behind(self) -> None:
         """Stop being live."""
@@ -147,19 +154,20 @@ class Fanout:
         """Deliver a batch to the next members, some at least, until the turn is over; return whether all have it."""
         members = batch.members
         while True:
-            at, stop = batch.at, batch.at + AT_ONCE_MAX
-            batch.at = stop
-            self._send(batch, members[at:stop])
-            if stop >= len(members):
+            stop = min(batch.at + AT_ONCE_MAX, len(members))
+            self._send(batch, stop)
+            if batch.at >= len(members):
                 return True
-            if self._fanouts.is_turn_over(AT_ONCE_MAX):
+            if batch.at < stop or self._fanouts.is_turn_over(AT_ONCE_MAX):
                 return False
 
-    def _send(self, found: _Waiting, members: tuple[FanoutMember, ...]) -> None:
+    def _send(self, found: _Waiting, stop: int) -> None:
+        """Deliver a batch to the members before an index; end after the first one that takes long if the turn is over."""
         offset, entries, batches = found.offset, found.entries, found.batches
         next_offset = offset + len(entries) // ENTRY_BYTES
-        store = self._fanouts.store
-        for member in members:
+        store, overtime = self._fanouts.store, self._fanouts.overtime
+        for member in found.members[found.at : stop]:
+            found.at += 1
             if not member.live:
                 continue
             outlet = member.outlet
@@ -167,25 +175,36 @@ class Fanout:
                 member.fall_behind()
                 continue
             permissions = outlet.permissions
-            if permissions is not None and not permissions.passes_all:
-                if found.topics is None:
-                    found.topics = frozenset(topics_of(store, entries))
-                if not permissions.passes(found.topics):  # The member decides about each message by itself.
-                    member.fall_behind()
-                    member.pump()
-                    continue
+            if permissions is not None and not permissions.passes_all and not permissions.passes(self._topics(found)):
+                self._read_on(member)  # The member decides about each message by itself.
+                continue
             # A member that joined within this batch, or whose packets are its client's alone, reads from its cursor.
             if member.cursor != offset or member.is_own:
-                if member.cursor < next_offset:  # It has not read the batch from its queue meanwhile.
-                    member.fall_behind()
-                    member.pump()
+                is_skipped = member.cursor == offset and member.overlaps and member.skip(self._topics(found), next_offset)
+                if not is_skipped and member.cursor < next_offset:  # It has not read the batch from its queue meanwhile.
+                    self._read_on(member)
+                if overtime.is_over():
+                    return
                 continue
             batch = batches.get(member.key)
             if batch is None:
                 batch = batches[member.key] = encode_batch(store, entries, member.options)
             if not member.deliver(batch, next_offset):
-                member.fall_behind()
-                member.pump()
+                self._read_on(member)
+
+    def _topics(self, found: _Waiting) -> frozenset[bytes]:
+        if found.topics is None:
+            found.topics = frozenset(topics_of(self._fanouts.store, found.entries))
+        return found.topics
+
+    def _read_on(self, member: FanoutMember) -> None:
+        """Let a member read from its cursor: now, or when it is its client's turn. A client has one turn for all of its
+        subscriptions, so that many of them hold up no other client."""
+        member.fall_behind()
+        if self._fanouts.overtime.is_over():
+            member.outlet.pump_soon()
+        else:
+            member.pump()
 
 
 class Fanouts:

@@ -245,6 +245,21 @@ class Subscription:
             return False
         return True
 
+    def skip(self, topics: frozenset[bytes], next_offset: int) -> bool:
+        """Go past a batch that begins at the cursor if older subscriptions of the client send all of it; return whether it has.
+
+        Args:
+            topics: of the messages in the batch.
+            next_offset: of the message after the batch.
+        """
+        subscriber = self.subscriber
+        if subscriber.draining or any(self in subscriber.matching(topic.decode())[:1] for topic in topics):
+            return False
+        self.cursor = next_offset
+        if self.session.lasts:
+            self.context.journal.mark(self.session)
+        return True
+
     def fall_behind(self) -> None:
         """Leave the shared path, and read from the cursor when the outlet pumps."""
         self.live = False
@@ -322,6 +337,9 @@ class Subscription:
                 continue
             draining = self.subscriber.draining
             if draining and any(one.blocks(self) for one in draining):
+                return
+            if self.cursor >= self.end:
+                self._catch_up()
                 return
             at = (self.cursor - ahead_from) * ENTRY_BYTES
             if at >= len(ahead):

@@ -12,6 +12,7 @@ from penstock.gateway.delivery.fanout import AT_ONCE_MAX
 from penstock.gateway.protocol.encode import encode_publish
 from penstock.gateway.protocol.packets import PUBLISH, UNSUBACK
 from penstock.gateway.protocol.reasons import ReasonCode
+from penstock.store.lightqueue import LightQueue
 from tests.gateway.brokers import StartBroker
 from tests.gateway.packet_cases import unsubscribe
 from tests.gateway.wire import Broker, Client
@@ -122,3 +123,31 @@ async def test_lagging_subscriptions_of_one_client_take_turns_with_other_clients
     connection.pump_soon()
     await honest.drained()
     assert sorted(await bodies(client, 300)) == list(range(300))
+
+
+@pytest.mark.parametrize("turn_s", [0.0, 60.0])
+async def test_subscriptions_that_another_one_sends_for_read_nothing(
+    monkeypatch: pytest.MonkeyPatch, broker: Broker, turn_s: float
+) -> None:
+    monkeypatch.setattr(overtime, "TURN_S", turn_s)
+    read: list[str] = []
+    read_from = LightQueue.read_from
+
+    def noted(queue: LightQueue, *about: int) -> tuple[int, bytes]:
+        read.append(queue.filter)
+        return read_from(queue, *about)
+
+    filters = ["/".join("+" if number >> at & 1 else str(at) for at in range(6)) for number in range(64)]
+    clients = [await broker.connect_5(f"c{number}") for number in range(3)]
+    for client in clients:
+        await client.subscribe(*((one, 1) for one in filters))
+    await until(lambda: all(one.live for client in broker.node.gateway.clients.values() for one in client.subscriptions))
+    monkeypatch.setattr(LightQueue, "read_from", noted)
+    store = broker.node.store
+    for number in range(5):
+        store.append_message(store.router.route(b"0/1/2/3/4/5"), b"%d" % number, b"", 1)
+        store.commit()
+    for client in clients:
+        assert [(await client.message()).body for _ in range(5)] == [b"%d" % number for number in range(5)]
+        assert await client.drained() == []
+    assert set(read) == {filters[0]}

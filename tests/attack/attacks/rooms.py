@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import ClassVar
 
 from penstock.gateway.protocol.encode import encode_publish
-from penstock.gateway.protocol.packets import PUBACK, SUBACK
+from penstock.gateway.protocol.packets import PUBACK, PUBLISH, PUBLISH_WITH, SUBACK
 from penstock.store.options import KIB
 from tests.attack.attacks.attack import Attack, side_by_side
 from tests.attack.link import Link, logged_in
@@ -14,6 +15,9 @@ from tests.gateway.packet_cases_5 import subscribe_5, unsubscribe_5
 from tests.gateway.wire import PING
 
 QUOTA = "0x97"
+
+DELIVERED_S_MAX = 30.0
+"""Time after the last window in which what was published must be delivered."""
 
 
 class PublishFlood(Attack):
@@ -124,10 +128,11 @@ class Overlapping(Attack):
     """Filters that all match one message."""
 
     name = "overlapping-filters"
-    summary = "60 clients with 1,000 overlapping filters each, and 20 messages at a time that match all of them"
-    must_get = "the deliveries"
+    summary = "60 clients with 1,000 overlapping filters each, and 20 messages at a time, that match all of them"
+    must_get = "granted (0x00), and one delivery of each message for each client"
     peak_mib = 512
 
+    CLIENTS = 60
     FILTERS = 1_000
 
     async def prepare(self) -> None:
@@ -139,7 +144,7 @@ class Overlapping(Attack):
         ]
 
         self._readers = []
-        for number in range(60):
+        for number in range(self.CLIENTS):
             self._readers.append(asyncio.create_task(self._read(await self._subscribe(number))))
 
     async def run(self) -> None:
@@ -150,25 +155,43 @@ class Overlapping(Attack):
                 *(encode_publish(self._topic.encode(), b"x", 1, packet_id=at, properties=b"\0") for at in range(1, 21))
             )
             for _ in range(20):
-                await publisher.expect(PUBACK)
+                found = await publisher.expect(PUBACK)
+                self.saw[f"PUBACK 0x{found[2]:02x}" if len(found) > 2 else "published"] += 1
+            await self._delivered()
+
+    async def _delivered(self) -> None:
+        while self.saw["delivery"] < self.saw["published"] * self.CLIENTS:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
     async def _subscribe(self, number: int) -> Link:
         link = await logged_in(self.ground, f"overlapping-{number}")
         for at in range(0, self.FILTERS, 250):
             await link.send(subscribe_5(1, *((name.encode(), 0) for name in self._filters[at : at + 250])))
-            await link.expect(SUBACK)
+            found = await link.expect(SUBACK)
+            for reason in found[2][3:] if found else ():
+                self.saw[f"SUBACK 0x{reason:02x}"] += 1
         return link
 
     async def _read(self, link: Link) -> None:
-        while await link.next(3600):
-            self.saw["delivery"] += 1
+        while found := await link.next(3600):
+            self.saw["delivery" if found[0] in (PUBLISH, PUBLISH_WITH) else "something else"] += 1
 
     async def finish(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DELIVERED_S_MAX):
+                await self._delivered()
         for reader in self._readers:
             reader.cancel()
 
     def problems(self) -> list[str]:
-        return self.once("delivery")
+        found = self.only("SUBACK 0x00", "published", "delivery") + self.once("delivery")
+        if self.saw["SUBACK 0x00"] != self.CLIENTS * self.FILTERS:
+            found.append(f"{self.saw['SUBACK 0x00']:,} of {self.CLIENTS * self.FILTERS:,} subscriptions were granted")
+        if self.saw["delivery"] < self.saw["published"] * self.CLIENTS:
+            found.append(
+                f"{self.saw['published']:,} messages made {self.saw['delivery']:,} deliveries to {self.CLIENTS} clients"
+            )
+        return found
 
 
 class ShareChurn(Attack):
