@@ -63,6 +63,10 @@ class SendOutcomeUnknown(NodeUnavailable):
     """
 
 
+class RequestTimedOut(PopError):
+    """Raised when no reply to a request came in time. Whoever gets the request may or may not have handled it."""
+
+
 class CallFailed(PopError):
     """Raised when a call ended with a gRPC status that says neither what is wrong nor whether a later call may succeed."""
 

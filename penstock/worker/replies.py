@@ -1,4 +1,8 @@
-"""Replies: what a handler returns goes to the topic that its message names."""
+"""Replies: what a handler returns goes to the topic that its message names.
+
+A request names it as MQTT 5.0 (4.10) does, with a response topic and correlation data, or, from senders that have neither, with
+user properties.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from penstock.pop.client.message import Message
 logger = logging.getLogger("penstock.worker")
 
 REPLY_TO = "reply_to"
-"""User property of a request: the topic to which its reply goes."""
+"""User property of a request without a response topic: the topic to which its reply goes."""
 
 CORRELATION_ID = "correlation_id"
 """User property of a request and of its reply: names the request to its sender."""
@@ -32,15 +36,15 @@ class Replies:
         self._warned: set[str] = set()
 
     async def send(self, messages: Sequence[Message], result: Any, handler: str) -> None:
-        """Send the result of a handler, as bytes, text or JSON, if its only message has the property `reply_to`.
+        """Send the result of a handler, as bytes, text or JSON, if its only message has a response topic or says `reply_to`.
 
         Raises:
             TypeError: The result can't be written as JSON.
             PopError: The node refused the reply, or did not answer.
         """
-        properties = messages[0].properties if len(messages) == 1 else {}
-        reply_to = properties.get(REPLY_TO)
-        if reply_to is None:
+        request = messages[0] if len(messages) == 1 else None
+        reply_to = (request.response_topic or request.properties.get(REPLY_TO, "")) if request is not None else ""
+        if request is None or not reply_to:
             if handler not in self._warned:
                 self._warned.add(handler)
                 logger.warning(
@@ -48,7 +52,12 @@ class Replies:
                 )
             return
         body = result if isinstance(result, bytes) else result.encode() if isinstance(result, str) else encoded(result)
-        await self._client.send(reply_to, body, properties={CORRELATION_ID: properties.get(CORRELATION_ID, "")})
+        await self._client.send(
+            reply_to,
+            body,
+            properties={} if request.response_topic else {CORRELATION_ID: request.properties.get(CORRELATION_ID, "")},
+            correlation_data=request.correlation_data,
+        )
 
 
 def encoded(result: Any) -> bytes:

@@ -23,17 +23,17 @@ class BackgroundClient:
     """A `Client` with its event loop on a thread that ends with the process.
 
     Parameters:
-        target, timeout_ms, security: As for `Client`.
+        target, timeout_ms, security, inbox: As for `Client`.
     """
 
-    def __init__(self, target: str, *, timeout_ms: int, security: Security) -> None:
+    def __init__(self, target: str, *, timeout_ms: int, security: Security, inbox: str) -> None:
         self._loop = asyncio.new_event_loop()
         self._closed = False
         self._thread = threading.Thread(target=self._serve, name="penstock-client", daemon=True)
         self._thread.start()
 
         async def made() -> Client:
-            return Client(target, timeout_ms=timeout_ms, security=security)
+            return Client(target, timeout_ms=timeout_ms, security=security, inbox=inbox)
 
         self.client = self.run(made())
         """The client. Its methods must run on its loop: see `run` and `submit`."""

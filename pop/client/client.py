@@ -18,7 +18,8 @@ from penstock.pop.client.groups import GroupCalls
 from penstock.pop.client.message import Message
 from penstock.pop.client.outgoing import OutgoingMessage, SendReceipt
 from penstock.pop.client.producer import Producer
-from penstock.pop.client.received import PoppedMessages
+from penstock.pop.client.received import PoppedMessages, ReceivedMessage
+from penstock.pop.client.requester import REPLY_INVISIBLE_MS, Requester
 from penstock.pop.client.requests import Start
 from penstock.pop.client.security import PLAIN, Security
 from penstock.pop.client.settlements import Settlements
@@ -51,9 +52,13 @@ class Client:
         timeout_ms: Timeout of one call in ms, including the wait until the node can be reached.
         close_ms: How long `aclose` waits for the answers to earlier requests, in ms.
         security: TLS and token. By default the client speaks plain text and sends no token.
+        inbox: Name of the inbox to which replies to requests come, such as the name and number of a service. Two clients must
+            not use one name at the same time. By default each client has an inbox of its own, and `aclose` deletes it.
     """
 
-    def __init__(self, target: str, *, timeout_ms: int = 10_000, close_ms: int = 2_000, security: Security = PLAIN) -> None:
+    def __init__(
+        self, target: str, *, timeout_ms: int = 10_000, close_ms: int = 2_000, security: Security = PLAIN, inbox: str = ""
+    ) -> None:
         asyncio.get_running_loop()  # Without a running loop, gRPC would bind itself to one that never runs.
         self._close_s = close_ms / 1000
         self._call = AsyncCalls(timeout_ms / 1000)
@@ -65,6 +70,8 @@ class Client:
         )
         self._settlements: dict[str, Settlements] = {}
         self._consumers: set[Consumer] = set()
+        self._inbox = inbox
+        self._requester: Requester | None = None
         self._producers: WeakSet[Producer] = WeakSet()
         self.groups = GroupCalls(self._call, group_stub)
         """Administration of groups."""
@@ -83,6 +90,9 @@ class Client:
 
     async def aclose(self) -> None:
         """Close all consumers, send waiting acknowledgements, and close the connection. Closing twice does nothing."""
+        requester, self._requester = self._requester, None
+        if requester is not None:
+            await requester.aclose(self._close_s)
         self._call.closed = True
         await asyncio.gather(*(consumer.aclose() for consumer in list(self._consumers)))
         closing = [self._sends.close(self._close_s), *(producer.abort(self._close_s) for producer in self._producers)]
@@ -193,6 +203,50 @@ class Client:
         """
         answer = await self._call(self._stub.Recall, requests.recall(recall_handle))
         answers.only(answers.errors(answer.statuses))
+
+    async def request(
+        self,
+        topic: str,
+        body: bytes = b"",
+        *,
+        timeout: float,  # noqa: ASYNC109 - the error says what has timed out
+        properties: Mapping[str, str] | None = None,
+        content_type: str = "",
+    ) -> ReceivedMessage:
+        """Send a request, and return its reply: a command to a device, or a question to a service.
+
+            reply = await client.request("plant/1/valve/set", b"open", timeout=5)
+
+        The request has a response topic and correlation data (MQTT 5.0, 4.10). A device publishes the reply to that topic with
+        that data, and a handler of a `Worker` returns it. Any number of requests may wait. A restart of the node loses neither
+        requests nor replies, and each request is stored once.
+
+        Args:
+            topic: As in `OutgoingMessage`.
+            body: As in `OutgoingMessage`.
+            timeout: How long to wait for the reply, in seconds. The request expires then, so that a device which was away does
+                not get a command that nobody waits for.
+            properties: As in `OutgoingMessage`.
+            content_type: As in `OutgoingMessage`.
+
+        Raises:
+            ValueError: `timeout` is not above 0.
+            RequestTimedOut: No reply came in time. The request may or may not have been handled.
+            StatusError: The node refused the request.
+            NotPermitted: This client may not consume its inbox (`replies/...`), or not publish to the topic.
+        """
+        self._call.check_open()
+        if timeout <= 0:
+            raise ValueError(f"timeout must be above 0 seconds, and is {timeout}")
+        if self._requester is None:
+            self._requester = Requester(
+                self._inbox, self.groups, self._send_one, self._consume_replies, int(self._call.timeout_s * 1000)
+            )
+        message = OutgoingMessage(topic=topic, body=body, properties=properties or {}, content_type=content_type)
+        return await self._requester.request(message, timeout)
+
+    def _consume_replies(self, topic: str, group: str) -> Consumer:
+        return self.consume(topic, group=group, invisible_ms=REPLY_INVISIBLE_MS, start="latest")
 
     @asynccontextmanager
     async def transaction(

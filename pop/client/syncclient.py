@@ -16,7 +16,7 @@ from penstock.pop.client.deadletters import SyncDeadLetterCalls
 from penstock.pop.client.groups import SyncGroupCalls
 from penstock.pop.client.outgoing import OutgoingMessage, SendReceipt
 from penstock.pop.client.producer import Producer
-from penstock.pop.client.received import PoppedMessages
+from penstock.pop.client.received import PoppedMessages, ReceivedMessage
 from penstock.pop.client.requests import Start
 from penstock.pop.client.security import PLAIN, Security
 from penstock.pop.client.syncconsumer import SyncConsumer
@@ -43,10 +43,11 @@ class SyncClient:
         target: `HOST:PORT` of the node's gRPC listener.
         timeout_ms: Timeout of one call in ms, including the wait until the node can be reached.
         security: TLS and token. By default the client speaks plain text and sends no token.
+        inbox: As for `Client`.
     """
 
-    def __init__(self, target: str, *, timeout_ms: int = 10_000, security: Security = PLAIN) -> None:
-        self._target, self._timeout_ms, self._security = target, timeout_ms, security
+    def __init__(self, target: str, *, timeout_ms: int = 10_000, security: Security = PLAIN, inbox: str = "") -> None:
+        self._target, self._timeout_ms, self._security, self._inbox = target, timeout_ms, security, inbox
         self._lock = threading.Lock()
         self._background: BackgroundClient | None = None
         """Serves producers and requests. Made under the lock, for the first of them."""
@@ -150,12 +151,29 @@ class SyncClient:
             if self._call.closed:
                 raise ClientClosed(CLOSED)
             if self._background is None:
-                self._background = BackgroundClient(self._target, timeout_ms=self._timeout_ms, security=self._security)
+                self._background = BackgroundClient(
+                    self._target, timeout_ms=self._timeout_ms, security=self._security, inbox=self._inbox
+                )
             return self._background
 
     def recall(self, recall_handle: str) -> None:
         """Cancel a delayed message before its delivery, as `Client.recall`."""
         answers.only(answers.errors(self._call(self._stub.Recall, requests.recall(recall_handle)).statuses))
+
+    def request(
+        self,
+        topic: str,
+        body: bytes = b"",
+        *,
+        timeout: float,
+        properties: Mapping[str, str] | None = None,
+        content_type: str = "",
+    ) -> ReceivedMessage:
+        """Send a request, and return its reply, as `Client.request`. Many threads may wait for replies at the same time."""
+        background = self._in_background()
+        return background.run(
+            background.client.request(topic, body, timeout=timeout, properties=properties, content_type=content_type)
+        )
 
     @contextmanager
     def transaction(
