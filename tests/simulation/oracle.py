@@ -214,6 +214,8 @@ class Oracle:
         """Check the whole log after a start."""
         start = store.log.start
         self.expired_before = max(self.expired_before, start)
+        if store.log.written < self.scanned and not self._damaged:
+            raise Violation(f"the log was durable up to {self.scanned} and ends at {store.log.written}")
         try:
             found = self.found_in(store.log)
         except RecordCorrupt as error:

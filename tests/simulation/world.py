@@ -57,6 +57,7 @@ FAULTS = (
     "eio",
     "eio_reboot",
     "full",
+    "full_segment",
     "kill_start",
     "backup",
     "clock",
@@ -156,10 +157,10 @@ class World:
     def _members(self) -> list[MqttClient]:
         """Return the members of a shared subscription, if there is one."""
         random = self.random
-        if random.random() < 0.7:
+        if random.random() < 0.6:
             return []
         topic_filter, consumer = random.choice(FILTERS), Consumer("the shared subscription")
-        subscriptions = ((f"$share/{SHARE}/{topic_filter}", random.choice((1, 2))),)
+        subscriptions = ((f"$share/{SHARE}/{topic_filter}", random.choice((1, 2, 2))),)
         return [
             MqttClient(self.oracle, random, f"m{number}", clean=False, subscriptions=subscriptions, consumer=consumer)
             for number in range(random.choice((1, 2)))
@@ -379,6 +380,8 @@ class World:
             self._publish_to_all(process)
             process.fuse = random.choice((3, 6, 10, 15, 20, 30))
             self._ends_at_fuse = "power_soon"
+        elif what == "full_segment":
+            self._fill_segment(process)
         elif what in ("eio", "eio_reboot"):
             self.disk.failing_write_backs = 1
             self._ends_at_fuse = what
@@ -400,6 +403,27 @@ class World:
         elif what == "kill_start":
             self._kill(process)
             self.start_until_it_runs(fuse=random.choice((0, 3, 8, 15, 25, 40, 60)))
+
+    def _fill_segment(self, process: Process) -> None:
+        """Let the log come to the end of its segment on a disk without room for the next one.
+
+        A session that ends frees space, so the node stores that in the segment that was to be full. Then the power fails.
+        """
+        random, store = self.random, process.store
+        guests = [MqttClient(self.oracle, random, "guest", clean=clean) for clean in (False, True)]
+        guests[0].connect(process)
+        self.pass_time(0.1)
+        self.disk.capacity_pages = self.disk.used_pages() + 1  # so that the file of the next segment can be created
+        for _ in range(20):
+            if process is not self.process or store.space.level:
+                break
+            self._publish_to_all(process)
+        if process is self.process:
+            guests[1].connect(process)
+            self.pass_time(random.choice((0.1, 1.0)))
+        if process is self.process:
+            process.fuse = random.choice((0, 0, 5, 20))
+            self._ends_at_fuse = "power_soon"
 
     def _lose_sector(self) -> None:
         """Make a sector of a file of the node unreadable. Of the index nothing, because RocksDB is not simulated."""
