@@ -10,6 +10,8 @@ import shutil
 from pathlib import Path
 from typing import ClassVar
 
+from penstock.pop.core.handle import SECRET
+from penstock.store import syncmark, timekeeping
 from penstock.store.syncmark import SyncMark
 from tests.chaos.faults.fault import Fault
 from tests.chaos.logfiles import Found, Harm, harm_of, records, segments
@@ -278,71 +280,70 @@ def damage_file(scene: Scene, path: Path, how: str) -> bool:
     return True
 
 
-class Mark(HarmlessFault):
-    """Damage of the sync mark."""
+class SmallFileDamage(HarmlessFault):
+    """Damage of one small file of the data directory, in the way that the name of the fault says."""
+
+    file: ClassVar[str]
+    """Its name."""
 
     def damage(self, scene: Scene) -> bool:
-        return damage_file(scene, scene.data_dir / "synced", self.name.split("-")[0])
+        if self.file == SECRET:
+            scene.ledger.may_repeat = True  # handles that are out fit no more, so their messages come again
+        return damage_file(scene, scene.data_dir / self.file, self.name.split("-")[0])
 
 
-class MissingMark(Mark):
+class MissingMark(SmallFileDamage):
     name = "missing-mark"
     summary = "the sync mark is missing"
+    file = syncmark.FILE
 
 
-class FlippedMark(Mark):
+class FlippedMark(SmallFileDamage):
     name = "flipped-mark"
     summary = "one bit of the sync mark is wrong"
+    file = syncmark.FILE
 
 
-class TruncatedMark(Mark):
+class TruncatedMark(SmallFileDamage):
     name = "truncated-mark"
     summary = "the sync mark is cut off"
+    file = syncmark.FILE
 
 
-class SecretDamage(HarmlessFault):
-    """Damage of the secret, which signs handles."""
-
-    def damage(self, scene: Scene) -> bool:
-        scene.ledger.may_repeat = True  # handles that are out fit no more, so their messages come again
-        return damage_file(scene, scene.data_dir / "secret", self.name.split("-")[0])
-
-
-class MissingSecret(SecretDamage):
+class MissingSecret(SmallFileDamage):
     name = "missing-secret"
     summary = "the secret that signs handles is missing"
+    file = SECRET
 
 
-class FlippedSecret(SecretDamage):
+class FlippedSecret(SmallFileDamage):
     name = "flipped-secret"
     summary = "one bit of the secret that signs handles is wrong"
+    file = SECRET
 
 
-class TruncatedSecret(SecretDamage):
+class TruncatedSecret(SmallFileDamage):
     name = "truncated-secret"
     summary = "the secret that signs handles is cut off"
+    file = SECRET
 
 
-class ClockDamage(HarmlessFault):
-    """Damage of the file by which the node's time goes on after a start."""
-
-    def damage(self, scene: Scene) -> bool:
-        return damage_file(scene, scene.data_dir / "clock", self.name.split("-")[0])
-
-
-class MissingClock(ClockDamage):
+class MissingClock(SmallFileDamage):
     name = "missing-clock"
     summary = "the file that holds the node's time is missing"
+    file = timekeeping.FILE
 
 
-class FlippedClock(ClockDamage):
+class FlippedClock(SmallFileDamage):
     name = "flipped-clock"
     summary = "one bit of the file that holds the node's time is wrong"
+    file = timekeeping.FILE
 
 
-class TruncatedClock(ClockDamage):
+class TruncatedClock(SmallFileDamage):
     name = "truncated-clock"
     summary = "the file that holds the node's time is cut off"
+    file = timekeeping.FILE
 
 
 class SnapshotDamage(HarmlessFault):
