@@ -29,7 +29,7 @@ from penstock.store.record import CRC_FROM, HEADER, HEADER_BYTES, OBSERVED, UNRO
 from penstock.store.rocksdb import OpenDatabase, open_rocksdb
 from penstock.store.router import Router
 from penstock.store.snapshot import DIRECTORY as SNAPSHOTS
-from penstock.store.snapshot import restore, snapshots
+from penstock.store.snapshot import restore, snapshot_path, snapshots
 
 logger = structlog.get_logger("store")
 
@@ -48,6 +48,9 @@ class Recovery(NamedTuple):
     """Records that were applied again."""
     rebuilt: bool
     """Whether the index was built anew from the log or from a snapshot."""
+    skipped_bytes: int
+    """Bytes between the beginning of the log and the snapshot from which the index was built anew. What sessions and groups had
+    not got of them is lost to them."""
     seconds: float
     """How long the start took."""
 
@@ -61,6 +64,8 @@ class Agreement:
     """How far the index covers the log; None when it is empty."""
     torn_bytes: int
     rebuilt: bool
+    skipped_bytes: int
+    """See `Recovery`."""
 
 
 def agree(data_dir: Path, log: CommitLog, files: Files = SYSTEM_FILES, open_database: OpenDatabase = open_rocksdb) -> Agreement:
@@ -90,9 +95,11 @@ def agree(data_dir: Path, log: CommitLog, files: Files = SYSTEM_FILES, open_data
         Index.destroy(data_dir, files)
         index, covered = open_index(), None
     rebuilt = covered is None and log.end > 0
+    skipped_bytes = 0
     if covered is None and log.start:
         index, covered = _begin_with_snapshot(data_dir, log, index, files, open_index)
-    return Agreement(index, covered, tail.torn_bytes, rebuilt)
+        skipped_bytes = covered.position - log.start
+    return Agreement(index, covered, tail.torn_bytes, rebuilt, skipped_bytes)
 
 
 def _open_index(data_dir: Path, files: Files, open_index: Callable[[], Index]) -> tuple[Index | None, Covered | None, str]:
@@ -119,7 +126,10 @@ def _begin_with_snapshot(
         if not log.start <= position <= log.end:
             continue
         try:
-            return index, restore(data_dir, position, index, files)
+            covered = restore(data_dir, position, index, files)
+            if position > log.start:
+                _warn_of_later(data_dir, log, position)
+            return index, covered
         except SnapshotInvalid as error:
             logger.error("snapshot.invalid", position=position, error=str(error))
             index.close()
@@ -127,6 +137,18 @@ def _begin_with_snapshot(
             index = open_index()
     index.close()
     raise _unknown_beginning(data_dir, log, "there is none with rows")
+
+
+def _warn_of_later(data_dir: Path, log: CommitLog, position: int) -> None:
+    logger.warning(
+        "snapshot.later",
+        file=str(snapshot_path(data_dir, log.start)),
+        why="this snapshot, where the log begins, is missing or damaged, so the index was built from a later one",
+        position=position,
+        begin=log.start,
+        effect=f"messages before position {position} that sessions and groups had not got are lost to them",
+        todo="to get them, stop the node, restore the file and the folder `index` from a backup, and start it again",
+    )
 
 
 def _unknown_beginning(data_dir: Path, log: CommitLog, why: str) -> LogCorrupt:

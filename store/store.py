@@ -247,7 +247,7 @@ class Store:
         self.space.measure()
         agreement = self._agreement
         seconds = self.clock.monotonic_s() - self._opened_s
-        return Recovery(agreement.torn_bytes, replayed, agreement.rebuilt, seconds)
+        return Recovery(agreement.torn_bytes, replayed, agreement.rebuilt, agreement.skipped_bytes, seconds)
 
     def _apply_replayed(self, found: Record) -> None:
         self._last_ms = found.store_ms

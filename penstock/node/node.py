@@ -274,5 +274,6 @@ def _log_recovery(recovery: Recovery) -> None:
         replayed=recovery.replayed,
         torn_bytes=recovery.torn_bytes,
         index_rebuilt=recovery.rebuilt,
+        skipped_bytes=recovery.skipped_bytes,
         seconds=round(recovery.seconds, 3),
     )

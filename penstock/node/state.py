@@ -30,6 +30,7 @@ def state_of(
             "durable": store.durable_position,
             "torn_bytes_at_start": recovery.torn_bytes,
             "replayed_at_start": recovery.replayed,
+            "skipped_bytes_at_start": recovery.skipped_bytes,
         },
         "index": store.index.figures()._asdict(),
         "disk": {

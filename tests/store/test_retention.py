@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from penstock.cli.actions.inspect_log import describe_record
 from penstock.store import snapshotting, trimming
@@ -443,7 +444,14 @@ def test_a_rebuild_skips_a_damaged_snapshot_for_a_later_one(tmp_path: Path, cloc
     first, second, *_ = snapshots(tmp_path / "data")
     with snapshot_path(tmp_path / "data", first).open("r+b") as file:
         file.truncate(40)
-    store = reopened(tmp_path / "data", clock)
+    with capture_logs() as lines:
+        store = reopened(tmp_path / "data", clock)
+    (warned,) = [line for line in lines if line["event"] == "snapshot.later"]
+    assert warned["log_level"] == "warning"
+    assert warned["file"] == str(snapshot_path(tmp_path / "data", first))
+    assert warned["begin"] == first
+    assert warned["position"] == second
+    assert store._agreement.skipped_bytes == second - first
     after = numbered_bodies(store, durable_queue(store, "plant/#"))
     assert after
     assert after.items() <= before.items()
