@@ -7,7 +7,7 @@ import os
 import sys
 import time
 
-from tests.simulation.mutations import MUTATIONS, RARE
+from tests.simulation.mutations import MUTATIONS
 from tests.simulation.runs import Outcome, catch_all, run_seeds
 
 
@@ -18,7 +18,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time")
     parser.add_argument("--hashes", action="store_true", help="print the hash of each seed")
     parser.add_argument("--mutations", action="store_true", help="run each mutation until a seed catches it")
-    parser.add_argument("--mutation", action="append", choices=sorted(MUTATIONS | RARE), help="run this mutation only")
+    parser.add_argument("--mutation", action="append", choices=sorted(MUTATIONS), help="run this mutation only")
     parser.add_argument("--seeds-max", type=int, default=3_000, help="seeds within which a mutation must be caught")
     arguments = parser.parse_args()
     if arguments.mutations or arguments.mutation:

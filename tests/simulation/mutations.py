@@ -381,12 +381,8 @@ MUTATIONS: Final[dict[str, Callable[[Patch], None]]] = {
         delete_the_last_backup_first,
         forget_what_members_have_acknowledged,
         leave_the_torn_tail,
+        leave_the_deletion_of_a_segment_unsynced,
+        forget_who_keeps_a_delivery,
     )
 }
 """All mutations by name."""
-
-RARE: Final[dict[str, Callable[[Patch], None]]] = {
-    mutation.__name__.replace("_", "-"): mutation
-    for mutation in (leave_the_deletion_of_a_segment_unsynced, forget_who_keeps_a_delivery)
-}
-"""Mutations that 3,000 seeds do not catch. They run only by their names (`--mutation`)."""

@@ -20,7 +20,7 @@ import structlog
 
 from penstock.store import commitlog
 from tests.simulation.disk import ProcessDead
-from tests.simulation.mutations import MUTATIONS, RARE
+from tests.simulation.mutations import MUTATIONS
 from tests.simulation.oracle import Violation
 from tests.simulation.world import World
 
@@ -97,7 +97,7 @@ def run_portion(seeds: list[int], mutation: str = "") -> list[Outcome]:
     outcomes: list[Outcome] = []
     with pytest.MonkeyPatch.context() as patch:
         if mutation:
-            (MUTATIONS | RARE)[mutation](patch)
+            MUTATIONS[mutation](patch)
         for seed in seeds:
             outcomes.append(run_seed(seed))
             gc.collect(1)

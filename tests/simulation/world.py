@@ -110,6 +110,8 @@ class World:
         self._wrong_since_s = 0.0
         """When the time of day was set wrong or right last."""
         self._has_bad_sectors = False
+        self._has_lost_snapshots = False
+        """Whether the snapshots were damaged. If a power cut leaves the index ahead of the log, nothing replaces it then."""
         self._is_unnoted = False
         """Whether the node failed and could not say so in the sync mark, because the disk failed again or a kill came first."""
         self._is_unrepaired = False
@@ -441,6 +443,7 @@ class World:
         if random.random() < 0.7:  # so that nothing but the index tells what was before the log begins
             for path in self._paths(snapshot.DIRECTORY):
                 replace_file(self._files, path, b"not a snapshot any more, since its blocks are gone")
+                self._has_lost_snapshots = True
             self.note("all snapshots are damaged")
         if random.random() < 0.3:
             replace_file(self._files, DATA_DIR / index.DAMAGED, b"a block is damaged\n")
@@ -606,7 +609,7 @@ class World:
                 fuse = None
                 continue
             except LogCorrupt as error:
-                if not (self._has_bad_sectors or self._is_unnoted):
+                if not (self._has_bad_sectors or self._has_lost_snapshots or self._is_unnoted):
                     raise Violation(f"the node refuses to start: {error}") from error
                 self.note(f"refuses to start: {error}")
                 self.machine.databases.crash(self.random)
