@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from penstock.pop.client.syncmessage import SyncMessage
     from penstock.pop.client.syncproducer import SyncProducer
     from penstock.pop.client.synctransactions import SyncTransaction, SyncTransactionCalls
+    from penstock.pop.client.tracing import Tracing
     from penstock.pop.client.transactions import Transaction, TransactionCalls, TransactionChecker
     from penstock.pop.errors import (
         AlreadyAcked,
@@ -162,6 +163,7 @@ __all__ = [
     "TooManyTimers",
     "TooManyTransactions",
     "TraceCalls",
+    "Tracing",
     "Transaction",
     "TransactionCalls",
     "TransactionChecker",
@@ -213,6 +215,7 @@ _HOMES = {
     "SyncTransaction": "penstock.pop.client.synctransactions",
     "SyncTransactionCalls": "penstock.pop.client.synctransactions",
     "TraceCalls": "penstock.worker.middleware.tracing",
+    "Tracing": "penstock.pop.client.tracing",
     "Transaction": "penstock.pop.client.transactions",
     "TransactionCalls": "penstock.pop.client.transactions",
     "TransactionChecker": "penstock.pop.client.transactions",

@@ -14,6 +14,7 @@ from penstock.pop.client.client import Client
 from penstock.pop.client.requests import Start
 from penstock.pop.client.results import GroupSettings
 from penstock.pop.client.security import PLAIN, Security
+from penstock.pop.client.tracing import Tracing
 from penstock.pop.errors import ClientClosed
 from penstock.worker.codecs import Codec
 from penstock.worker.consumerplan import ConsumerPlan
@@ -21,6 +22,7 @@ from penstock.worker.context import Middleware
 from penstock.worker.counts import WorkerCounts
 from penstock.worker.errors import WorkerError
 from penstock.worker.handler import handler_of
+from penstock.worker.middleware.tracing import TraceCalls
 from penstock.worker.runningconsumer import DeadLetterHook, RunningConsumer
 
 logger = logging.getLogger("penstock.worker")
@@ -54,6 +56,7 @@ class Worker:
         middleware: Surround the calls of all handlers. The first is the outermost.
         grace: Seconds that running handlers have to end when the worker stops, at least 0. Then their messages go back, which
             counts no attempt.
+        tracing: Makes spans of OpenTelemetry of what the worker receives, handles and settles, outside of all middlewares.
     """
 
     def __init__(
@@ -63,13 +66,17 @@ class Worker:
         security: Security = PLAIN,
         middleware: Sequence[Middleware] = (),
         grace: float = 30.0,
+        tracing: Tracing | None = None,
     ) -> None:
         if grace < 0:
             raise ValueError(f"grace is {grace}: use 0 or more seconds")
         self.target = target or os.environ.get(TARGET, "127.0.0.1:8081")
         """Address of the node."""
         self._security = security
+        self._tracing = tracing
         self._middleware = list(middleware)
+        if tracing is not None:
+            self._middleware.insert(0, TraceCalls.of(tracing))
         self._grace_s = grace
         self._plans: list[ConsumerPlan] = []
         self._dead_letter_hooks: list[DeadLetterHook] = []
@@ -218,7 +225,7 @@ class Worker:
         threads = sum(each.concurrency for each in self._plans if not each.handler.is_async)
         executor = ThreadPoolExecutor(threads, "penstock-worker") if threads else None
         try:
-            async with Client(self.target, security=self._security) as client:
+            async with Client(self.target, security=self._security, tracing=self._tracing) as client:
                 self._client = client
                 for hook in self._start_hooks:
                     await _called(hook)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from contextvars import ContextVar
-from typing import Protocol
+from typing import Final, Protocol
 
 import grpc
 
@@ -27,10 +29,25 @@ class ServedCall(Protocol):
         ...
 
 
-_SERVED: ContextVar[ServedCall | None] = ContextVar("served", default=None)
+class ServedCallWithMetadata(ServedCall, Protocol):
+    """A call, and the metadata that came with it."""
+
+    def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]] | None:
+        """Return the metadata of the call."""
+        ...
 
 
-def note_call(context: ServedCall) -> None:
+_TRACE_KEYS: Final = ("traceparent", "tracestate")
+
+_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
+TRACESTATE_CHARS_MAX: Final = 512
+"""W3C Trace Context, 3.3.1.5: so much of a `tracestate` must be passed on. A longer one is left out."""
+
+_SERVED: ContextVar[ServedCallWithMetadata | None] = ContextVar("served", default=None)
+
+
+def note_call(context: ServedCallWithMetadata) -> None:
     """Note that the call of this context is being served. Every method that may create something calls it first."""
     _SERVED.set(context)
 
@@ -53,6 +70,24 @@ def causer_of_call() -> Causer:
     if context is None:
         return NODE
     return Causer.of(rights.subject.user if rights is not None else "", source_of(address_of(context)))
+
+
+def trace_of_call() -> dict[str, str]:
+    """Return the trace context in the metadata of the present call, as user properties; nothing if there is none.
+
+    Its form is that of W3C Trace Context. A `traceparent` of another form is ignored, as the recommendation asks.
+    """
+    context = _SERVED.get()
+    found = {
+        key: value
+        for key, value in (context.invocation_metadata() or () if context is not None else ())
+        if key in _TRACE_KEYS and isinstance(value, str)
+    }
+    if not found or not _TRACEPARENT.fullmatch(found.get("traceparent", "")):
+        return {}
+    if len(found.get("tracestate", "")) > TRACESTATE_CHARS_MAX:
+        del found["tracestate"]
+    return found
 
 
 class AccessDenied(PopError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from types import TracebackType
 from weakref import WeakSet
 
@@ -24,6 +24,7 @@ from penstock.pop.client.requests import Start
 from penstock.pop.client.security import PLAIN, Security
 from penstock.pop.client.settlements import Settlements
 from penstock.pop.client.stream import StreamConsumer
+from penstock.pop.client.tracing import Tracing, now_ns
 from penstock.pop.client.transactions import Transaction, TransactionCalls
 from penstock.pop.errors import PopError
 from penstock.pop.proto import pop_pb2 as pb
@@ -54,13 +55,22 @@ class Client:
         security: TLS and token. By default the client speaks plain text and sends no token.
         inbox: Name of the inbox to which replies to requests come, such as the name and number of a service. Two clients must
             not use one name at the same time. By default each client has an inbox of its own, and `aclose` deletes it.
+        tracing: Makes spans of OpenTelemetry, and gives messages their trace context. None: nothing of this happens.
     """
 
     def __init__(
-        self, target: str, *, timeout_ms: int = 10_000, close_ms: int = 2_000, security: Security = PLAIN, inbox: str = ""
+        self,
+        target: str,
+        *,
+        timeout_ms: int = 10_000,
+        close_ms: int = 2_000,
+        security: Security = PLAIN,
+        inbox: str = "",
+        tracing: Tracing | None = None,
     ) -> None:
         asyncio.get_running_loop()  # Without a running loop, gRPC would bind itself to one that never runs.
         self._close_s = close_ms / 1000
+        self._tracing = tracing
         self._call = AsyncCalls(timeout_ms / 1000)
         self._channel = async_channel(target, security)
         self._stub = PopServiceStub(self._channel)
@@ -149,7 +159,13 @@ class Client:
 
     async def _send_one(self, message: OutgoingMessage) -> SendReceipt:
         self._call.check_open()
-        return await self._sends.submit(message.encoded())
+        encoded = message.encoded()
+        if self._tracing is None:
+            return await self._sends.submit(encoded)
+        with self._tracing.sending([encoded]) as span:
+            receipt = await self._sends.submit(encoded)
+            self._tracing.sent(span, receipt)
+            return receipt
 
     async def _send(self, messages: list[pb.Message]) -> list[SendReceipt | PopError]:
         return answers.receipts(await self._send_request(pb.SendRequest(messages=messages)))
@@ -165,7 +181,9 @@ class Client:
             RequestInvalid, Overloaded: The batch is too large.
             NodeUnavailable: The node did not answer. It may have stored any of the messages.
         """
-        return answers.all_or_raise(answers.receipts(await self._call(self._stub.Send, requests.send(messages))))
+        request = requests.send(messages)
+        with self._tracing.sending(request.messages) if self._tracing is not None else nullcontext():
+            return answers.all_or_raise(answers.receipts(await self._call(self._stub.Send, request)))
 
     def producer(
         self,
@@ -190,6 +208,7 @@ class Client:
             buffer_max=buffer_max,
             buffer_bytes_max=buffer_bytes_max,
             retry_ms=retry_ms,
+            tracing=self._tracing,
         )
         self._producers.add(producer)
         return producer
@@ -367,11 +386,14 @@ class Client:
             Overloaded, NodeUnavailable: The call failed. Some handles may be acknowledged: pass them again.
         """
         request = requests.pop(topic_filter, group, messages_max, invisible_ms, wait_ms, start, attempt_id, acks, in_order_max)
+        began_ns = now_ns()
         answer = await self._call(self._stub.Pop, request, wait_ms)
         refused = answers.refused_acks(request, answer)
         if answers.must_pop_again(request, answer):
             request.ClearField("acks")
             answer = await self._call(self._stub.Pop, request, wait_ms)
+        if self._tracing is not None:
+            self._tracing.received(group, topic_filter, answer.messages, began_ns)
         settlements = self._settlements_of(group)
         return PoppedMessages((Message(received, settlements) for received in answer.messages), refused)
 
@@ -382,7 +404,9 @@ class Client:
             BatchFailed: The node refused some handles. All others are acknowledged.
         """
         self._call.check_open()
-        answers.all_or_raise(await self._settlements_of(group).acks.submit_all(handles))
+        handles = list(handles)
+        with self._settling("ack", group, handles):
+            answers.all_or_raise(await self._settlements_of(group).acks.submit_all(handles))
 
     async def dead_letter(self, handles: Iterable[str], *, group: str, reason: str = "") -> None:
         """Make deliveries dead letters of their group, because no attempt will ever succeed.
@@ -392,8 +416,15 @@ class Client:
         Raises:
             BatchFailed: The node refused some handles. All others are dead letters.
         """
-        answer = await self._call(self._stub.DeadLetter, requests.handles(group, handles, reason))
-        answers.all_or_raise(answers.errors(answer.statuses))
+        handles = list(handles)
+        with self._settling("dead_letter", group, handles):
+            answer = await self._call(self._stub.DeadLetter, requests.handles(group, handles, reason))
+            answers.all_or_raise(answers.errors(answer.statuses))
+
+    def _settling(self, operation: str, group: str, handles: list[str]) -> AbstractContextManager[None]:
+        if self._tracing is None:
+            return nullcontext()
+        return self._tracing.settling(operation, group, count=len(handles))
 
     def stream(
         self,
@@ -425,5 +456,5 @@ class Client:
     def _settlements_of(self, group: str) -> Settlements:
         settlements = self._settlements.get(group)
         if settlements is None:
-            settlements = self._settlements[group] = Settlements(self._stub, group, self._call.timeout_s)
+            settlements = self._settlements[group] = Settlements(self._stub, group, self._call.timeout_s, self._tracing)
         return settlements

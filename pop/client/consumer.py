@@ -16,6 +16,7 @@ from penstock.pop.client.message import Message
 from penstock.pop.client.retrydelays import RetryDelays
 from penstock.pop.client.settlements import Settlements
 from penstock.pop.client.statuses import error_of_call
+from penstock.pop.client.tracing import now_ns
 from penstock.pop.client.unseen import UnseenMessages
 from penstock.pop.errors import ClientClosed, NodeUnavailable, Overloaded, PopError
 from penstock.pop.proto import pop_pb2 as pb
@@ -207,6 +208,7 @@ class Consumer:
                 await self._wake.wait()
                 continue
             self._polled_s = loop.time()
+            began_ns = now_ns()
             settlements = self._settlements
             acks = settlements.acks.take()
             request = self._request
@@ -232,6 +234,8 @@ class Consumer:
             if acks:
                 settlements.acks.answer(acks, answers.errors(answer.ack_statuses) or [None] * len(acks))
             if answer.messages:
+                if settlements.tracing is not None:
+                    settlements.tracing.received(settlements.group, self._request.filter, answer.messages, began_ns)
                 now_s = loop.time()
                 self._unseen.invisible_s = answer.invisible_ms / 1000
                 self._unseen.add(self._runs(answer.messages, now_s + self._unseen.invisible_s), now_s)

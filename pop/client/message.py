@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 
 from penstock.pop.client.received import ReceivedMessage
 from penstock.pop.client.settlements import Settlements
@@ -39,7 +40,10 @@ class Message(ReceivedMessage):
             NodeUnavailable: The node did not answer, in several tries.
         """
         self.is_settled = True
-        return self._settlements.acks.submit(self.handle)
+        acked = self._settlements.acks.submit(self.handle)
+        if self._settlements.tracing is not None:
+            self._settlements.tracing.settling_until(acked, "ack", self.group, self)
+        return acked
 
     async def nack(self, *, delay_ms: int = 0) -> None:
         """Return the message after `delay_ms` as a failed attempt. The group's back-off, if any, is added to the delay.
@@ -49,12 +53,18 @@ class Message(ReceivedMessage):
             StatusError, NodeUnavailable: As for `ack`.
         """
         self.is_settled = True
-        await self._settlements.changes.submit(pb.InvisibleChange(handle=self.handle, invisible_ms=delay_ms, nack=True))
+        await self._give_back("nack", pb.InvisibleChange(handle=self.handle, invisible_ms=delay_ms, nack=True))
 
     async def suspend(self, delay_ms: int = 0) -> None:
         """Return the message after `delay_ms` without counting this delivery as an attempt. Raises as `nack`."""
         self.is_settled = True
-        await self._settlements.changes.submit(pb.InvisibleChange(handle=self.handle, invisible_ms=delay_ms, suspend=True))
+        await self._give_back("suspend", pb.InvisibleChange(handle=self.handle, invisible_ms=delay_ms, suspend=True))
+
+    async def _give_back(self, operation: str, change: pb.InvisibleChange) -> None:
+        changed = self._settlements.changes.submit(change)
+        if self._settlements.tracing is not None:
+            self._settlements.tracing.settling_until(changed, operation, self.group, self)
+        await changed
 
     async def extend(self, invisible_ms: int) -> None:
         """Move the deadline to `invisible_ms` from now, earlier or later than before. The message gets a new handle.
@@ -76,4 +86,6 @@ class Message(ReceivedMessage):
             StatusError, NodeUnavailable: As for `ack`.
         """
         self.is_settled = True
-        await self._settlements.dead_letter(self.handle, reason)
+        tracing = self._settlements.tracing
+        with tracing.settling("dead_letter", self.group, self) if tracing is not None else nullcontext():
+            await self._settlements.dead_letter(self.handle, reason)

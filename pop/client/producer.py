@@ -16,6 +16,7 @@ from penstock.pop.client import answers
 from penstock.pop.client.batcher import CLOSED, Batcher
 from penstock.pop.client.outgoing import OutgoingMessage, SendReceipt
 from penstock.pop.client.retrydelays import RetryDelays
+from penstock.pop.client.tracing import Tracing
 from penstock.pop.errors import ClientClosed, NodeUnavailable, Overloaded, PopError, SendOutcomeUnknown
 from penstock.pop.proto import pop_pb2 as pb
 
@@ -75,6 +76,7 @@ class Producer:
         buffer_bytes_max: Maximum number of bytes of these messages. A larger message waits until there is no other.
         retry_ms: How long a message is sent again after its first try, in ms. It should be shorter than the node's
             `pop.deduplication_ms`.
+        tracing: Makes the span of each message, if there is one.
 
     Raises:
         ValueError: A number is out of bounds.
@@ -92,6 +94,7 @@ class Producer:
         buffer_max: int = 10_000,
         buffer_bytes_max: int = 32 * 1024 * 1024,
         retry_ms: int = 120_000,
+        tracing: Tracing | None = None,
     ) -> None:
         if (
             not 1 <= batch_max <= 10_000
@@ -104,6 +107,7 @@ class Producer:
                 f"and {retry_ms}"
             )
         self._send_request = send
+        self._tracing = tracing
         self._timeout_s = timeout_ms / 1000
         self._retry_s = retry_ms / 1000
         self._id_prefix = secrets.token_hex(8) if idempotent else ""
@@ -276,6 +280,8 @@ class Producer:
             raise
         self._answers[answer] = sending
         answer.add_done_callback(self._answered)
+        if self._tracing is not None:  # The batch leaves in a later turn of the loop, so it has the context.
+            answer.add_done_callback(self._tracing.begin_send(sending.message))
         return answer
 
     def _answered(self, answer: asyncio.Future[SendReceipt]) -> None:

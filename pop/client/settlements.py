@@ -15,6 +15,7 @@ from penstock.pop.errors import AlreadyAcked, NodeUnavailable, Overloaded, PopEr
 from penstock.pop.proto import pop_pb2 as pb
 
 if TYPE_CHECKING:
+    from penstock.pop.client.tracing import Tracing
     from penstock.pop.proto.pop_pb2_grpc import PopServiceAsyncStub
 
 # The standard library's logger, unlike the node's: the application decides where its messages go.
@@ -31,10 +32,12 @@ class Settlements:
         stub: The node.
         group: Name of the group.
         timeout_s: Time for one acknowledgement in seconds, all tries together.
+        tracing: Makes the spans of what messages settle, if there is one.
     """
 
-    def __init__(self, stub: PopServiceAsyncStub, group: str, timeout_s: float) -> None:
+    def __init__(self, stub: PopServiceAsyncStub, group: str, timeout_s: float, tracing: Tracing | None = None) -> None:
         self.group = group
+        self.tracing = tracing
         self._stub = stub
         self._timeout_s = timeout_s
         self.acks: Batcher[str, None] = Batcher(self._ack, count_max=HANDLES_PER_CALL_MAX)

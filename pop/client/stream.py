@@ -13,6 +13,7 @@ import grpc.aio
 
 from penstock.pop.client.received import ReceivedMessage
 from penstock.pop.client.statuses import error_of_call
+from penstock.pop.client.tracing import now_ns
 from penstock.pop.client.unseen import UnseenMessages
 from penstock.pop.errors import NodeUnavailable, PopError
 from penstock.pop.proto import pop_pb2 as pb
@@ -42,14 +43,17 @@ class StreamMessage(ReceivedMessage):
 
     def ack(self) -> None:
         """Acknowledge the message."""
+        self._stream.note(self, "ack")
         self._stream.ack(self.handle)
 
     def nack(self, *, delay_ms: int = 0) -> None:
         """Return the message after `delay_ms` as a failed attempt. The group's back-off, if any, is added to the delay."""
+        self._stream.note(self, "nack")
         self._stream.change(pb.InvisibleChange(handle=self.handle, invisible_ms=delay_ms, nack=True))
 
     def suspend(self, delay_ms: int = 0) -> None:
         """Return the message after `delay_ms` without counting this delivery as an attempt."""
+        self._stream.note(self, "suspend")
         self._stream.change(pb.InvisibleChange(handle=self.handle, invisible_ms=delay_ms, suspend=True))
 
 
@@ -166,6 +170,9 @@ class StreamConsumer:
                 for refused in response.refused:
                     logger.warning("group %s: the node refused an acknowledgement: %s", group, refused.status.detail)
                 if response.messages:
+                    if self._settlements.tracing is not None:
+                        filter = self._opening.filter
+                        self._settlements.tracing.received(group, filter, response.messages, now_ns())
                     self._unseen.invisible_s = response.invisible_ms / 1000
                     self._unseen.add([StreamMessage(received, self) for received in response.messages], loop.time())
                     self._arrived.set()
@@ -234,6 +241,12 @@ class StreamConsumer:
             self._ensure_flusher()
 
     # --- settling ---------------------------------------------------------------------------------------------------
+
+    def note(self, message: StreamMessage, operation: str) -> None:
+        """Make the span of a settlement, if the client makes spans. It has no length, because nobody waits for the answer."""
+        if self._settlements.tracing is not None:
+            with self._settlements.tracing.settling(operation, self._opening.group, message):
+                pass
 
     def ack(self, handle: str) -> None:
         """Acknowledge a delivery at the end of this turn of the loop, together with all other requests of the turn."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 
 from penstock.pop.client import answers, requests
@@ -23,6 +23,7 @@ from penstock.pop.client.syncconsumer import SyncConsumer
 from penstock.pop.client.syncmessage import SyncMessage, SyncSettlements
 from penstock.pop.client.syncproducer import SyncProducer
 from penstock.pop.client.synctransactions import SyncTransaction, SyncTransactionCalls
+from penstock.pop.client.tracing import Tracing, now_ns
 from penstock.pop.errors import ClientClosed
 from penstock.pop.proto.pop_pb2_grpc import GroupServiceStub, PopServiceStub
 
@@ -44,10 +45,20 @@ class SyncClient:
         timeout_ms: Timeout of one call in ms, including the wait until the node can be reached.
         security: TLS and token. By default the client speaks plain text and sends no token.
         inbox: As for `Client`.
+        tracing: Makes spans of OpenTelemetry, and gives messages their trace context. None: nothing of this happens.
     """
 
-    def __init__(self, target: str, *, timeout_ms: int = 10_000, security: Security = PLAIN, inbox: str = "") -> None:
+    def __init__(
+        self,
+        target: str,
+        *,
+        timeout_ms: int = 10_000,
+        security: Security = PLAIN,
+        inbox: str = "",
+        tracing: Tracing | None = None,
+    ) -> None:
         self._target, self._timeout_ms, self._security, self._inbox = target, timeout_ms, security, inbox
+        self._tracing = tracing
         self._lock = threading.Lock()
         self._background: BackgroundClient | None = None
         """Serves producers and requests. Made under the lock, for the first of them."""
@@ -113,11 +124,19 @@ class SyncClient:
         return self._send_one(message)
 
     def _send_one(self, message: OutgoingMessage) -> SendReceipt:
-        return answers.only(answers.receipts(self._call(self._stub.Send, requests.send([message]))))
+        request = requests.send([message])
+        if self._tracing is None:
+            return answers.only(answers.receipts(self._call(self._stub.Send, request)))
+        with self._tracing.sending(request.messages) as span:
+            receipt = answers.only(answers.receipts(self._call(self._stub.Send, request)))
+            self._tracing.sent(span, receipt)
+            return receipt
 
     def send_batch(self, messages: Iterable[OutgoingMessage]) -> list[SendReceipt]:
         """Send up to 10,000 messages and 64 MiB as one call, as `Client.send_batch`."""
-        return answers.all_or_raise(answers.receipts(self._call(self._stub.Send, requests.send(messages))))
+        request = requests.send(messages)
+        with self._tracing.sending(request.messages) if self._tracing is not None else nullcontext():
+            return answers.all_or_raise(answers.receipts(self._call(self._stub.Send, request)))
 
     def producer(
         self,
@@ -152,7 +171,11 @@ class SyncClient:
                 raise ClientClosed(CLOSED)
             if self._background is None:
                 self._background = BackgroundClient(
-                    self._target, timeout_ms=self._timeout_ms, security=self._security, inbox=self._inbox
+                    self._target,
+                    timeout_ms=self._timeout_ms,
+                    security=self._security,
+                    inbox=self._inbox,
+                    tracing=self._tracing,
                 )
             return self._background
 
@@ -209,12 +232,15 @@ class SyncClient:
     ) -> PoppedMessages[SyncMessage]:
         """Return the next visible messages of a group, possibly none, as `Client.pop`."""
         request = requests.pop(topic_filter, group, messages_max, invisible_ms, wait_ms, start, attempt_id, acks, in_order_max)
+        began_ns = now_ns()
         answer = self._call(self._stub.Pop, request, wait_ms)
         refused = answers.refused_acks(request, answer)
         if answers.must_pop_again(request, answer):
             request.ClearField("acks")
             answer = self._call(self._stub.Pop, request, wait_ms)
-        settlements = SyncSettlements(self._call, self._stub, group)
+        if self._tracing is not None:
+            self._tracing.received(group, topic_filter, answer.messages, began_ns)
+        settlements = SyncSettlements(self._call, self._stub, group, self._tracing)
         return PoppedMessages((SyncMessage(received, settlements) for received in answer.messages), refused)
 
     def consume(
@@ -242,12 +268,21 @@ class SyncClient:
                 f"batch is {batch}, invisible_ms {invisible_ms}, wait_ms {wait_ms}"
             )
         request = requests.pop(topic_filter, group, batch, invisible_ms, wait_ms, start)
-        return SyncConsumer(self._call, self._stub, request).messages()
+        return SyncConsumer(self._call, self._stub, request, self._tracing).messages()
 
     def ack(self, handles: Iterable[str], *, group: str) -> None:
         """Acknowledge deliveries; return when that is durable, as `Client.ack`."""
-        answers.all_or_raise(SyncSettlements(self._call, self._stub, group).ack(list(handles)))
+        handles = list(handles)
+        with self._settling("ack", group, handles):
+            answers.all_or_raise(SyncSettlements(self._call, self._stub, group).ack(handles))
 
     def dead_letter(self, handles: Iterable[str], *, group: str, reason: str = "") -> None:
         """Make deliveries dead letters of their group, as `Client.dead_letter`."""
-        answers.all_or_raise(SyncSettlements(self._call, self._stub, group).dead_letter(list(handles), reason))
+        handles = list(handles)
+        with self._settling("dead_letter", group, handles):
+            answers.all_or_raise(SyncSettlements(self._call, self._stub, group).dead_letter(handles, reason))
+
+    def _settling(self, operation: str, group: str, handles: list[str]) -> AbstractContextManager[None]:
+        if self._tracing is None:
+            return nullcontext()
+        return self._tracing.settling(operation, group, count=len(handles))

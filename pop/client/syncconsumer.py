@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from penstock.pop.client.calls import SyncCalls
 from penstock.pop.client.retrydelays import RetryDelays
 from penstock.pop.client.syncmessage import SyncMessage, SyncSettlements
+from penstock.pop.client.tracing import Tracing, now_ns
 from penstock.pop.client.unseen import UnseenMessages
 from penstock.pop.errors import NodeUnavailable, Overloaded, PopError
 from penstock.pop.proto import pop_pb2 as pb
@@ -31,14 +32,15 @@ class SyncConsumer:
         call: Performs a call.
         stub: The node.
         request: The pop. Its `messages_max` is the maximum for each.
+        tracing: Makes spans, if there is one.
     """
 
-    def __init__(self, call: SyncCalls, stub: PopServiceStub, request: pb.PopRequest) -> None:
+    def __init__(self, call: SyncCalls, stub: PopServiceStub, request: pb.PopRequest, tracing: Tracing | None = None) -> None:
         self._call = call
         self._stub = stub
         self._request = request
         self._batch = request.messages_max
-        self._settlements = SyncSettlements(call, stub, request.group)
+        self._settlements = SyncSettlements(call, stub, request.group, tracing)
         self._unseen: UnseenMessages[SyncMessage] = UnseenMessages(self._batch, request.invisible_ms / 1000)
         self._changed = threading.Condition()
         """Guards `_unseen`. Notified when messages wait again, and when the loop ends."""
@@ -77,9 +79,12 @@ class SyncConsumer:
     def _pop(self) -> None:
         with self._changed:
             self._request.messages_max = min(max(self._unseen.room(time.monotonic()), 1), self._batch)
+        began_ns = now_ns()
         answer = self._call(self._stub.Pop, self._request, self._request.wait_ms)
         if not answer.messages:
             return
+        if self._settlements.tracing is not None:
+            self._settlements.tracing.received(self._request.group, self._request.filter, answer.messages, began_ns)
         with self._changed:
             self._unseen.invisible_s = answer.invisible_ms / 1000
             received = [SyncMessage(each, self._settlements) for each in answer.messages]

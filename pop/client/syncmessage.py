@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from penstock.pop.client import answers, requests
@@ -11,6 +12,7 @@ from penstock.pop.errors import AlreadyAcked, NodeUnavailable, PopError
 from penstock.pop.proto import pop_pb2 as pb
 
 if TYPE_CHECKING:
+    from penstock.pop.client.tracing import Tracing
     from penstock.pop.proto.pop_pb2_grpc import PopServiceStub
 
 
@@ -21,11 +23,13 @@ class SyncSettlements:
         call: Performs a call.
         stub: The node.
         group: Name of the group.
+        tracing: Makes the spans of what messages settle, if there is one.
     """
 
-    __slots__ = ("_call", "_stub", "group")
+    __slots__ = ("_call", "_stub", "group", "tracing")
 
-    def __init__(self, call: SyncCalls, stub: PopServiceStub, group: str) -> None:
+    def __init__(self, call: SyncCalls, stub: PopServiceStub, group: str, tracing: Tracing | None = None) -> None:
+        self.tracing = tracing
         self._call = call
         self._stub = stub
         self.group = group
@@ -73,15 +77,18 @@ class SyncMessage(ReceivedMessage):
 
     def ack(self) -> None:
         """Acknowledge the message; return when that is durable. Raises as `Message.ack`."""
-        answers.only(self._settlements.ack([self.handle]))
+        with self._settling("ack"):
+            answers.only(self._settlements.ack([self.handle]))
 
     def nack(self, *, delay_ms: int = 0) -> None:
         """Return the message as a failed attempt, as `Message.nack`."""
-        self._settlements.change(self.handle, delay_ms, nack=True)
+        with self._settling("nack"):
+            self._settlements.change(self.handle, delay_ms, nack=True)
 
     def suspend(self, delay_ms: int = 0) -> None:
         """Return the message without counting the attempt, as `Message.suspend`."""
-        self._settlements.change(self.handle, delay_ms, suspend=True)
+        with self._settling("suspend"):
+            self._settlements.change(self.handle, delay_ms, suspend=True)
 
     def extend(self, invisible_ms: int) -> None:
         """Move the deadline, as `Message.extend`."""
@@ -89,4 +96,9 @@ class SyncMessage(ReceivedMessage):
 
     def dead_letter(self, *, reason: str = "") -> None:
         """Make the message a dead letter of its group, as `Message.dead_letter`."""
-        answers.only(self._settlements.dead_letter([self.handle], reason))
+        with self._settling("dead_letter"):
+            answers.only(self._settlements.dead_letter([self.handle], reason))
+
+    def _settling(self, operation: str) -> AbstractContextManager[None]:
+        tracing = self._settlements.tracing
+        return tracing.settling(operation, self.group, self) if tracing is not None else nullcontext()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from penstock.pop.access.caller import causer_of_call
+from penstock.pop.access.caller import causer_of_call, trace_of_call
 from penstock.pop.core.names import message_id
-from penstock.pop.core.sender import Refusal, Sender, SendRefused
+from penstock.pop.core.sender import PROPERTIES_MAX, Refusal, Sender, SendRefused
 from penstock.pop.grpc.requests import check_count
 from penstock.pop.grpc.status import OK, SendCutShort, with_status
 from penstock.pop.grpc.wire import SENT_PLAIN, sent
@@ -37,6 +37,8 @@ class SendMethods:
         end, causer = self._store.log.end, causer_of_call()
         route_of, append = self._store.router.route, self._store.append_message
         bytes_max = self._message_bytes_max
+        if trace := trace_of_call():
+            _add_trace(request, trace)
         results: list[bytes] = []
         is_any_repeated = False
         add = results.append
@@ -110,6 +112,14 @@ class SendMethods:
             transaction_handle=stored.transaction_handle,
             repeated=stored.is_repeated,
         )
+
+
+def _add_trace(request: pb.SendRequest, trace: dict[str, str]) -> None:
+    """Give the trace context of a call to the messages that have none of their own, and have room for more properties."""
+    for message in request.messages:
+        properties = message.properties
+        if "traceparent" not in properties and len(properties) + len(trace) <= PROPERTIES_MAX:
+            properties.update(trace)
 
 
 def _failed(code: pb.Code.ValueType, error: Exception) -> bytes:

@@ -2,44 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from penstock.pop.client.tracing import Tracing
 from penstock.worker.context import CallNext, HandlerCall
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
 
 
 class TraceCalls:
     """A middleware that makes a span of each call, by the semantic conventions for messaging (kind consumer, `process`).
 
-    The parent is the span that the message's user properties `traceparent` and `tracestate` name (W3C Trace Context). Needs
-    `opentelemetry-api`.
+    The parent is the span that the message's user properties `traceparent` and `tracestate` name (W3C Trace Context). The span
+    of a batch has a link to each instead. Needs the extra `otel`. `Worker(tracing=...)` adds this middleware by itself.
 
     Parameters:
         tracer_provider: Makes the tracer. By default the application's.
     """
 
-    def __init__(self, tracer_provider: Any = None) -> None:
-        from opentelemetry import trace
-        from opentelemetry.trace import SpanKind
-        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+    def __init__(self, tracer_provider: TracerProvider | None = None) -> None:
+        self._tracing = Tracing(tracer_provider)
 
-        self._tracer = trace.get_tracer("penstock.worker", tracer_provider=tracer_provider)
-        self._kind = SpanKind.CONSUMER
-        self._propagator = TraceContextTextMapPropagator()
+    @classmethod
+    def of(cls, tracing: Tracing) -> TraceCalls:
+        """Return the middleware that makes its spans by a `Tracing`."""
+        made = cls.__new__(cls)
+        made._tracing = tracing
+        return made
 
     async def __call__(self, call: HandlerCall, call_next: CallNext) -> Any:
-        message = call.message
-        attributes = {
-            "messaging.system": "penstock",
-            "messaging.operation.type": "process",
-            "messaging.operation.name": "process",
-            "messaging.destination.name": message.topic,
-            "messaging.consumer.group.name": call.group,
-            "messaging.message.id": message.message_id,
-        }
-        if len(call.messages) > 1:
-            attributes["messaging.batch.message_count"] = str(len(call.messages))
-        parent = self._propagator.extract(message.properties)
-        with self._tracer.start_as_current_span(
-            f"process {call.group}", context=parent, kind=self._kind, attributes=attributes
-        ):
+        with self._tracing.processing(call.group, call.messages):
             return await call_next(call)

@@ -109,7 +109,7 @@ async def test_an_error_concerns_its_message_only_and_flush_raises_it(client: Cl
 
 @pytest.mark.parametrize("bounds", [{"buffer_max": 2}, {"buffer_bytes_max": 2_100}])
 async def test_a_full_buffer_holds_up_its_senders_in_turn(client: Client, wire: LossyWire, bounds: dict[str, int]) -> None:
-    producer = Producer(wire.send, timeout_ms=1_000, idempotent=False, **bounds)
+    producer = Producer(wire.send, timeout_ms=1_000, idempotent=False, **bounds)  # type: ignore[arg-type]
     wire.gate.clear()
     posts = [
         asyncio.create_task(producer.post(OutgoingMessage(topic=TOPIC, body=b"%d" % number * 1_000))) for number in range(5)
