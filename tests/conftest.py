@@ -35,6 +35,7 @@ SLOW = (
     "tests/chaos/test_launching.py",
     "tests/chaos/test_rounds.py",
     "tests/clients/",
+    "tests/contrib/",
     "tests/fuzz/",
     "tests/spark/",
     "tests/system/",

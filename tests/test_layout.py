@@ -77,6 +77,10 @@ def test_the_worker_imports_the_clients_and_nothing_of_the_node() -> None:
     assert {name for name in found if not name.startswith("worker")} == {"install", "pop/client", "pop/errors"}
 
 
+def test_the_outbox_imports_the_clients_and_nothing_of_the_node() -> None:
+    assert room_graph()["contrib"] == {"pop/client", "pop/errors"}
+
+
 def test_there_are_no_circles() -> None:
     assert circles(room_graph()) == []
     assert circles(module_graph()) == []

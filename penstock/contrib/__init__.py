@@ -1,0 +1,1 @@
+"""What joins Penstock with other projects, each an extra of its own."""
