@@ -31,7 +31,8 @@ class ConsumerGroup:
     A group that doesn't take every message is selective: it inspects each, because its filter on delivery may not want the
     message, or the message group may be busy. `scanned` is the offset up to which it has inspected its queue. It may be ahead
     of `cursor`, the offset that the log states: the group skipped what is between, and inspects it again after a crash. Other
-    groups skip in this way what retention has dropped.
+    groups skip in this way what retention has dropped. `retry_scanned` is the same of the retry queue. It is not ahead of
+    `retry_cursor` unless nothing is left there.
 
     Parameters:
         group_id: from its first record; never used again.
@@ -73,6 +74,7 @@ class ConsumerGroup:
         "queue",
         "retry",
         "retry_cursor",
+        "retry_scanned",
         "retry_turn",
         "scan_scheduled",
         "scanned",
@@ -104,6 +106,7 @@ class ConsumerGroup:
         self.ahead = (0, b"")
         """Entries of its queue that were read ahead, and the offset of the first. Entries of a queue never change."""
         self.retry_cursor = 0
+        self.retry_scanned = 0
         self.in_flight = 0
         self.delayed = 0
         self.dead_letter_count = 0
@@ -171,7 +174,7 @@ class ConsumerGroup:
     @property
     def visible_retries(self) -> int:
         """Upper bound of the visible messages that were handed out before, as `visible_new` is."""
-        return max(self.retry.committed_offset - self.retry_cursor, 0)
+        return max(self.retry.committed_offset - max(self.retry_cursor, self.retry_scanned), 0)
 
     def count_visible(self) -> int:
         """Return the number of messages that a pop can get now. For a selective group this is an upper bound."""

@@ -141,12 +141,13 @@ def _read(group: ConsumerGroup, offset: int, count: int) -> tuple[int, bytes]:
 def _retries(group: ConsumerGroup, count: int) -> Entries:
     """Return the next `count` messages of the retry queue."""
     entries: Entries = []
-    offset = group.retry_cursor
+    offset = max(group.retry_cursor, group.retry_scanned)
     while len(entries) < count:
         first, found = group.retry.read_from(offset, count - len(entries))
         if not found:
             if not entries:
-                group.retry_cursor = max(offset, first)  # what is left was trimmed, because it can't be read
+                # What is left was trimmed, because it can't be read. The cursor stays, since it is what the log says.
+                group.retry_scanned = max(offset, first)
             break
         rows = enumerate(ENTRY.iter_unpack(found), first)
         entries += [(position, at, size, attempts + 1, FROM_RETRY, 0) for at, (position, size, attempts) in rows]

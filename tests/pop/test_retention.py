@@ -81,6 +81,33 @@ def test_the_index_says_what_the_log_says_of_a_group_that_has_passed_dropped_mes
     parts.close()
 
 
+def test_the_index_says_what_the_log_says_of_a_group_that_has_passed_unreadable_retries(parts: Parts, tmp_path: Path) -> None:
+    group = parts.group()
+    damaged, behind = parts.publish(b"damaged", b"behind it")
+    first, second = parts.pop(2, invisible_ms=3 * HOUR_MS)
+    parts.ack(second.handle)
+    parts.change(first.handle, 0)
+    parts.settle()
+    assert group.visible_retries == 1
+    parts.damage(damaged, behind - damaged)  # so retention can't carry it forward
+    let_expire(parts)
+    assert parts.pop() == []
+    assert group.visible_retries == 0, "a poll that waits would look again and again"
+    (new,) = parts.publish(b"new")
+    (taken,) = parts.pop(1)  # so the row of the group is written
+    parts.store.commit()
+    stored = dict(parts.store.index.rows(bytes(KeySpace.GROUP)))
+    parts = reopened(parts, tmp_path)
+    parts.store.commit()
+    assert dict(parts.store.index.rows(bytes(KeySpace.GROUP))) == stored
+    assert parts.pop() == []
+    parts.change(taken.handle, 0)
+    parts.settle()
+    assert [message.position for message in parts.pop()] == [new]
+    assert parts.pop() == []
+    parts.close()
+
+
 @pytest.mark.parametrize("is_new", [True, False], ids=["a new group", "an old group"])
 def test_on_a_repaired_log_a_group_that_passes_dropped_messages_gets_the_others_once(
     parts: Parts, tmp_path: Path, is_new: bool
