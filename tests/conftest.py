@@ -32,6 +32,7 @@ SLOW = (
     "tests/attack/",
     "tests/backup/test_backup.py",
     "tests/backup/test_verify.py",
+    "tests/chaos/test_indexcuts.py",
     "tests/chaos/test_launching.py",
     "tests/chaos/test_rounds.py",
     "tests/clients/",
