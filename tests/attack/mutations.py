@@ -85,7 +85,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         Mutation(charge_nobody, "retained-flood"),
         Mutation(answer_pings_for_ever, "websocket-pings"),
         Mutation(hash_on_the_loop, "login-flood"),
-        Mutation(accept_any_password, "jwt-garbage"),
+        Mutation(accept_any_password, "first-logins"),
         Mutation(acknowledge_without_append, "take-over"),
     )
 }
