@@ -69,7 +69,8 @@ class PopOptions:
     requests_bytes_max: int = option(
         128 * MIB,
         "Maximum number of bytes of the requests of all calls together. A call takes `request_bytes_max` of them while its "
-        "request is read, and then what the request has. Calls that find no room wait, one of each connection in turn, and are "
+        "request is read, and then what the request has. Requests that send no messages, such as pops that wait, may have half "
+        "of it. Calls that find no room wait, one of each connection in turn, and are "
         "refused with RESOURCE_EXHAUSTED after five seconds. The node needs up to three times as much memory for them.",
         minimum=MIB,
         maximum=64 * GIB,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -30,7 +29,7 @@ from penstock.pop.grpc.wire import serialize
 from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.pop.rocketmq.access import RULES as ROCKETMQ_RULES
-from penstock.pop.selfsigned import self_signed
+from penstock.pop.servercertificates import ServerCertificates
 from penstock.store.addresses import resolved
 from penstock.store.options import SECOND_MS, HostPort, OptionInvalid
 from penstock.store.store import Store
@@ -40,6 +39,9 @@ if TYPE_CHECKING:
     from penstock.pop.rocketmq.service import MessagingService
 
 logger = structlog.get_logger("pop.server")
+
+SENDS = frozenset({"/penstock.pop.v1.PopService/Send", "/apache.rocketmq.v2.MessagingService/SendMessage"})
+"""The methods whose requests have messages in them, and may be as large as `PopOptions.request_bytes_max`."""
 
 IDENTITY_ONLY = 1
 """The set of compression algorithms that holds only the one that does not compress."""
@@ -80,6 +82,7 @@ class PopServer:
         """Room for the requests of all calls together."""
         self._guard = CallGuard(access, (POP_RULES, GROUP_RULES, ROCKETMQ_RULES)) if access is not None else None
         connections_max = connections_max or options.connections_max
+        self._certificates: ServerCertificates | None = None
         self._front = None
         if options.tls_optional:
             if options.tls_client_ca_file:
@@ -129,7 +132,7 @@ class PopServer:
 
     def _guarded(self, full_name: str, handler: Any) -> Any:
         guarded = self._guard.guarded(full_name, handler) if self._guard is not None else handler
-        return self.requests.bounded(readable(full_name, guarded))
+        return self.requests.bounded(readable(full_name, guarded), is_send=full_name in SENDS)
 
     async def start(self) -> int:
         """Open the listener, and return its port.
@@ -141,8 +144,11 @@ class PopServer:
         options = self._options
         port = options.listen.port
         try:
+            if options.tls_certificate_file or self._front is not None:
+                self._certificates = ServerCertificates(options)
             if self._front is not None:
-                self._server.add_secure_port(self._front.inner("tls"), _credentials(options))
+                assert self._certificates is not None
+                self._server.add_secure_port(self._front.inner("tls"), self._certificates.credentials())
                 self._server.add_insecure_port(self._front.inner("plain"))
                 await self._server.start()
                 port = await self._front.start()
@@ -150,8 +156,8 @@ class PopServer:
                 # gRPC gets numbers, because it takes some names for other kinds of address, such as `unix`.
                 for host in resolved(options.listen):
                     address = str(HostPort(host, port))  # port 0 becomes the same free port for all addresses
-                    if options.tls_certificate_file:
-                        port = self._server.add_secure_port(address, _credentials(options))
+                    if self._certificates is not None:
+                        port = self._server.add_secure_port(address, self._certificates.credentials())
                     else:
                         port = self._server.add_insecure_port(address)
         except (RuntimeError, OSError) as error:
@@ -165,6 +171,17 @@ class PopServer:
         for name in self._names:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         return port
+
+    def reload(self) -> None:
+        """Read the certificates again. If they can't be used, the error is logged, and new connections get the old ones."""
+        if self._certificates is None or not self._options.tls_certificate_file:
+            return
+        try:
+            self._certificates.reload()
+        except OSError as error:
+            logger.error("tls.reload_failed", listener="pop", why=str(error))
+        else:
+            logger.info("tls.reloaded", listener="pop", certificate=self._options.tls_certificate_file)
 
     def disconnect(self, kind: Kind, name: str) -> int:
         """End the calls and streams of a user, a RocketMQ client id, or an address or network; return how many there were."""
@@ -218,12 +235,3 @@ def _handler(method: Any, servicer: object) -> Any:
         request_deserializer=GetMessageClass(method.input_type).FromString,
         response_serializer=serialize,
     )
-
-
-def _credentials(options: PopOptions) -> grpc.ServerCredentials:
-    if options.tls_certificate_file:
-        key, certificate = Path(options.tls_key_file).read_bytes(), Path(options.tls_certificate_file).read_bytes()
-    else:
-        key, certificate = self_signed()
-    roots = Path(options.tls_client_ca_file).read_bytes() if options.tls_client_ca_file else None
-    return grpc.ssl_server_credentials([(key, certificate)], roots, require_client_auth=roots is not None)

@@ -232,6 +232,7 @@ class Node:
         """
         self.gateway.listeners.reload()
         self._admin.reload()
+        self._pop_server.reload()
         self.access.reload(by)
 
     def state(self) -> dict[str, Any]:
@@ -254,7 +255,11 @@ class Node:
             QuotaCollector(self.store.ledger),
             DescriptorCollector(self.descriptors, lambda: self._admin.closed_early),
             PopCollector(
-                self.pop, self.store, self.transactions, (lambda: len(rocketmq.clients)) if rocketmq is not None else None
+                self.pop,
+                self.store,
+                self.transactions,
+                self._pop_server.requests,
+                (lambda: len(rocketmq.clients)) if rocketmq is not None else None,
             ),
         )
 

@@ -8,9 +8,10 @@ for the largest request, nothing of it is read, and flow control holds up its se
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from enum import StrEnum
 from typing import Any, Final
 
 import grpc
@@ -30,8 +31,24 @@ READ_S: Final = 2.0
 WAITING_MAX: Final = 10_000
 """Calls that wait for room. A further one is refused at once."""
 
-STREAM_REQUEST_BYTES_MAX: Final = 4 * MIB
-"""Maximum size of one request of a stream of requests. Such requests name deliveries, and have no bodies in them."""
+OTHER_REQUEST_BYTES_MAX: Final = 4 * MIB
+"""Maximum size of a request that sends no messages, and of each request of a stream, in bytes. The largest have thousands of
+handles."""
+
+OTHERS_SHARE: Final = 2
+"""Requests that send no messages get one in so many bytes of the room. A call that waits for messages keeps its request for as
+long as it waits, and must not keep those out that send."""
+
+
+class RefusedFor(StrEnum):
+    """Why a request was refused."""
+
+    NO_ROOM = "no_room"
+    """The requests of all calls together had too many bytes."""
+    SLOW = "slow"
+    """It came slowly while others waited."""
+    TOO_LARGE = "too_large"
+    """It sends no messages, and was larger than such a request may be."""
 
 
 class RequestRefused(Exception):
@@ -70,29 +87,37 @@ class RequestBytes:
         self._reading: dict[_Reading, None] = {}
         """The calls whose requests are being read. The one that began first comes first."""
         self._timer: asyncio.TimerHandle | None = None
-        self.refused = 0
-        """Calls that were refused."""
+        self._others = 0
+        """Bytes of the requests that send no messages."""
+        self.refused: Counter[RefusedFor] = Counter()
+        """Calls that were refused, by reason."""
 
     @property
     def used(self) -> int:
         """Bytes that calls have or may need."""
         return self._all_max - self._free
 
-    def bounded(self, handler: Any) -> Any:
-        """Return the gRPC handler of a method that reads its requests within these bounds."""
+    def bounded(self, handler: Any, *, is_send: bool = False) -> Any:
+        """Return the gRPC handler of a method that reads its requests within these bounds.
+
+        Args:
+            handler: of the method.
+            is_send: whether its requests have messages in them. Others have less room: see `OTHERS_SHARE`.
+        """
         serialize, deserialize = handler.response_serializer, handler.request_deserializer
         if handler.request_streaming:
-            return grpc.stream_stream_rpc_method_handler(_stream(handler.stream_stream, deserialize), None, serialize)
+            return grpc.stream_stream_rpc_method_handler(self._stream(handler.stream_stream, deserialize), None, serialize)
         if handler.response_streaming:
-            served = self._unary_stream(handler.unary_stream, deserialize)
+            served = self._unary_stream(handler.unary_stream, deserialize, is_send=is_send)
             return grpc.stream_stream_rpc_method_handler(served, None, serialize)
-        return grpc.stream_unary_rpc_method_handler(self._unary_unary(handler.unary_unary, deserialize), None, serialize)
+        served = self._unary_unary(handler.unary_unary, deserialize, is_send=is_send)
+        return grpc.stream_unary_rpc_method_handler(served, None, serialize)
 
-    async def read(self, context: Any) -> Any:
-        """Return the bytes of a call's request, for which the caller calls `release`; `EOF` if there is none.
+    async def read(self, context: Any, *, is_send: bool) -> Any:
+        """Return the bytes of a call's request, for which the caller calls `done`; `EOF` if there is none.
 
         Raises:
-            RequestRefused: there is no room, or the request comes too slowly while others wait.
+            RequestRefused: there is no room, or the request comes too slowly while others wait, or is too large.
         """
         if self._waiting or self._free < self._request_max:
             await self._wait(context.peer())
@@ -105,18 +130,47 @@ class RequestBytes:
         try:
             raw = await context.read()
             if raw is not EOF:
+                if not is_send:
+                    self._admit_other(len(raw))
                 kept = len(raw)
             return raw
         except asyncio.CancelledError:
             if not reading.is_given_up or reading.task is None:
                 raise
             reading.task.uncancel()
-            raise self._refusal(f"the request did not come within {READ_S:.0f} s, and other calls need its room") from None
+            raise self._refusal(
+                RefusedFor.SLOW, f"the request did not come within {READ_S:.0f} s, and other calls need its room"
+            ) from None
         finally:
             del self._reading[reading]
-            self.release(self._request_max - kept)
+            self._release(self._request_max - kept)
 
-    def release(self, size: int) -> None:
+    def done(self, size: int, *, is_send: bool) -> None:
+        """Give back the room of a request that `read` returned."""
+        if not is_send:
+            self._others -= size
+        self._release(size)
+
+    def _admit_other(self, size: int) -> None:
+        """Count a request that sends no messages. Raises RequestRefused if it is too large, or there are too many."""
+        self._check_size(size)
+        others_max = self._all_max // OTHERS_SHARE
+        if self._others + size > others_max:
+            raise self._refusal(
+                RefusedFor.NO_ROOM,
+                f"requests that send no messages have {self._others} bytes already, and {others_max} at most, which is half of "
+                "pop.requests_bytes_max; try again later, with a smaller request",
+            )
+        self._others += size
+
+    def _check_size(self, size: int) -> None:
+        if size > OTHER_REQUEST_BYTES_MAX:
+            raise self._refusal(
+                RefusedFor.TOO_LARGE,
+                f"the request has {size} bytes; one that sends no messages may have {OTHER_REQUEST_BYTES_MAX}",
+            )
+
+    def _release(self, size: int) -> None:
         """Give room back, to the next calls that wait."""
         self._free += size
         while self._waiting and self._free >= self._request_max:
@@ -130,33 +184,33 @@ class RequestBytes:
                 self._free -= self._request_max
                 call.set_result(None)
 
-    def _unary_unary(self, serve: Any, deserialize: Callable[[bytes], Any]) -> Any:
+    def _unary_unary(self, serve: Any, deserialize: Callable[[bytes], Any], *, is_send: bool) -> Any:
         async def called(_requests: object, context: Any) -> Any:
             try:
-                raw = await self.read(context)
+                raw = await self.read(context, is_send=is_send)
             except RequestRefused as error:
-                return await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+                return await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
             if raw is EOF:
-                return await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has no request")
+                return await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, "the call has no request")
             size = len(raw)
             try:
                 request = deserialize(raw)
                 del raw
                 return await serve(request, context)
             finally:
-                self.release(size)
+                self.done(size, is_send=is_send)
 
         return called
 
-    def _unary_stream(self, serve: Any, deserialize: Callable[[bytes], Any]) -> Any:
+    def _unary_stream(self, serve: Any, deserialize: Callable[[bytes], Any], *, is_send: bool) -> Any:
         async def called(_requests: object, context: Any) -> AsyncIterator[Any]:
             try:
-                raw = await self.read(context)
+                raw = await self.read(context, is_send=is_send)
             except RequestRefused as error:
-                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+                await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
                 return
             if raw is EOF:
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has no request")
+                await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, "the call has no request")
                 return
             size = len(raw)
             try:
@@ -166,7 +220,23 @@ class RequestBytes:
                     async for response in responses:
                         yield response
             finally:
-                self.release(size)
+                self.done(size, is_send=is_send)
+
+        return called
+
+    def _stream(self, serve: Any, deserialize: Callable[[bytes], Any]) -> Any:
+        async def called(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
+            async def checked() -> AsyncIterator[Any]:
+                async for raw in requests:
+                    try:
+                        self._check_size(len(raw))
+                    except RequestRefused as error:
+                        await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+                    yield deserialize(raw)
+
+            async with aclosing(serve(checked(), context)) as responses:
+                async for response in responses:
+                    yield response
 
         return called
 
@@ -184,7 +254,7 @@ class RequestBytes:
                 await call
         except BaseException as error:
             if call.done() and not call.cancelled():
-                self.release(self._request_max)  # the room came at the same moment
+                self._release(self._request_max)  # the room came at the same moment
             if isinstance(error, TimeoutError):
                 raise self._no_room() from None
             raise
@@ -205,27 +275,19 @@ class RequestBytes:
 
     def _no_room(self) -> RequestRefused:
         return self._refusal(
-            f"the requests of all calls together have {self._all_max} bytes already (pop.requests_bytes_max); try again later"
+            RefusedFor.NO_ROOM,
+            f"the requests of all calls together have {self._all_max} bytes already (pop.requests_bytes_max); try again later",
         )
 
-    def _refusal(self, message: str) -> RequestRefused:
-        self.refused += 1
+    def _refusal(self, reason: RefusedFor, message: str) -> RequestRefused:
+        self.refused[reason] += 1
         return RequestRefused(message)
 
 
-def _stream(serve: Any, deserialize: Callable[[bytes], Any]) -> Any:
-    async def called(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
-        async def checked() -> AsyncIterator[Any]:
-            async for raw in requests:
-                if len(raw) > STREAM_REQUEST_BYTES_MAX:
-                    await context.abort(
-                        grpc.StatusCode.RESOURCE_EXHAUSTED,
-                        f"a request of the stream has {len(raw)} bytes; send {STREAM_REQUEST_BYTES_MAX} at most",
-                    )
-                yield deserialize(raw)
-
-        async with aclosing(serve(checked(), context)) as responses:
-            async for response in responses:
-                yield response
-
-    return called
+async def _abort(context: Any, status: grpc.StatusCode, message: str) -> None:
+    """End a call with a status. If gRPC itself has ended it already, such as one with a request that is too large, the call
+    counts as cancelled: otherwise gRPC would log a traceback for each."""
+    try:
+        await context.abort(status, message)
+    except grpc.aio.InternalError as error:
+        raise asyncio.CancelledError from error

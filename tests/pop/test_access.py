@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import subprocess
 from collections.abc import AsyncIterator, Callable
 from hashlib import sha256
@@ -14,6 +15,7 @@ import grpc
 import grpc.aio
 import jwt
 import pytest
+import structlog.testing
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from penstock import Client, Security, SyncClient, group_settings
@@ -397,6 +399,43 @@ async def test_a_token_over_tls(tmp_path: Path, certificate: Callable[[str], tup
         async with Client(f"localhost:{node.port}", security=security) as client:
             await client.send(TOPIC, b"a")
             assert len(await client.pop(FILTER, group=GROUP)) == 1
+    finally:
+        await node.stop()
+
+
+async def test_a_certificate_that_is_replaced_counts_after_a_reload_and_one_that_is_not_valid_changes_nothing(
+    tmp_path: Path, certificate: Callable[[str], tuple[Path, Path]]
+) -> None:
+    made, key = certificate("localhost")
+    other, other_key = certificate("other.example.org")
+    served, served_key = tmp_path / "served.crt", tmp_path / "served.key"
+    served.write_bytes(made.read_bytes())
+    served_key.write_bytes(key.read_bytes())
+    node = await started(tmp_path, tls_certificate_file=str(served), tls_key_file=str(served_key))
+
+    async def shown() -> bytes:
+        text = await asyncio.to_thread(ssl.get_server_certificate, ("localhost", node.port))
+        return ssl.PEM_cert_to_DER_cert(text)
+
+    def is_of(path: Path) -> bytes:
+        return ssl.PEM_cert_to_DER_cert(path.read_text())
+
+    try:
+        assert node._server is not None
+        assert await shown() == is_of(made)
+        security = Security(token=TOKENS["billing"], root_certificates=made.with_name("ca.crt").read_bytes())
+        async with Client(f"localhost:{node.port}", security=security) as client:
+            await client.send(TOPIC, b"before")
+            served.write_bytes(other.read_bytes())
+            with structlog.testing.capture_logs() as logs:
+                node._server.reload()  # the key is that of the old one
+            assert [each["event"] for each in logs] == ["tls.reload_failed"]
+            assert f"{served} with {served_key} can't be used for TLS" in logs[0]["why"]
+            assert await shown() == is_of(made)
+            served_key.write_bytes(other_key.read_bytes())
+            node._server.reload()
+            assert await shown() == is_of(other)
+            await client.send(TOPIC, b"on the connection that is open")
     finally:
         await node.stop()
 

@@ -17,7 +17,7 @@ import pytest
 
 from penstock import Client
 from penstock.pop.grpc import requestbytes
-from penstock.pop.grpc.requestbytes import EOF, STREAM_REQUEST_BYTES_MAX, RequestBytes, RequestRefused
+from penstock.pop.grpc.requestbytes import EOF, OTHER_REQUEST_BYTES_MAX, RefusedFor, RequestBytes, RequestRefused
 from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.store.options import MIB
@@ -32,11 +32,11 @@ from tests.waiting import until
 class Call:
     """A call of a connection. The test decides when its request comes."""
 
-    def __init__(self, room: RequestBytes, peer: str = "a") -> None:
+    def __init__(self, room: RequestBytes, peer: str = "a", *, is_send: bool = True) -> None:
         self._peer = peer
         self.comes: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.is_reading = False
-        self.ended = asyncio.create_task(room.read(self))
+        self.ended = asyncio.create_task(room.read(self, is_send=is_send))
 
     def peer(self) -> str:
         return self._peer
@@ -59,7 +59,7 @@ async def test_a_request_keeps_what_it_has_and_gives_the_rest_back() -> None:
     call.comes.set_result(b"123")
     assert await call.ended == b"123"
     assert room.used == 3
-    room.release(3)
+    room.done(3, is_send=True)
     assert room.used == 0
 
 
@@ -98,7 +98,7 @@ async def test_a_call_that_finds_no_room_in_time_is_refused(monkeypatch: pytest.
         await second.ended
     first.comes.set_result(b"")
     await first.ended
-    assert (room.used, room.refused) == (0, 1)
+    assert (room.used, room.refused) == (0, {RefusedFor.NO_ROOM: 1})
     third = Call(room)
     third.comes.set_result(b"1")
     assert await third.ended == b"1"
@@ -142,6 +142,25 @@ async def test_calls_that_their_clients_cancel_give_their_room_back() -> None:
     assert room.used == 0
 
 
+async def test_requests_that_send_nothing_leave_half_of_the_room_to_those_that_send() -> None:
+    room = RequestBytes(10, 40)
+    polls = [Call(room, is_send=False) for _ in range(3)]
+    for poll in polls:
+        poll.comes.set_result(bytes(9))
+    assert [len(await poll.ended) for poll in polls[:2]] == [9, 9]
+    with pytest.raises(RequestRefused, match=r"18 bytes already, and 20 at most, which is half of pop\.requests_bytes_max"):
+        await polls[2].ended
+    sends = [Call(room) for _ in range(2)]
+    for send in sends:
+        send.comes.set_result(bytes(10))
+    assert [len(await send.ended) for send in sends] == [10, 10]
+    assert (room.used, room.refused) == (38, {RefusedFor.NO_ROOM: 1})
+    room.done(9, is_send=False)
+    again = Call(room, is_send=False)
+    again.comes.set_result(bytes(9))
+    assert len(await again.ended) == 9
+
+
 # --- on the wire --------------------------------------------------------------------------------------------------------
 
 
@@ -177,10 +196,19 @@ async def test_a_large_request_of_a_stream_is_refused(node: Node) -> None:
     async with grpc.aio.insecure_channel(node.target, options=OPTIONS) as channel:
         opened: Any = channel.stream_stream("/penstock.pop.v1.PopService/Consume")  # type: ignore[call-arg]  # raw bytes
         call = opened()
-        await call.write(bytes(STREAM_REQUEST_BYTES_MAX + 1))
+        await call.write(bytes(OTHER_REQUEST_BYTES_MAX + 1))
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await call.read()
         assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_a_large_request_that_sends_no_messages_is_refused(node: Node) -> None:
+    request = pb.PopRequest(group="x" * OTHER_REQUEST_BYTES_MAX, filter=FILTER, wait_ms=60_000)
+    async with grpc.aio.insecure_channel(node.target, options=OPTIONS) as channel:
+        with pytest.raises(grpc.aio.AioRpcError, match=f"one that sends no messages may have {OTHER_REQUEST_BYTES_MAX}"):
+            await stub_of(channel).Pop(request, timeout=30)
+    assert node._server is not None
+    assert node._server.requests.refused == {RefusedFor.TOO_LARGE: 1}
 
 
 async def test_calls_that_send_nothing_keep_no_other_client_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,11 @@ from itertools import islice
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from penstock.node.metrics.families import add_latencies, counter, gauge, label_of
+from penstock.node.metrics.families import add_latencies, counter, gauge, label_of, labelled_counter
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.snapshot import snapshots
 from penstock.pop.core.transactions import Transactions
+from penstock.pop.grpc.requestbytes import RefusedFor, RequestBytes
 from penstock.store.store import Store
 
 GROUPS_LABELLED_MAX = 200
@@ -37,15 +38,22 @@ class PopCollector(Collector):
         pop: the core.
         store: holds the queues of the groups.
         transactions: the half messages.
+        requests: the room of gRPC requests.
         rocketmq_clients: returns how many RocketMQ clients are connected; None without the RocketMQ-compatible API.
     """
 
     def __init__(
-        self, pop: PopCore, store: Store, transactions: Transactions, rocketmq_clients: Callable[[], int] | None
+        self,
+        pop: PopCore,
+        store: Store,
+        transactions: Transactions,
+        requests: RequestBytes,
+        rocketmq_clients: Callable[[], int] | None,
     ) -> None:
         self._pop = pop
         self._store = store
         self._transactions = transactions
+        self._requests = requests
         self._rocketmq_clients = rocketmq_clients
 
     def collect(self) -> Iterator[Metric]:
@@ -60,6 +68,14 @@ class PopCollector(Collector):
         )
         yield counter("penstock_pop_expired", "Messages skipped because their time to live was over.", counters.expired)
         yield counter("penstock_pop_refused", "Pops refused because too many pops were waiting.", counters.refused)
+        yield gauge("penstock_pop_requests_bytes", "Bytes that gRPC requests under way have or may need.", self._requests.used)
+        yield labelled_counter(
+            "penstock_pop_requests_refused",
+            "gRPC requests that were not served because of their bytes, by reason. What gRPC itself refuses is not counted: "
+            "requests above pop.request_bytes_max, and compressed ones.",
+            ["reason"],
+            {(reason,): self._requests.refused[reason] for reason in RefusedFor},
+        )
         yield gauge(
             "penstock_pop_revive_late_ms_max",
             "Longest time in ms by which a revival came after its deadline.",

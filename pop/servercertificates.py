@@ -1,0 +1,71 @@
+"""The certificates of the gRPC listener. Their files may be replaced while the node runs."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from penstock.pop.options import PopOptions
+from penstock.pop.selfsigned import self_signed
+
+
+class ServerCertificates:
+    """The node's certificate and the root certificates of its clients, as they are in force.
+
+    gRPC asks for them at each handshake, so connections that are open go on with those that they began with.
+
+    Parameters:
+        options: name the files. Without `tls_certificate_file` the node signs a certificate itself, once.
+
+    Raises:
+        OSError: a file can't be read, or has no valid content.
+    """
+
+    def __init__(self, options: PopOptions) -> None:
+        self._options = options
+        self._in_force = self._load()
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """Return credentials for one port, which go by what is in force."""
+        served = self._in_force
+
+        def changed() -> Any:  # None if nothing has changed, of which the stubs do not know
+            nonlocal served
+            if served is self._in_force:
+                return None
+            served = self._in_force
+            return served
+
+        return grpc.dynamic_ssl_server_credentials(served, changed, bool(self._options.tls_client_ca_file))
+
+    def reload(self) -> None:
+        """Read the files again. If that raises OSError, what was in force stays in force."""
+        self._in_force = self._load()
+
+    def _load(self) -> grpc.ServerCertificateConfiguration:
+        options = self._options
+        if options.tls_certificate_file:
+            key, certificate = Path(options.tls_key_file).read_bytes(), Path(options.tls_certificate_file).read_bytes()
+        else:
+            key, certificate = self_signed()
+        roots = Path(options.tls_client_ca_file).read_bytes() if options.tls_client_ca_file else None
+        self._check()
+        return grpc.ssl_server_certificate_configuration([(key, certificate)], roots)
+
+    def _check(self) -> None:
+        """Raise OSError for files that can't be used: gRPC would notice at the next handshake, and name no reason."""
+        options = self._options
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        path = f"{options.tls_certificate_file} with {options.tls_key_file}"
+        try:
+            if options.tls_certificate_file:
+                # Without a password OpenSSL would ask for that of an encrypted key on the terminal.
+                context.load_cert_chain(options.tls_certificate_file, options.tls_key_file, password="")
+            if options.tls_client_ca_file:
+                path = options.tls_client_ca_file
+                context.load_verify_locations(options.tls_client_ca_file)
+        except ssl.SSLError as error:
+            raise OSError(f"{path} can't be used for TLS: {error.reason or error}") from error
