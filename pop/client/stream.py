@@ -7,11 +7,12 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 import grpc.aio
 
 from penstock.pop.client.received import ReceivedMessage
+from penstock.pop.client.retrydelays import RetryDelays
 from penstock.pop.client.statuses import error_of_call
 from penstock.pop.client.tracing import now_ns
 from penstock.pop.client.unseen import UnseenMessages
@@ -22,11 +23,16 @@ if TYPE_CHECKING:
     from penstock.pop.client.settlements import Settlements
     from penstock.pop.proto.pop_pb2_grpc import PopServiceAsyncStub
 
+Call: TypeAlias = "grpc.aio.StreamStreamCall[pb.ConsumeRequest, pb.ConsumeResponse]"
+
 logger = logging.getLogger("penstock.client")
 
 CLOSE_S = 2.0
 """How long leaving a stream waits until the node has received the last acknowledgements."""
 
+
+STEADY_S = 10.0
+"""A stream that was open for so long was no failed try: if it breaks, the first delay before the next try is short again."""
 
 CREDITS_DEFAULT = 1024
 """Credits of a stream that does not name them, as at the node."""
@@ -65,7 +71,8 @@ class StreamConsumer:
                 message.ack()
 
     Acknowledgements go out on the stream and nobody waits for them. If the node refuses one, the client logs that, and the
-    message comes back. The iteration raises NodeUnavailable when the node goes away: open another stream then.
+    message comes back. While the node is away the stream waits. Then it opens again, and the iteration goes on. Messages that
+    the application had not seen go back, which counts no attempt.
 
     The stream measures how long the loop handles a message. Messages that the loop will not reach within their invisible time
     are returned to the node, which counts no attempt, and the stream takes back credits until the loop is fast enough.
@@ -76,7 +83,7 @@ class StreamConsumer:
         self._opening = opening
         self._settlements = settlements
         self._credits_max = self._credits = opening.credits or CREDITS_DEFAULT
-        self._call: grpc.aio.StreamStreamCall[pb.ConsumeRequest, pb.ConsumeResponse] | None = None
+        self._call: Call | None = None
         self._unsent = pb.ConsumeRequest()
         self._flusher: asyncio.Task[None] | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -85,6 +92,8 @@ class StreamConsumer:
         self._taken = 0
         """Number of messages that the application has and did not settle."""
         self._failure: PopError | None = None
+        self._closing = False
+        """Whether the application has left the stream."""
         self._arrived = asyncio.Event()
 
     @property
@@ -98,18 +107,26 @@ class StreamConsumer:
         return self._unseen.expired
 
     async def __aenter__(self) -> StreamConsumer:
+        call = await self._open()
+        self._reader = asyncio.get_running_loop().create_task(self._read(call))
+        return self
+
+    async def _open(self) -> Call:
+        """Open a stream on the node, when that can be reached. Raises PopError."""
         # Without an iterator of requests, `write` sends them. The stubs do not know that form.
-        self._call = self._stub.Consume(wait_for_ready=True)  # type: ignore[call-arg]
+        self._call = call = self._stub.Consume(wait_for_ready=True)  # type: ignore[call-arg]
         try:
-            await self._call.write(pb.ConsumeRequest(open=self._opening))
+            await call.write(pb.ConsumeRequest(open=self._opening))
         except grpc.aio.AioRpcError as error:
             raise error_of_call(error) from error
-        self._reader = asyncio.get_running_loop().create_task(self._read(self._call))
-        return self
+        except asyncio.InvalidStateError:  # The call has ended before the write.
+            await self._raise_status(call)
+        return call
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._closing = True
         call, reader = self._call, self._reader
         assert call is not None
         assert reader is not None
@@ -126,6 +143,8 @@ class StreamConsumer:
         call.cancel()
         reader.cancel()
         await asyncio.wait((reader,))
+        if self._call is not None:
+            self._call.cancel()  # It may be a newer one.
         unseen = self._unseen.clear()  # Now nothing can arrive any more: the node sends until it hears that the client closes.
         if unseen and not give_back:
             await self._settlements.give_back([message.handle for message in unseen], CLOSE_S)
@@ -156,27 +175,20 @@ class StreamConsumer:
 
     # --- receiving --------------------------------------------------------------------------------------------------
 
-    async def _read(self, call: grpc.aio.StreamStreamCall[pb.ConsumeRequest, pb.ConsumeResponse]) -> None:
+    async def _read(self, call: Call) -> None:
         loop = asyncio.get_running_loop()
+        delays = RetryDelays()
         try:
             while True:
+                began_s = loop.time()
                 try:
-                    response = await call.read()
-                except grpc.aio.AioRpcError as error:
-                    raise error_of_call(error) from error
-                if not isinstance(response, pb.ConsumeResponse):
-                    await self._raise_status(call)
-                group = self._opening.group
-                for refused in response.refused:
-                    logger.warning("group %s: the node refused an acknowledgement: %s", group, refused.status.detail)
-                if response.messages:
-                    if self._settlements.tracing is not None:
-                        filter = self._opening.filter
-                        self._settlements.tracing.received(group, filter, response.messages, now_ns())
-                    self._unseen.invisible_s = response.invisible_ms / 1000
-                    self._unseen.add([StreamMessage(received, self) for received in response.messages], loop.time())
-                    self._arrived.set()
-                    self._watch_unseen()
+                    await self._receive(call)
+                except NodeUnavailable as error:
+                    if self._closing:
+                        raise
+                    if loop.time() - began_s > STEADY_S:
+                        delays.reset()
+                    call = await self._open_again(error, delays)
         except PopError as error:
             self._failure = error
         except asyncio.CancelledError:
@@ -185,7 +197,47 @@ class StreamConsumer:
         finally:
             self._arrived.set()
 
-    async def _raise_status(self, call: grpc.aio.StreamStreamCall[pb.ConsumeRequest, pb.ConsumeResponse]) -> NoReturn:
+    async def _receive(self, call: Call) -> NoReturn:
+        """Take what the node sends, until the stream ends. Raises PopError."""
+        loop, group = asyncio.get_running_loop(), self._opening.group
+        while True:
+            try:
+                response = await call.read()
+            except grpc.aio.AioRpcError as error:
+                raise error_of_call(error) from error
+            if not isinstance(response, pb.ConsumeResponse):
+                await self._raise_status(call)
+            for refused in response.refused:
+                logger.warning("group %s: the node refused an acknowledgement: %s", group, refused.status.detail)
+            if response.messages:
+                if self._settlements.tracing is not None:
+                    self._settlements.tracing.received(group, self._opening.filter, response.messages, now_ns())
+                self._unseen.invisible_s = response.invisible_ms / 1000
+                self._unseen.add([StreamMessage(received, self) for received in response.messages], loop.time())
+                self._arrived.set()
+                self._watch_unseen()
+
+    async def _open_again(self, error: NodeUnavailable, delays: RetryDelays) -> Call:
+        """Open another stream after one has broken, when the node is back. Raises PopError if the node refuses that."""
+        group = self._opening.group
+        unseen = self._unseen.clear()  # The node may have given them to others by the time that the loop would see them.
+        while True:
+            wait_s = delays.next_s()
+            logger.warning("group %s: %s; the stream opens again in %.2f s", group, error, wait_s)
+            await asyncio.sleep(wait_s)
+            try:
+                call = await self._open()
+                break
+            except NodeUnavailable as again:
+                error = again
+        self._credits = self._credits_max
+        self._unsent.credits = 0  # The new stream begins with all credits.
+        self._ensure_flusher()
+        if unseen:  # A node that was killed still counts them as handed out.
+            await self._settlements.give_back([message.handle for message in unseen], CLOSE_S)
+        return call
+
+    async def _raise_status(self, call: Call) -> NoReturn:
         """Raise the reason why the node ended the stream."""
         code, detail = await call.code(), await call.details()
         if code is grpc.StatusCode.OK:
@@ -268,7 +320,9 @@ class StreamConsumer:
         call = self._call
         assert call is not None
         while self._unsent.acks or self._unsent.changes or self._unsent.credits:
+            if call.done():
+                return  # What waits goes out on the next stream.
             request, self._unsent = self._unsent, pb.ConsumeRequest()
-            # A broken stream makes the iteration fail. Messages whose acknowledgement was lost come back at their deadline.
+            # Messages whose acknowledgement is lost with the stream come back.
             with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 await call.write(request)

@@ -15,7 +15,6 @@ import pytest
 from penstock import Client
 from penstock.pop.errors import (
     GroupUnknown,
-    NodeUnavailable,
     RequestInvalid,
 )
 from penstock.pop.grpc.consumestream import POPPED_PER_TURN, ConsumeStream
@@ -145,18 +144,6 @@ async def test_a_stream_refuses_invalid_handles_and_stays_open(node: Node) -> No
         assert [x.status.code for x in answer.changed] == [pb.ALREADY_ACKED]
         stream.cancel()
     await node.until(lambda: node.core.waiting == 0)
-
-
-@pytest.mark.slow
-async def test_a_node_that_stops_ends_its_streams(tmp_path: Path) -> None:
-    node = Node(tmp_path / "other")
-    await node.start()
-    async with Client(node.target) as client, client.stream(FILTER, group=GROUP) as messages:
-        ending = asyncio.ensure_future(anext(aiter(messages)))
-        await node.until(lambda: node.core.waiting == 1)
-        await node.stop()
-        with pytest.raises(NodeUnavailable):
-            await asyncio.wait_for(ending, 5)
 
 
 async def test_a_stream_with_many_credits_pops_in_portions_of_several_turns(tmp_path: Path) -> None:

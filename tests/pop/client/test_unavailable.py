@@ -46,6 +46,36 @@ async def test_messages_continue_when_the_node_is_back(tmp_path: Path) -> None:
     await node.stop()
 
 
+async def test_a_stream_goes_on_when_the_node_is_back(tmp_path: Path) -> None:
+    node = Node(tmp_path / "data")
+    await node.start()
+    seen: dict[bytes, int] = {}
+    async with Client(node.target) as client, client.stream(FILTER, group=GROUP) as messages:
+        await client.send_batch([OutgoingMessage(topic=TOPIC, body=b"%d" % n) for n in range(10)])
+        async for message in messages:
+            seen[message.body] = max(seen.get(message.body, 0), message.attempt)
+            if len(seen) == 3:
+                port = node.port
+                await node.stop()
+                node = Node(tmp_path / "data")
+                await node.start(port)
+                await client.send(TOPIC, b"after")
+            message.ack()
+            if len(seen) == 11:
+                break
+    assert set(seen) == {*(b"%d" % n for n in range(10)), b"after"}
+    assert set(seen.values()) == {1}, "nothing that was not seen has cost an attempt"
+    await node.stop()
+
+
+async def test_a_stream_that_is_left_while_the_node_is_away_ends_at_once(tmp_path: Path) -> None:
+    node = Node(tmp_path / "data")
+    await node.start()
+    async with asyncio.timeout(20), Client(node.target, close_ms=100) as client, client.stream(FILTER, group=GROUP):
+        await node.until(lambda: node.core.waiting == 1)
+        await node.stop()
+
+
 async def test_a_client_waits_for_a_node_that_starts_later(tmp_path: Path) -> None:
     node = Node(tmp_path / "data")
     await node.start()
