@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import secrets
 import time
@@ -19,6 +20,8 @@ from penstock.pop.client.retrydelays import RetryDelays
 from penstock.pop.client.tracing import Tracing
 from penstock.pop.errors import ClientClosed, NodeUnavailable, Overloaded, PopError, SendOutcomeUnknown
 from penstock.pop.proto import pop_pb2 as pb
+
+logger = logging.getLogger("penstock.client")
 
 
 class _Sending:
@@ -312,15 +315,19 @@ class Producer:
                 again = [sending for sending in left if sending.is_repeatable and sending.age_s() < self._retry_s]
                 unknown = set(left).difference(again)
                 found.update((sending, _unknown(sending, error)) for sending in unknown)
+                why: PopError = error
             except Overloaded as error:  # None of them is stored.
                 again = [sending for sending in left if sending.age_s() < self._retry_s]
                 found.update((sending, error) for sending in set(left).difference(again))
+                why = error
             else:
                 found.update(zip(left, answers.receipts(response), strict=True))
                 break
             left = again
             if left:
-                await asyncio.sleep(delays.next_s())
+                wait_s = delays.next_s()
+                logger.warning("%s; the producer sends %d messages again in %.2f s", why, len(left), wait_s)
+                await asyncio.sleep(wait_s)
         return [found[sending] for sending in batch]
 
     def _aged(self, sending: _Sending) -> pb.Message:

@@ -154,6 +154,7 @@ class Sender:
                 "give each message an id of its own"
             )
             raise SendRefused(Refusal.DEDUPLICATION_ID_REUSED, detail)
+        self._sent_ids.repeated += 1
         recall_handle = transaction_handle = ""
         if found.flags & Flag.HALF:
             transaction_handle = self._handles.half(found.position, self._store.now_ms())

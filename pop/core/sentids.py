@@ -75,6 +75,8 @@ class SentIds:
         self._order: OrderedDict[int, tuple[bytes, bytes]] = OrderedDict()
         """Topic and id of each message, by its position; the oldest first."""
         self._changed: set[int] = set()
+        self.repeated = 0
+        """Number of repeated messages since the start that were answered with the first one."""
 
     def __len__(self) -> int:
         """Return how many ids are remembered."""

@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from penstock.node.metrics.families import add_latencies, counter, gauge, label_of, labelled_counter
 from penstock.pop.core.core import PopCore
+from penstock.pop.core.sentids import SentIds
 from penstock.pop.core.snapshot import snapshots
 from penstock.pop.core.transactions import Transactions
 from penstock.pop.grpc.requestbytes import RefusedFor, RequestBytes
@@ -39,6 +40,7 @@ class PopCollector(Collector):
         store: holds the queues of the groups.
         transactions: the half messages.
         requests: the room of gRPC requests.
+        sent_ids: the deduplication ids.
         rocketmq_clients: returns how many RocketMQ clients are connected; None without the RocketMQ-compatible API.
     """
 
@@ -48,12 +50,14 @@ class PopCollector(Collector):
         store: Store,
         transactions: Transactions,
         requests: RequestBytes,
+        sent_ids: SentIds,
         rocketmq_clients: Callable[[], int] | None,
     ) -> None:
         self._pop = pop
         self._store = store
         self._transactions = transactions
         self._requests = requests
+        self._sent_ids = sent_ids
         self._rocketmq_clients = rocketmq_clients
 
     def collect(self) -> Iterator[Metric]:
@@ -86,6 +90,10 @@ class PopCollector(Collector):
         yield gauge("penstock_pop_transactions_pending", "Half messages without an outcome.", len(transactions))
         yield counter("penstock_pop_transactions_committed", "Half messages committed.", transactions.committed)
         yield counter("penstock_pop_transactions_rolled_back", "Half messages rolled back.", transactions.rolled_back)
+        yield gauge("penstock_pop_deduplication_ids", "Deduplication ids that are remembered.", len(self._sent_ids))
+        yield counter(
+            "penstock_pop_repeated", "Messages that were sent again with their deduplication id.", self._sent_ids.repeated
+        )
         yield from self._by_group()
         lateness = HistogramMetricFamily("penstock_pop_revive_lateness_ms", "Time in ms from a deadline to its revival.")
         add_latencies(lateness, [], counters.revive_lateness)
