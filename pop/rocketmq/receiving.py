@@ -29,8 +29,9 @@ from penstock.pop.rocketmq.status import Code, Refused
 from penstock.pop.rocketmq.stubs import service_pb
 from penstock.store.record import decode
 
-DEADLINE_MARGIN_MS = 200
-"""A poll ends this long before the deadline of its call. A client takes an exceeded deadline for an error."""
+DEADLINE_MARGIN_MS = 500
+"""A poll ends this long before the deadline of its call, so that the answer is in time from a busy node too. A client takes an
+exceeded deadline for an error."""
 
 UNSTATED_MARGIN_MS = 1_500
 """A poll that does not say how long it waits ends this long before its deadline: half of the clients' request timeout, as in

@@ -24,7 +24,7 @@ from tests.simulation import mutations as simulated
 
 Patch = pytest.MonkeyPatch
 
-DROPPED_ONE_IN = 200
+DROPPED_ONE_IN = 40
 
 
 def acknowledge_without_append(patch: Patch) -> None:

@@ -36,8 +36,9 @@ async def blocked_logins(broker: Broker, script: Script, count: int) -> list[Cli
     """Send logins of which the plugins block as many as they have threads for; the others wait."""
     script.may_answer.clear()
     script.blocks = True
+    asked = len(script.asked)
     clients = [await login(broker, f"c{number}", "ann", "secret") for number in range(count)]
-    await until(lambda: waiting(broker) + running(broker) == count)
+    await until(lambda: waiting(broker) + running(broker) == count and len(script.asked) - asked == running(broker))
     return clients
 
 

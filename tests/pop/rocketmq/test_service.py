@@ -305,7 +305,7 @@ async def test_a_cancelled_poll_takes_no_message(node: Node, caller: Caller) -> 
 
 
 async def test_a_poll_ends_before_the_deadline_of_its_call(caller: Caller) -> None:
-    call = caller.stream("ReceiveMessage", receive_request(wait_ms=20_000), timeout_s=0.5)
+    call = caller.stream("ReceiveMessage", receive_request(wait_ms=20_000), timeout_s=0.8)
     assert [response.status.code async for response in call] == [Code.MESSAGE_NOT_FOUND]
 
 
