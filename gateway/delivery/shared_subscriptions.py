@@ -98,7 +98,8 @@ class SharedSubscriptions:
         """Start. Stored sessions have their shared subscriptions again, so groups that none of them has are deleted."""
         self._loop = loop
         self.settlements.start(loop)
-        self._space.on_relief.append(self._disk_relieved)
+        # First of all: what a client has acknowledged must not be gone from its session while it is open in the group.
+        self._space.on_relief.insert(0, self._disk_relieved)
         self._delete_all_unused()
 
     def _disk_relieved(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from random import Random
 
 import pytest
@@ -10,6 +11,7 @@ from penstock.gateway.protocol.decode import decode
 from penstock.gateway.protocol.fixed_header import FROM_SERVER
 from penstock.gateway.protocol.packets import CONNACK, PINGRESP, PUBREL
 from penstock.node.config import Config
+from penstock.pop.core.settings import GroupSettings
 from penstock.store.block import read_block
 from penstock.store.commitlog import DIRECTORY
 from penstock.store.errors import RecordUnreadable
@@ -163,6 +165,29 @@ def test_a_shared_message_at_qos_2_is_not_kept_for_a_session_that_does_not_know_
     member = bench.connect(b"m")
     bench.run(30.0)
     assert b"body" in member.received
+
+
+def test_a_shared_message_at_qos_2_comes_once_though_a_full_disk_delayed_its_acknowledgement() -> None:
+    bench = Bench()
+    member = bench.connect(b"m")
+    member.feed(subscribe(1, (b"$share/g/a", 2)))
+    publisher = bench.connect(b"p")
+    bench.run(0.2)
+    publisher.feed(packet(0x32, field(b"a") + b"\x00\x06once") + packet(0x34, field(b"a") + b"\x00\x07body"))
+    bench.run(0.2)
+    assert member.received.endswith(b"\x00\x02body")
+    store = bench.process.store
+    store.space.refuse(OSError(errno.ENOSPC, "no room"))
+    admin = bench.process.pop.admin
+    store.space.on_relief.insert(0, lambda: admin.create("other", "b", "earliest", GroupSettings()))  # so there is a commit
+    full = store.log.end
+    member.feed(packet(0x40, b"\x00\x01") + packet(0x50, b"\x00\x02"))
+    bench.run(0.001)
+    assert store.log.end == full
+    bench.run(5.0)
+    kinds = [record.kind for record in store.log.scan(full)]
+    saved = min(kinds.index(Kind.SESSIONS_ACKED), kinds.index(Kind.SESSION_OFFSETS))
+    assert kinds.index(Kind.POP_ACK) < saved, "a kill in between would hand the message out again, under a new packet id"
 
 
 def test_a_client_forgets_the_packet_id_of_a_message_at_qos_2_that_can_not_be_read_again() -> None:
