@@ -178,8 +178,11 @@ def test_a_shared_message_at_qos_2_comes_once_though_a_full_disk_delayed_its_ack
     assert member.received.endswith(b"\x00\x02body")
     store = bench.process.store
     store.space.refuse(OSError(errno.ENOSPC, "no room"))
-    admin = bench.process.pop.admin
-    store.space.on_relief.insert(0, lambda: admin.create("other", "b", "earliest", GroupSettings()))  # so there is a commit
+
+    def relieved() -> None:  # so there is something to commit
+        bench.process.pop.admin.create("other", "b", "earliest", GroupSettings())
+
+    store.space.on_relief.insert(0, relieved)
     full = store.log.end
     member.feed(packet(0x40, b"\x00\x01") + packet(0x50, b"\x00\x02"))
     bench.run(0.001)
