@@ -9,17 +9,21 @@ Both must hold the same rows, with these exceptions, which follow from what an i
   dead letters, are part of a snapshot, so there entries of records that were carried forward are compared too.
 - Pinned entries, those of records that were carried forward, are checked by themselves: each must name such a record, of a
   topic that fits. That one is missing can't be seen.
+- How many deduplication ids are remembered depends on options, and those may change. So their rows are checked by themselves:
+  each must be the one of its record. That one is missing can't be seen, nor that one of a dropped record has changed.
 - Transient queues end with the process. A start has deleted them from both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from heapq import merge
 from struct import Struct
 from struct import error as StructError
 from typing import NamedTuple
 
+from penstock.pop.core.sentids import row_of
 from penstock.store import topics
 from penstock.store.catalogue import without_entries
 from penstock.store.errors import PositionUnknown, QueueUnknown, RecordCorrupt
@@ -94,10 +98,11 @@ def compare(stored: Store, expected: Store, on_row: Callable[[int], None]) -> It
     Raises:
         IndexDamaged: a row can't be read.
     """
-    entries = (KeySpace.ENTRIES, KeySpace.PINNED)
+    others = (KeySpace.ENTRIES, KeySpace.PINNED, KeySpace.SENT_ID)
     for space in KeySpace:
-        if space not in entries:
+        if space not in others:
             yield from _compare_rows(stored.index, expected.index, space, on_row)
+    yield from _check_sent_ids(stored, on_row)
     yield from _Entries(stored, expected, on_row).differences()
 
 
@@ -135,6 +140,21 @@ def _compare_rows(stored: Index, expected: Index, space: KeySpace, on_row: Calla
         on_row(len(key) + max(len(one or b""), len(other or b"")))
         if one is None or other is None or comparable(one) != comparable(other):
             yield Difference(space.name.lower(), describe_key(key), _shown(one), _shown(other))
+
+
+def _check_sent_ids(store: Store, on_row: Callable[[int], None]) -> Iterator[Difference]:
+    form = _KEYS[KeySpace.SENT_ID][0]
+    for key, value in store.index.rows(bytes(KeySpace.SENT_ID)):
+        on_row(len(key) + len(value))
+        expected = None
+        if len(key) == 1 + form.size:
+            (position,) = form.unpack(key[1:])
+            if position < store.log.start:
+                continue
+            with suppress(PositionUnknown, RecordCorrupt):
+                expected = row_of(store.log.record(position))
+        if value != expected:
+            yield Difference(KeySpace.SENT_ID.name.lower(), describe_key(key), _shown(value), _shown(expected))
 
 
 def _rows(index: Index, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:

@@ -57,6 +57,18 @@ class SentMessage(NamedTuple):
     """The digest of its body."""
 
 
+def row_of(record: Record) -> bytes | None:
+    """Return the value of the row that a record leads to; None if it has no deduplication id."""
+    if not record.flags & Flag.IDENTIFIED:
+        return None
+    sent_id = decode_properties(record.properties).deduplication_id.encode()
+    return _row(SentMessage(record.position, record.store_ms, record.flags, digest_of(record.body)), record.topic, sent_id)
+
+
+def _row(sent: SentMessage, topic: bytes, sent_id: bytes) -> bytes:
+    return _ROW.pack(sent.stored_ms, sent.flags, sent.digest, len(topic)) + topic + sent_id
+
+
 class SentIds:
     """The deduplication ids of the last messages. It is a part of the store.
 
@@ -165,8 +177,7 @@ class SentIds:
                 batch.delete(key)
                 continue
             topic, sent_id = found
-            sent = SentMessage(*_SENT.unpack(self._topics[topic][sent_id]))
-            batch.put(key, _ROW.pack(sent.stored_ms, sent.flags, sent.digest, len(topic)) + topic + sent_id)
+            batch.put(key, _row(SentMessage(*_SENT.unpack(self._topics[topic][sent_id])), topic, sent_id))
         self._changed.clear()
 
     def live(self, before: int) -> Iterator[tuple[int, int]]:

@@ -311,12 +311,14 @@ class Broker:
     Parameters:
         data_dir: directory of the node's store.
         options: options of the sections `[mqtt]` and `[store]`, `access_file` and `control`
-            (others) of `[access]`, `quotas`, and `clock`. The default clock runs with the machine's; a test can set it ahead.
+            (others) of `[access]`, `pop`, `quotas`, and `clock`. The default clock runs with the machine's; a test can set it
+            ahead.
     """
 
     def __init__(self, data_dir: Path, options: dict[str, Any]) -> None:
         access_file = options.pop("access_file", "")
         control = options.pop("control", {})
+        pop = options.pop("pop", PopOptions())
         quotas = options.pop("quotas", QuotaOptions())
         self.clock: AheadClock | ManualClock = options.pop("clock", None) or AheadClock()
         store = {name: options.pop(name) for name in tuple(options) if name in StoreOptions.__slots__}
@@ -325,7 +327,7 @@ class Broker:
             data_dir=data_dir,
             mqtt=GatewayOptions(listen=FREE, **options),
             store=replace(StoreOptions(segment_bytes=16 * MIB, sync_in="thread"), **store),
-            pop=PopOptions(listen=FREE),
+            pop=replace(pop, listen=FREE),
             access=AccessControlOptions(file=access_file, **control),
             admin=AdminOptions(listen=FREE),
             quotas=quotas,
