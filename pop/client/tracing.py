@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from penstock.install import install_hint
 from penstock.pop.client.outgoing import SendReceipt
 from penstock.pop.errors import PopError
 from penstock.pop.proto import pop_pb2 as pb
@@ -47,7 +48,7 @@ class Tracing:
             from opentelemetry import trace
             from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
         except ImportError as error:
-            raise ImportError("tracing needs OpenTelemetry: pip install 'penstock[otel]'") from error
+            raise ImportError(f"tracing needs OpenTelemetry: {install_hint('otel')}") from error
         self._trace = trace
         self._tracer = trace.get_tracer("penstock", tracer_provider=tracer_provider)
         self._propagator = TraceContextTextMapPropagator()

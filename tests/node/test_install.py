@@ -48,4 +48,4 @@ def test_a_command_without_its_extra_shows_the_hint_in_full(command: str, tmp_pa
 
 def test_each_hinted_extra_exists() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    assert {"spark", "rocketmq", "fuzz", "plugins"} <= project["optional-dependencies"].keys()
+    assert {"spark", "rocketmq", "fuzz", "plugins", "otel", "pydantic", "sqlalchemy"} <= project["optional-dependencies"].keys()

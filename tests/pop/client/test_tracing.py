@@ -15,6 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from penstock import Client, HandleExpired, Message, OutgoingMessage, SyncClient, Tracing, Worker
+from penstock.install import install_hint
 from penstock.pop.errors import InvalidTopic, StatusError
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.pop.proto.pop_pb2_grpc import PopServiceStub
@@ -192,4 +193,4 @@ def test_clients_without_tracing_do_not_import_opentelemetry() -> None:
         "try: penstock.Tracing()\nexcept ImportError as error: print(error)"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert ended.stdout == "tracing needs OpenTelemetry: pip install 'penstock[otel]'\n"
+    assert ended.stdout == f"tracing needs OpenTelemetry: {install_hint('otel')}\n"
