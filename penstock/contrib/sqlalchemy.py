@@ -28,7 +28,7 @@ from sqlalchemy.orm import Session, registry
 from penstock.pop.client.client import Client
 from penstock.pop.client.outgoing import OutgoingMessage
 from penstock.pop.client.retrydelays import RetryDelays
-from penstock.pop.errors import BatchFailed, NodeUnavailable, Overloaded, PopError
+from penstock.pop.errors import BatchFailed, NodeUnavailable, Overloaded, PopError, TooManyQueues, TooManyTimers
 
 logger = logging.getLogger("penstock.outbox")
 
@@ -42,6 +42,9 @@ BATCH_BYTES_MAX = 4 * 1024 * 1024
 
 LATE_MS = 60_000
 """Added to the age of a row that is sent again, in ms: for the calls of the relay before, and for clocks that differ."""
+
+_FULL = (TooManyQueues, TooManyTimers)
+"""Refusals that end when somebody makes room on the node. Their rows wait."""
 
 _OWN_COLUMNS = ("topic", "body", "deduplication_id", "deduplication_age_ms", "producer")
 """Fields of a message that are not in the column `details`."""
@@ -114,9 +117,10 @@ class TransactionalOutbox:
     async def relay(self, client: Client, engine: sa.Engine | AsyncEngine, *, poll_s: float = 0.5) -> None:
         """Send the messages of committed transactions, in the order of their rows, until the task is cancelled.
 
-        One relay of a table is enough, and keeps the order. A second one costs calls, but doubles no message. While the node or
-        the database is away, the relay waits for it. A message that the node refuses keeps its row, with the error, and is
-        logged; those after it are sent.
+        One relay of a table is enough, and keeps the order. A second one costs calls; it doubles no message that both send
+        within the node's `pop.deduplication_ms`. While the node or the database is away, the relay waits for it. A message for
+        which the node has no room waits, too, and those after it are sent meanwhile. A message that the node refuses for
+        another reason keeps its row, with the error, and is logged; those after it are sent.
 
         Args:
             client: A client of the node.
@@ -127,7 +131,7 @@ class TransactionalOutbox:
         while True:
             try:
                 sent = await self.relay_once(client, engine)
-            except (NodeUnavailable, Overloaded, OperationalError, InterfaceError) as error:
+            except (NodeUnavailable, Overloaded, OperationalError, InterfaceError, *_FULL) as error:
                 wait_s = delays.next_s()
                 logger.warning("the outbox waits for %.2f s: %s", wait_s, error)
                 await asyncio.sleep(wait_s)
@@ -141,18 +145,25 @@ class TransactionalOutbox:
 
         Raises:
             NodeUnavailable, Overloaded: The call failed. The rows stay.
+            TooManyQueues, TooManyTimers: The node has no room for any of them. The rows stay.
             sqlalchemy.exc.DBAPIError: The database failed.
         """
         began_s, began_time_s = time.monotonic(), time.time()
         claimed = await _in_transaction(engine, self._claim)
         if not claimed:
             return 0
-        refused = await _send(client, claimed, lambda: _elapsed_ms(began_s, began_time_s))
+        errors = await _send(client, claimed, lambda: _elapsed_ms(began_s, began_time_s))
+        sent = [row.row_id for row in claimed if row.row_id not in errors]
+        refused = {row_id: error for row_id, error in errors.items() if not isinstance(error, _FULL)}
+        waiting = [row for row in claimed if row.row_id in errors and row.row_id not in refused]
+        # The node has answered the only try of a fresh row, so it does not have the message.
+        unsent = [row.row_id for row in waiting if not row.age_ms]
         for row_id, error in refused.items():
             logger.error("row %d of %s is not sent: %s", row_id, self.table.name, error)
-        sent = [row.row_id for row in claimed if row.row_id not in refused]
-        await _in_transaction(engine, lambda connection: self._settle(connection, sent, refused))
-        return len(claimed)
+        await _in_transaction(engine, lambda connection: self._settle(connection, sent, refused, unsent))
+        if len(waiting) == len(claimed):
+            raise errors[waiting[0].row_id]
+        return len(claimed) - len(waiting)
 
     def _claim(self, connection: sa.Connection) -> list[ClaimedRow]:
         """Return the next rows, and note in the database that they are sent from now on."""
@@ -184,8 +195,12 @@ class TransactionalOutbox:
             for row_id, deduplication_id, topic, body, details, first_sent_ms in found
         ]
 
-    def _settle(self, connection: sa.Connection, sent: Sequence[int], refused: Mapping[int, PopError]) -> None:
-        """Delete the rows that the node has, and note why it refused the others."""
+    def _settle(
+        self, connection: sa.Connection, sent: Sequence[int], refused: Mapping[int, PopError], unsent: Sequence[int]
+    ) -> None:
+        """Delete the rows that the node has, note why it refused others, and that some are as if they had not been sent."""
+        if unsent:
+            connection.execute(sa.update(self.table).where(self.table.c.id.in_(unsent)).values(first_sent_ms=None))
         if sent:
             connection.execute(sa.delete(self.table).where(self.table.c.id.in_(sent)))
         for row_id, error in refused.items():

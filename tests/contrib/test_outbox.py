@@ -12,7 +12,9 @@ import sqlalchemy as sa
 
 from penstock import Client, OutgoingMessage
 from penstock.contrib.sqlalchemy import TransactionalOutbox
+from penstock.pop.errors import TooManyTimers
 from penstock.pop.options import PopOptions
+from penstock.timer.options import TimerOptions
 from tests.contrib.outboxwriter import BODIES, TOPIC
 from tests.contrib.postgresql import postgresql
 from tests.pop.wiring import Node
@@ -99,6 +101,26 @@ async def test_what_the_node_refuses_keeps_its_row_and_the_others_are_sent(tmp_p
         with engine.begin() as connection:
             connection.execute(sa.update(outbox.table).values(error=None, first_sent_ms=None))
         assert await relayed(client, engine, outbox) == [b"1"]
+        assert rows(engine, outbox) == []
+    engine.dispose()
+
+
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+async def test_a_message_for_which_the_node_has_no_room_waits_and_the_others_are_sent(tmp_path: Path, url: str) -> None:
+    outbox, engine = TransactionalOutbox(), sa.create_engine(url)
+    outbox.metadata.create_all(engine)
+    async with Node(tmp_path / "data", timer=TimerOptions(pending_max=1)) as node, Client(node.target) as client:
+        first = await client.send("orders/later", b"first", delay_ms=3_600_000)
+        with engine.begin() as connection:
+            connection.execute(outbox.insert(OutgoingMessage(topic="orders/later", body=b"second", delay_ms=3_600_000)))
+            connection.execute(outbox.insert(OutgoingMessage(topic=TOPIC, body=b"now")))
+        assert await outbox.relay_once(client, engine) == 1
+        with pytest.raises(TooManyTimers):
+            await outbox.relay_once(client, engine)
+        assert rows(engine, outbox) == [None]
+        assert await asyncio.to_thread(_is_unsent, engine, outbox), "an answered refusal is no unknown outcome"
+        await client.recall(first.recall_handle)
+        assert await outbox.relay_once(client, engine) == 1
         assert rows(engine, outbox) == []
     engine.dispose()
 
