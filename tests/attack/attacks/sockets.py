@@ -255,8 +255,11 @@ class ClosePath(Attack):
             # Much of what is due must still be on the node's side when it closes: a reset would destroy that.
             link.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32 * KIB)
             link.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            # Yet all of it must fit into the bytes that the node has under way to one client: it leaves the rest in the queue.
+            due = [encode_publish(topic, b"%d" % at + bytes(2 * KIB), 0, properties=b"\0") for at in range(50)]
+            link.writer.write(b"".join(due))
+            await asyncio.sleep(0.3)  # What comes in one read with the error is not due before the node closes.
             burst = (
-                *(encode_publish(topic, b"%d" % at + bytes(4 * KIB), 0, properties=b"\0") for at in range(50)),
                 *(encode_publish(b"mallory/r", b"x", 2, packet_id=at, properties=b"\0") for at in range(1, 1_002)),
                 *(encode_publish(topic, bytes(1_000), 0, properties=b"\0") for _ in range(200)),
             )
