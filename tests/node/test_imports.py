@@ -104,4 +104,4 @@ def test_importing_the_client_takes_a_fraction_of_a_second(record_property: Call
 
 
 def test_the_clients_import_no_part_of_the_node() -> None:
-    assert room_graph()["pop/client"] == {"pop/backoff", "pop/errors", "pop/proto"}
+    assert room_graph()["pop/client"] == {"install", "pop/backoff", "pop/errors", "pop/proto"}
