@@ -76,7 +76,7 @@ class Worker:
         self._tracing = tracing
         self._middleware = list(middleware)
         if tracing is not None:
-            self._middleware.insert(0, TraceCalls.of(tracing))
+            self._middleware.insert(0, TraceCalls(tracing=tracing))
         self._grace_s = grace
         self._plans: list[ConsumerPlan] = []
         self._dead_letter_hooks: list[DeadLetterHook] = []

@@ -45,11 +45,13 @@ class Batcher(Generic[Q, A]):
         self._bytes_max = bytes_max
         self._size_of = size_of
         self._linger_s = linger_s
-        self._gathered_bytes = 0
-        """Size of the items that came since the last call, if calls wait for more."""
-        self._is_full = asyncio.Event()
-        """Set if the next call need not wait for more items."""
         self._waiting: deque[tuple[Q, asyncio.Future[A]]] = deque()
+        self._waiting_bytes = 0
+        """Size of the waiting items, counted only if calls linger."""
+        self._hurried = 0
+        """How many of the first waiting items go out without lingering."""
+        self._is_due = asyncio.Event()
+        """Set when the next call need not wait for more items."""
         self._sender: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -64,11 +66,15 @@ class Batcher(Generic[Q, A]):
         future: asyncio.Future[A] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, future))
         if self._linger_s:
-            self._gathered_bytes += self._size_of(item)
-            if len(self._waiting) >= self._count_max or self._gathered_bytes >= self._bytes_max > 0:
-                self._is_full.set()
+            self._waiting_bytes += self._size_of(item)
+            if self._is_full():
+                self._is_due.set()
         self._ensure_sender()
         return future
+
+    def _is_full(self) -> bool:
+        """Return whether the waiting items fill a call."""
+        return len(self._waiting) >= self._count_max or self._waiting_bytes >= self._bytes_max > 0
 
     def _ensure_sender(self) -> None:
         if self._sender is None and self._waiting:
@@ -98,6 +104,8 @@ class Batcher(Generic[Q, A]):
             _fail(batch, NodeUnavailable(UNANSWERED))
             return
         self._waiting.extendleft(reversed(batch))
+        if self._linger_s:
+            self._waiting_bytes += sum(self._size_of(item) for item, _ in batch)
         self._ensure_sender()
 
     def answer(self, batch: list[tuple[Q, asyncio.Future[A]]], answers: Iterable[A | PopError]) -> None:
@@ -128,7 +136,8 @@ class Batcher(Generic[Q, A]):
 
     def hurry(self) -> None:
         """Send the items that wait now without waiting for more."""
-        self._is_full.set()
+        self._hurried = len(self._waiting)
+        self._is_due.set()
 
     async def _run(self) -> None:
         try:
@@ -142,14 +151,15 @@ class Batcher(Generic[Q, A]):
             # Items are left only if the client was closed or the loop ends.
             _fail(self._waiting, NodeUnavailable(UNANSWERED))
             self._waiting.clear()
+            self._waiting_bytes = self._hurried = 0
 
     async def _linger(self) -> None:
         """Wait until the next call is full, but not for longer than `linger_s`."""
-        if not self._closed:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._is_full.wait(), self._linger_s)
-        self._is_full.clear()
-        self._gathered_bytes = 0
+        if self._closed or self._hurried or self._is_full():
+            return
+        self._is_due.clear()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._is_due.wait(), self._linger_s)
 
     def _next_batch(self) -> list[tuple[Q, asyncio.Future[A]]]:
         batch = [self._waiting.popleft()]
@@ -159,6 +169,9 @@ class Batcher(Generic[Q, A]):
             if size > self._bytes_max > 0:
                 break
             batch.append(self._waiting.popleft())
+        if self._linger_s:
+            self._waiting_bytes -= sum(self._size_of(item) for item, _ in batch)
+            self._hurried = max(0, self._hurried - len(batch))
         return batch
 
     async def _send_batch(self, batch: list[tuple[Q, asyncio.Future[A]]]) -> None:

@@ -264,6 +264,7 @@ class Producer:
     async def _wait_for_room(self, sending: _Sending) -> None:
         room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((sending, room))
+        self._batches.hurry()  # a buffer smaller than a batch never fills one
         try:
             await room
         except BaseException:

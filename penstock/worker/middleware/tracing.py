@@ -19,17 +19,11 @@ class TraceCalls:
 
     Parameters:
         tracer_provider: Makes the tracer. By default the application's.
+        tracing: Makes the spans in its place.
     """
 
-    def __init__(self, tracer_provider: TracerProvider | None = None) -> None:
-        self._tracing = Tracing(tracer_provider)
-
-    @classmethod
-    def of(cls, tracing: Tracing) -> TraceCalls:
-        """Return the middleware that makes its spans by a `Tracing`."""
-        made = cls.__new__(cls)
-        made._tracing = tracing
-        return made
+    def __init__(self, tracer_provider: TracerProvider | None = None, *, tracing: Tracing | None = None) -> None:
+        self._tracing = tracing or Tracing(tracer_provider)
 
     async def __call__(self, call: HandlerCall, call_next: CallNext) -> Any:
         with self._tracing.processing(call.group, call.messages):

@@ -135,6 +135,26 @@ async def test_lingering_gathers_a_batch_until_it_is_full_or_flushed(client: Cli
         assert wire.calls == [3, 1]
 
 
+async def test_only_a_batch_that_is_not_full_lingers(client: Client, wire: LossyWire) -> None:
+    async with Producer(wire.send, timeout_ms=1_000, linger_ms=60_000, batch_max=3) as producer:
+        posted = [await producer.post(OutgoingMessage(topic=TOPIC, body=b"%d" % number)) for number in range(7)]
+        async with asyncio.timeout(30):
+            await asyncio.wait(posted[:6])
+        assert not posted[6].done()
+        await producer.flush()
+    assert wire.calls == [3, 3, 1]
+
+
+@pytest.mark.parametrize("bounds", [{"buffer_max": 2}, {"buffer_bytes_max": 2_100}])
+async def test_a_full_buffer_does_not_linger(client: Client, wire: LossyWire, bounds: dict[str, int]) -> None:
+    producer = Producer(wire.send, timeout_ms=1_000, linger_ms=60_000, **bounds)  # type: ignore[arg-type]
+    async with producer, asyncio.timeout(30):
+        for number in range(5):
+            await producer.post(OutgoingMessage(topic=TOPIC, body=b"%d" % number * 1_000))
+        await producer.flush()
+    assert len(await stored(client)) == 5
+
+
 async def test_a_node_that_restarts_gets_everything_once(tmp_path: Path) -> None:
     node = Node(tmp_path / "data")
     await node.start()
