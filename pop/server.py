@@ -15,6 +15,7 @@ from penstock.access.bans import Kind
 from penstock.access.control import AccessControl
 from penstock.install import install_hint
 from penstock.pop.access.callguard import CallGuard
+from penstock.pop.access.refusals import Refusals
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.handle import Handles
 from penstock.pop.core.sender import Sender
@@ -80,6 +81,8 @@ class PopServer:
         self._rocketmq = rocketmq
         self.requests = RequestBytes(options.request_bytes_max, options.requests_bytes_max)
         """Room for the requests of all calls together."""
+        self.refusals = Refusals()
+        """Tells callers that their calls are refused."""
         self._guard = CallGuard(access, (POP_RULES, GROUP_RULES, ROCKETMQ_RULES)) if access is not None else None
         connections_max = connections_max or options.connections_max
         self._certificates: ServerCertificates | None = None
@@ -123,16 +126,17 @@ class PopServer:
         self._names = ("", *names)
         about_health = health_pb2.DESCRIPTOR.services_by_name[health.SERVICE_NAME.rpartition(".")[2]]
         methods = {
-            method.name: self.requests.bounded(
-                readable(f"/{health.SERVICE_NAME}/{method.name}", _handler(method, self._health))
-            )
+            method.name: self._served(f"/{health.SERVICE_NAME}/{method.name}", _handler(method, self._health))
             for method in about_health.methods
         }
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(health.SERVICE_NAME, methods),))
 
     def _guarded(self, full_name: str, handler: Any) -> Any:
         guarded = self._guard.guarded(full_name, handler) if self._guard is not None else handler
-        return self.requests.bounded(readable(full_name, guarded), is_send=full_name in SENDS)
+        return self._served(full_name, guarded)
+
+    def _served(self, full_name: str, handler: Any) -> Any:
+        return self.refusals.told(self.requests.bounded(readable(full_name, handler), is_send=full_name in SENDS))
 
     async def start(self) -> int:
         """Open the listener, and return its port.

@@ -5,7 +5,7 @@ The guard wraps the methods of the services. An interceptor of gRPC would do the
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -20,6 +20,7 @@ from penstock.access.rights import Rights
 from penstock.access.subject import Subject
 from penstock.pop.access.caller import CALLER, AccessDenied, address_of, check_rights
 from penstock.pop.access.livecalls import LiveCall, LiveCalls
+from penstock.pop.access.refusals import CallRefused
 from penstock.pop.errors import PopError
 
 RIGHTS_REMEMBERED: Final = 10_000
@@ -35,8 +36,8 @@ Need: TypeAlias = tuple[str, str]
 """What a call needs: an action, and the topic, filter or group that it is about. An empty group means all groups."""
 Needs: TypeAlias = Callable[[Any], Iterator[Need]]
 """Yields what a request needs."""
-Refuse: TypeAlias = Callable[[Context, Exception], Awaitable[Any]]
-"""Ends a call that is not allowed: returns the response that says so, or aborts the call."""
+Refuse: TypeAlias = Callable[[Exception], CallRefused]
+"""Returns what ends a call that is not allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class ServiceRules:
     Parameters:
         prefix: what the full names of its methods begin with.
         needs: the needs of a request, by the name of its method. A method that is not in here needs a principal only.
-        refuse: ends a call that is not allowed.
+        refuse: returns what ends a call that is not allowed.
         changes: the methods that change what others rely on, so that the audit log names their callers.
     """
 
@@ -71,10 +72,10 @@ def no_needs(_request: Any) -> Iterator[Need]:
     return iter(())
 
 
-async def abort_denied(context: Context, error: Exception) -> Any:
-    """End a call with the gRPC status of the error."""
+def refuse_by_status(error: Exception) -> CallRefused:
+    """Return what ends a call with the gRPC status of the error."""
     status = error.status if isinstance(error, AccessDenied) else grpc.StatusCode.INVALID_ARGUMENT
-    await context.abort(status, str(error))
+    return CallRefused(status, str(error))
 
 
 class CallGuard:
@@ -109,7 +110,7 @@ class CallGuard:
             if full_name.startswith(rules.prefix):
                 name = full_name.removeprefix(rules.prefix)
                 return _Method(name, rules.needs.get(name, no_needs), rules.refuse, name in rules.changes)
-        return _Method(full_name, no_needs, abort_denied)
+        return _Method(full_name, no_needs, refuse_by_status)
 
     def _unary_unary(self, serve: Any, method: _Method) -> Any:
         async def checked(request: Any, context: Context) -> Any:
@@ -121,7 +122,7 @@ class CallGuard:
                 call = LiveCall(lambda: self._check(context, method, needed), lambda: self._subject(context))
                 return await self._live.run(call, serve(request, context), self._seconds_to(ends_ms))
             except PopError as error:
-                return await method.refuse(context, error)
+                raise method.refuse(error) from error
 
         return checked
 
@@ -134,7 +135,7 @@ class CallGuard:
                 async for response in self._live.serve(call, serve(request, context), self._seconds_to(ends_ms)):
                     yield response
             except PopError as error:
-                yield await method.refuse(context, error)
+                raise method.refuse(error) from error
 
         return checked
 
@@ -155,7 +156,7 @@ class CallGuard:
                 async for response in self._live.serve(call, serve(permitted(), context), self._seconds_to(ends_ms)):
                     yield response
             except PopError as error:
-                yield await method.refuse(context, error)
+                raise method.refuse(error) from error
 
         return checked
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from penstock.access.actions import ADMIN, CONSUME, POP, SEND
-from penstock.pop.access.callguard import Need, ServiceRules, abort_denied, no_needs
+from penstock.pop.access.callguard import Need, ServiceRules, no_needs, refuse_by_status
 
 
 def _send(request: Any) -> Iterator[Need]:
@@ -52,7 +52,7 @@ POP_RULES = ServiceRules(
         "PollTransactions": _admin_all,
         "ListTransactions": _admin_all,
     },
-    abort_denied,
+    refuse_by_status,
 )
 """Each method of PopService is in here; a test holds the table to the service's descriptor."""
 
@@ -67,7 +67,7 @@ GROUP_RULES = ServiceRules(
         "ListDeadLetters": _admin,
         "Redrive": _admin,
     },
-    abort_denied,
+    refuse_by_status,
     frozenset(("CreateGroup", "UpdateGroup", "DeleteGroup", "ResetGroup", "Redrive")),
 )
 """Each method of GroupService is in here; a test holds the table to the service's descriptor."""

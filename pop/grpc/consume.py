@@ -16,7 +16,7 @@ from penstock.pop.errors import PopError, RequestInvalid
 from penstock.pop.grpc.consumestream import CREDITS_DEFAULT, CREDITS_MAX, AckReport, ConsumeStream
 from penstock.pop.grpc.requests import HANDLES_MAX, bounded, start_of
 from penstock.pop.grpc.responses import PopResponses
-from penstock.pop.grpc.status import ACK_STATUS, Context, abort
+from penstock.pop.grpc.status import ACK_STATUS, Context, refusal
 from penstock.pop.grpc.wire import serialize
 from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
@@ -71,7 +71,7 @@ class ConsumeMethods:
                     raise stream.failure
                 reader.result()
             except (PopError, StoreError) as error:
-                await abort(context, error)
+                raise refusal(error) from error
             # The client has closed its side. It hears what came of its last acknowledgements when they are durable.
             await self._store.durable()
             while stream.outbox:

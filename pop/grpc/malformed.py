@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
+from penstock.pop.access.refusals import CallRefused
 from penstock.pop.errors import RequestInvalid
 
 
@@ -33,14 +34,14 @@ def readable(full_name: str, handler: Any) -> Any:
     return read_it._replace(unary_unary=_unary_unary(handler.unary_unary))
 
 
-async def _refuse(error: RequestInvalid, context: Any) -> None:
-    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+def _refusal(error: RequestInvalid) -> CallRefused:
+    return CallRefused(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
 
 def _unary_unary(serve: Any) -> Any:
     async def checked(request: Any, context: Any) -> Any:
         if isinstance(request, RequestInvalid):
-            await _refuse(request, context)
+            raise _refusal(request)
         return await serve(request, context)
 
     return checked
@@ -49,7 +50,7 @@ def _unary_unary(serve: Any) -> Any:
 def _unary_stream(serve: Any) -> Any:
     async def checked(request: Any, context: Any) -> AsyncIterator[Any]:
         if isinstance(request, RequestInvalid):
-            await _refuse(request, context)
+            raise _refusal(request)
         async with aclosing(serve(request, context)) as responses:
             async for response in responses:
                 yield response
@@ -76,6 +77,6 @@ def _stream_stream(serve: Any) -> Any:
         except RequestInvalid as error:
             if error is not malformed:
                 raise
-            await _refuse(error, context)
+            raise _refusal(error) from error
 
     return checked

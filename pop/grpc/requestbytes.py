@@ -17,6 +17,7 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
+from penstock.pop.access.refusals import CallRefused
 from penstock.store.options import MIB
 
 EOF: Final[Any] = grpc.aio.EOF  # type: ignore[attr-defined]  # it is there
@@ -51,8 +52,11 @@ class RefusedFor(StrEnum):
     """It sends no messages, and was larger than such a request may be."""
 
 
-class RequestRefused(Exception):
+class RequestRefused(CallRefused):
     """Raised for a call whose request can't be read now. The message is for the caller."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(grpc.StatusCode.RESOURCE_EXHAUSTED, detail)
 
 
 class _Reading:
@@ -186,12 +190,9 @@ class RequestBytes:
 
     def _unary_unary(self, serve: Any, deserialize: Callable[[bytes], Any], *, is_send: bool) -> Any:
         async def called(_requests: object, context: Any) -> Any:
-            try:
-                raw = await self.read(context, is_send=is_send)
-            except RequestRefused as error:
-                return await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+            raw = await self.read(context, is_send=is_send)
             if raw is EOF:
-                return await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, "the call has no request")
+                raise _without_request()
             size = len(raw)
             try:
                 request = deserialize(raw)
@@ -204,14 +205,9 @@ class RequestBytes:
 
     def _unary_stream(self, serve: Any, deserialize: Callable[[bytes], Any], *, is_send: bool) -> Any:
         async def called(_requests: object, context: Any) -> AsyncIterator[Any]:
-            try:
-                raw = await self.read(context, is_send=is_send)
-            except RequestRefused as error:
-                await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
-                return
+            raw = await self.read(context, is_send=is_send)
             if raw is EOF:
-                await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, "the call has no request")
-                return
+                raise _without_request()
             size = len(raw)
             try:
                 request = deserialize(raw)
@@ -228,10 +224,7 @@ class RequestBytes:
         async def called(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
             async def checked() -> AsyncIterator[Any]:
                 async for raw in requests:
-                    try:
-                        self._check_size(len(raw))
-                    except RequestRefused as error:
-                        await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+                    self._check_size(len(raw))
                     yield deserialize(raw)
 
             async with aclosing(serve(checked(), context)) as responses:
@@ -284,10 +277,5 @@ class RequestBytes:
         return RequestRefused(message)
 
 
-async def _abort(context: Any, status: grpc.StatusCode, message: str) -> None:
-    """End a call with a status. If gRPC itself has ended it already, such as one with a request that is too large, the call
-    counts as cancelled: otherwise gRPC would log a traceback for each."""
-    try:
-        await context.abort(status, message)
-    except grpc.aio.InternalError as error:
-        raise asyncio.CancelledError from error
+def _without_request() -> CallRefused:
+    return CallRefused(grpc.StatusCode.INVALID_ARGUMENT, "the call has no request")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import wraps
-from typing import Any, NoReturn, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
 
 from penstock.pop.access.caller import AccessDenied, note_call
+from penstock.pop.access.refusals import CallRefused
 from penstock.pop.core.outcome import AckOutcome
 from penstock.pop.core.transactions import EndOutcome
 from penstock.pop.errors import GroupBusy, GroupExists, GroupUnknown, Overloaded, PopError
@@ -53,12 +54,12 @@ _GRPC_STATUS: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
 )
 
 
-async def abort(context: Context, error: Exception) -> NoReturn:
-    """End a call with the gRPC status of an error; INVALID_ARGUMENT for errors that have none of their own."""
-    codes = (code for kind, code in _GRPC_STATUS if isinstance(error, kind))
+def refusal(error: Exception) -> CallRefused:
+    """Return what ends a call with the gRPC status of an error; INVALID_ARGUMENT for errors that have none of their own."""
     if isinstance(error, AccessDenied):
-        await context.abort(error.status, str(error))
-    await context.abort(next(codes, grpc.StatusCode.INVALID_ARGUMENT), str(error))
+        return CallRefused(error.status, str(error))
+    codes = (code for kind, code in _GRPC_STATUS if isinstance(error, kind))
+    return CallRefused(next(codes, grpc.StatusCode.INVALID_ARGUMENT), str(error))
 
 
 def with_status(serve: Callable[[S, Q], Awaitable[A]]) -> Callable[[S, Q, Context], Awaitable[A]]:
@@ -73,6 +74,6 @@ def with_status(serve: Callable[[S, Q], Awaitable[A]]) -> Callable[[S, Q, Contex
         try:
             return await serve(self, request)
         except (PopError, StoreError) as error:
-            await abort(context, error)
+            raise refusal(error) from error
 
     return method

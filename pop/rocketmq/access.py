@@ -8,7 +8,8 @@ from typing import Any
 
 from penstock.access.actions import CONSUME, POP, SEND
 from penstock.pop.access.caller import CALLER
-from penstock.pop.access.callguard import Context, Need, ServiceRules, no_needs
+from penstock.pop.access.callguard import Need, ServiceRules, no_needs
+from penstock.pop.access.refusals import CallRefused
 from penstock.pop.rocketmq.names import filter_of, group_of, lite_filter_of, topic_of_message
 from penstock.pop.rocketmq.status import Refused, code_of, refusal
 
@@ -50,9 +51,9 @@ def publishable(topics: Iterable[Any]) -> Iterator[str]:
                 yield topic
 
 
-async def _refuse(_context: Context, error: Exception) -> bytes:
-    """Return the response that states the error. The protocol keeps the gRPC status OK."""
-    return refusal(code_of(error), str(error))
+def _refuse(error: Exception) -> CallRefused:
+    """Return what ends a call with the response that states the error. The protocol keeps the gRPC status OK."""
+    return CallRefused(response=refusal(code_of(error), str(error)))
 
 
 RULES = ServiceRules(

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeAlias
 import grpc.aio
 
 from penstock.pop.access.caller import CALLER, note_call
+from penstock.pop.access.refusals import CallRefused
 from penstock.pop.rocketmq.agents import Agent
 from penstock.pop.rocketmq.clients import ConnectedClient, ConnectedClients
 from penstock.pop.rocketmq.status import Code, code_of, detail_of
@@ -80,7 +81,8 @@ def answered(response: Any, *echoed: str) -> Callable[[Any], Any]:
             try:
                 return await serve(self, request, self.callers.of(context))
             except Exception as error:  # The response states each error. `code_of` logs an unforeseen one.
-                return response(status=status_of(error), **{field: getattr(request, field) for field in echoed})
+                refused = response(status=status_of(error), **{field: getattr(request, field) for field in echoed})
+                raise CallRefused(response=refused) from error
 
         return method
 

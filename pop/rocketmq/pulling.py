@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Any
 
+from penstock.pop.access.refusals import CallRefused
 from penstock.pop.rocketmq.answering import Callers, Context, answered, status_of
 from penstock.pop.rocketmq.clients import ConnectedClient
 from penstock.pop.rocketmq.status import Code, Refused
@@ -34,7 +35,8 @@ class PullRefusals:
         raise _refusal()
 
     async def PullMessage(self, _request: Any, _context: Context) -> AsyncGenerator[Any, None]:
-        yield service_pb.PullMessageResponse(status=status_of(_refusal()))
+        raise CallRefused(response=service_pb.PullMessageResponse(status=status_of(_refusal())))
+        yield  # type: ignore[unreachable]  # makes the method a stream
 
 
 def _refusal() -> Refused:

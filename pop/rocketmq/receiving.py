@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.access.actions import POP
 from penstock.pop.access.caller import causer_of_call, check_permitted
+from penstock.pop.access.refusals import CallRefused
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.expression import ExpressionType
 from penstock.pop.core.group import ConsumerGroup
@@ -87,8 +88,7 @@ class MessageReceiver:
                 await self._durable()
                 messages = self._messages(popped, lite_parent, request.message_queue.topic) if popped is not None else []
             except Exception as error:  # The response states each error. `code_of` logs an unforeseen one.
-                yield response(status=status_of(error))
-                return
+                raise CallRefused(response=response(status=status_of(error))) from error
             if not messages:
                 written = True
                 yield response(status=status(Code.MESSAGE_NOT_FOUND, "there is no visible message now"))

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any
 
+from penstock.pop.access.refusals import CallRefused
 from penstock.pop.core.groups import Groups
 from penstock.pop.errors import GroupInvalid
 from penstock.pop.options import PopOptions
@@ -53,8 +54,7 @@ class TelemetryStreams:
         try:
             client = self._callers.of(context)
         except Refused as error:
-            yield service_pb.TelemetryCommand(status=status_of(error))
-            return
+            raise CallRefused(response=service_pb.TelemetryCommand(status=status_of(error))) from error
         stream = TelemetryStream()
         if client.stream is not None:
             client.stream.end()

@@ -9,6 +9,7 @@ from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Met
 from prometheus_client.registry import Collector
 
 from penstock.node.metrics.families import add_latencies, counter, gauge, label_of, labelled_counter
+from penstock.pop.access.refusals import Refusals
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.sentids import SentIds
 from penstock.pop.core.snapshot import snapshots
@@ -40,6 +41,7 @@ class PopCollector(Collector):
         store: holds the queues of the groups.
         transactions: the half messages.
         requests: the room of gRPC requests.
+        refusals: tells callers that their calls are refused.
         sent_ids: the deduplication ids.
         rocketmq_clients: returns how many RocketMQ clients are connected; None without the RocketMQ-compatible API.
     """
@@ -50,6 +52,7 @@ class PopCollector(Collector):
         store: Store,
         transactions: Transactions,
         requests: RequestBytes,
+        refusals: Refusals,
         sent_ids: SentIds,
         rocketmq_clients: Callable[[], int] | None,
     ) -> None:
@@ -57,6 +60,7 @@ class PopCollector(Collector):
         self._store = store
         self._transactions = transactions
         self._requests = requests
+        self._refusals = refusals
         self._sent_ids = sent_ids
         self._rocketmq_clients = rocketmq_clients
 
@@ -79,6 +83,11 @@ class PopCollector(Collector):
             "requests above pop.request_bytes_max, and compressed ones.",
             ["reason"],
             {(reason,): self._requests.refused[reason] for reason in RefusedFor},
+        )
+        yield counter(
+            "penstock_pop_refusals_delayed",
+            "Refused gRPC calls that heard so later, because their source was refused too often.",
+            self._refusals.delayed,
         )
         yield gauge(
             "penstock_pop_revive_late_ms_max",
