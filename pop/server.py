@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -34,6 +35,7 @@ from penstock.pop.servercertificates import ServerCertificates
 from penstock.store.addresses import resolved
 from penstock.store.options import SECOND_MS, HostPort, OptionInvalid
 from penstock.store.store import Store
+from penstock.store.watchedfiles import WATCH_S
 from penstock.timer.delayed import DelayedMessages
 
 if TYPE_CHECKING:
@@ -86,6 +88,7 @@ class PopServer:
         self._guard = CallGuard(access, (POP_RULES, GROUP_RULES, ROCKETMQ_RULES)) if access is not None else None
         connections_max = connections_max or options.connections_max
         self._certificates: ServerCertificates | None = None
+        self._watching: asyncio.TimerHandle | None = None
         self._front = None
         if options.tls_optional:
             if options.tls_client_ca_file:
@@ -172,6 +175,8 @@ class PopServer:
             await self._server.start()
         if self._rocketmq is not None:
             self._rocketmq.start(HostPort(options.listen.host, port))
+        if self._certificates is not None:
+            self._watch(self._certificates)
         for name in self._names:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         return port
@@ -180,8 +185,17 @@ class PopServer:
         """Read the certificates again. If they can't be used, the error is logged, and new connections get the old ones."""
         if self._certificates is None or not self._options.tls_certificate_file:
             return
+        self._renew(self._certificates)
+
+    def _watch(self, certificates: ServerCertificates) -> None:
+        """Read the certificates again whenever their files were replaced."""
+        self._watching = asyncio.get_running_loop().call_later(WATCH_S, self._watch, certificates)
+        if certificates.changed():
+            self._renew(certificates)
+
+    def _renew(self, certificates: ServerCertificates) -> None:
         try:
-            self._certificates.reload()
+            certificates.reload()
         except OSError as error:
             logger.error("tls.reload_failed", listener="pop", why=str(error))
         else:
@@ -193,6 +207,8 @@ class PopServer:
 
     async def stop(self) -> None:
         """Accept no more calls, let those under way end, and close the listener."""
+        if self._watching is not None:
+            self._watching.cancel()
         await self._health.enter_graceful_shutdown()
         if self._rocketmq is not None:
             self._rocketmq.stop()

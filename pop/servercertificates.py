@@ -10,6 +10,7 @@ import grpc
 
 from penstock.pop.options import PopOptions
 from penstock.pop.selfsigned import self_signed
+from penstock.store.watchedfiles import WatchedFiles
 
 
 class ServerCertificates:
@@ -26,6 +27,8 @@ class ServerCertificates:
 
     def __init__(self, options: PopOptions) -> None:
         self._options = options
+        paths = (options.tls_certificate_file, options.tls_key_file, options.tls_client_ca_file)
+        self._files = WatchedFiles([path for path in paths if path])
         self._in_force = self._load()
 
     def credentials(self) -> grpc.ServerCredentials:
@@ -43,7 +46,12 @@ class ServerCertificates:
 
     def reload(self) -> None:
         """Read the files again. If that raises OSError, what was in force stays in force."""
+        self._files.note_read()
         self._in_force = self._load()
+
+    def changed(self) -> bool:
+        """Return whether a file was replaced since it was read."""
+        return self._files.changed()
 
     def _load(self) -> grpc.ServerCertificateConfiguration:
         options = self._options

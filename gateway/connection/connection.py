@@ -45,6 +45,7 @@ from penstock.gateway.protocol.packets import (
     DISCONNECT,
     MALFORMED,
     NAMES,
+    PING_RUN,
     PINGREQ,
     PUBREL,
     SUBSCRIBE,
@@ -509,6 +510,10 @@ class Connection(AnsweringProtocol):
             raise packet[1]
         if kind in (SUBSCRIBE, UNSUBSCRIBE):
             return self._change_subscriptions(packet)
+        if kind == PING_RUN:
+            self._traffic.packets_in[PINGREQ] += packet[1]
+            self.outbox.send(PINGRESP_BYTES * packet[1], packet[1])
+            return None
         self._traffic.packets_in[kind] += 1
         if kind == PUBREL:
             self._acks.released(packet[1])

@@ -28,12 +28,14 @@ from penstock.gateway.protocol.fixed_header import (
     header_error,
     long_length,
 )
-from penstock.gateway.protocol.packets import MALFORMED, NAMES, PUBLISH, PUBLISH_WITH, Packet
+from penstock.gateway.protocol.packets import MALFORMED, NAMES, PING_RUN, PINGREQ, PUBLISH, PUBLISH_WITH, Packet
 from penstock.gateway.protocol.properties import parse_properties
-from penstock.gateway.protocol.runs import cut_run
+from penstock.gateway.protocol.runs import cut_run, end_of_pings
 
 PACKET_BYTES_MAX_MIN: Final = 129
 """The least value of `packet_bytes_max`. A packet with a length field of one byte is never larger, so it needs no check."""
+
+PING_HEADER: Final = PINGREQ << 4
 
 _NO_RUNS: Final = bytes(256)
 
@@ -54,7 +56,7 @@ def decode(
         buffer: received bytes that begin with a packet. They must be `bytes`, so that slices of them are `bytes`, too.
         packet_bytes_max: the size of the largest packet accepted, fixed header included; at least `PACKET_BYTES_MAX_MIN`.
         side: the packets that may come, for example `FROM_CLIENT_5`.
-        runs: whether to return PUBLISHes that differ only in packet ids and bodies as one item.
+        runs: whether to return PUBLISHes that differ only in packet ids and bodies as one item, and PINGREQs in a row.
         user_properties_max: the most user properties of an ack. Those of other packets are not parsed here.
         until: the offset from which on no further packet begins. The run that has begun before goes on.
     """
@@ -148,6 +150,9 @@ def decode(
                     add((PUBLISH, header & 15, buffer[topic_from:topic_stop], 0, buffer[topic_stop + 1 : stop]))
             elif shape == OTHER or (shape == EMPTY and not length):
                 add((header >> 4, header & 15, buffer[start:stop]))
+                if runs and header == PING_HEADER and (after := end_of_pings(buffer, stop)) > stop:
+                    packets[-1] = (PING_RUN, 1 + (after - stop) // 2)
+                    stop = after
             else:
                 raise header_error(header, is_v5) if not shape else _not_empty(header, length)
             if stop < end - 2 and buffer[stop] == header and (gap := gaps[header]) and packets[-1][0] == PUBLISH:

@@ -1,18 +1,22 @@
-"""Runs: PUBLISHes that follow each other and differ only in their packet ids and bodies.
+"""Runs: PUBLISHes that follow each other and differ only in their packet ids and bodies, and PINGREQs that follow each other.
 
-What is the same for all packets of a run is decoded, routed and encoded once. A run is one `Packet` of the type `PUBLISH_RUN`.
+What is the same for all packets of a run is decoded, routed and encoded once. A run is one `Packet` of the type `PUBLISH_RUN`
+or `PING_RUN`. No client needs several PINGREQs in a row: the run keeps a flood of them cheap.
 """
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterable
 from typing import Final
 
-from penstock.gateway.protocol.packets import PUBLISH, PUBLISH_RUN, Packet
+from penstock.gateway.protocol.packets import PING_RUN, PUBLISH, PUBLISH_RUN, Packet
 
 RUN_MAX: Final = 4096
 """The maximum number of PUBLISHes in a run, but for those that one call cuts."""
+
+_PINGS: Final = re.compile(rb"(?:\xc0\x00)+")
 
 _ALIKE_MIN: Final = 8
 """`cut_run` cuts PUBLISHes of one length with one call only if the rest of the read has room for at least this many. For fewer
@@ -91,16 +95,23 @@ def _cut_alike(
     return len(bodies) - before
 
 
+def end_of_pings(buffer: bytes, at: int) -> int:
+    """Return the offset after the PINGREQs from `at` on; `at` if there is none."""
+    found = _PINGS.match(buffer, at)
+    return found.end() if found else at
+
+
 def count_packets(packets: Iterable[Packet]) -> int:
-    """Return the number of packets, counting each PUBLISH of a run."""
+    """Return the number of packets, counting each of a run."""
     found = 0
     for packet in packets:
-        found += len(packet[4]) if packet[0] == PUBLISH_RUN else 1
+        kind = packet[0]
+        found += len(packet[4]) if kind == PUBLISH_RUN else packet[1] if kind == PING_RUN else 1
     return found
 
 
 def split_runs(packets: Iterable[Packet]) -> list[Packet]:
-    """Return the packets with each run split into its PUBLISHes."""
+    """Return the packets with each run of PUBLISHes split."""
     each_by_itself: list[Packet] = []
     for packet in packets:
         if packet[0] == PUBLISH_RUN:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ssl
-from pathlib import Path
-from typing import Final, Protocol, TypeAlias
+from typing import Final, Protocol
+
+from penstock.store.watchedfiles import WatchedFiles
 
 VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 VERIFY: Final = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
-
-Signature: TypeAlias = tuple[tuple[int, int, int], ...]
-"""Inode, size and time of change of each file."""
 
 
 class TlsTerms(Protocol):
@@ -45,28 +43,18 @@ class Certificates:
     def __init__(self, options: TlsTerms, protocol: str = "mqtt") -> None:
         self._options = options
         self._protocol = protocol
-        self._signature = self._sign()
+        paths = (options.certificate, options.key, *((options.client_ca,) if options.client_certificates != "none" else ()))
+        self._files = WatchedFiles(paths)
         self.context = self._load()
 
     def reload(self) -> None:
         """Read the files again. If that raises OSError, the old context stays in use."""
-        self._signature = self._sign()
+        self._files.note_read()
         self.context = self._load()
 
     def changed(self) -> bool:
-        """Return whether a file was replaced since it was read. A missing file does not count: it is about to appear."""
-        try:
-            return self._sign() != self._signature
-        except OSError:
-            return False
-
-    def _paths(self) -> list[str]:
-        options = self._options
-        return [options.certificate, options.key, *([options.client_ca] if options.client_certificates != "none" else [])]
-
-    def _sign(self) -> Signature:
-        stats = [Path(path).stat() for path in self._paths()]
-        return tuple((stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats)
+        """Return whether a file was replaced since it was read."""
+        return self._files.changed()
 
     def _load(self) -> ssl.SSLContext:
         options = self._options

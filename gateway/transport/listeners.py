@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from typing import Final
 
 import structlog
 
@@ -19,11 +18,9 @@ from penstock.gateway.transport.peer import Peer
 from penstock.gateway.transport.sockets import Sockets
 from penstock.gateway.transport.sources import Sources
 from penstock.gateway.transport.websocket import AnsweringProtocol, WebSocket
+from penstock.store.watchedfiles import WATCH_S
 
 logger = structlog.get_logger("gateway")
-
-WATCH_S: Final = 2.0
-"""How often the node looks whether the files of certificates were replaced, in seconds."""
 
 
 class Listeners:

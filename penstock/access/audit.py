@@ -1,4 +1,4 @@
-"""The audit log: who connected, was refused, was denied, and changed what. A JSON object a line.
+"""The audit log: who connected, was refused, was denied, and changed what or failed to. A JSON object a line.
 
     {"at": "2026-11-23T11:31:14.000Z", "event": "denied", "user": "sensor-7", "client": "s7", "address": "10.0.0.7", ...}
 
@@ -21,7 +21,7 @@ from penstock.store.printable import printable
 
 logger = structlog.get_logger("access")
 
-Event = Literal["connected", "refused", "denied", "disconnected", "changed"]
+Event = Literal["connected", "refused", "denied", "disconnected", "changed", "failed"]
 
 TEXT_CHARS_MAX: Final = 300
 """Longer texts are cut: clients choose most of them."""

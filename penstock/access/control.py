@@ -124,8 +124,9 @@ class AccessControl:
         self.audit.reopen()
         try:
             self._files = self._load()
-        except AccessInvalid:
+        except AccessInvalid as error:
             self.reloads_failed += 1
+            self.audit.note("failed", Subject(by), what="reload", why=str(error))
             raise
         self.reloads += 1
         self._changed(by, what="reload")

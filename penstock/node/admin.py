@@ -22,11 +22,11 @@ from prometheus_client.exposition import choose_encoder
 
 from penstock.access.control import AccessControl
 from penstock.gateway.transport.certificates import Certificates
-from penstock.gateway.transport.listeners import WATCH_S
 from penstock.node.adminaccess import AdminAccess, AdminRefused
 from penstock.node.adminoptions import AdminOptions
 from penstock.node.adminsockets import AdminSockets
 from penstock.node.errors import AdminUnavailable
+from penstock.store.watchedfiles import WATCH_S
 
 logger = structlog.get_logger("node")
 

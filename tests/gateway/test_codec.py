@@ -26,6 +26,7 @@ from penstock.gateway.protocol.fixed_header import FROM_CLIENT, FROM_CLIENT_5, F
 from penstock.gateway.protocol.packets import (
     CONNECT,
     MALFORMED,
+    PING_RUN,
     PUBACK,
     PUBCOMP,
     PUBLISH,
@@ -39,7 +40,7 @@ from penstock.gateway.protocol.packets import (
 )
 from penstock.gateway.protocol.plain import PlainPublishes, cut_plain
 from penstock.gateway.protocol.reasons import SUBACK_FAILURE, ConnectCode, ReasonCode
-from penstock.gateway.protocol.runs import split_runs
+from penstock.gateway.protocol.runs import count_packets, split_runs
 from penstock.gateway.protocol.subscribe import Subscribe, Unsubscribe, parse_subscribe, parse_unsubscribe
 from tests.gateway import packet_cases_5
 from tests.gateway.packet_cases import INVALID, SERVER_ITEMS, VALID, Invalid, Valid, connect, packet, subscribe
@@ -350,6 +351,25 @@ def test_a_run_at_qos_0_has_no_packet_ids() -> None:
     stream = encode_publish(b"a", b"1") + encode_publish(b"a", b"2")
 
     assert decode(stream, LIMIT, runs=True)[0] == [(PUBLISH_RUN, 0, b"a", [], [b"1", b"2"])]
+
+
+@pytest.mark.parametrize("side", [FROM_CLIENT, FROM_CLIENT_5])
+def test_pingreqs_in_a_row_are_a_run(side: Side) -> None:
+    stream = PING * 1_000 + encode_acks(PUBACK, [7]) + PING + encode_acks(PUBACK, [8]) + PING * 2 + b"\xc0"
+
+    assert decode(stream, LIMIT, side, runs=True) == (
+        [(PING_RUN, 1_000), (PUBACK, 7), (12, 0, b""), (PUBACK, 8), (PING_RUN, 2)],
+        len(stream) - 1,
+    )
+    assert len(decode(stream, LIMIT, side)[0]) == 1_005
+    assert count_packets(decode(stream, LIMIT, side, runs=True)[0]) == 1_005
+
+
+@pytest.mark.parametrize("wrong", [b"\xc1\0", b"\xc0\1x"])
+def test_what_is_wrong_behind_a_run_of_pingreqs_is_reported(wrong: bytes) -> None:
+    packets, used = decode(PING * 9 + wrong, LIMIT, runs=True)
+
+    assert ([item[0] for item in packets], used) == ([PING_RUN, MALFORMED], 18)
 
 
 @pytest.mark.parametrize("flags", [{"qos": 2}, {"qos": 1, "dup": True}, {"retain": True}])

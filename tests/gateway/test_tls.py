@@ -15,8 +15,8 @@ import pytest
 
 from penstock.gateway.options import AccessOptions
 from penstock.gateway.transport.certificates import Certificates
-from penstock.gateway.transport.listeners import WATCH_S
 from penstock.gateway.transport.peer import username_of
+from penstock.store.watchedfiles import WATCH_S
 from tests.gateway.brokers import StartBroker
 from tests.gateway.certificates import Authority
 from tests.gateway.packet_cases import connect

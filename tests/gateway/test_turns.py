@@ -23,7 +23,6 @@ from tests.gateway.wire import ANSWER_S_MAX, CLEAN, PING, Broker, message_of
 from tests.waiting import until
 
 FLOODS = {
-    "PINGREQ": PING,
     "PUBREC": encode_acks(PUBREC, [7]),
     "PUBREL": encode_acks(PUBREL, [7]),
     "SUBSCRIBE": subscribe(1, (b"a", 0)),
@@ -97,6 +96,15 @@ async def test_a_read_full_of_small_packets_does_not_hold_up_others(broker: Brok
     assert broker.connection("flood").is_unread
 
 
+async def test_a_read_full_of_pings_is_answered_at_once(broker: Broker) -> None:
+    client = await broker.connect("flood")
+    before = broker.node.gateway.traffic.packets_out[PINGRESP]
+    broker.feed("flood", PING * (READ_BYTES // 2))
+    assert len(broker.node.gateway.overtime) == 0
+    assert [await client.receive() for _ in range(1_000)] == [(PINGRESP, 0, b"")] * 1_000
+    assert broker.node.gateway.traffic.packets_out[PINGRESP] - before == READ_BYTES // 2
+
+
 async def test_what_is_put_off_is_handled_in_order_and_completely(broker: Broker) -> None:
     subscriber, client = await broker.connect("subscriber"), await broker.connect("flood")
     await subscriber.subscribe(("#", 0))
@@ -143,7 +151,8 @@ async def test_the_connects_of_a_fleet_take_several_turns(broker: Broker, monkey
 
 async def test_a_client_that_ends_while_its_packets_wait_leaves_nothing_behind(broker: Broker) -> None:
     client = await broker.connect("flood")
-    broker.feed("flood", PING * (READ_BYTES // 2))
+    unit = FLOODS["PUBREL"]
+    broker.feed("flood", unit * (READ_BYTES // len(unit)))
     assert len(broker.node.gateway.overtime) == 1
     client.reset()
     await until(lambda: not broker.node.gateway.connections and not len(broker.node.gateway.overtime))

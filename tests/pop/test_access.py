@@ -27,6 +27,7 @@ from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.pop.rocketmq.access import RULES as ROCKETMQ_RULES
 from penstock.pop.rocketmq.stubs import SERVICE
+from penstock.store.watchedfiles import WATCH_S
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node
 
 TOKENS = {"billing": "s3cret", "operator": "r00t"}
@@ -436,6 +437,54 @@ async def test_a_certificate_that_is_replaced_counts_after_a_reload_and_one_that
             node._server.reload()
             assert await shown() == is_of(other)
             await client.send(TOPIC, b"on the connection that is open")
+    finally:
+        await node.stop()
+
+
+async def test_a_replaced_certificate_is_served_without_a_reload(
+    tmp_path: Path, certificate: Callable[[str], tuple[Path, Path]]
+) -> None:
+    made, key = certificate("localhost")
+    other, other_key = certificate("other.example.org")
+    served, served_key = tmp_path / "served.crt", tmp_path / "served.key"
+    served.write_bytes(made.read_bytes())
+    served_key.write_bytes(key.read_bytes())
+    node = await started(tmp_path, tls_certificate_file=str(served), tls_key_file=str(served_key))
+    try:
+        served_key.write_bytes(other_key.read_bytes())
+        served.write_bytes(other.read_bytes())
+        async with asyncio.timeout(WATCH_S + 10):
+            while await asyncio.to_thread(ssl.get_server_certificate, ("localhost", node.port)) != other.read_text():  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+    finally:
+        await node.stop()
+
+
+async def test_the_authority_of_clients_can_be_replaced(
+    tmp_path: Path, certificate: Callable[[str], tuple[Path, Path]]
+) -> None:
+    made, key = certificate("localhost")
+    roots, stranger = made.with_name("ca.crt").read_bytes(), certificate("stranger.example.org")[0].read_bytes()
+    trusted = tmp_path / "trusted.crt"
+    trusted.write_bytes(roots)
+    node = await started(tmp_path, tls_certificate_file=str(made), tls_key_file=str(key), tls_client_ca_file=str(trusted))
+    shown, shown_key = certificate("device.example.org")
+    device = Security(root_certificates=roots, certificate=shown.read_bytes(), key=shown_key.read_bytes())
+
+    async def send() -> None:
+        async with Client(f"localhost:{node.port}", security=device, timeout_ms=2_000) as client:
+            await client.send(TOPIC, b"a")
+
+    try:
+        assert node._server is not None
+        await send()
+        trusted.write_bytes(stranger)
+        node._server.reload()
+        with pytest.raises(NodeUnavailable):
+            await send()
+        trusted.write_bytes(roots)
+        node._server.reload()
+        await send()
     finally:
         await node.stop()
 

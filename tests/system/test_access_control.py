@@ -104,6 +104,7 @@ def test_the_guide_leads_to_a_node_that_does_what_it_says(folder: Path, node: No
         ("denied", "kiosk-1", "hr/#"),
         ("denied", "sensor-7", "plant/sensor-8/t"),
         ("changed", "SIGHUP", "reload"),
+        ("failed", "control socket", "reload"),
         ("changed", "control socket", "ban"),
     } <= seen
 
