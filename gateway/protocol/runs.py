@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterable
 from typing import Final
 
-from penstock.gateway.protocol.packets import PING_RUN, PINGREQ, PUBLISH, PUBLISH_RUN, Packet
+from penstock.gateway.protocol.packets import PING_RUN, PUBLISH, PUBLISH_RUN, Packet
 
 RUN_MAX: Final = 4096
 """The maximum number of PUBLISHes in a run, but for those that one call cuts."""
@@ -111,7 +111,7 @@ def count_packets(packets: Iterable[Packet]) -> int:
 
 
 def split_runs(packets: Iterable[Packet]) -> list[Packet]:
-    """Return the packets with each run split into its packets."""
+    """Return the packets with each run of PUBLISHes split."""
     each_by_itself: list[Packet] = []
     for packet in packets:
         if packet[0] == PUBLISH_RUN:
@@ -120,8 +120,6 @@ def split_runs(packets: Iterable[Packet]) -> list[Packet]:
                 (PUBLISH, flags, topic, packet_id, body)
                 for packet_id, body in zip(packet_ids or [0] * len(bodies), bodies, strict=True)
             ]
-        elif packet[0] == PING_RUN:
-            each_by_itself += [(PINGREQ, 0, b"")] * packet[1]
         else:
             each_by_itself.append(packet)
     return each_by_itself

@@ -27,6 +27,9 @@ PER_S: Final = 100
 WAIT_S_MAX: Final = 5.0
 """Seconds that a caller waits at most to hear that its call is refused."""
 
+WAITING_MAX: Final = 1_000
+"""Refusals that wait at a time, because each keeps its call in memory. A further one is told at once."""
+
 SOURCES_MAX: Final = 10_000
 """Sources whose refusals are remembered. The one that was refused last the longest ago is forgotten first."""
 
@@ -52,6 +55,7 @@ class Refusals:
     def __init__(self) -> None:
         self._paid_s: OrderedDict[str, float] = OrderedDict()
         """When the refusals of a source so far would have been told, one by one at `PER_S`, by the clock of the loop."""
+        self._waiting = 0
         self.delayed = 0
         """Refusals that had to wait."""
 
@@ -78,7 +82,7 @@ class Refusals:
             try:
                 return await serve(requests, context)
             except CallRefused as error:
-                refusal = error.with_traceback(None)  # it would refer to this frame, and so to itself
+                refusal = _alone(error)
             return await self._tell(refusal, context)
 
         return called
@@ -91,7 +95,7 @@ class Refusals:
                         yield response
                 return
             except CallRefused as error:
-                refusal = error.with_traceback(None)  # it would refer to this frame, and so to itself
+                refusal = _alone(error)
             yield await self._tell(refusal, context)
 
         return called
@@ -99,9 +103,13 @@ class Refusals:
     async def _tell(self, refusal: CallRefused, context: Any) -> Any:
         """Return the response of a refused call, or end it with a status, when it is its turn."""
         wait_s = self.wait_s(source_of(address_of(context)), asyncio.get_running_loop().time())
-        if wait_s > 0:
+        if wait_s > 0 and self._waiting < WAITING_MAX:
             self.delayed += 1
-            await asyncio.sleep(wait_s)
+            self._waiting += 1
+            try:
+                await asyncio.sleep(wait_s)
+            finally:
+                self._waiting -= 1
         if refusal.response is not None:
             return refusal.response
         try:
@@ -109,3 +117,9 @@ class Refusals:
         except grpc.aio.InternalError as error:
             # gRPC has ended the call itself, such as one whose request is too large. It would log a traceback for each.
             raise asyncio.CancelledError from error
+
+
+def _alone(error: CallRefused) -> CallRefused:
+    """Return an error without what led to it: tracebacks refer to the frames that served the call, and so to its request."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)

@@ -15,6 +15,8 @@ from penstock.gateway.protocol.packets import (
     CONNECT,
     DISCONNECT,
     MALFORMED,
+    PING_RUN,
+    PINGREQ,
     PUBACK,
     PUBLISH,
     PUBLISH_WITH,
@@ -117,7 +119,13 @@ def in_pieces(data: bytes, side: Side) -> list[Packet]:
 
 
 def comparable(packets: list[Packet]) -> list[Packet]:
-    return [(MALFORMED, type(item[1]), str(item[1])) if item[0] == MALFORMED else item for item in packets]
+    found: list[Packet] = []
+    for item in packets:
+        if item[0] == PING_RUN:
+            found += [(PINGREQ, 0, b"")] * item[1]
+        else:
+            found.append((MALFORMED, type(item[1]), str(item[1])) if item[0] == MALFORMED else item)
+    return found
 
 
 def check_answers(data: bytes) -> None:

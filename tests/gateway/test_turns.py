@@ -96,8 +96,9 @@ async def test_a_read_full_of_small_packets_does_not_hold_up_others(broker: Brok
     assert broker.connection("flood").is_unread
 
 
-async def test_a_read_full_of_pings_is_answered_at_once(broker: Broker) -> None:
-    client = await broker.connect("flood")
+@pytest.mark.parametrize("is_v5", [False, True])
+async def test_a_read_full_of_pings_is_answered_at_once(broker: Broker, is_v5: bool) -> None:
+    client = await (broker.connect_5("flood") if is_v5 else broker.connect("flood"))
     before = broker.node.gateway.traffic.packets_out[PINGRESP]
     broker.feed("flood", PING * (READ_BYTES // 2))
     assert len(broker.node.gateway.overtime) == 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,20 @@ from tests.pop.wiring import TOPIC, Node, stub_of
 from tests.waiting import until
 
 NOW_S = 1_000.0
+
+
+class Request:
+    """What a call has sent."""
+
+
+class Call:
+    """A call, as gRPC shows it to the code that serves it."""
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
+    async def abort(self, status: grpc.StatusCode, detail: str) -> None:
+        raise RuntimeError(detail)
 
 
 def test_the_first_refusals_of_a_source_are_told_at_once() -> None:
@@ -135,16 +151,31 @@ async def test_a_refusal_by_a_response_waits_too(node: Node) -> None:
         waiting.cancel()
 
 
+async def test_what_waits_keeps_nothing_of_its_request_and_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refusals, "AT_ONCE", 0)
+    monkeypatch.setattr(refusals, "WAITING_MAX", 2)
+    monkeypatch.setattr(refusals, "PER_S", 1 / 30)
+    told, requests = Refusals(), weakref.WeakSet[Request]()
+
+    async def serve(_requests: object, _context: object) -> None:
+        request = Request()
+        requests.add(request)
+        try:
+            raise ValueError(request)
+        except ValueError as error:
+            raise CallRefused(response=b"no") from error
+
+    handler = told.told(grpc.stream_unary_rpc_method_handler(serve, None, None))
+    calls = [asyncio.create_task(handler.stream_unary(None, Call())) for _ in range(3)]
+    assert await asyncio.wait_for(calls[2], 10) == b"no", "two others wait"
+    assert (told.delayed, [call.done() for call in calls], len(requests)) == (2, [False, False, True], 0)
+    for call in calls[:2]:
+        call.cancel()
+    await asyncio.wait(calls)
+    assert told._waiting == 0
+
+
 async def test_a_refusal_leaves_nothing_for_the_garbage_collector() -> None:
-    import gc
-
-    class Call:
-        def peer(self) -> str:
-            return "ipv4:127.0.0.1:1"
-
-        async def abort(self, status: grpc.StatusCode, detail: str) -> None:
-            raise RuntimeError(detail)
-
     async def serve(_requests: object, _context: object) -> None:
         raise CallRefused(grpc.StatusCode.NOT_FOUND, "nothing")
 
