@@ -305,8 +305,9 @@ class CommitLog:
         """
         self.write()
         full, base = self._open, self.end
-        # It must be durable before the next segment exists, so that only the last segment can have a torn tail.
-        self._fdatasync(full)
+        # It must be durable before the next segment exists, so that only the last segment can have a torn tail. A requested
+        # sync may have heard of a failure that it has not reported yet, so this one asks by a file of its own.
+        self._fdatasync(full.file)
         self._open, self._limit = self._begin_segment(base, size)
         self._chain.append(base)
         self._chain.seal(full)
@@ -331,7 +332,7 @@ class CommitLog:
 
         An OSError is final: after a failed sync the kernel may have dropped the data, and a second sync would report success.
         """
-        self._fdatasync(self._open)
+        self._fdatasync(self._open.sync_file)
 
     def fail(self, error: OSError) -> None:
         """Note that another process has failed to sync the log. Nothing is written or synced any more."""
@@ -342,12 +343,12 @@ class CommitLog:
         """The segment to which records are written. Earlier segments are durable."""
         return self._open
 
-    def _fdatasync(self, segment: Segment) -> None:
-        # The argument keeps the segment and its descriptor alive when `roll` runs on another thread meanwhile.
+    def _fdatasync(self, file: File) -> None:
+        # The argument keeps the file and its descriptor alive when `roll` runs on another thread meanwhile.
         if self._failure is not None:
             raise self._failure
         try:
-            segment.file.fdatasync()
+            file.fdatasync()
         except OSError as error:
             self._failure = error
             raise

@@ -125,6 +125,11 @@ class Housekeeping:
             self._group.wait(nothing)
             self._group.advance()
 
+    def index_has_grown(self) -> None:
+        """Begin a flush of the index if RocksDB would soon begin one by itself, which may be sooner than the next turn."""
+        if self._is_running() and self._index.is_flush_due():
+            self._flush()
+
     def _flush(self) -> None:
         """Flush the index when it is time, on another thread."""
         if self._flushing is not None and not self._flushing.done():

@@ -68,6 +68,9 @@ ROOM_BYTES = 8 * MIB
 DESCRIPTORS_FREE = 8
 """Descriptors that must be free for a flush."""
 
+GROWTH_DIVISOR = 16
+"""How often a memtable calls `Index.on_growth` while it fills: so often that a flush can ask for room before it is full."""
+
 PATIENCE_S = 30.0
 """Seconds for which a write waits until RocksDB has recovered from a flush that found no room. RocksDB tries every 5 s."""
 
@@ -193,6 +196,9 @@ class Index:
         """Called with the error when damage is found, before the error is raised."""
         self.on_full: Callable[[OSError], None] = lambda _: None
         """Called, on any thread and maybe many times, when RocksDB has found no room or no descriptor. It may free some."""
+        self.on_growth: Callable[[], None] = lambda: None
+        """Called after each `memtable_bytes` / `GROWTH_DIVISOR` that were written. It may begin a flush."""
+        self._grown_bytes = 0
         self._patience_s = patience_s
         self.is_wary = False
         """Whether batches are kept until they are written. The caller sets it before a flush and while the disk is nearly full,
@@ -275,10 +281,14 @@ class Index:
             IndexDamaged: a file is damaged.
         """
         self._cursor = None
+        self._grown_bytes += batch.raw.size_in_bytes()
         try:
             self._db.write(batch.raw)
         except Exception as error:  # as above
             self._write_later(batch, self._error("written", error))
+        if self._grown_bytes >= self._memtable_bytes // GROWTH_DIVISOR:
+            self._grown_bytes = 0
+            self.on_growth()
 
     def _write_later(self, batch: Batch, error: OSError | IndexDamaged) -> None:
         """Apply a batch when RocksDB accepts it. `error` is why it does not yet."""

@@ -64,6 +64,10 @@ class IndexChanges(Protocol):
     def delete_range(self, begin: bytes, end: bytes, /) -> None:
         """Delete the keys from `begin` to before `end`."""
 
+    def size_in_bytes(self) -> int:
+        """Return about how many bytes the changes take."""
+        ...
+
 
 class Cursor(Protocol):
     """Walks the rows in key order, as they were when the cursor was created."""

@@ -48,6 +48,10 @@ class Segment:
     The open segment is extended with a hole to `capacity` bytes. Its data ends where a size field is 0. A sealed segment is cut
     to its real size. The file is closed by `close`, or when the last reference to the segment goes.
 
+    The open segment has its file open twice. The kernel tells each open file of a failed write-back once. With one open file, a
+    sync on another thread or in another process could take the news away from the sync of the node itself, which would then
+    take a segment for durable that is not.
+
     The file is read with calls and not through a memory map, because a block that the disk can't read is an error of a call,
     but a signal that ends the process (SIGBUS) for who touches a map.
 
@@ -58,7 +62,7 @@ class Segment:
         writable: whether to open the file for writing and extend it to `capacity`.
     """
 
-    __slots__ = ("base", "capacity", "file", "path", "pread")
+    __slots__ = ("base", "capacity", "file", "path", "pread", "sync_file")
 
     def __init__(self, files: Files, path: Path, capacity: int, *, writable: bool) -> None:
         self.path = path
@@ -67,6 +71,8 @@ class Segment:
         self.file = files.open(path, Mode.WRITE if writable else Mode.READ)
         self.pread = self.file.pread
         """`File.pread` of the file, for the hot path."""
+        self.sync_file = files.open(path, Mode.WRITE) if writable else self.file
+        """For syncs on other threads and in other processes, which hear of a failed write-back apart from `file`."""
         if writable and self.file.size() < capacity:
             self.file.truncate(capacity)
 
@@ -154,9 +160,10 @@ class Segment:
         write_all(self.file, data, offset)
 
     def cut(self, size: int) -> None:
-        """Cut the file to `size` bytes."""
+        """Cut the file to `size` bytes, after the last sync of the open segment."""
         self.file.truncate(size)
         self.capacity = size
+        self.sync_file = self.file  # a sealed segment needs one descriptor; a sync that is under way keeps the other
 
     def clear_from(self, offset: int) -> None:
         """Turn everything from `offset` on into a hole again.
@@ -169,3 +176,4 @@ class Segment:
     def close(self) -> None:
         """Close the file."""
         self.file.close()
+        self.sync_file.close()

@@ -630,6 +630,7 @@ class Store:
             is_running=self._is_running,
             fail=self._fail,
         )
+        self.index.on_growth = self._housekeeping.index_has_grown
         self._housekeeping.turn()
 
     def measure_disk(self) -> None:

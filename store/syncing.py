@@ -111,7 +111,7 @@ class SyncProcess:
         self._loop = loop
         self._ended = ended
         self._segment: Segment | None = None
-        """Segment whose descriptor the child has. Both share one open file, so only one of them gets an error of it."""
+        """Segment whose `sync_file` the child has."""
         self._asked = 0
         """Number of requests that the child has not answered; 0 after a failure."""
         null = subprocess.DEVNULL
@@ -142,7 +142,7 @@ class SyncProcess:
             if segment is self._segment:
                 self._end.send(request)
             else:
-                socket.send_fds(self._end, [request], [segment.file.fileno()])
+                socket.send_fds(self._end, [request], [segment.sync_file.fileno()])
                 self._segment = segment
         except BlockingIOError:
             return False

@@ -73,13 +73,26 @@ def do_not_sync_a_full_segment(patch: Patch) -> None:
     sync, roll = CommitLog._fdatasync, CommitLog.roll
 
     def roll_unsynced(log: CommitLog, size: int = 0) -> None:
-        patch.setattr(CommitLog, "_fdatasync", lambda log, segment: None)
+        patch.setattr(CommitLog, "_fdatasync", lambda log, file: None)
         try:
             roll(log, size)
         finally:
             patch.setattr(CommitLog, "_fdatasync", sync)
 
     patch.setattr(CommitLog, "roll", roll_unsynced)
+
+
+def share_the_file_of_syncs(patch: Patch) -> None:
+    """The process that syncs has the same open file as the node, so only one of them hears of a failed write-back."""
+    begin = Segment.__init__
+
+    def begin_shared(segment: Segment, files: Files, path: Path, capacity: int, *, writable: bool) -> None:
+        begin(segment, files, path, capacity, writable=writable)
+        if writable:
+            segment.sync_file.close()
+            segment.sync_file = segment.file
+
+    patch.setattr(Segment, "__init__", begin_shared)
 
 
 def replay_in_reverse(patch: Patch) -> None:
@@ -354,6 +367,7 @@ MUTATIONS: Final[dict[str, Callable[[Patch], None]]] = {
         ignore_failed_syncs,
         skip_directory_syncs,
         do_not_sync_a_full_segment,
+        share_the_file_of_syncs,
         replay_in_reverse,
         let_the_index_be_ahead,
         drop_before_copies_are_durable,

@@ -36,6 +36,9 @@ class MapChanges:
         self.changes.append((2, begin, end))
         self.size += len(begin) + len(end)
 
+    def size_in_bytes(self) -> int:
+        return self.size
+
 
 class Rows:
     """Rows at one moment. They are copied before a change when a cursor looks at them."""

@@ -113,8 +113,8 @@ class SimulatedSync:
 
     def _sync(self, served: int) -> None:
         try:
-            self._log.sync()
-        except OSError as error:
+            self._log.open_segment.sync_file.fdatasync()
+        except OSError as error:  # the log hears of it with the answer, and may begin a segment before
             self.failure = error
         self._done.append((self.failure, served))
 
@@ -124,7 +124,9 @@ class SimulatedSync:
 
     def _finish(self) -> None:
         self._is_running = False
-        if self._asked and self.failure is None:
+        if self.failure is not None:
+            self._log.fail(self.failure)
+        elif self._asked:
             self._run()
         self.collect()
 
@@ -137,6 +139,7 @@ class SimulatedSync:
         if self._asked and self.failure is None and not self._is_running:
             self._run()
         if self._done and self.failure is not None:
+            self._log.fail(self.failure)
             self._loop.call_soon(self._ended, self.failure, self._done[-1][1])
 
 

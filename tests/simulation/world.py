@@ -387,6 +387,8 @@ class World:
         elif what in ("eio", "eio_reboot"):
             self.disk.failing_write_backs = 1
             self._ends_at_fuse = what
+            if random.random() < 0.5:
+                self._begin_segment(process)
         elif what == "full":
             self.disk.capacity_pages = self.disk.used_pages() + random.choice((0, 1, 4, 12))
             if random.random() < 0.5:
@@ -405,6 +407,17 @@ class World:
         elif what == "kill_start":
             self._kill(process)
             self.start_until_it_runs(fuse=random.choice((0, 3, 8, 15, 25, 40, 60)))
+
+    def _begin_segment(self, process: Process) -> None:
+        """Publish until the log begins a segment, which may be before the node has heard of a sync that failed."""
+        self._publish_to_all(process)
+        log, base = process.store.log, process.store.log.open_segment.base
+        client, size = self.publishers[0], process.store.options.segment_bytes // 4
+        for _ in range(6):
+            self.pass_time(0.0005)
+            if process is not self.process or log.open_segment.base != base or not client.is_accepted:
+                break
+            client.publish(self.oracle.new(TOPICS[0], 0, size))
 
     def _fill_segment(self, process: Process) -> None:
         """Let the log come to the end of its segment on a disk without room for the next one.

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from penstock.store import commitlog, record, segmentchain
 from penstock.store.commitlog import CommitLog
 from penstock.store.errors import LogCorrupt, PositionUnknown, RecordCorrupt, RecordTooLarge
+from penstock.store.files import SYSTEM_FILES, File, Files, Mode, SystemFile, SystemFiles
 from penstock.store.record import COPY_BYTES, HEADER_BYTES, Kind, encode
 from penstock.store.segment import Segment, segment_base, segment_name
 from penstock.store.tail import Tail
@@ -39,8 +40,10 @@ def append(log: CommitLog, count: int, first: int = 0) -> list[int]:
     return positions
 
 
-def opened(data_dir: Path, *, segment_bytes: int = SEGMENT_BYTES, verified_until: int = 0) -> tuple[CommitLog, Tail]:
-    log = CommitLog(data_dir, segment_bytes=segment_bytes)
+def opened(
+    data_dir: Path, *, segment_bytes: int = SEGMENT_BYTES, verified_until: int = 0, files: Files = SYSTEM_FILES
+) -> tuple[CommitLog, Tail]:
+    log = CommitLog(data_dir, segment_bytes=segment_bytes, files=files)
     return log, log.recover(verified_until)
 
 
@@ -330,6 +333,52 @@ def test_a_failed_sync_is_not_retried(tmp_path: Path, monkeypatch: pytest.Monkey
     for again in (log.sync, log.write):
         with pytest.raises(OSError, match="Input/output"):
             again()
+    log.close()
+
+
+class OneNews(SystemFiles):
+    """Files whose write-back fails once. As in Linux, each open file hears of it once, whichever asks first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failures = 0
+
+    def open(self, path: Path, mode: Mode = Mode.READ, *, permissions: int = 0o640) -> File:
+        files = self
+
+        class Told(SystemFile):
+            heard = files.failures
+
+            def fdatasync(self) -> None:
+                if self.heard < files.failures:
+                    self.heard = files.failures
+                    raise OSError(errno.EIO, os.strerror(errno.EIO))
+                super().fdatasync()
+
+        return Told(os.open(path, mode.value, permissions))
+
+
+def test_no_segment_begins_after_a_failure_that_only_another_process_has_heard_of(tmp_path: Path) -> None:
+    files = OneNews()
+    log, _ = opened(tmp_path, files=files)
+    append(log, 2)
+    files.failures = 1
+    with pytest.raises(OSError, match="Input/output error"):
+        log.open_segment.sync_file.fdatasync()  # as the process that syncs does; its answer is on the way
+    with pytest.raises(OSError, match="Input/output error"):
+        log.roll()
+    assert len(segments(tmp_path)) == 1
+    log.abandon()
+
+
+def test_a_sealed_segment_has_one_descriptor(tmp_path: Path) -> None:
+    log, _ = opened(tmp_path)
+    append(log, 2)
+    sealed = log.open_segment
+    log.roll()
+    held = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")]
+    assert held.count(str(sealed.path)) == 1
+    assert held.count(str(log.open_segment.path)) == 2
     log.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 from pathlib import Path
@@ -14,6 +15,7 @@ from penstock.store.index import ROOM, Index
 from penstock.store.options import GIB, MIB
 from penstock.store.space import Level, Space
 from tests.smalldisk import SmallDisk, small_tmpfs
+from tests.store.wiring import open_store, publish
 
 
 class Quota(SystemFiles):
@@ -112,6 +114,43 @@ def test_a_write_that_has_waited_too_long_fails_as_a_full_disk(tmp_path: Path, m
         assert raised.value.errno == errno.ENOSPC
         assert index.get(b"Q000049") is not None, "reads go on"
         index.close()
+
+
+def test_rocksdb_begins_no_flush_by_itself_where_growth_is_heeded(tmp_path: Path) -> None:
+    def own_flushes(is_heeded: bool) -> int:
+        path = tmp_path / f"{is_heeded}"
+        with small_tmpfs(path / "index", "64m") as disk:
+            index = Index(path)
+            if is_heeded:
+                index.on_growth = lambda: index.flush() if index.is_flush_due() else None
+            put(index, 600)
+            index.close()
+            log = (disk.path / "LOG").read_text()
+        return log.count('"flush_reason": "Write Buffer Full"')
+
+    assert own_flushes(is_heeded=False) > 0
+    assert own_flushes(is_heeded=True) == 0
+
+
+async def test_a_store_flushes_its_index_before_the_next_turn_if_that_would_be_too_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(tmp_path)
+    store.start(asyncio.get_running_loop(), lambda error: None)
+    housekeeping = store._housekeeping
+    assert housekeeping is not None
+    housekeeping.stop()
+    monkeypatch.setattr(store.index, "_memtable_bytes", 4 * MIB)
+    number, most = 0, 0
+    while (held := store.index.figures().memtables) >= most and held < 4 * MIB:
+        most = held
+        for _ in range(100):
+            number += 1
+            publish(store, f"plant/{number}")
+        store.commit()
+        await asyncio.sleep(0)
+    assert 3 * MIB <= most < 4 * MIB, "the flush began when it was due, and before RocksDB would have begun one"
+    await store.close()
 
 
 def test_want_of_descriptors_in_rocksdb_is_no_damage(tmp_path: Path) -> None:

@@ -185,11 +185,11 @@ async def test_a_disk_error_in_the_sync_process_is_reported_with_its_errno_and_i
         publish(store, "plant/1", "first")
         store.commit()
         reading, writing = os.pipe()  # a pipe can't be synced: EINVAL
-        kept = os.dup(store.log.open_segment.file.fileno())
-        os.dup2(writing, store.log.open_segment.file.fileno())
+        kept = os.dup(store.log.open_segment.sync_file.fileno())
+        os.dup2(writing, store.log.open_segment.sync_file.fileno())
         store.when_durable(lambda: told.append("first"))
         await until(lambda: failures)
-        os.dup2(kept, store.log.open_segment.file.fileno())
+        os.dup2(kept, store.log.open_segment.sync_file.fileno())
         assert [failure.errno for failure in failures] == [errno.EINVAL]
         for descriptor in (reading, writing, kept):
             os.close(descriptor)
@@ -319,15 +319,15 @@ async def test_no_sync_succeeds_after_a_failed_one(tmp_path: Path) -> None:
         sync, told = process_of(store), list[int]()
         os.kill(sync.pid, signal.SIGSTOP)
         reading, writing = os.pipe()  # a pipe can't be synced: EINVAL
-        kept = os.dup(store.log.open_segment.file.fileno())
+        kept = os.dup(store.log.open_segment.sync_file.fileno())
         for number in range(3):
             publish(store, "plant/1", f"{number}")
             store.when_durable(lambda number=number: told.append(number))  # type: ignore[misc]
             store.end_turn()
-        os.dup2(writing, store.log.open_segment.file.fileno())
+        os.dup2(writing, store.log.open_segment.sync_file.fileno())
         sync._segment = None  # The next request passes the segment's descriptor, now the pipe, to the process.
         sync.begin()
-        os.dup2(kept, store.log.open_segment.file.fileno())
+        os.dup2(kept, store.log.open_segment.sync_file.fileno())
         sync.begin()  # this sync would succeed
         os.kill(sync.pid, signal.SIGCONT)
         await until(lambda: failures)
