@@ -26,6 +26,7 @@ def state_of(
     return {
         "log": {
             "start": store.log.start,
+            "expires_before": store.retention.expires_before,
             "end": store.log.written,
             "durable": store.durable_position,
             "torn_bytes_at_start": recovery.torn_bytes,

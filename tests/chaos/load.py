@@ -46,6 +46,8 @@ class Load:
         self.ledger = ledger
         self.random = random
         self.retention_bytes = retention_bytes
+        self._start = 0
+        """Where the log began at the last look."""
         ledger.has_retention = bool(retention_bytes)
         self.numbers = Numbers()
         self.publishers = [
@@ -171,9 +173,9 @@ class Load:
     async def audit_copy(self, node: ServeProcess, expected: list[Key], withheld: set[Key]) -> None:
         """Audit a node on a copy of the data directory, which must have `expected` at least, and nothing of `withheld`."""
         ledger = self.ledger
-        before = ledger.copies, ledger.copies_ever.copy(), ledger.log_start
+        before = ledger.copies, ledger.copies_ever.copy(), ledger.log_start, self._start
         ledger.audited(await self._read(node, "audit-copy", expected), expected, withheld)
-        ledger.copies, ledger.copies_ever, ledger.log_start = before
+        ledger.copies, ledger.copies_ever, ledger.log_start, self._start = before
 
     async def _read(self, node: ServeProcess, name: str, expected: list[Key]) -> list[tuple[str, str, bytes]]:
         """Return id, topic and body of all messages that a new group gets, or at least of those that are expected."""
@@ -205,8 +207,11 @@ class Load:
         answer = await reader.read()
         writer.close()
         log = orjson.loads(answer.partition(b"\r\n\r\n")[2])["log"]
-        was, start, end = self.ledger.log_start, log["start"], log["end"]
-        self.ledger.log_start = start
+        was, start, end = self._start, log["start"], log["end"]
+        self._start = start
+        # Nobody gets what has expired, although its segments go only when what is still needed has been copied. After a start
+        # it may be there again, but who has passed it goes on.
+        self.ledger.log_start = max(start, log["expires_before"], self.ledger.log_start)
         if start > was and (not self.retention_bytes or end - was <= self.retention_bytes):
             self.ledger.report("lost", f"retention has dropped what was before {start}, with {end - was} bytes of log in all")
 
