@@ -21,6 +21,12 @@ from penstock.pop.rocketmq.status import Refused
 from penstock.pop.rocketmq.stubs import service_pb
 from penstock.pop.rocketmq.transactions import TransactionChecks
 
+COMMANDS_AT_ONCE = 32
+"""Commands of a stream that are read as fast as they come. RocketMQ's clients send one when they begin, and one every minutes."""
+
+COMMANDS_PER_S = 1.0
+"""Further commands of a stream that are read each second. The client waits for room in the flow control of HTTP/2 meanwhile."""
+
 
 class TelemetryStreams:
     """Serves Telemetry.
@@ -77,7 +83,11 @@ class TelemetryStreams:
 
     async def _read(self, requests: AsyncIterator[Any], client: ConnectedClient, stream: TelemetryStream) -> None:
         command = service_pb.TelemetryCommand
+        read = 0
         async for request in requests:
+            read += 1
+            if read > COMMANDS_AT_ONCE:
+                await asyncio.sleep(1 / COMMANDS_PER_S)  # who floods the stream waits, and not those who publish
             self._clients.heard_from(client.id, self._now_ms())
             # All other requests answer commands that this node does not give.
             if not request.HasField("settings") or not stream.has_room:

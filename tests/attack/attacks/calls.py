@@ -208,7 +208,7 @@ class Telemetry(CallAttack):
 
     name = "rocketmq-telemetry"
     summary = "64 Telemetry streams of RocketMQ send settings and commands in any order, as fast as they can"
-    must_get = "answers, or an error status"
+    must_get = "answers to the first 32 of each stream, then to one a second"
     side_by_side = 64
 
     def __init__(self, ground: Ground) -> None:
@@ -249,4 +249,4 @@ class Telemetry(CallAttack):
             await asyncio.sleep(0)
 
     def problems(self) -> list[str]:
-        return self.once("answers", "ended", "INVALID_ARGUMENT", "PERMISSION_DENIED", "UNAUTHENTICATED")
+        return self.once("answers")

@@ -17,6 +17,7 @@ from penstock import Client, Security, group_settings
 from penstock.install import install_hint
 from penstock.pop.errors import PopError
 from penstock.pop.options import PopOptions
+from penstock.pop.rocketmq import telemetry
 from penstock.pop.rocketmq.names import encode
 from penstock.pop.rocketmq.sending import MESSAGES_PER_SEND_MAX
 from penstock.pop.rocketmq.settings import LITE_SUBSCRIPTIONS_MAX
@@ -484,6 +485,26 @@ async def test_settings_come_back_completed_and_invalid_ones_with_a_code(caller:
     await stream.write(service_pb.TelemetryCommand(thread_stack_trace=service_pb.ThreadStackTrace(nonce="n")))
     await stream.write(settings(0))
     assert [command.status.code async for command in commands(stream)] == [Code.UNRECOGNIZED_CLIENT_TYPE]
+
+
+async def test_a_flood_of_commands_is_read_no_faster_than_the_bound(caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry, "COMMANDS_PER_S", 20.0)
+    stream, count = caller.telemetry(), telemetry.COMMANDS_AT_ONCE + 10
+    command = settings(TYPES.PRODUCER, publishing=pb.Publishing(topics=[named("a")]))
+    flood = asyncio.create_task(write_all(stream, [command] * count))
+    loop = asyncio.get_running_loop()
+    begun, times = loop.time(), list[float]()
+    for _ in range(count):
+        assert (await asyncio.wait_for(stream.read(), 20)).status.code == Code.OK
+        times.append(loop.time() - begun)
+    assert times[-1] >= 10 / telemetry.COMMANDS_PER_S
+    assert times[-1] - times[telemetry.COMMANDS_AT_ONCE - 1] >= 9 / telemetry.COMMANDS_PER_S
+    await flood
+
+
+async def write_all(stream: Any, requests: list[Any]) -> None:
+    for request in requests:
+        await stream.write(request)
 
 
 async def test_an_invalid_subscription_is_accepted_and_its_receive_is_refused_with_the_reason(caller: Caller) -> None:
