@@ -22,7 +22,7 @@ from penstock.pop.rocketmq.stubs import service_pb
 from penstock.pop.rocketmq.transactions import TransactionChecks
 
 COMMANDS_AT_ONCE = 32
-"""Commands of a stream that are read as fast as they come. RocketMQ's clients send one when they begin, and one every minutes."""
+"""Commands of a stream that are read as fast as they come. RocketMQ's clients send one at first, and one every few minutes."""
 
 COMMANDS_PER_S = 1.0
 """Further commands of a stream that are read each second. The client waits for room in the flow control of HTTP/2 meanwhile."""
