@@ -3,7 +3,8 @@
 A backfill reads the log, not the root queues. A filter may span many roots, and only the log tells in which order messages of
 different roots were dispatched: a delayed one when it fired, half of a transaction when that was committed. So a queue that is
 rebuilt gets its old offsets. Headers are read in place, and each topic is matched once. A damaged record is left out,
-because its damaged topic could put it into a wrong queue.
+because its damaged topic could put it into a wrong queue. If a backfill begins again after a restart, and the record has been
+damaged since, what follows gets lower offsets than it had: see `Backfill.take_gap`.
 
 A queue that starts at a time gets the messages that were dispatched at that time or later. A delayed message counts by when it
 fired, half of a transaction by when it was committed.
@@ -44,7 +45,7 @@ class Backfill:
         position: where reading begins, or continues after a restart. A record begins there.
     """
 
-    __slots__ = ("_counted", "_end", "_log", "_matches", "_seen", "_since_ms", "began", "is_noted", "position", "queue")
+    __slots__ = ("_counted", "_end", "_gap", "_log", "_matches", "_seen", "_since_ms", "began", "is_noted", "position", "queue")
 
     def __init__(self, log: CommitLog, queue: LightQueue, position: int) -> None:
         self._log = log
@@ -59,6 +60,13 @@ class Backfill:
         self.is_noted = False
         """Whether the log already says at which offset the backfill ends."""
         self._counted = 0
+        self._gap: int | None = None
+
+    def take_gap(self) -> int | None:
+        """Return the offset at which records were left out since the last call, the first if there are several; None if none
+        was. Whoever has got further than that in the queue may have got there while the records could be read."""
+        gap, self._gap = self._gap, None
+        return gap
 
     def ends_at(self, position: int, next_offset: int) -> None:
         """Note that the next offset of the queue once was `next_offset`, when all records before `position` had been read.
@@ -91,13 +99,13 @@ class Backfill:
             try:
                 data, base, offsets, end = read_block(log, self.position, stop - self.position)
             except RecordUnreadable:
-                self.position = skip_damage(log, self.position)
+                self.position = self._skip(self.position)
                 continue
             unpack = HEADER.unpack_from
             for at in offsets:
                 size, crc, kind, flags, topic_len, props_len, store_ms = unpack(data, at)
                 if checksum(data[at + CRC_FROM : at + size]) != crc:
-                    end = skip_damage(log, base + at)
+                    end = self._skip(base + at)
                     break
                 if store_ms < since_ms:
                     continue
@@ -108,7 +116,13 @@ class Backfill:
                 elif kind in _ROUTING:
                     yield from self._fired(decode(data, at, position=base + at))
             # If no record begins before the end, the log was damaged after the start, which would have refused it.
-            self.position = end if offsets else skip_damage(log, self.position)
+            self.position = end if offsets else self._skip(self.position)
+
+    def _skip(self, position: int) -> int:
+        """Return where to continue after a damaged record."""
+        if self._gap is None and self._end is None:
+            self._gap = self.queue.next_offset
+        return skip_damage(self._log, position)
 
     def _is_wanted(self, topic: bytes) -> bool:
         wanted = self._matches.get(topic)

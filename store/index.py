@@ -85,6 +85,10 @@ FORMAT = 14
 META_KEY = b"Mcovered"
 """Key of the row that says how far the index covers the log."""
 _META = Struct("<IQQq")
+_ADJUSTED_KEY = b"Madjusted"
+_POSITION = Struct("<Q")
+OWN_KEYS = (META_KEY, _ADJUSTED_KEY)
+"""Keys of the rows that say something about this very index. They don't follow from the log, and no snapshot has them."""
 _VERSION = Struct("<I")
 
 
@@ -161,6 +165,10 @@ class Batch:
 
     def put_covered(self, covered: Covered) -> None:
         self.put(META_KEY, _META.pack(FORMAT, *covered))
+
+    def put_adjusted(self, position: int) -> None:
+        """Note that the index may know more of the log before a position than the log itself: see `Index.adjusted`."""
+        self.put(_ADJUSTED_KEY, _POSITION.pack(position))
 
 
 class Index:
@@ -268,6 +276,12 @@ class Index:
             raise DataDirIncompatible(f"{self.path} has format {version}, but this version reads {FORMAT}; delete that folder")
         _, position, durable, store_ms = _META.unpack(row)
         return Covered(position, durable, store_ms)
+
+    def adjusted(self) -> int:
+        """Return the position before which the index may know more than the log says, because a repair of the log kept it; 0 if
+        there was no such repair."""
+        row = self.get(_ADJUSTED_KEY)
+        return int(_POSITION.unpack(row)[0]) if row is not None else 0
 
     def write(self, batch: Batch) -> None:
         """Apply a batch. It is on disk after the next `flush`.

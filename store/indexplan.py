@@ -1,9 +1,10 @@
 """What a repair of the log does with the index.
 
-A repair deletes the index where the next start can build it again: from the log, if that goes back to position 0, or from a
-snapshot at the position where the log begins. Otherwise the index is the only thing that knows the sessions, groups, cursors,
-retained messages and timers from before, so it must stay. Then it knows more than the repaired log says, which is no harm: what
-it knows of damaged records was true. Three things must fit the log nevertheless.
+A repair keeps the index if it can be used. It knows more than the repaired log says, which is no harm: what it knows of damaged
+records was true. An index that is built from the repaired log lacks what these said: sessions and groups, acknowledgements, and
+entries of light queues. The queues would have fewer entries, so that the offsets which the log states elsewhere, as how far
+sessions and groups have got, would be too high, and messages that are not damaged would be passed over. Three things must fit
+the log nevertheless.
 
 - Replay begins at the position that the index covers, so a record must begin there. If that position is inside of a damaged
   range, it becomes the beginning of the range, whose marker record is then applied.
@@ -12,6 +13,10 @@ it knows of damaged records was true. Three things must fit the log nevertheless
   is filled up to that position.
 
 Rows may refer to damaged records. Readers leave those out, as they do with records that the disk can't read.
+
+The index is deleted if it can't be used, where the next start can build it again: from the log, if that goes back to position
+0, or from a snapshot in the log. So it is if nothing is damaged and it covers more than the log has, as after a power cut: then
+a start would do the same.
 """
 
 from __future__ import annotations
@@ -40,7 +45,7 @@ class Fate(Enum):
     KEPT = "kept"
     """It stays, with the same rows: it covers nothing from the first damaged range on."""
     ADJUSTED = "adjusted"
-    """It stays, and it knows records that are damaged now, because nothing else tells what was before the log begins."""
+    """It stays, and it knows records that are damaged now."""
     REBUILT = "rebuilt"
     """It is deleted, and the next start builds it from the log, or from a snapshot and the log."""
     LOST = "lost"
@@ -111,17 +116,17 @@ def _plan(
         if covered.position <= end():
             return IndexPlan(Fate.KEPT, begin, covered.position)
         reason = f"it covers the log up to {covered.position}, but the log ends at {end()}"
-    snapshot = whole_snapshot(data_dir, begin, end, files)
-    if begin == 0 or snapshot == begin:
-        return IndexPlan(Fate.REBUILT, begin, covered.position if covered else 0, snapshot if begin else None, reason)
-    if covered is not None:
+    snapshot = whole_snapshot(data_dir, begin, end, files) if begin else None
+    can_be_built = begin == 0 or snapshot == begin
+    if covered is not None and (ranges or not can_be_built):
         try:
             rows, entries_lost = _census(data_dir, ranges, files, open_database)
         except IndexDamaged as error:
-            reason = str(error)
+            covered, reason = None, str(error)
         else:
             return IndexPlan(Fate.ADJUSTED, begin, covered.position, rows=rows, entries_lost=entries_lost)
-    return IndexPlan(Fate.LOST if snapshot is None else Fate.REBUILT, begin, 0, snapshot, reason)
+    fate = Fate.REBUILT if can_be_built or snapshot is not None else Fate.LOST
+    return IndexPlan(fate, begin, covered.position if covered else 0, snapshot, reason)
 
 
 def adjust_index(
@@ -129,12 +134,20 @@ def adjust_index(
     position: int,
     first_damaged: int,
     *,
+    known_before: int = 0,
     files: Files = SYSTEM_FILES,
     open_database: OpenDatabase = open_rocksdb,
 ) -> None:
     """Let the index cover the log up to `position`, and let a start verify all records from `first_damaged` on, durably.
 
     A start begins to verify where the index says that the log was durable. That may be inside of a damaged range too.
+
+    Args:
+        data_dir: no process may have it open.
+        position: where a record begins after the repair.
+        first_damaged: position of the first damaged range.
+        known_before: position before which the index may know more than the repaired log says; 0 if it doesn't.
+        files, open_database: have the directory.
 
     Raises:
         IndexDamaged, OSError: the index can't be read or written.
@@ -144,9 +157,11 @@ def adjust_index(
         covered = index.covered()
         assert covered is not None
         adjusted = Covered(position, min(covered.durable, position, first_damaged), covered.store_ms)
-        if adjusted != covered:
+        if adjusted != covered or known_before > index.adjusted():
             batch = index.batch()
             batch.put_covered(adjusted)
+            if known_before:
+                batch.put_adjusted(max(known_before, index.adjusted()))
             index.write(batch)
             index.flush()
     finally:

@@ -84,6 +84,8 @@ class Queues:
         """Returns the position from which a queue that starts at `earliest` is backfilled."""
         self.on_backfill: Callable[[], None] = lambda: None
         """Called when a backfill begins. The owner then calls `backfill` until it returns False."""
+        self.on_gap: Callable[[LightQueue, int], None] = lambda queue, offset: None
+        """Called with a queue and an offset when a backfill has left out damaged records there: see `Backfill.take_gap`."""
 
     def __len__(self) -> int:
         return self._catalogue.count + len(self._transient.by_id)
@@ -449,15 +451,21 @@ class Queues:
         end = self._log.written
         assert self._log.end == end, "commit first"
         for queue_id, backfill in list(self._backfills.items()):
-            for position, size, aux in backfill.slice():
-                self.append_to(backfill.queue, position, size, aux)
+            try:
+                for position, size, aux in backfill.slice():
+                    self.append_to(backfill.queue, position, size, aux)
+            finally:
+                self._changed(backfill.queue)  # its entries and how far it has come are saved together, whatever fails
+            gap = backfill.take_gap()
+            if gap is not None:
+                self.on_gap(backfill.queue, gap)
             if backfill.position == end:
                 if not backfill.is_noted:
                     row = orjson.dumps({"next_offset": backfill.queue.next_offset})
                     self._append(Kind.QUEUE_BACKFILLED, QUEUE_FIXED.pack(queue_id), backfill.queue.filter.encode(), b"", row)
                 del self._backfills[queue_id]
                 self.router.add(backfill.queue)
-            self._changed(backfill.queue)
+                self._changed(backfill.queue)
         return bool(self._backfills)
 
     # --- the index --------------------------------------------------------------------------------------------------

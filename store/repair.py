@@ -224,8 +224,8 @@ def repair(
 ) -> IndexPlan:
     """Quarantine the damaged ranges and make the log readable again. Return what became of the index.
 
-    The index is deleted only where the next start can build it again. Nothing is overwritten before its copy is durable and the
-    index fits the repaired log.
+    The index is deleted only if it can't be used, where the next start can build it again. Nothing is overwritten before its
+    copy is durable and the index fits the repaired log.
 
     Args:
         data_dir: no process may have it open.
@@ -258,16 +258,25 @@ def repair(
     if planned.fate in (Fate.KEPT, Fate.ADJUSTED):
         if fillings:
             boundary = _boundary(planned.covered, damages, fillings)
-            adjust_index(data_dir, boundary, fillings[0].position, files=files, open_database=open_database)
+            known_before = max(each.position + each.length for each in fillings) if planned.fate is Fate.ADJUSTED else 0
+            adjust_index(
+                data_dir,
+                boundary,
+                fillings[0].position,
+                known_before=known_before,
+                files=files,
+                open_database=open_database,
+            )
     else:
         Index.destroy(data_dir, files)
     for position in planned.outdated:
         set_aside(files, data_dir, snapshot_path(data_dir, position))
-    for path, in_segment in _by_segment(data_dir, fillings):
+    # The last range first: as long as one is left, a second run knows that the index is to be kept.
+    for path, in_segment in reversed(list(_by_segment(data_dir, fillings))):
         if _must_be_anew(path, in_segment, files):
             _fill_anew(files, path, in_segment)
             continue
-        for damage in in_segment:
+        for damage in reversed(in_segment):
             _fill(files, path, damage)
     if planned.fate is Fate.LOST:
         _forget_beginning(data_dir, files)
@@ -393,9 +402,12 @@ def _fill_anew(files: Files, path: Path, damages: list[Damage]) -> None:
     """Write a segment with records of kind DAMAGED in the place of some ranges to a new file, which then replaces the old one.
 
     The system may have to read a block before it writes a part of it, so blocks that can't be read can't be written in place.
-    Neither may a file that a backup has linked.
+    Neither may a file that a backup has linked. What is behind the beginning of the next segment stays behind: a start that was
+    killed has written it anew there, and did not come to cut this file.
     """
-    base, size = segment_base(path), files.size(path)
+    base = segment_base(path)
+    following = (each for each in segment_bases(files, path.parent) if each > base)
+    size = min(files.size(path), next(following, base + files.size(path)) - base)
     with written_anew(files, path) as target:
         source = Segment(files, path, size, writable=False)
         copied = 0

@@ -23,7 +23,7 @@ import structlog
 from penstock.store.catalogue import without_entries
 from penstock.store.errors import RecordCorrupt, SnapshotInvalid
 from penstock.store.files import SYSTEM_FILES, File, Files, Mode, replace_file, unlink_if_there, write_all
-from penstock.store.index import FORMAT, META_KEY, Covered, Index, IndexView, KeySpace, after
+from penstock.store.index import FORMAT, OWN_KEYS, Covered, Index, IndexView, KeySpace, after
 from penstock.store.lightqueue import name_of, pinned_prefix, queue_prefix
 from penstock.store.options import KIB
 from penstock.store.record import HEADER_BYTES, RECORD_BYTES_MAX, Kind, decode, encode, size_of, store_ms_of
@@ -163,7 +163,7 @@ def _rows(view: IndexView) -> Iterator[tuple[bytes, bytes]]:
     """Yield the rows of a snapshot: all except the entries of message queues. Internal queues keep their entries."""
     pinned, entries = bytes(KeySpace.PINNED), bytes(KeySpace.ENTRIES)
     for key, value in chain(view.rows(b"", until=pinned), view.rows(after(pinned), until=entries), view.rows(after(entries))):
-        if key == META_KEY:
+        if key in OWN_KEYS:
             continue
         space, name = key[:1], key[1:]
         has_entries = space in (KeySpace.NAME, KeySpace.WILDCARD) and not name.startswith(b"$")

@@ -258,6 +258,12 @@ class Store:
         self._save(position)
         self.on_replayed(position)
 
+    @property
+    def entries_from(self) -> int:
+        """Position from which the light queues have the entries of all messages: where the log begins; after this start has
+        built the index from a later snapshot, because of damage, where that was taken."""
+        return self.log.start + self._agreement.skipped_bytes
+
     def _covered_until(self) -> int:
         covered = self._agreement.covered
         return covered.position if covered else self.log.start

@@ -2,11 +2,13 @@
 
 Both must hold the same rows, with these exceptions, which follow from what an index is:
 
-- How far the index covers the log (`META_KEY`) and how entries of light queues are divided into rows depend on when commits
-  were made. So entries are compared one by one, with their offsets.
+- What an index says of itself (`OWN_KEYS`), such as how far it covers the log, and how entries of light queues are divided into
+  rows, which depends on when commits were made. So entries are compared one by one, with their offsets.
 - Entries of messages that retention has dropped, or has carried forward, are not brought back where an index is built from a
   snapshot. In queues of messages only entries of records that the log still has are compared. Internal queues, for retries and
   dead letters, are part of a snapshot, so there entries of records that were carried forward are compared too.
+- An index that is built from a later snapshot than the one where the log begins lacks the entries before it. They are not
+  compared.
 - Pinned entries, those of records that were carried forward, are checked by themselves: each must name such a record, of a
   topic that fits. That one is missing can't be seen.
 - How many deduplication ids are remembered depends on options, and those may change. So their rows are checked by themselves:
@@ -27,7 +29,7 @@ from penstock.pop.core.sentids import row_of
 from penstock.store import topics
 from penstock.store.catalogue import without_entries
 from penstock.store.errors import PositionUnknown, QueueUnknown, RecordCorrupt
-from penstock.store.index import META_KEY, Index, KeySpace
+from penstock.store.index import OWN_KEYS, Index, KeySpace
 from penstock.store.lightqueue import (
     ENTRY,
     ENTRY_BYTES,
@@ -41,6 +43,7 @@ from penstock.store.lightqueue import (
 )
 from penstock.store.properties import decode_properties, tag_hash
 from penstock.store.queues import INTERNAL
+from penstock.store.record import Kind
 from penstock.store.store import Store
 
 VALUE_BYTES = 48
@@ -158,7 +161,7 @@ def _check_sent_ids(store: Store, on_row: Callable[[int], None]) -> Iterator[Dif
 
 
 def _rows(index: Index, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-    return (row for row in index.rows(prefix) if row[0] != META_KEY)
+    return (row for row in index.rows(prefix) if row[0] not in OWN_KEYS)
 
 
 def _side_by_side(
@@ -216,6 +219,7 @@ class _Entries:
         self._expected = expected
         self._on_row = on_row
         self._start = expected.log.start
+        self._entries_from = expected.entries_from
 
     def differences(self) -> Iterator[Difference]:
         for queue_id in merge_ids(_queue_ids(self._stored.index), _queue_ids(self._expected.index)):
@@ -242,7 +246,7 @@ class _Entries:
         """Return whether an entry must be in both indexes: see the head of this module."""
         if entry is None:
             return False
-        return entry[0] >= self._start or (is_internal and self._expected.copies.where(entry[0]) is not None)
+        return entry[0] >= self._entries_from or (is_internal and self._expected.copies.where(entry[0]) is not None)
 
     def _check_pinned(self, queue_id: int, topic_filter: str) -> Iterator[Difference]:
         """Yield the pinned entries of the stored index that don't name a record that was carried forward."""
@@ -260,11 +264,19 @@ class _Entries:
         try:
             record = self._expected.copies.record(position, size)
         except (PositionUnknown, RecordCorrupt):
-            return False
+            return self._has_damaged_copy(position)
         if topic_filter.startswith(INTERNAL):
             return True  # a snapshot has these, so they have been compared
         is_wanted = topics.matches(topic_filter, record.topic.decode())
         return is_wanted and aux == tag_hash(decode_properties(record.properties).tag)
+
+    def _has_damaged_copy(self, position: int) -> bool:
+        """Return whether a record was carried forward to a place that a repair of the log has set aside since."""
+        place = self._expected.copies.where(position)
+        try:
+            return place is not None and self._expected.log.record(place).kind == Kind.DAMAGED
+        except (PositionUnknown, RecordCorrupt):
+            return True
 
     def _runs(self, store: Store, queue_id: int) -> Iterator[_Run]:
         """Yield all entries of a queue in order."""

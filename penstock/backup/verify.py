@@ -263,7 +263,12 @@ def _verify_state(originals: _Originals, work: Path, found: Verification, meter:
             return
         found.start, found.end = expected.log.start, expected.log.end
         _check_order(expected.log, found)
-        if not _is_comparable(stored, found):
+        if expected.entries_from > found.start:
+            found.notes.append(
+                f"the snapshot at position {found.start}, where the log begins, is missing, so the entries of light queues "
+                f"before position {expected.entries_from}, of the next snapshot, can't be compared"
+            )
+        if not _is_comparable(stored, found, expected.entries_from):
             return
         actual = _recovered(stored, found, meter, "Replaying", stack)
         if actual is None:
@@ -343,10 +348,12 @@ def _check_snapshots(data_dir: Path, found: Verification) -> None:
             found.problems.append(str(error))
 
 
-def _is_comparable(data_dir: Path, found: Verification) -> bool:
+def _is_comparable(data_dir: Path, found: Verification, built_from: int) -> bool:
     """Return whether there is a stored index with rows, which can be opened and covers no more than the log has.
 
-    That there is none is no problem: a node that was killed before its first flush leaves it empty, and a repair deletes it.
+    It can't be compared either if it knows more than the log, because a repair has kept it, and the other index was built from
+    a position (`built_from`) before that repair. That there is none is no problem: a node that was killed before its first
+    flush leaves it empty, and a repair may delete it.
     """
     if not any((data_dir / index.DIRECTORY).iterdir()):
         found.notes.append(f"there is no index, so the next start builds it from {found.built_from}")
@@ -354,7 +361,8 @@ def _is_comparable(data_dir: Path, found: Verification) -> bool:
     try:
         stored = Index(data_dir, read_only=True)
         try:
-            covered = stored.covered()
+            covered, adjusted = stored.covered(), stored.adjusted()
+            rows = sum(1 for _ in stored.rows(b"")) if adjusted > built_from else 0
         finally:
             stored.close()
     except (StoreError, OSError) as error:
@@ -362,6 +370,13 @@ def _is_comparable(data_dir: Path, found: Verification) -> bool:
         return False
     if covered is None:
         found.notes.append(f"the index is empty, so the next start builds it from {found.built_from}")
+        return False
+    if adjusted > built_from:
+        found.notes.append(
+            f"`penstock repair` has kept the index when the log was damaged, so it knows more of the messages before position "
+            f"{adjusted} than the log. It can be compared again when retention has dropped what was before. All its {rows} "
+            "rows can be read"
+        )
         return False
     if covered.position < found.start:
         found.notes.append(

@@ -78,6 +78,7 @@ class ConsumerGroup:
         "retry_turn",
         "scan_scheduled",
         "scanned",
+        "set_back",
         "settings",
         "watcher",
     )
@@ -115,6 +116,8 @@ class ConsumerGroup:
         """Offset that the next checkpoint record should state; differs from `cursor` after a repair, see `pop.core.damages`."""
         self.frozen = False
         """True while a checkpoint before those that recovery reads is lost: the cursor must not move."""
+        self.set_back = 0
+        """How often since the start the group went back in its queue, because damaged messages were left out there."""
         self.is_deleted = False
         """True after the group was deleted. Callers that still have a reference to it get no messages."""
         self.retry_turn = False

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
+import structlog
+
 from penstock.pop.core.checkpoint import Checkpoint
 from penstock.pop.core.checkpointtable import CheckpointTable
 from penstock.pop.core.damages import DamagedRanges
@@ -27,6 +29,8 @@ from penstock.store.lightqueue import ENTRY, ENTRY_BYTES, LightQueue
 from penstock.store.part import Apply
 from penstock.store.queues import Queues
 from penstock.store.record import Kind, Record
+
+logger = structlog.get_logger("pop")
 
 ENTRIES_PER_READ = 256
 """Entries of a retry queue that `live` reads in one step."""
@@ -55,6 +59,7 @@ class PopState:
     ) -> None:
         self._log = log
         self._queues = queues
+        queues.on_gap = self._groups_go_back
         self._damages = DamagedRanges()
         self._groups = GroupTable(queues, self._damages, arrived, options)
         self._checkpoints = CheckpointTable(deadlines, self._groups.by_id, self._damages)
@@ -119,6 +124,26 @@ class PopState:
                 group.expected = group.cursor
             self._groups.changed.update(self.groups_by_id)
         self._damages.add(record.position, record.position + record.size)
+
+    def _groups_go_back(self, queue: LightQueue, offset: int) -> None:
+        """Let the groups of a queue that have got further than `offset` go back there: later messages have lower offsets now.
+
+        They get messages again, but miss none. No record says so. After the next start they may go back once more.
+        """
+        for group in self.groups_by_id.values():
+            if group.queue is queue and group.cursor > offset:
+                logger.warning(
+                    "group.set_back",
+                    group=group.name,
+                    filter=group.filter,
+                    offset=offset,
+                    was=group.cursor,
+                    why="the log has been damaged there since the group read it; it gets what follows a second time",
+                )
+                group.cursor = group.scanned = group.expected = offset
+                group.ahead = (0, b"")
+                group.set_back += 1
+                self._groups.changed.add(group.id)
 
     def live(self, before: int) -> Iterator[tuple[int, int]]:
         """Yield the messages that groups still need: in flight, parked, waiting for a retry, or dead letters.

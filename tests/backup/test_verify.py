@@ -182,13 +182,16 @@ async def test_what_a_node_leaves_after_its_index_was_lost_is_good(
             assert (found.problems, found.differences) == ([], {})
 
 
+@pytest.mark.parametrize("index", ["kept", "unusable"])
 @pytest.mark.parametrize("segment", [0, -1])
-async def test_a_repaired_log_is_good_and_so_is_its_backup(used: Path, tmp_path: Path, segment: int) -> None:
+async def test_a_repaired_log_is_good_and_so_is_its_backup(used: Path, tmp_path: Path, segment: int, index: str) -> None:
     data_dir = copy_of(used / "retention", tmp_path / "data")
     path = sorted((data_dir / "commitlog").iterdir())[segment]
     data = path.read_bytes()
     path.write_bytes(data[:500] + b"Z" * 900 + data[1_400:])
     assert not check(data_dir, tmp_path).is_good
+    if index == "unusable":
+        (data_dir / DAMAGED).write_text("a block is damaged\n")
     repair_log(data_dir, dry_run=False, as_json=True, out=StringIO())
     assert check(data_dir, tmp_path).is_good
     await use_again(data_dir, tmp_path / "killed")
@@ -196,7 +199,8 @@ async def test_a_repaired_log_is_good_and_so_is_its_backup(used: Path, tmp_path:
     for directory in (data_dir, tmp_path / "killed", tmp_path / "backup"):
         found = check(directory, tmp_path)
         assert (found.problems, found.differences) == ([], {})
-        assert found.has_index
+        assert found.has_index == (index == "unusable"), "an index that a repair has kept knows more than the log"
+        assert any("has kept the index" in note for note in found.notes) == (index == "kept")
 
 
 # --- rows of the index ------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from penstock.gateway.sessions import journal
 from penstock.gateway.sessions.acked import decode_acked
 from penstock.gateway.sessions.rows import all_sessions
 from penstock.node.node import Node
+from penstock.store.index import Index
 from penstock.store.options import KIB, MIB
 from penstock.store.record import HEADER, Kind, decode
 from penstock.store.recordscan import walk
@@ -722,9 +723,11 @@ def damage(broker: Broker, is_meant: Callable[[int, bytes], bool]) -> None:
         file.write(b"\xff")
 
 
-async def repaired(broker: Broker) -> None:
-    """Repair the log of a node that has stopped, and start the next node on it."""
+async def repaired(broker: Broker, *, is_index_kept: bool = False) -> None:
+    """Repair the log of a node that has stopped, and start the next node on it, with the index or without it."""
     data_dir = broker.config.data_dir
+    if not is_index_kept:
+        Index.destroy(data_dir)
     found = survey(data_dir).damages
     assert found
     repair(data_dir, found)
@@ -732,8 +735,9 @@ async def repaired(broker: Broker) -> None:
     await broker.node.start()
 
 
+@pytest.mark.parametrize("is_index_kept", [False, True])
 @pytest.mark.parametrize("damaged", [Kind.MESSAGE, Kind.SESSION_SUBSCRIBED, Kind.SESSION_OPENED])
-async def test_no_new_message_is_missed_on_a_repaired_log(broker: Broker, damaged: Kind) -> None:
+async def test_no_new_message_is_missed_on_a_repaired_log(broker: Broker, damaged: Kind, is_index_kept: bool) -> None:
     for name in ("pump", "second"):
         client, publisher = await begin(broker, name, 5), await broker.connect("publisher")
         await client.subscribe(("a", 1))
@@ -743,7 +747,7 @@ async def test_no_new_message_is_missed_on_a_repaired_log(broker: Broker, damage
         await leave(client)
     await broker.stop()
     damage(broker, lambda kind, body: kind == damaged)
-    await repaired(broker)
+    await repaired(broker, is_index_kept=is_index_kept)
     publisher = await broker.connect("publisher")
     await publisher.publish("a", b"new", 1)
     for name in ("pump", "second"):
@@ -751,7 +755,7 @@ async def test_no_new_message_is_missed_on_a_repaired_log(broker: Broker, damage
         came = [message.body for message in await client.messages()]
         if name == "second":
             assert came == [b"new"]
-        elif damaged is Kind.MESSAGE:
+        elif damaged is Kind.MESSAGE or is_index_kept:
             assert came == [b"0", b"1", b"2", b"new"], "the messages for the second session and the new one must come"
         else:
             assert came == [], "the damaged record is that of the session or of the subscription"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.actions.repair import repair_log
+from penstock.pop.core.settings import GroupSettings
 from penstock.pop.options import PopOptions
 from penstock.store.commitlog import CommitLog
 from penstock.store.errors import LogCorrupt
@@ -19,7 +20,7 @@ from penstock.store.indexplan import Fate
 from penstock.store.options import HOUR_MS, KIB, StoreOptions
 from penstock.store.record import Kind, Record
 from penstock.store.repair import repair, survey
-from tests.pop.wiring import Parts
+from tests.pop.wiring import FILTER, GROUP, Parts
 from tests.store.wiring import retain, work_on
 
 STORE = StoreOptions(segment_bytes=16 * KIB, retention_ms=HOUR_MS)
@@ -108,6 +109,28 @@ def test_a_node_starts_with_groups_and_deliveries_whichever_record_is_damaged(st
         assert bodies(again) == []
         again.close()
         shutil.rmtree(data_dir)
+
+
+@pytest.mark.parametrize("fifo", [False, True])
+def test_what_follows_a_damaged_message_is_not_passed_over(tmp_path: Path, fifo: bool) -> None:
+    """The log goes back to position 0, so the index could be built again. But its queue would have fewer entries."""
+    parts = Parts(tmp_path / "data", store=STORE, pop=POP)
+    parts.core.admin.create(GROUP, FILTER, "earliest", GroupSettings(fifo=fifo))
+    parts.settle_queues()
+    parts.publish(*(b"%d" % number for number in range(10)))
+    for _ in range(3):
+        parts.ack(*[message.handle for message in parts.pop(1)])
+    parts.close()
+    found = records(parts.data_dir)
+    for body in (b"0", b"1", b"6"):
+        flip(parts.data_dir, next(each for each in found if each.body == body))
+    acked = next(each for each in found if each.kind == Kind.POP_ACK)
+    flip(parts.data_dir, acked)
+    assert repair(parts.data_dir, survey(parts.data_dir).damages).fate is Fate.ADJUSTED
+    again = restarted(parts, parts.data_dir)
+    assert not again.recovery.rebuilt
+    assert bodies(again) == [b"3", b"4", b"5", b"7", b"8", b"9"]
+    again.close()
 
 
 def test_an_index_that_covers_nothing_damaged_is_kept_as_it_is(stopped: Parts, tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ class Consumer:
         earliest: whether it gets what the log had before.
     """
 
-    __slots__ = ("dead", "delivered", "earliest", "ended", "exact", "maybe_ended", "name", "since", "was_reset")
+    __slots__ = ("dead", "delivered", "earliest", "ended", "exact", "maybe_ended", "name", "since", "was_set_back")
 
     def __init__(self, name: str, *, earliest: bool = False) -> None:
         self.name = name
@@ -119,7 +119,8 @@ class Consumer:
         """The same, where an answer is missing."""
         self.dead: set[int] = set()
         """Numbers of the messages that were found in its dead letters."""
-        self.was_reset = False
+        self.was_set_back = False
+        """Whether the node has let it begin again at damaged messages, so that it gets what follows a second time."""
 
     def wants(self, message: Sent) -> bool:
         """Return whether the consumer must get a message that was acknowledged."""

@@ -209,10 +209,12 @@ class Group:
     def _got(self, process: Process, found: pb.PoppedMessage) -> None:
         position = int(found.message_id, 16)
         consumer = self.consumer
+        consumer.was_set_back |= self.is_set_back(process)
+        is_exact = not (self._oracle.was_repaired or consumer.was_set_back)
         message = self._oracle.delivered(consumer, found.body, found.topic, process.store.now_ms())
-        if (message.number, position) in consumer.ended and not (self._oracle.was_repaired or consumer.was_reset):
+        if (message.number, position) in consumer.ended and is_exact:
             raise Violation(f"{message} came to {consumer.name} again after its acknowledgement was acknowledged")
-        if self.settings.fifo and message.is_in_order and not self._oracle.was_repaired:
+        if self.settings.fifo and message.is_in_order and is_exact:
             key = message.key or message.topic
             last = self._order.get(key, -1)
             if position < last and position not in self._came:
@@ -221,6 +223,11 @@ class Group:
             if self._in_order_max > 1:
                 self._came.add(position)
         self.held.append(Held(found.handle, message, position))
+
+    def is_set_back(self, process: Process) -> bool:
+        """Return whether a process has let the group go back in its queue."""
+        group = process.pop.groups.get(self.name, self.topic_filter)
+        return group is not None and bool(group.set_back)
 
     def _ended(self, deliveries: list[Held], codes: Sequence[int]) -> None:
         for held, code in zip(deliveries, codes, strict=True):

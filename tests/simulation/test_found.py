@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -12,9 +13,10 @@ from penstock.gateway.protocol.fixed_header import FROM_SERVER
 from penstock.gateway.protocol.packets import CONNACK, PINGRESP, PUBREL
 from penstock.node.config import Config
 from penstock.pop.core.settings import GroupSettings
+from penstock.pop.proto import pop_pb2 as pb
 from penstock.store.block import read_block
 from penstock.store.commitlog import DIRECTORY
-from penstock.store.errors import RecordUnreadable
+from penstock.store.errors import DiskFull, RecordUnreadable
 from penstock.store.options import KIB, StoreOptions
 from penstock.store.record import Kind
 from penstock.store.segment import segment_name
@@ -23,6 +25,7 @@ from tests.simulation.backups import Backups
 from tests.simulation.disk import Directory, Disk, Inode
 from tests.simulation.oracle import Oracle
 from tests.simulation.orderedmap import Databases
+from tests.simulation.popclient import CONTEXT
 from tests.simulation.process import DATA_DIR, KILLED, Machine, Process, SimulatedTransport, mqtt_options
 from tests.simulation.virtualtime import Time
 
@@ -69,6 +72,19 @@ class Bench:
     def run(self, seconds: float) -> None:
         """Let time pass."""
         assert self.process.run_until(self.machine.time.now_s + seconds)
+
+    def pop(self, group: str, topic_filter: str, count: int) -> list[bytes]:
+        """Return the bodies of popped messages."""
+        found: list[bytes] = []
+
+        def popped(data: Any, error: Exception | None) -> None:
+            assert error is None
+            found.extend(message.body for message in pb.PopResponse.FromString(data).messages)
+
+        request = pb.PopRequest(group=group, filter=topic_filter, messages_max=count, invisible_ms=60_000)
+        self.process.call(self.process.servicer.Pop(request, CONTEXT), popped)
+        self.run(0.1)
+        return found
 
     def connect(self, client_id: bytes, flags: int = 0) -> SimulatedTransport:
         """Return a connection of a client whose session lasts, unless the flags of its CONNECT say otherwise."""
@@ -265,3 +281,50 @@ def test_a_client_gets_nothing_before_the_log_says_that_it_is_connected() -> Non
     assert b"body" not in subscriber.received, "the next node would not know that the message comes again, and not set DUP"
     bench.run(25.0)
     assert b"body" in subscriber.received
+
+
+def test_a_backfill_that_ends_on_a_full_disk_adds_its_entries_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    publisher = bench.connect(b"p")
+    for _ in range(5):
+        publisher.feed(packet(0x30, field(b"a") + b"body"))
+    bench.run(0.1)
+    store = bench.process.store
+    append = store.queues._append
+
+    def refuse(kind: Kind, *arguments: bytes) -> int:
+        if kind == Kind.QUEUE_BACKFILLED:
+            raise DiskFull("no room")
+        return append(kind, *arguments)
+
+    monkeypatch.setattr(store.queues, "_append", refuse)
+    bench.process.pop.admin.create("g", "a", "earliest", GroupSettings())
+    bench.run(1.0)
+    store.commit()
+    store.index.flush()
+    bench.kill()
+    bench.run(1.0)
+    queue = bench.process.store.queues.find("a", "earliest")
+    assert queue is not None
+    assert queue.next_offset == 5
+
+
+def test_a_group_misses_nothing_if_a_queue_is_filled_again_after_damage() -> None:
+    bench = Bench()
+    publisher = bench.connect(b"p")
+    for number in range(20):
+        publisher.feed(packet(0x30, field(b"a") + b"%02d" % number + bytes(500)))
+    bench.run(0.1)
+    bench.process.pop.admin.create("g", "a", "earliest", GroupSettings())
+    bench.run(0.1)
+    assert len(bench.pop("g", "a", 12)) == 12
+    bench.process.status = KILLED  # before RocksDB has flushed anything
+    bench.machine.databases.crash(bench.machine.random)
+    bench.process = Process(bench.machine, bench.process.config)
+    segment = bench.segment()
+    segment.bad_sectors.add(2)
+    segment.resident.clear()
+    bench.process.start()
+    bench.run(0.1)
+    came = [body[:2] for body in bench.pop("g", "a", 30)]
+    assert came == [b"%02d" % number for number in range(8, 20)], "the first 4 KiB can't be read"

@@ -13,7 +13,7 @@ import pytest
 from penstock.store.commitlog import DIRECTORY, CommitLog
 from penstock.store.errors import DiskFull, LogCorrupt, PositionUnknown
 from penstock.store.files import SystemFiles, Usage
-from penstock.store.index import DISCARDED
+from penstock.store.index import DAMAGED, DISCARDED
 from penstock.store.options import KIB, StoreOptions
 from penstock.store.record import HEADER_BYTES, Kind, Record, encode
 from penstock.store.repair import QUARANTINE, ROOM_BYTES, _filler_sizes, repair, survey
@@ -186,30 +186,38 @@ def _repair_in_child(data_dir: Path, *step: int) -> subprocess.CompletedProcess[
 
 
 @pytest.mark.timeout(180)
-def test_the_next_repair_completes_one_that_was_killed_at_any_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize("index", ["kept", "unusable"])
+def test_the_next_repair_completes_one_that_was_killed_at_any_step(tmp_path: Path, index: str) -> None:
     _write_log(tmp_path / "damaged")
     records = _records(tmp_path / "damaged")
     for victim in (records[2], records[-4]):
         _flip(tmp_path / "damaged", victim.position + 9)
+    if index == "unusable":
+        (tmp_path / "damaged" / DAMAGED).write_text("a block is damaged\n")
     shutil.copytree(tmp_path / "damaged", tmp_path / "repaired")
     steps = int(_repair_in_child(tmp_path / "repaired").stdout)
     assert steps > 15
     wanted = _tree(tmp_path / "repaired")
     after = _records(tmp_path / "repaired")
-    assert not any(name.startswith("index") for name in wanted)
+    assert any(name.startswith("index/") for name in wanted) == (index == "kept")
     for step in range(steps):
         data_dir = tmp_path / str(step)
         shutil.copytree(tmp_path / "damaged", data_dir)
         assert _repair_in_child(data_dir, step).returncode == KILLED
         repair(data_dir, survey(data_dir).damages)
         found = _tree(data_dir)
-        assert not any(name.startswith("index/") for name in found), step
-        assert {name: found[name] for name in found if not name.startswith(DISCARDED)} == wanted, step
+        assert any(name.startswith("index/") for name in found) == (index == "kept"), step
+        assert _without_index(found) == _without_index(wanted), step
         assert _records(data_dir) == after
         parts = Parts(data_dir, store=OPTIONS)
+        assert parts.recovery.rebuilt == (index == "unusable")
         parts.close()
         assert not (data_dir / DISCARDED).exists(), "a start must delete the rest of the old index"
         shutil.rmtree(data_dir)
+
+
+def _without_index(tree: dict[str, bytes]) -> dict[str, bytes]:
+    return {name: data for name, data in tree.items() if not name.startswith(("index/", DISCARDED))}
 
 
 @pytest.mark.parametrize("written", [1, 10, 24, 30])

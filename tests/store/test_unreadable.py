@@ -189,3 +189,24 @@ def test_a_repaired_segment_keeps_the_zeros_at_its_end(tmp_path: Path) -> None:
     lost = {number for number, at in enumerate(positions) if at < 4 * STEP_BYTES and at + 9000 > 3 * STEP_BYTES}
     assert drained(parts, "new", "plant/#") == [number for number in range(12) if number not in lost]
     parts.close()
+
+
+def test_a_block_of_what_the_next_segment_replaces_need_not_be_readable(log: Log, tmp_path: Path) -> None:
+    """A start that was killed has written the tail to a new segment, and did not come to cut the old one."""
+    data_dir, _ = log
+    copy, files = tmp_path / "data", UnreadableFiles()
+    shutil.copytree(data_dir, copy)
+    name = min(path.name for path in (copy / DIRECTORY).iterdir())
+    size = (copy / DIRECTORY / name).stat().st_size
+    with (copy / DIRECTORY / name).open("r+b") as file:
+        file.truncate(size + 4 * STEP_BYTES)
+        file.seek(size)
+        file.write(b"x" * 3 * STEP_BYTES)
+    files.fail(copy / DIRECTORY / name, 2)
+    files.fail(copy / DIRECTORY / name, size // STEP_BYTES + 1)
+    repair(copy, survey(copy, files=files).damages, files=files)
+    assert (copy / DIRECTORY / name).stat().st_size == size
+    parts = Parts(copy, store=OPTIONS, files=files)
+    lost = touched(log, name, 2)
+    assert drained(parts, "new", "plant/#") == [at for at in range(NUMBER) if at not in lost]
+    parts.close()
