@@ -26,14 +26,14 @@ from penstock.gateway.options import GatewayOptions
 from penstock.gateway.protocol.encode import encode_ack, encode_acks
 from penstock.gateway.protocol.errors import ProtocolError
 from penstock.gateway.protocol.message import to_stored
-from penstock.gateway.protocol.packets import MALFORMED, PUBACK, PUBLISH, PUBLISH_RUN, PUBLISH_WITH, PUBREC, Packet
+from penstock.gateway.protocol.packets import DUP, MALFORMED, PUBACK, PUBLISH, PUBLISH_RUN, PUBLISH_WITH, PUBREC, Packet
 from penstock.gateway.protocol.properties import Property, PropertyValues, check_response_topic, parse_properties
 from penstock.gateway.protocol.reasons import ReasonCode
 from penstock.gateway.protocol.runs import count_packets, split_runs
 from penstock.gateway.protocol.topics import DELAYED, parse_delayed
 from penstock.gateway.sessions.session import Session
 from penstock.store.causer import NODE
-from penstock.store.errors import DiskFull, LimitExceeded, StoreError, TopicInvalid
+from penstock.store.errors import DiskFull, LimitExceeded, PositionUnknown, RecordCorrupt, StoreError, TopicInvalid
 from penstock.store.properties import encode_properties
 from penstock.store.record import HEADER_BYTES, TOPIC_BYTES_MAX, Flag, record_bytes
 from penstock.store.store import Store
@@ -219,8 +219,8 @@ class IncomingPublishes:
                 else:
                     return at
                 qos = flags & QOS_MASK
-                if qos == QOS_2 and packet_id in received:
-                    pubrec_ids.append(packet_id)  # a repetition [MQTT-4.3.3-10] 3.1.1:[MQTT-4.3.3-2]
+                if qos == QOS_2 and packet_id in received and self._is_repetition(flags, topic, packet_id, body):
+                    pubrec_ids.append(packet_id)  # [MQTT-4.3.3-10] 3.1.1:[MQTT-4.3.3-2]
                     continue
                 if kept and not self._is_v5:
                     self._keep(packet)  # the messages before it come first [MQTT-4.6.0-2]
@@ -268,6 +268,22 @@ class IncomingPublishes:
     def stopped_at(self) -> int:
         """The index of the packet at which `receive` has ended."""
         return self._at
+
+    def _is_repetition(self, flags: int, topic: bytes, packet_id: int, body: bytes) -> bool:
+        """Return whether a message at QoS 2 with a packet id that was not released is the one that was received with it.
+
+        A client that has lost its state, or whose release a damaged disk has lost, uses the packet id for another message. To
+        acknowledge that one as a repetition would be to lose it.
+        """
+        stored = self._session.stored
+        position = stored.received.get(packet_id) if stored is not None else None
+        if position is None:
+            return True
+        try:
+            was = self._store.log.record(position)
+        except (PositionUnknown, RecordCorrupt):
+            return bool(flags & DUP)  # [MQTT-3.3.1-1]
+        return was.body == body and (was.topic == topic or topic.startswith(DELAYED))
 
     def _append_run(self, run: Packet, packets: list[Packet]) -> bool:
         """Store PUBLISHes that differ in packet ids and bodies only; return False if each must be looked at by itself."""

@@ -14,8 +14,8 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-DISK_BYTES = 128 << 20
-SMALL_BYTES = 64 << 20
+DISK_BYTES = 256 << 20
+SMALL_BYTES = 128 << 20
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 DEVICE = Path(__file__).with_name("blockdevice.py")
 

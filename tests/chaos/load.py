@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import orjson
 
@@ -202,11 +203,7 @@ class Load:
 
     async def look_up_start(self, node: ServeProcess) -> None:
         """Tell the ledger where the log begins by now, and check that retention has not dropped more than it should."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", node.port("admin"))
-        writer.write(b"GET /api/v1/state HTTP/1.0\r\n\r\n")
-        answer = await reader.read()
-        writer.close()
-        log = orjson.loads(answer.partition(b"\r\n\r\n")[2])["log"]
+        log = (await _state(node))["log"]
         was, start, end = self._start, log["start"], log["end"]
         self._start = start
         # Nobody gets what has expired, although its segments go only when what is still needed has been copied. After a start
@@ -214,6 +211,10 @@ class Load:
         self.ledger.log_start = max(start, log["expires_before"], self.ledger.log_start)
         if start > was and (not self.retention_bytes or end - was <= self.retention_bytes):
             self.ledger.report("lost", f"retention has dropped what was before {start}, with {end - was} bytes of log in all")
+
+    async def has_room(self, node: ServeProcess) -> bool:
+        """Return whether a node stores everything."""
+        return bool((await _state(node))["disk"]["store"] == "open")
 
     async def _is_filled(self, client: Client, name: str) -> bool:
         """Return whether the group has nothing left to read: no backfill is under way, and two looks find nothing."""
@@ -296,3 +297,13 @@ class Load:
             now = waiting()
             if now < least:
                 least, since = now, time.monotonic()
+
+
+async def _state(node: ServeProcess) -> dict[str, Any]:
+    """Return the state of a node, as its admin listener tells it."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", node.port("admin"))
+    writer.write(b"GET /api/v1/state HTTP/1.0\r\n\r\n")
+    answer = await reader.read()
+    writer.close()
+    found: dict[str, Any] = orjson.loads(answer.partition(b"\r\n\r\n")[2])
+    return found

@@ -37,6 +37,7 @@ sys_interval_s = 0
 
 
 INDEX_BYTES = 4 << 20
+ROOM_S_MAX = 20.0
 """Size of the file system of an index that fills up."""
 
 
@@ -158,6 +159,23 @@ class Scene:
         """Kill the node, and end the calls of its clients."""
         await self.node.kill()
         await self.load.disconnect()
+
+    async def require_sync(self) -> None:
+        """Check that the node has a process that syncs. A node that has ended because of its index is started again first."""
+        if self.tolerates_index_status and not self.node.is_running:
+            await self.load.disconnect()
+            await self.up_after_index_status()
+        if not self.node.sync_pid:
+            raise Broken("the node has no process that syncs")
+
+    async def wait_for_room(self) -> None:
+        """Wait until the node stores everything again, which it must do soon after its disk has room."""
+        try:
+            async with asyncio.timeout(ROOM_S_MAX):
+                while not await self.load.has_room(self.node):  # noqa: ASYNC110 - of another process
+                    await asyncio.sleep(0.1)
+        except TimeoutError:
+            raise Broken(f"the node still refuses messages {ROOM_S_MAX} s after its disk had room again") from None
 
     async def require_failed(self, why: str) -> None:
         """Wait until the node has ended by itself with the status for a failed disk."""

@@ -83,6 +83,28 @@ async def test_a_qos_2_message_that_is_repeated_on_another_connection_is_stored_
     assert broker.stored() == [Message("a", b"x", 2)]
 
 
+@both_versions
+async def test_another_message_with_a_packet_id_that_was_not_released_is_a_new_one(broker: Broker, version: int) -> None:
+    """A client that has lost its state counts its packet ids from 1 again."""
+    properties = b"\0" if version == 5 else b""
+    client = await begin(broker, "pump", version)
+    for packet_id in (7, 8):
+        await client.send(encode_publish(b"a", b"%d" % packet_id, 2, packet_id=packet_id, properties=properties))
+        assert await client.receive() == (PUBREC, packet_id)
+    client.reset()
+    await until(lambda: "pump" in broker.away())
+    again = await resume(broker, "pump", version)
+    for topic, body in ((b"a", b"new"), (b"b", b"8")):
+        packet_id = 7 if topic == b"a" else 8
+        for _ in range(2):
+            await again.send(encode_publish(topic, body, 2, packet_id=packet_id, properties=properties))
+            assert await again.receive() == (PUBREC, packet_id)
+    await again.send(encode_acks(PUBREL, [7, 8]))
+    assert [await again.receive(), await again.receive()] == [(PUBCOMP, 7), (PUBCOMP, 8)]
+    wanted = [Message("a", b"7", 2), Message("a", b"8", 2), Message("a", b"new", 2), Message("b", b"8", 2)]
+    assert broker.stored() == wanted
+
+
 async def test_redelivery_respects_the_receive_maximum_and_the_socket(start_broker: StartBroker) -> None:
     """[MQTT-3.3.4-7]."""
     broker = await start_broker(send_buffer_bytes=8 * KIB)

@@ -104,6 +104,9 @@ class FailedWrite(DiskFault):
         if not ranges:
             scene.outcome.notes.append("the segment was full")
             return False
+        if not await scene.load.has_room(scene.node):
+            scene.outcome.notes.append("the disk was full of messages")
+            return False
         await disk.command(do="fail", what="write", ranges=ranges, times=1)
         deadline = asyncio.get_running_loop().time() + WRITE_S_MAX
         while not (await disk.command(do="count"))["write"]:

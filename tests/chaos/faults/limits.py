@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import resource
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -60,7 +59,7 @@ class FullDisk(Fault):
                     await scene.under_load(0.3, 0.6)
         if must_start:
             await scene.up()
-        await asyncio.sleep(1.0)  # the node looks at the free space once a second
+        await scene.wait_for_room()
 
 
 class FullTmpfs(FullDisk):
@@ -101,6 +100,7 @@ class FullIndex(Fault):
             await scene.load.disconnect()
             scene.outcome.notes.append("status 70")
             await scene.up()
+        await scene.wait_for_room()
 
 
 class Descriptors(Fault):

@@ -8,7 +8,7 @@ import signal
 from typing import ClassVar
 
 from tests.chaos.faults.fault import Fault
-from tests.chaos.scene import Broken, Scene
+from tests.chaos.scene import Scene
 
 
 async def kill_starts(scene: Scene) -> None:
@@ -58,8 +58,7 @@ class KillSync(Fault):
     summary = "kill -9 of the process that syncs: the node must end with status 70"
 
     async def inject(self, scene: Scene) -> None:
-        if not scene.node.sync_pid:
-            raise Broken("the node has no process that syncs")
+        await scene.require_sync()
         scene.node.signal_sync(signal.SIGKILL)
         scene.outcome.injected += 1
         await scene.require_failed("the end of the process that syncs")
@@ -84,6 +83,7 @@ class StopSync(Fault):
     summary = "SIGSTOP of the process that syncs; then SIGCONT, or kill -9 of the node"
 
     async def inject(self, scene: Scene) -> None:
+        await scene.require_sync()
         scene.node.signal_sync(signal.SIGSTOP)
         scene.outcome.injected += 1
         await scene.under_load(0.05, 0.8)
