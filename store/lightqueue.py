@@ -57,8 +57,8 @@ UNCLEAR_MAX = 64
 """Maximum number of unclear entries that a search for a time skips backwards: those that may be on either side of the time."""
 
 RESTORED = 0x4000_0000
-"""Queue ids from here up to `TRANSIENT` belong to roots whose declaration was damaged. They are derived from the filter, so
-that each rebuild gives the same id and no record names another queue by it."""
+"""Queue ids from here up to `TRANSIENT` belong to roots and internal queues whose declaration was damaged. They are derived
+from the filter, so that each rebuild gives the same id and no record names another queue by it."""
 
 TRANSIENT = 0x8000_0000
 """Queue ids from here on belong to transient queues. No record declares those, and a start deletes their entries."""

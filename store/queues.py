@@ -192,14 +192,18 @@ class Queues:
         Either the root has ended since the message was stored, and the message is routed only now: it was delayed, or half of a
         transaction. Or `penstock repair` has quarantined the root's declaration.
         """
-        topic_filter = f"{level}/#"
+        self.restore(f"{level}/#", ROOT, account)
+
+    def restore(self, topic_filter: str, owner: str, account: int) -> LightQueue:
+        """Restore and return a root queue or an internal one whose declaration was damaged, without a record."""
         queue_id = RESTORED + crc32(topic_filter.encode()) % RESTORED
         while self._catalogue.get(queue_id) is not None:
             queue_id = RESTORED + (queue_id + 1) % RESTORED
         logger.info("queue.restored", filter=topic_filter, id=queue_id)
-        queue = LightQueue(queue_id, topic_filter, self._index, owners=(ROOT,), account=account)
+        queue = LightQueue(queue_id, topic_filter, self._index, owners=(owner,), account=account)
         self._add(queue)
-        self._begin(queue, ROOT)
+        self._begin(queue, owner)
+        return queue
 
     def _add(self, queue: LightQueue) -> None:
         """Add a new durable queue, and charge its account."""

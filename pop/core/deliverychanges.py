@@ -178,11 +178,11 @@ class DeliveryChanges:
         group = self._groups.of_record(record)
         if group is None:
             return
-        queue = self._queues.find(DEAD_LETTERS + group.name)
+        dead_letters = DEAD_LETTERS + group.name
+        queue = self._queues.find(dead_letters)
         if queue is None:
-            # The deliveries stay open, and become dead letters when they expire again.
-            self._damages.skip(record, "queue", DEAD_LETTERS + group.name)
-            return
+            assert self._damages, record.position  # without a repair, every queue was declared
+            queue = self._queues.restore(dead_letters, f"group:{group.id}", group.account)
         noted = orjson.loads(record.properties) if record.properties else {}
         reason, detail = noted.get("reason", Reason.ATTEMPTS_EXHAUSTED.name.lower()), noted.get("detail", "")
         for position, index in REFERENCE.iter_unpack(record.body):

@@ -67,17 +67,21 @@ class GroupChanges:
     def _apply_created(self, record: Record) -> None:
         group_id, _, _ = POP_FIXED.unpack(record.fixed)
         row = orjson.loads(record.properties)
-        for name, topic_filter in (("queue", row["filter"]), ("retry", f"$retry/{group_id}")):
-            queue = self._queue(row[name], topic_filter)
-            if queue is None:
-                self._damages.skip(record, "queue", row[name])
-                self._groups.reserve_id(group_id)
-                return
-            row[name] = queue.id
+        queue = self._queue(row["queue"], row["filter"])
+        if queue is None:
+            self._damages.skip(record, "queue", row["queue"])
+            self._groups.reserve_id(group_id)
+            return
+        row["account"] = self._ledger.enter(row.pop("by", None))
+        retries = f"$retry/{group_id}"
+        retry = self._queue(row["retry"], retries)
+        if retry is None:
+            assert self._damages, record.position  # without a repair, every queue was declared
+            retry = self._queues.restore(retries, f"group:{group_id}", row["account"])
+        row["queue"], row["retry"] = queue.id, retry.id
         if self._damages:
             row["expected"] = row["cursor"]
             row["cursor"] = min(row["cursor"], self._queues.get(row["queue"]).next_offset)
-        row["account"] = self._ledger.enter(row.pop("by", None))
         self._ledger.charge(row["account"], Resource.GROUPS)
         self._groups.add(group_id, {"name": row["group"], "epoch": 0, "retry_cursor": 0, **row})
         self._groups.changed.add(group_id)

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.actions.repair import repair_log
-from penstock.pop.core.settings import GroupSettings
 from penstock.pop.options import PopOptions
 from penstock.store.commitlog import CommitLog
 from penstock.store.errors import LogCorrupt
@@ -20,7 +19,7 @@ from penstock.store.indexplan import Fate
 from penstock.store.options import HOUR_MS, KIB, StoreOptions
 from penstock.store.record import Kind, Record
 from penstock.store.repair import repair, survey
-from tests.pop.wiring import FILTER, GROUP, Parts
+from tests.pop.wiring import GROUP, Parts
 from tests.store.wiring import retain, work_on
 
 STORE = StoreOptions(segment_bytes=16 * KIB, retention_ms=HOUR_MS)
@@ -115,8 +114,7 @@ def test_a_node_starts_with_groups_and_deliveries_whichever_record_is_damaged(st
 def test_what_follows_a_damaged_message_is_not_passed_over(tmp_path: Path, fifo: bool) -> None:
     """The log goes back to position 0, so the index could be built again. But its queue would have fewer entries."""
     parts = Parts(tmp_path / "data", store=STORE, pop=POP)
-    parts.core.admin.create(GROUP, FILTER, "earliest", GroupSettings(fifo=fifo))
-    parts.settle_queues()
+    parts.create(fifo=fifo)
     parts.publish(*(b"%d" % number for number in range(10)))
     for _ in range(3):
         parts.ack(*[message.handle for message in parts.pop(1)])
@@ -131,6 +129,30 @@ def test_what_follows_a_damaged_message_is_not_passed_over(tmp_path: Path, fifo:
     assert not again.recovery.rebuilt
     assert bodies(again) == [b"3", b"4", b"5", b"7", b"8", b"9"]
     again.close()
+
+
+@pytest.mark.parametrize("declared", [b"$dlq/billing", b"$retry/1"])
+def test_a_group_lives_on_without_the_declaration_of_an_internal_queue(tmp_path: Path, declared: bytes) -> None:
+    parts = Parts(tmp_path / "data", store=STORE, pop=POP)
+    parts.create(attempts_max=2, backoff=())
+    _, dead, _ = parts.publish(b"0", b"1", b"2")
+    popped = parts.pop(2)
+    parts.ack(popped[0].handle)
+    parts.core.dead_letter(GROUP, [popped[1].handle])
+    parts.store.commit()
+    parts.close()
+    found = [each for each in records(parts.data_dir) if each.kind == Kind.QUEUE_DECLARED and each.topic == declared]
+    flip(parts.data_dir, found[0])
+    Index.destroy(parts.data_dir)
+    assert repair(parts.data_dir, survey(parts.data_dir).damages).fate is Fate.REBUILT
+    for _ in range(2):
+        parts = restarted(parts, parts.data_dir)
+        parts.settle_queues()
+        assert [letter.position for letter in parts.dead_letters.list(GROUP)] == [dead]
+        parts.close()
+    parts = restarted(parts, parts.data_dir)
+    assert bodies(parts) == [b"2"]
+    parts.close()
 
 
 def test_an_index_that_covers_nothing_damaged_is_kept_as_it_is(stopped: Parts, tmp_path: Path) -> None:
