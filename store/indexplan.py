@@ -175,7 +175,7 @@ def whole_snapshot(data_dir: Path, begin: int, end: Callable[[], int], files: Fi
             try:
                 for _ in SnapshotReader(data_dir, position, files).blocks():
                     pass
-            except (SnapshotInvalid, ValueError, KeyError):  # a row or property may be anything if a format has changed
+            except SnapshotInvalid:
                 continue
             return position
     return None

@@ -28,7 +28,7 @@ from penstock.store.index import Index
 from penstock.store.options import MIB, StoreOptions
 from penstock.store.part import Part
 from penstock.store.queues import Queues
-from penstock.store.record import COPY_FIXED, Kind, is_intact
+from penstock.store.record import COPY_FIXED, KIND_AT, Kind, is_intact
 from penstock.store.rootends import end_unused_roots
 from penstock.store.sliced import FULL_RETRY_S, Steps
 from penstock.store.snapshotting import Snapshotting
@@ -146,6 +146,10 @@ class Retention:
     def busy(self) -> bool:
         """Whether `step` has work to do."""
         return bool(self._jobs)
+
+    def set_snapshots_aside(self, after: int) -> None:
+        """Set the snapshots after a position aside, as `Snapshotting.set_aside` does."""
+        self._snapshotting.set_aside(after)
 
     @property
     def snapshots(self) -> list[int]:
@@ -301,8 +305,10 @@ class Retention:
         except PositionUnknown as error:
             logger.error("record.unreadable", position=origin, error=str(error))
             return
-        if not is_intact(data):
-            logger.error("record.unreadable", position=origin, error="its checksum does not match")
+        if not is_intact(data) or data[KIND_AT] == Kind.DAMAGED:
+            logger.error(
+                "record.unreadable", position=origin, error="its checksum does not match, or a repair has set it aside"
+            )
             return
         self._store.append(Kind.COPIED, COPY_FIXED.pack(origin), body=data)
         self.copied_bytes += size

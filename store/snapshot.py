@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterator
 from itertools import chain
 from pathlib import Path
 from struct import Struct
+from struct import error as StructError
 
 import orjson
 import structlog
@@ -212,27 +213,30 @@ class SnapshotReader:
     def __init__(self, data_dir: Path, position: int, files: Files = SYSTEM_FILES) -> None:
         self._path = snapshot_path(data_dir, position)
         self._records = _records(files, self._path)
-        first = orjson.loads(next(self._records, (b"", b""))[0] or b"{}")
-        if first.get("format") != FORMAT:
-            raise SnapshotInvalid(
-                f"the snapshot {self._path} has format {first.get('format')}, but this version reads {FORMAT}"
-            )
-        if first["position"] != position:
-            raise SnapshotInvalid(
-                f"the snapshot {self._path} was made at position {first['position']}, so it is in a wrong place"
-            )
-        self.store_ms = int(first["store_ms"])
+        try:
+            first = orjson.loads(next(self._records, (b"", b""))[0] or b"{}")
+            version = first.get("format")
+            made_at, store_ms = (int(first["position"]), int(first["store_ms"])) if version == FORMAT else (0, 0)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise SnapshotInvalid(f"the head of the snapshot {self._path} can't be read: {error!r}") from error
+        if version != FORMAT:
+            raise SnapshotInvalid(f"the snapshot {self._path} has format {version}, but this version reads {FORMAT}")
+        if made_at != position:
+            raise SnapshotInvalid(f"the snapshot {self._path} was made at position {made_at}, so it is in a wrong place")
+        self.store_ms = store_ms
         """When the last record before the snapshot was stored, in ms since 1970."""
 
     def blocks(self) -> Iterator[list[tuple[bytes, bytes]]]:
         """Yield all rows, some at a time, in the order of their keys. Raises SnapshotInvalid where it is damaged."""
         count, expected = 0, -1
         for properties, body in self._records:
-            rows = list(_rows_in(body))
+            try:
+                rows = list(_rows_in(body))
+                expected = orjson.loads(properties)["rows"] if properties else expected
+            except (StructError, ValueError, KeyError) as error:
+                raise SnapshotInvalid(f"the snapshot {self._path} has a record that can't be read: {error!r}") from error
             yield rows
             count += len(rows)
-            if properties:
-                expected = orjson.loads(properties)["rows"]
         if count != expected:
             raise SnapshotInvalid(f"the snapshot {self._path} has {count} rows but should have {expected}; it is incomplete")
 

@@ -11,6 +11,7 @@ from penstock.store.commitlog import CommitLog
 from penstock.store.errors import SnapshotInvalid
 from penstock.store.files import SYSTEM_FILES, Files
 from penstock.store.index import Index
+from penstock.store.quarantine import set_aside
 from penstock.store.sliced import Steps
 from penstock.store.snapshot import SnapshotReader, SnapshotWriter, remove_other_snapshots, snapshot_path, snapshots
 
@@ -49,6 +50,7 @@ class Snapshotting:
         """Position of each complete snapshot, and when the last record before it was stored, in ms since 1970."""
         self._unread = set(self.complete)
         """Snapshots that an earlier process has written, and that nobody has read since."""
+        self._log_start = log.start
         self._last = max(self.complete, default=log.start)
         self._last_bytes = files.size(snapshot_path(data_dir, self._last)) if self._last in self.complete else 0
 
@@ -98,6 +100,17 @@ class Snapshotting:
             logger.error("snapshot.invalid", position=position, error=str(error))
             del self.complete[position]
         self._unread.discard(position)
+
+    def set_aside(self, after: int) -> None:
+        """Set the snapshots after a position aside: they may know more than the index, which was built anew.
+
+        A repair had kept an index that knew what damaged records said, and these were taken from it. Raises OSError.
+        """
+        for position in [each for each in self.complete if each > after]:
+            aside = set_aside(self._files, self._data_dir, snapshot_path(self._data_dir, position))
+            logger.warning("snapshot.set_aside", position=position, file=str(aside), damaged=after)
+            del self.complete[position]
+        self._last = max(self.complete, default=self._log_start)
 
     def drop_before(self, position: int) -> None:
         """Delete the snapshots before `position`. Raises OSError."""

@@ -92,6 +92,7 @@ class Store:
         "_backfill_job",
         "_closed",
         "_commit_scheduled",
+        "_damaged_at",
         "_failure",
         "_group",
         "_housekeeping",
@@ -152,6 +153,8 @@ class Store:
         self.log = CommitLog(data_dir, segment_bytes=options.segment_bytes, space=self.space, files=files)
         Index.remove_checkpoint(data_dir, files)  # of a killed backup
         self._agreement = agree(data_dir, self.log, files, open_database)
+        self._damaged_at: int | None = None
+        """Position of the first record of kind DAMAGED that recovery has replayed."""
         self.index = self._agreement.index
         self.index.on_damage = self._index_damaged
         self.space.watch_index(self.index.path)
@@ -242,6 +245,8 @@ class Store:
             part.load(self.index)
         replay = Replay(self.log, self.queues, self.router, self._last_ms, apply=self._apply_replayed, save=self._save_replayed)
         replayed = replay.run(self._covered_until())
+        if self._agreement.rebuilt and self._damaged_at is not None:
+            self.retention.set_snapshots_aside(self._damaged_at)
         self.replaying = False
         self.timekeeping.begin(self._last_ms)
         self.space.measure()
@@ -251,6 +256,8 @@ class Store:
 
     def _apply_replayed(self, found: Record) -> None:
         self._last_ms = found.store_ms
+        if found.kind == Kind.DAMAGED and self._damaged_at is None:
+            self._damaged_at = found.position
         self._apply(found)
 
     def _save_replayed(self, position: int, last_ms: int) -> None:

@@ -17,6 +17,7 @@ from penstock.pop.options import PopOptions
 from penstock.store import commitlog, index, snapshot, syncmark, timekeeping
 from penstock.store.errors import DiskFull, IndexDamaged, LogCorrupt
 from penstock.store.files import STEP_BYTES, replace_file
+from penstock.store.indexplan import Fate as IndexFate
 from penstock.store.options import DAY_MS, KIB, StoreOptions
 from penstock.store.repair import Damage
 from penstock.store.segment import segment_base
@@ -117,6 +118,8 @@ class World:
         """Whether the node failed and could not say so in the sync mark, because the disk failed again or a kill came first."""
         self._is_unrepaired = False
         """Whether a sector was lost after the last repair, so that a queue may lack what it should have."""
+        self._relies_on_index = False
+        """Whether a repair has kept the index, which knows what damaged records said. One that is built anew would not."""
         self._is_confirmed = False
         """Whether the time of day was wrong for so long that the node may have taken it for right."""
         self.backups = Backups(self.machine, self.oracle, self.note)
@@ -485,7 +488,12 @@ class World:
         """Repair the data directory; return False if only a backup helps."""
         oracle, random = self.oracle, self.random
 
+        had_whole_state = not oracle.was_repaired
+        damaged_until = 0
+
         def on_damage(damages: list[Damage]) -> None:
+            nonlocal damaged_until
+            damaged_until = max([damaged_until, *(damage.position + damage.length for damage in damages)])
             for damage in damages if self._has_bad_sectors else ():  # a failed sync alone has damaged nothing acknowledged
                 oracle.exempt(damage.position, damage.position + damage.length)
 
@@ -508,6 +516,13 @@ class World:
             else:
                 self._is_unrepaired = False
                 self.note(f"repaired: {planned}")
+                if (
+                    had_whole_state
+                    and planned.fate in (IndexFate.KEPT, IndexFate.ADJUSTED)
+                    and damaged_until <= planned.covered
+                ):
+                    oracle.was_repaired = False  # the index has everything that damaged records said
+                    self._relies_on_index = True
                 return True
 
     def _set_clock(self, ahead_s: int) -> None:
@@ -642,6 +657,7 @@ class World:
             process.fuse = None
             self.process = process
             self._is_unnoted = False
+            self.oracle.was_repaired |= self._relies_on_index and process.recovery.rebuilt
             with self.disk.all_readable():
                 self.oracle.check_recovered(process.store)
             self.note(f"started: {process.recovery}")
