@@ -236,10 +236,12 @@ class Load:
         look.up.set()
         task = asyncio.create_task(look.run())
         deadline = time.monotonic() + RETAINED_S_MAX
-        while len(look.bodies) < topics and time.monotonic() < deadline:  # noqa: ASYNC110 - it may never come
+        while len(look.bodies) < topics and node.is_running and time.monotonic() < deadline:
             await asyncio.sleep(0.005)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+        if not node.is_running:
+            raise ConnectionResetError("the node has ended while its retained messages were read")
         return {topic: key for topic, body in look.bodies.items() if (key := key_of(body)) is not None}
 
     def _last_retained(self) -> dict[str, Key]:

@@ -85,6 +85,7 @@ class FailedWrite(DiskFault):
     summary = "a block of the log can't be written once: status 70; then a start in place, load, and a reboot"
 
     async def harm(self, scene: Scene, disk: Disk) -> None:
+        await scene.require_sync()
         if await self._fail_a_write(scene, disk):
             scene.outcome.injected += 1
             await scene.require_failed("a write that failed")
