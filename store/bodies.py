@@ -63,7 +63,7 @@ read; such a message is not routed.
 """
 
 SESSION_COUNTS = struct.Struct("<HIIIII")
-SESSION_CURSOR = struct.Struct("<IQ")
+SESSION_CURSOR = struct.Struct("<IQQ")
 SESSION_PACKET_ID = struct.Struct("<H")
 SESSION_SLOT = struct.Struct("<HBQIQ")
 """The records of sessions; the client id is their topic, except in SESSIONS_ACKED, which has none.
@@ -76,7 +76,7 @@ The properties (JSON) by kind:
   `topic`, `qos`, `retain` and `delay_s`. The body of the record holds the properties of the will, as MQTT 5.0 encodes them, and
   the body of the will.
 - SESSION_CLOSED: `ends_ms` and `will_due_ms` (0 if there is no will any more), or `ended`. If the disk had no room for
-  SESSION_OFFSETS, also `cursors` (pairs of number and offset, of subscriptions at QoS 0) and `maybe_sent`, as below.
+  SESSION_OFFSETS, also `cursors` (number, offset and position, of subscriptions at QoS 0) and `maybe_sent`, as below.
 - SESSION_SUBSCRIBED: `filter`, `number` (of the subscription in its session), `queue` (id), `options` (MQTT 5.0, 3.8.3.1),
   `identifier`, `cursor` (offset in the queue) and, if the subscription gets retained messages, `retained` (it gets those that
   were stored before this position).
@@ -89,7 +89,8 @@ The properties (JSON) by kind:
 The body of SESSION_OFFSETS is what has changed since the previous record of the session. It begins with SESSION_COUNTS: the
 packet id that was assigned last, and the lengths of five lists. The lists follow:
 
-1. cursors, as SESSION_CURSOR: number of the subscription, offset
+1. cursors, as SESSION_CURSOR: number of the subscription, offset in its queue, and position of the message there (0 at the end
+   of the queue): a queue that is built anew from a damaged log has fewer entries, and there the position tells the offset
 2. packet ids of deliveries that are complete, as SESSION_PACKET_ID
 3. packet ids of deliveries whose PUBREC was received, as SESSION_PACKET_ID
 4. packet ids of messages received at QoS 2 whose PUBREL was received, as SESSION_PACKET_ID

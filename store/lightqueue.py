@@ -53,6 +53,10 @@ instead of 16. In return the last messages of a device are mostly in one row."""
 _ARRAY_MIN = 48
 """Number of entries from which on numpy makes them faster (see `python -m bench store --only append`)."""
 
+LOST_MAX = 4_096
+"""Maximum number of entries by which a queue that was built anew from a damaged log may be shorter, for whoever looks for a
+message in it. If it has lost more, later messages come a second time."""
+
 UNCLEAR_MAX = 64
 """Maximum number of unclear entries that a search for a time skips backwards: those that may be on either side of the time."""
 
@@ -182,6 +186,34 @@ class LightQueue:
     def next_offset(self) -> int:
         """Offset of the next entry, counting entries that no commit has written yet."""
         return self.committed_offset + len(self.pending) // ENTRY_BYTES
+
+    def position_at(self, offset: int) -> int | None:
+        """Return the position of an entry, committed or not; None if it was trimmed, and after the end of the queue."""
+        if offset < self.committed_offset:
+            found, entry = self.read_from(offset, 1)
+            return int(ENTRY.unpack(entry)[0]) if entry and found == offset else None
+        at = (offset - self.committed_offset) * ENTRY_BYTES
+        return int(ENTRY.unpack_from(self.pending, at)[0]) if at < len(self.pending) else None
+
+    def offset_in_rebuilt(self, offset: int, position: int) -> int:
+        """Return the present offset of a cursor from before the queue was built anew from a log with damaged records.
+
+        Such a queue lacks the damaged messages, so what follows has lower offsets than it had.
+
+        Args:
+            offset: of the cursor, as it was.
+            position: of the message there; 0 if the queue ended there.
+        """
+        end = min(offset, self.next_offset)
+        if not position or self.position_at(offset) == position:
+            return end
+        for at in range(end - 1, max(end - LOST_MAX, 0) - 1, -1):
+            there = self.position_at(at)
+            if there == position:
+                return at
+            if there is None or there < position:
+                return at + 1  # the message there is damaged itself
+        return max(end - LOST_MAX, 0)
 
     def begin_at(self, offset: int) -> None:
         """Give the first entry the offset `offset`. The queue must not have any entry yet."""

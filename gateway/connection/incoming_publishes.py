@@ -281,7 +281,9 @@ class IncomingPublishes:
             return True
         try:
             was = self._store.log.record(position)
-        except (PositionUnknown, RecordCorrupt):
+        except RecordCorrupt:
+            return False  # nobody can get that one any more, and the client still has it
+        except PositionUnknown:  # it has expired
             return bool(flags & DUP)  # [MQTT-3.3.1-1]
         return was.body == body and (was.topic == topic or topic.startswith(DELAYED))
 

@@ -15,8 +15,8 @@ class Changes(NamedTuple):
     """What has changed in a session since its last record."""
 
     last_packet_id: int
-    cursors: list[tuple[int, int]]
-    """Pairs of a subscription's number and its new offset."""
+    cursors: list[tuple[int, int, int]]
+    """Number of a subscription, its new offset, and the position of the message that it has not got yet; 0 if there is none."""
     done: list[int]
     """Packet ids of deliveries that are complete."""
     received: list[int]
@@ -34,7 +34,7 @@ class Changes(NamedTuple):
         """Return the body and the properties of the record."""
         last_packet_id, cursors, done, received, released, sent, retained, maybe_sent = self
         counts = SESSION_COUNTS.pack(last_packet_id, len(cursors), len(done), len(received), len(released), len(sent))
-        parts = [counts, *(SESSION_CURSOR.pack(number, offset) for number, offset in cursors)]
+        parts = [counts, *(SESSION_CURSOR.pack(*cursor) for cursor in cursors)]
         parts += [SESSION_PACKET_ID.pack(packet_id) for ids in (done, received, released) for packet_id in ids]
         parts.append(encode_slots(sent))
         properties: dict[str, Any] = {}

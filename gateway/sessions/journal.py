@@ -292,14 +292,14 @@ def changes_of(session: Session, stored: StoredSession, released: list[int]) -> 
             else:  # The delivery is complete, and the packet id was assigned again.
                 done.append(packet_id)
                 sent.append((packet_id, slot))
-    cursors: list[tuple[int, int]] = []
+    cursors: list[tuple[int, int, int]] = []
     retained: dict[int, bytes | None] = {}
     for one in session.subscriptions:
         kept = one.stored
         if kept is None:
             continue
         if one.cursor != kept.cursor:
-            cursors.append((kept.number, one.cursor))
+            cursors.append((kept.number, one.cursor, one.queue.position_at(one.cursor) or 0))
         if kept.retained_before is not None and (not one.has_retained or one.retained_after != kept.retained_after):
             retained[kept.number] = one.retained_after if one.has_retained else None
     if not (done or received or released or sent or cursors or retained):

@@ -358,7 +358,9 @@ class SessionLifecycle:
         done = list(takewhile(lambda packet_id: packet_id != advance.first, stored.inflight)) if advance is not None else []
         self._shared.return_unacknowledged({each: slot for each, slot in stored.inflight.items() if each not in set(done)})
         self._shared.return_unrecorded(stored.client_id, stored.inflight)
-        changes = self._changes_of_lost(stored, done, advance.floors if advance is not None else {})
+        # After damage, the floors may be offsets of queues as they were. Without them more comes again, with DUP.
+        floors = advance.floors if advance is not None and not self.sessions.has_replayed_damage else {}
+        changes = self._changes_of_lost(stored, done, floors)
         if changes is not None and stored.expiry_s:
             body, properties = changes.encode()
             self._store.append(Kind.SESSION_OFFSETS, topic=stored.client_id.encode(), body=body, properties=properties)
@@ -380,16 +382,17 @@ class SessionLifecycle:
             floors: by number of a subscription: the offset before which all deliveries are complete.
         """
         at_qos_0 = {one.number for one in _at_qos_0(stored)}
-        cursors: list[tuple[int, int]] = []
+        cursors: list[tuple[int, int, int]] = []
         maybe_sent: dict[int, int] = {}
         for one in chain(stored.subscriptions.values(), stored.draining.values()):
             if one.filter.startswith(SHARE):
                 continue
             with suppress(QueueUnknown):  # It is logged when the client returns.
-                end = self._store.queues.get(one.queue_id).next_offset
+                queue = self._store.queues.get(one.queue_id)
+                end = queue.next_offset
                 cursor = end if one.number in at_qos_0 else max(one.cursor, floors.get(one.number, 0))
                 if cursor != one.cursor:
-                    cursors.append((one.number, cursor))
+                    cursors.append((one.number, cursor, queue.position_at(cursor) or 0))
                 sent = min(end, cursor + (stored.window or WINDOW_UNKNOWN) * SENT_WINDOWS + SENT_ENTRIES)
                 if max(cursor, one.maybe_sent) < sent:
                     maybe_sent[one.number] = sent
@@ -481,14 +484,14 @@ def _sent_by(session: Session, stored: StoredSession) -> dict[str, object]:
     What it was sent at QoS 1 comes again with DUP [MQTT-3.3.1-1]. At QoS 0 nothing comes again [MQTT-4.3.1-1].
     """
     at_qos_0 = {one.number for one in _at_qos_0(stored)}
-    cursors: list[tuple[int, int]] = []
+    cursors: list[tuple[int, int, int]] = []
     maybe_sent: dict[str, int] = {}
     for one in session.subscriptions:
         kept = one.stored
         if kept is None or one.cursor <= kept.cursor:
             continue
         if kept.number in at_qos_0:
-            cursors.append((kept.number, one.cursor))
+            cursors.append((kept.number, one.cursor, one.queue.position_at(one.cursor) or 0))
         else:
             maybe_sent[str(kept.number)] = max(one.cursor, kept.maybe_sent)
     return {name: found for name, found in (("cursors", cursors), ("maybe_sent", maybe_sent)) if found}

@@ -15,6 +15,7 @@ from penstock.gateway.sessions.stored_session import StoredSession
 from penstock.gateway.sessions.stored_subscription import StoredSubscription
 from penstock.gateway.sessions.unrecorded import Unrecorded
 from penstock.store.causer import NODE, Causer
+from penstock.store.lightqueue import LightQueue
 
 
 class SubscriptionProgress(Protocol):
@@ -23,6 +24,10 @@ class SubscriptionProgress(Protocol):
     @property
     def stored(self) -> StoredSubscription | None:
         """The stored subscription; None in a session that doesn't last."""
+
+    @property
+    def queue(self) -> LightQueue:
+        """The light queue."""
 
     @property
     def cursor(self) -> int:

@@ -150,7 +150,7 @@ class StoredSession:
             self.received.pop(packet_id, None)
         if changes.cursors or changes.retained or changes.maybe_sent:
             by_number = {one.number: one for one in self.subscriptions.values()}
-            for number, offset in changes.cursors:
+            for number, offset, _ in changes.cursors:
                 if number in self.draining:
                     self.draining[number].cursor = offset
                     self.changed_draining.add(number)

@@ -57,6 +57,8 @@ class StoredSessions:
         self._count = 0
         self._damaged_before = 0
         """End of the last range of the log that `penstock repair` has set aside; 0 if there is none."""
+        self.has_replayed_damage = False
+        """Whether this start has replayed a record that a repair has put in the place of damaged ones."""
         self._saved_totals = b""
 
     def __len__(self) -> int:
@@ -257,10 +259,21 @@ class StoredSessions:
         stored.recorded_at = record.position
 
     def _apply_changes(self, stored: StoredSession, changes: Changes) -> None:
+        if self._damaged_before and changes.cursors:
+            changes = changes._replace(cursors=self._present(stored, changes.cursors))
         stored.apply(changes)
         if self._damaged_before:
             for one in stored.subscriptions.values():
                 self._clamp(stored, one)
+
+    def _present(self, stored: StoredSession, cursors: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+        """Return cursors with the present offsets of their messages: see `LightQueue.offset_in_rebuilt`."""
+        queues = {one.number: one.queue_id for one in chain(stored.subscriptions.values(), stored.draining.values())}
+        return [
+            (number, self._queues.get(queues[number]).offset_in_rebuilt(offset, position), position)
+            for number, offset, position in cursors
+            if number in queues
+        ]
 
     def _apply_acked(self, record: Record) -> None:
         obsolete_from, obsolete_before, _ = SESSIONS_ACKED_HEAD.unpack_from(record.body)
@@ -283,6 +296,7 @@ class StoredSessions:
 
     def _apply_damaged(self, record: Record) -> None:
         self._damaged_before = record.position + record.size
+        self.has_replayed_damage = True
 
     def _apply_message(self, record: Record) -> None:
         if not record.flags & Flag.SESSION:

@@ -14,7 +14,7 @@ import structlog
 
 from penstock.pop.core.checkpoint import Entry
 from penstock.pop.core.group import ConsumerGroup
-from penstock.store.lightqueue import ENTRY, ENTRY_BYTES, LightQueue
+from penstock.store.lightqueue import LightQueue
 from penstock.store.record import Kind, Record
 
 logger = structlog.get_logger("pop")
@@ -90,15 +90,6 @@ class DamagedRanges:
 def _cursor_after(queue: LightQueue, cursor: int, entries: list[Entry]) -> int:
     """Return the cursor after those of `entries` that follow it in the queue. Others were damaged, or came another way."""
     for entry in entries:
-        if _position_at(queue, cursor) == entry.position:
+        if queue.position_at(cursor) == entry.position:
             cursor += 1
     return cursor
-
-
-def _position_at(queue: LightQueue, offset: int) -> int | None:
-    """Return the position of an entry, committed or not; None if it was trimmed, and after the end of the queue."""
-    if offset < queue.committed_offset:
-        found, entry = queue.read_from(offset, 1)
-        return int(ENTRY.unpack(entry)[0]) if entry and found == offset else None
-    at = (offset - queue.committed_offset) * ENTRY_BYTES
-    return int(ENTRY.unpack_from(queue.pending, at)[0]) if at < len(queue.pending) else None

@@ -80,6 +80,7 @@ class GroupChanges:
             retry = self._queues.restore(retries, f"group:{group_id}", row["account"])
         row["queue"], row["retry"] = queue.id, retry.id
         if self._damages:
+            self._remove_replaced(row["group"], row["filter"])
             row["expected"] = row["cursor"]
             row["cursor"] = min(row["cursor"], self._queues.get(row["queue"]).next_offset)
         self._ledger.charge(row["account"], Resource.GROUPS)
@@ -120,6 +121,17 @@ class GroupChanges:
         self._close_named(record, group)
         if group.in_flight:
             return  # another record follows with the rest; if a crash prevented it, the group still exists
+        self._remove(group)
+
+    def _remove_replaced(self, name: str, topic_filter: str) -> None:
+        """Remove the group that has the name and filter of a new one: the record of its deletion was damaged."""
+        group = self._groups.by_name.get((name, topic_filter))
+        if group is not None:
+            for checkpoint in [each for each in self._checkpoints.open.values() if each.group_id == group.id]:
+                self._checkpoints.close(checkpoint, checkpoint.open)
+            self._remove(group)
+
+    def _remove(self, group: ConsumerGroup) -> None:
         self._groups.remove(group)
         self._ledger.release(group.account, Resource.GROUPS)
         owner = f"group:{group.id}"

@@ -12,7 +12,7 @@ Commands are lines of JSON on standard input, and each is answered with a line o
     {"do": "fail", "what": "write" or "read", "ranges": [[FROM, TO], ...], "times": N}
     {"do": "fail", "what": "flush", "times": N}
     {"do": "heal"}                           nothing fails any more
-    {"do": "count"}                          how many requests have failed
+    {"do": "count"}                          how many requests have failed since the last "fail" of their kind
 
 It imports nothing of Penstock, and no other process shares its interpreter: whoever waits for the disk may hold a lock.
 """
@@ -197,7 +197,7 @@ class Device:
             case {"do": "on"}:
                 self.is_on = True
             case {"do": "fail", "what": str(what), "times": int(times), **rest}:
-                self.times[what] = times
+                self.times[what], self.failed[what] = times, 0
                 if what != "flush":
                     ranges = rest["ranges"]
                     assert isinstance(ranges, list)

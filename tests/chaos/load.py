@@ -236,7 +236,7 @@ class Load:
         look.up.set()
         task = asyncio.create_task(look.run())
         deadline = time.monotonic() + RETAINED_S_MAX
-        while len(look.bodies) < topics and node.is_running and time.monotonic() < deadline:
+        while len(look.bodies) < topics and node.is_running and time.monotonic() < deadline:  # noqa: ASYNC110 - it may never come
             await asyncio.sleep(0.005)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

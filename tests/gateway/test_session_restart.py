@@ -761,6 +761,29 @@ async def test_no_new_message_is_missed_on_a_repaired_log(broker: Broker, damage
             assert came == [], "the damaged record is that of the session or of the subscription"
 
 
+@pytest.mark.parametrize("damaged", [b"early", b"later"])
+async def test_a_backlog_behind_a_damaged_message_is_not_passed_over(broker: Broker, damaged: bytes) -> None:
+    """The queue that is built anew has fewer entries, so the offset in the record of the session is too high."""
+    client = await broker.connect_5("pump", about=LASTS | {Property.RECEIVE_MAXIMUM: 2})
+    publisher = await broker.connect("publisher")
+    await client.subscribe(("a", 1))
+    for body in (b"early", b"early too"):
+        await publisher.publish("a", body, 1)
+        assert (await client.message()).body == body
+    for body in (b"0", b"1", b"later", b"2", b"3"):
+        await publisher.publish("a", body, 1)
+    assert len(await client.drained()) == 2
+    await leave(client)
+    await broker.stop()
+    damage(broker, lambda kind, body: body == damaged)
+    await repaired(broker)
+    client = await broker.connect_5("pump", flags=0, about=LASTS)
+    publisher = await broker.connect("publisher")
+    await publisher.publish("a", b"new", 1)
+    bodies = [message.body for message in await client.messages()]
+    assert bodies == [each for each in (b"0", b"1", b"later", b"2", b"3", b"new") if each != damaged]
+
+
 @both_versions
 async def test_a_packet_id_from_before_a_damaged_range_does_not_turn_a_new_message_into_a_repetition(
     broker: Broker, version: int

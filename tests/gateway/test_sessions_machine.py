@@ -259,8 +259,8 @@ class SessionsMachine(RuleBasedStateMachine):
         sent: list[tuple[int, Slot | None]] = [(packet_id, Slot(0, 2, *message, 99)) for packet_id, message in new]
         released = draw.draw(st.lists(st.sampled_from(sorted(one.received)), unique=True)) if one.received else []
         moved = {name: draw.draw(st.integers(0, 5)) for name in one.subscriptions if draw.draw(st.booleans())}
-        cursors = [(one.subscriptions[name][0], one.subscriptions[name][3] + step) for name, step in moved.items()]
-        cursors += [(number, fields[1] + 1) for number, fields in one.draining.items()]
+        cursors = [(one.subscriptions[name][0], one.subscriptions[name][3] + step, 0) for name, step in moved.items()]
+        cursors += [(number, fields[1] + 1, 0) for number, fields in one.draining.items()]
         pending = [name for name, fields in one.subscriptions.items() if fields[4] is not None]
         retained = {one.subscriptions[name][0]: draw.draw(st.sampled_from([None, b"plant/1"])) for name in pending}
         last = draw.draw(st.integers(1, 65_535))
@@ -281,9 +281,9 @@ class SessionsMachine(RuleBasedStateMachine):
             for packet_id in released:
                 del some.received[packet_id]
             for number, fields in some.draining.items():
-                fields[1] = dict(cursors).get(number, fields[1])
+                fields[1] = {number: offset for number, offset, _ in cursors}.get(number, fields[1])
             for fields in some.subscriptions.values():
-                fields[3] = dict(cursors).get(fields[0], fields[3])
+                fields[3] = {number: offset for number, offset, _ in cursors}.get(fields[0], fields[3])
                 if fields[0] in retained:
                     topic = retained[fields[0]]
                     fields[4:] = [fields[4] if topic is not None else None, topic or b""]

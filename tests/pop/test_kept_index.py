@@ -19,7 +19,7 @@ from penstock.store.indexplan import Fate
 from penstock.store.options import HOUR_MS, KIB, StoreOptions
 from penstock.store.record import Kind, Record
 from penstock.store.repair import repair, survey
-from tests.pop.wiring import GROUP, Parts
+from tests.pop.wiring import FILTER, GROUP, Parts
 from tests.store.wiring import retain, work_on
 
 STORE = StoreOptions(segment_bytes=16 * KIB, retention_ms=HOUR_MS)
@@ -152,6 +152,27 @@ def test_a_group_lives_on_without_the_declaration_of_an_internal_queue(tmp_path:
         parts.close()
     parts = restarted(parts, parts.data_dir)
     assert bodies(parts) == [b"2"]
+    parts.close()
+
+
+def test_a_group_that_was_created_again_is_there_once_though_its_deletion_was_damaged(tmp_path: Path) -> None:
+    parts = Parts(tmp_path / "data", store=STORE, pop=POP)
+    parts.create()
+    parts.publish(b"0", b"1")
+    assert len(parts.pop(1)) == 1
+    parts.core.admin.delete(GROUP, FILTER)
+    parts.create()
+    parts.close()
+    deleted = next(each for each in records(parts.data_dir) if each.kind == Kind.GROUP_DELETED)
+    flip(parts.data_dir, deleted)
+    Index.destroy(parts.data_dir)
+    repair(parts.data_dir, survey(parts.data_dir).damages)
+    parts = restarted(parts, parts.data_dir)
+    parts.settle_queues()
+    assert [group.in_flight for group in parts.core.groups] == [0]
+    assert bodies(parts) == [b"0", b"1"]
+    parts.core.admin.delete(GROUP, FILTER)
+    assert not list(parts.core.groups)
     parts.close()
 
 
