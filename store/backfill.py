@@ -32,6 +32,7 @@ TOPICS_MAX = 20_000
 """Maximum number of topics whose match is remembered during a backfill."""
 
 _MESSAGE = int(Kind.MESSAGE)
+_DAMAGED = int(Kind.DAMAGED)
 _ROUTING = (int(Kind.TIMER_FIRED), int(Kind.TRANSACTION_COMMITTED))
 """Kinds that route earlier messages."""
 
@@ -60,11 +61,14 @@ class Backfill:
         self.is_noted = False
         """Whether the log already says at which offset the backfill ends."""
         self._counted = 0
-        self._gap: int | None = None
+        self._gap: tuple[int, int] | None = None
 
-    def take_gap(self) -> int | None:
-        """Return the offset at which records were left out since the last call, the first if there are several; None if none
-        was. Whoever has got further than that in the queue may have got there while the records could be read."""
+    def take_gap(self) -> tuple[int, int] | None:
+        """Return the first offset and position at which records were left out since the last call; None if none were.
+
+        They are damaged, or a repair has set them aside. Whoever has got further than that in the queue may have got there
+        while the records could be read.
+        """
         gap, self._gap = self._gap, None
         return gap
 
@@ -115,14 +119,19 @@ class Backfill:
                         yield base + at, size, _tag_of(data[topic_stop : topic_stop + props_len])
                 elif kind in _ROUTING:
                     yield from self._fired(decode(data, at, position=base + at))
+                elif kind == _DAMAGED:
+                    self._note_gap(base + at)
             # If no record begins before the end, the log was damaged after the start, which would have refused it.
             self.position = end if offsets else self._skip(self.position)
 
     def _skip(self, position: int) -> int:
         """Return where to continue after a damaged record."""
-        if self._gap is None and self._end is None:
-            self._gap = self.queue.next_offset
+        self._note_gap(position)
         return skip_damage(self._log, position)
+
+    def _note_gap(self, position: int) -> None:
+        if self._gap is None and self._end is None:
+            self._gap = self.queue.next_offset, position
 
     def _is_wanted(self, topic: bytes) -> bool:
         wanted = self._matches.get(topic)

@@ -84,8 +84,8 @@ class Queues:
         """Returns the position from which a queue that starts at `earliest` is backfilled."""
         self.on_backfill: Callable[[], None] = lambda: None
         """Called when a backfill begins. The owner then calls `backfill` until it returns False."""
-        self.on_gap: Callable[[LightQueue, int], None] = lambda queue, offset: None
-        """Called with a queue and an offset when a backfill has left out damaged records there: see `Backfill.take_gap`."""
+        self.on_gap: Callable[[LightQueue, int, int], None] = lambda queue, offset, position: None
+        """Called with a queue when a backfill has left out damaged records, and with what `Backfill.take_gap` returned."""
 
     def __len__(self) -> int:
         return self._catalogue.count + len(self._transient.by_id)
@@ -462,7 +462,7 @@ class Queues:
                 self._changed(backfill.queue)  # its entries and how far it has come are saved together, whatever fails
             gap = backfill.take_gap()
             if gap is not None:
-                self.on_gap(backfill.queue, gap)
+                self.on_gap(backfill.queue, *gap)
             if backfill.position == end:
                 if not backfill.is_noted:
                     row = orjson.dumps({"next_offset": backfill.queue.next_offset})

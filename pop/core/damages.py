@@ -79,10 +79,11 @@ class DamagedRanges:
         if first != group.expected:
             group.frozen = first > group.expected
         if not group.frozen:
-            group.cursor += sum(not self._covers(entry.position) for entry in new)
+            group.cursor += sum(not self.covers(entry.position) for entry in new)
         group.expected = last + 1
 
-    def _covers(self, position: int) -> bool:
+    def covers(self, position: int) -> bool:
+        """Return whether a position is in one of the ranges."""
         at = bisect_right(self._starts, position) - 1
         return at >= 0 and position < self._ends[at]
 

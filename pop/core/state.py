@@ -125,11 +125,14 @@ class PopState:
             self._groups.changed.update(self.groups_by_id)
         self._damages.add(record.position, record.position + record.size)
 
-    def _groups_go_back(self, queue: LightQueue, offset: int) -> None:
+    def _groups_go_back(self, queue: LightQueue, offset: int, position: int) -> None:
         """Let the groups of a queue that have got further than `offset` go back there: later messages have lower offsets now.
 
-        They get messages again, but miss none. No record says so. After the next start they may go back once more.
+        They get messages again, but miss none. No record says so. After the next start they may go back once more. If the
+        damage was known when the log was replayed, their cursors take it into account already (`pop.core.damages`).
         """
+        if self._damages.covers(position):
+            return
         for group in self.groups_by_id.values():
             if group.queue is queue and group.cursor > offset:
                 logger.warning(

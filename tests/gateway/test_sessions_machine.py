@@ -363,7 +363,10 @@ class SessionsMachine(RuleBasedStateMachine):
     def cut_the_power(self, part: float, keep_index: bool) -> None:
         """Cut the log anywhere after its durable end, even within a record."""
         durable = max(self.durable, self.store.log.segments()[-1][0])
-        self.come_back(durable + int(part * (self.store.log.written - durable)), keep_index)
+        cut = durable + int(part * (self.store.log.written - durable))
+        end = min((position for position, _ in self.events if position >= cut), default=cut)
+        is_whole = not any(self.store.log.read(cut, end - cut))  # the zeros at the end of a record are as good as a hole
+        self.come_back(end if is_whole else cut, keep_index)
 
     def come_back(self, cut: int, keep_index: bool) -> None:
         old = self.data_dir

@@ -217,7 +217,7 @@ class MqttClient:
         message = self._oracle.delivered(self.consumer, payload, topic, now_ms or 2**62)
         if is_retained:
             self.retained[topic] = payload
-        elif qos == 2 and len(message.positions) <= 1 and not message.is_retained:
+        elif qos == 2 and message.once and len(message.positions) <= 1 and not message.is_retained:
             self.consumer.exact[message.number] += 1
             count = self.consumer.exact[message.number]
             if count > max(len(self.consumer.since), 1) and not self._oracle.was_repaired:

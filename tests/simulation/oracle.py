@@ -245,12 +245,13 @@ class Oracle:
         if message.is_exempt:
             return
         if not message.positions:
+            message.once = False  # its publisher sends it again, and it may have been delivered
             message.is_exempt = bool(message.acked_at)  # nobody has seen where it was
             return
         for start, stop in self._damaged:
             for position in message.positions:
                 if start - RECORD_BYTES_MAX < position < stop:
-                    message.is_exempt = True
+                    message.is_exempt, message.once = True, False
                     return
 
     # --- deliveries ---------------------------------------------------------------------------------------------------
