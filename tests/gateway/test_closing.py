@@ -183,7 +183,7 @@ async def test_a_client_that_is_closed_while_it_sends_gets_its_deliveries_and_th
 async def test_acks_on_their_way_do_not_destroy_the_deliveries_of_mosquitto_sub(start_broker: StartBroker) -> None:
     broker = await start_broker(send_buffer_bytes=MIB)
     port = str(broker.node.mqtt.port)
-    arguments = ["-h", "127.0.0.1", "-p", port, "-i", "sub", "-q", "1", "-t", "a", "-F", "%l", "-C", str(COUNT), "-W", "5"]
+    arguments = ["-h", "127.0.0.1", "-p", port, "-i", "sub", "-q", "1", "-t", "a", "-F", "%l", "-C", str(COUNT), "-W", "20"]
     process = await asyncio.create_subprocess_exec(command("mosquitto_sub"), *arguments, stdout=asyncio.subprocess.PIPE)
     await subscribed(broker, "sub")
     process.send_signal(signal.SIGSTOP)
