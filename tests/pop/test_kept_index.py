@@ -275,7 +275,7 @@ def test_the_command_says_what_a_kept_index_has_and_lacks(stopped: Parts, tmp_pa
         out = io.StringIO()
         assert repair_log(data_dir, dry_run=True, as_json=as_json, out=out)
         found[name] = out.getvalue()
-    assert "The index would be kept, because the log begins at position" in found["text"]
+    assert "The index would be kept, and knows what the damaged records said" in found["text"]
     assert "rows of group" in found["text"]
     index = json.loads(found["json"])["index"]
     assert index["fate"] == "adjusted"

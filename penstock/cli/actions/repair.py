@@ -152,7 +152,8 @@ def _index_lines(planned: IndexPlan, dry_run: bool) -> Iterator[str]:
         yield f"The index {will} kept: it covers the log up to position {planned.covered}, before any damage. {lost}"
     elif planned.fate is Fate.REBUILT:
         source = "from the log" if planned.snapshot is None else f"from the snapshot at position {planned.snapshot} and the log"
-        yield f"The index {will} deleted, and the next start rebuilds it {source}. {lost}"
+        why = f" ({planned.reason})" if planned.reason else ""
+        yield f"The index {will} deleted{why}, and the next start rebuilds it {source}. {lost}"
         if planned.snapshot is not None and planned.snapshot > planned.begin:
             yield (
                 f"  The index can't be used ({planned.reason}), and the snapshot at position {planned.begin} is not whole. So "
@@ -160,8 +161,8 @@ def _index_lines(planned: IndexPlan, dry_run: bool) -> Iterator[str]:
             )
     elif planned.fate is Fate.ADJUSTED:
         yield (
-            f"The index {will} kept, because the log begins at position {planned.begin} and no whole snapshot tells what was "
-            f"before. It has sessions, groups, retained messages, timers and open deliveries as of position {planned.covered}: "
+            f"The index {will} kept, and knows what the damaged records said. It has sessions, groups, retained messages, "
+            f"timers and open deliveries as of position {planned.covered}: "
             + ", ".join(f"{count} rows of {name}" for name, count in planned.rows)
             + "."
         )
