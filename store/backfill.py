@@ -46,7 +46,7 @@ class Backfill:
         position: where reading begins, or continues after a restart. A record begins there.
     """
 
-    __slots__ = ("_counted", "_end", "_gap", "_log", "_matches", "_seen", "_since_ms", "began", "is_noted", "position", "queue")
+    __slots__ = ("_counted", "_end", "_gap", "_log", "_matches", "_seen", "_since_ms", "began", "position", "queue")
 
     def __init__(self, log: CommitLog, queue: LightQueue, position: int) -> None:
         self._log = log
@@ -58,8 +58,6 @@ class Backfill:
         self._seen = log.end
         self._since_ms = queue.start if isinstance(queue.start, int) else 0
         self._end: tuple[int, int] | None = None
-        self.is_noted = False
-        """Whether the log already says at which offset the backfill ends."""
         self._counted = 0
         self._gap: tuple[int, int] | None = None
 
@@ -78,7 +76,6 @@ class Backfill:
         If retention has dropped some of those records since, the entries that are left are counted first, so that each of them
         gets its old offset.
         """
-        self.is_noted = True
         if self.began < self._log.start:
             self._end = (position, next_offset)
 

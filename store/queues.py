@@ -464,9 +464,9 @@ class Queues:
             if gap is not None:
                 self.on_gap(backfill.queue, *gap)
             if backfill.position == end:
-                if not backfill.is_noted:
-                    row = orjson.dumps({"next_offset": backfill.queue.next_offset})
-                    self._append(Kind.QUEUE_BACKFILLED, QUEUE_FIXED.pack(queue_id), backfill.queue.filter.encode(), b"", row)
+                # Also the second time: a snapshot may have been taken meanwhile, and what was before it may go.
+                row = orjson.dumps({"next_offset": backfill.queue.next_offset})
+                self._append(Kind.QUEUE_BACKFILLED, QUEUE_FIXED.pack(queue_id), backfill.queue.filter.encode(), b"", row)
                 del self._backfills[queue_id]
                 self.router.add(backfill.queue)
                 self._changed(backfill.queue)

@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.cli.actions.inspect_log import describe_record
-from penstock.store import snapshotting, trimming
+from penstock.store import backfill, snapshotting, trimming
 from penstock.store.errors import LogCorrupt, PositionUnknown, SnapshotInvalid
 from penstock.store.lightqueue import ROW_ENTRIES
 from penstock.store.logreader import read_log
@@ -22,6 +22,7 @@ from penstock.store.store import Store
 from tests.clock import ManualClock
 from tests.store.keeper import Keeper
 from tests.store.wiring import (
+    NEVER_S,
     bodies,
     close,
     crash,
@@ -533,6 +534,42 @@ def test_a_backfill_does_not_add_expired_messages_to_a_new_queue(store: Store, c
     retain(store)
     assert queue.first_offset() == 0
     assert [int(body.strip(".")) for body in bodies(store, queue)] == numbers(store)
+
+
+def test_a_queue_that_is_filled_again_while_a_snapshot_is_taken_keeps_its_offsets(
+    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record of its first filling is before the snapshot, so only that of the second tells the offsets."""
+    monkeypatch.setattr(backfill, "SLICE_BYTES", 400)
+    store = reopened(tmp_path / "data", clock)
+    store.queues.declare("plant/1", "group:a", "earliest")
+    fill(store)
+    publish_segments(store, 3)
+    close(store)
+    for folder in ("index", "snapshots"):
+        shutil.rmtree(tmp_path / "data" / folder)
+    store = reopened(tmp_path / "data", clock)
+    for _ in range(3):
+        assert store.queues.backfill()
+        store.commit()
+    publish_segments(store, 1, first=3 * PER_SEGMENT)
+    while not store.retention.snapshots:  # a thread makes it durable
+        store.retention.step(NEVER_S)
+    taken = store.retention.snapshots
+    fill(store)
+    clock.advance(HOUR_MS)
+    publish(store, "plant/1", "the last")
+    retain(store)
+    queue = durable_queue(store, "plant/1", "earliest")
+    before = numbered_bodies(store, queue)
+    assert store.log.start in taken, "a snapshot from before the queue was full"
+    assert queue.next_offset == 4 * PER_SEGMENT + 1
+    close(store)
+    shutil.rmtree(tmp_path / "data" / "index")
+    store = reopened(tmp_path / "data", clock)
+    fill(store)
+    assert numbered_bodies(store, durable_queue(store, "plant/1", "earliest")) == before
+    close(store)
 
 
 def test_a_half_written_snapshot_is_ignored(tmp_path: Path, clock: ManualClock) -> None:

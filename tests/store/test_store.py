@@ -202,9 +202,9 @@ def test_a_deleted_index_is_rebuilt_with_the_same_contents(tmp_path: Path) -> No
     store = Store(tmp_path / "data", store.options, ManualClock())
     store.add_part(rebuilt)
     recovery = store.recover()
-    fill(store)
     assert recovery.rebuilt
     assert recovery.replayed == sum(1 for _ in store.log.scan(0))
+    fill(store)
     assert recovery.torn_bytes == 0
     assert contents(store) == before
     assert rebuilt.rows == live.rows
@@ -250,9 +250,9 @@ def test_an_index_that_is_ahead_of_the_log_is_rebuilt(tmp_path: Path, cut_off: i
         os.truncate(segment, 1024 * 1024)
     store = Store(tmp_path / "data", store.options, ManualClock())
     recovery = store.recover()
-    fill(store)
     assert recovery.rebuilt
     assert end - cut_off - 2000 < store.log.end <= end - cut_off
+    fill(store)
     for queue in store.queues:
         assert len(bodies(store, queue)) == queue.committed_offset
     before = contents(store)
