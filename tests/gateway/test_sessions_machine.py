@@ -364,7 +364,8 @@ class SessionsMachine(RuleBasedStateMachine):
         """Cut the log anywhere after its durable end, even within a record."""
         durable = max(self.durable, self.store.log.segments()[-1][0])
         cut = durable + int(part * (self.store.log.written - durable))
-        end = min((position for position, _ in self.events if position >= cut), default=cut)
+        ends = [position for position, _ in self.events] + [position + size for position, size, *_ in self.acked]
+        end = min((position for position in ends if cut <= position <= self.store.log.written), default=cut)
         is_whole = not any(self.store.log.read(cut, end - cut))  # the zeros at the end of a record are as good as a hole
         self.come_back(end if is_whole else cut, keep_index)
 
