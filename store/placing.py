@@ -1,4 +1,4 @@
-"""Segments that are in each other's place: finds them by their times, and puts them back.
+"""Files that have each other's names: finds the segments among them by their times, and gives all files their own names.
 
 Records don't hold their positions, so all records of a segment are valid in a wrong place too. But store times never decrease
 along a log, which tells.
@@ -6,6 +6,7 @@ along a log, which tells.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,10 +17,10 @@ from penstock.store.recordscan import read_records
 from penstock.store.segment import Segment, segment_bases, segment_name
 
 SUFFIX = ".placing"
-"""Suffix of the second name that a segment gets, with the position at which it belongs, before any file is replaced."""
+"""Suffix of the second name that a file gets, its own one, before any file is replaced."""
 
 MARKER = "placing"
-"""File in the folder of the log that is there while segments are replaced. A start refuses a log that has it."""
+"""File in a folder that is there while its files are replaced. A start refuses a log that has it."""
 
 
 def first_times(files: Files, directory: Path) -> dict[int, int]:
@@ -90,16 +91,32 @@ def place(files: Files, directory: Path) -> dict[int, int]:
         LogCorrupt: as `misplaced`. Nothing has changed.
         OSError: a file can't be renamed.
     """
-    moves: dict[int, int] = {}
+    moves = {} if files.exists(directory / MARKER) else misplaced(files, directory)
+    exchange(files, directory, {segment_name(base): segment_name(target) for base, target in moves.items()})
+    return moves
+
+
+def exchange(files: Files, directory: Path, moves: Mapping[str, str]) -> None:
+    """Rename files of a folder that have each other's names, durably. A later call completes one that was killed anywhere.
+
+    Args:
+        files: has the folder.
+        directory: the folder.
+        moves: the new name of each file by its present one; the present names are the new ones in another order. It may be
+            empty, and is not looked at if a call that was killed had begun to replace files.
+
+    Raises:
+        OSError: a file can't be renamed.
+    """
     if not files.exists(directory / MARKER):
         for name in files.names(directory):
             if name.endswith(SUFFIX):  # a call was killed before it replaced anything
                 files.unlink(directory / name)
-        moves = misplaced(files, directory)
         if not moves:
-            return {}
-        for base, target in moves.items():
-            files.link(directory / segment_name(base), directory / f"{segment_name(target)}{SUFFIX}")
+            return
+        assert set(moves) == set(moves.values()), moves
+        for name, own in moves.items():
+            files.link(directory / name, directory / f"{own}{SUFFIX}")
         files.sync_directory(directory)
         files.open(directory / MARKER, Mode.NEW).close()
         files.sync_directory(directory)
@@ -109,4 +126,3 @@ def place(files: Files, directory: Path) -> dict[int, int]:
     files.sync_directory(directory)
     files.unlink(directory / MARKER)
     files.sync_directory(directory)
-    return moves

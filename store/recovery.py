@@ -29,7 +29,7 @@ from penstock.store.record import CRC_FROM, HEADER, HEADER_BYTES, OBSERVED, UNRO
 from penstock.store.rocksdb import OpenDatabase, open_rocksdb
 from penstock.store.router import Router
 from penstock.store.snapshot import DIRECTORY as SNAPSHOTS
-from penstock.store.snapshot import restore, snapshot_path, snapshots
+from penstock.store.snapshot import give_own_names, restore, snapshot_path, snapshots
 
 logger = structlog.get_logger("store")
 
@@ -76,6 +76,7 @@ def agree(data_dir: Path, log: CommitLog, files: Files = SYSTEM_FILES, open_data
             what it held.
         OSError: a file can't be read or written.
     """
+    _name_snapshots(data_dir, files)
     open_index = partial(Index, data_dir, files=files, open_database=open_database)
     index, covered, misfit = _open_index(data_dir, files, open_index)
     try:
@@ -100,6 +101,21 @@ def agree(data_dir: Path, log: CommitLog, files: Files = SYSTEM_FILES, open_data
         index, covered = _begin_with_snapshot(data_dir, log, index, files, open_index)
         skipped_bytes = covered.position - log.start
     return Agreement(index, covered, tail.torn_bytes, rebuilt, skipped_bytes)
+
+
+def _name_snapshots(data_dir: Path, files: Files) -> None:
+    """Give snapshots that have each other's names their own, so that an index that is built anew begins with the oldest."""
+    try:
+        for name, own in give_own_names(data_dir, files).items():
+            logger.warning(
+                "snapshot.renamed",
+                file=str(data_dir / SNAPSHOTS / own),
+                was=name,
+                why="the snapshot says in its first record at which position it was made; a bad restore may have renamed it",
+            )
+    except OSError as error:
+        # Without their own names these snapshots can't be used, but the node may need none of them.
+        logger.error("snapshot.misnamed", folder=str(data_dir / SNAPSHOTS), error=str(error))
 
 
 def _open_index(data_dir: Path, files: Files, open_index: Callable[[], Index]) -> tuple[Index | None, Covered | None, str]:

@@ -12,6 +12,7 @@ records of kind SNAPSHOT (`store.record`). The first has the properties `format`
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator
 from itertools import chain
 from pathlib import Path
@@ -27,6 +28,8 @@ from penstock.store.files import SYSTEM_FILES, File, Files, Mode, replace_file, 
 from penstock.store.index import FORMAT, OWN_KEYS, Covered, Index, IndexView, KeySpace, after
 from penstock.store.lightqueue import name_of, pinned_prefix, queue_prefix
 from penstock.store.options import KIB
+from penstock.store.placing import MARKER, exchange
+from penstock.store.quarantine import set_aside
 from penstock.store.record import HEADER_BYTES, RECORD_BYTES_MAX, Kind, decode, encode, size_of, store_ms_of
 from penstock.store.segment import NAME_DIGITS
 
@@ -34,6 +37,7 @@ DIRECTORY = "snapshots"
 """Folder of a data directory that holds the snapshots."""
 
 SUFFIX = ".snap"
+PARTIAL_SUFFIX = ".partial"
 
 BODY_BYTES = 256 * KIB
 """Approximate number of bytes of rows in one record."""
@@ -76,8 +80,58 @@ def snapshots(data_dir: Path, files: Files = SYSTEM_FILES) -> dict[int, int]:
 def remove_other_snapshots(data_dir: Path, positions: Collection[int], files: Files = SYSTEM_FILES) -> None:
     """Delete the snapshots that are not at one of `positions`, and files that were left half written. Raises OSError."""
     for name in files.names(data_dir / DIRECTORY):
-        if not name.endswith(SUFFIX) or int(name.removesuffix(SUFFIX)) not in positions:
+        is_other = name.endswith(SUFFIX) and int(name.removesuffix(SUFFIX)) not in positions
+        if is_other or name.endswith(PARTIAL_SUFFIX):
             files.unlink(data_dir / DIRECTORY / name)
+
+
+def misnamed(data_dir: Path, files: Files = SYSTEM_FILES) -> dict[str, str]:
+    """Return the own name of each snapshot that has another one, by its present name.
+
+    A snapshot states in its first record where it was made. A copy of a snapshot that is also under its own name is left out.
+
+    Raises:
+        OSError: a folder can't be listed.
+    """
+    directory = data_dir / DIRECTORY
+    owns = {}
+    for name in files.names(directory):
+        position = _stated_position(files, directory / name) if name.endswith(SUFFIX) else None
+        if position is not None:
+            owns[name] = snapshot_path(data_dir, position).name
+    owners = Counter(owns.values())
+    return {name: own for name, own in owns.items() if name != own and owners[own] == 1}
+
+
+def give_own_names(data_dir: Path, files: Files = SYSTEM_FILES) -> dict[str, str]:
+    """Rename the snapshots that `misnamed` finds, durably, and return what it returns.
+
+    A file that can't be read and has the own name of another is set aside. A later call completes one that was killed anywhere.
+    Raises OSError.
+    """
+    directory = data_dir / DIRECTORY
+    if files.exists(directory / MARKER):
+        exchange(files, directory, {})
+    moves = misnamed(data_dir, files)
+    left = dict(moves)
+    while free := [name for name, own in left.items() if own not in left]:
+        for name in free:
+            own = directory / left.pop(name)
+            if files.exists(own):
+                set_aside(files, data_dir, own)
+            files.rename(directory / name, own)
+        files.sync_directory(directory)
+    exchange(files, directory, left)
+    return moves
+
+
+def _stated_position(files: Files, path: Path) -> int | None:
+    """Return the position at which a snapshot was made; None if its first record can't be read."""
+    try:
+        properties, _ = next(_records(files, path))
+        return int(orjson.loads(properties)["position"])
+    except (KeyError, OSError, SnapshotInvalid, StopIteration, TypeError, ValueError):
+        return None  # whoever reads the snapshot reports this
 
 
 # --- writing --------------------------------------------------------------------------------------------------------
@@ -105,7 +159,7 @@ class SnapshotWriter:
         self._path = snapshot_path(data_dir, position)
         self._files = files
         files.mkdir(self._path.parent)
-        self._partial = self._path.with_suffix(".partial")
+        self._partial = self._path.with_suffix(PARTIAL_SUFFIX)
         self._file = files.open(self._partial, Mode.NEW)
         self._is_finished = False
         self._rows = bytearray()

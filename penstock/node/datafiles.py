@@ -133,9 +133,18 @@ def _mark(data_dir: Path, files: Files) -> Iterator[FileProblem]:
 
 
 def _snapshots(data_dir: Path, files: Files) -> Iterator[FileProblem]:
-    for name in files.names(data_dir / snapshot.DIRECTORY):
+    names = files.names(data_dir / snapshot.DIRECTORY)
+    moves = snapshot.misnamed(data_dir, files)
+    for name in names:
         path = f"{snapshot.DIRECTORY}/{name}"
         stem = name.removesuffix(snapshot.SUFFIX)
+        if name in moves:
+            effect = f"The next start gives it its own name, {moves[name]}; so does `penstock repair`."
+            yield FileProblem(path, "has the name of another snapshot", effect)
+            continue
+        if name == placing.MARKER or name.endswith(placing.SUFFIX):
+            yield FileProblem(path, "belongs to a start that was interrupted", "The next start gives it its own name.")
+            continue
         if stem == name:
             yield FileProblem(path, "is half written", "The next start deletes it.")
             continue

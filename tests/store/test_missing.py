@@ -20,6 +20,8 @@ from penstock.store.placing import MARKER, place
 from penstock.store.record import Kind
 from penstock.store.repair import repair, survey
 from penstock.store.segment import segment_name
+from penstock.store.snapshot import DIRECTORY as SNAPSHOTS
+from penstock.store.snapshot import give_own_names, misnamed, remove_other_snapshots, snapshot_path, write_empty
 from penstock.store.syncmark import FILE, Ending, SyncMark
 from tests.clock import ManualClock
 from tests.pop.wiring import Parts
@@ -266,6 +268,40 @@ def test_a_repair_puts_segments_back_and_may_be_killed_meanwhile(
         assert {name: (copy / DIRECTORY / name).read_bytes() for name in files_of[:-1]} == {
             name: before[name] for name in files_of[:-1]
         }
+        shutil.rmtree(copy)
+        if killed.calls >= 0:
+            break
+    else:
+        raise AssertionError("more calls than expected")
+
+
+@pytest.mark.parametrize("order", [(1, 0), (2, 0, 1), (1, None), (None, 0, 1), (1, 0, None)], ids=str)
+def test_snapshots_get_their_own_names_back_also_from_a_start_that_was_killed(
+    tmp_path: Path, order: tuple[int | None, ...]
+) -> None:
+    """`None` stands for a file that can't be read."""
+    made = tmp_path / "made"
+    for number in range(1, len(order) + 1):
+        write_empty(made, number * 1000, 5)
+    own = [snapshot_path(made, number * 1000).name for number in range(1, len(order) + 1)]
+    whole = {name: (made / SNAPSHOTS / name).read_bytes() for name in own}
+    for calls in range(30):
+        copy = tmp_path / str(calls)
+        (copy / SNAPSHOTS).mkdir(parents=True)
+        for name, source in zip(own, order, strict=True):
+            (copy / SNAPSHOTS / name).write_bytes(b"damaged" if source is None else whole[own[source]])
+        killed = KilledFiles(calls)
+        with suppress(Killed):
+            give_own_names(copy, killed)
+        remove_other_snapshots(copy, [number * 1000 for number in range(1, len(order) + 1)])
+        give_own_names(copy)
+        assert misnamed(copy) == {}
+        for source in set(order) - {None}:
+            assert source is not None
+            assert (copy / SNAPSHOTS / own[source]).read_bytes() == whole[own[source]]
+        kept = [path.read_bytes() for path in copy.rglob("*") if path.is_file()]
+        assert len(kept) == len(order)
+        assert kept.count(b"damaged") == order.count(None)
         shutil.rmtree(copy)
         if killed.calls >= 0:
             break

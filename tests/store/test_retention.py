@@ -480,6 +480,34 @@ def test_a_rebuild_skips_a_snapshot_that_has_the_name_of_another(tmp_path: Path,
     close(store)
 
 
+def test_snapshots_that_have_each_others_names_get_their_own_at_the_start(tmp_path: Path, clock: ManualClock) -> None:
+    """Else the oldest can't be used, and messages before the next one would be lost to sessions and groups."""
+    store = reopened(tmp_path / "data", clock)
+    publish_segments(store, 3)
+    clock.advance(HOUR_MS)
+    publish_segments(store, 4, first=3 * PER_SEGMENT)
+    retain(store)
+    before = numbered_bodies(store, durable_queue(store, "plant/#"))
+    close(store)
+    shutil.rmtree(tmp_path / "data" / "index")
+    first, second, third, *_ = snapshots(tmp_path / "data")
+    folder = snapshot_path(tmp_path / "data", first).parent
+    names = [snapshot_path(tmp_path / "data", each).name for each in (first, second, third)]
+    for name, other in zip(names, [*names[1:], names[0]], strict=True):
+        (folder / name).rename(folder / f"{other}.moved")
+    for name in names:
+        (folder / f"{name}.moved").rename(folder / name)
+    with capture_logs() as lines:
+        store = reopened(tmp_path / "data", clock)
+    renamed = {line["was"]: Path(line["file"]).name for line in lines if line["event"] == "snapshot.renamed"}
+    assert renamed == dict(zip([*names[1:], names[0]], names, strict=True))
+    assert "snapshot.later" not in [line["event"] for line in lines]
+    assert store._agreement.skipped_bytes == 0
+    assert numbered_bodies(store, durable_queue(store, "plant/#")) == before
+    assert sorted(path.suffix for path in folder.iterdir()) == [".snap"] * len(list(folder.iterdir()))
+    close(store)
+
+
 def test_nothing_is_dropped_because_of_a_snapshot_that_was_damaged_before_the_start(tmp_path: Path, clock: ManualClock) -> None:
     """Whoever rebuilds the index later would need it: without it, what is between it and the next one is out of reach."""
     store = reopened(tmp_path / "data", clock)

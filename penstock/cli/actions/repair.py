@@ -51,6 +51,7 @@ def repair_log(
         if files.exists(directory / MARKER) and dry_run:
             raise LogCorrupt(f"an earlier repair of {directory} was interrupted; run `penstock repair` without --dry-run")
         is_interrupted = files.exists(directory / MARKER)
+        renamed = {} if dry_run else snapshot.give_own_names(data_dir)
         moves = {} if is_interrupted else misplaced(files, directory)
         if (moves or is_interrupted) and not dry_run:
             put_in_places(data_dir)
@@ -75,6 +76,7 @@ def repair_log(
             "damages": rows,
             "torn_bytes": findings.torn_bytes,
             "misplaced": placed,
+            "renamed": {f"{snapshot.DIRECTORY}/{name}": f"{snapshot.DIRECTORY}/{own}" for name, own in renamed.items()},
             "repaired": repaired,
             "index": _index_row(planned),
             "files": others,
@@ -83,6 +85,7 @@ def repair_log(
     else:
         for base, target in moves.items():
             out.write(f"Segment {segment_name(base)} is in a wrong place: its records belong at position {target}.\n")
+        out.writelines(f"The snapshot {name} had the name of another. It is {own} now.\n" for name, own in renamed.items())
         lines = [*_lines(findings, repaired), *_file_lines(problems, moved)]
         if is_damaged:
             lines += _index_lines(planned, dry_run)
