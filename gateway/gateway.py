@@ -50,6 +50,7 @@ from penstock.gateway.transport.peer import Peer
 from penstock.gateway.transport.sockets import HAS_TURNS, Sockets
 from penstock.gateway.transport.sources import Sources
 from penstock.pop.core.core import PopCore
+from penstock.pop.core.handle import Handles
 from penstock.store.accounts import Resource
 from penstock.store.clock import Clock
 from penstock.store.ledger import QuotaRefusal
@@ -73,6 +74,7 @@ class Gateway:
         retained: the retained messages, a part of that store.
         delayed: the delayed messages, a part of that store.
         pop: the core of POP. A shared subscription is one of its groups.
+        handles: makes the handles that cancel delayed messages.
         sessions: the stored sessions, a part of that store.
         options: see `GatewayOptions`.
         clock: all timeouts, rate limits and keep alives go by its monotonic time.
@@ -87,6 +89,7 @@ class Gateway:
         retained: RetainedMessages,
         delayed: DelayedMessages,
         pop: PopCore,
+        handles: Handles,
         sessions: StoredSessions,
         options: GatewayOptions,
         clock: Clock,
@@ -98,6 +101,7 @@ class Gateway:
         self.store = store
         self.retained = retained
         self.delayed = delayed
+        self._handles = handles
         self.options = options
         self.counters = GatewayCounters()
         self.traffic = Traffic()
@@ -332,7 +336,9 @@ class Gateway:
             Inbox(min(options.connect_bytes_max, options.packet_bytes_max), options.user_properties_max),
             outbox,
             kept,
-            IncomingPublishes(self.store, self.delayed, self.retained, self.counters, outbox, kept, self._publish_options),
+            IncomingPublishes(
+                self.store, self.delayed, self.retained, self._handles, self.counters, outbox, kept, self._publish_options
+            ),
             IncomingAcks(self.store, self.counters, outbox, kept, self.journal, self.shared.settlements),
             handshake=self._handshake,
             subscribing=self._subscribing,

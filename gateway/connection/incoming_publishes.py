@@ -23,15 +23,17 @@ from penstock.gateway.connection.outbox import Outbox
 from penstock.gateway.counters import GatewayCounters
 from penstock.gateway.delivery.retained_messages import RetainedMessages
 from penstock.gateway.options import GatewayOptions
-from penstock.gateway.protocol.encode import encode_ack, encode_acks
+from penstock.gateway.protocol.delays import RECALL_HANDLE, DeliveryTimeInvalid, due_of
+from penstock.gateway.protocol.encode import encode_ack, encode_ack_with, encode_acks
 from penstock.gateway.protocol.errors import ProtocolError
 from penstock.gateway.protocol.message import to_stored
 from penstock.gateway.protocol.packets import DUP, MALFORMED, PUBACK, PUBLISH, PUBLISH_RUN, PUBLISH_WITH, PUBREC, Packet
 from penstock.gateway.protocol.properties import Property, PropertyValues, check_response_topic, parse_properties
 from penstock.gateway.protocol.reasons import ReasonCode
 from penstock.gateway.protocol.runs import count_packets, split_runs
-from penstock.gateway.protocol.topics import DELAYED, parse_delayed
+from penstock.gateway.protocol.topics import DELAYED
 from penstock.gateway.sessions.session import Session
+from penstock.pop.core.handle import Handles
 from penstock.store.causer import NODE
 from penstock.store.errors import DiskFull, LimitExceeded, PositionUnknown, RecordCorrupt, StoreError, TopicInvalid
 from penstock.store.properties import encode_properties
@@ -70,6 +72,7 @@ Denial = tuple[ReasonCode, str]
 """Why one PUBLISH of MQTT 5.0 was refused: the reason code, and a sentence. The connection stays open."""
 
 NONE_DENIED: Final[Mapping[int, Denial]] = MappingProxyType({})
+NO_HANDLES: Final[Mapping[int, str]] = MappingProxyType({})
 
 
 class PublishForbidden(StoreError):
@@ -122,6 +125,7 @@ class IncomingPublishes:
     Parameters:
         store: where messages go.
         delayed, retained: the delayed and the retained messages, of which there is a limited number.
+        handles: makes the handles that cancel delayed messages.
         counters: count what is stored, refused and dropped.
         outbox: sends the acks.
         kept: keeps what finds no room on the disk.
@@ -133,6 +137,7 @@ class IncomingPublishes:
         "_counters",
         "_delayed",
         "_denied",
+        "_handles",
         "_is_v5",
         "_kept",
         "_options",
@@ -140,6 +145,7 @@ class IncomingPublishes:
         "_permissions",
         "_puback_ids",
         "_pubrec_ids",
+        "_recall_handles",
         "_retained",
         "_session",
         "_store",
@@ -152,6 +158,7 @@ class IncomingPublishes:
         store: Store,
         delayed: DelayedMessages,
         retained: RetainedMessages,
+        handles: Handles,
         counters: GatewayCounters,
         outbox: Outbox,
         kept: KeptPackets,
@@ -160,6 +167,7 @@ class IncomingPublishes:
         self._store = store
         self._delayed = delayed
         self._retained = retained
+        self._handles = handles
         self._counters = counters
         self._outbox = outbox
         self._kept = kept
@@ -175,6 +183,8 @@ class IncomingPublishes:
         self._puback_ids: list[int] = []
         self._pubrec_ids: list[int] = []
         self._denied: dict[int, Denial] = {}
+        self._recall_handles: dict[int, str] = {}
+        """The handles of the delayed messages of MQTT 5.0, by packet id."""
 
     def begin(self, session: Session, permissions: Permissions | None, *, is_v5: bool) -> None:
         """Serve a session: the CONNECT was accepted."""
@@ -221,6 +231,7 @@ class IncomingPublishes:
                 qos = flags & QOS_MASK
                 if qos == QOS_2 and packet_id in received and self._is_repetition(flags, topic, packet_id, body):
                     pubrec_ids.append(packet_id)  # [MQTT-4.3.3-10] 3.1.1:[MQTT-4.3.3-2]
+                    self._tell_handle_again(packet_id)
                     continue
                 if kept and not self._is_v5:
                     self._keep(packet)  # the messages before it come first [MQTT-4.6.0-2]
@@ -287,6 +298,14 @@ class IncomingPublishes:
             return bool(flags & DUP)  # [MQTT-3.3.1-1]
         return was.body == body and (was.topic == topic or topic.startswith(DELAYED))
 
+    def _tell_handle_again(self, packet_id: int) -> None:
+        """Let the PUBREC of a repeated message have its recall handle, if the message is still pending."""
+        stored = self._session.stored
+        position = stored.received.get(packet_id) if stored is not None else None
+        due_ms = self._delayed.due_ms(position) if position is not None and self._is_v5 else None
+        if position is not None and due_ms is not None:
+            self._recall_handles[packet_id] = self._handles.recall(position, due_ms)
+
     def _append_run(self, run: Packet, packets: list[Packet]) -> bool:
         """Store PUBLISHes that differ in packet ids and bodies only; return False if each must be looked at by itself."""
         _, flags, topic, packet_ids, bodies = run
@@ -310,8 +329,8 @@ class IncomingPublishes:
         """Store a message that has properties, or is delayed or retained. Raises StoreError."""
         store, options, session = self._store, self._options, self._session
         now_ms, due_ms = store.now_ms(), 0
-        if topic.startswith(DELAYED):
-            topic, due_ms = parse_delayed(topic, now_ms, options.delay_ms_max)
+        if found or topic.startswith(DELAYED):
+            topic, due_ms = due_of(topic, found, now_ms, options.delay_ms_max)
         if options.checks_payload_format and found.get(Property.PAYLOAD_FORMAT) == 1:
             _check_utf_8(body)
         route = store.router.route(topic, session.causer)
@@ -335,7 +354,9 @@ class IncomingPublishes:
                 self._delayed.admit(causer, size, route.name)
             if is_retained:
                 self._retained.admit(topic, size, causer, is_delayed=due_ms > 0)
-        store.append_message(route, body, encoded, record_flags)
+        position = store.append_message(route, body, encoded, record_flags)
+        if due_ms and packet_id and self._is_v5:
+            self._recall_handles[packet_id] = self._handles.recall(position, due_ms)
 
     # --- properties -------------------------------------------------------------------------------------------------
 
@@ -428,6 +449,8 @@ class IncomingPublishes:
             reason = ReasonCode.NOT_AUTHORIZED
         elif isinstance(error, PayloadInvalid):
             reason = ReasonCode.PAYLOAD_FORMAT_INVALID
+        elif isinstance(error, DeliveryTimeInvalid):
+            reason = ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
         elif isinstance(error, TopicInvalid):
             check_topic(topic, levels_max=TOPIC_BYTES_MAX + 1)  # raises if it is no topic at all, which closes the connection
             reason = ReasonCode.TOPIC_NAME_INVALID
@@ -449,28 +472,32 @@ class IncomingPublishes:
             denied: Mapping[int, Denial] = NONE_DENIED
             if self._denied:
                 denied, self._denied = self._denied, {}
+            handles: Mapping[int, str] = NO_HANDLES
+            if self._recall_handles:
+                handles, self._recall_handles = self._recall_handles, {}
             if puback_ids:
                 self._puback_ids = []
                 self._outbox.unacked += len(puback_ids)
-                self._store.when_durable(partial(self._acknowledge, PUBACK, puback_ids, denied))
+                self._store.when_durable(partial(self._acknowledge, PUBACK, puback_ids, denied, handles))
             if pubrec_ids:
                 self._pubrec_ids = []
-                self._store.when_durable(partial(self._acknowledge, PUBREC, pubrec_ids, denied))
+                self._store.when_durable(partial(self._acknowledge, PUBREC, pubrec_ids, denied, handles))
         return stored
 
-    def _acknowledge(self, kind: int, packet_ids: list[int], denied: Mapping[int, Denial]) -> None:
+    def _acknowledge(self, kind: int, packet_ids: list[int], denied: Mapping[int, Denial], handles: Mapping[int, str]) -> None:
         outbox = self._outbox
         if kind == PUBACK:
             outbox.unacked -= len(packet_ids)
-        if not denied:
+        if not denied and not handles:
             outbox.send(encode_acks(kind, packet_ids), len(packet_ids))
             return
         for packet_id in packet_ids:
-            if packet_id not in denied:
-                outbox.send(encode_acks(kind, [packet_id]))
-            else:
+            if packet_id in denied:
                 reason, why = denied[packet_id]
                 outbox.send(outbox.explained(partial(encode_ack, kind, packet_id, reason), why))
+            else:
+                tell = partial(encode_ack_with, kind, packet_id, RECALL_HANDLE)
+                outbox.send(outbox.explained(tell, handles.get(packet_id, "")))
 
 
 def _received_as(session: Session, packet_id: int) -> bytes:

@@ -349,8 +349,10 @@ class Outbox:
         self._store.when_durable(partial(self.send, data))
 
     def explained(self, encode: Callable[[str], bytes], why: str) -> bytes:
-        """Return a packet with its reason string, if the client wants reason strings [MQTT-3.1.2-29] and takes a packet as
-        large; else without it. See [MQTT-3.2.2-19], [MQTT-3.4.2-2], [MQTT-3.5.2-2], [MQTT-3.14.2-3].
+        """Return a packet with its reason string, or with the value of its user property.
+
+        If the client wants neither [MQTT-3.1.2-29], or takes no packet as large, the packet comes without it. See
+        [MQTT-3.2.2-19], [MQTT-3.4.2-2], [MQTT-3.4.2-3], [MQTT-3.5.2-2], [MQTT-3.5.2-3], [MQTT-3.14.2-3].
         """
         data = encode(why if self.says_why else "")
         return data if len(data) <= (self.packet_bytes_max or len(data)) else encode("")

@@ -62,6 +62,14 @@ def encode_ack(kind: int, packet_id: int, reason: ReasonCode, why: str = "") -> 
     return _packet(kind << 4 | FLAGS.get(kind, 0), U16.pack(packet_id) + bytes((reason,)) + properties)
 
 
+def encode_ack_with(kind: int, packet_id: int, name: str, value: str) -> bytes:
+    """Return an ack of MQTT 5.0 that reports success, with a user property. If `value` is empty, the ack has none."""
+    if not value:
+        return encode_acks(kind, [packet_id])
+    properties = write_properties({Property.USER_PROPERTY: [(name, value)]})
+    return _packet(kind << 4 | FLAGS.get(kind, 0), U16.pack(packet_id) + bytes((ReasonCode.SUCCESS,)) + properties)
+
+
 def _packet(header: int, body: bytes) -> bytes:
     return bytes((header,)) + write_varint(len(body)) + body
 

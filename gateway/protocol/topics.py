@@ -1,14 +1,14 @@
 """The two prefixes that give a topic or a filter another meaning: `$share/{name}/{filter}` and `$delayed/{seconds}/{topic}`.
 
 `$share/` is a shared subscription (MQTT 5.0, 4.8.2). A message that is published to `$delayed/60/a/b` goes to `a/b` 60 seconds
-later. That form is EMQX's, so that devices which use it can move over.
+later. That form is EMQX's, so that devices which use it can move over; see `delays`.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from penstock.store.errors import LimitExceeded, TopicInvalid
+from penstock.store.errors import TopicInvalid
 from penstock.store.record import TOPIC_BYTES_MAX
 from penstock.store.topics import check_filter
 
@@ -17,8 +17,6 @@ SHARE: Final = "$share/"
 
 DELAYED: Final = b"$delayed/"
 """The beginning of the topic of a delayed message."""
-
-_DIGITS_MAX: Final = 10
 
 
 def split_share(topic_filter: str) -> tuple[str, str]:
@@ -51,31 +49,6 @@ def check_asked(topic_filter: str) -> None:
         split_share(topic_filter)
     else:
         check_filter(topic_filter, levels_max=TOPIC_BYTES_MAX + 1)  # [MQTT-4.7.1-1], [MQTT-4.7.1-2], [MQTT-4.7.3-1]
-
-
-def parse_delayed(topic: bytes, now_ms: int, delay_ms_max: int) -> tuple[bytes, int]:
-    """Return the topic to which a delayed message goes, and when it is due.
-
-    The due time is in ms since 1970; 0 means at once.
-
-    Args:
-        topic: begins with `DELAYED`.
-        now_ms: the time, in ms since 1970.
-        delay_ms_max: the longest delay allowed, in ms.
-
-    Raises:
-        TopicInvalid: the seconds or the topic are missing.
-        LimitExceeded: the delay is longer than allowed.
-    """
-    _, _, rest = topic.partition(b"/")
-    seconds, slash, name = rest.partition(b"/")
-    if not (seconds.isdigit() and seconds.isascii() and slash and name):
-        raise TopicInvalid(f"The topic {topic[:64]!r} is not of the form $delayed/SECONDS/TOPIC.")
-    if len(seconds) > _DIGITS_MAX or int(seconds) * 1000 > delay_ms_max:
-        raise LimitExceeded(
-            f"A delay of {seconds[:20].decode()} s is longer than timer.delay_ms_max allows, {delay_ms_max} ms."
-        )
-    return name, now_ms + int(seconds) * 1000 if int(seconds) else 0
 
 
 def without_prefix(topic: bytes) -> bytes:

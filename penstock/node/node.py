@@ -95,6 +95,7 @@ class Node:
             self.retained,
             self.delayed,
             self.pop,
+            self._handles,
             self.sessions,
             config.mqtt,
             clock,

@@ -45,7 +45,7 @@ class OutgoingMessage:
         response_topic: Topic for the reply to this message (MQTT 5.0, 3.3.2.3.5). Empty: it has none.
         correlation_data: Names the message in its reply (MQTT 5.0, 3.3.2.3.6), up to 65,535 bytes.
         content_type: Describes the body, such as `application/json`.
-        expire_after_ms: Nobody gets the message after this time from its delivery time, in ms. 0: it never expires.
+        expire_after_ms: Nobody gets the message after this time from when it was sent, in ms. 0: it never expires.
 
     Raises:
         ValueError: Both `deliver_at_ms` and `delay_ms` are given.

@@ -90,7 +90,13 @@ class SendMethods:
                 "give at least 0"
             )
             raise SendRefused(Refusal.INVALID_PROPERTY, detail)
-        expires_at_ms = max(self._store.now_ms(), due_ms) + extras.expire_after_ms if extras.expire_after_ms else 0
+        expires_at_ms = self._store.now_ms() + extras.expire_after_ms if extras.expire_after_ms else 0
+        if due_ms and expires_at_ms and expires_at_ms <= due_ms:
+            detail = (
+                f"the message expires {extras.expire_after_ms} ms after it is sent, before it is due: nobody would get it; "
+                "give a larger expire_after_ms, or 0"
+            )
+            raise SendRefused(Refusal.INVALID_DELIVERY_TIME, detail)
         properties = Properties(
             list(message.properties.items()),
             message.tag,

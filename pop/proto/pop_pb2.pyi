@@ -36,9 +36,11 @@ class _CodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Code.ValueType],
     INVALID_TOPIC: _Code.ValueType  # 2
     """Send: nobody can publish to a topic of this name (MQTT 5.0, 4.7)"""
     INVALID_DELIVERY_TIME: _Code.ValueType  # 3
-    """Send: deliver_at_ms or delay_ms is negative or too far in the future, or both are given"""
+    """Send: deliver_at_ms or delay_ms is negative or too far in the future, both are"""
     INVALID_INVISIBLE_TIME: _Code.ValueType  # 4
-    """ChangeInvisible: invisible_ms is negative or above the limit"""
+    """given, or the message would expire before
+    ChangeInvisible: invisible_ms is negative or above the limit
+    """
     INVALID_HANDLE: _Code.ValueType  # 5
     """this node gave no such handle, or gave it to another group"""
     HANDLE_EXPIRED: _Code.ValueType  # 6
@@ -84,9 +86,11 @@ INTERNAL: Code.ValueType  # 1
 INVALID_TOPIC: Code.ValueType  # 2
 """Send: nobody can publish to a topic of this name (MQTT 5.0, 4.7)"""
 INVALID_DELIVERY_TIME: Code.ValueType  # 3
-"""Send: deliver_at_ms or delay_ms is negative or too far in the future, or both are given"""
+"""Send: deliver_at_ms or delay_ms is negative or too far in the future, both are"""
 INVALID_INVISIBLE_TIME: Code.ValueType  # 4
-"""ChangeInvisible: invisible_ms is negative or above the limit"""
+"""given, or the message would expire before
+ChangeInvisible: invisible_ms is negative or above the limit
+"""
 INVALID_HANDLE: Code.ValueType  # 5
 """this node gave no such handle, or gave it to another group"""
 HANDLE_EXPIRED: Code.ValueType  # 6
@@ -299,7 +303,7 @@ class MessageExtras(_message.Message):
     correlation_data: _builtins.bytes
     content_type: _builtins.str
     expire_after_ms: _builtins.int
-    """not 0: nobody gets the message after so many ms from its delivery time"""
+    """not 0: nobody gets the message after so many ms from when it was sent"""
     def __init__(
         self,
         *,

@@ -88,7 +88,8 @@ def properties_of(message: Any, topic: str, now_ms: int) -> Properties:
     if system.trace_context:
         user[TRACE] = system.trace_context
     if system.HasField("delivery_timestamp"):
-        deliver_at_ms = _ms_of(system.delivery_timestamp)
+        is_between = system.delivery_timestamp.nanos % 1_000_000 > 0  # rounded up, so that no message is early
+        deliver_at_ms = _ms_of(system.delivery_timestamp) + is_between
     else:
         deliver_at_ms = _due_of_level(user.pop(DELAY_LEVEL, ""), system.message_type, now_ms)
     is_half = system.message_type == _TYPE.TRANSACTION

@@ -278,6 +278,7 @@ class Process:
             self.retained,
             self.delayed,
             self.pop,
+            self._handles,
             self.sessions,
             config.mqtt,
             self.clock,

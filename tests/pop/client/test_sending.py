@@ -72,6 +72,7 @@ async def test_a_batch_names_its_refused_messages_and_stores_the_others(client: 
         ({"topic": "a/#"}, InvalidTopic),
         ({"topic": TOPIC, "body": bytes(5 * 1024 * 1024)}, MessageTooLarge),
         ({"topic": TOPIC, "deliver_at_ms": 2**62}, InvalidDeliveryTime),
+        ({"topic": TOPIC, "delay_ms": 5_000, "expire_after_ms": 5_000}, InvalidDeliveryTime),
         ({"topic": TOPIC, "deliver_at_ms": 1, "delay_ms": 1}, ValueError),
     ],
 )
