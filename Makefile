@@ -12,7 +12,7 @@ SEED ?= 1
 ROUNDS ?= 20
 ONLY ?= all
 MQTT_CLIENTS ?= go-3 go-5 rust-3 rust-5 hivemq-3 hivemq-5 paho-3 paho-5
-CLIENTS ?= python node go java-5.0.7 java-5.1.0 java-5.2.0
+CLIENTS ?= python node go rust java-5.0.7 java-5.1.0 java-5.2.0
 BIN := .venv/bin
 READY := .venv/.ready
 

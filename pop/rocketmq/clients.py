@@ -14,7 +14,11 @@ from penstock.pop.rocketmq.status import Code, Refused
 CLIENTS_MAX = 100_000
 
 SILENT_MS_MAX = 30_000
-"""A client is gone if the node heard nothing from it for this long. The official clients send a heartbeat every 10 s."""
+"""A client is gone if the node heard nothing from it for this long. Most official clients send a heartbeat every 10 s."""
+
+SILENT_RUST_MS_MAX = 90_000
+"""The same limit for the Rust client, whose heartbeats (5.0.0) are 30 s apart. It opens its Telemetry stream only once, so the
+node could not ask a client about transactions any more after taking it for gone."""
 
 DISCONNECTED_MS_MAX = 15_000
 """The same limit for a client whose Telemetry stream broke. It leaves time for one heartbeat on another connection."""
@@ -80,6 +84,12 @@ class ConnectedClient:
         self.turn = 0
         """Rotates the lite topics of a poll, so that no lite topic starves."""
 
+    @property
+    def silent_ms_max(self) -> int:
+        """How long the client may be silent."""
+        is_rust = self.agent is not None and self.agent.language == "RUST"
+        return SILENT_RUST_MS_MAX if is_rust else SILENT_MS_MAX
+
     def can_be_asked(self, topic: str) -> bool:
         """Return whether the node may ask the client about half messages of a topic now. The question shows the message."""
         return self.stream is not None and self.stream.has_room and (self.rights is None or self.rights.may(SEND, topic))
@@ -121,7 +131,7 @@ class ConnectedClients:
         """Note the end of a Telemetry stream. If the client does not call again soon, it is gone."""
         if client.stream is stream:
             client.stream = None
-            client.heard_ms = min(client.heard_ms, now_ms - SILENT_MS_MAX + DISCONNECTED_MS_MAX)
+            client.heard_ms = min(client.heard_ms, now_ms - client.silent_ms_max + DISCONNECTED_MS_MAX)
 
     def excuse(self, ms: int) -> None:
         """Give all clients `ms` more time, because the node did not listen for as long."""
@@ -144,7 +154,7 @@ class ConnectedClients:
         gone = {
             client.id: client
             for client in self._clients.values()
-            if client.is_terminated or now_ms - client.heard_ms > SILENT_MS_MAX
+            if client.is_terminated or now_ms - client.heard_ms > client.silent_ms_max
         }
         for client in gone.values():
             del self._clients[client.id]

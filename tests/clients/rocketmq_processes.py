@@ -18,11 +18,14 @@ from typing import Any, TypeAlias
 
 import pytest
 
+from penstock.pop.rocketmq.status import Code
+
 FOLDER = Path(__file__).parent
 NODE_FOLDER = FOLDER / "rocketmqjs"
 
 JAVA_FOLDER = FOLDER / "rocketmqjava"
 GO_FOLDER = FOLDER / "rocketmqgo"
+RUST_FOLDER = FOLDER / "rocketmqrust"
 
 INSTALL = "run tests/clients/install"
 
@@ -30,12 +33,32 @@ Kind: TypeAlias = str
 """A language, for Java with the version of the client: `java-5.2.0`."""
 
 
+LACKING: dict[str, frozenset[str]] = {
+    "rust": frozenset({"change", "recall", "push", "lite", "namespace", "tls"}),
+    "java-5.0": frozenset({"recall", "lite"}),
+    "python": frozenset({"namespace", "tls"}),
+    "node": frozenset({"namespace", "tls"}),
+}
+"""What the clients whose kind starts so do not have. `tls` means: uses TLS unless it is told otherwise."""
+
+
+def has(kind: Kind, feature: str) -> bool:
+    """Return whether a client has a feature at all."""
+    return not any(feature in lacking for start, lacking in LACKING.items() if kind.startswith(start))
+
+
+def skip_unless_it_has(kind: Kind, feature: str) -> None:
+    """Skip a test of what a client does not have."""
+    if not has(kind, feature):
+        pytest.skip(f"the official client {kind} has no {feature}")
+
+
 def skip_unless_there(kind: Kind) -> None:
     """Skip a test whose client is not installed, and say how to install the client."""
     program = {"node": "node", "java": "java"}.get(kind.partition("-")[0])
     if program and shutil.which(program) is None:
         pytest.skip(f"{program} is not installed: it runs the official client {kind}")
-    made = {"node": NODE_FOLDER / "node_modules", "go": GO_FOLDER / "driver"}.get(kind)
+    made = {"node": NODE_FOLDER / "node_modules", "go": GO_FOLDER / "driver", "rust": RUST_FOLDER / "driver"}.get(kind)
     if kind.startswith("java-"):
         made = (
             JAVA_FOLDER / "build" / "Driver.class" if (JAVA_FOLDER / "lib" / version_of(kind)).is_dir() else JAVA_FOLDER / "lib"
@@ -52,8 +75,8 @@ def version_of(kind: Kind) -> str:
 def _program(kind: Kind, home: Path) -> list[str]:
     if kind == "node":
         return ["node", "driver.js"]
-    if kind == "go":
-        return [str(GO_FOLDER / "driver")]
+    if kind in ("go", "rust"):
+        return [str((GO_FOLDER if kind == "go" else RUST_FOLDER) / "driver")]
     if kind.startswith("java-"):
         path = f"{JAVA_FOLDER / 'build'}{os.pathsep}{JAVA_FOLDER / 'lib' / version_of(kind)}/*"
         return ["java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", f"-Duser.home={home}", "-cp", path, "Driver"]
@@ -76,18 +99,17 @@ class ClientProcess:
         target: `HOST:PORT` of the node.
         home: Home directory of the process. The Python client writes there.
         key, secret: Access key and its secret.
-        namespace: Namespace of all names. Only the clients for Java and Go have one.
-        tls: Leave TLS on, where it is on by default: with Java and Go.
+        namespace: Namespace of all names, with a client that has namespaces.
+        tls: Leave TLS on, with a client that has it on by default.
     """
 
     def __init__(
         self, kind: Kind, target: str, home: Path, key: str = "", secret: str = "", namespace: str = "", *, tls: bool = False
     ) -> None:
         skip_unless_there(kind)
-        has_namespaces = kind == "go" or kind.startswith("java-")
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         self._process = subprocess.Popen(
-            [*_program(kind, home), target, key, secret, *([namespace] if has_namespaces else [])],
+            [*_program(kind, home), target, key, secret, *([namespace] if has(kind, "namespace") else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=(home / f"{kind}.err").open("ab"),
@@ -113,7 +135,8 @@ class ClientProcess:
         assert line, "the client's process has ended"
         answer = json.loads(line)
         if "error" in answer:
-            raise ClientFailed(answer["error"], answer["code"])
+            code = answer["code"]
+            raise ClientFailed(answer["error"], Code[code] if isinstance(code, str) and code else code or 0)
         return answer
 
     def do(self, do: str, **wish: Any) -> Any:

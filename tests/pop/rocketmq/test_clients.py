@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.pop.rocketmq.agents import Agent
 from penstock.pop.rocketmq.clients import (
     COMMANDS_MAX,
     DISCONNECTED_MS_MAX,
     SILENT_MS_MAX,
+    SILENT_RUST_MS_MAX,
     ConnectedClients,
     TelemetryStream,
 )
@@ -33,6 +35,17 @@ def test_a_client_whose_stream_broke_has_less_time_and_a_call_keeps_it() -> None
         assert client.stream is None
     clients.heard_from("calls", 1_000 + DISCONNECTED_MS_MAX)
     assert list(clients.remove_gone(1_001 + DISCONNECTED_MS_MAX)) == ["silent"]
+
+
+def test_a_rust_client_has_time_for_its_rare_heartbeats() -> None:
+    clients = ConnectedClients()
+    client = clients.heard_from("rust", 0)
+    client.agent = Agent.of("RUST", "5.0.0")
+    client.stream = TelemetryStream()
+    assert clients.remove_gone(SILENT_RUST_MS_MAX) == {}
+    clients.stream_ended(client, client.stream, SILENT_RUST_MS_MAX)
+    assert clients.remove_gone(SILENT_RUST_MS_MAX) == {}
+    assert list(clients.remove_gone(SILENT_RUST_MS_MAX + DISCONNECTED_MS_MAX + 1)) == ["rust"]
 
 
 def test_time_in_which_the_node_did_not_listen_does_not_count() -> None:
