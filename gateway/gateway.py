@@ -29,6 +29,7 @@ from penstock.gateway.delivery.backlog import BacklogLimit
 from penstock.gateway.delivery.client_subscriptions import Deliveries
 from penstock.gateway.delivery.context import DeliveryContext
 from penstock.gateway.delivery.fanout import Fanouts
+from penstock.gateway.delivery.mqtttraces import MqttTraces
 from penstock.gateway.delivery.retained_messages import RetainedMessages
 from penstock.gateway.delivery.shared_subscriptions import SharedSubscriptions
 from penstock.gateway.delivery.system import SystemTopics
@@ -57,6 +58,7 @@ from penstock.store.ledger import QuotaRefusal
 from penstock.store.sliced import SlicedJob
 from penstock.store.store import Store
 from penstock.timer.delayed import DelayedMessages
+from penstock.tracing.traces import Traces
 
 STOP_LINGER_S: Final = 1.0
 """Seconds that clients have to close their side when the node stops. The node then closes the sockets anyway."""
@@ -81,6 +83,7 @@ class Gateway:
         access: the rules, the bans and the audit log.
         delay_ms_max: the longest delay of a message, in ms.
         descriptors_below: the first file descriptor that no connection may have; None if they may have all.
+        traces: makes spans; None without tracing.
     """
 
     def __init__(
@@ -97,6 +100,7 @@ class Gateway:
         *,
         delay_ms_max: int,
         descriptors_below: int | None = None,
+        traces: Traces | None = None,
     ) -> None:
         self.store = store
         self.retained = retained
@@ -169,9 +173,10 @@ class Gateway:
         )
         figures = SystemFigures(store, retained, self.clients, self.lifecycle, self.listeners, self.counters, self.traffic)
         self.sys = SystemTopics(options.sys_interval_s, figures.read, clock.monotonic_s)
-        self.fanouts = Fanouts(store, self.overtime)
+        self._traces = MqttTraces(traces, store) if traces is not None else None
+        self.fanouts = Fanouts(store, self.overtime, self._traces)
         self.deliveries = Deliveries(
-            DeliveryContext(store, self.fanouts, self.journal, self.counters),
+            DeliveryContext(store, self.fanouts, self.journal, self.counters, self._traces),
             retained,
             self.shared,
             self.sys,
@@ -337,9 +342,17 @@ class Gateway:
             outbox,
             kept,
             IncomingPublishes(
-                self.store, self.delayed, self.retained, self._handles, self.counters, outbox, kept, self._publish_options
+                self.store,
+                self.delayed,
+                self.retained,
+                self._handles,
+                self.counters,
+                outbox,
+                kept,
+                self._publish_options,
+                self._traces,
             ),
-            IncomingAcks(self.store, self.counters, outbox, kept, self.journal, self.shared.settlements),
+            IncomingAcks(self.store, self.counters, outbox, kept, self.journal, self.shared.settlements, self._traces),
             handshake=self._handshake,
             subscribing=self._subscribing,
             fast_path=self.fast_path,

@@ -35,6 +35,10 @@ class RecentIds(Generic[K, V]):
         """Return the value that was added with an id; None when the id is not remembered."""
         return self._values.get(key)
 
+    def take(self, key: K) -> V | None:
+        """Forget an id, and return its value; None when the id is not remembered."""
+        return self._values.pop(key, None)
+
     def add(self, key: K, value: V) -> K | None:
         """Remember an id as the newest one. Return the id that is forgotten for it; None when there is room."""
         values = self._values

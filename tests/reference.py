@@ -24,6 +24,7 @@ from penstock.node.document import toml_of
 from penstock.node.node import Node
 from penstock.pop.options import PopOptions
 from penstock.store.options import HostPort, bounds_of, describe_allowed
+from penstock.tracing.options import TracingOptions
 
 DIRECTORY = Path(__file__).parents[1] / "docs" / "reference"
 
@@ -182,7 +183,8 @@ def metrics_page() -> str:
                 NOTE,
                 "# Metrics",
                 "The admin listener serves these metrics at `/metrics`, in the formats of Prometheus and OpenMetrics. "
-                "`penstock_rocketmq_clients` exists only where the extra `rocketmq` is installed.",
+                "`penstock_rocketmq_clients` exists only where the extra `rocketmq` is installed, and "
+                "`penstock_tracing_*` only with `tracing.endpoint`.",
                 _table(("Metric", "Type", "Labels", "Meaning"), rows),
             ]
         )
@@ -194,7 +196,11 @@ async def _families() -> list[Metric]:
     free = HostPort("127.0.0.1", 0)
     with tempfile.TemporaryDirectory(prefix="penstock-reference-") as directory:
         config = Config(
-            Path(directory), mqtt=GatewayOptions(listen=free), pop=PopOptions(listen=free), admin=AdminOptions(listen=free)
+            Path(directory),
+            mqtt=GatewayOptions(listen=free),
+            pop=PopOptions(listen=free),
+            admin=AdminOptions(listen=free),
+            tracing=TracingOptions("http://127.0.0.1:4318/v1/traces"),  # where the node sends nothing, as it has no spans
         )
         node = Node(config)
         try:

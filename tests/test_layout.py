@@ -10,8 +10,9 @@ ALLOWED: dict[str, set[str]] = {
     "store": set(),
     "timer": {"store"},
     "access": {"store"},
-    "pop": {"store", "timer", "access", "install"},
-    "gateway": {"store", "timer", "access", "pop"},
+    "tracing": {"store"},
+    "pop": {"store", "timer", "access", "tracing", "install"},
+    "gateway": {"store", "timer", "access", "tracing", "pop"},
     # The formats of records and of the sync mark, and nothing else, so that a Spark worker needs no broker.
     "spark": {"store.record", "store.bodies", "store.recordscan", "store.errors", "store.syncmark", "install"},
 }

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from penstock.gateway.connection.disk_full import PACKET_OVERHEAD_BYTES, KeptPackets
 from penstock.gateway.connection.outbox import Outbox
 from penstock.gateway.counters import GatewayCounters
+from penstock.gateway.delivery.mqtttraces import MqttTraces
 from penstock.gateway.delivery.share_settlements import ShareSettlements
 from penstock.gateway.protocol.encode import encode_ack, encode_acks
 from penstock.gateway.protocol.packets import PUBACK, PUBCOMP, PUBREC, PUBREL, Packet
@@ -49,9 +50,21 @@ class IncomingAcks:
         kept: keeps what finds no room on the disk.
         journal: records the progress of sessions.
         settlements: settles the deliveries of shared subscriptions.
+        traces: makes spans of acknowledgements; None without tracing.
     """
 
-    __slots__ = ("_counters", "_is_v5", "_journal", "_kept", "_outbox", "_session", "_settlements", "_store", "_unanswered")
+    __slots__ = (
+        "_counters",
+        "_is_v5",
+        "_journal",
+        "_kept",
+        "_outbox",
+        "_session",
+        "_settlements",
+        "_store",
+        "_traces",
+        "_unanswered",
+    )
 
     def __init__(
         self,
@@ -61,6 +74,7 @@ class IncomingAcks:
         kept: KeptPackets,
         journal: SessionJournal,
         settlements: ShareSettlements,
+        traces: MqttTraces | None = None,
     ) -> None:
         self._store = store
         self._counters = counters
@@ -68,6 +82,7 @@ class IncomingAcks:
         self._kept = kept
         self._journal = journal
         self._settlements = settlements
+        self._traces = traces
         self._session: Session
         self._is_v5 = False
         self._unanswered: list[_Unanswered] = []
@@ -89,6 +104,8 @@ class IncomingAcks:
                 self._settlements.dead_letter([slot.delivery])  # [MQTT-4.8.2-6]
             else:
                 self._settlements.acknowledge_soon(slot.delivery)
+        elif self._traces is not None and is_expected and slot is not None:
+            self._traces.acknowledged(session.client_id, slot.position, is_refused=is_refused)
         if kind == PUBREC and not is_refused:
             is_known = is_expected or packet_id in session.inflight.slots
             if session.lasts:

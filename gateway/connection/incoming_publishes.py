@@ -21,6 +21,7 @@ from penstock.gateway.auth.permissions import Permissions
 from penstock.gateway.connection.disk_full import PACKET_OVERHEAD_BYTES, KeptPackets
 from penstock.gateway.connection.outbox import Outbox
 from penstock.gateway.counters import GatewayCounters
+from penstock.gateway.delivery.mqtttraces import MqttTraces
 from penstock.gateway.delivery.retained_messages import RetainedMessages
 from penstock.gateway.options import GatewayOptions
 from penstock.gateway.protocol.delays import RECALL_HANDLE, DeliveryTimeInvalid, due_of
@@ -130,6 +131,7 @@ class IncomingPublishes:
         outbox: sends the acks.
         kept: keeps what finds no room on the disk.
         options: see `PublishOptions`.
+        traces: makes spans of PUBLISHes; None without tracing.
     """
 
     __slots__ = (
@@ -150,6 +152,7 @@ class IncomingPublishes:
         "_session",
         "_store",
         "_stored",
+        "_traces",
         "aliases",
     )
 
@@ -163,6 +166,7 @@ class IncomingPublishes:
         outbox: Outbox,
         kept: KeptPackets,
         options: PublishOptions,
+        traces: MqttTraces | None = None,
     ) -> None:
         self._store = store
         self._delayed = delayed
@@ -172,6 +176,7 @@ class IncomingPublishes:
         self._outbox = outbox
         self._kept = kept
         self._options = options
+        self._traces = traces
         self._session: Session
         self._permissions: Permissions | None = None
         self._is_v5 = False
@@ -246,7 +251,10 @@ class IncomingPublishes:
                             f"the payload has {len(body)} bytes; send {bytes_max} at most: see mqtt.message_bytes_max"
                         )
                     if found is not None:
-                        self._append_with(flags, topic, body, found, packet_id)
+                        if self._traces is None:
+                            self._append_with(flags, topic, body, found, packet_id)
+                        else:
+                            self._append_traced(self._traces, flags, topic, body, found, packet_id)
                     elif not flags & NOT_PLAIN:
                         append(route_of(topic, causer), body, b"", RECORD_FLAGS[flags])
                     elif flags & RETAIN:
@@ -325,8 +333,20 @@ class IncomingPublishes:
         self._puback_ids += packet_ids
         return True
 
-    def _append_with(self, flags: int, topic: bytes, body: bytes, found: PropertyValues, packet_id: int) -> None:
-        """Store a message that has properties, or is delayed or retained. Raises StoreError."""
+    def _append_traced(
+        self, traces: MqttTraces, flags: int, topic: bytes, body: bytes, found: PropertyValues, packet_id: int
+    ) -> None:
+        """Do what `_append_with` does, and make a span of it."""
+        qos, client_id, began_ns = flags & QOS_MASK, self._session.client_id, traces.now_ns()
+        try:
+            position = self._append_with(flags, topic, body, found, packet_id)
+        except StoreError as error:
+            traces.published(found, topic, body, qos, client_id, began_ns, -1, str(error))
+            raise
+        traces.published(found, topic, body, qos, client_id, began_ns, position)
+
+    def _append_with(self, flags: int, topic: bytes, body: bytes, found: PropertyValues, packet_id: int) -> int:
+        """Store a message that has properties, or is delayed or retained; return its position. Raises StoreError."""
         store, options, session = self._store, self._options, self._session
         now_ms, due_ms = store.now_ms(), 0
         if found or topic.startswith(DELAYED):
@@ -357,6 +377,7 @@ class IncomingPublishes:
         position = store.append_message(route, body, encoded, record_flags)
         if due_ms and packet_id and self._is_v5:
             self._recall_handles[packet_id] = self._handles.recall(position, due_ms)
+        return position
 
     # --- properties -------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from penstock.gateway.counters import GatewayCounters
 from penstock.gateway.delivery.fanout import Fanouts
+from penstock.gateway.delivery.mqtttraces import MqttTraces
 from penstock.gateway.sessions.journal import SessionJournal
 from penstock.store.store import Store
 
@@ -22,3 +23,5 @@ class DeliveryContext:
     """Records how far the subscriptions of lasting sessions have got."""
     counters: GatewayCounters
     """The counters of the gateway."""
+    traces: MqttTraces | None = None
+    """Makes spans of deliveries; None without tracing."""

@@ -8,11 +8,12 @@ Every delivery is encoded here, so this is where messages are left out that have
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 
 from penstock.gateway.delivery.aliases import TopicAliases
+from penstock.gateway.delivery.mqtttraces import MqttTraces, TracedMessage
 from penstock.gateway.delivery.options import DeliveryOptions
 from penstock.gateway.protocol.encode import encode_publish, encode_publish_head
 from penstock.gateway.protocol.fields import U16, write_varint
@@ -64,6 +65,8 @@ class EncodedBatch(NamedTuple):
     """Number of packets."""
     publishers: frozenset[str] = NOBODY
     """Client ids of publishers that have a subscription with No Local, and so may not get the batch as it is."""
+    traced: Sequence[TracedMessage] = ()
+    """The messages whose traces are sampled. Without tracing there are none."""
 
 
 ChooseOptions = Callable[[bytes, str], DeliveryOptions | None]
@@ -71,7 +74,14 @@ ChooseOptions = Callable[[bytes, str], DeliveryOptions | None]
 
 
 def encode_batch(
-    store: Store, entries: bytes, options: DeliveryOptions, *, retain: bool = False, dup: bool = False, verify: bool = False
+    store: Store,
+    entries: bytes,
+    options: DeliveryOptions,
+    *,
+    retain: bool = False,
+    dup: bool = False,
+    verify: bool = False,
+    traces: MqttTraces | None = None,
 ) -> EncodedBatch:
     """Return the packets for light-queue entries, each at the lower of the message's QoS and the granted one [MQTT-3.8.4-8].
 
@@ -87,6 +97,7 @@ def encode_batch(
             is recorded before it is sent, so it can't have been sent.
         verify: check each record against its checksum, and leave it out if the checksum is wrong. For records that were not
             written just now.
+        traces: finds the messages whose traces are sampled; None without tracing.
     """
     unpack, pack_head = HEADER.unpack_from, _SHORT_HEAD.pack
     qos_max, is_v5, keeps_retain, _ = options
@@ -99,6 +110,7 @@ def encode_batch(
     add = parts.append
     slots: list[Slot] = []
     publishers: list[str] = []
+    traced: list[TracedMessage] = []
     length = left_out = 0
     data: bytes | None = b""
     base = 0
@@ -141,6 +153,10 @@ def encode_batch(
             if stored.expires_at_ms and stored.expires_at_ms <= now_ms:  # [MQTT-3.3.2-5]
                 left_out += 1
                 continue
+            if traces is not None and stored.user:
+                topic = data[topic_stop - topic_len : topic_stop]
+                if (found := traces.message(stored.user, topic, position, stop - body_from, qos)) is not None:
+                    traced.append(found)
             if is_v5:
                 if stored.publisher:
                     publishers.append(stored.publisher)
@@ -173,7 +189,11 @@ def encode_batch(
         add(data[body_from:stop])
         length += rest
     return EncodedBatch(
-        b"".join(parts), slots, len(entries) // ENTRY_BYTES - left_out, frozenset(publishers) if publishers else NOBODY
+        b"".join(parts),
+        slots,
+        len(entries) // ENTRY_BYTES - left_out,
+        frozenset(publishers) if publishers else NOBODY,
+        traced or (),
     )
 
 
@@ -201,6 +221,7 @@ def encode_for_client(
     aliases: TopicAliases | None = None,
     retain: bool = False,
     dup: bool = False,
+    traces: MqttTraces | None = None,
 ) -> tuple[EncodedBatch, int]:
     """Return packets that are for one client alone, and the number of messages left out because they are too large.
 
@@ -214,10 +235,11 @@ def encode_for_client(
         choose: returns how the client gets a message.
         packet_bytes_max: the client's maximum packet size. A larger packet counts as sent [MQTT-3.1.2-25].
         aliases: of the connection, if the client accepts any. The batch must be sent, because it tells the client of new ones.
-        retain, dup: as in `encode_batch`.
+        retain, dup, traces: as in `encode_batch`.
     """
     parts: list[bytes] = []
     slots: list[Slot] = []
+    traced: list[TracedMessage] = []
     length = messages = too_large = 0
     for position, size, _ in ENTRY.iter_unpack(entries):
         data = store.read_intact(position, size)
@@ -245,6 +267,8 @@ def encode_for_client(
             continue
         if aliases is not None and alias and not is_known:
             aliases.assign(topic, alias)
+        if traces is not None and (found := traces.message(stored.user, topic, position, len(body), qos)) is not None:
+            traced.append(found)
         parts.append(head)
         if qos:
             slots.append(Slot(length + len(head), qos, position, size))
@@ -252,7 +276,7 @@ def encode_for_client(
         parts += (properties, body)
         length += packet_bytes
         messages += 1
-    return EncodedBatch(b"".join(parts), slots, messages), too_large
+    return EncodedBatch(b"".join(parts), slots, messages, traced=traced or ()), too_large
 
 
 def encode_redelivery(store: Store, slot: Slot, packet_id: int, options: DeliveryOptions) -> bytes | None:

@@ -6,6 +6,7 @@ from collections import deque
 from typing import Final, Protocol
 
 from penstock.gateway.delivery.encoding import EncodedBatch, encode_batch
+from penstock.gateway.delivery.mqtttraces import MqttTraces
 from penstock.gateway.delivery.options import DeliveryOptions
 from penstock.gateway.delivery.outlet import Outlet
 from penstock.gateway.entry_topics import topics_of
@@ -188,7 +189,7 @@ class Fanout:
                 continue
             batch = batches.get(member.key)
             if batch is None:
-                batch = batches[member.key] = encode_batch(store, entries, member.options)
+                batch = batches[member.key] = encode_batch(store, entries, member.options, traces=self._fanouts.traces)
             if not member.deliver(batch, next_offset):
                 self._read_on(member)
 
@@ -213,11 +214,13 @@ class Fanouts:
     Parameters:
         store: has the messages.
         overtime: bounds what is delivered in one turn of the loop.
+        traces: finds the messages whose traces are sampled; None without tracing.
     """
 
-    def __init__(self, store: Store, overtime: Overtime) -> None:
+    def __init__(self, store: Store, overtime: Overtime, traces: MqttTraces | None = None) -> None:
         self.store = store
         self.overtime = overtime
+        self.traces = traces
         self.waiting = 0
         """Number of batches that wait for a later turn."""
         self._by_queue: dict[int, Fanout] = {}

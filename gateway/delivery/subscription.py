@@ -243,7 +243,15 @@ class Subscription:
         if not self._send(batch, cursor):
             self.cursor = cursor
             return False
+        if batch.traced:
+            self._trace(batch)
         return True
+
+    def _trace(self, batch: EncodedBatch) -> None:
+        """Make the spans of a batch that was sent."""
+        traces = self.context.traces
+        assert traces is not None, "only tracing finds messages to trace"
+        traces.delivered(batch.traced, self.session.client_id, self.filter)
 
     def skip(self, topics: frozenset[bytes], next_offset: int) -> bool:
         """Go past a batch that begins at the cursor if older subscriptions of the client send all of it; return whether it has.
@@ -361,9 +369,13 @@ class Subscription:
             if not admitted:
                 if self.session.lasts:
                     self.context.journal.mark(self.session)
-            elif not self._send(self._encode(admitted, is_retained=False, is_repeated=is_repeated), first):
+                continue
+            batch = self._encode(admitted, is_retained=False, is_repeated=is_repeated)
+            if not self._send(batch, first):
                 self.cursor = cursor
                 return
+            if batch.traced:
+                self._trace(batch)
         outlet.pump_soon()
 
     def _is_unrecorded(self) -> bool:
@@ -403,8 +415,11 @@ class Subscription:
 
     def _encode(self, entries: bytes, *, is_retained: bool, is_repeated: bool) -> EncodedBatch:
         context, outlet = self.context, self.outlet
+        traces = context.traces if not is_retained and not self.is_shared else None  # POP traces the deliveries of groups
         if not self.is_own and not self._may_reject:
-            return encode_batch(context.store, entries, self.options, retain=is_retained, dup=is_repeated, verify=True)
+            return encode_batch(
+                context.store, entries, self.options, retain=is_retained, dup=is_repeated, verify=True, traces=traces
+            )
         batch, too_large = encode_for_client(
             context.store,
             entries,
@@ -413,6 +428,7 @@ class Subscription:
             aliases=outlet.aliases,
             retain=is_retained,
             dup=is_repeated,
+            traces=traces,
         )
         context.counters.deliveries_too_large += too_large
         return batch

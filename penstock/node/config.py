@@ -17,6 +17,7 @@ from penstock.pop.options import PopOptions
 from penstock.store.options import ClockOptions, HostPort, OptionInvalid, StoreOptions, check_options, option
 from penstock.store.quotaoptions import QuotaOptions
 from penstock.timer.options import TimerOptions
+from penstock.tracing.options import TracingOptions
 
 Options = TypeVar("Options")
 
@@ -52,6 +53,7 @@ class Config:
     access: AccessControlOptions = AccessControlOptions()
     quotas: QuotaOptions = QuotaOptions()
     admin: AdminOptions = AdminOptions()
+    tracing: TracingOptions = TracingOptions()
     log: LogOptions = LogOptions()
 
 

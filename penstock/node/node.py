@@ -9,6 +9,7 @@ from typing import Any
 import structlog
 from prometheus_client import CollectorRegistry
 
+from penstock import __version__
 from penstock.access.control import AccessControl
 from penstock.gateway.gateway import Gateway
 from penstock.gateway.options import PLAIN_NAME
@@ -29,6 +30,7 @@ from penstock.node.metrics.pop import PopCollector
 from penstock.node.metrics.quotas import QuotaCollector
 from penstock.node.metrics.registry import registry_of
 from penstock.node.metrics.store import DelayedCollector, StoreCollector
+from penstock.node.metrics.tracing import TracingCollector
 from penstock.node.parts import NodeParts
 from penstock.node.privacy import keep_private
 from penstock.node.state import state_of
@@ -43,6 +45,8 @@ from penstock.store.errors import DiskFull, IndexDamaged
 from penstock.store.files import FULL, SYSTEM_FILES, make_directory
 from penstock.store.options import HostPort
 from penstock.store.recovery import Recovery
+from penstock.tracing.exporter import SpanExporter
+from penstock.tracing.traces import Traces
 
 logger = structlog.get_logger("node")
 
@@ -73,6 +77,8 @@ class Node:
         check_exposure(config)
         clock = clock or SystemClock()
         self.descriptors = shares_of(descriptor_limit(), config.pop.connections_max)
+        self._traces = Traces(config.tracing, clock.monotonic_s) if config.tracing.endpoint else None
+        self._exporter = SpanExporter(self._traces, __version__) if self._traces is not None else None
         make_directory(SYSTEM_FILES, config.data_dir)
         keep_private(config.data_dir)
         self._lock = DataDirLock(config.data_dir)
@@ -102,8 +108,18 @@ class Node:
             self.access,
             delay_ms_max=config.timer.delay_ms_max,
             descriptors_below=self.descriptors.mqtt,
+            traces=self._traces,
         )
-        sender = Sender(self.store, self._handles, self.delayed, self.transactions, self.sent_ids, config.pop, config.timer)
+        sender = Sender(
+            self.store,
+            self._handles,
+            self.delayed,
+            self.transactions,
+            self.sent_ids,
+            config.pop,
+            config.timer,
+            self._pop_traces,
+        )
         servicer = PopServicer(self.pop, self.store, self._handles, self.delayed, self.transactions, sender, config.pop)
         self.rocketmq = rocketmq_service(
             self.pop, self.store, self._handles, sender, self.delayed, self.transactions, config.pop
@@ -161,10 +177,11 @@ class Node:
             return None
 
     def _recover(self, clock: SteerableClock) -> Recovery:
-        parts = NodeParts(self.config, clock)
+        parts = NodeParts(self.config, clock, traces=self._traces)
         self.store, self.delayed, self.retained = parts.store, parts.delayed, parts.retained
         self.pop, self.transactions, self.sessions = parts.pop, parts.transactions, parts.sessions
         self.sent_ids = parts.sent_ids
+        self._pop_traces = parts.pop_traces
         self._handles = parts.handles
         return self.store.recover()
 
@@ -189,6 +206,8 @@ class Node:
             self.admin = HostPort(self.config.admin.listen.host, await self._admin.start())
             await self._control.start()
             self._key_sets.start()
+            if self._exporter is not None:
+                self._exporter.start()
         except BaseException:
             await self.stop()
             raise
@@ -212,6 +231,8 @@ class Node:
         await self.store.close()
         self._lock.release()
         self.access.close()
+        if self._exporter is not None:
+            await self._exporter.stop()  # last: nothing waits for the collector
         logger.info("node.stopped", log_end=self.store.log.end)
 
     def ready_line(self) -> str:
@@ -246,6 +267,7 @@ class Node:
 
     def _make_registry(self) -> CollectorRegistry:
         rocketmq = self.rocketmq
+        tracing = [TracingCollector(self._exporter)] if self._exporter is not None else []
         return registry_of(
             StoreCollector(self.store),
             MqttConnectionCollector(self.gateway),
@@ -264,6 +286,7 @@ class Node:
                 self.sent_ids,
                 (lambda: len(rocketmq.clients)) if rocketmq is not None else None,
             ),
+            *tracing,
         )
 
     def _level(self) -> str:

@@ -9,6 +9,7 @@ from penstock.gateway.sessions.stored_sessions import StoredSessions
 from penstock.node.config import Config
 from penstock.pop.core.core import PopCore
 from penstock.pop.core.handle import Handles, load_secret
+from penstock.pop.core.poptraces import PopTraces
 from penstock.pop.core.sentids import SentIds
 from penstock.pop.core.transactions import Transactions
 from penstock.store.clock import SteerableClock
@@ -17,6 +18,7 @@ from penstock.store.rocksdb import OpenDatabase, open_rocksdb
 from penstock.store.store import Store
 from penstock.store.syncing import MakeSync
 from penstock.timer.delayed import DelayedMessages
+from penstock.tracing.traces import Traces
 
 
 class NodeParts:
@@ -25,6 +27,7 @@ class NodeParts:
     Parameters:
         config: all options.
         clock: source of time.
+        traces: makes spans; None without tracing.
         files: has the data directory.
         open_database, make_sync, executor: see `Store`.
 
@@ -37,6 +40,7 @@ class NodeParts:
         config: Config,
         clock: SteerableClock,
         *,
+        traces: Traces | None = None,
         files: Files = SYSTEM_FILES,
         open_database: OpenDatabase = open_rocksdb,
         make_sync: MakeSync | None = None,
@@ -56,7 +60,8 @@ class NodeParts:
         self.delayed = DelayedMessages(self.store, config.timer)
         self.retained = RetainedMessages(self.store.now_of, self.store.ledger)
         self.handles = Handles(load_secret(config.data_dir, files=files))
-        self.pop = PopCore(self.store, self.handles, config.pop, config.timer)
+        self.pop_traces = PopTraces(traces, self.store.when_durable) if traces is not None else None
+        self.pop = PopCore(self.store, self.handles, config.pop, config.timer, self.pop_traces)
         self.transactions = Transactions(self.store, config.pop, config.timer)
         self.sent_ids = SentIds(self.store, config.pop)
         self.sessions = StoredSessions(self.store.queues, self.store.ledger)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from contextvars import ContextVar
 from typing import Final, Protocol
@@ -15,6 +14,7 @@ from penstock.pop.errors import PopError
 from penstock.store.causer import NODE, Causer, source_of
 from penstock.store.record import decode
 from penstock.store.store import Store
+from penstock.tracing.context import TRACEPARENT, TRACEPARENT_FORM, TRACESTATE, TRACESTATE_CHARS_MAX
 
 CALLER: ContextVar[Rights | None] = ContextVar("caller", default=None)
 """The rights of the caller whose call is being served; None where access is not restricted. gRPC serves each call in a task of
@@ -37,12 +37,7 @@ class ServedCallWithMetadata(ServedCall, Protocol):
         ...
 
 
-_TRACE_KEYS: Final = ("traceparent", "tracestate")
-
-_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
-
-TRACESTATE_CHARS_MAX: Final = 512
-"""W3C Trace Context, 3.3.1.5: so much of a `tracestate` must be passed on. A longer one is left out."""
+_TRACE_KEYS: Final = (TRACEPARENT, TRACESTATE)
 
 _SERVED: ContextVar[ServedCallWithMetadata | None] = ContextVar("served", default=None)
 
@@ -83,10 +78,10 @@ def trace_of_call() -> dict[str, str]:
         for key, value in (context.invocation_metadata() or () if context is not None else ())
         if key in _TRACE_KEYS and isinstance(value, str)
     }
-    if not found or not _TRACEPARENT.fullmatch(found.get("traceparent", "")):
+    if not found or not TRACEPARENT_FORM.fullmatch(found.get(TRACEPARENT, "")):
         return {}
-    if len(found.get("tracestate", "")) > TRACESTATE_CHARS_MAX:
-        del found["tracestate"]
+    if len(found.get(TRACESTATE, "")) > TRACESTATE_CHARS_MAX:
+        del found[TRACESTATE]
     return found
 
 

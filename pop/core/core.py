@@ -25,6 +25,7 @@ from penstock.pop.core.judging import Judge
 from penstock.pop.core.longpolls import LongPolls
 from penstock.pop.core.origins import DeadLetterOrigins
 from penstock.pop.core.popping import Popper
+from penstock.pop.core.poptraces import PopTraces
 from penstock.pop.core.records import GroupRecords
 from penstock.pop.core.redrive import DeadLetterAdmin
 from penstock.pop.core.revival import Revival
@@ -45,9 +46,12 @@ class PopCore:
         handles: makes and reads handles.
         options: see `PopOptions`.
         timer: see `TimerOptions`. The deadlines of deliveries are on a timer wheel.
+        traces: makes spans of deliveries; None without tracing.
     """
 
-    def __init__(self, store: Store, handles: Handles, options: PopOptions, timer: TimerOptions) -> None:
+    def __init__(
+        self, store: Store, handles: Handles, options: PopOptions, timer: TimerOptions, traces: PopTraces | None = None
+    ) -> None:
         self._store = store
         self.counters = PopCounters()
         self._deadlines = Deadlines(store.now_ms, self._deadlines_passed, fire_max=timer.fire_max, tick_ms=timer.tick_ms)
@@ -58,9 +62,9 @@ class PopCore:
         """What the records made of groups and checkpoints, as a part of the store."""
         self.checkpoints: Mapping[int, Checkpoint] = state.checkpoints
         """Checkpoints with open deliveries, by position."""
-        records = GroupRecords(store, state, self.counters)
+        records = GroupRecords(store, state, self.counters, traces)
         self.groups = Groups(state, store.queues, records, options, store.ledger)
-        popper = Popper(store, state, records, self.counters)
+        popper = Popper(store, state, records, self.counters, traces)
         self.polls = LongPolls(popper, store.space, options, self.counters)
         serve = self.polls.serve
         self.admin = GroupAdmin(store, state, self.groups, records, serve, options)

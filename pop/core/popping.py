@@ -11,6 +11,7 @@ from penstock.pop.core.deadletters import Reason
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.names import DEAD_LETTERS
 from penstock.pop.core.poll import PopResult
+from penstock.pop.core.poptraces import PopTraces
 from penstock.pop.core.records import GroupRecords
 from penstock.pop.core.selection import Selection, select
 from penstock.pop.core.state import PopState
@@ -49,13 +50,17 @@ class Popper:
         state: has the checkpoints.
         records: appends the checkpoints.
         counters: counts what is handed out.
+        traces: makes spans of it; None without tracing.
     """
 
-    def __init__(self, store: Store, state: PopState, records: GroupRecords, counters: PopCounters) -> None:
+    def __init__(
+        self, store: Store, state: PopState, records: GroupRecords, counters: PopCounters, traces: PopTraces | None = None
+    ) -> None:
         self._store = store
         self._state = state
         self._records = records
         self._counters = counters
+        self._traces = traces
 
     def pop(
         self, group: ConsumerGroup, messages_max: int, invisible_ms: int, attempt_id: str = "", in_order_max: int = 1
@@ -135,6 +140,8 @@ class Popper:
         if None in records:
             self._dead_letter_unreadable(group, checkpoint, [index for index, data in enumerate(records) if data is None])
         self._ack_expired(group, checkpoint, records)
+        if self._traces is not None:
+            self._traces.handed_out(group, checkpoint, records)
         return PopResult(checkpoint, records)
 
     def _read_selected(self, selection: Selection) -> list[bytes | None]:

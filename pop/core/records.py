@@ -8,6 +8,7 @@ from penstock.pop.core.counters import PopCounters
 from penstock.pop.core.deadletters import Reason
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.names import DEAD_LETTERS
+from penstock.pop.core.poptraces import PopTraces
 from penstock.pop.core.state import PopState
 from penstock.store.record import POP_FIXED, Flag, Kind
 from penstock.store.store import Store
@@ -23,12 +24,14 @@ class GroupRecords:
         store: has the log and the light queues.
         state: the state that the records change.
         counters: counts what the records do.
+        traces: makes spans of what the records settle; None without tracing.
     """
 
-    def __init__(self, store: Store, state: PopState, counters: PopCounters) -> None:
+    def __init__(self, store: Store, state: PopState, counters: PopCounters, traces: PopTraces | None = None) -> None:
         self._store = store
         self._state = state
         self._counters = counters
+        self._traces = traces
 
     def append(
         self,
@@ -44,7 +47,10 @@ class GroupRecords:
         """Append a record of a group, and return its position."""
         group = self._state.groups_by_id.get(group_id)
         fixed = POP_FIXED.pack(group_id, group.epoch if group else 0, deadline_ms)
-        return self._store.append(kind, fixed, name.encode(), body, properties, flags)
+        position = self._store.append(kind, fixed, name.encode(), body, properties, flags)
+        if self._traces is not None:
+            self._traces.noted(kind, name, body, flags, position)
+        return position
 
     def append_references(
         self, kind: Kind, group: ConsumerGroup, references: list[bytes], *, flags: int = 0, properties: bytes = b""

@@ -9,12 +9,13 @@ from enum import Enum
 from typing import NamedTuple
 
 from penstock.pop.core.handle import Handles
+from penstock.pop.core.poptraces import PopTraces
 from penstock.pop.core.sentids import ID_BYTES_MAX, SentIds, digest_of
 from penstock.pop.core.transactions import Transactions
 from penstock.pop.errors import PopError
 from penstock.pop.options import PopOptions
 from penstock.store.causer import NODE, Causer
-from penstock.store.errors import LimitExceeded, TopicInvalid
+from penstock.store.errors import LimitExceeded, StoreError, TopicInvalid
 from penstock.store.properties import Properties, encode_properties, tag_hash
 from penstock.store.record import Flag, record_bytes
 from penstock.store.router import Route
@@ -79,6 +80,7 @@ class Sender:
         sent_ids: knows the messages that are repeated.
         options: maximum size of a body.
         timer: longest delay.
+        traces: makes spans of what is stored or refused; None without tracing.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class Sender:
         sent_ids: SentIds,
         options: PopOptions,
         timer: TimerOptions,
+        traces: PopTraces | None = None,
     ) -> None:
         self._store = store
         self._handles = handles
@@ -99,6 +102,7 @@ class Sender:
         self._bytes_max = options.message_bytes_max
         self._delay_ms_max = timer.delay_ms_max
         self._window_ms = options.deduplication_ms
+        self._traces = traces
 
     def store(
         self, topic: bytes, body: bytes, properties: Properties, causer: Causer = NODE, *, age_ms: int = 0
@@ -115,6 +119,20 @@ class Sender:
                 repeated, with another body or too late.
             TopicInvalid, LimitExceeded, RecordTooLarge, DiskFull: as `Router.route` and `Store.append_message` raise them.
         """
+        traces = self._traces
+        if traces is None or not properties.user:
+            return self._store_checked(topic, body, properties, causer, age_ms)
+        began_ns = traces.now_ns()
+        try:
+            stored = self._store_checked(topic, body, properties, causer, age_ms)
+        except (SendRefused, StoreError) as error:
+            traces.sent(properties.user, topic, body, began_ns, -1, str(error))
+            raise
+        traces.sent(properties.user, topic, body, began_ns, stored.position)
+        return stored
+
+    def _store_checked(self, topic: bytes, body: bytes, properties: Properties, causer: Causer, age_ms: int) -> StoredMessage:
+        """Check and store a message: see `store`."""
         properties = self._checked(properties)
         due_ms = properties.deliver_at_ms
         route = self._store.router.route(topic, causer)

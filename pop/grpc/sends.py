@@ -13,6 +13,7 @@ from penstock.store.causer import Causer
 from penstock.store.errors import DiskFull, LimitExceeded, RecordTooLarge, TopicInvalid
 from penstock.store.properties import Properties
 from penstock.store.store import Store
+from penstock.tracing.context import TRACEPARENT
 
 MESSAGES_PER_SEND_MAX = 10_000
 
@@ -124,7 +125,7 @@ def _add_trace(request: pb.SendRequest, trace: dict[str, str]) -> None:
     """Give the trace context of a call to the messages that have none of their own, and have room for more properties."""
     for message in request.messages:
         properties = message.properties
-        if "traceparent" not in properties and len(properties) + len(trace) <= PROPERTIES_MAX:
+        if TRACEPARENT not in properties and len(properties) + len(trace) <= PROPERTIES_MAX:
             properties.update(trace)
 
 

@@ -26,6 +26,7 @@ from penstock.pop.rocketmq.stubs import pb
 from penstock.store.options import DAY_MS
 from penstock.store.properties import Properties, decode_properties
 from penstock.store.record import Flag, Record
+from penstock.tracing.context import TRACEPARENT
 
 PRODUCER = "rocketmq:"
 """Prefix of the producer of a half message, before its topic. Each client that publishes to the topic may tell the outcome."""
@@ -35,9 +36,6 @@ DELAY_LEVEL = "DELAY"
 
 DELAY_LEVELS_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1_200, 1_800, 3_600, 7_200)
 """Delays of the levels 1 to 18, as RocketMQ's default `messageDelayLevel` has them."""
-
-TRACE = "traceparent"
-"""User property with the trace context of a message. W3C's recommendation for MQTT has this name."""
 
 _GZIP_WINDOW = 31
 
@@ -86,7 +84,7 @@ def properties_of(message: Any, topic: str, now_ms: int) -> Properties:
         raise Refused(Code.ILLEGAL_MESSAGE_KEY, "a key is blank: remove it")
     user = dict(message.user_properties)
     if system.trace_context:
-        user[TRACE] = system.trace_context
+        user[TRACEPARENT] = system.trace_context
     if system.HasField("delivery_timestamp"):
         is_between = system.delivery_timestamp.nanos % 1_000_000 > 0  # rounded up, so that no message is early
         deliver_at_ms = _ms_of(system.delivery_timestamp) + is_between
@@ -241,8 +239,8 @@ def message_of(
     if properties.priority:
         system.priority = properties.priority
     user = dict(properties.user)
-    if TRACE in user:
-        system.trace_context = user[TRACE]
+    if TRACEPARENT in user:
+        system.trace_context = user[TRACEPARENT]
     if properties.check_after_ms:
         system.orphaned_transaction_recovery_duration.FromMilliseconds(properties.check_after_ms)
     own_topic = encode(outside(topic, namespace))

@@ -41,6 +41,7 @@ from penstock.store.options import KIB, MIB, HostPort, StoreOptions
 from penstock.store.queues import ROOT
 from penstock.store.quotaoptions import QuotaOptions
 from penstock.store.record import Kind
+from penstock.tracing.options import TracingOptions
 from tests.clock import AheadClock, ManualClock
 from tests.gateway.packet_cases import connect, packet, subscribe, unsubscribe
 from tests.gateway.packet_cases_5 import connect_5, subscribe_5, unsubscribe_5
@@ -311,8 +312,8 @@ class Broker:
     Parameters:
         data_dir: directory of the node's store.
         options: options of the sections `[mqtt]` and `[store]`, `access_file` and `control`
-            (others) of `[access]`, `pop`, `quotas`, and `clock`. The default clock runs with the machine's; a test can set it
-            ahead.
+            (others) of `[access]`, `pop`, `quotas`, `tracing`, and `clock`. The default clock runs with the machine's; a test
+            can set it ahead.
     """
 
     def __init__(self, data_dir: Path, options: dict[str, Any]) -> None:
@@ -320,6 +321,7 @@ class Broker:
         control = options.pop("control", {})
         pop = options.pop("pop", PopOptions())
         quotas = options.pop("quotas", QuotaOptions())
+        tracing = options.pop("tracing", TracingOptions())
         self.clock: AheadClock | ManualClock = options.pop("clock", None) or AheadClock()
         store = {name: options.pop(name) for name in tuple(options) if name in StoreOptions.__slots__}
         self.config = replace(
@@ -331,6 +333,7 @@ class Broker:
             access=AccessControlOptions(file=access_file, **control),
             admin=AdminOptions(listen=FREE),
             quotas=quotas,
+            tracing=tracing,
         )
         self.clients: list[Client] = []
         self.node = Node(self.config, self.clock)
