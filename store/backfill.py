@@ -14,16 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import orjson
-
 from penstock.store import topics
 from penstock.store.block import read_block, skip_damage
-from penstock.store.bodies import TIMER_ENTRY
 from penstock.store.commitlog import CommitLog
 from penstock.store.errors import RecordUnreadable
 from penstock.store.lightqueue import LightQueue
 from penstock.store.properties import decode_properties, tag_hash
 from penstock.store.record import CRC_FROM, HEADER, HEADER_BYTES, UNROUTED, Kind, Record, checksum, decode
+from penstock.store.routing import Routing
 
 SLICE_BYTES = 512 * 1024
 """Bytes of log that one slice reads, besides those that were appended since the last slice. That takes the loop a few ms."""
@@ -139,8 +137,7 @@ class Backfill:
         return wanted
 
     def _fired(self, fired: Record) -> Iterator[tuple[int, int, int]]:
-        routes = orjson.loads(fired.properties)
-        for (position, size), (topic, tag) in zip(TIMER_ENTRY.iter_unpack(fired.body), routes, strict=True):
+        for position, size, topic, tag in Routing.from_record(fired).messages():
             if topic and self._is_wanted(topic.encode()):
                 yield position, size, tag
 

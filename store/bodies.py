@@ -57,9 +57,7 @@ TIMER_ENTRY_DTYPE = np.dtype([("position", "<u8"), ("size", "<u4")])
 """Body of the kinds that name messages: TIMER_FIRED, TIMER_CANCELLED, TRANSACTION_* and DEAD_LETTER_REDRIVEN. Position and
 size of each.
 
-The properties of TIMER_FIRED and TRANSACTION_COMMITTED are a JSON list with `[topic, tag hash]` for each message, so that a
-replay can route the messages when their own records are gone. The topic is empty if the record of the message could not be
-read; such a message is not routed.
+`store.routing` defines the properties of TIMER_FIRED and TRANSACTION_COMMITTED, which say where the messages go.
 """
 
 SESSION_COUNTS = struct.Struct("<HIIIII")

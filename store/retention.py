@@ -11,12 +11,14 @@ anything is deleted, and nobody needs what is deleted.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import structlog
 
 from penstock.store.clock import Clock
@@ -297,6 +299,20 @@ class Retention:
         at = self._copies.where(origin) or origin
         if at < self.expires_before or (half_ms and self._age_ms(self._log.stored_ms(at)) > half_ms):
             self.copy(origin, size)
+
+    def carry_expiring(self, entries: np.ndarray[Any, np.dtype[Any]]) -> None:
+        """Do what `carry_if_expiring` does for many entries of `store.lightqueue.ENTRY_DTYPE`."""
+        for position, size, _ in entries[entries["position"] < self._expires_soon_before()].tolist():
+            self.carry_if_expiring(position, size)
+
+    def _expires_soon_before(self) -> int:
+        """Return a position from which on no record expires within half of the retention."""
+        half_ms = self._options.retention_ms // 2
+        if not half_ms:
+            return self.expires_before
+        bases = [base for base, end in self._log.segments() if end > base]
+        at = bisect_left(bases, True, key=lambda base: self._age_ms(self._log.stored_ms(base)) <= half_ms)
+        return max(bases[at] if at < len(bases) else self._log.end, self.expires_before)
 
     def copy(self, origin: int, size: int) -> None:
         """Append a copy of a record. A record that can't be read is logged and left out: nobody could read it before either."""

@@ -4,42 +4,44 @@ A delayed message is an ordinary record with the flag DELAYED and `deliver_at_ms
 appends a TIMER_FIRED record that names it, and applying that record puts its entries into the light queues. Both happen in one
 commit, so the message fires exactly once across any crash. The body stays where it is.
 
-Rows of the index: key b"T", due ms u64 big-endian, position u64 big-endian; value size u32, account u64 (`store.ledger`).
+What firing needs is kept with the pending message, so that no record is read then.
+
+Rows of the index: key b"T", due ms u64 big-endian, position u64 big-endian; value size u32, account u64 (`store.ledger`), tag
+hash u32, topic.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from struct import Struct
 from typing import NamedTuple
 
-import orjson
-import structlog
+import numpy as np
 
 from penstock.store.accounts import NODE_ACCOUNT, Resource
 from penstock.store.bodies import TIMER_ENTRY
 from penstock.store.causer import NODE, Causer
 from penstock.store.clocksteps import step_of
-from penstock.store.errors import PositionUnknown, RecordCorrupt
 from penstock.store.index import Batch, Index, KeySpace
 from penstock.store.part import Apply
 from penstock.store.properties import decode_properties, tag_hash
 from penstock.store.recent import RecentIds
-from penstock.store.record import Flag, Kind, Record, decode
+from penstock.store.record import Flag, Kind, Record
+from penstock.store.routing import Routing
 from penstock.store.store import Store
+from penstock.timer.latencies import Latencies
 from penstock.timer.options import TimerOptions
 from penstock.timer.ticker import Ticker
-
-logger = structlog.get_logger("timer")
 
 RECALLED_REMEMBERED = 100_000
 """Number of recalled messages that are remembered, so that a second recall returns ALREADY_CANCELLED. For older ones, and after
 a restart, it returns ALREADY_FIRED once they are due."""
 
 _KEY = Struct(">cQQ")
-_VALUE = Struct("<IQ")
+_VALUE = Struct("<IQI")
 
 
 class Recalled(Enum):
@@ -51,38 +53,6 @@ class Recalled(Enum):
     UNKNOWN = "unknown"
 
 
-def routes_of(store: Store, entries: list[tuple[int, int]]) -> bytes:
-    """Return the properties of a record that routes earlier messages: their topics and the hashes of their tags, as JSON.
-
-    See `store.bodies.TIMER_ENTRY`. A message that would expire soon is carried forward.
-
-    Args:
-        store: where the messages are.
-        entries: position and size of each message.
-    """
-    return orjson.dumps([_route(store, position, size) for position, size in entries])
-
-
-def _route(store: Store, position: int, size: int) -> tuple[str, int]:
-    try:
-        message = decode(store.read(position, size), position=position)
-        if message.kind != Kind.MESSAGE:  # `penstock repair` has put a record of kind DAMAGED in its place
-            raise RecordCorrupt(position, "it was damaged")
-    except (PositionUnknown, RecordCorrupt) as error:
-        # A message without a topic can't be routed, but the others must be.
-        logger.error("message.unreadable", position=position, error=str(error))
-        return "", 0
-    store.retention.carry_if_expiring(position, size)
-    return message.topic.decode(), tag_hash(decode_properties(message.properties).tag)
-
-
-def routed(record: Record) -> Iterator[tuple[int, int, str, int]]:
-    """Yield position, size, topic and tag hash of each message that a record routes."""
-    routes = orjson.loads(record.properties)
-    for (position, size), (topic, tag) in zip(TIMER_ENTRY.iter_unpack(record.body), routes, strict=True):
-        yield position, size, topic, tag
-
-
 class PendingMessage(NamedTuple):
     """A delayed message that has not fired."""
 
@@ -92,6 +62,9 @@ class PendingMessage(NamedTuple):
     """Size of its record in bytes."""
     account: int
     """Id of the account that is charged for it."""
+    tag: int
+    """Hash of its tag; 0 for none."""
+    topic: str
 
 
 class DelayedMessages:
@@ -116,6 +89,8 @@ class DelayedMessages:
         store.ledger.limit(Resource.DELAYED_BYTES, options.pending_bytes_max, "timer.pending_bytes_max")
         self.fired = 0
         self.cancelled = 0
+        self.lateness = Latencies()
+        """How long after it was due a message fired."""
 
     @property
     def remembered(self) -> int:
@@ -187,11 +162,16 @@ class DelayedMessages:
         pending, now_ms = self._pending, self._store.now_ms()
         # A message that a step of the clock has moved comes out at its old time too, and is scheduled for the new one.
         due = [position for position in positions if position in pending and pending[position].due_ms <= now_ms]
-        entries = [(position, pending[position].size) for position in due]
-        if entries:
-            self._store.commit()  # the messages are read back below, so those of this turn must be written
-            body = b"".join(TIMER_ENTRY.pack(position, size) for position, size in entries)
-            self._store.append(Kind.TIMER_FIRED, body=body, properties=routes_of(self._store, entries))
+        if not due:
+            return
+        found = [pending[position] for position in due]
+        routing = Routing.of(
+            [(position, message.size, message.tag) for position, message in zip(due, found, strict=True)],
+            [message.topic for message in found],
+        )
+        self._store.retention.carry_expiring(routing.entries)
+        self._store.append(Kind.TIMER_FIRED, body=routing.body(), properties=routing.properties())
+        self.lateness.add_all(now_ms - np.array([message.due_ms for message in found]))
 
     # --- the part ---------------------------------------------------------------------------------------------------
 
@@ -209,19 +189,25 @@ class DelayedMessages:
             account = ledger.enter(about.by)
             ledger.charge(account, Resource.DELAYED)
             ledger.charge(account, Resource.DELAYED_BYTES, record.size)
-            self._add(record.position, PendingMessage(about.deliver_at_ms, record.size, account))
+            topic = sys.intern(record.topic.decode())
+            self._add(
+                record.position,
+                PendingMessage(about.deliver_at_ms, record.size, account, tag_hash(about.tag), topic),
+            )
 
     def _apply_fired(self, record: Record) -> None:
-        route_of, dispatch = self._store.router.route_stored, self._store.queues.dispatch
+        routing = Routing.from_record(record)
         ended: list[PendingMessage] = []
-        for position, size, topic, tag in routed(record):
+        accounts: dict[bytes, int] = {}
+        for position in routing.entries["position"].tolist():
             message = self._remove(position)
             if message is not None:
                 ended.append(message)
-            if topic:
-                account = message.account if message is not None else NODE_ACCOUNT
-                dispatch(route_of(topic.encode(), account), position, size, tag)
-                self.fired += 1
+                accounts.setdefault(message.topic.encode(), message.account)
+        route_stored = self._store.router.route_stored
+        self.fired += routing.dispatch(
+            self._store.queues.dispatch_run, lambda topic: route_stored(topic, accounts.get(topic, NODE_ACCOUNT))
+        )
         self._release(ended)
 
     def _apply_cancelled(self, record: Record) -> None:
@@ -280,14 +266,15 @@ class DelayedMessages:
         accounts: dict[int, int] = {}
         for key, value in index.rows(bytes(KeySpace.TIMER)):
             _, due_ms, position = _KEY.unpack(key)
-            size, account = _VALUE.unpack(value)
+            size, account, tag = _VALUE.unpack_from(value)
             account = accounts.setdefault(account, account)  # one object for each account, not for each message
-            self._pending[position] = PendingMessage(due_ms, size, account)
+            topic = sys.intern(value[_VALUE.size :].decode())
+            self._pending[position] = PendingMessage(due_ms, size, account, tag, topic)
             self._ticker.schedule(due_ms, position)
 
     def save(self, batch: Batch) -> None:
-        for position, (due_ms, size, account) in self._added.items():
-            batch.put(_KEY.pack(KeySpace.TIMER, due_ms, position), _VALUE.pack(size, account))
+        for position, (due_ms, size, account, tag, topic) in self._added.items():
+            batch.put(_KEY.pack(KeySpace.TIMER, due_ms, position), _VALUE.pack(size, account, tag) + topic.encode())
         for due_ms, position in self._removed:
             batch.delete(_KEY.pack(KeySpace.TIMER, due_ms, position))
         self._added.clear()

@@ -39,7 +39,7 @@ class TimerOptions:
         maximum=100 * YEAR_MS,
     )
     fire_max: int = option(
-        4096,
+        1024,
         "Maximum number of timers that fire in one turn of the event loop. When more are due, other work runs in between.",
         minimum=1,
         maximum=1_000_000,

@@ -2,25 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-
-LATENCY_BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 300_000, 3_600_000)
-"""Upper bounds of the buckets of a histogram, in ms."""
-
-
-class Latencies:
-    """A histogram of times in ms since the node started: a count for each bucket, and one for longer times."""
-
-    __slots__ = ("counts", "sum_ms")
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(LATENCY_BOUNDS_MS) + 1)
-        self.sum_ms = 0
-
-    def add(self, latency_ms: int, count: int) -> None:
-        """Count `latency_ms` as often as `count` says."""
-        self.counts[bisect_left(LATENCY_BOUNDS_MS, latency_ms)] += count
-        self.sum_ms += latency_ms * count
+from penstock.timer.latencies import Latencies
 
 
 class PopCounters:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import orjson
 
 from penstock.pop.backoff import Backoff
-from penstock.pop.core.counters import Latencies
 from penstock.pop.core.expression import Expression, compile_expression
 from penstock.pop.core.names import DEAD_LETTERS
 from penstock.pop.core.order import FifoOrder
@@ -16,6 +15,7 @@ from penstock.pop.core.settings import GroupSettings
 from penstock.pop.options import PopOptions
 from penstock.store.accounts import NODE_ACCOUNT
 from penstock.store.lightqueue import LightQueue, Watcher
+from penstock.timer.latencies import Latencies
 
 if TYPE_CHECKING:
     from penstock.pop.core.poll import Poll

@@ -17,20 +17,25 @@ from enum import Enum
 from struct import Struct
 from typing import NamedTuple
 
+import structlog
+
 from penstock.pop.errors import Overloaded
 from penstock.pop.options import PopOptions
 from penstock.store.accounts import Resource
 from penstock.store.bodies import TIMER_ENTRY
 from penstock.store.causer import NODE, Causer
+from penstock.store.errors import PositionUnknown, RecordCorrupt
 from penstock.store.index import Batch, Index, KeySpace
 from penstock.store.part import Apply
-from penstock.store.properties import decode_properties
+from penstock.store.properties import decode_properties, tag_hash
 from penstock.store.recent import RecentIds
-from penstock.store.record import Flag, Kind, Record
+from penstock.store.record import Flag, Kind, Record, decode
+from penstock.store.routing import Routing
 from penstock.store.store import Store
-from penstock.timer.delayed import routed, routes_of
 from penstock.timer.options import TimerOptions
 from penstock.timer.ticker import Ticker
+
+logger = structlog.get_logger("pop")
 
 ENDED_REMEMBERED = 100_000
 """Ended transactions whose outcome is remembered. A second call that ends an older one gets the answer "unknown"."""
@@ -135,11 +140,29 @@ class Transactions:
         return EndOutcome.ALREADY_COMMITTED if state == COMMITTED else EndOutcome.ALREADY_ROLLED_BACK
 
     def _end(self, halves: list[HalfMessage], *, commit: bool) -> None:
-        self._store.commit()  # `routes_of` reads the messages, and some may have been stored in this turn of the loop
-        kind = Kind.TRANSACTION_COMMITTED if commit else Kind.TRANSACTION_ROLLED_BACK
-        routes = routes_of(self._store, [(half.position, half.size) for half in halves]) if commit else b""
-        body = b"".join(TIMER_ENTRY.pack(half.position, half.size) for half in halves)
-        self._store.append(kind, body=body, properties=routes)
+        if not commit:
+            body = b"".join(TIMER_ENTRY.pack(half.position, half.size) for half in halves)
+            self._store.append(Kind.TRANSACTION_ROLLED_BACK, body=body)
+            return
+        self._store.commit()  # the messages are read back, and some may have been stored in this turn of the loop
+        found = [self._route(half) for half in halves]
+        messages = [(half.position, half.size, tag) for half, (_, tag) in zip(halves, found, strict=True)]
+        routing = Routing.of(messages, [topic for topic, _ in found])
+        self._store.append(Kind.TRANSACTION_COMMITTED, body=routing.body(), properties=routing.properties())
+
+    def _route(self, half: HalfMessage) -> tuple[str, int]:
+        """Return the topic and the tag hash of a half message. One that would expire soon is carried forward."""
+        store, position = self._store, half.position
+        try:
+            message = decode(store.read(position, half.size), position=position)
+            if message.kind != Kind.MESSAGE:  # `penstock repair` has put a record of kind DAMAGED in its place
+                raise RecordCorrupt(position, "it was damaged")
+        except (PositionUnknown, RecordCorrupt) as error:
+            # A message without a topic can't be routed, but the others must be.
+            logger.error("message.unreadable", position=position, error=str(error))
+            return "", 0
+        store.retention.carry_if_expiring(position, half.size)
+        return message.topic.decode(), tag_hash(decode_properties(message.properties).tag)
 
     # --- checks -----------------------------------------------------------------------------------------------------
 
@@ -249,7 +272,7 @@ class Transactions:
 
     def _apply_committed(self, record: Record) -> None:
         route_of, dispatch = self._store.router.route_stored, self._store.queues.dispatch
-        for position, size, topic, tag in routed(record):
+        for position, size, topic, tag in Routing.from_record(record).messages():
             half = self._pending.get(position)
             if half is not None and topic:
                 dispatch(route_of(topic.encode(), half.account), position, size, tag)

@@ -562,7 +562,7 @@ def test_a_backfill_puts_a_delayed_message_where_it_fired(store: Store) -> None:
     publish(store, "plant/1", "b")
     other = publish(store, "office/1", "of another topic", flags=Flag.DELAYED)
     fired = TIMER_ENTRY.pack(other, store.log.end - other) + TIMER_ENTRY.pack(delayed, size)
-    routes = orjson.dumps([["office/1", 0], ["plant/1", tag_hash("t")]])
+    routes = orjson.dumps({"topics": ["office/1", "plant/1"], "topic": [0, 1], "tag": [0, tag_hash("t")]})
     store.append(Kind.TIMER_FIRED, body=fired, properties=routes)
     publish(store, "plant/1", "c")
     queue = store.queues.declare("plant/+", "group:a", "earliest")
@@ -648,7 +648,7 @@ def test_a_delayed_message_is_in_a_queue_from_a_time_if_it_fired_then_or_later(t
         clock.advance(now_ms - clock.now_ms())
         publish(store, "plant/1", body)
         if fired:
-            store.append(Kind.TIMER_FIRED, body=TIMER_ENTRY.pack(*fired), properties=b'[["plant/1", 0]]')
+            store.append(Kind.TIMER_FIRED, body=TIMER_ENTRY.pack(*fired), properties=b'{"topics":["plant/1"]}')
     queue = store.queues.declare("plant/+", "group:a", 1_015)
     fill(store)
     assert bodies(store, queue) == ["b", "fires late", "c"]

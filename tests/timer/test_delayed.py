@@ -13,7 +13,9 @@ from penstock.store.errors import LimitExceeded
 from penstock.store.properties import Properties, encode_properties
 from penstock.store.recent import RecentIds
 from penstock.store.record import Flag
+from penstock.store.store import Store
 from penstock.timer.delayed import Recalled
+from penstock.timer.latencies import LATENCY_BOUNDS_MS
 from penstock.timer.options import YEAR_MS, TimerOptions
 from tests.depth import DEPTH
 from tests.pop.wiring import TOPIC, Parts
@@ -105,7 +107,35 @@ def test_a_damaged_message_stops_neither_the_others_nor_the_next_start(parts: Pa
     assert arrived(parts) == [b"before", b"after"]
     assert len(parts.delayed) == 0
     parts.advance(86_400_000)
-    assert parts.delayed.fired == 2
+    assert parts.delayed.fired == 3, "its consumers find the damage"
+
+
+def test_firing_reads_no_record(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (b"a", b"b"):
+        delay(parts, name, 1_000)
+    parts.clock.advance(1_000)  # type: ignore[attr-defined]
+    with monkeypatch.context() as patch:
+        patch.delattr(Store, "read")
+        parts.delayed.fire_due()
+    parts.settle()
+    assert arrived(parts) == [b"a", b"b"]
+
+
+def test_messages_of_many_topics_come_in_order_of_due_time(parts: Parts) -> None:
+    for number, delay_ms in enumerate((30, 10, 20, 10, 40)):
+        delay(parts, b"%d" % number, delay_ms, topic=f"plant/{number % 2}/temperature")
+    parts.advance(50)
+    assert arrived(parts) == [b"1", b"3", b"2", b"0", b"4"]
+
+
+def test_the_lateness_of_each_message_is_counted(parts: Parts) -> None:
+    for delay_ms in (1_000, 1_000, 1_007, 1_010):
+        delay(parts, b"a", delay_ms)
+    parts.advance(1_010)
+    lateness = parts.delayed.lateness
+    assert lateness.sum_ms == 10 + 10 + 3
+    counted = dict(zip(LATENCY_BOUNDS_MS, lateness.counts, strict=False))
+    assert {bound: count for bound, count in counted.items() if count} == {1: 1, 5: 1, 10: 2}
 
 
 # --- recall ---------------------------------------------------------------------------------------------------------

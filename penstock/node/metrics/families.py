@@ -8,8 +8,8 @@ from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from penstock.pop.core.counters import LATENCY_BOUNDS_MS, Latencies
 from penstock.store.printable import printable
+from penstock.timer.latencies import LATENCY_BOUNDS_MS, Latencies
 
 
 def label_of(value: str) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prometheus_client.core import Metric
+from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from penstock.node.metrics.families import counter, gauge, labelled_counter, labelled_gauge
+from penstock.node.metrics.families import add_latencies, counter, gauge, labelled_counter, labelled_gauge
 from penstock.store.space import Level
 from penstock.store.store import Store
 from penstock.timer.delayed import DelayedMessages
@@ -101,5 +101,10 @@ class DelayedCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         delayed = self._delayed
         yield gauge("penstock_timers_pending", "Delayed messages that are not due yet.", len(delayed))
+        lateness = HistogramMetricFamily(
+            "penstock_timers_lateness_ms", "Time in ms from the due time of a delayed message to its firing."
+        )
+        add_latencies(lateness, [], delayed.lateness)
+        yield lateness
         yield counter("penstock_timers_fired", "Delayed messages delivered since the start.", delayed.fired)
         yield counter("penstock_timers_cancelled", "Delayed messages recalled since the start.", delayed.cancelled)
