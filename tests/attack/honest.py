@@ -15,6 +15,7 @@ from penstock.gateway.protocol.encode import encode_acks, encode_publish
 from penstock.gateway.protocol.fixed_header import FROM_SERVER_5
 from penstock.gateway.protocol.packets import CONNACK, PUBACK, PUBLISH, PUBLISH_WITH, SUBACK, Packet
 from penstock.store.options import KIB, MIB
+from tests.attack.bystander import Bystander
 from tests.attack.ground import HONEST, HONEST_PASSWORD, HONEST_SUBSCRIBER, HONEST_TOKEN, Ground
 from tests.gateway.packet_cases_5 import connect_5, subscribe_5
 from tests.gateway.wire import CLEAN
@@ -44,6 +45,10 @@ class Window:
     logins_s: list[float] = field(default_factory=list)
     lags_s: list[float] = field(default_factory=list)
     """How late the honest clients' own timers fired, which is no doing of the node."""
+    disk_s: list[float] = field(default_factory=list)
+    """How long somebody else waited for the disk when the publisher published: see `tests.attack.bystander`."""
+    written_bytes: int = 0
+    """What the node wrote."""
 
 
 def percentile(values: list[float], percent: float) -> float:
@@ -57,10 +62,12 @@ class HonestClients:
 
     Parameters:
         ground: of the node.
+        bystander: syncs whenever the publisher publishes.
     """
 
-    def __init__(self, ground: Ground) -> None:
+    def __init__(self, ground: Ground, bystander: Bystander) -> None:
         self._ground = ground
+        self._bystander = bystander
         self._context = ground.context()
         self.window: Window | None = None
         """Gets what the clients see from now on; None while nobody wants to know."""
@@ -79,6 +86,7 @@ class HonestClients:
 
     async def start(self) -> None:
         """Connect, and wait until a message has made all of its ways."""
+        self._bystander.start()
         subscribed = asyncio.Event()
         self._tasks = [
             asyncio.create_task(self._guard("the subscriber", self._subscribe(subscribed))),
@@ -160,6 +168,7 @@ class HonestClients:
                 self._sent[self._number] = (now_s, self.window)
                 body = struct.pack("8sQ", self._run, self._number)
                 link.send(encode_publish(TOPIC, body, 1, packet_id=packet_id, properties=b"\0"))
+                self._bystander.tick(self.window.disk_s if self.window is not None else [])
             await reading
         finally:
             reading.cancel()

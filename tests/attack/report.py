@@ -13,6 +13,7 @@ COLUMNS = (
     "publish to subscriber p99, undisturbed → attacked",
     "publish to POP p99",
     "login p99",
+    "disk of a bystander p99",
     "acknowledged",
     "lost",
     "memory before / peak / after",
@@ -43,7 +44,8 @@ def line(verdict: Verdict) -> str:
             f"{_change(verdict.peace.delivered_s, verdict.war.delivered_s)}, POP "
             f"{_change(verdict.peace.popped_s, verdict.war.popped_s)}, login "
             f"{_change(verdict.peace.logins_s, verdict.war.logins_s)}, own timers "
-            f"{_change(verdict.peace.lags_s, verdict.war.lags_s)}; {verdict.lost} of {verdict.acked:,} lost; memory "
+            f"{_change(verdict.peace.lags_s, verdict.war.lags_s)}, disk of a bystander "
+            f"{_change(verdict.peace.disk_s, verdict.war.disk_s)}; {verdict.lost} of {verdict.acked:,} lost; memory "
             f"{verdict.before_mib:.0f} / {verdict.peak_mib:.0f} / {verdict.after_mib:.0f} MiB; got {_got(verdict.saw)}",
             *verdict.problems,
             *verdict.slow,
@@ -63,6 +65,7 @@ def table(verdicts: list[Verdict], command: str) -> str:
             _change(peace.delivered_s, war.delivered_s),
             _change(peace.popped_s, war.popped_s),
             _change(peace.logins_s, war.logins_s),
+            _change(peace.disk_s, war.disk_s),
             f"{one.acked:,}",
             f"{one.lost}",
             f"{one.before_mib:.0f} / {one.peak_mib:.0f} / {one.after_mib:.0f}",

@@ -171,6 +171,16 @@ class ServedNode:
         return sum(int(line.split()[1]) for line in status.splitlines() if line.startswith(("RssAnon", "RssShmem"))) / 1024
 
     @property
+    def written_bytes(self) -> int:
+        """The bytes that the process has written to the disk so far."""
+        assert self._process is not None
+        try:
+            lines = Path(f"/proc/{self._process.pid}/io").read_text().splitlines()
+        except OSError:
+            return 0
+        return next(int(line.split()[1]) for line in lines if line.startswith("write_bytes"))
+
+    @property
     def is_running(self) -> bool:
         return self._process is not None and self._process.returncode is None
 

@@ -11,12 +11,14 @@ import pytest
 from tests.attack.attacker import Attacker
 from tests.attack.attacks.attack import Attack
 from tests.attack.attacks.packets import HugeConnect
+from tests.attack.bystander import Bystander
 from tests.attack.catalogue import ATTACKS, QUICK, AttackUnknown, chosen
 from tests.attack.ground import Ground
 from tests.attack.honest import Window, percentile
 from tests.attack.report import line, table
 from tests.attack.row import Course, Verdict, judge, judge_latency, play
 from tests.attack.servednode import ServedNode
+from tests.waiting import until
 
 
 async def test_a_node_under_attack_serves_honest_clients_and_loses_nothing(tmp_path: Path) -> None:
@@ -51,7 +53,8 @@ def test_all_attacks_are_in_the_catalogue_with_what_they_must_get() -> None:
 
 
 def window(*ms: float) -> Window:
-    return Window(*([each / 1000 for each in ms] for _ in range(4)))
+    seconds = [each / 1000 for each in ms]
+    return Window(list(seconds), list(seconds), list(seconds), list(seconds))
 
 
 @pytest.mark.parametrize(
@@ -65,6 +68,29 @@ def test_a_row_is_slow_above_50_ms_and_3_times_the_undisturbed_p99(peace_ms: flo
     verdict.war.lags_s = [0.4]
     judge_latency(verdict)
     assert not verdict.slow, "the clients themselves were late"
+
+
+def test_what_a_bystander_waits_for_the_disk_is_taken_off_unless_the_node_writes_more() -> None:
+    verdict = Verdict("login-flood", window(10), window(400))
+    verdict.war.disk_s = [0.38]
+    verdict.peace.written_bytes, verdict.war.written_bytes = 1000, 2000
+    judge_latency(verdict)
+    assert not verdict.slow, "the disk was late for everybody"
+    verdict.war.written_bytes = 2001
+    judge_latency(verdict)
+    assert len(verdict.slow) == 3, "the node kept the disk busy"
+
+
+async def test_a_bystander_waits_for_each_tick(tmp_path: Path) -> None:
+    bystander, waits_s = Bystander(tmp_path / "file"), list[float]()
+    bystander.start()
+    for _ in range(10):
+        bystander.tick(waits_s)
+    await until(lambda: len(waits_s) == 10)
+    assert all(0 < each < 60 for each in waits_s)
+    assert (tmp_path / "file").stat().st_size == 10 * 4096
+    bystander.close()
+    assert not (tmp_path / "file").exists()
 
 
 @pytest.mark.parametrize(
