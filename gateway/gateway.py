@@ -118,6 +118,7 @@ class Gateway:
             self.logbook,
             self._plugin_publisher.publish,
             connect_timeout_ms=options.connect_timeout_ms,
+            logins_held_max=options.logins_held_max,
         )
         store.ledger.on_refused = self._log_refusal
         store.ledger.limit(Resource.SUBSCRIPTIONS, options.all_subscriptions_max, "mqtt.all_subscriptions_max")
@@ -373,8 +374,9 @@ class Gateway:
         )
 
     def _shed(self) -> bool:
-        """Close a socket that lingers, or else a connection that has sent nothing, to make room for a new connection."""
-        return (self.sockets is not None and self.sockets.lingering.shed()) or self.connections.shed()
+        """Make room for a new connection: close a socket that lingers, or one that has sent nothing, or refuse a held login."""
+        lingering = self.sockets.lingering if self.sockets is not None else None
+        return (lingering is not None and lingering.shed()) or self.connections.shed() or self.authorizer.logins.give_way()
 
     # --- a full disk ------------------------------------------------------------------------------------------------
 

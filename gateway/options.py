@@ -27,6 +27,9 @@ _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 PACKET_ROOM_BYTES: Final = 128 * KIB
 """Bytes of a packet that the defaults leave for the topic, which has 65,535 at most, and for the properties."""
 
+HELD_SHARE: Final = 4
+"""The part of the connections whose logins may be held: a fourth. The others stay for clients that need not wait."""
+
 PLAIN_NAME: Final = "mqtt"
 """The name of the listener on `mqtt.listen`."""
 
@@ -301,6 +304,22 @@ class AccessOptions:
         "that connects is refused at once with reason 0x89 (MQTT 3.1.1: return code 3).",
         minimum=0,
         maximum=HOUR_MS,
+    )
+    held_ms: int = option(
+        15 * SECOND_MS,
+        "Milliseconds for which a login keeps its place if more log in than can be authenticated within "
+        "`mqtt.connect_timeout_ms`. It is authenticated if there is room meanwhile. After that it is refused with reason 0x89 "
+        "(MQTT 3.1.1: return code 3). 0 refuses it at once, and clients that come again at once then cost more than their "
+        "passwords.",
+        minimum=0,
+        maximum=MINUTE_MS,
+    )
+    held_max: int = option(
+        10_000,
+        "Maximum number of logins that are held so, and no more than a quarter of the connections that the node or one of its "
+        "listeners may have. A further one is refused at once, as is one whose CONNECT has more than 4096 bytes.",
+        minimum=0,
+        maximum=1_000_000,
     )
     questions_max: int = option(
         10_000,
@@ -591,6 +610,12 @@ class GatewayOptions:
         (),
         "Further listeners.",
     )
+
+    @property
+    def logins_held_max(self) -> int:
+        """The number of logins that are held at a time: see `AccessOptions.held_max`."""
+        connections = min([self.connections_max, *(listener.connections_max for listener in self.listeners)])
+        return min(self.access.held_max, connections // HELD_SHARE)
 
     def check(self, section: str) -> None:
         """Raise OptionInvalid if options contradict each other."""

@@ -110,6 +110,7 @@ class Authorizer:
         logbook: events that clients cause are logged there.
         publish: publishes the message of a plugin. It is called on a thread of the plugins.
         connect_timeout_ms: see `GatewayOptions.connect_timeout_ms`.
+        logins_held_max: logins that may be held for which there is no room.
     """
 
     def __init__(
@@ -121,12 +122,13 @@ class Authorizer:
         publish: Publish,
         *,
         connect_timeout_ms: int,
+        logins_held_max: int,
     ) -> None:
         self.options = options
         self.access = access
         self.decisions = Decisions(options)
         self.questions = Questions(options, logbook)
-        self.logins = Logins(options, access, connect_timeout_ms / 1000)
+        self.logins = Logins(options, access, connect_timeout_ms / 1000, logins_held_max)
         self._client_ids = ClientIdPattern(options.client_id)
         self._store = store
         self._publish = publish

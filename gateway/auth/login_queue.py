@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
+from penstock.gateway.auth.held_logins import HeldLogins
 from penstock.gateway.auth.login import Login
 
 MEMORY: Final = 0.9
@@ -20,16 +21,19 @@ class LoginQueue:
     known, or while the threads keep up, `waiting_max` may wait.
 
     Sources take turns, so a source with a thousand logins holds up one with a single login by one only. When the queue is full,
-    a login of the source with the most is refused.
+    a login of the source with the most has to give way. It is held, and waits when there is room, or is refused.
 
     Parameters:
         patience_s: seconds that a login may wait.
         waiting_max: logins that may wait in any case.
+        hold_s: seconds for which a login is held for which there is no room; 0 refuses it at once.
+        held_max: logins that are held at a time.
     """
 
-    def __init__(self, patience_s: float, waiting_max: int) -> None:
+    def __init__(self, patience_s: float, waiting_max: int, hold_s: float = 0, held_max: int = 0) -> None:
         self._patience_s = patience_s
         self._waiting_max = waiting_max
+        self._held = HeldLogins(hold_s, held_max)
         self._now_s: Callable[[], float]
         self._threads = 1
         self._lock = threading.Lock()
@@ -64,6 +68,11 @@ class LoginQueue:
         return len(self._running)
 
     @property
+    def held(self) -> int:
+        """The number of logins for which there was no room, and that keep their place."""
+        return len(self._held)
+
+    @property
     def per_s(self) -> float:
         """The logins that the plugins answer per second when they have enough to do; 0 if it is not known yet."""
         finished, busy_s = self._finished, self._busy_s
@@ -77,9 +86,12 @@ class LoginQueue:
 
     @property
     def wait_s(self) -> float:
-        """The seconds that a login which comes now is expected to wait; 0 if none waits or the rate is not known."""
+        """The seconds until all that wait or are held now could be answered; 0 if none waits or the rate is not known.
+
+        A login that comes now is expected to wait as long. It may be refused before, and come again.
+        """
         per_s = self.per_s
-        return self.waiting / per_s if per_s else 0.0
+        return (self.waiting + len(self._held)) / per_s if per_s else 0.0
 
     @property
     def waiting_max(self) -> int:
@@ -90,16 +102,18 @@ class LoginQueue:
     # --- the node's loop --------------------------------------------------------------------------------------------
 
     def add(self, login: Login) -> Login | None:
-        """Let a login wait. Return the one that is refused in its place, which may be itself, or None if there is room."""
-        login.deadline_s = self._now_s() + self._patience_s
+        """Let a login wait, or hold it. Return one for which there is no room, which may be another, or None."""
+        now_s = self._now_s()
         with self._lock:
-            refused: Login | None = None
+            gives_way: Login | None = None
             if self.waiting >= self.waiting_max:
                 if len(self._sources.get(login.source, ())) + 1 >= self._longest:
-                    return login
-                refused = self._remove_newest()
+                    return None if self._held.add(login, now_s) else login
+                gives_way = self._remove_newest()
+            login.deadline_s = now_s + self._patience_s
             self._put(login)
             wake = self._hungry.popitem()[0] if self._hungry else None
+            refused = gives_way if gives_way is not None and not self._held.add(gives_way, now_s) else None
         if wake is not None:
             wake()
         return refused
@@ -108,17 +122,32 @@ class LoginQueue:
         """Forget a login, because nobody waits for the answer any more. The plugins are not asked, if they have not been."""
         login.abandon()
         with self._lock:
+            self._held.discard(login)
             if login in self._sources.get(login.source, ()):
                 self._remove(login)
+            self._fill()
 
     def shed(self) -> list[Login]:
-        """Remove and return the logins that can't be answered in time, by the rate as it is now."""
+        """Hold the logins that can't be answered in time, by the rate as it is now. Return those for which there is no room."""
         shed: list[Login] = []
         if self.waiting > self.waiting_max:
             with self._lock:
+                now_s = self._now_s()
                 while self.waiting > self.waiting_max:
-                    shed.append(self._remove_newest())
+                    login = self._remove_newest()
+                    if not self._held.add(login, now_s):
+                        shed.append(login)
         return shed
+
+    def release(self, count_max: int) -> list[Login]:
+        """Remove and return logins that were held for long enough, but no more than a number."""
+        with self._lock:
+            return self._held.overdue(self._now_s(), count_max)
+
+    def give_way(self) -> Login | None:
+        """Remove and return the login that is held longest, to make room for other connections; None if none is held."""
+        with self._lock:
+            return self._held.pop() if self._held else None
 
     def expire(self) -> list[Login]:
         """Remove and return the logins that have waited for too long."""
@@ -141,12 +170,14 @@ class LoginQueue:
     def take(self, wake: Callable[[], None]) -> Login | None:
         """Return the login whose turn it is; or None, and have `wake` called when there is one."""
         with self._lock:
+            self._fill()
             while self._sources:
                 source, waiting = next(iter(self._sources.items()))
                 login = next(iter(waiting))
                 self._remove(login)
                 if source in self._sources:
                     self._sources.move_to_end(source)
+                self._fill()
                 now_s = self._now_s()
                 if login.deadline_s <= now_s:
                     self._overdue.append(login)
@@ -168,6 +199,13 @@ class LoginQueue:
             self._finished_s = now_s if self.waiting else None
 
     # --- the waiting logins, with the lock held ---------------------------------------------------------------------
+
+    def _fill(self) -> None:
+        """Let logins that are held wait, if there is room."""
+        while self._held and self.waiting < self.waiting_max:
+            login = self._held.pop()
+            login.deadline_s = self._now_s() + self._patience_s
+            self._put(login)
 
     def _put(self, login: Login) -> None:
         waiting = self._sources.setdefault(login.source, OrderedDict())

@@ -35,6 +35,11 @@ THREADS_MAX: Final = 4
 """Threads that authenticate by default, at most. An Argon2 hash with the usual settings takes 64 MiB and computes on four
 threads of its own, so more would cost memory and gain little: see `bench storm`."""
 
+RELEASE_S: Final = 0.05
+RELEASED_MAX: Final = 20
+"""At most so many held logins are refused every `RELEASE_S` seconds, 400 a second. So the refusals of a fleet that logs in at
+once take a small part of the loop, and the fleet does not come back all at once."""
+
 
 class Logins:
     """Authenticates clients.
@@ -43,13 +48,14 @@ class Logins:
         options: the options of access control.
         access: has the password file.
         patience_s: seconds that a login may wait.
+        held_max: logins that may be held at a time beside those that wait.
     """
 
-    def __init__(self, options: AccessOptions, access: AccessControl, patience_s: float) -> None:
+    def __init__(self, options: AccessOptions, access: AccessControl, patience_s: float, held_max: int) -> None:
         self._options = options
         self._access = access
         self._timeout_s = options.plugin_timeout_ms / 1000
-        self.queue = LoginQueue(patience_s, options.questions_max)
+        self.queue = LoginQueue(patience_s, options.questions_max, options.held_ms / 1000, held_max)
         """The logins that wait."""
         self.verified: VerifiedCredentials | None = None
         """The credentials that are remembered; None if none are."""
@@ -57,6 +63,7 @@ class Logins:
         self._names_all = False
         """Whether more than user name and password names credentials."""
         self._own: list[LoopThread] = []
+        self._is_releasing = False
         self._now_s: Callable[[], float]
         self._home: asyncio.AbstractEventLoop
 
@@ -122,7 +129,28 @@ class Logins:
         refused = self.queue.add(login)
         if refused is not None:
             refused.answer(None, "overload")
+        if self.queue.held:
+            self._release_later()
         return login
+
+    def give_way(self) -> bool:
+        """Refuse a login that is held, because its connection is needed for others. Return False if none is held."""
+        login = self.queue.give_way()
+        if login is not None:
+            login.answer(None, "overload")
+        return login is not None
+
+    def _release_later(self) -> None:
+        if not self._is_releasing:
+            self._is_releasing = True
+            self._home.call_later(RELEASE_S, self._release)
+
+    def _release(self) -> None:
+        self._is_releasing = False
+        for login in self.queue.release(RELEASED_MAX):
+            login.answer(None, "overload")
+        if self.queue.held:
+            self._release_later()
 
     def remembered(self, wish: Connect, session: ClientSession | None, peer: Peer) -> Credential | None:
         """Return the credentials of a client if they were verified before, or None. Then `session` is as it was after that."""
@@ -158,6 +186,8 @@ class Logins:
         login.answer(answer, outcome)
         for shed in self.queue.shed():
             shed.answer(None, "overload")
+        if self.queue.held:
+            self._release_later()
 
     def _credential_of(self, wish: Connect, peer: Peer) -> bytes | None:
         """Return the name of a client's credentials; None if credentials are not remembered, or the client has none."""

@@ -69,6 +69,7 @@ class Connect:
         wants_response_information: whether the CONNACK may have response information.
         wants_problem_information: whether packets other than PUBLISH, CONNACK and DISCONNECT may have a reason string.
         user_properties: the user properties in their order.
+        size: the bytes of the packet after its fixed header.
     """
 
     level: int
@@ -85,6 +86,7 @@ class Connect:
     wants_response_information: bool = False
     wants_problem_information: bool = True
     user_properties: list[tuple[str, str]] = field(default_factory=list)
+    size: int = field(default=0, compare=False)
 
 
 def protocol_level(body: bytes) -> int:
@@ -186,6 +188,7 @@ def parse_connect(
         bool(values.get(Property.REQUEST_RESPONSE_INFORMATION, 0)),
         bool(values.get(Property.REQUEST_PROBLEM_INFORMATION, 1)),
         values.get(Property.USER_PROPERTY, []),
+        len(body),
     )
 
 

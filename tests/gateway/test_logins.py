@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import pytest
 
+from penstock.gateway.auth.held_logins import CONNECT_BYTES_MAX
 from penstock.gateway.auth.login import Answer, Login
 from penstock.gateway.auth.login_queue import LoginQueue
+from penstock.gateway.options import AccessOptions, GatewayOptions, ListenerOptions
+from penstock.gateway.protocol.connect import Connect
 from penstock.gateway.protocol.encode import encode_publish
 from penstock.gateway.protocol.packets import CONNACK, PUBACK
 from penstock.gateway.protocol.reasons import ReasonCode
@@ -106,7 +108,7 @@ async def test_a_plugin_that_waits_for_a_network_is_asked_about_many_logins_at_o
 
 
 async def test_more_logins_than_may_wait_are_told_that_the_server_is_busy(start_broker: StartBroker, script: Script) -> None:
-    broker = await start_broker(access=plugins("Blocker", questions_max=2))
+    broker = await start_broker(access=plugins("Blocker", questions_max=2, held_ms=0))
     clients = await blocked_logins(broker, script, 3)
     assert await (await login(broker, "d", "ann", "x")).ended() == [BUSY]
     new = await broker.connect_5("e", b"ann", b"x", flags=CLEAN | USER | PASSWORD, accepted=False)
@@ -115,6 +117,55 @@ async def test_more_logins_than_may_wait_are_told_that_the_server_is_busy(start_
     for client in clients:
         assert await client.receive() == ACCEPTED
     assert broker.node.gateway.authorizer.questions.outcomes == {("connect", "overload"): 2, ("connect", "allowed"): 3}
+
+
+async def test_a_login_for_which_there_is_no_room_is_held_and_accepted_when_there_is(
+    start_broker: StartBroker, script: Script
+) -> None:
+    broker = await start_broker(access=plugins("Blocker", questions_max=2))
+    clients = await blocked_logins(broker, script, 3)
+    clients.append(await login(broker, "held", "ann", "secret"))
+    await until(lambda: broker.node.gateway.authorizer.logins.queue.held == 1)
+    script.may_answer.set()
+    for client in clients:
+        assert await client.receive() == ACCEPTED
+
+
+async def test_a_login_that_was_held_for_long_enough_is_told_that_the_server_is_busy(
+    start_broker: StartBroker, script: Script
+) -> None:
+    broker = await start_broker(access=plugins("Blocker", questions_max=2, held_ms=15_000), connect_timeout_ms=60_000)
+    queue = broker.node.gateway.authorizer.logins.queue
+    await blocked_logins(broker, script, 3)
+    held = [await login(broker, "d", "ann", "x"), await login(broker, "e", "ann", "x")]
+    await until(lambda: queue.held == 2)
+    held[1].writer.close()
+    await until(lambda: queue.held == 1)
+    pass_time(broker.node.gateway, 14)
+    held.append(await login(broker, "f", "ann", "x"))
+    await until(lambda: queue.held == 2)
+    pass_time(broker.node.gateway, 1)
+    assert await held[0].ended() == [BUSY]
+    assert (queue.held, queue.waiting) == (1, 2), "the other one has waited for a second"
+    script.may_answer.set()
+
+
+async def test_a_login_that_is_held_gives_way_when_its_connection_is_needed(start_broker: StartBroker, script: Script) -> None:
+    broker = await start_broker(access=plugins("Blocker", questions_max=1))
+    await blocked_logins(broker, script, 2)
+    held = await login(broker, "held", "ann", "x")
+    await until(lambda: broker.node.gateway.authorizer.logins.queue.held == 1)
+    assert broker.node.gateway._shed()
+    assert await held.ended() == [BUSY]
+    script.may_answer.set()
+
+
+def test_no_more_logins_are_held_than_a_quarter_of_the_connections() -> None:
+    assert GatewayOptions().logins_held_max == 10_000
+    assert GatewayOptions(connections_max=400).logins_held_max == 100
+    small = ListenerOptions(name="small", connections_max=40)
+    assert GatewayOptions(listeners=(small,)).logins_held_max == 10
+    assert GatewayOptions(access=AccessOptions(held_max=7)).logins_held_max == 7
 
 
 async def test_a_login_that_has_waited_for_too_long_is_told_so_and_never_asked(
@@ -174,15 +225,17 @@ async def test_what_a_client_sends_after_its_connect_waits_with_it(start_broker:
 class Line:
     """A queue with a clock that the test moves, and threads that the test plays."""
 
-    def __init__(self, *, threads: int = 1, patience_s: float = 10, waiting_max: int = 1000) -> None:
+    def __init__(
+        self, *, threads: int = 1, patience_s: float = 10, waiting_max: int = 1000, hold_s: float = 0, held_max: int = 0
+    ) -> None:
         self.now_s = 1000.0
-        self.queue = LoginQueue(patience_s, waiting_max)
+        self.queue = LoginQueue(patience_s, waiting_max, hold_s, held_max)
         self.queue.start(lambda: self.now_s, threads)
         self.woken = 0
         self.answers: list[tuple[str, Answer, str]] = []
 
-    def login(self, source: str = "") -> Login:
-        wish: Any = object()
+    def login(self, source: str = "", size: int = 100) -> Login:
+        wish = Connect(4, "c", True, 0, None, None, None, size=size)
         return Login(wish, None, source, None, lambda answer, outcome: self.answers.append((source, answer, outcome)))
 
     def add(self, *sources: str) -> list[Login]:
@@ -263,6 +316,57 @@ def test_a_full_queue_refuses_the_newest_of_the_source_with_the_most() -> None:
     assert [each.source for each in line.add("c")] == ["a"]
     assert [each.source for each in line.add("a", "b", "c")] == ["a", "b", "c"]
     assert line.queue.waiting == 5
+
+
+def test_a_login_that_is_held_keeps_its_place_until_there_is_room() -> None:
+    line = Line(waiting_max=2, hold_s=15, held_max=100)
+    assert line.add("a", "a", "b", "c", "d") == []
+    assert (line.queue.waiting, line.queue.held) == (2, 3), "one of a source with more gives way to one with none"
+    assert line.serve(5, 0.1) == ["a", "b", "a", "c", "d"]
+    assert (line.queue.waiting, line.queue.held) == (0, 0)
+    assert line.add("a", "a", "a", "a") == []
+    assert line.queue.wait_s == pytest.approx(0.4), "those that are held are waited for, too"
+
+
+def test_a_login_is_held_for_its_time_and_then_refused_with_no_more_than_a_number_at_once() -> None:
+    line = Line(waiting_max=1, hold_s=15, held_max=100)
+    line.add(*"abcde")
+    line.now_s += 14
+    line.add("f")
+    assert line.queue.release(10) == []
+    line.now_s += 1
+    assert [each.source for each in line.queue.release(2)] == ["b", "c"]
+    assert [each.source for each in line.queue.release(10)] == ["d", "e"]
+    assert line.queue.held == 1
+
+
+def test_no_more_logins_are_held_than_may_be_and_none_with_a_large_connect() -> None:
+    line = Line(waiting_max=1, hold_s=15, held_max=2)
+    assert [each.source for each in line.add(*"abcde")] == ["d", "e"]
+    assert line.queue.give_way() is not None
+    large = line.login("f", CONNECT_BYTES_MAX + 1)
+    assert line.queue.add(large) is large
+    assert line.queue.add(line.login("g", CONNECT_BYTES_MAX)) is None
+    assert [line.queue.give_way() is not None for _ in range(3)] == [True, True, False]
+
+
+def test_a_login_that_is_held_is_forgotten_when_its_client_has_gone() -> None:
+    line = Line(waiting_max=1, hold_s=15, held_max=2)
+    gone = line.login("b")
+    line.add("a")
+    assert line.queue.add(gone) is None
+    line.add("c")
+    line.queue.drop(gone)
+    assert line.queue.held == 1
+    assert line.serve(2, 0.1) == ["a", "c"]
+
+
+def test_logins_that_the_rate_no_longer_allows_are_held() -> None:
+    line = Line(patience_s=10, hold_s=15, held_max=70)
+    line.add(*["a"] * 100)
+    line.serve(5, 0.5)
+    assert len(line.queue.shed()) == 5
+    assert (line.queue.waiting, line.queue.held) == (20, 70)
 
 
 def test_a_login_that_is_overdue_is_not_taken() -> None:

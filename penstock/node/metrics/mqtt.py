@@ -179,8 +179,13 @@ class MqttProtectionCollector(Collector):
         )
         yield gauge(
             "penstock_mqtt_logins_waiting_max",
-            "Clients that may wait so; a further one is told that the server is busy.",
+            "Clients that may wait so; a further one is held.",
             logins.waiting_max,
+        )
+        yield gauge(
+            "penstock_mqtt_logins_held",
+            "Clients for which there is no room to wait yet; they wait when there is, or are told that the server is busy.",
+            logins.held,
         )
         yield gauge(
             "penstock_mqtt_logins_running", "Clients about which the plugins are asked now who they are.", logins.running
@@ -191,7 +196,9 @@ class MqttProtectionCollector(Collector):
             logins.per_s,
         )
         yield gauge(
-            "penstock_mqtt_login_wait_seconds", "Seconds that a client which connects now will probably wait.", logins.wait_s
+            "penstock_mqtt_login_wait_seconds",
+            "Seconds until all clients that wait or are held could be answered; a client that connects now comes after them.",
+            logins.wait_s,
         )
         yield gauge(
             "penstock_mqtt_logins_remembered",
