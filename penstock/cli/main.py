@@ -10,6 +10,7 @@ from penstock import __version__
 from penstock.cli.commands import (
     access,
     backup,
+    client,
     clock,
     deadletters,
     demo,
@@ -64,6 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
         repair,
         backup,
         clock,
+        client,
         access,
         user,
         worker,

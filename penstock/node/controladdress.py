@@ -35,6 +35,18 @@ ACCESS_BANS = "/v1/access/bans"
 ACCESS_KICK = "/v1/access/kick"
 """POST with `?user=`, `client=` or `address=` disconnects clients."""
 
+CLIENTS = "/v1/clients"
+"""GET answers with RocketMQ's clients that use the node."""
+
+CLIENT_THREADS = "/v1/clients/threads"
+"""POST with `?client=` answers with what the threads of that client do."""
+
+CLIENT_VERIFY = "/v1/clients/verify"
+"""POST with `?client=&message_id=` answers whether that client's listener succeeds with the message."""
+
+CLIENT_RECONNECT = "/v1/clients/reconnect"
+"""POST with `?client=` tells that client to connect again."""
+
 
 @contextmanager
 def address_of(data_dir: Path) -> Iterator[str]:

@@ -15,6 +15,7 @@ from penstock.gateway.gateway import Gateway
 from penstock.gateway.options import PLAIN_NAME
 from penstock.node.accesscontrol import OPERATOR, AccessOverSocket
 from penstock.node.admin import Admin
+from penstock.node.clientcontrol import ClientControl
 from penstock.node.clockcontrol import ClockControl
 from penstock.node.config import Config
 from penstock.node.control import Control
@@ -145,7 +146,13 @@ class Node:
         self._key_sets = KeySetFetcher(self.access, config.access.jwt.jwks_url, config.access.jwt.jwks_refresh_s)
         self._holding = Holding(self.store, config.data_dir)
         self._control = Control(
-            config.data_dir, {**self._holding.routes(), **ClockControl(self.store).routes(), **access.routes()}
+            config.data_dir,
+            {
+                **self._holding.routes(),
+                **ClockControl(self.store).routes(),
+                **access.routes(),
+                **ClientControl(self.rocketmq, self.store).routes(),
+            },
         )
         self._is_ready = False
         self.mqtt: HostPort = config.mqtt.listen

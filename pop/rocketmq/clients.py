@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 from penstock.access.actions import SEND
@@ -105,6 +106,9 @@ class ConnectedClients:
 
     def __len__(self) -> int:
         return len(self._clients)
+
+    def __iter__(self) -> Iterator[ConnectedClient]:
+        return iter(self._clients.values())
 
     def get(self, client_id: str) -> ConnectedClient | None:
         """Return the client with an id, or None if there is none."""

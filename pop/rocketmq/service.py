@@ -13,6 +13,7 @@ from penstock.pop.core.transactions import Transactions
 from penstock.pop.options import PopOptions
 from penstock.pop.rocketmq.answering import Callers
 from penstock.pop.rocketmq.clients import ConnectedClients
+from penstock.pop.rocketmq.commands import ClientCommands
 from penstock.pop.rocketmq.expressions import Expressions
 from penstock.pop.rocketmq.leases import Leases
 from penstock.pop.rocketmq.lite import LiteSubscriptions
@@ -74,10 +75,12 @@ class MessagingService:
         settler = DeliverySettler(callers, core, durable)
         check_ms = options.transaction_check_ms
         checks = TransactionChecks(callers, self.clients, core.read, handles, transactions, store, check_ms, self._host)
-        telemetry = TelemetryStreams(callers, self.clients, groups, checks, options, now_ms)
+        self.commands = ClientCommands(self.clients, now_ms, self._host)
+        telemetry = TelemetryStreams(callers, self.clients, groups, checks, self.commands, options, now_ms)
         refusals = PullRefusals(callers)
 
         transactions.on_check.append(checks.ask)
+        core.admin.on_deleted.append(self.commands.group_deleted)
         self._presence = presence
         self.stop = presence.stop
         # The methods of the service, by the names of its descriptor.

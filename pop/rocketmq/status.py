@@ -69,6 +69,7 @@ class Code(IntEnum):
     INTERNAL_SERVER_ERROR = 50001
     NOT_IMPLEMENTED = 50100
     UNSUPPORTED = 50500
+    FAILED_TO_CONSUME_MESSAGE = 60000
 
 
 class Refused(PopError):

@@ -14,6 +14,7 @@ from penstock.pop.options import PopOptions
 from penstock.pop.rocketmq.access import publishable
 from penstock.pop.rocketmq.answering import Callers, Context, status, status_of
 from penstock.pop.rocketmq.clients import ConnectedClient, ConnectedClients, TelemetryStream
+from penstock.pop.rocketmq.commands import ClientCommands
 from penstock.pop.rocketmq.names import filter_of, group_of
 from penstock.pop.rocketmq.presence import check_client_type
 from penstock.pop.rocketmq.settings import merged
@@ -36,6 +37,7 @@ class TelemetryStreams:
         clients: The clients that use the node.
         groups: Their settings are those of their consumers.
         checks: Asks producers for the outcome of half messages.
+        commands: Waits for answers of clients.
         options: Settings of the node that its clients follow.
         now_ms: Returns the current time in ms.
     """
@@ -46,6 +48,7 @@ class TelemetryStreams:
         clients: ConnectedClients,
         groups: Groups,
         checks: TransactionChecks,
+        commands: ClientCommands,
         options: PopOptions,
         now_ms: Callable[[], int],
     ) -> None:
@@ -53,6 +56,7 @@ class TelemetryStreams:
         self._clients = clients
         self._groups = groups
         self._checks = checks
+        self._commands = commands
         self._options = options
         self._now_ms = now_ms
 
@@ -89,8 +93,10 @@ class TelemetryStreams:
             if read > COMMANDS_AT_ONCE:
                 await asyncio.sleep(1 / COMMANDS_PER_S)  # who floods the stream waits, and not those who publish
             self._clients.heard_from(client.id, self._now_ms())
-            # All other requests answer commands that this node does not give.
-            if not request.HasField("settings") or not stream.has_room:
+            if not request.HasField("settings"):
+                self._commands.note_answer(client, request)
+                continue
+            if not stream.has_room:
                 continue
             try:
                 stream.put(command(status=status(), settings=self._settings(request.settings, client)))

@@ -6,7 +6,9 @@ servers differ, the test says what Apache's does.
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -26,7 +28,7 @@ from penstock.pop.rocketmq.names import encode
 from penstock.pop.rocketmq.status import Code
 from tests.clients.rocketmq_processes import ClientFailed, ClientProcess, Kind, has, skip_unless_it_has, skip_unless_there
 from tests.clients.rocketmq_servers import PEER, Server
-from tests.system.processes import NodeProcess
+from tests.system.processes import NodeProcess, run_penstock
 
 Start = Callable[..., ClientProcess]
 
@@ -458,6 +460,44 @@ def test_lite_topics_are_topics_below_their_parent(
     assert third.body == b"to 3"
 
 
+ANSWERS = {"java": ("main", True), "go": ("goroutine", False), "node": ("mock stack", False)}
+"""What the dump of each language's threads contains, and whether its push consumers verify messages."""
+
+
+def test_an_operator_looks_into_a_client_and_lets_it_verify_a_message(
+    server: Server, start: Start, native: SyncClient, topic: str, group: str, kind: Kind
+) -> None:
+    language = kind.partition("-")[0]
+    if language not in ANSWERS:
+        pytest.skip(f"the official client {kind} answers no such command")
+    before = {row["client"] for row in clients_of(server)}
+    client = start()
+    client.do("producer", topics=[encode(topic)])
+    client.do("push", group=group, topics={encode(topic): "*"}, failing={"bad": 99})
+    rows = {row["type"]: row for row in clients_of(server) if row["client"] not in before}
+    assert rows.keys() == {"producer", "push_consumer"}
+    assert all(row["listens"] for row in rows.values())
+    consumer = rows["push_consumer"]["client"]
+
+    dump, verifies = ANSWERS[language]
+    assert dump in penstock_client(server, "threads", consumer).stdout
+    good, bad = (native.send(f"{topic}/aside", body).message_id for body in (b"good", b"bad"))
+    verified = [penstock_client(server, "verify", consumer, message_id) for message_id in (good, bad)]
+    if verifies:
+        assert [each.stdout for each in verified] == ["the listener succeeds\n", "the listener fails\n"]
+        assert sorted(message["body"] for message in client.do("pushed")["begun"]) == ["bad", "good"]
+    else:
+        assert all("NOT_IMPLEMENTED" in each.stderr for each in verified)
+    assert [each.returncode for each in verified] == [0 if verifies else 1, 1]
+    refused = penstock_client(server, "verify", consumer, "f" * 16)
+    assert (refused.returncode, "the log has no message" in refused.stderr) == (1, True)
+
+    for row in rows.values():
+        assert penstock_client(server, "reconnect", row["client"]).returncode == 0
+    wait_for(lambda: is_done(client, "send", topic=encode(topic), body="after"))
+    client.until("pushed", lambda pushed: "after" in bodies(pushed["done"]))
+
+
 @pytest.mark.usefixtures("thorough", "native")
 def test_a_handle_stays_valid_across_a_restart_of_the_node(tmp_path: Path, kind: Kind) -> None:
     node = NodeProcess(tmp_path / "data").start()
@@ -476,6 +516,15 @@ def test_a_handle_stays_valid_across_a_restart_of_the_node(tmp_path: Path, kind:
     finally:
         client.close()
         node.close()
+
+
+def penstock_client(server: Server, *arguments: str) -> subprocess.CompletedProcess[str]:
+    assert server.node is not None
+    return run_penstock("client", *arguments, "--data-dir", str(server.node.data_dir))
+
+
+def clients_of(server: Server) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in penstock_client(server, "list", "--json").stdout.splitlines()]
 
 
 def received(client: ClientProcess, count: int, within_s: float = 60) -> list[dict[str, Any]]:
