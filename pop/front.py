@@ -44,15 +44,16 @@ class Front:
         address: Where clients connect.
         connections_max: Maximum number of open connections. A further one is closed at once.
         silent_ms: Time in ms within which a new connection must send its first byte.
+        inherited: Socket that listens already, in place of `address`. Who passed it keeps it open while no node runs.
     """
 
-    def __init__(self, address: HostPort, connections_max: int, silent_ms: int) -> None:
+    def __init__(self, address: HostPort, connections_max: int, silent_ms: int, inherited: socket.socket | None = None) -> None:
         self._address = address
         self._connections_max = connections_max
         self._silent_s = silent_ms / 1000
         self._token = secrets.token_hex(8)
         self._directory = tempfile.mkdtemp(prefix="penstock-")  # only the owner may enter it
-        self._listener: socket.socket | None = None
+        self._listener = inherited
         self._control: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -67,6 +68,8 @@ class Front:
             OSError: Another process listens on the address, or the address is not one of this machine.
         """
         for left in reversed(range(BIND_TRIES)):
+            if self._listener is not None:
+                break
             try:
                 self._listener = _listen(self._address)
                 break

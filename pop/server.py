@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -66,6 +67,7 @@ class PopServer:
         options: address and TLS files.
         access: who may do what. If there is none, everybody may do everything.
         rocketmq: the RocketMQ-compatible API; see `rocketmq_service`.
+        inherited: a socket that listens already, which replaces `pop.listen`; see `Front`.
         connections_max: the maximum number of open connections; None for `PopOptions.connections_max`.
     """
 
@@ -77,6 +79,7 @@ class PopServer:
         access: AccessControl | None = None,
         rocketmq: MessagingService | None = None,
         *,
+        inherited: socket.socket | None = None,
         connections_max: int | None = None,
     ) -> None:
         self._options = options
@@ -90,10 +93,10 @@ class PopServer:
         self._certificates: ServerCertificates | None = None
         self._watching: asyncio.TimerHandle | None = None
         self._front = None
-        if options.tls_optional:
-            if options.tls_client_ca_file:
-                raise OptionInvalid("pop.tls_optional", True, "false where pop.tls_client_ca_file is set")
-            self._front = Front(options.listen, connections_max, HANDSHAKE_MS)
+        if options.tls_optional and options.tls_client_ca_file:
+            raise OptionInvalid("pop.tls_optional", True, "false where pop.tls_client_ca_file is set")
+        if options.tls_optional or inherited is not None:
+            self._front = Front(options.listen, connections_max, HANDSHAKE_MS, inherited)
         self._server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", options.request_bytes_max),
@@ -151,12 +154,13 @@ class PopServer:
         options = self._options
         port = options.listen.port
         try:
-            if options.tls_certificate_file or self._front is not None:
+            if options.tls_certificate_file or options.tls_optional:
                 self._certificates = ServerCertificates(options)
             if self._front is not None:
-                assert self._certificates is not None
-                self._server.add_secure_port(self._front.inner("tls"), self._certificates.credentials())
-                self._server.add_insecure_port(self._front.inner("plain"))
+                if self._certificates is not None:
+                    self._server.add_secure_port(self._front.inner("tls"), self._certificates.credentials())
+                if self._certificates is None or options.tls_optional:
+                    self._server.add_insecure_port(self._front.inner("plain"))
                 await self._server.start()
                 port = await self._front.start()
             else:

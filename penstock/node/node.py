@@ -22,6 +22,7 @@ from penstock.node.control import Control
 from penstock.node.descriptors import log_shares, shares_of
 from penstock.node.exposure import check_exposure
 from penstock.node.holding import Holding
+from penstock.node.inherited import inherited_listener
 from penstock.node.keysets import KeySetFetcher
 from penstock.node.lock import DataDirLock
 from penstock.node.metrics.access import AccessCollector
@@ -127,7 +128,13 @@ class Node:
         )
         group_servicer = GroupServicer(self.pop, self.store)
         self._pop_server = PopServer(
-            servicer, group_servicer, config.pop, self.access, self.rocketmq, connections_max=self.descriptors.pop
+            servicer,
+            group_servicer,
+            config.pop,
+            self.access,
+            self.rocketmq,
+            inherited=inherited_listener(),
+            connections_max=self.descriptors.pop,
         )
         self.registry = self._make_registry()
         """What `/metrics` shows."""

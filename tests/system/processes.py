@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -21,9 +22,19 @@ class NodeProcess:
     Parameters:
         data_dir: of the node.
         descriptors: soft and hard limit of file descriptors; None for those of this process.
+        listener: socket that the node gets for its gRPC listener, as a supervisor passes it.
+        listener_name: name of that socket.
     """
 
-    def __init__(self, data_dir: Path, *, descriptors: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        descriptors: tuple[int, int] | None = None,
+        listener: socket.socket | None = None,
+        listener_name: str = "pop",
+    ) -> None:
+        self.listener, self.listener_name = listener, listener_name
         self.data_dir = data_dir
         self.log = data_dir.with_suffix(".log")
         self.descriptors = descriptors
@@ -34,6 +45,9 @@ class NodeProcess:
         """Start the node in a directory, and return when it is ready."""
         listeners = [word for name in ("mqtt", "pop", "admin") for word in (f"--{name}", "127.0.0.1:0")]
         command = [sys.executable, "-m", "penstock", "serve", "--data-dir", str(self.data_dir), *listeners, *options]
+        if self.listener is not None:
+            passed = f"LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES={self.listener_name}"
+            command = ["bash", "-c", f'exec 3<&{self.listener.fileno()} && {passed} exec "$@"', "bash", *command]
         with self.log.open("ab") as log:
             path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
             self._process = subprocess.Popen(
@@ -43,6 +57,7 @@ class NodeProcess:
                 cwd=directory,
                 env={**os.environ, "PYTHONPATH": path},
                 preexec_fn=self._limit if self.descriptors is not None else None,
+                pass_fds=(self.listener.fileno(),) if self.listener is not None else (),
             )
         assert self._process.stdout is not None
         line = self._process.stdout.readline().decode()

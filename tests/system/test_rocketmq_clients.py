@@ -105,14 +105,19 @@ def start(server: Server, kind: Kind, tmp_path: Path) -> Iterator[Start]:
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest, kind: Kind) -> str:
-    """Return a topic that no other test uses. It is short, because names on Apache's server have 127 characters at most."""
-    return f"{RUN}/{zlib.crc32(request.node.name.encode()):x}/{kind}/1/temp"
+    """Return a topic that no other test uses. It is short, because names on Apache's server have 127 characters at most.
+
+    Apache's server takes what is before a '%' for a namespace, so the topic has no levels there.
+    """
+    name = f"{RUN}/{zlib.crc32(request.node.name.encode()):x}/{kind}/1/temp"
+    peer = "server" in request.fixturenames and request.getfixturevalue("server").is_peer
+    return name.replace("/", "-").replace(".", "-") if peer else name
 
 
 @pytest.fixture
 def group(topic: str) -> str:
     """Return a group that no other test uses."""
-    return "-".join(topic.replace(".", "-").split("/")[:3])
+    return topic.replace(".", "-").replace("/", "-")
 
 
 @pytest.fixture
@@ -303,17 +308,21 @@ def test_a_transaction_is_committed_rolled_back_or_asked_about(
     for body, commit in (("rolled back", False), ("committed", True)):
         client.do("begin", topic=name, body=body)
         client.do("end", commit=commit)
-    assert bodies(received(consumer, 1)) == ["committed"]
+    (committed,) = received(consumer, 1)
+    assert committed["body"] == "committed"
+    consumer.do("ack", id=committed["id"])
     client.do("begin", topic=name, body="forgotten")
-    assert bodies(received(consumer, 1)) == ["forgotten"]
+    (forgotten,) = received(consumer, 1)
+    assert forgotten["body"] == "forgotten"
+    consumer.do("ack", id=forgotten["id"])
     assert "forgotten" in client.do("checked")["bodies"]
     client.do("begin", topic=name, body="orphan")
     client.kill()
     consumer.ask("receive")
     heir = start()
     heir.do("producer", topics=[name])
-    found = bodies(consumer.answer()["messages"]) or bodies(received(consumer, 1))
-    assert found == ["orphan"]
+    found = poll(lambda: consumer.answer()["messages"]) or received(consumer, 1)
+    assert bodies(found) == ["orphan"]
     assert "orphan" in heir.do("checked")["bodies"]
 
 
@@ -428,9 +437,9 @@ def test_a_fifo_push_consumer_retries_in_order_and_forwards_what_never_succeeds(
         for account in ("a", "b"):
             client.do("send", topic=name, body=f"{account}{number}", group=account)
     pushed = client.until("pushed", lambda pushed: len(pushed["done"]) == 5, within_s=60)
-    for account, expected in (("a", ["a0", "a1", "a1", "a1", "a2"]), ("b", ["b0", "b0", "b0", "b1", "b2"])):
-        assert [message["body"] for message in pushed["begun"] if message["group"] == account] == expected
-    if not server.is_peer:
+    if not server.is_peer:  # Apache's server gives a failing message one attempt more, and others to the Go client meanwhile.
+        for account, expected in (("a", ["a0", "a1", "a1", "a1", "a2"]), ("b", ["b0", "b0", "b0", "b1", "b2"])):
+            assert [message["body"] for message in pushed["begun"] if message["group"] == account] == expected
         native: SyncClient = request.getfixturevalue("native")
         wait_for(lambda: [letter.reason for letter in native.dead_letters.of_group(group)] == [pb.FORWARDED])
     client.do("stop")
@@ -458,6 +467,9 @@ def test_lite_topics_are_topics_below_their_parent(
     assert {message["topic"] for message in pushed["done"]} == {parent}
     (third,) = native.pop(f"{topic}/session-3", group="elsewhere", wait_ms=5_000)
     assert third.body == b"to 3"
+    if kind.startswith("java"):
+        native.groups.delete("chat", topic_filter=f"{topic}/session-1")
+        consumer.until("lite_topics", lambda found: found["names"] == ["session-2"])
 
 
 ANSWERS = {"java": ("main", True), "go": ("goroutine", False), "node": ("mock stack", False)}
@@ -527,13 +539,23 @@ def clients_of(server: Server) -> list[dict[str, Any]]:
     return [json.loads(line) for line in penstock_client(server, "list", "--json").stdout.splitlines()]
 
 
+def poll(receive: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Return what a call receives. Apache's server gives no answer before the deadline of the Rust client: that is nothing."""
+    try:
+        return receive()
+    except ClientFailed as error:
+        if "Timeout expired" not in str(error):
+            raise
+        return []
+
+
 def received(client: ClientProcess, count: int, within_s: float = 60) -> list[dict[str, Any]]:
     """Return as many messages as a SimpleConsumer receives in as many calls as it needs; fail if there are more or fewer."""
     ends_s = time.monotonic() + within_s
     found: list[dict[str, Any]] = []
     while len(found) < count:
         assert time.monotonic() < ends_s, found
-        found += client.receive()
+        found += poll(client.receive)
     assert len(found) == count, found
     return found
 

@@ -242,6 +242,10 @@ public class Driver {
                 }
                 return Map.of();
             }
+            case "lite_topics": {
+                Class<?> made = Class.forName("org.apache.rocketmq.client.apis.consumer.LitePushConsumer");
+                return Map.of("names", made.getMethod("getLiteTopicSet").invoke(consumer));
+            }
             case "stop":
                 if (consumer != null) {
                     consumer.close();

@@ -87,6 +87,21 @@ async def test_a_client_gets_messages_of_the_lite_topics_that_it_subscribed_to(n
     assert await lite_topics(caller) == []
 
 
+async def test_subscribers_hear_that_the_group_of_their_lite_topic_was_deleted(node: Node, caller: Caller) -> None:
+    stream = caller.telemetry()
+    subscription = pb.Subscription(group=named(GROUP))
+    settings = pb.Settings(client_type=TYPES.LITE_PUSH_CONSUMER, subscription=subscription)
+    await stream.write(service_pb.TelemetryCommand(settings=settings))
+    assert (await stream.read()).status.code == Code.OK
+    await sync(caller, "COMPLETE_ADD", "a", "b")
+    node.core.admin.delete(GROUP, "chat/a")
+    notice = await asyncio.wait_for(stream.read(), 10)
+    assert (notice.status.code, notice.notify_unsubscribe_lite_command.lite_topic) == (Code.OK, "a")
+    assert await sync(caller, "PARTIAL_ADD", "c") == Code.OK
+    assert filters(node) == ["chat/b", "chat/c"]
+    stream.cancel()
+
+
 async def test_a_waiting_poll_gets_the_first_message_of_any_lite_topic_even_a_new_one(node: Node, caller: Caller) -> None:
     await sync(caller, "PARTIAL_ADD", "a", "b")
     for name in ("a", "b", "a"):

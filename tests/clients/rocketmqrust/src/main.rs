@@ -144,7 +144,7 @@ impl Driver {
                 option.set_consumer_group(text(&wish, "group"));
                 option.set_topics(topics.keys().cloned().collect());
                 let mut client = self.option();
-                client.set_long_polling_timeout(Duration::from_secs(wish["wait_s"].as_u64().unwrap_or(5)));
+                client.set_long_polling_timeout(Duration::from_secs(wish["wait_s"].as_u64().unwrap_or(8)));
                 let mut made = SimpleConsumer::new(option, client)?;
                 made.start().await?;
                 self.consumer = Some(made);
