@@ -11,7 +11,9 @@ FAULTS ?= all
 SEED ?= 1
 ROUNDS ?= 20
 ONLY ?= all
-MQTT_CLIENTS ?= go-3 go-5 rust-3 rust-5 hivemq-3 hivemq-5 paho-3 paho-5
+MQTT_CLIENTS ?= hivemq-3 hivemq-5 paho-3 paho-5 go-3 go-5 rust-3 rust-5 js-3 js-5 gmqtt-3 gmqtt-5 mosquitto-3 mosquitto-5
+# What `make test-clients` installs first, by the names in tests/clients/install: everything if it is empty.
+INSTALL ?=
 CLIENTS ?= python node go rust java-5.0.7 java-5.1.0 java-5.2.0
 BIN := .venv/bin
 READY := .venv/.ready
@@ -41,7 +43,7 @@ test-deep: $(READY)  ## Run the tests with twenty times the examples in each sea
 	PENSTOCK_TEST_DEPTH=20 $(BIN)/python -m pytest --numprocesses=$(WORKERS) --timeout=3600 $(ARGS)
 
 test-clients: $(READY)  ## Run RocketMQ's official clients and MQTT clients of other projects through all their tests (ten minutes)
-	tests/clients/install
+	tests/clients/install $(INSTALL)
 	PENSTOCK_ROCKETMQ_CLIENTS="$(CLIENTS)" PENSTOCK_MQTT_CLIENTS="$(MQTT_CLIENTS)" $(BIN)/python -m pytest --numprocesses=$(WORKERS) tests/system/test_rocketmq_clients.py tests/system/test_mqtt_clients.py $(ARGS)
 
 test-crash: $(READY)  ## Kill nodes and writers with -9 again and again, under load and under a fleet, and compare with what was acknowledged

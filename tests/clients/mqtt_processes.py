@@ -1,7 +1,8 @@
 """MQTT clients in other languages, as processes that follow commands as lines of words.
 
-The drivers are in `mqttjava`, `mqttgo` and `mqttrust`; `tests/clients/install` builds them. Each process has one connection. It
-answers each line with `ok`, followed by the result, or with `error` and the reason:
+The drivers are in `mqttjava`, `mqttgo`, `mqttrust`, `mqttjs` and `mqttc`, and `gmqtt_driver.py` is one; `tests/clients/install`
+builds them. Each process has one connection. It answers each line with `ok`, followed by the result, or with `error` and the
+reason:
 
 | line | result |
 |---|---|
@@ -20,6 +21,8 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
+import sysconfig
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -28,6 +31,8 @@ import pytest
 FOLDER: Final = Path(__file__).parent
 
 JAVA: Final = FOLDER / "mqttjava"
+
+GMQTT: Final = Path(sysconfig.get_path("purelib")) / "gmqtt"
 
 DRIVERS: Final[dict[str, Path]] = {
     "go-3": FOLDER / "mqttgo" / "driver",
@@ -38,8 +43,15 @@ DRIVERS: Final[dict[str, Path]] = {
     "hivemq-5": JAVA / "build" / "Driver.class",
     "paho-3": JAVA / "build" / "Driver.class",
     "paho-5": JAVA / "build" / "Driver.class",
+    "js-3": FOLDER / "mqttjs" / "node_modules" / "mqtt",
+    "js-5": FOLDER / "mqttjs" / "node_modules" / "mqtt",
+    "gmqtt-3": GMQTT,
+    "gmqtt-5": GMQTT,
+    "mosquitto-3": FOLDER / "mqttc" / "driver",
+    "mosquitto-5": FOLDER / "mqttc" / "driver",
 }
-"""What is built of each client: paho.mqtt.golang, paho.golang, rumqttc, and HiveMQ's and Paho's for Java.
+"""A file of each client that is installed: paho.mqtt.golang, paho.golang, rumqttc, HiveMQ's and Paho's for Java, MQTT.js,
+gmqtt, and Mosquitto's library.
 
 The number is the version of MQTT: 3.1.1 or 5.0."""
 
@@ -62,13 +74,9 @@ class MqttProcess:
     """
 
     def __init__(self, kind: str, home: Path) -> None:
-        made = DRIVERS[kind]
-        if not made.exists():
+        if not DRIVERS[kind].exists():
             pytest.skip(f"the MQTT client {kind} is not installed: run tests/clients/install")
-        command = [str(made), kind]
-        if made.suffix == ".class":
-            path = f"{made.parent}{os.pathsep}{JAVA / 'lib'}/*"
-            command = ["java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", path, "Driver", kind]
+        command = _command(kind, DRIVERS[kind])
         with (home / f"{kind}.err").open("ab") as errors:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, cwd=home, text=True
@@ -108,3 +116,15 @@ class MqttProcess:
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
+
+
+def _command(kind: str, made: Path) -> list[str]:
+    """Return what starts the driver of a client."""
+    if made.suffix == ".class":
+        path = f"{made.parent}{os.pathsep}{JAVA / 'lib'}/*"
+        return ["java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", path, "Driver", kind]
+    if kind.startswith("js-"):
+        return ["node", str(FOLDER / "mqttjs" / "driver.js"), kind]
+    if made == GMQTT:
+        return [sys.executable, str(FOLDER / "gmqtt_driver.py"), kind]
+    return [str(made), kind]

@@ -1,4 +1,4 @@
-"""MQTT clients in Java, Go and Rust, each in a process of its own, against a node as a process.
+"""MQTT clients in six languages, each in a process of its own, against a node as a process.
 
 `make test` runs the tests with one client, `make test-clients` with all.
 """
