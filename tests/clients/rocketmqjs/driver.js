@@ -4,7 +4,9 @@
 const readline = require('node:readline');
 const { setTimeout: sleep } = require('node:timers/promises');
 const rocketmq = require('rocketmq-client-nodejs');
-const { FilterType, TransactionResolution } = require('rocketmq-client-nodejs/proto/apache/rocketmq/v2/definition_pb');
+const pb = require('rocketmq-client-nodejs/proto/apache/rocketmq/v2/definition_pb');
+const service = require('rocketmq-client-nodejs/proto/apache/rocketmq/v2/service_pb');
+const { FilterType, TransactionResolution } = pb;
 
 const [endpoints, accessKey, accessSecret] = process.argv.slice(2);
 const silent = { debug() {}, info() {}, warn() {}, error() {} };
@@ -158,6 +160,29 @@ const wishes = {
     await consumer.startup();
     for (const name of lite) await consumer.subscribeLite(name);
     return {};
+  },
+
+  // The client has no pull consumer, but the calls of one.
+  async pull({ group, topic, count = 32 }) {
+    const named = (name) => new pb.Resource().setName(name);
+    const queue = () => new pb.MessageQueue().setTopic(named(topic));
+    const calls = consumer.rpcClientManager;
+    const call = (method, request) => calls[method](consumer.endpoints, request.setMessageQueue(queue()), 5000);
+    const code = (response) => response.getStatus().getCode();
+
+    const before = await call('getOffset', new service.GetOffsetRequest().setGroup(named(group)));
+    const end = await call('queryOffset', new service.QueryOffsetRequest().setQueryOffsetPolicy(pb.QueryOffsetPolicy.END));
+    const expression = new pb.FilterExpression().setType(FilterType.TAG).setExpression('*');
+    const responses = await call('pullMessage', new service.PullMessageRequest().setGroup(named(group))
+      .setOffset(before.getOffset()).setBatchSize(count).setFilterExpression(expression));
+    const messages = responses.filter((each) => each.hasMessage()).map((each) => each.getMessage());
+    const next = responses.find((each) => each.hasNextOffset()).getNextOffset();
+    const noted = await call('updateOffset', new service.UpdateOffsetRequest().setGroup(named(group)).setOffset(next));
+    return {
+      codes: [code(before), code(end), code(responses[0]), code(noted)],
+      offset: before.getOffset(), end: end.getOffset(), next,
+      bodies: messages.map((each) => Buffer.from(each.getBody_asU8()).toString()),
+    };
   },
 
   async stop() {

@@ -120,9 +120,8 @@ WRONG: list[tuple[str, Any, Code]] = [
         ),
         Code.ILLEGAL_OFFSET,
     ),
-    ("UpdateOffset", service_pb.UpdateOffsetRequest(), Code.NOT_IMPLEMENTED),
-    ("GetOffset", service_pb.GetOffsetRequest(), Code.NOT_IMPLEMENTED),
-    ("QueryOffset", service_pb.QueryOffsetRequest(), Code.NOT_IMPLEMENTED),
+    ("GetOffset", service_pb.GetOffsetRequest(), Code.ILLEGAL_CONSUMER_GROUP),
+    ("QueryOffset", service_pb.QueryOffsetRequest(), Code.ILLEGAL_TOPIC),
 ]
 
 
