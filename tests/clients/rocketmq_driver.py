@@ -132,6 +132,7 @@ class Driver:
         group: str = "",
         at_s: int = 0,
         lite: str = "",
+        priority: int = 0,
     ) -> Any:
         message = Message()
         message.topic, message.body = topic, body.encode()
@@ -147,6 +148,8 @@ class Driver:
             message.delivery_timestamp = at_s
         if lite:
             message.lite_topic = lite
+        if priority:
+            message.priority = priority
         return message
 
     def recall(self, topic: str, handle: str) -> Answer:

@@ -34,8 +34,9 @@ Kind: TypeAlias = str
 
 
 LACKING: dict[str, frozenset[str]] = {
-    "rust": frozenset({"change", "recall", "push", "lite", "namespace", "tls"}),
-    "java-5.0": frozenset({"recall", "lite"}),
+    "rust": frozenset({"change", "recall", "push", "lite", "namespace", "tls", "priority"}),
+    "java-5.0": frozenset({"recall", "lite", "priority"}),
+    "java-5.1": frozenset({"priority"}),
     "python": frozenset({"namespace", "tls"}),
     "node": frozenset({"namespace", "tls"}),
 }

@@ -43,6 +43,16 @@ SERVERS = ("node", "apache") if PEER else ("node",)
 RUN = f"{int(time.time()):x}"
 """Part of all names on Apache's server, which keeps topics and groups from run to run."""
 
+ACCESS = """
+[[principal]]
+name = "billing"
+access_key = "key"
+access_secret = "s3cret"
+write = ["plant/#"]
+read = ["plant/#"]
+consume = ["billing"]
+"""
+
 LIMIT = PopOptions().message_bytes_max
 
 
@@ -141,11 +151,11 @@ def test_a_message_comes_back_with_all_its_fields(
     client.do("producer", topics=[name])
     client.do("simple", group=group, topics={name: "*"})
     began_ms = time.time() * 1000
-    sent = client.do("send", topic=name, body="21.5", tag="hot", keys=["k1", "k2"], properties={"unit": "°C"})
+    sent = client.do("send", topic=name, body="21.5", tag="hot", keys=["k1", "k2 k3"], properties={"unit": "°C"})
     (message,) = received(client, 1)
     assert message["topic"] == name
     assert (message["body"], message["id"], message["tag"]) == ("21.5", sent["id"], "hot")
-    assert (message["keys"], message["properties"]) == (["k1", "k2"], {"unit": "°C"})
+    assert (message["keys"], message["properties"]) == (["k1", "k2", "k3"], {"unit": "°C"})
     assert (message["attempt"], message["corrupted"]) == (1, False)
     assert message["born_host"]
     assert began_ms - 2_000 <= message["born_ms"] <= time.time() * 1000
@@ -510,6 +520,44 @@ def test_an_operator_looks_into_a_client_and_lets_it_verify_a_message(
         assert penstock_client(server, "reconnect", row["client"]).returncode == 0
     wait_for(lambda: is_done(client, "send", topic=encode(topic), body="after"))
     client.until("pushed", lambda pushed: "after" in bodies(pushed["done"]))
+
+
+@pytest.mark.usefixtures("thorough")
+def test_messages_of_one_receive_come_by_priority(
+    client: ClientProcess, native: SyncClient, topic: str, group: str, kind: Kind
+) -> None:
+    skip_unless_it_has(kind, "priority")
+    name = encode(topic)
+    native.groups.create(group, topic)
+    client.do("producer", topics=[name])
+    for level in (1, 3, 2):
+        client.do("send", topic=name, body=str(level), priority=level)
+    client.do("simple", group=group, topics={name: "*"})
+    assert bodies(client.receive()) == ["3", "2", "1"]
+
+
+@pytest.mark.usefixtures("thorough")
+def test_a_refusal_has_its_reason_and_ends_no_checks_of_transactions(tmp_path: Path, kind: Kind) -> None:
+    (tmp_path / "access.toml").write_text(ACCESS)
+    (tmp_path / "node.toml").write_text(
+        f'[access]\nfile = "{tmp_path}/access.toml"\n[pop]\ntransaction_check_ms = {CHECK_MS}\n'
+    )
+    node = NodeProcess(tmp_path / "data").start("--config", str(tmp_path / "node.toml"))
+    client = ClientProcess(kind, node.addresses["pop"], tmp_path, "key", "s3cret")
+    allowed = encode("plant/1")
+    try:
+        client.do("producer", topics=[allowed])
+        client.do("send", topic=allowed, body="first")
+        with pytest.raises(ClientFailed, match="may not send 'secret/x'"):
+            client.do("send", topic=encode("secret/x"), body="x")
+        client.do("begin", topic=allowed, body="forgotten")
+        client.until("checked", lambda checked: "forgotten" in checked["bodies"], within_s=40)
+        client.do("simple", group="others", topics={allowed: "*"})
+        with pytest.raises(ClientFailed, match="may not consume"):
+            client.receive()
+    finally:
+        client.close()
+        node.close()
 
 
 def test_a_consumer_pulls_from_offsets_and_notes_them(

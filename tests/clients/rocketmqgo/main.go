@@ -36,6 +36,7 @@ type wish struct {
 	Handle     string            `json:"handle"`
 	ID         string            `json:"id"`
 	Commit     bool              `json:"commit"`
+	Priority   int32             `json:"priority"`
 	Undecided  []string          `json:"undecided"`
 	Sql        bool              `json:"sql"`
 	WaitS      int               `json:"wait_s"`
@@ -105,6 +106,9 @@ func message(w wish) *rocketmq.Message {
 	}
 	if w.AtS > 0 {
 		made.SetDelayTimestamp(time.Unix(w.AtS, 0))
+	}
+	if w.Priority > 0 {
+		_ = made.SetPriority(w.Priority)
 	}
 	var lite string
 	if json.Unmarshal(w.Lite, &lite) == nil && lite != "" {

@@ -107,6 +107,9 @@ public class Driver {
         if (wish.get("at_s") != null) {
             builder.setDeliveryTimestamp(((Number) wish.get("at_s")).longValue() * 1000);
         }
+        if (wish.get("priority") != null) {
+            MessageBuilder.class.getMethod("setPriority", int.class).invoke(builder, ((Number) wish.get("priority")).intValue());
+        }
         if (wish.get("lite") != null) {
             MessageBuilder.class.getMethod("setLiteTopic", String.class).invoke(builder, wish.get("lite"));
         }

@@ -52,6 +52,7 @@ function outgoing(wish) {
     messageGroup: wish.group,
     deliveryTimestamp: wish.at_s && new Date(wish.at_s * 1000),
     liteTopic: wish.lite,
+    priority: wish.priority,
   };
 }
 
