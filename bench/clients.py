@@ -288,6 +288,16 @@ def work(number: int, begin_s: float, address: str, group: str, filter: str, bat
     return Span(handled, begin_s, ended_s)
 
 
+def create_in_order(address: str, group: str) -> None:
+    """Create a group in FIFO order on the topic of its name."""
+
+    async def creating(stubs: Stubs) -> None:
+        settings = pb.GroupSettings(fifo=True)
+        await stubs.groups.CreateGroup(pb.CreateGroupRequest(group=group, filter=group, settings=settings))
+
+    connected(address, creating)
+
+
 def send_in_order(address: str, topic: str, count: int, batch: int) -> None:
     """Send messages of one message group to one topic."""
 

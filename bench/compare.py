@@ -9,10 +9,10 @@ The table shows, for each tree, the median of the processor time that a message 
 median of the rate. The ratios are those of the medians. Judge by processor time: a busy machine changes it much less than the
 rate.
 
-For MQTT and POP, the processor time is that of the node and of the process that syncs its log. `mqload.c` of this tree makes
-the load over MQTT. Clients of POP, and the measurements of the store, are jobs of each tree's own `bench.clients` and
-`bench.store`, so that trees may differ in the names of packages and services. The names and arguments of these jobs must be
-the same in both.
+For MQTT and POP, the processor time is that of the node and of the process that syncs its log. POP has a second line for each
+row, with the processor time of its client processes. `mqload.c` of this tree makes the load over MQTT. Clients of POP, and the
+measurements of the store, are jobs of each tree's own `bench.clients` and `bench.store`, so that trees may differ in the names
+of packages and services. The names and arguments of these jobs must be the same in both.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from statistics import median
 
 from rich.table import Table
 
-from bench import mqtt, pop
+from bench import clients, mqtt, pop
 from bench.load import LoadFailed, LoadUnavailable, run_load
 from bench.peers import BrokerFailed, BrokerProcess, penstock, processor_s
 from bench.rows import Figures, Found, Measure, Row, RowFailed, Setting, parser_of, run, text_of
@@ -39,6 +39,9 @@ BASE = "base"
 RUNS = 7
 WORSE_MAX = 3.0
 """Percent by which a message's processor time may be higher than in the base tree before the table says so."""
+
+SENDERS = 64
+"""Tasks of the row `send-single`, in all client processes together."""
 
 CLIENT_PROCESSES = 2
 """As many as `bench.clients.PROCESSES`, by which its jobs share out their messages."""
@@ -51,6 +54,8 @@ class Cost:
 
     per_s: float
     us: float
+    client_us: float | None = None
+    """The same of the clients, where these are part of the tree."""
 
 
 Load = Callable[[], Cost]
@@ -71,7 +76,12 @@ def _in_turn(name: str, open_load: OpenLoad) -> Measure:
                 load()
             for order in itertools.cycle((tuple(loads), tuple(reversed(loads)))):
                 costs = {tree: loads[tree]() for tree in order}
-                yield {f"{name}_{what}@{tree}": getattr(costs[tree], what) for what in ("us", "per_s") for tree in loads}
+                yield {
+                    f"{name}_{what}@{tree}": cost
+                    for what in ("us", "per_s", "client_us")
+                    for tree in loads
+                    if (cost := getattr(costs[tree], what)) is not None
+                }
 
     return measure
 
@@ -111,39 +121,59 @@ def _mqtt(name: str, setting: Setting, tree: Tree) -> Iterator[Load]:
 # --- POP --------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Drain:
-    """A job of `bench.clients` that takes all messages of a queue."""
+Jobs = Callable[..., Cost]
+"""Runs a job of `bench.clients` in all client processes, with the arguments that follow the node's address."""
 
-    job: str
-    batch: int
-    consumers: int
+
+def _sent(jobs: Jobs, address: str, name: str, count: int) -> Cost:
+    return jobs("send", name, pop.BATCH, count, 8)
+
+
+def _sent_singly(jobs: Jobs, address: str, name: str, count: int) -> Cost:
+    return jobs("send_singly", name, count, SENDERS)
+
+
+def _drained(job: str, batch: int, consumers: int, jobs: Jobs, address: str, name: str, count: int) -> Cost:
+    jobs("send", name, pop.BATCH, count, 8)
+    return jobs(job, name, f"{name}/#", batch, consumers)
+
+
+def _worked(batch: int, jobs: Jobs, address: str, name: str, count: int) -> Cost:
+    jobs("send", name, pop.BATCH, count, 8)
+    return jobs("work", name, f"{name}/#", batch, count)
+
+
+def _in_order(jobs: Jobs, address: str, name: str, count: int) -> Cost:
+    clients.create_in_order(address, name)
+    clients.send_in_order(address, name, count, pop.BATCH)
+    return jobs("drain_in_order", name, name, pop.BATCH)
 
 
 @contextmanager
-def _pop(drain: Drain | None, setting: Setting, tree: Tree) -> Iterator[Load]:
-    """Send messages, and drain them with a job: measure the drain, or where there is none, the sending."""
-    count = setting.count(pop.MESSAGES, pop.QUICK)
+def _pop(count_max: int, work: Callable[[Jobs, str, str, int], Cost], setting: Setting, tree: Tree) -> Iterator[Load]:
+    """Run jobs of clients with a new queue each time. `work` returns the cost of the jobs that the row measures."""
+    count = setting.count(count_max, pop.QUICK)
     numbers = itertools.count()
     with _node(setting, tree) as node, job_processes(tree, CLIENT_PROCESSES) as processes:
         address = node.addresses["pop"]
 
+        def clients_s() -> float:
+            return sum(processor_s(process.pid) for process in processes)
+
         def run_jobs(job: str, *arguments: object) -> Cost:
             begin_s = time.monotonic() + BEGIN_AFTER_S
-            before_s = processor_s(node.pid)
+            before_s, clients_before_s = processor_s(node.pid), clients_s()
             for number, process in enumerate(processes):
                 process.begin(f"bench.clients.{job}", number, begin_s, address, *arguments)
             spans = [process.result().value for process in processes]
-            spent_s = processor_s(node.pid) - before_s
+            spent_s, clients_spent_s = processor_s(node.pid) - before_s, clients_s() - clients_before_s
             messages, began_s, ended_s = zip(*spans, strict=True)
             if sum(messages) != count:
                 raise RowFailed(f"{count:,} messages were sent, and {sum(messages):,} came out of {tree.name}")
-            return Cost(count / (max(ended_s) - min(began_s)), spent_s / count * 1e6)
+            return Cost(count / (max(ended_s) - min(began_s)), spent_s / count * 1e6, clients_spent_s / count * 1e6)
 
         def put() -> Cost:
-            name = f"queue{next(numbers)}"
-            sent = run_jobs("send", name, pop.BATCH, count, 8)
-            return sent if drain is None else run_jobs(drain.job, name, f"{name}/#", drain.batch, drain.consumers)
+            return work(run_jobs, address, f"queue{next(numbers)}", count)
 
         yield put
 
@@ -186,9 +216,13 @@ TITLES = {
     },
     "pop": {
         "send": f"send, {pop.BATCH} a batch",
+        "send-single": f"send, {SENDERS} tasks with one message each",
         "pop": f"pop + ack, {pop.BATCH} a batch",
         "pop-small": f"pop + ack, {pop.BATCH_SMALL} a batch",
         "consume": f"stream, {pop.BATCH} a response",
+        "worker": f"worker, 32 handlers with batches of up to {pop.BATCH}",
+        "worker-single": "worker, 32 handlers with one message",
+        "fifo": f"pop + ack in FIFO order, one message group, {pop.BATCH} a batch",
     },
     "store": {
         "append": "append, 64 B",
@@ -200,10 +234,14 @@ TITLES = {
 
 _LOADS: dict[str, OpenLoad] = {
     **{name: partial(_mqtt, name) for name in TITLES["mqtt"]},
-    "send": partial(_pop, None),
-    "pop": partial(_pop, Drain("pop_and_ack", pop.BATCH, 8)),
-    "pop-small": partial(_pop, Drain("pop_with_client", pop.BATCH_SMALL, 16)),
-    "consume": partial(_pop, Drain("consume", pop.BATCH, CLIENT_PROCESSES)),
+    "send": partial(_pop, pop.MESSAGES, _sent),
+    "send-single": partial(_pop, pop.MESSAGES // 5, _sent_singly),
+    "pop": partial(_pop, pop.MESSAGES, partial(_drained, "pop_and_ack", pop.BATCH, 8)),
+    "pop-small": partial(_pop, pop.MESSAGES, partial(_drained, "pop_with_client", pop.BATCH_SMALL, 16)),
+    "consume": partial(_pop, pop.MESSAGES, partial(_drained, "consume", pop.BATCH, CLIENT_PROCESSES)),
+    "worker": partial(_pop, pop.MESSAGES, partial(_worked, pop.BATCH)),
+    "worker-single": partial(_pop, pop.MESSAGES // 2, partial(_worked, 0)),
+    "fifo": partial(_pop, pop.MESSAGES // 4, _in_order),
     "append": partial(_store, "append", (1_000_000, 64)),
     "append-synced": partial(_store, "append_synced", (1_000_000,)),
     "read": partial(_store, "read_hot", (1_000_000,)),
@@ -221,23 +259,27 @@ def table_of(title: str, found: Found, rows: Mapping[str, Row], worse_max: float
         table.add_column(column, justify="right")
     table.add_column(f"within {worse_max:g} %")
     titles = {name: text for titles in TITLES.values() for name, text in titles.items()}
-    for name in rows:
-        if f"{name}_us@{BASE}" not in found:
-            continue  # it failed before its first run
+    lines = [(name, what, titles[name]) for name in rows for what in ("us", "client_us")]
+    for name, what, title in lines:
+        if f"{name}_{what}@{BASE}" not in found:
+            continue  # it has no clients, or failed before its first run
         base_us, this_us, base_per_s, this_per_s = (
-            found[f"{name}_{what}@{tree}"] for what in ("us", "per_s") for tree in (BASE, THIS.name)
+            found[f"{name}_{figure}@{tree}"] for figure in (what, "per_s") for tree in (BASE, THIS.name)
         )
         ratio = median(this_us) / median(base_us)
         each = [this / base for base, this in zip(base_us, this_us, strict=True)]
+        rates = (
+            (text_of(median(base_per_s)), text_of(median(this_per_s)), f"{median(this_per_s) / median(base_per_s):.3f}")
+            if what == "us"
+            else ("", "", "")
+        )
         table.add_row(
-            f"{name}: {titles[name]}",
+            f"{name}: {title}" if what == "us" else "... its clients",
             f"{median(base_us):.2f}",
             f"{median(this_us):.2f}",
             f"{ratio:.3f}",
             f"{min(each):.3f} to {max(each):.3f}",
-            text_of(median(base_per_s)),
-            text_of(median(this_per_s)),
-            f"{median(this_per_s) / median(base_per_s):.3f}",
+            *rates,
             "yes" if ratio <= 1 + worse_max / 100 else "NO",
         )
     return table

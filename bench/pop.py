@@ -240,17 +240,12 @@ def _work(setting: Setting) -> Generator[Figures]:
 
 def _in_order(setting: Setting) -> Generator[Figures]:
     """Measure one consumer of one message group, and one message a pop beside many."""
-
-    async def create(stubs: Stubs, name: str) -> None:
-        settings = pb.GroupSettings(fifo=True)
-        await stubs.groups.CreateGroup(pb.CreateGroupRequest(group=name, filter=name, settings=settings))
-
     with _node(setting) as node:
         while True:
             figures: Figures = {}
             for figure, batch, number in (("fifo", BATCH, 50_000), ("fifo_single", 1, 2_000)):
                 name, count = f"queue{next(_runs)}", setting.count(number, QUICK // 10)
-                connected(node.address, lambda stubs, name=name: create(stubs, name))  # type: ignore[misc]
+                clients.create_in_order(node.address, name)
                 clients.send_in_order(node.address, name, count, BATCH)
                 spans = setting.options.clients.run(clients.drain_in_order, node.address, name, name, batch)
                 figures |= beside(figure, {OURS: _whole(spans, count)})

@@ -63,6 +63,11 @@ class JobProcess:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
 
+    @property
+    def pid(self) -> int:
+        """Number of the process."""
+        return self._process.pid
+
     def begin(self, job: str, *arguments: object) -> None:
         """Begin `module.function(*arguments)`, with the tree's own module. The arguments must be of the standard library."""
         assert self._process.stdin is not None
