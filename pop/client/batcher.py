@@ -26,8 +26,8 @@ class Batcher(Generic[Q, A]):
     Parameters:
         send: Performs one call. It returns the answer or the error of each item, in order, or raises PopError for all items.
         count_max: Maximum number of items in one call.
-        bytes_max: Maximum size of one call in bytes, as the sum of `size_of`; 0 for no bound. A larger item goes alone.
-        size_of: Returns the size of an item in bytes.
+        size_max: Maximum size of one call, as the sum of `size_of`; 0 for no bound. A larger item goes alone.
+        size_of: Returns the size of an item, such as its bytes.
         linger_s: How long a call that is not full waits for more items, in seconds.
     """
 
@@ -36,23 +36,25 @@ class Batcher(Generic[Q, A]):
         send: Callable[[list[Q]], Awaitable[list[A | PopError]]],
         *,
         count_max: int,
-        bytes_max: int = 0,
+        size_max: int = 0,
         size_of: Callable[[Q], int] = lambda _: 0,
         linger_s: float = 0,
     ) -> None:
         self._send = send
         self._count_max = count_max
-        self._bytes_max = bytes_max
+        self._size_max = size_max
         self._size_of = size_of
         self._linger_s = linger_s
         self._waiting: deque[tuple[Q, asyncio.Future[A]]] = deque()
-        self._waiting_bytes = 0
+        self._waiting_size = 0
         """Size of the waiting items, counted only if calls linger."""
         self._hurried = 0
         """How many of the first waiting items go out without lingering."""
         self._is_due = asyncio.Event()
         """Set when the next call need not wait for more items."""
         self._sender: asyncio.Task[None] | None = None
+        self._hold: asyncio.TimerHandle | None = None
+        """While it is set, items wait for `take`, until `release` or this timer."""
         self._closed = False
 
     def submit(self, item: Q) -> asyncio.Future[A]:
@@ -66,7 +68,7 @@ class Batcher(Generic[Q, A]):
         future: asyncio.Future[A] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, future))
         if self._linger_s:
-            self._waiting_bytes += self._size_of(item)
+            self._waiting_size += self._size_of(item)
             if self._is_full():
                 self._is_due.set()
         self._ensure_sender()
@@ -74,10 +76,10 @@ class Batcher(Generic[Q, A]):
 
     def _is_full(self) -> bool:
         """Return whether the waiting items fill a call."""
-        return len(self._waiting) >= self._count_max or self._waiting_bytes >= self._bytes_max > 0
+        return len(self._waiting) >= self._count_max or self._waiting_size >= self._size_max > 0
 
     def _ensure_sender(self) -> None:
-        if self._sender is None and self._waiting:
+        if self._sender is None and self._waiting and self._hold is None:
             self._sender = asyncio.get_running_loop().create_task(self._run())
 
     async def submit_all(self, items: Iterable[Q]) -> list[A | PopError]:
@@ -105,8 +107,23 @@ class Batcher(Generic[Q, A]):
             return
         self._waiting.extendleft(reversed(batch))
         if self._linger_s:
-            self._waiting_bytes += sum(self._size_of(item) for item, _ in batch)
+            self._waiting_size += sum(self._size_of(item) for item, _ in batch)
         self._ensure_sender()
+
+    def hold(self, within_s: float) -> None:
+        """Let items wait for `take` until `release` is called, or `within_s` seconds from now have passed."""
+        if self._closed:
+            return
+        if self._hold is not None:
+            self._hold.cancel()
+        self._hold = asyncio.get_running_loop().call_later(within_s, self.release)
+
+    def release(self) -> None:
+        """End `hold`: what waits goes out at the end of the loop's next turn, unless it is taken before."""
+        if self._hold is not None:
+            self._hold.cancel()
+            self._hold = None
+            self._ensure_sender()
 
     def answer(self, batch: list[tuple[Q, asyncio.Future[A]]], answers: Iterable[A | PopError]) -> None:
         """Resolve the future of each item with its answer or its error."""
@@ -125,6 +142,7 @@ class Batcher(Generic[Q, A]):
 
     async def flush(self, within_s: float) -> None:
         """Return when all items are answered. Items without an answer after `within_s` seconds fail with NodeUnavailable."""
+        self.release()
         sender = self._sender
         if sender is None:
             return
@@ -142,16 +160,17 @@ class Batcher(Generic[Q, A]):
     async def _run(self) -> None:
         try:
             await asyncio.sleep(0)  # Callers of `take` run before.
-            while self._waiting:
+            while self._waiting and self._hold is None:
                 if self._linger_s:
                     await self._linger()
                 await self._send_batch(self._next_batch())
-        finally:
-            self._sender = None
-            # Items are left only if the client was closed or the loop ends.
+        except BaseException:  # The client was closed, or the loop ends.
             _fail(self._waiting, NodeUnavailable(UNANSWERED))
             self._waiting.clear()
-            self._waiting_bytes = self._hurried = 0
+            self._waiting_size = self._hurried = 0
+            raise
+        finally:
+            self._sender = None
 
     async def _linger(self) -> None:
         """Wait until the next call is full, but not for longer than `linger_s`."""
@@ -166,11 +185,11 @@ class Batcher(Generic[Q, A]):
         size = self._size_of(batch[0][0])
         while self._waiting and len(batch) < self._count_max:
             size += self._size_of(self._waiting[0][0])
-            if size > self._bytes_max > 0:
+            if size > self._size_max > 0:
                 break
             batch.append(self._waiting.popleft())
         if self._linger_s:
-            self._waiting_bytes -= sum(self._size_of(item) for item, _ in batch)
+            self._waiting_size -= sum(self._size_of(item) for item, _ in batch)
             self._hurried = max(0, self._hurried - len(batch))
         return batch
 

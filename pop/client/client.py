@@ -76,7 +76,7 @@ class Client:
         self._stub = PopServiceStub(self._channel)
         group_stub = GroupServiceStub(self._channel)
         self._sends: Batcher[pb.Message, SendReceipt] = Batcher(
-            self._send, count_max=SEND_COUNT_MAX, bytes_max=SEND_BYTES_MAX, size_of=pb.Message.ByteSize
+            self._send, count_max=SEND_COUNT_MAX, size_max=SEND_BYTES_MAX, size_of=pb.Message.ByteSize
         )
         self._settlements: dict[str, Settlements] = {}
         self._consumers: set[Consumer] = set()
@@ -308,6 +308,8 @@ class Client:
         start: Start = "earliest",
         in_order_max: int = 1,
         first_max: int = 0,
+        fast_max: int = 0,
+        ack_hold_ms: int = 0,
     ) -> Consumer:
         """Return an asynchronous iterator over the messages of a group. It starts to pop when the iteration starts.
 
@@ -315,8 +317,8 @@ class Client:
             topic_filter: MQTT topic filter (MQTT 5.0, 4.7), or `$dlq/GROUP` for the dead letters of another group.
             group: Name of the group. All its consumers, on any machine, share the messages.
             batch: Maximum number of messages in one pop, at least 1.
-            prefetch: Maximum number of messages that wait in the client, at least `batch`. Their invisible time has started, so
-                fewer wait where the loop is slow.
+            prefetch: Maximum number of messages that wait in the client, at least `batch` (or `fast_max` is). Their invisible
+                time has started, so fewer wait where the loop is slow.
             invisible_ms: Time in ms from the pop in which the node waits for the acknowledgement, at least 1.
             wait_ms: How long one poll waits at the node for the first message, in ms.
             start: Where the group starts if this call creates it: `"earliest"` with all that the log has, `"latest"` with the
@@ -324,14 +326,18 @@ class Client:
             in_order_max: Maximum number of messages of one message group that a FIFO group hands out at once. With more than 1,
                 use `Consumer.take`, and `suspend` the messages after a failed one.
             first_max: Maximum number of messages that wait until the loop has handled the first one. 0: `prefetch`.
+            fast_max: Maximum number of messages that wait, in place of `prefetch`, if the loop takes them all within half a
+                second. 0: `prefetch`.
+            ack_hold_ms: While there is a backlog, acknowledgements wait so long at most for the next pop to carry them, in ms.
+                That costs the node less, and is for loops that do not await them. 0: they go out at once.
 
         Raises:
             ValueError: A number is out of bounds.
         """
         self._call.check_open()
-        if not 1 <= batch <= prefetch or invisible_ms < 1 or wait_ms < 0:
+        if not 1 <= batch <= max(prefetch, fast_max) or invisible_ms < 1 or wait_ms < 0:
             raise ValueError(
-                "batch must be from 1 to prefetch, invisible_ms at least 1 and wait_ms at least 0: "
+                "batch must be from 1 to prefetch or fast_max, invisible_ms at least 1 and wait_ms at least 0: "
                 f"batch is {batch}, prefetch {prefetch}, invisible_ms {invisible_ms}, wait_ms {wait_ms}"
             )
         consumer = Consumer(
@@ -343,6 +349,8 @@ class Client:
             close_s=self._close_s,
             on_close=self._consumers.discard,
             first_max=first_max,
+            fast_max=fast_max,
+            hold_s=ack_hold_ms / 1000,
         )
         self._consumers.add(consumer)
         return consumer

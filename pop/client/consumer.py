@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
 from penstock.pop.client import answers
 from penstock.pop.client.message import Message
 from penstock.pop.client.retrydelays import RetryDelays
-from penstock.pop.client.settlements import Settlements
+from penstock.pop.client.settlements import AckItem, Settlements, by_item, handles_of
 from penstock.pop.client.statuses import error_of_call
 from penstock.pop.client.tracing import now_ns
 from penstock.pop.client.unseen import UnseenMessages
@@ -62,6 +62,8 @@ class Consumer:
         close_s: float,
         on_close: Callable[[Consumer], None],
         first_max: int = 0,
+        fast_max: int = 0,
+        hold_s: float = 0.0,
     ) -> None:
         self._stub = stub
         self._settlements = settlements
@@ -69,8 +71,11 @@ class Consumer:
         self._timeout_s = timeout_s + request.wait_ms / 1000
         self._close_s = close_s
         self._on_close = on_close
-        # A run is what one task takes at once: a message, or the messages of one message group in their order.
-        self._unseen: UnseenMessages[list[Message]] = UnseenMessages(prefetch, request.invisible_ms / 1000, first_max)
+        self._unseen: UnseenMessages[Message | list[Message]] = UnseenMessages(
+            prefetch, request.invisible_ms / 1000, first_max, fast_max
+        )
+        """Messages; or lists of messages of one message group, in their order, where a pop may have several of a group."""
+        self._is_in_order = request.in_order_max > 1
         self._batch = request.messages_max
         self._watch: asyncio.TimerHandle | None = None
         self._iterators = 0
@@ -83,6 +88,9 @@ class Consumer:
         self._failure: BaseException | None = None
         self._delays = RetryDelays()
         self._wait_ms = request.wait_ms
+        self._hold_s = hold_s
+        self._has_backlog = False
+        """Whether the last answer had messages, so that the next pop will come soon."""
         self.problem = ""
         """Why the last poll failed; empty if it succeeded. The consumer goes on trying."""
         self._closing = asyncio.Event()
@@ -111,7 +119,7 @@ class Consumer:
         self._enter()
         time_s = asyncio.get_running_loop().time
         try:
-            while (run := await self._next()) is not None:
+            while (run := await self._next(1)) is not None:
                 began_s = time_s()
                 for message in run:
                     yield message
@@ -152,28 +160,25 @@ class Consumer:
         Raises:
             PopError: The consumer can't go on: the group was deleted, or the node refuses the call.
         """
-        run = await self._next()
-        if run is None or self._request.in_order_max > 1:
-            return run
-        time_s = asyncio.get_running_loop().time()
-        while len(run) < count and (more := self._unseen.take(time_s)) is not None:
-            run += more
-        return run
+        return self.take_now(count) or await self._next(count)
+
+    def take_now(self, count: int = 1) -> list[Message]:
+        """Return what `take` returns if it need not wait, or an empty list."""
+        found = self._unseen.take_all(asyncio.get_running_loop().time(), 1 if self._is_in_order else count)
+        if found and not self._wake.is_set() and self._room() > 0:
+            self._wake.set()
+        return found[0] if self._is_in_order and found else found  # type: ignore[return-value]  # of one kind each
 
     def handled(self, handling_s: float, takers: int) -> None:
         """Note how many seconds a task needed for what `take` returned, and how many tasks take messages."""
         self._unseen.takers = takers
         self._unseen.handled(handling_s)
 
-    async def _next(self) -> list[Message] | None:
-        """Return the next run, or None when the consumer is closed."""
-        loop = asyncio.get_running_loop()
+    async def _next(self, count: int) -> list[Message] | None:
+        """Return the next messages, or None when the consumer is closed."""
         while True:
-            run = self._unseen.take(loop.time())
-            if run is not None:
-                if not self._wake.is_set() and self._room() > 0:
-                    self._wake.set()
-                return run
+            if found := self.take_now(count):
+                return found
             if self._unseen:
                 self._return_surplus()  # It is too late for the first message.
                 continue
@@ -215,12 +220,15 @@ class Consumer:
             request.messages_max = room
             request.wait_ms = 0 if self.problem else self._wait_ms  # After a failure, an answer soon says that all is well.
             if acks:
-                request = pb.PopRequest(acks=[handle for handle, _ in acks])
+                request = pb.PopRequest(acks=handles_of(ack for ack, _ in acks))
                 request.MergeFrom(self._request)
+            if self._has_backlog and self._hold_s:
+                settlements.acks.hold(self._hold_s)
             try:
                 self._poll_call = self._stub.Pop(request, timeout=self._timeout_s, wait_for_ready=True)
                 answer = await self._poll_call
             except grpc.aio.AioRpcError as error:
+                settlements.acks.release()
                 settlements.put_back(acks)
                 await self._wait_after(error_of_call(error))
                 continue
@@ -232,26 +240,30 @@ class Consumer:
             self._delays.reset()
             self.problem = ""
             if acks:
-                settlements.acks.answer(acks, answers.errors(answer.ack_statuses) or [None] * len(acks))
+                settlements.acks.answer(acks, _answers(acks, answer.ack_statuses))
+            self._has_backlog = bool(answer.messages)
+            if not answer.messages:
+                settlements.acks.release()  # The next pop may wait for messages.
             if answer.messages:
                 if settlements.tracing is not None:
                     settlements.tracing.received(settlements.group, self._request.filter, answer.messages, began_ns)
                 now_s = loop.time()
                 self._unseen.invisible_s = answer.invisible_ms / 1000
-                self._unseen.add(self._runs(answer.messages, now_s + self._unseen.invisible_s), now_s)
+                self._unseen.add(self._received(answer.messages, now_s + self._unseen.invisible_s), now_s)
                 self._arrived.set()
                 self._watch_unseen()
             elif not acks and loop.time() - self._polled_s < EMPTY_S_MIN:
                 await self._pause(EMPTY_S_MIN)
 
-    def _runs(self, received: Iterable[pb.PoppedMessage], deadline_s: float) -> list[list[Message]]:
+    def _received(self, received: Iterable[pb.PoppedMessage], deadline_s: float) -> Sequence[Message | list[Message]]:
         settlements = self._settlements
-        if self._request.in_order_max <= 1:
-            return [[Message(each, settlements, deadline_s)] for each in received]
+        messages = [Message(each, settlements, deadline_s) for each in received]
+        if not self._is_in_order:
+            return messages
         runs: dict[tuple[str, str], list[Message]] = {}
-        for each in received:
-            key = (each.message_group, "" if each.message_group else each.topic)
-            runs.setdefault(key, []).append(Message(each, settlements, deadline_s))
+        for message in messages:
+            key = (message.message_group, "" if message.message_group else message.topic)
+            runs.setdefault(key, []).append(message)
         return list(runs.values())
 
     def _watch_unseen(self) -> None:
@@ -280,7 +292,7 @@ class Consumer:
             logger.info(
                 "group %s: %d messages went back, because the loop is too slow to see them in time", group, len(surplus)
             )
-            self._settlements.return_unseen([message.handle for run in surplus for message in run])
+            self._settlements.return_unseen(_handles(surplus))
 
     async def _wait_after(self, error: PopError) -> None:
         """Wait before the next try if an error is temporary. Raises any other error."""
@@ -326,8 +338,20 @@ class Consumer:
             if self._poll_call is not None:
                 self._poll_call.cancel()
             await asyncio.wait((self._poller,))
-        unseen = [message.handle for run in self._unseen.clear() for message in run]
+        unseen = _handles(self._unseen.clear())
         self._arrived.set()
         await self._settlements.give_back(unseen, self._close_s)
         await self._settlements.acks.flush(self._close_s)
         self._on_close(self)
+
+
+def _answers(acks: list[tuple[AckItem, asyncio.Future[Any]]], statuses: Sequence[pb.Status]) -> list[Any]:
+    """Return the answer for each item of a pop's acknowledgements. No statuses: all are acknowledged."""
+    items = [ack for ack, _ in acks]
+    if statuses:
+        return by_item(items, answers.errors(statuses))
+    return [None if isinstance(ack, str) else [None] * len(ack) for ack in items]
+
+
+def _handles(unseen: Iterable[Message | list[Message]]) -> list[str]:
+    return [message.handle for each in unseen for message in (each if isinstance(each, list) else (each,))]

@@ -120,7 +120,7 @@ class Producer:
         self._batches: Batcher[_Sending, SendReceipt] = Batcher(
             self._send_batch,
             count_max=batch_max,
-            bytes_max=batch_bytes_max,
+            size_max=batch_bytes_max,
             size_of=lambda sending: sending.size,
             linger_s=linger_ms / 1000,
         )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from penstock.pop.client import answers, requests
 from penstock.pop.client.batcher import Batcher
@@ -25,6 +25,40 @@ HANDLES_PER_CALL_MAX = 4096
 """A quarter of what a node accepts in one call, so that a call never occupies its loop for long."""
 
 
+AckItem = str | list[str]
+"""Handles to acknowledge: one, or those of several messages. The future of one raises its error. That of several has a list
+with an error, or None, for each."""
+
+
+def handles_of(acks: Iterable[AckItem]) -> list[str]:
+    """Return the handles that items name, in order."""
+    handles: list[str] = []
+    for each in acks:
+        if isinstance(each, str):
+            handles.append(each)
+        else:
+            handles += each
+    return handles
+
+
+def by_item(acks: Iterable[AckItem], errors: Sequence[PopError | None]) -> list[Any]:
+    """Return the answer for each item. `errors` has one for each handle."""
+    found: list[Any] = []
+    at = 0
+    for each in acks:
+        if isinstance(each, str):
+            found.append(errors[at])
+            at += 1
+        else:
+            found.append(errors[at : at + len(each)])
+            at += len(each)
+    return found
+
+
+def _count_of(ack: AckItem) -> int:
+    return 1 if isinstance(ack, str) else len(ack)
+
+
 class Settlements:
     """Acknowledges deliveries of one group, makes dead letters of them, and moves their deadlines.
 
@@ -40,12 +74,15 @@ class Settlements:
         self.tracing = tracing
         self._stub = stub
         self._timeout_s = timeout_s
-        self.acks: Batcher[str, None] = Batcher(self._ack, count_max=HANDLES_PER_CALL_MAX)
+        self.acks: Batcher[AckItem, Any] = Batcher(
+            self._ack, count_max=HANDLES_PER_CALL_MAX, size_max=HANDLES_PER_CALL_MAX, size_of=_count_of
+        )
         self.changes: Batcher[pb.InvisibleChange, str] = Batcher(self._change, count_max=HANDLES_PER_CALL_MAX)
         self._perhaps_acked: set[str] = set()
         """Handles from pops that got no answer. The node may have acknowledged them."""
 
-    async def _ack(self, handles: list[str]) -> list[PopError | None]:
+    async def _ack(self, acks: list[AckItem]) -> list[Any]:
+        handles = handles_of(acks)
         request = requests.handles(self.group, handles)
         loop = asyncio.get_running_loop()
         ends_s = loop.time() + self._timeout_s
@@ -67,11 +104,11 @@ class Settlements:
             for handle, error in zip(handles, answers.errors(answer.statuses), strict=True)
         ]
         perhaps_acked.difference_update(handles)
-        return errors
+        return by_item(acks, errors)
 
-    def put_back(self, acks: list[tuple[str, asyncio.Future[None]]]) -> None:
+    def put_back(self, acks: list[tuple[AckItem, asyncio.Future[Any]]]) -> None:
         """Acknowledge in a call of their own the handles (from `acks.take`) of a pop that got no answer."""
-        self._perhaps_acked.update(handle for handle, _ in acks)
+        self._perhaps_acked.update(handles_of(ack for ack, _ in acks))
         self.acks.put_back(acks)
 
     async def _change(self, changes: list[pb.InvisibleChange]) -> list[str | PopError]:

@@ -17,8 +17,22 @@ MARGIN = 0.1
 CHECKS = 20
 """How often a consumer looks for messages to return within one invisible time."""
 
+FAST_S = 0.5
+"""More than `held_max` messages wait only if the application takes them all within so many seconds."""
+
 FORGETS = 0.2
 """Weight of the last handling time where it is shorter than the estimate. Longer ones count at once."""
+
+
+class _Arrival(Generic[M]):
+    """Messages that came together, and so have one deadline. Those before `at` have been taken."""
+
+    __slots__ = ("at", "deadline_s", "messages")
+
+    def __init__(self, messages: list[M], deadline_s: float) -> None:
+        self.messages = messages
+        self.deadline_s = deadline_s
+        self.at = 0
 
 
 class UnseenMessages(Generic[M]):
@@ -32,9 +46,10 @@ class UnseenMessages(Generic[M]):
         held_max: Maximum number of messages that may wait.
         invisible_s: Invisible time; 0 if the node has not told it yet. Then `held_max` alone applies.
         first_max: Maximum number that may wait until the first message was handled; 0 for `held_max`.
+        fast_max: Maximum number that may wait if the application takes them all within `FAST_S`; 0 for `held_max`.
     """
 
-    def __init__(self, held_max: int, invisible_s: float, first_max: int = 0) -> None:
+    def __init__(self, held_max: int, invisible_s: float, first_max: int = 0, fast_max: int = 0) -> None:
         self.invisible_s = invisible_s
         self.takers = 1
         """Number of tasks or threads that take messages."""
@@ -43,37 +58,61 @@ class UnseenMessages(Generic[M]):
         self.expired = 0
         """Number of messages whose invisible time ended while they waited. Each has lost an attempt."""
         self._held_max = held_max
-        self._first_max = first_max or held_max
-        self._waiting: deque[tuple[M, float]] = deque()
+        self._first_max = first_max
+        """0 after the first message was handled."""
+        self._fast_max = max(fast_max, held_max)
+        self._arrivals: deque[_Arrival[M]] = deque()
+        """What waits. None of them is empty."""
+        self._count = 0
         self._handling_s = 0.0
         self._taken_s = 0.0
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return self._count
 
     def add(self, messages: Iterable[M], now_s: float) -> None:
         """Let messages wait that the node has delivered just now."""
-        deadline_s = now_s + self.invisible_s if self.invisible_s else float("inf")
-        if not self._waiting:
+        arrival = _Arrival(list(messages), now_s + self.invisible_s if self.invisible_s else float("inf"))
+        if not arrival.messages:
+            return
+        if not self._count:
             self._taken_s = now_s  # Nobody could take a message before.
-        self._waiting.extend((message, deadline_s) for message in messages)
+        self._arrivals.append(arrival)
+        self._count += len(arrival.messages)
 
     def take(self, now_s: float) -> M | None:
         """Remove and return the next message; None if none waits, or the next one must be returned to the node first."""
-        if not self._waiting or not self._is_usable(self._waiting[0][1], now_s):
-            return None
-        self._taken_s = now_s
-        return self._waiting.popleft()[0]
+        found = self.take_all(now_s, 1)
+        return found[0] if found else None
+
+    def take_all(self, now_s: float, count: int) -> list[M]:
+        """Remove and return up to `count` messages. None if the next one must be returned to the node first, or none waits."""
+        found: list[M] = []
+        while self._arrivals and len(found) < count:
+            arrival = self._arrivals[0]
+            if not self._is_usable(arrival.deadline_s, now_s):
+                break
+            stop = arrival.at + count - len(found)
+            some = arrival.messages[arrival.at : stop]
+            if stop < len(arrival.messages):
+                arrival.at = stop
+            else:
+                self._arrivals.popleft()
+            found = found + some if found else some
+        if found:
+            self._taken_s = now_s
+            self._count -= len(found)
+        return found
 
     def handled(self, handling_s: float) -> None:
         """Note how long the application handled a message."""
-        self._first_max = self._held_max
+        self._first_max = 0
         weight = 1.0 if handling_s > self._handling_s else FORGETS
         self._handling_s += weight * (handling_s - self._handling_s)
 
     def room(self, now_s: float) -> int:
         """Return how many more messages may wait; negative if some should be returned."""
-        return self._target(now_s) - len(self._waiting)
+        return self._target(now_s) - self._count
 
     def check_after_s(self) -> float:
         """Return the seconds until the next call of `surplus`."""
@@ -87,38 +126,51 @@ class UnseenMessages(Generic[M]):
         """
         found: list[M] = []
         soon_s = now_s + self.check_after_s()
-        while self._waiting and not self._is_usable(self._waiting[0][1], soon_s):
-            message, deadline_s = self._waiting.popleft()
-            if deadline_s > now_s:
-                found.append(message)
+        while self._arrivals and not self._is_usable(self._arrivals[0].deadline_s, soon_s):
+            arrival = self._arrivals.popleft()
+            left = arrival.messages[arrival.at :]
+            self._count -= len(left)
+            if arrival.deadline_s > now_s:
+                found += left
             else:
-                self.expired += 1
+                self.expired += len(left)
         target = self._target(now_s)
-        if len(self._waiting) > 2 * target:
-            found += [message for message, _ in list(self._waiting)[target:]]
-            while len(self._waiting) > target:
-                self._waiting.pop()
+        if self._count > 2 * target:
+            found += self._cut(self._count - target)
         self.returned += len(found)
         return found
 
+    def _cut(self, count: int) -> list[M]:
+        """Remove and return the last `count` messages, in order."""
+        parts: list[list[M]] = []
+        self._count -= count
+        while count:
+            arrival = self._arrivals[-1]
+            at = max(len(arrival.messages) - count, arrival.at)
+            parts.append(arrival.messages[at:])
+            del arrival.messages[at:]
+            count -= len(parts[-1])
+            if at == arrival.at:
+                self._arrivals.pop()
+        return [message for part in reversed(parts) for message in part]
+
     def clear(self) -> list[M]:
         """Remove and return all messages, because the consumer closes."""
-        left = [message for message, _ in self._waiting]
-        self._waiting.clear()
-        return left
+        return self._cut(self._count)
 
     def _is_usable(self, deadline_s: float, now_s: float) -> bool:
-        if not self.invisible_s:
+        left_s, invisible_s = deadline_s - now_s, self.invisible_s
+        if left_s > SHARE * invisible_s or not invisible_s:
             return True
-        needed_s = max(MARGIN * self.invisible_s, min(self._handling_s, SHARE * self.invisible_s))
-        return deadline_s - now_s > needed_s
+        return left_s > max(MARGIN * invisible_s, self._handling_s)
 
     def _target(self, now_s: float) -> int:
         """Return how many messages may wait. While the application takes none, it seems to handle one ever longer."""
-        if not self.invisible_s:
-            return self._first_max
-        stalled_s = now_s - self._taken_s if self._waiting else 0.0
+        held_max = self._first_max or (self._fast_max if self.invisible_s else self._held_max)
+        stalled_s = now_s - self._taken_s if self._count else 0.0
         interval_s = max(self._handling_s, stalled_s) / self.takers
-        if interval_s * self._held_max <= SHARE * self.invisible_s:
-            return self._first_max
-        return min(int(SHARE * self.invisible_s / interval_s), self._first_max)
+        if interval_s * held_max > FAST_S and held_max > self._held_max:
+            held_max = max(int(FAST_S / interval_s), self._held_max)
+        if not self.invisible_s or interval_s * held_max <= SHARE * self.invisible_s:
+            return held_max
+        return min(int(SHARE * self.invisible_s / interval_s), held_max)

@@ -11,7 +11,7 @@ import pytest
 
 from penstock import Client, Message, OutgoingMessage, Reject, RetryLater, Worker, WorkerError, group_settings
 from penstock.pop.options import PopOptions
-from penstock.worker.runningconsumer import RunningConsumer
+from penstock.worker.runningconsumer import YIELD_AFTER, RunningConsumer
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Node
 from tests.worker.running import counts, running, send, until
 
@@ -78,6 +78,25 @@ async def test_a_batch_handler_gets_lists(node: Node, client: Client) -> None:
         await until(lambda: counts(worker).handled == 95)
     assert sum(sizes) == 95
     assert max(sizes) == 10
+
+
+async def test_the_event_loop_has_its_turns_though_no_handler_awaits_anything(node: Node, client: Client) -> None:
+    worker = Worker(node.target)
+    handled_at_turn: list[int] = []
+    turns = 0
+
+    @worker.consumer(FILTER, group=GROUP, concurrency=1)
+    async def handle(body: bytes) -> None:
+        handled_at_turn.append(turns)
+
+    await send(client, [b"x"] * 1000)
+    async with running(worker):
+        while len(handled_at_turn) < 1000:
+            turns += 1
+            await asyncio.sleep(0)
+        await until(lambda: node.group().in_flight == 0)
+    assert max(handled_at_turn.count(turn) for turn in set(handled_at_turn)) <= YIELD_AFTER
+    assert counts(worker).handled == 1000
 
 
 async def test_several_consumers_run_in_one_worker(node: Node, client: Client) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from penstock import Client, OutgoingMessage
+from penstock.pop.client.message import ack_together
 from penstock.pop.errors import (
     AlreadyAcked,
     BatchFailed,
@@ -52,6 +53,33 @@ async def test_each_ack_has_an_outcome_of_its_own(node: Node, client: Client) ->
     assert [type(outcome) for outcome in outcomes] == [type(None), AlreadyAcked, type(None), HandleExpired]
     with pytest.raises(AlreadyAcked, match="before"):
         await a.ack()
+
+
+async def test_messages_that_are_acknowledged_together_have_each_an_outcome(node: Node, client: Client) -> None:
+    await client.send_batch([OutgoingMessage(topic=TOPIC)] * 4)
+    a, b, c, d = await client.pop(FILTER, group=GROUP)
+    await b.ack()
+    await c.nack()
+    position = node.store.log.end
+    (outcomes, single) = await asyncio.gather(ack_together([a, b, c]), d.ack())
+    assert [type(outcome) for outcome in outcomes] == [type(None), AlreadyAcked, HandleReplaced]
+    assert single is None
+    assert len(node.store.log.record(position).body) == 2 * 12  # One call carried both.
+    assert all(message.is_settled for message in (a, b, c, d))
+
+
+async def test_acks_wait_for_the_next_pop_while_there_is_a_backlog_and_no_longer(node: Node, client: Client) -> None:
+    await client.send_batch([OutgoingMessage(topic=TOPIC, body=b"%d" % n) for n in range(6)])
+    position = node.store.log.end
+    consumer = client.consume(FILTER, group=GROUP, batch=2, prefetch=2, wait_ms=60_000, ack_hold_ms=60_000)
+    async with consumer:
+        for _ in range(3):
+            messages = await consumer.take(2)
+            assert messages is not None
+            await ack_together(messages)  # The next pop carries them, and the last one need not wait for a message.
+    kinds = [record.kind for record in node.store.log.scan(position)]
+    assert kinds.count(Kind.POP_ACK) == 3
+    assert in_flight(node) == 0
 
 
 async def test_many_handles_are_acknowledged_at_once(client: Client) -> None:

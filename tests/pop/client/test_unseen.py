@@ -68,6 +68,36 @@ def test_a_message_is_returned_before_its_time_ends_and_not_given_to_the_loop_af
     assert (unseen.returned, unseen.expired, len(unseen)) == (1, 1, 0)
 
 
+def test_messages_of_several_pops_are_taken_together_as_far_as_their_time_suffices() -> None:
+    unseen = filled(3)
+    unseen.add(range(3, 6), 50.0)
+    assert unseen.take_all(50.0, 4) == [0, 1, 2, 3]
+    assert len(unseen) == 2
+    assert unseen.take_all(104.5, 4) == []  # They must go back.
+    assert unseen.surplus(104.5) == [4, 5]
+    unseen.add([6], 104.5)
+    assert unseen.take_all(104.5, 4) == [6]
+    assert unseen.take_all(104.5, 4) == []
+
+
+def test_the_last_messages_go_back_if_too_many_wait_from_whichever_pop() -> None:
+    unseen = filled(3)
+    unseen.add(range(3, 20), 0.0)
+    assert unseen.take(0.0) == 0
+    unseen.handled(10.0)
+    assert unseen.surplus(0.0) == list(range(4, 20))
+    assert unseen.clear() == [1, 2, 3]
+    assert (len(unseen), unseen.clear()) == (0, [])
+
+
+@pytest.mark.parametrize(("handling_s", "room"), [(0.0, 2000), (0.0001, 2000), (0.001, 500), (0.1, 128), (1.0, 30)])
+def test_more_messages_wait_only_if_the_loop_takes_them_within_half_a_second(handling_s: float, room: int) -> None:
+    unseen: UnseenMessages[int] = UnseenMessages(128, 60.0, first_max=10, fast_max=2000)
+    assert unseen.room(0.0) == 10
+    unseen.handled(handling_s)
+    assert unseen.room(0.0) == room
+
+
 def test_a_slow_loop_gets_only_messages_that_it_can_finish() -> None:
     unseen = filled(1)
     unseen.handled(20.0)
