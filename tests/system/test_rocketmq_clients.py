@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -264,7 +266,8 @@ def test_fifo_delivers_a_message_group_in_order(
             client.do("send", topic=name, body=f"{account}{number}", group=account)
     client.do("simple", group=group, topics={name: "*"})
     done: list[str] = []
-    returns = has(kind, "change") and not server.is_peer  # Apache's server keeps the whole queue for 10 s after a return.
+    # Apache's server blocks the whole queue until the rest of the batch is visible again.
+    returns = has(kind, "change") and not server.is_peer
     while len(done) < 6:
         returned: set[str] = set()
         for message in client.receive():
@@ -293,7 +296,7 @@ def test_a_delayed_message_comes_when_it_is_due_and_a_recalled_one_does_not(
     if recalls:
         recalled = client.do("send", topic=name, body="never", at_s=due_s)
         assert client.do("recall", topic=name, handle=recalled["recall"])["id"] == recalled["id"]
-    if recalls and not server.is_peer:  # Apache's server does not tell whether it recalled the message.
+    if recalls and not server.is_peer:  # Apache's server answers OK a second time, and has one code for all errors.
         with pytest.raises(ClientFailed, match="recalled before"):
             client.do("recall", topic=name, handle=recalled["recall"])
         with pytest.raises(ClientFailed, match="not a recall handle"):
@@ -334,7 +337,7 @@ def test_a_transaction_is_committed_rolled_back_or_asked_about(
     found = bodies(poll(lambda: consumer.answer()["messages"]))
     while "orphan" not in found:
         found += bodies(received(consumer, 1))
-    assert found == ["orphan"] or server.is_peer  # Apache's server may deliver a committed one twice.
+    assert found == ["orphan"] or server.is_peer  # Apache's server has delivered an acknowledged one again.
     assert "orphan" in heir.do("checked")["bodies"]
 
 
@@ -390,12 +393,10 @@ def test_filters_by_tag_and_sql_select_messages(server: Server, client: ClientPr
     assert sorted(bodies(received(client, 2))) == ["a3", "b1"]
     client.do("stop")
 
-    if server.is_peer:  # It ends the Telemetry stream of such a client, and several clients then never start.
-        return
     client.do("simple", group=f"{group}-nonsense", topics={name: "number >"}, sql=True)
-    with pytest.raises(ClientFailed, match="at character 9") as refused:
+    with pytest.raises(ClientFailed, match="subscription failed" if server.is_peer else "at character 9") as refused:
         client.receive()
-    assert refused.value.code == Code.ILLEGAL_FILTER_EXPRESSION
+    assert refused.value.code == Code.ILLEGAL_FILTER_EXPRESSION or server.is_peer  # It has an internal error there.
 
 
 @pytest.mark.usefixtures("thorough")
@@ -454,10 +455,9 @@ def test_a_fifo_push_consumer_retries_in_order_and_forwards_what_never_succeeds(
             assert [message["body"] for message in pushed["begun"] if message["group"] == account] == expected
         native: SyncClient = request.getfixturevalue("native")
         wait_for(lambda: [letter.reason for letter in native.dead_letters.of_group(group)] == [pb.FORWARDED])
-    client.do("stop")
-    letters = f"%DLQ%{group}"
-    client.do("simple", group=f"{group}-letters", topics={letters: "*"})
-    assert [(message["topic"], message["body"]) for message in received(client, 1)] == [(letters, "b0")]
+    letters, reader = f"%DLQ%{group}", start()  # The stop of a push consumer takes 20 s in several clients.
+    reader.do("simple", group=f"{group}-letters", topics={letters: "*"})
+    assert [(message["topic"], message["body"]) for message in received(reader, 1)] == [(letters, "b0")]
 
 
 @pytest.mark.usefixtures("thorough")
@@ -494,6 +494,8 @@ def test_an_operator_looks_into_a_client_and_lets_it_verify_a_message(
     language = kind.partition("-")[0]
     if language not in ANSWERS:
         pytest.skip(f"the official client {kind} answers no such command")
+    if not THOROUGH and kind not in ("go", "java-5.2.0"):
+        pytest.skip(f"only make test-clients runs this test with {kind}")
     before = {row["client"] for row in clients_of(server)}
     client = start()
     client.do("producer", topics=[encode(topic)])
@@ -578,8 +580,9 @@ def test_a_consumer_pulls_from_offsets_and_notes_them(
 
 
 @pytest.mark.usefixtures("thorough", "native")
-def test_a_handle_stays_valid_across_a_restart_of_the_node(tmp_path: Path, kind: Kind) -> None:
-    node = NodeProcess(tmp_path / "data").start()
+def test_a_client_is_back_within_3_s_of_a_restart_and_its_handle_is_valid(tmp_path: Path, kind: Kind) -> None:
+    listener = socket.create_server(("127.0.0.1", 0), backlog=64)  # A supervisor keeps the port open.
+    node = NodeProcess(tmp_path / "data", listener=listener).start()
     client = ClientProcess(kind, node.addresses["pop"], tmp_path)
     name = encode("plant/1/temp")
     try:
@@ -588,13 +591,17 @@ def test_a_handle_stays_valid_across_a_restart_of_the_node(tmp_path: Path, kind:
         client.do("send", topic=name, body="before")
         (message,) = client.receive()
         node.kill()
-        node.start("--pop", node.addresses["pop"])
-        wait_for(lambda: is_done(client, "ack", id=message["id"]))
-        wait_for(lambda: is_done(client, "send", topic=name, body="after"))
-        assert bodies(client.receive()) == ["after"]
+        client.ask("send", topic=name, body="meanwhile")
+        node.start()
+        with suppress(ClientFailed):  # A client may have noticed the end of its connection only by this call.
+            client.answer()
+        wait_for(lambda: is_done(client, "ack", id=message["id"]), within_s=3)
+        wait_for(lambda: is_done(client, "send", topic=name, body="after"), within_s=3)
+        assert bodies(client.receive())[-1] == "after"
     finally:
         client.close()
         node.close()
+        listener.close()
 
 
 def penstock_client(server: Server, *arguments: str) -> subprocess.CompletedProcess[str]:
