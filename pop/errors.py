@@ -40,6 +40,14 @@ class GroupBusy(PopError):
     """
 
 
+class ScheduleUnknown(PopError):
+    """Raised when there is no schedule of a name."""
+
+
+class ScheduleExists(PopError):
+    """Raised when a schedule that a call creates already exists, and the call doesn't replace it."""
+
+
 class NotAuthenticated(PopError):
     """Raised when the node knows neither the token nor the certificate of a call."""
 

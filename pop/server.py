@@ -23,10 +23,11 @@ from penstock.pop.core.handle import Handles
 from penstock.pop.core.sender import Sender
 from penstock.pop.core.transactions import Transactions
 from penstock.pop.front import Front
-from penstock.pop.grpc.access import GROUP_RULES, POP_RULES
+from penstock.pop.grpc.access import GROUP_RULES, POP_RULES, SCHEDULE_RULES
 from penstock.pop.grpc.groupservicer import GroupServicer
 from penstock.pop.grpc.malformed import readable
 from penstock.pop.grpc.requestbytes import RequestBytes
+from penstock.pop.grpc.scheduleservicer import ScheduleServicer
 from penstock.pop.grpc.servicer import PopServicer
 from penstock.pop.grpc.wire import serialize
 from penstock.pop.options import PopOptions
@@ -64,6 +65,7 @@ class PopServer:
     Parameters:
         service: serves messages.
         groups: serves groups and dead letters.
+        schedules: serves schedules.
         options: address and TLS files.
         access: who may do what. If there is none, everybody may do everything.
         rocketmq: the RocketMQ-compatible API; see `rocketmq_service`.
@@ -75,6 +77,7 @@ class PopServer:
         self,
         service: PopServicer,
         groups: GroupServicer,
+        schedules: ScheduleServicer,
         options: PopOptions,
         access: AccessControl | None = None,
         rocketmq: MessagingService | None = None,
@@ -88,7 +91,8 @@ class PopServer:
         """Room for the requests of all calls together."""
         self.refusals = Refusals()
         """Tells callers that their calls are refused."""
-        self._guard = CallGuard(access, (POP_RULES, GROUP_RULES, ROCKETMQ_RULES)) if access is not None else None
+        rules = (POP_RULES, GROUP_RULES, SCHEDULE_RULES, ROCKETMQ_RULES)
+        self._guard = CallGuard(access, rules) if access is not None else None
         connections_max = connections_max or options.connections_max
         self._certificates: ServerCertificates | None = None
         self._watching: asyncio.TimerHandle | None = None
@@ -113,6 +117,7 @@ class PopServer:
         served: list[tuple[Any, object]] = [
             (pb.DESCRIPTOR.services_by_name["PopService"], service),
             (pb.DESCRIPTOR.services_by_name["GroupService"], groups),
+            (pb.DESCRIPTOR.services_by_name["ScheduleService"], schedules),
         ]
         if rocketmq is not None:
             from penstock.pop.rocketmq.stubs import SERVICE

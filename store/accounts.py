@@ -60,6 +60,8 @@ class Resource(IntEnum):
     DELAYED_BYTES = 7
     TRANSACTIONS = 8
     SHARED = 9
+    SCHEDULES = 10
+    SCHEDULES_BYTES = 11
 
     @property
     def is_bytes(self) -> bool:
@@ -67,7 +69,7 @@ class Resource(IntEnum):
         return self in _IN_BYTES
 
 
-_IN_BYTES: Final = frozenset((Resource.RETAINED_BYTES, Resource.DELAYED_BYTES))
+_IN_BYTES: Final = frozenset((Resource.RETAINED_BYTES, Resource.DELAYED_BYTES, Resource.SCHEDULES_BYTES))
 
 Rank = tuple[Resource, int, int]
 """Resource, parent and rank: the place of an account among those of its parent."""

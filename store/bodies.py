@@ -117,6 +117,18 @@ column, which follows in that width, and its low half is that of the others: by 
 With width 0 all numbers are the same.
 """
 
+SCHEDULE_PUT_HEAD = struct.Struct("<q")
+SCHEDULE_MOVED_HEAD = struct.Struct("<Q")
+"""The records of schedules; the name of the schedule is their topic.
+
+- SCHEDULE_PUT: its properties are the definition (`timer.schedule.ScheduleDefinition`) as JSON. Its body has the time of the
+  first occurrence in ms since 1970, in SCHEDULE_PUT_HEAD, and then the body of the messages. The position of the record is the
+  id of the schedule.
+- SCHEDULE_MOVED: the body has the id of the schedule, in SCHEDULE_MOVED_HEAD, and its new state
+  (`timer.schedule.ScheduleState`).
+- SCHEDULE_DELETED has neither.
+"""
+
 BODY_DTYPE: dict[Kind, np.dtype[Any]] = {
     Kind.POP_CHECKPOINT: CHECKPOINT_ENTRY_DTYPE,
     Kind.POP_ACK: REFERENCE_DTYPE,

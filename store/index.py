@@ -117,6 +117,7 @@ class KeySpace(bytes, Enum):
     COPY = b"V"
     SENT_ID = b"I"
     ACCOUNT = b"A"
+    SCHEDULE = b"Y"
 
 
 class Covered(NamedTuple):

@@ -49,6 +49,8 @@ WORDS: Final = {
     Resource.DELAYED_BYTES: "bytes of delayed messages",
     Resource.TRANSACTIONS: "pending transactions",
     Resource.SHARED: "shared subscriptions",
+    Resource.SCHEDULES: "schedules",
+    Resource.SCHEDULES_BYTES: "bytes of schedules",
 }
 """What a resource is called in errors."""
 

@@ -51,6 +51,9 @@ class Properties(NamedTuple):
     """Messages of one pop come in descending order of this number, where the protocol has priorities."""
     deduplication_id: str = ""
     """With `Flag.IDENTIFIED`: the id by which the node knows the message again if its sender repeats it."""
+    schedule: list[int] = []  # noqa: RUF012 - never mutated: a NamedTuple default
+    """With `Flag.SCHEDULED`: the id of the schedule, the time of this occurrence and of the next one (0 if there is none), and
+    whether the message counts against the schedule's `count`."""
 
 
 NO_PROPERTIES = Properties()
@@ -98,6 +101,7 @@ def decode_properties(data: bytes) -> Properties:
         fields.get("check_after_ms", 0),
         fields.get("priority", 0),
         fields.get("deduplication_id", ""),
+        fields.get("schedule", []),
     )
 
 

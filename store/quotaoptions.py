@@ -49,6 +49,8 @@ class QuotaLimitOptions:
     delayed_bytes: int = _quota_bytes("delayed messages that are pending")
     transactions: int = _quota("half messages without an outcome")
     shared: int = _quota("shared subscriptions of connected clients; clients that share one count once")
+    schedules: int = _quota("schedules")
+    schedules_bytes: int = _quota_bytes("schedules")
 
     def check(self, section: str) -> None:
         """Raise OptionInvalid if the limits apply to nothing."""
@@ -91,7 +93,7 @@ class QuotaOptions:
     )
     share_from_bytes: int = option(
         16 * MIB,
-        "The same in bytes, for retained and delayed messages.",
+        "The same in bytes, for retained and delayed messages and for schedules.",
         minimum=0,
         maximum=1024 * GIB,
     )

@@ -98,6 +98,11 @@ class Kind(IntEnum):
     """The node's clock is stepped forward after this record: see `store.clocksteps`."""
     SESSIONS_ACKED = 31
     """How far the clients of many sessions have acknowledged since the last SESSION_OFFSETS record of each."""
+    SCHEDULE_PUT = 32
+    """A schedule is created, or replaces the one of its name, which is the topic. `store.bodies` explains the three kinds."""
+    SCHEDULE_MOVED = 33
+    """A schedule is paused, resumed, or passes over occurrences. The messages of a schedule move it too (`Flag.SCHEDULED`)."""
+    SCHEDULE_DELETED = 34
 
 
 class Flag(IntEnum):
@@ -112,6 +117,8 @@ class Flag(IntEnum):
     """The message is not routed when it is stored. A `TIMER_FIRED` record routes it."""
     SUSPENDED = 0x10
     """On POP_INVISIBLE_CHANGED: when the invisible time ends, the message returns without counting an attempt."""
+    SCHEDULED = 0x10
+    """On MESSAGE: it is an occurrence of the schedule that its properties name, and moves the schedule on."""
     HALF = 0x20
     """Half of a transaction. It is not routed when it is stored. A `TRANSACTION_COMMITTED` record routes it."""
     SESSION = 0x40
@@ -125,7 +132,7 @@ class Flag(IntEnum):
 UNROUTED = int(Flag.DELAYED | Flag.HALF)
 """Flags of a message that a later record routes."""
 
-OBSERVED = int(Flag.RETAIN | Flag.DELAYED | Flag.HALF | Flag.SESSION | Flag.IDENTIFIED)
+OBSERVED = int(Flag.RETAIN | Flag.DELAYED | Flag.HALF | Flag.SESSION | Flag.IDENTIFIED | Flag.SCHEDULED)
 """Flags of a message that a part of the store must see, besides its queues."""
 
 # --- the header, twice: for one record and for a million ------------------------------------------------------------

@@ -6,7 +6,8 @@ levels say which records may be appended. This module alone decides which kinds 
     OPEN        Everything may be appended.
     READ_ONLY   Less than the reserve is free. Records that add work are refused (`ADDS`): messages, also delayed ones and
     halves
-                of transactions; queues; groups and their settings; sessions and their subscriptions; redriven dead letters.
+                of transactions; queues; groups and their settings; sessions and their subscriptions; redriven dead letters;
+                schedules.
                 Records that finish work are appended, because the reserve exists for them: pops of existing groups and their
                 acknowledgements, changes of invisible time, revivals, timers that fire or are cancelled, commits, rollbacks and
                 checks of transactions, resets, dead letters (and the declaration of their queue), clients that resume their
@@ -47,6 +48,7 @@ ADDS = frozenset(
         Kind.SESSION_OPENED,
         Kind.SESSION_SUBSCRIBED,
         Kind.DEAD_LETTER_REDRIVEN,
+        Kind.SCHEDULE_PUT,
     )
 )
 """Kinds that add work. They are refused at `READ_ONLY` and at `EXHAUSTED`."""
@@ -60,6 +62,7 @@ FREES = frozenset(
         Kind.SESSION_UNSUBSCRIBED,
         Kind.RETAINED_CLEARED,
         Kind.COPIED,
+        Kind.SCHEDULE_DELETED,
     )
 )
 """Kinds that free space: with copies, for example, segments can be dropped. They are never refused while the disk has room."""

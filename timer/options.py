@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.store.options import GIB, KIB, SECOND_MS, option
+from penstock.store.options import GIB, KIB, MIB, SECOND_MS, option
 
 YEAR_MS = 31_557_600 * SECOND_MS
 """A Julian year of 365.25 days."""
@@ -37,6 +37,24 @@ class TimerOptions:
         "Maximum number of milliseconds by which a message can be delayed. Longer delays are refused.",
         minimum=SECOND_MS,
         maximum=100 * YEAR_MS,
+    )
+    schedules_max: int = option(
+        10_000,
+        "Maximum number of schedules, those that have ended included. Further ones are refused.",
+        minimum=0,
+        maximum=1_000_000,
+    )
+    schedules_bytes_max: int = option(
+        64 * MIB,
+        "Maximum number of bytes of all schedules, which are in memory. Further ones are refused.",
+        minimum=KIB,
+        maximum=16 * GIB,
+    )
+    schedule_every_ms_min: int = option(
+        100,
+        "Least number of milliseconds between the occurrences of a schedule that repeats every so many milliseconds.",
+        minimum=1,
+        maximum=3_600 * SECOND_MS,
     )
     fire_max: int = option(
         1024,

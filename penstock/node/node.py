@@ -31,13 +31,14 @@ from penstock.node.metrics.mqtt import MqttConnectionCollector, MqttMessageColle
 from penstock.node.metrics.pop import PopCollector
 from penstock.node.metrics.quotas import QuotaCollector
 from penstock.node.metrics.registry import registry_of
-from penstock.node.metrics.store import DelayedCollector, StoreCollector
+from penstock.node.metrics.store import DelayedCollector, ScheduleCollector, StoreCollector
 from penstock.node.metrics.tracing import TracingCollector
 from penstock.node.parts import NodeParts
 from penstock.node.privacy import keep_private
 from penstock.node.state import state_of
 from penstock.pop.core.sender import Sender
 from penstock.pop.grpc.groupservicer import GroupServicer
+from penstock.pop.grpc.scheduleservicer import ScheduleServicer
 from penstock.pop.grpc.servicer import PopServicer
 from penstock.pop.server import PopServer, rocketmq_service
 from penstock.store.ballast import release_ballast
@@ -126,10 +127,10 @@ class Node:
         self.rocketmq = rocketmq_service(
             self.pop, self.store, self._handles, sender, self.delayed, self.transactions, config.pop
         )
-        group_servicer = GroupServicer(self.pop, self.store)
         self._pop_server = PopServer(
             servicer,
-            group_servicer,
+            GroupServicer(self.pop, self.store),
+            ScheduleServicer(self.schedules, self.store),
             config.pop,
             self.access,
             self.rocketmq,
@@ -193,6 +194,7 @@ class Node:
     def _recover(self, clock: SteerableClock) -> Recovery:
         parts = NodeParts(self.config, clock, traces=self._traces)
         self.store, self.delayed, self.retained = parts.store, parts.delayed, parts.retained
+        self.schedules = parts.schedules
         self.pop, self.transactions, self.sessions = parts.pop, parts.transactions, parts.sessions
         self.sent_ids = parts.sent_ids
         self._pop_traces = parts.pop_traces
@@ -210,6 +212,7 @@ class Node:
         log_shares(self.descriptors, self.config.mqtt.connections_max)
         self.store.start(loop, self._store_failed)
         self.delayed.start(loop)
+        self.schedules.start(loop)
         self.transactions.start(loop)
         self.pop.start(loop)
         try:
@@ -240,6 +243,7 @@ class Node:
         await self._pop_server.stop()
         self.pop.stop()
         self.transactions.stop()
+        self.schedules.stop()
         self.delayed.stop()
         await self._admin.stop()
         await self.store.close()
@@ -288,6 +292,7 @@ class Node:
             MqttMessageCollector(self.gateway, self.retained),
             MqttProtectionCollector(self.gateway),
             DelayedCollector(self.delayed),
+            ScheduleCollector(self.schedules),
             AccessCollector(self.access),
             QuotaCollector(self.store.ledger),
             DescriptorCollector(self.descriptors, lambda: self._admin.closed_early),

@@ -252,9 +252,10 @@ class CallGuard:
     def _note_change(self, context: Context, method: _Method, request: Any) -> None:
         caller = CALLER.get()
         subject = caller.subject if caller is not None else Subject(address=address_of(context))
-        self._access.audit.note(
-            "changed", subject, over="grpc", what=method.name, group=request.group, filter=getattr(request, "filter", "")
-        )
+        about = {name: str(getattr(request, name)) for name in ("group", "filter", "name") if hasattr(request, name)}
+        if hasattr(request, "schedule"):
+            about["name"] = request.schedule.name
+        self._access.audit.note("changed", subject, over="grpc", what=method.name, **about)
 
 
 def _check_banned(bans: Bans, subject: Subject) -> None:

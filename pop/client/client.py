@@ -21,6 +21,7 @@ from penstock.pop.client.producer import Producer
 from penstock.pop.client.received import PoppedMessages, ReceivedMessage
 from penstock.pop.client.requester import REPLY_INVISIBLE_MS, Requester
 from penstock.pop.client.requests import Start
+from penstock.pop.client.schedules import ScheduleCalls
 from penstock.pop.client.security import PLAIN, Security
 from penstock.pop.client.settlements import Settlements
 from penstock.pop.client.stream import StreamConsumer
@@ -28,7 +29,7 @@ from penstock.pop.client.tracing import Tracing, now_ns
 from penstock.pop.client.transactions import Transaction, TransactionCalls
 from penstock.pop.errors import PopError
 from penstock.pop.proto import pop_pb2 as pb
-from penstock.pop.proto.pop_pb2_grpc import GroupServiceStub, PopServiceStub
+from penstock.pop.proto.pop_pb2_grpc import GroupServiceStub, PopServiceStub, ScheduleServiceStub
 
 SEND_COUNT_MAX = 4096
 SEND_BYTES_MAX = 8 * 1024 * 1024
@@ -87,6 +88,8 @@ class Client:
         """Administration of groups."""
         self.dead_letters = DeadLetterCalls(self._call, group_stub)
         """Administration of dead letters."""
+        self.schedules = ScheduleCalls(self._call, ScheduleServiceStub(self._channel))
+        """Schedules."""
         self.transactions = TransactionCalls(self._call, self._stub, self._send_one)
         """Transactions."""
 

@@ -18,6 +18,7 @@ from penstock.pop.client.outgoing import OutgoingMessage, SendReceipt
 from penstock.pop.client.producer import Producer
 from penstock.pop.client.received import PoppedMessages, ReceivedMessage
 from penstock.pop.client.requests import Start
+from penstock.pop.client.schedules import SyncScheduleCalls
 from penstock.pop.client.security import PLAIN, Security
 from penstock.pop.client.syncconsumer import SyncConsumer
 from penstock.pop.client.syncmessage import SyncMessage, SyncSettlements
@@ -25,7 +26,7 @@ from penstock.pop.client.syncproducer import SyncProducer
 from penstock.pop.client.synctransactions import SyncTransaction, SyncTransactionCalls
 from penstock.pop.client.tracing import Tracing, now_ns
 from penstock.pop.errors import ClientClosed
-from penstock.pop.proto.pop_pb2_grpc import GroupServiceStub, PopServiceStub
+from penstock.pop.proto.pop_pb2_grpc import GroupServiceStub, PopServiceStub, ScheduleServiceStub
 
 
 class SyncClient:
@@ -70,6 +71,8 @@ class SyncClient:
         """Administration of groups."""
         self.dead_letters = SyncDeadLetterCalls(self._call, group_stub)
         """Administration of dead letters."""
+        self.schedules = SyncScheduleCalls(self._call, ScheduleServiceStub(self._channel))
+        """Schedules."""
         self.transactions = SyncTransactionCalls(self._call, self._stub, self._send_one)
         """Transactions."""
 

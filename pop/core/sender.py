@@ -205,25 +205,7 @@ class Sender:
 
     def _checked(self, properties: Properties) -> Properties:
         """Return the properties as they are stored: `deliver_at_ms` is 0 if it is not in the future."""
-        if len(properties.user) > PROPERTIES_MAX:
-            detail = f"a message may have {PROPERTIES_MAX} properties, not {len(properties.user)}"
-            raise SendRefused(Refusal.INVALID_PROPERTY, detail)
-        texts = [text for pair in properties.user for text in pair]
-        texts += [properties.tag, properties.message_group, properties.producer, properties.sender_id, *properties.keys]
-        texts.append(properties.content_type or "")
-        for text in texts:
-            if len(text.encode()) > PROPERTY_BYTES_MAX:
-                raise SendRefused(Refusal.INVALID_PROPERTY, f"{text[:40]!r}... has more than {PROPERTY_BYTES_MAX} bytes")
-        if len(properties.correlation_data or b"") > PROPERTY_BYTES_MAX:
-            raise SendRefused(Refusal.INVALID_PROPERTY, f"the correlation data has more than {PROPERTY_BYTES_MAX} bytes")
-        if len(properties.deduplication_id.encode()) > ID_BYTES_MAX:
-            detail = f"the deduplication id {properties.deduplication_id[:40]!r}... has more than {ID_BYTES_MAX} bytes"
-            raise SendRefused(Refusal.INVALID_PROPERTY, detail)
-        if properties.response_topic is not None:
-            try:
-                check_topic(properties.response_topic.encode())
-            except TopicInvalid as error:
-                raise SendRefused(Refusal.INVALID_PROPERTY, f"the response topic can't be used: {error}") from error
+        check_properties(properties)
         due_ms, now_ms = properties.deliver_at_ms, self._store.now_ms()
         if due_ms < 0 or due_ms - now_ms > self._delay_ms_max:
             raise SendRefused(
@@ -232,3 +214,30 @@ class Sender:
                 f"({now_ms}), or 0 for at once",
             )
         return properties if due_ms > now_ms else properties._replace(deliver_at_ms=0)
+
+
+def check_properties(properties: Properties) -> None:
+    """Check the bounds of a message's properties.
+
+    Raises:
+        SendRefused: INVALID_PROPERTY.
+    """
+    if len(properties.user) > PROPERTIES_MAX:
+        detail = f"a message may have {PROPERTIES_MAX} properties, not {len(properties.user)}"
+        raise SendRefused(Refusal.INVALID_PROPERTY, detail)
+    texts = [text for pair in properties.user for text in pair]
+    texts += [properties.tag, properties.message_group, properties.producer, properties.sender_id, *properties.keys]
+    texts.append(properties.content_type or "")
+    for text in texts:
+        if len(text.encode()) > PROPERTY_BYTES_MAX:
+            raise SendRefused(Refusal.INVALID_PROPERTY, f"{text[:40]!r}... has more than {PROPERTY_BYTES_MAX} bytes")
+    if len(properties.correlation_data or b"") > PROPERTY_BYTES_MAX:
+        raise SendRefused(Refusal.INVALID_PROPERTY, f"the correlation data has more than {PROPERTY_BYTES_MAX} bytes")
+    if len(properties.deduplication_id.encode()) > ID_BYTES_MAX:
+        detail = f"the deduplication id {properties.deduplication_id[:40]!r}... has more than {ID_BYTES_MAX} bytes"
+        raise SendRefused(Refusal.INVALID_PROPERTY, detail)
+    if properties.response_topic is not None:
+        try:
+            check_topic(properties.response_topic.encode())
+        except TopicInvalid as error:
+            raise SendRefused(Refusal.INVALID_PROPERTY, f"the response topic can't be used: {error}") from error

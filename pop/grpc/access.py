@@ -29,6 +29,10 @@ def _consume_stream(request: Any) -> Iterator[Need]:
         yield from _pop(request.open)
 
 
+def _create_schedule(request: Any) -> Iterator[Need]:
+    yield SEND, request.schedule.topic
+
+
 def _admin(request: Any) -> Iterator[Need]:
     yield ADMIN, request.group
 
@@ -71,3 +75,20 @@ GROUP_RULES = ServiceRules(
     frozenset(("CreateGroup", "UpdateGroup", "DeleteGroup", "ResetGroup", "Redrive")),
 )
 """Each method of GroupService is in here; a test holds the table to the service's descriptor."""
+
+SCHEDULE_RULES = ServiceRules(
+    "/penstock.pop.v1.ScheduleService/",
+    {
+        "CreateSchedule": _create_schedule,
+        # These check by themselves that the caller may send to the topics of the schedules.
+        "DescribeSchedule": no_needs,
+        "ListSchedules": no_needs,
+        "PauseSchedule": no_needs,
+        "ResumeSchedule": no_needs,
+        "RunSchedule": no_needs,
+        "DeleteSchedule": no_needs,
+    },
+    refuse_by_status,
+    frozenset(("CreateSchedule", "PauseSchedule", "ResumeSchedule", "RunSchedule", "DeleteSchedule")),
+)
+"""Each method of ScheduleService is in here; a test holds the table to the service's descriptor."""

@@ -13,7 +13,7 @@ from penstock.pop.access.caller import AccessDenied, note_call
 from penstock.pop.access.refusals import CallRefused
 from penstock.pop.core.outcome import AckOutcome
 from penstock.pop.core.transactions import EndOutcome
-from penstock.pop.errors import GroupBusy, GroupExists, GroupUnknown, Overloaded, PopError
+from penstock.pop.errors import GroupBusy, GroupExists, GroupUnknown, Overloaded, PopError, ScheduleExists, ScheduleUnknown
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.store.errors import DiskFull, LimitExceeded, StoreError
 from penstock.timer.delayed import Recalled
@@ -50,6 +50,8 @@ _GRPC_STATUS: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
     (DiskFull, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (GroupUnknown, grpc.StatusCode.NOT_FOUND),
     (GroupExists, grpc.StatusCode.ALREADY_EXISTS),
+    (ScheduleUnknown, grpc.StatusCode.NOT_FOUND),
+    (ScheduleExists, grpc.StatusCode.ALREADY_EXISTS),
     (GroupBusy, grpc.StatusCode.FAILED_PRECONDITION),
 )
 

@@ -188,6 +188,34 @@ TAG: ExpressionType.ValueType  # 0
 SQL: ExpressionType.ValueType  # 1
 Global___ExpressionType: _TypeAlias = ExpressionType  # noqa: Y015
 
+class _Missed:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _MissedEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Missed.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SKIP: _Missed.ValueType  # 0
+    """nothing is sent"""
+    ONCE: _Missed.ValueType  # 1
+    """one message stands for all of them, with the time of the first"""
+    ALL: _Missed.ValueType  # 2
+    """each is sent, in order"""
+    LAST: _Missed.ValueType  # 3
+    """only the last one is sent"""
+
+class Missed(_Missed, metaclass=_MissedEnumTypeWrapper):
+    """What becomes of occurrences whose time was more than grace_ms ago when the node could send them."""
+
+SKIP: Missed.ValueType  # 0
+"""nothing is sent"""
+ONCE: Missed.ValueType  # 1
+"""one message stands for all of them, with the time of the first"""
+ALL: Missed.ValueType  # 2
+"""each is sent, in order"""
+LAST: Missed.ValueType  # 3
+"""only the last one is sent"""
+Global___Missed: _TypeAlias = Missed  # noqa: Y015
+
 @_typing.final
 class Status(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -1566,3 +1594,279 @@ class RedriveResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RedriveResponse: _TypeAlias = RedriveResponse  # noqa: Y015
+
+@_typing.final
+class Schedule(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class PropertiesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NAME_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    BODY_FIELD_NUMBER: _builtins.int
+    BODY_IS_TEMPLATE_FIELD_NUMBER: _builtins.int
+    PROPERTIES_FIELD_NUMBER: _builtins.int
+    TAG_FIELD_NUMBER: _builtins.int
+    MESSAGE_GROUP_FIELD_NUMBER: _builtins.int
+    CONTENT_TYPE_FIELD_NUMBER: _builtins.int
+    EXPIRE_AFTER_MS_FIELD_NUMBER: _builtins.int
+    EVERY_MS_FIELD_NUMBER: _builtins.int
+    CRON_FIELD_NUMBER: _builtins.int
+    RRULE_FIELD_NUMBER: _builtins.int
+    ZONE_FIELD_NUMBER: _builtins.int
+    START_MS_FIELD_NUMBER: _builtins.int
+    END_MS_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    MISSED_FIELD_NUMBER: _builtins.int
+    GRACE_MS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """1 to 255 bytes of printable characters, unique on the node"""
+    topic: _builtins.str
+    body: _builtins.bytes
+    body_is_template: _builtins.bool
+    """{{occurrence}}, {{occurrence:FORMAT}}, {{occurrence_ms}}, {{number}} and {{schedule}} are filled in"""
+    tag: _builtins.str
+    message_group: _builtins.str
+    content_type: _builtins.str
+    expire_after_ms: _builtins.int
+    """not 0: nobody gets a message after so many ms from when it was sent"""
+    every_ms: _builtins.int
+    """from start_ms on"""
+    cron: _builtins.str
+    """five fields: minute, hour, day of month, month, day of week"""
+    rrule: _builtins.str
+    """RFC 5545, such as FREQ=MONTHLY;BYDAY=-1FR. DTSTART is start_ms"""
+    zone: _builtins.str
+    """time zone of cron and rrule, such as Europe/Berlin; empty: UTC"""
+    start_ms: _builtins.int
+    """0: now"""
+    end_ms: _builtins.int
+    """not 0: nothing occurs after it"""
+    count: _builtins.int
+    """not 0: the schedule ends after so many messages"""
+    missed: Global___Missed.ValueType
+    grace_ms: _builtins.int
+    """0: one minute"""
+    @_builtins.property
+    def properties(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """each message has `schedule` and `occurrence-ms` besides"""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        topic: _builtins.str = ...,
+        body: _builtins.bytes = ...,
+        body_is_template: _builtins.bool = ...,
+        properties: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        tag: _builtins.str = ...,
+        message_group: _builtins.str = ...,
+        content_type: _builtins.str = ...,
+        expire_after_ms: _builtins.int = ...,
+        every_ms: _builtins.int = ...,
+        cron: _builtins.str = ...,
+        rrule: _builtins.str = ...,
+        zone: _builtins.str = ...,
+        start_ms: _builtins.int = ...,
+        end_ms: _builtins.int = ...,
+        count: _builtins.int = ...,
+        missed: Global___Missed.ValueType = ...,
+        grace_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cron", b"cron", "every_ms", b"every_ms", "rrule", b"rrule", "rule", b"rule"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "body_is_template", b"body_is_template", "content_type", b"content_type", "count", b"count", "cron", b"cron", "end_ms", b"end_ms", "every_ms", b"every_ms", "expire_after_ms", b"expire_after_ms", "grace_ms", b"grace_ms", "message_group", b"message_group", "missed", b"missed", "name", b"name", "properties", b"properties", "rrule", b"rrule", "rule", b"rule", "start_ms", b"start_ms", "tag", b"tag", "topic", b"topic", "zone", b"zone"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_rule: _TypeAlias = _typing.Literal["every_ms", "cron", "rrule"]  # noqa: Y015
+    _WhichOneofArgType_rule: _TypeAlias = _typing.Literal["rule", b"rule"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_rule) -> _WhichOneofReturnType_rule | None: ...
+
+Global___Schedule: _TypeAlias = Schedule  # noqa: Y015
+
+@_typing.final
+class ScheduleDescription(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCHEDULE_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
+    NEXT_MS_FIELD_NUMBER: _builtins.int
+    SENT_FIELD_NUMBER: _builtins.int
+    LAST_MS_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    UPCOMING_MS_FIELD_NUMBER: _builtins.int
+    paused: _builtins.bool
+    next_ms: _builtins.int
+    """0: the schedule has ended"""
+    sent: _builtins.int
+    """messages sent so far"""
+    last_ms: _builtins.int
+    """time of the occurrence that was sent last; 0: none"""
+    error: _builtins.str
+    """why the last occurrence was not sent"""
+    @_builtins.property
+    def schedule(self) -> Global___Schedule: ...
+    @_builtins.property
+    def upcoming_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """the next occurrences. ListSchedules leaves them out"""
+
+    def __init__(
+        self,
+        *,
+        schedule: Global___Schedule | None = ...,
+        paused: _builtins.bool = ...,
+        next_ms: _builtins.int = ...,
+        sent: _builtins.int = ...,
+        last_ms: _builtins.int = ...,
+        error: _builtins.str = ...,
+        upcoming_ms: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["schedule", b"schedule"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "last_ms", b"last_ms", "next_ms", b"next_ms", "paused", b"paused", "schedule", b"schedule", "sent", b"sent", "upcoming_ms", b"upcoming_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScheduleDescription: _TypeAlias = ScheduleDescription  # noqa: Y015
+
+@_typing.final
+class CreateScheduleRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCHEDULE_FIELD_NUMBER: _builtins.int
+    REPLACE_FIELD_NUMBER: _builtins.int
+    replace: _builtins.bool
+    """replaces the schedule of this name, which begins anew, in one step"""
+    @_builtins.property
+    def schedule(self) -> Global___Schedule: ...
+    def __init__(
+        self,
+        *,
+        schedule: Global___Schedule | None = ...,
+        replace: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["schedule", b"schedule"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["replace", b"replace", "schedule", b"schedule"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CreateScheduleRequest: _TypeAlias = CreateScheduleRequest  # noqa: Y015
+
+@_typing.final
+class ScheduleRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScheduleRequest: _TypeAlias = ScheduleRequest  # noqa: Y015
+
+@_typing.final
+class ListSchedulesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREFIX_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    SCHEDULES_MAX_FIELD_NUMBER: _builtins.int
+    prefix: _builtins.str
+    """of the names"""
+    after: _builtins.str
+    """name of the last entry of the previous page; empty for the first page"""
+    schedules_max: _builtins.int
+    """0: 1000"""
+    def __init__(
+        self,
+        *,
+        prefix: _builtins.str = ...,
+        after: _builtins.str = ...,
+        schedules_max: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "prefix", b"prefix", "schedules_max", b"schedules_max"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListSchedulesRequest: _TypeAlias = ListSchedulesRequest  # noqa: Y015
+
+@_typing.final
+class ListSchedulesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCHEDULES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def schedules(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScheduleDescription]: ...
+    def __init__(
+        self,
+        *,
+        schedules: _abc.Iterable[Global___ScheduleDescription] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["schedules", b"schedules"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListSchedulesResponse: _TypeAlias = ListSchedulesResponse  # noqa: Y015
+
+@_typing.final
+class RunScheduleResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGE_ID_FIELD_NUMBER: _builtins.int
+    message_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        message_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message_id", b"message_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunScheduleResponse: _TypeAlias = RunScheduleResponse  # noqa: Y015
+
+@_typing.final
+class DeleteScheduleResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteScheduleResponse: _TypeAlias = DeleteScheduleResponse  # noqa: Y015

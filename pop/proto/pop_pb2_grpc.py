@@ -833,3 +833,340 @@ class GroupService:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class ScheduleServiceStub:
+    """Messages that the node sends again and again, by a rule. A caller needs the right to send to the topic of a schedule.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.CreateSchedule = channel.unary_unary(
+                '/penstock.pop.v1.ScheduleService/CreateSchedule',
+                request_serializer=penstock_dot_pop_dot_proto_dot_pop__pb2.CreateScheduleRequest.SerializeToString,
+                response_deserializer=penstock_dot_pop_dot_proto_dot_pop__pb2.ScheduleDescription.FromString,
+                _registered_method=True)
+        self.DescribeSchedule = channel.unary_unary(
+                '/penstock.pop.v1.ScheduleService/DescribeSchedule',
+                request_serializer=penstock_dot_pop_dot_proto_dot_pop__pb2.ScheduleRequest.SerializeToString,
+                response_deserializer=penstock_dot_pop_dot_proto_dot_pop__pb2.ScheduleDescription.FromString,
+                _registered_method=True)
+        self.ListSchedules = channel.unary_unary(
+                '/penstock.pop.v1.ScheduleService/ListSchedules',
+                request_serializer=penstock_dot_pop_dot_proto_dot_pop__pb2.ListSchedulesRequest.SerializeToString,
+                response_deserializer=penstock_dot_pop_dot_proto_dot_pop__pb2.ListSchedulesResponse.FromString,
+                _registered_method=True)
+        self.PauseSchedule = channel.unary_unary(
+                '/penstock.pop.v1.ScheduleService/PauseSchedule',
+                request_serializer=penstock_dot_pop_dot_proto_dot_pop__pb2.ScheduleRequest.SerializeToString,
+                response_deserializer=penstock_dot_pop_dot_proto_dot_pop__pb2.ScheduleDescription.FromString,
+                _registered_method=True)
+        self.ResumeSchedule = channel.unary_unary(
+                '/penstock.pop.v1.ScheduleService/ResumeSchedule',
+                request_serializer=penstock_dot_pop_dot_proto_dot_pop__pb2.ScheduleRequest.SerializeToString,
+                response_deserializer=penstock_dot_pop_dot_proto_dot_pop__pb2.ScheduleDescription.FromString,
+                _registered_method=True)
+        self.RunSchedule = channel.unary_unary(
+                '/penstock.pop.v1.ScheduleService/RunSchedule',
+                request_serializer=penstock_dot_pop_dot_proto_dot_pop__pb2.ScheduleRequest.SerializeToString,
+                response_deserializer=penstock_dot_pop_dot_proto_dot_pop__pb2.RunScheduleResponse.FromString,
+                _registered_method=True)
+        self.DeleteSchedule = channel.unary_unary(
+                '/penstock.pop.v1.ScheduleService/DeleteSchedule',
+                request_serializer=penstock_dot_pop_dot_proto_dot_pop__pb2.ScheduleRequest.SerializeToString,
+                response_deserializer=penstock_dot_pop_dot_proto_dot_pop__pb2.DeleteScheduleResponse.FromString,
+                _registered_method=True)
+
+
+class ScheduleServiceServicer:
+    """Messages that the node sends again and again, by a rule. A caller needs the right to send to the topic of a schedule.
+    """
+
+    def CreateSchedule(self, request, context):
+        """Creates a schedule. If one of its name exists and `replace` is not set, the call fails with ALREADY_EXISTS.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribeSchedule(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSchedules(self, request, context):
+        """Returns the schedules to whose topics the caller may send, by name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PauseSchedule(self, request, context):
+        """Sends nothing until the schedule is resumed. What occurs meanwhile is not sent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeSchedule(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RunSchedule(self, request, context):
+        """Sends a message now, besides the occurrences. It does not count against `count`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteSchedule(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_ScheduleServiceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'CreateSchedule': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateSchedule,
+                    request_deserializer=penstock_dot_pop_dot_proto_dot_pop__pb2.CreateScheduleRequest.FromString,
+                    response_serializer=penstock_dot_pop_dot_proto_dot_pop__pb2.ScheduleDescription.SerializeToString,
+            ),
+            'DescribeSchedule': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeSchedule,
+                    request_deserializer=penstock_dot_pop_dot_proto_dot_pop__pb2.ScheduleRequest.FromString,
+                    response_serializer=penstock_dot_pop_dot_proto_dot_pop__pb2.ScheduleDescription.SerializeToString,
+            ),
+            'ListSchedules': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSchedules,
+                    request_deserializer=penstock_dot_pop_dot_proto_dot_pop__pb2.ListSchedulesRequest.FromString,
+                    response_serializer=penstock_dot_pop_dot_proto_dot_pop__pb2.ListSchedulesResponse.SerializeToString,
+            ),
+            'PauseSchedule': grpc.unary_unary_rpc_method_handler(
+                    servicer.PauseSchedule,
+                    request_deserializer=penstock_dot_pop_dot_proto_dot_pop__pb2.ScheduleRequest.FromString,
+                    response_serializer=penstock_dot_pop_dot_proto_dot_pop__pb2.ScheduleDescription.SerializeToString,
+            ),
+            'ResumeSchedule': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeSchedule,
+                    request_deserializer=penstock_dot_pop_dot_proto_dot_pop__pb2.ScheduleRequest.FromString,
+                    response_serializer=penstock_dot_pop_dot_proto_dot_pop__pb2.ScheduleDescription.SerializeToString,
+            ),
+            'RunSchedule': grpc.unary_unary_rpc_method_handler(
+                    servicer.RunSchedule,
+                    request_deserializer=penstock_dot_pop_dot_proto_dot_pop__pb2.ScheduleRequest.FromString,
+                    response_serializer=penstock_dot_pop_dot_proto_dot_pop__pb2.RunScheduleResponse.SerializeToString,
+            ),
+            'DeleteSchedule': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteSchedule,
+                    request_deserializer=penstock_dot_pop_dot_proto_dot_pop__pb2.ScheduleRequest.FromString,
+                    response_serializer=penstock_dot_pop_dot_proto_dot_pop__pb2.DeleteScheduleResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'penstock.pop.v1.ScheduleService', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('penstock.pop.v1.ScheduleService', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class ScheduleService:
+    """Messages that the node sends again and again, by a rule. A caller needs the right to send to the topic of a schedule.
+    """
+
+    @staticmethod
+    def CreateSchedule(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.pop.v1.ScheduleService/CreateSchedule',
+            penstock_dot_pop_dot_proto_dot_pop__pb2.CreateScheduleRequest.SerializeToString,
+            penstock_dot_pop_dot_proto_dot_pop__pb2.ScheduleDescription.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeSchedule(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.pop.v1.ScheduleService/DescribeSchedule',
+            penstock_dot_pop_dot_proto_dot_pop__pb2.ScheduleRequest.SerializeToString,
+            penstock_dot_pop_dot_proto_dot_pop__pb2.ScheduleDescription.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSchedules(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.pop.v1.ScheduleService/ListSchedules',
+            penstock_dot_pop_dot_proto_dot_pop__pb2.ListSchedulesRequest.SerializeToString,
+            penstock_dot_pop_dot_proto_dot_pop__pb2.ListSchedulesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PauseSchedule(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.pop.v1.ScheduleService/PauseSchedule',
+            penstock_dot_pop_dot_proto_dot_pop__pb2.ScheduleRequest.SerializeToString,
+            penstock_dot_pop_dot_proto_dot_pop__pb2.ScheduleDescription.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeSchedule(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.pop.v1.ScheduleService/ResumeSchedule',
+            penstock_dot_pop_dot_proto_dot_pop__pb2.ScheduleRequest.SerializeToString,
+            penstock_dot_pop_dot_proto_dot_pop__pb2.ScheduleDescription.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RunSchedule(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.pop.v1.ScheduleService/RunSchedule',
+            penstock_dot_pop_dot_proto_dot_pop__pb2.ScheduleRequest.SerializeToString,
+            penstock_dot_pop_dot_proto_dot_pop__pb2.RunScheduleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteSchedule(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.pop.v1.ScheduleService/DeleteSchedule',
+            penstock_dot_pop_dot_proto_dot_pop__pb2.ScheduleRequest.SerializeToString,
+            penstock_dot_pop_dot_proto_dot_pop__pb2.DeleteScheduleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

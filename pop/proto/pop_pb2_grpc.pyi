@@ -278,3 +278,97 @@ class GroupServiceServicer(metaclass=_abc_1.ABCMeta):
         """Sends dead letters back to their group as new messages, each of them once."""
 
 def add_GroupServiceServicer_to_server(servicer: GroupServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class ScheduleServiceStub:
+    """Messages that the node sends again and again, by a rule. A caller needs the right to send to the topic of a schedule."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> ScheduleServiceAsyncStub: ...
+    CreateSchedule: _grpc.UnaryUnaryMultiCallable[_pop_pb2.CreateScheduleRequest, _pop_pb2.ScheduleDescription]
+    """Creates a schedule. If one of its name exists and `replace` is not set, the call fails with ALREADY_EXISTS."""
+    DescribeSchedule: _grpc.UnaryUnaryMultiCallable[_pop_pb2.ScheduleRequest, _pop_pb2.ScheduleDescription]
+    ListSchedules: _grpc.UnaryUnaryMultiCallable[_pop_pb2.ListSchedulesRequest, _pop_pb2.ListSchedulesResponse]
+    """Returns the schedules to whose topics the caller may send, by name."""
+    PauseSchedule: _grpc.UnaryUnaryMultiCallable[_pop_pb2.ScheduleRequest, _pop_pb2.ScheduleDescription]
+    """Sends nothing until the schedule is resumed. What occurs meanwhile is not sent."""
+    ResumeSchedule: _grpc.UnaryUnaryMultiCallable[_pop_pb2.ScheduleRequest, _pop_pb2.ScheduleDescription]
+    RunSchedule: _grpc.UnaryUnaryMultiCallable[_pop_pb2.ScheduleRequest, _pop_pb2.RunScheduleResponse]
+    """Sends a message now, besides the occurrences. It does not count against `count`."""
+    DeleteSchedule: _grpc.UnaryUnaryMultiCallable[_pop_pb2.ScheduleRequest, _pop_pb2.DeleteScheduleResponse]
+
+@_typing.type_check_only
+class ScheduleServiceAsyncStub(ScheduleServiceStub):
+    """Messages that the node sends again and again, by a rule. A caller needs the right to send to the topic of a schedule."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    CreateSchedule: _aio.UnaryUnaryMultiCallable[_pop_pb2.CreateScheduleRequest, _pop_pb2.ScheduleDescription]  # type: ignore[assignment]
+    """Creates a schedule. If one of its name exists and `replace` is not set, the call fails with ALREADY_EXISTS."""
+    DescribeSchedule: _aio.UnaryUnaryMultiCallable[_pop_pb2.ScheduleRequest, _pop_pb2.ScheduleDescription]  # type: ignore[assignment]
+    ListSchedules: _aio.UnaryUnaryMultiCallable[_pop_pb2.ListSchedulesRequest, _pop_pb2.ListSchedulesResponse]  # type: ignore[assignment]
+    """Returns the schedules to whose topics the caller may send, by name."""
+    PauseSchedule: _aio.UnaryUnaryMultiCallable[_pop_pb2.ScheduleRequest, _pop_pb2.ScheduleDescription]  # type: ignore[assignment]
+    """Sends nothing until the schedule is resumed. What occurs meanwhile is not sent."""
+    ResumeSchedule: _aio.UnaryUnaryMultiCallable[_pop_pb2.ScheduleRequest, _pop_pb2.ScheduleDescription]  # type: ignore[assignment]
+    RunSchedule: _aio.UnaryUnaryMultiCallable[_pop_pb2.ScheduleRequest, _pop_pb2.RunScheduleResponse]  # type: ignore[assignment]
+    """Sends a message now, besides the occurrences. It does not count against `count`."""
+    DeleteSchedule: _aio.UnaryUnaryMultiCallable[_pop_pb2.ScheduleRequest, _pop_pb2.DeleteScheduleResponse]  # type: ignore[assignment]
+
+class ScheduleServiceServicer(metaclass=_abc_1.ABCMeta):
+    """Messages that the node sends again and again, by a rule. A caller needs the right to send to the topic of a schedule."""
+
+    @_abc_1.abstractmethod
+    def CreateSchedule(
+        self,
+        request: _pop_pb2.CreateScheduleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pop_pb2.ScheduleDescription, _abc.Awaitable[_pop_pb2.ScheduleDescription]]:
+        """Creates a schedule. If one of its name exists and `replace` is not set, the call fails with ALREADY_EXISTS."""
+
+    @_abc_1.abstractmethod
+    def DescribeSchedule(
+        self,
+        request: _pop_pb2.ScheduleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pop_pb2.ScheduleDescription, _abc.Awaitable[_pop_pb2.ScheduleDescription]]: ...
+
+    @_abc_1.abstractmethod
+    def ListSchedules(
+        self,
+        request: _pop_pb2.ListSchedulesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pop_pb2.ListSchedulesResponse, _abc.Awaitable[_pop_pb2.ListSchedulesResponse]]:
+        """Returns the schedules to whose topics the caller may send, by name."""
+
+    @_abc_1.abstractmethod
+    def PauseSchedule(
+        self,
+        request: _pop_pb2.ScheduleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pop_pb2.ScheduleDescription, _abc.Awaitable[_pop_pb2.ScheduleDescription]]:
+        """Sends nothing until the schedule is resumed. What occurs meanwhile is not sent."""
+
+    @_abc_1.abstractmethod
+    def ResumeSchedule(
+        self,
+        request: _pop_pb2.ScheduleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pop_pb2.ScheduleDescription, _abc.Awaitable[_pop_pb2.ScheduleDescription]]: ...
+
+    @_abc_1.abstractmethod
+    def RunSchedule(
+        self,
+        request: _pop_pb2.ScheduleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pop_pb2.RunScheduleResponse, _abc.Awaitable[_pop_pb2.RunScheduleResponse]]:
+        """Sends a message now, besides the occurrences. It does not count against `count`."""
+
+    @_abc_1.abstractmethod
+    def DeleteSchedule(
+        self,
+        request: _pop_pb2.ScheduleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_pop_pb2.DeleteScheduleResponse, _abc.Awaitable[_pop_pb2.DeleteScheduleResponse]]: ...
+
+def add_ScheduleServiceServicer_to_server(servicer: ScheduleServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -25,6 +25,7 @@ from penstock.pop.core.settings import DEFAULTS
 from penstock.pop.errors import Overloaded
 from penstock.store import topics
 from penstock.store.accounts import RANKED_FROM, Resource
+from penstock.store.bodies import SCHEDULE_PUT_HEAD
 from penstock.store.causer import NODE, AccountKind, Causer, Step
 from penstock.store.errors import LimitExceeded, QuotaExceeded
 from penstock.store.options import KIB, StoreOptions
@@ -32,6 +33,7 @@ from penstock.store.properties import Properties, encode_properties
 from penstock.store.quotaoptions import QuotaLimitOptions, QuotaOptions
 from penstock.store.record import Flag, Kind, record_bytes
 from penstock.timer.options import TimerOptions
+from penstock.timer.schedule import ScheduleDefinition
 from tests.clock import ManualClock
 from tests.depth import DEPTH
 from tests.store.wiring import close, copy_left, fill
@@ -62,6 +64,8 @@ MAXIMA = {
     Resource.DELAYED_BYTES: 2_000,
     Resource.TRANSACTIONS: 7,
     Resource.SHARED: 8,
+    Resource.SCHEDULES: 6,
+    Resource.SCHEDULES_BYTES: 3_000,
 }
 
 KNOWN = [Causer.of(user, source, client) for user in USERS for source in SOURCES for client in CLIENTS]
@@ -352,6 +356,39 @@ class LedgerMachine(RuleBasedStateMachine):
         del self.model.things[name]
         self.model.things.pop(("later", position), None)
 
+    @rule(name=st.sampled_from("xyz"), topic=st.sampled_from(TOPICS), size=st.integers(0, 600), causer=causers)
+    def put_schedule(self, name: str, topic: str, size: int, causer: Causer) -> None:
+        if not self.root_of(topic, causer):
+            return
+        body, start_ms = b"x" * size, self.parts.store.now_ms() + 10**9
+        asked = ScheduleDefinition(name=name, topic=topic, body=body, every_ms=1_000, start_ms=start_ms)
+        by = self.parts.store.ledger.with_tenant(causer).row()
+        wanted = record_bytes(name.encode(), SCHEDULE_PUT_HEAD.pack(0) + body, replace(asked, by=by).encoded())
+        old = self.model.things.get(("schedule", name))
+        if old is not None and self.account_of(old.causer) == self.account_of(causer):
+            more = wanted - dict(old.amounts)[Resource.SCHEDULES_BYTES]
+            is_allowed = more <= 0 or self.allowed(causer, (Resource.SCHEDULES_BYTES, more))
+        else:
+            is_allowed = self.allowed(causer, (Resource.SCHEDULES, 1), (Resource.SCHEDULES_BYTES, wanted))
+        try:
+            made = self.parts.schedules.put(asked, causer)
+        except LimitExceeded:
+            assert not is_allowed
+            return
+        assert is_allowed
+        assert made.size == wanted
+        self.model.things.pop(("schedule", name), None)
+        self.model.enter(causer)
+        self.model.add(("schedule", name), causer, (Resource.SCHEDULES, 1), (Resource.SCHEDULES_BYTES, wanted))
+
+    @rule(name=st.sampled_from("xyz"))
+    def delete_schedule(self, name: str) -> None:
+        schedule = self.parts.schedules.get(name)
+        assert (schedule is None) == (("schedule", name) not in self.model.things)
+        if schedule is not None:
+            self.parts.schedules.delete(schedule)
+            del self.model.things["schedule", name]
+
     @rule(topic=st.sampled_from(TOPICS), causer=causers)
     def begin_transaction(self, topic: str, causer: Causer) -> None:
         if not self.root_of(topic, causer):
@@ -564,6 +601,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert ledger.held(Resource.SESSIONS) == len(self.parts.sessions)
         assert ledger.held(Resource.DELAYED) == len(self.parts.delayed)
         assert ledger.held(Resource.TRANSACTIONS) == len(self.parts.transactions)
+        assert ledger.held(Resource.SCHEDULES) == len(self.parts.schedules)
 
     def passing(self, resource: Resource) -> int:
         return sum(name[0] == "held" and name[2] == resource for name in self.model.things)

@@ -22,7 +22,7 @@ from penstock import Client, Security, SyncClient, group_settings
 from penstock.access.errors import AccessInvalid
 from penstock.access.options import TokenOptions
 from penstock.pop.errors import NodeUnavailable, NotAuthenticated, NotPermitted
-from penstock.pop.grpc.access import GROUP_RULES, POP_RULES
+from penstock.pop.grpc.access import GROUP_RULES, POP_RULES, SCHEDULE_RULES
 from penstock.pop.options import PopOptions
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.pop.rocketmq.access import RULES as ROCKETMQ_RULES
@@ -281,7 +281,7 @@ async def test_the_synchronous_client_shows_its_token_too(node: Node) -> None:
 
 def test_every_method_of_the_api_says_what_it_needs() -> None:
     services = [*pb.DESCRIPTOR.services_by_name.values(), SERVICE]
-    tables = (POP_RULES, GROUP_RULES, ROCKETMQ_RULES)
+    tables = (POP_RULES, GROUP_RULES, SCHEDULE_RULES, ROCKETMQ_RULES)
     assert {rules.prefix + method for rules in tables for method in rules.needs} == {
         f"/{each.full_name}/{method.name}" for each in services for method in each.methods
     }
@@ -311,6 +311,26 @@ async def test_only_who_may_send_to_a_topic_recalls_its_messages_and_ends_its_tr
         assert len(node.transactions) == 1
         await half.commit()
         await client.recall(sent.recall_handle)
+
+
+async def test_only_who_may_send_to_a_topic_has_to_do_with_its_schedules(node: Node) -> None:
+    async with client_of(node, "billing") as client, client_of(node, "operator") as other:
+        await client.schedules.create("s", TOPIC, every_ms=60_000)
+        refused = [
+            other.schedules.create("t", TOPIC, every_ms=60_000),
+            other.schedules.describe("s"),
+            other.schedules.pause("s"),
+            other.schedules.resume("s"),
+            other.schedules.run("s"),
+            other.schedules.delete("s"),
+            client.schedules.create("s", "hr/1", every_ms=60_000, replace=True),
+        ]
+        for call in refused:
+            with pytest.raises(NotPermitted, match="may not send"):
+                await call
+        assert await other.schedules.list() == []
+        (listed,) = await client.schedules.list()
+        assert (listed.schedule.name, listed.schedule.topic, listed.paused) == ("s", TOPIC, False)
 
 
 async def test_a_right_that_is_withdrawn_ends_calls_and_streams(node: Node, tmp_path: Path) -> None:

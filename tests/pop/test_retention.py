@@ -17,6 +17,7 @@ from penstock.store.options import HOUR_MS, KIB, StoreOptions
 from penstock.store.properties import Properties, encode_properties
 from penstock.store.record import Flag
 from penstock.store.repair import repair, survey
+from penstock.timer.schedule import ScheduleDefinition
 from tests.pop.wiring import FILTER, GROUP, TOPIC, Parts
 from tests.store.wiring import retain, work_on
 
@@ -51,6 +52,23 @@ def reopened(parts: Parts, tmp_path: Path) -> Parts:
     parts.close()
     shutil.rmtree(tmp_path / "data" / "index")
     return Parts(tmp_path / "data", parts.clock, store=STORE, pop=POP)
+
+
+def test_a_schedule_outlives_the_record_that_made_it(parts: Parts, tmp_path: Path) -> None:
+    parts.group()
+    daily = ScheduleDefinition(name="daily", topic=TOPIC, body=b"kept", every_ms=24 * HOUR_MS)
+    made = parts.schedules.put(daily)
+    parts.settle()
+    assert [message.body for message in parts.pop()] == [b"kept"]
+    let_expire(parts)
+    let_expire(parts)
+    assert parts.store.is_expired(made.id)
+    again = reopened(parts, tmp_path)
+    assert again.recovery.rebuilt
+    assert again.schedules.get("daily") == made
+    again.advance(made.state.next_ms - again.clock.now_ms())
+    assert "kept" in [message.body.decode() for message in again.pop()]
+    again.close()
 
 
 def test_messages_that_nobody_popped_are_dropped_and_the_next_are_handed_out(parts: Parts) -> None:

@@ -26,6 +26,7 @@ from penstock.pop.core.settings import GroupSettings
 from penstock.pop.core.snapshot import GroupSnapshot, snapshots
 from penstock.pop.core.transactions import Transactions
 from penstock.pop.grpc.groupservicer import GroupServicer
+from penstock.pop.grpc.scheduleservicer import ScheduleServicer
 from penstock.pop.grpc.servicer import PopServicer
 from penstock.pop.options import PopOptions
 from penstock.pop.proto.pop_pb2_grpc import PopServiceStub
@@ -42,6 +43,7 @@ from penstock.store.recovery import Recovery
 from penstock.store.store import Store
 from penstock.timer.delayed import DelayedMessages
 from penstock.timer.options import TimerOptions
+from penstock.timer.schedules import Schedules
 from tests.clock import AheadClock, ManualClock
 
 if TYPE_CHECKING:
@@ -98,6 +100,7 @@ class Parts:
         pop_options, timer_options, store_options = self.options
         self.store = Store(data_dir, store_options, self.clock, quotas=quotas, files=files)
         self.delayed = DelayedMessages(self.store, timer_options)
+        self.schedules = Schedules(self.store, timer_options)
         self.handles = Handles(load_secret(data_dir, files=files))
         self.core = PopCore(self.store, self.handles, pop_options, timer_options)
         self.admin = self.core.admin
@@ -106,6 +109,7 @@ class Parts:
         self.sent_ids = SentIds(self.store, pop_options)
         self.store.add_part(self.sent_ids)
         self.store.add_part(self.delayed)
+        self.store.add_part(self.schedules)
         self.store.add_part(self.transactions)
         self.store.add_part(self.core.part)
         for part in more(self.store):
@@ -125,7 +129,7 @@ class Parts:
         self.store.commit()
         while self.core.fire_due():
             self.store.commit()
-        while self.delayed.fire_due() or self.transactions.fire_due():
+        while self.delayed.fire_due() or self.transactions.fire_due() or self.schedules.fire_due():
             self.store.commit()
         self.settle_queues()
 
@@ -264,6 +268,7 @@ class Node(Parts):
         loop = asyncio.get_running_loop()
         self.store.start(loop, _sync_failed)
         self.delayed.start(loop)
+        self.schedules.start(loop)
         self.core.start(loop)
         self.transactions.start(loop)
         options = replace(self.options[0], listen=HostPort("127.0.0.1", port))
@@ -272,7 +277,8 @@ class Node(Parts):
         servicer = PopServicer(core, store, handles, delayed, transactions, sender, self.options[0])
         self.rocketmq = rocketmq_service(core, store, handles, sender, delayed, transactions, self.options[0])
         group_servicer = GroupServicer(core, store)
-        self._server = PopServer(servicer, group_servicer, options, self.access, self.rocketmq)
+        schedule_servicer = ScheduleServicer(self.schedules, store)
+        self._server = PopServer(servicer, group_servicer, schedule_servicer, options, self.access, self.rocketmq)
         self.port = await self._server.start()
 
     def kick(self, kind: Kind, name: str) -> int:
@@ -297,13 +303,14 @@ class Node(Parts):
             await self._server.stop()
         self.core.stop()
         self.delayed.stop()
+        self.schedules.stop()
         self.transactions.stop()
         await self.store.close()
 
     def advance(self, ms: int) -> None:
         """Set the clock ahead by `ms`, and do everything that is due by then."""
         self.ahead.advance(ms)
-        for part in (self.core, self.delayed, self.transactions):
+        for part in (self.core, self.delayed, self.transactions, self.schedules):
             while part.fire_due():
                 pass
 

@@ -120,6 +120,9 @@ def test_kinds_have_the_numbers_that_are_on_disk() -> None:
         ("SESSION_UNSUBSCRIBED", 29),
         ("CLOCK_STEPPED", 30),
         ("SESSIONS_ACKED", 31),
+        ("SCHEDULE_PUT", 32),
+        ("SCHEDULE_MOVED", 33),
+        ("SCHEDULE_DELETED", 34),
     ]
 
 
@@ -173,6 +176,7 @@ def test_a_record_comes_back_as_it_was_encoded(
         packet_id=st.integers(0, 65_535),
         check_after_ms=st.integers(0, 2**53),
         priority=st.integers(-(2**31), 2**31 - 1),
+        schedule=st.lists(st.integers(0, 2**53), max_size=4),
     )
 )
 def test_properties_come_back_in_order_with_repeated_names(properties: Properties) -> None:

@@ -19,6 +19,7 @@ EXPECTED = {
     "native_asyncio.py": ["consumed 100", "streamed"],
     "native_sync.py": ["consumed 100"],
     "transaction.py": ["orders [1, 2, 4, 5, 7, 8], messages [1, 2, 4, 5, 7, 8]"],
+    "nightly_reports.py": ["acme: 5 nights ahead in Europe/Berlin", "report of acme: report/acme", "schedules left: 0"],
     "fifo.py": ["5 accounts, all in order"],
     "rocketmq_client.py": ["received 1, 3, 5, 7, delayed"],
     "redrive.py": ["dead: raw/readings after 2 attempts, attempts_exhausted", "sent back: 1", "processed: twenty, attempt 1"],

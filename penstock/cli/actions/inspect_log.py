@@ -102,6 +102,7 @@ def describe_record(record: Record) -> dict[str, Any]:
         row["delayed"] = bool(record.flags & Flag.DELAYED)
         row["half"] = bool(record.flags & Flag.HALF)
         row["session"] = bool(record.flags & Flag.SESSION)
+        row["scheduled"] = bool(record.flags & Flag.SCHEDULED)
     elif record.flags & Flag.SUSPENDED:
         row["suspended"] = True
     if kind in _QUEUE_KINDS:

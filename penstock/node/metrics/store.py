@@ -11,6 +11,7 @@ from penstock.node.metrics.families import add_latencies, counter, gauge, labell
 from penstock.store.space import Level
 from penstock.store.store import Store
 from penstock.timer.delayed import DelayedMessages
+from penstock.timer.schedules import Schedules
 
 
 class StoreCollector(Collector):
@@ -108,3 +109,21 @@ class DelayedCollector(Collector):
         yield lateness
         yield counter("penstock_timers_fired", "Delayed messages delivered since the start.", delayed.fired)
         yield counter("penstock_timers_cancelled", "Delayed messages recalled since the start.", delayed.cancelled)
+
+
+class ScheduleCollector(Collector):
+    """Figures of schedules."""
+
+    def __init__(self, schedules: Schedules) -> None:
+        self._schedules = schedules
+
+    def collect(self) -> Iterator[Metric]:
+        schedules = self._schedules
+        yield gauge("penstock_schedules", "Schedules, those that are paused or have ended included.", len(schedules))
+        yield counter("penstock_schedules_sent", "Messages that schedules have sent since the start.", schedules.sent)
+        yield counter("penstock_schedules_failed", "Occurrences that could not be sent since the start.", schedules.failed)
+        yield counter(
+            "penstock_schedules_missed",
+            "How often since the start a schedule was late, and its setting `missed` said what becomes of its occurrences.",
+            schedules.missed,
+        )

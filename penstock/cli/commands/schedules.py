@@ -1,0 +1,114 @@
+"""`penstock schedule`."""
+
+from __future__ import annotations
+
+import argparse
+from datetime import UTC, datetime
+
+from penstock.cli.commands.arguments import Commands, add_command, add_json, add_pop_address, count, read_body
+
+
+def add_to(commands: Commands) -> None:
+    """Add the command."""
+    command = add_command(commands, "schedule", "Let the node send messages again and again, by a rule.")
+    actions = command.add_subparsers(dest="action", required=True, metavar="ACTION")
+
+    create = add_command(actions, "create", "Create a schedule, and print when it occurs next.")
+    create.add_argument("name", help="Names the schedule on this node.")
+    create.add_argument("topic", help="MQTT topic of its messages.")
+    create.add_argument("body", nargs="?", default="", help="Body of its messages; - reads standard input.")
+    rule = create.add_mutually_exclusive_group(required=True)
+    rule.add_argument("--every-ms", type=count, default=0, metavar="MS", help="Occur every so many milliseconds.")
+    rule.add_argument("--cron", default="", metavar="FIELDS", help='Occur by a cron expression, such as "30 2 * * MON-FRI".')
+    rule.add_argument("--rrule", default="", metavar="RULE", help="Occur by a rule of RFC 5545, such as FREQ=WEEKLY;BYDAY=MO.")
+    create.add_argument("--zone", default="UTC", help="Time zone of --cron and --rrule, such as Europe/Berlin (%(default)s).")
+    create.add_argument("--template", action="store_true", help="Fill in {{occurrence}} and the like in the body.")
+    create.add_argument("--property", action="append", default=[], metavar="NAME=VALUE", help="Property of its messages.")
+    create.add_argument("--tag", default="", help="Tag of its messages.")
+    create.add_argument("--start", type=instant, default=0, metavar="TIME", help="Nothing occurs before, as ISO 8601 (now).")
+    create.add_argument("--end", type=instant, default=0, metavar="TIME", help="Nothing occurs after, as ISO 8601.")
+    create.add_argument("--count", type=count, default=0, help="End after so many messages.")
+    create.add_argument(
+        "--missed",
+        choices=("skip", "once", "all", "latest"),
+        default="skip",
+        help="What becomes of occurrences that the node could not send in time (%(default)s).",
+    )
+    create.add_argument("--grace-ms", type=count, default=0, metavar="MS", help="How late is too late (60000).")
+    create.add_argument("--replace", action="store_true", help="Replace the schedule of this name.")
+    add_pop_address(create)
+    create.set_defaults(run=_create)
+
+    listing = add_command(actions, "list", "List schedules by name.")
+    listing.add_argument("prefix", nargs="?", default="", help="What their names begin with.")
+    listing.add_argument("--after", default="", metavar="NAME", help="Begin after this schedule.")
+    listing.add_argument("--limit", type=count, default=100, help="Maximum number of schedules (%(default)s).")
+    add_json(listing)
+    add_pop_address(listing)
+    listing.set_defaults(run=_list)
+
+    for name, summary in (
+        ("show", "Print all about a schedule, as JSON."),
+        ("pause", "Let a schedule send nothing until it is resumed."),
+        ("resume", "Let a schedule go on with what comes next."),
+        ("run", "Let a schedule send a message now, besides its occurrences."),
+        ("delete", "Delete a schedule."),
+    ):
+        action = add_command(actions, name, summary)
+        action.add_argument("name", help="Name of the schedule.")
+        add_pop_address(action)
+        action.set_defaults(run=_act)
+
+
+def instant(text: str) -> int:
+    """Return a time that is written as ISO 8601, in ms since 1970. Without an offset it is of UTC."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time, such as 2026-03-01T02:30:00+01:00.") from None
+    return int((found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def _create(options: argparse.Namespace) -> int:
+    from penstock.cli.actions.schedules import create
+
+    properties: dict[str, str] = {}
+    for pair in options.property:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise ValueError(f"the property {pair!r} is not of the form NAME=VALUE")
+        properties[name] = value
+    create(
+        options.pop,
+        options.name,
+        options.topic,
+        read_body(options.body),
+        every_ms=options.every_ms,
+        cron=options.cron,
+        rrule=options.rrule,
+        zone=options.zone,
+        template=options.template,
+        properties=properties,
+        tag=options.tag,
+        start_ms=options.start,
+        end_ms=options.end,
+        count=options.count,
+        missed=options.missed,
+        grace_ms=options.grace_ms,
+        replace=options.replace,
+    )
+    return 0
+
+
+def _list(options: argparse.Namespace) -> int:
+    from penstock.cli.actions.schedules import list_schedules
+
+    list_schedules(options.pop, options.prefix, after=options.after, limit=options.limit, as_json=options.json)
+    return 0
+
+
+def _act(options: argparse.Namespace) -> int:
+    from penstock.cli.actions.schedules import ACTIONS
+
+    ACTIONS[options.action](options.pop, options.name)
+    return 0
