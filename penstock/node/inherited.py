@@ -10,7 +10,7 @@ import os
 import socket
 from typing import Final
 
-from penstock.store.options import OptionInvalid
+from penstock.store.options import HostPort, OptionInvalid
 
 FIRST: Final = 3
 """Descriptor of the first socket."""
@@ -37,5 +37,13 @@ def inherited_listener() -> socket.socket | None:
         raise OptionInvalid("LISTEN_FDS", count, f"the number of sockets from descriptor {FIRST} on ({error})") from error
     if not listens:
         raise OptionInvalid("LISTEN_FDS", count, "sockets that listen (ListenStream= and Accept=no of systemd)")
+    if listener.family not in (socket.AF_INET, socket.AF_INET6):
+        raise OptionInvalid("LISTEN_FDS", count, "sockets of TCP (an address with a port in ListenStream= of systemd)")
     listener.set_inheritable(False)
     return listener
+
+
+def address_of_listener(listener: socket.socket) -> HostPort:
+    """Return the address on which a TCP socket listens."""
+    host, port = listener.getsockname()[:2]
+    return HostPort(host, port)

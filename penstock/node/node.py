@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -22,7 +23,7 @@ from penstock.node.control import Control
 from penstock.node.descriptors import log_shares, shares_of
 from penstock.node.exposure import check_exposure
 from penstock.node.holding import Holding
-from penstock.node.inherited import inherited_listener
+from penstock.node.inherited import address_of_listener, inherited_listener
 from penstock.node.keysets import KeySetFetcher
 from penstock.node.lock import DataDirLock
 from penstock.node.metrics.access import AccessCollector
@@ -76,6 +77,9 @@ class Node:
     """
 
     def __init__(self, config: Config, clock: SteerableClock | None = None) -> None:
+        inherited = inherited_listener()
+        if inherited is not None:
+            config = replace(config, pop=replace(config.pop, listen=address_of_listener(inherited)))
         self.config = config
         check_exposure(config)
         clock = clock or SystemClock()
@@ -134,7 +138,7 @@ class Node:
             config.pop,
             self.access,
             self.rocketmq,
-            inherited=inherited_listener(),
+            inherited=inherited,
             connections_max=self.descriptors.pop,
         )
         self.registry = self._make_registry()

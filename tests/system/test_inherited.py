@@ -61,6 +61,14 @@ def test_a_socket_of_another_name_is_refused(tmp_path: Path, listener: socket.so
     node.close()
 
 
+def test_a_socket_beyond_loopback_needs_authentication_as_the_option_does(tmp_path: Path) -> None:
+    with socket.create_server(("0.0.0.0", 0)) as listener:
+        node = NodeProcess(tmp_path / "data", listener=listener)
+        with pytest.raises(AssertionError, match=r"would serve everybody who reaches it: pop.listen is 0\.0\.0\.0"):
+            node.start()
+        node.close()
+
+
 def wait_for_a_connection(listener: socket.socket) -> None:
     """Return when a connection waits to be accepted, by the kernel's count of a listener's queue."""
     port = f"{listener.getsockname()[1]:04X}"
