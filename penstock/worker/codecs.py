@@ -72,10 +72,15 @@ def decoded(codec: Codec, body: bytes) -> Any:
     try:
         return codec(body)
     except (ValueError, TypeError) as error:
-        raise Undecodable(f"the body of {len(body)} bytes is not valid: {_shortened(error)}") from error
+        raise undecodable(body, error) from error
 
 
-def _shortened(error: Exception) -> str:
+def undecodable(body: bytes, error: BaseException) -> Undecodable:
+    """Return the error that says why a body is not valid."""
+    return Undecodable(f"the body of {len(body)} bytes is not valid: {_shortened(error)}")
+
+
+def _shortened(error: BaseException) -> str:
     found = " ".join(str(error).split())
     return found if len(found) <= 500 else found[:497] + "..."
 

@@ -16,7 +16,10 @@ POP_MAX = 1_024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerPlan:
-    """A consumer of a worker. `Worker.consumer` documents the parameters.
+    """A consumer of a worker. `Worker.consumer` documents the parameters, but for one.
+
+    Parameters:
+        on_demand: A slot takes messages only after `RunningConsumer.admit` was called for it.
 
     Raises:
         ValueError: A number is out of its bounds.
@@ -32,6 +35,7 @@ class ConsumerPlan:
     start: Start
     settings: GroupSettings | None
     middleware: Sequence[Middleware]
+    on_demand: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.concurrency <= 10_000:

@@ -29,6 +29,8 @@ class Handler:
         takes: For each positional argument, `"body"` or `"message"`.
         codec: Decodes the body; None if no argument takes it.
         batch: Whether it takes lists, of up to so many messages; 0 if it takes one message.
+        settles: Whether it settles its messages itself. Those that it has not settled when it returns come back at their
+            deadline, unless something else settles them until then. Otherwise the worker acknowledges these.
     """
 
     function: Callable[..., Any]
@@ -37,6 +39,7 @@ class Handler:
     takes: tuple[str, ...]
     codec: Codec | None
     batch: int
+    settles: bool = False
 
     def body_of(self, message: Message) -> Any:
         """Return the decoded body of a message; None if the handler takes no body. Raises Undecodable."""

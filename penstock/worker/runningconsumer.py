@@ -60,7 +60,7 @@ BLOCKED_S = 1.0
 class WorkerSlot:
     """One of the places in which a consumer handles messages at a time."""
 
-    __slots__ = ("began_s", "extension", "is_over", "is_settling", "messages", "task")
+    __slots__ = ("began_s", "extension", "is_lost", "is_over", "is_settling", "messages", "task")
 
     def __init__(self) -> None:
         self.task: asyncio.Task[None] | None = None
@@ -71,6 +71,8 @@ class WorkerSlot:
         """True if the handler has had its time, and the messages went back."""
         self.is_settling = False
         """True after the handler has ended, while the node hears what came of it."""
+        self.is_lost = False
+        """True after the node refused to extend a message, because it is over. Nothing tries again."""
         self.extension: asyncio.Task[None] | None = None
 
 
@@ -110,6 +112,7 @@ class RunningConsumer:
         """Messages that were handled in this turn of the loop."""
         self._since_turn = 0
         """Messages that were handled since the event loop had a turn."""
+        self._demand = asyncio.Semaphore(0) if plan.on_demand else None
         self.counts = WorkerCounts()
 
     @property
@@ -191,16 +194,28 @@ class RunningConsumer:
             watch.cancel()
             await asyncio.wait((watch,))
 
+    def admit(self) -> None:
+        """Let one more slot take messages, once. For a plan that says `on_demand`."""
+        assert self._demand is not None
+        self._demand.release()
+
     def take_no_more(self) -> None:
         """Take no more messages. `stop` must follow."""
         self._stopping.set()
+        if self._demand is not None:
+            for _ in self._slots:
+                self._demand.release()
+
+    async def return_unseen(self) -> None:
+        """Take no more messages, and return uncounted those that no handler has seen. `stop` must follow."""
+        self.take_no_more()
+        if self._consumer is not None:
+            await self._consumer.aclose()
 
     async def stop(self, grace_s: float) -> None:
         """Take no more messages, let handlers end within `grace_s` seconds, and return all other messages uncounted."""
-        self._stopping.set()
+        await self.return_unseen()
         consumer = self._consumer
-        if consumer is not None:
-            await consumer.aclose()
         tasks = [slot.task for slot in self._slots if slot.task is not None]
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=grace_s)
@@ -254,23 +269,15 @@ class RunningConsumer:
         time_s = asyncio.get_running_loop().time
         count = self._handler.batch or 1
         while not self._stopping.is_set():
+            if self._demand is not None:
+                await self._demand.acquire()
+                if self._stopping.is_set():
+                    return
             consumer = self._consumer
             assert consumer is not None
-            try:
-                messages = consumer.take_now(count) or await consumer.take(count)
-            except ClientClosed as error:
-                if self._stopping.is_set():
-                    return
-                await self._reopen(consumer, error)
-                continue
-            except PopError as error:
-                await self._reopen(consumer, error)
-                continue
-            if messages is None:
-                if self._stopping.is_set():
-                    return
-                await self._reopen(consumer, ClientClosed("the consumer was closed"))
-                continue
+            messages = consumer.take_now(count) or await self._take(count)
+            if not messages:
+                return
             slot.began_s = began_s = time_s()
             if len(messages) > 1 and not self._handler.batch:
                 await self._handle_in_order(slot, messages)
@@ -278,11 +285,32 @@ class RunningConsumer:
                 slot.messages = messages
                 await self._handle(slot, messages)
                 slot.messages = []
-            consumer.handled(time_s() - began_s, len(self._slots))
+            takers = len(self._slots) if self._demand is None else self.busy + 1
+            consumer.handled(time_s() - began_s, takers)
             self._since_turn += len(messages)
             if self._since_turn >= YIELD_AFTER:
                 self._since_turn = 0
                 await asyncio.sleep(0)
+
+    async def _take(self, count: int) -> list[Message]:
+        """Return messages as soon as there are any; none when the consumer stops."""
+        while not self._stopping.is_set():
+            consumer = self._consumer
+            assert consumer is not None
+            try:
+                messages = await consumer.take(count)
+            except ClientClosed as error:
+                if not self._stopping.is_set():
+                    await self._reopen(consumer, error)
+                continue
+            except PopError as error:
+                await self._reopen(consumer, error)
+                continue
+            if messages is not None:
+                return messages
+            if not self._stopping.is_set():
+                await self._reopen(consumer, ClientClosed("the consumer was closed"))
+        return []
 
     async def _handle_in_order(self, slot: WorkerSlot, messages: list[Message]) -> None:
         """Handle messages of one message group, one after the other."""
@@ -310,7 +338,7 @@ class RunningConsumer:
                 slot.messages = messages
             if not messages:
                 return may_follow
-        slot.is_over = slot.is_settling = False
+        slot.is_over = slot.is_settling = slot.is_lost = False
         call = HandlerCall(messages, bodies, self._handler.name, self._plan.group)
         try:
             result = await self._call(call)
@@ -338,8 +366,15 @@ class RunningConsumer:
         if result is not None and not await self._answered(messages, result):
             return False
         self.counts.handled += len(messages)
-        self._ack(messages)
-        return True
+        may_follow = True
+        for message in messages:
+            if message.is_settled:
+                may_follow = may_follow and not message.went_back
+            elif self._handler.settles:
+                may_follow = False
+        if not self._handler.settles:
+            self._ack(messages)
+        return may_follow
 
     async def _answered(self, messages: list[Message], result: Any) -> bool:
         """Send the result of a handler as the reply that its message asks for; return whether the messages are handled."""
@@ -441,12 +476,16 @@ class RunningConsumer:
         self.counts.dead_lettered += len(messages)
         await self._settled(*(message.dead_letter(reason=reason) for message in messages if not message.is_settled))
 
-    async def _settled(self, *settling: Awaitable[None]) -> None:
+    async def _settled(self, *settling: Awaitable[None]) -> list[PopError]:
+        """Await calls about messages; return the errors of those whose messages come back at their deadlines."""
+        failed: list[PopError] = []
         for error in await asyncio.gather(*settling, return_exceptions=True):
             if isinstance(error, (StatusError, NodeUnavailable, Overloaded, ClientClosed)):
                 logger.warning("%s: a message comes back at its deadline: %s", self._plan.name, error)
+                failed.append(error)
             elif isinstance(error, BaseException):
                 raise error
+        return failed
 
     # --- the watch --------------------------------------------------------------------------------------------------
 
@@ -474,7 +513,11 @@ class RunningConsumer:
                     continue
                 if now_s - slot.began_s >= plan.timeout_s:
                     await self._time_out(slot)
-                elif slot.extension is None and slot.messages[0].deadline_s - now_s < EXTEND_AT * plan.invisible_s:
+                elif (
+                    slot.extension is None
+                    and not slot.is_lost
+                    and slot.messages[0].deadline_s - now_s < EXTEND_AT * plan.invisible_s
+                ):
                     slot.extension = loop.create_task(self._extend(slot))
 
     async def _time_out(self, slot: WorkerSlot) -> None:
@@ -503,8 +546,10 @@ class RunningConsumer:
         messages = list(slot.messages)
         invisible_ms = round(self._plan.invisible_s * 1000)
         try:
-            await self._settled(*(message.extend(invisible_ms) for message in messages if not message.is_settled))
-            self.counts.extended += len(messages)
+            extending = [message.extend(invisible_ms) for message in messages if not message.is_settled]
+            failed = await self._settled(*extending)
+            self.counts.extended += len(extending) - len(failed)
+            slot.is_lost = any(isinstance(error, StatusError) for error in failed)
         finally:
             slot.extension = None
 

@@ -15,6 +15,7 @@ from penstock.pop.client.channel import async_channel
 from penstock.pop.client.consumer import Consumer
 from penstock.pop.client.deadletters import DeadLetterCalls
 from penstock.pop.client.groups import GroupCalls
+from penstock.pop.client.health import is_serving
 from penstock.pop.client.message import Message
 from penstock.pop.client.outgoing import OutgoingMessage, SendReceipt
 from penstock.pop.client.producer import Producer
@@ -113,6 +114,15 @@ class Client:
             closing += [settlements.changes.close(self._close_s), settlements.acks.close(self._close_s)]
         await asyncio.gather(*closing)
         await self._channel.close(None)
+
+    async def is_serving(self, timeout: float = 5.0) -> bool:  # noqa: ASYNC109 - no answer is an answer here
+        """Return whether the node answers a health check within `timeout` seconds, and takes calls."""
+        self.check_open()
+        return await is_serving(self._channel, timeout)
+
+    def check_open(self) -> None:
+        """Raise ClientClosed if the client was closed."""
+        self._call.check_open()
 
     # --- sending ----------------------------------------------------------------------------------------------------
 

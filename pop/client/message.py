@@ -15,7 +15,7 @@ from penstock.pop.proto import pop_pb2 as pb
 class Message(ReceivedMessage):
     """A message from `Client.consume` or `Client.pop`. It comes back as a new attempt unless it is acknowledged in time."""
 
-    __slots__ = ("_settlements", "deadline_s", "is_settled")
+    __slots__ = ("_settlements", "deadline_s", "is_settled", "went_back")
 
     def __init__(self, received: pb.PoppedMessage, settlements: Settlements, deadline_s: float = 0.0) -> None:
         self._received = received  # as the base class does, without the call
@@ -26,6 +26,8 @@ class Message(ReceivedMessage):
         earlier, by the time that the message took to arrive."""
         self.is_settled = False
         """True after `ack`, `nack`, `suspend` or `dead_letter` was called."""
+        self.went_back = False
+        """True after `nack` or `suspend` was called: the message comes again."""
 
     @property
     def group(self) -> str:
@@ -55,12 +57,12 @@ class Message(ReceivedMessage):
             InvalidInvisibleTime: The delay is negative or longer than `pop.invisible_ms_max`.
             StatusError, NodeUnavailable: As for `ack`.
         """
-        self.is_settled = True
+        self.is_settled = self.went_back = True
         await self._give_back("nack", pb.InvisibleChange(handle=self.handle, invisible_ms=delay_ms, nack=True))
 
     async def suspend(self, delay_ms: int = 0) -> None:
         """Return the message after `delay_ms` without counting this delivery as an attempt. Raises as `nack`."""
-        self.is_settled = True
+        self.is_settled = self.went_back = True
         await self._give_back("suspend", pb.InvisibleChange(handle=self.handle, invisible_ms=delay_ms, suspend=True))
 
     async def _give_back(self, operation: str, change: pb.InvisibleChange) -> None:

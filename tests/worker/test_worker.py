@@ -353,6 +353,28 @@ async def test_a_message_is_extended_while_its_handler_runs(node: Node, client: 
     assert counts(worker).late == 0
 
 
+async def test_a_message_whose_deadline_has_passed_is_extended_once_in_vain(
+    node: Node, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = Worker(node.target)
+    release = asyncio.Event()
+
+    @worker.consumer(FILTER, group=GROUP, invisible=0.6, settings=group_settings(backoff=()))
+    async def handle(message: Message) -> None:
+        if message.attempt == 1:
+            node.advance(1_000)
+            await release.wait()
+
+    await send(client, [b"x"])
+    async with running(worker):
+        await until(lambda: "comes back at its deadline" in caplog.text)
+        await until(lambda: counts(worker).handled == 1)
+        await asyncio.sleep(0.2)  # Three more looks at the slots.
+        release.set()
+        await until(lambda: counts(worker).late == 1)
+    assert caplog.text.count("comes back at its deadline") == 1
+
+
 async def test_a_handler_that_hangs_is_cancelled_and_its_message_fails(node: Node, client: Client) -> None:
     worker = Worker(node.target)
     cancelled: list[int] = []
@@ -430,6 +452,22 @@ async def test_in_fifo_order_a_message_group_is_handled_in_order_and_waits_for_a
     handled = [(b"%d" % number, 1) for number in range(20)]
     expected = [*handled[:8], (b"7", 2), (b"7", 3), *handled[8:]]
     assert seen == {"a": expected, "b": expected}
+
+
+async def test_in_fifo_order_messages_wait_for_one_that_its_handler_returned_itself(node: Node, client: Client) -> None:
+    worker = Worker(node.target)
+    seen: list[tuple[bytes, int]] = []
+
+    @worker.consumer(FILTER, group=GROUP, fifo=True, settings=group_settings(backoff=(5,)))
+    async def handle(message: Message) -> None:
+        seen.append((message.body, message.attempt))
+        if message.body == b"3" and message.attempt == 1:
+            await message.nack()
+
+    await send(client, (b"%d" % number for number in range(8)), message_group="a")
+    async with running(worker):
+        await until(lambda: len(seen) == 9)
+    assert seen == [*((b"%d" % each, 1) for each in range(4)), (b"3", 2), *((b"%d" % each, 1) for each in range(4, 8))]
 
 
 # --- stopping and restarts -------------------------------------------------------------------------------------------
