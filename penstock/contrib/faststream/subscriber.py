@@ -1,0 +1,221 @@
+"""A subscriber: FastStream's handlers, on a consumer of the worker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+from faststream._internal.endpoint.subscriber import SubscriberUsecase
+from faststream._internal.endpoint.subscriber.mixins import TasksMixin
+from faststream._internal.endpoint.utils import process_msg
+from faststream.exceptions import StopConsume
+
+from penstock.contrib.faststream.publisher import ReplyPublisher
+from penstock.contrib.faststream.settings import PenstockConfig, PenstockSubscriberConfig
+from penstock.contrib.faststream.specification import PenstockSubscriberSpecification
+from penstock.contrib.faststream.streammessage import PenstockMessage, PenstockParser
+from penstock.contrib.faststream.undecodable import PROGRESS, HandlerProgress, UndecodableBodies, noting_calls
+from penstock.pop.client.client import Client
+from penstock.pop.client.message import Message
+from penstock.worker.codecs import undecodable
+from penstock.worker.consumerplan import ConsumerPlan
+from penstock.worker.handler import MESSAGE, Handler
+from penstock.worker.middleware.tracing import TraceCalls
+from penstock.worker.runningconsumer import RunningConsumer
+
+if TYPE_CHECKING:
+    from faststream._internal.endpoint.publisher import PublisherProto
+    from faststream._internal.endpoint.subscriber.call_item import CallsCollection
+    from faststream._internal.types import AsyncCallable, BrokerMiddleware, CustomCallable
+    from faststream.message import StreamMessage
+    from faststream.response import Response
+
+WAIT_MS = 1_000
+"""How long one poll of `get_one` waits at the node at most."""
+
+
+class PenstockSubscriber(TasksMixin, SubscriberUsecase[Message]):
+    """Consumes a group: takes messages, extends them while they are handled, and returns the rest when it stops."""
+
+    _outer_config: PenstockConfig
+
+    def __init__(
+        self,
+        config: PenstockSubscriberConfig,
+        specification: PenstockSubscriberSpecification,
+        calls: CallsCollection[Message],
+    ) -> None:
+        self._address = config.address
+        self.consuming = config.consuming
+        parser = PenstockParser()
+        config.parser, config.decoder = parser.parse_message, parser.decode_message
+        super().__init__(config, specification, calls)
+        self._call_decorators = (noting_calls,)
+        self._running: RunningConsumer | None = None
+        self._stopper: asyncio.Task[None] | None = None
+
+    @property
+    def topic(self) -> str:
+        """The topic filter, with the prefix of its router."""
+        return self._address.add_prefix(self._outer_config.prefix).broker_address
+
+    @property
+    def problem(self) -> str:
+        """Why the subscriber gets no messages now; empty if all is well."""
+        return self._running.problem if self._running is not None else ""
+
+    def compose(self) -> None:
+        """Parse by the complete address. Its prefix is known when the routers are included."""
+        parser = PenstockParser(self._address.add_prefix(self._outer_config.prefix).regex)
+        self._parser, self._decoder = parser.parse_message, parser.decode_message
+
+    # --- the life of the subscriber ---------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Begin to consume. This waits for the node while it is away.
+
+        Raises:
+            PopError: The node refuses the group or the caller.
+        """
+        self.compose()
+        await super().start()
+        if self.calls:
+            running = RunningConsumer(self._client, self._plan(), (), None)
+            await running.open_when_possible()
+            self._running = running
+            self.add_task(running.run, restart_on_failure=False)
+        self._post_start()
+
+    async def stop(self) -> None:
+        """Take no more messages, let handlers end within the broker's `graceful_timeout`, and return all others uncounted."""
+        running, self._running = self._running, None
+        if running is not None:
+            await running.stop(self._outer_config.graceful_timeout or 0.0)
+        self.lock = nullcontext()  # FastStream would wait for the same handlers once more.
+        await super().stop()
+
+    def _stop_soon(self) -> None:
+        # A handler asked for it, and `stop` waits for handlers.
+        if self._running is not None:
+            self._running.take_no_more()
+        self._stopper = asyncio.get_running_loop().create_task(self.stop())
+
+    def _plan(self) -> ConsumerPlan:
+        consuming, tracing = self.consuming, self._outer_config.tracing
+        return ConsumerPlan(
+            topic_filter=self.topic,
+            group=consuming.group,
+            handler=Handler(self.consume, self.specification.call_name, True, (MESSAGE,), None, 0, settles=True),
+            concurrency=consuming.max_workers,
+            timeout_s=consuming.timeout_s,
+            invisible_s=consuming.invisible_s,
+            fifo=consuming.fifo,
+            start=consuming.start,
+            settings=consuming.settings,
+            middleware=(TraceCalls(tracing=tracing),) if tracing is not None else (),
+        )
+
+    @property
+    def _client(self) -> Client:
+        client: Client = self._outer_config.producer.client  # type: ignore[attr-defined]
+        return client
+
+    # --- one message ------------------------------------------------------------------------------------------------
+
+    async def consume(self, msg: Message) -> None:
+        """Handle a message, and settle it by the acknowledgement policy."""
+        try:
+            await self.process_message(msg)
+        except StopConsume:
+            self._stop_soon()
+        except SystemExit:
+            self._stop_soon()
+            if app := self._outer_config.context.get("app"):
+                app.exit()
+        except Exception:
+            pass  # FastStream has logged it, and the acknowledgement policy has settled the message.
+
+    async def process_message(self, msg: Message) -> Response:
+        """Run the middlewares and the handler for a message. Raises what they raise."""
+        token = PROGRESS.set(HandlerProgress())
+        try:
+            return await super().process_message(msg)
+        finally:
+            PROGRESS.reset(token)
+
+    @property
+    def _broker_middlewares(self) -> Sequence[BrokerMiddleware[Message]]:
+        return (UndecodableBodies, *self._outer_config.broker_middlewares)
+
+    def _get_parser_and_decoder(
+        self, item_parser: CustomCallable | None = None, item_decoder: CustomCallable | None = None
+    ) -> tuple[AsyncCallable, AsyncCallable]:
+        parser, decoder = super()._get_parser_and_decoder(item_parser, item_decoder)
+        return parser, _telling_undecodable(decoder)
+
+    def _make_response_publisher(self, message: StreamMessage[Message]) -> tuple[PublisherProto, ...]:
+        correlation_data = message.raw_message.correlation_data
+        return (ReplyPublisher(self._outer_config.producer, message.reply_to, correlation_data),)
+
+    def get_log_context(self, message: StreamMessage[Message] | None) -> dict[str, str]:
+        """Return what each line of the log says besides."""
+        return {
+            "topic": message.raw_message.topic if message is not None else self.topic,
+            "group": self.consuming.group,
+            "message_id": message.message_id if message is not None else "",
+        }
+
+    # --- without handlers -------------------------------------------------------------------------------------------
+
+    async def get_one(self, *, timeout: float = 5.0) -> PenstockMessage | None:  # noqa: ASYNC109 - FastStream's own name
+        """Return the next message, or None if none comes within `timeout` seconds. The caller settles it."""
+        assert not self.calls, "a subscriber with handlers has no get_one: its handlers get the messages"
+        self.compose()
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout
+        while True:
+            left_ms = max(round((deadline_s - loop.time()) * 1000), 0)
+            messages = await self._client.pop(
+                self.topic,
+                group=self.consuming.group,
+                messages_max=1,
+                invisible_ms=round(self.consuming.invisible_s * 1000),
+                wait_ms=min(left_ms, WAIT_MS),
+                start=self.consuming.start,
+            )
+            if messages:
+                return await self._parsed(messages[0])
+            if loop.time() >= deadline_s:
+                return None
+
+    async def __aiter__(self) -> AsyncIterator[PenstockMessage]:
+        """Iterate over messages. The caller settles them."""
+        self.compose()
+        consumer = self._client.consume(
+            self.topic,
+            group=self.consuming.group,
+            invisible_ms=round(self.consuming.invisible_s * 1000),
+            start=self.consuming.start,
+        )
+        async for message in consumer:
+            yield await self._parsed(message)
+
+    async def _parsed(self, message: Message) -> PenstockMessage:
+        parser, decoder = self._get_parser_and_decoder()
+        context = self._outer_config.context
+        middlewares = (each(message, context=context) for each in self._outer_config.broker_middlewares)
+        parsed = await process_msg(msg=message, middlewares=middlewares, parser=parser, decoder=decoder)
+        assert isinstance(parsed, PenstockMessage)
+        return parsed
+
+
+def _telling_undecodable(decoder: AsyncCallable) -> Callable[[StreamMessage[Message]], Awaitable[Any]]:
+    async def decode(message: StreamMessage[Message]) -> Any:
+        try:
+            return await decoder(message)
+        except (ValueError, TypeError) as error:
+            raise undecodable(message.raw_message.body, error) from error
+
+    return decode
