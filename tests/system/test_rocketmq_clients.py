@@ -441,6 +441,8 @@ def test_a_fifo_push_consumer_retries_in_order_and_forwards_what_never_succeeds(
     server: Server, start: Start, topic: str, group: str, kind: Kind, request: pytest.FixtureRequest
 ) -> None:
     skip_unless_it_has(kind, "push")
+    if server.is_peer and kind == "node":
+        pytest.xfail("with Apache's server this client does not get a failed message of an ordered group again within 60 s")
     name = encode(topic)
     server.prepare(topic, group, "FIFO", fifo=True, backoff=(100,), attempts_max=3)
     client = start()
