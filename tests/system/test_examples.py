@@ -19,6 +19,8 @@ EXPECTED = {
     "native_asyncio.py": ["consumed 100", "streamed"],
     "native_sync.py": ["consumed 100"],
     "transaction.py": ["orders [1, 2, 4, 5, 7, 8], messages [1, 2, 4, 5, 7, 8]"],
+    "order_timeout.py": ["order 2: paid", "closed: 1, 3", "order 3: the payment came too late"],
+    "device_command.py": ["device: open, command 41, try 3", "confirmed after 3 tries; recalled: 2"],
     "nightly_reports.py": ["acme: 5 nights ahead in Europe/Berlin", "report of acme: report/acme", "schedules left: 0"],
     "fifo.py": ["5 accounts, all in order"],
     "rocketmq_client.py": ["received 1, 3, 5, 7, delayed"],
