@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Final
 
 from penstock.access.bans import Kind, concerns
@@ -16,7 +17,7 @@ from penstock.gateway.connection.connection import Connection
 from penstock.gateway.connection.disk_full import DiskFullBacklog, KeptPackets
 from penstock.gateway.connection.handshake import Handshake
 from penstock.gateway.connection.inbox import Inbox
-from penstock.gateway.connection.incoming_acks import IncomingAcks
+from penstock.gateway.connection.incoming_acks import IncomingAcks, TracedAcks
 from penstock.gateway.connection.incoming_publishes import IncomingPublishes, PublishOptions
 from penstock.gateway.connection.keep_alive import KeepAliveWheel
 from penstock.gateway.connection.open_connections import OpenConnections
@@ -175,6 +176,7 @@ class Gateway:
         figures = SystemFigures(store, retained, self.clients, self.lifecycle, self.listeners, self.counters, self.traffic)
         self.sys = SystemTopics(options.sys_interval_s, figures.read, clock.monotonic_s)
         self._traces = MqttTraces(traces, store) if traces is not None else None
+        self._make_acks = partial(TracedAcks, self._traces) if self._traces is not None else IncomingAcks
         self.fanouts = Fanouts(store, self.overtime, self._traces)
         self.deliveries = Deliveries(
             DeliveryContext(store, self.fanouts, self.journal, self.counters, self._traces),
@@ -353,7 +355,7 @@ class Gateway:
                 self._publish_options,
                 self._traces,
             ),
-            IncomingAcks(self.store, self.counters, outbox, kept, self.journal, self.shared.settlements, self._traces),
+            self._make_acks(self.store, self.counters, outbox, kept, self.journal, self.shared.settlements),
             handshake=self._handshake,
             subscribing=self._subscribing,
             fast_path=self.fast_path,

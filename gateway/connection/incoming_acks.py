@@ -50,21 +50,9 @@ class IncomingAcks:
         kept: keeps what finds no room on the disk.
         journal: records the progress of sessions.
         settlements: settles the deliveries of shared subscriptions.
-        traces: makes spans of acknowledgements; None without tracing.
     """
 
-    __slots__ = (
-        "_counters",
-        "_is_v5",
-        "_journal",
-        "_kept",
-        "_outbox",
-        "_session",
-        "_settlements",
-        "_store",
-        "_traces",
-        "_unanswered",
-    )
+    __slots__ = ("_counters", "_is_v5", "_journal", "_kept", "_outbox", "_session", "_settlements", "_store", "_unanswered")
 
     def __init__(
         self,
@@ -74,7 +62,6 @@ class IncomingAcks:
         kept: KeptPackets,
         journal: SessionJournal,
         settlements: ShareSettlements,
-        traces: MqttTraces | None = None,
     ) -> None:
         self._store = store
         self._counters = counters
@@ -82,7 +69,6 @@ class IncomingAcks:
         self._kept = kept
         self._journal = journal
         self._settlements = settlements
-        self._traces = traces
         self._session: Session
         self._is_v5 = False
         self._unanswered: list[_Unanswered] = []
@@ -104,8 +90,6 @@ class IncomingAcks:
                 self._settlements.dead_letter([slot.delivery])  # [MQTT-4.8.2-6]
             else:
                 self._settlements.acknowledge_soon(slot.delivery)
-        elif self._traces is not None and is_expected and slot is not None:
-            self._traces.acknowledged(session.client_id, slot.position, is_refused=is_refused)
         if kind == PUBREC and not is_refused:
             is_known = is_expected or packet_id in session.inflight.slots
             if session.lasts:
@@ -165,3 +149,36 @@ class IncomingAcks:
             for each in of_kind if self._is_v5 else ():
                 if not each.is_expected:
                     self._outbox.send(encode_ack(answer, each.packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND))
+
+
+class TracedAcks(IncomingAcks):
+    """Handles the acks of one connection, and makes spans of them.
+
+    A node without tracing makes `IncomingAcks`, which look at each ack without asking for traces.
+
+    Parameters:
+        traces: makes the spans. The other parameters are those of `IncomingAcks`.
+    """
+
+    __slots__ = ("_traces",)
+
+    def __init__(
+        self,
+        traces: MqttTraces,
+        store: Store,
+        counters: GatewayCounters,
+        outbox: Outbox,
+        kept: KeptPackets,
+        journal: SessionJournal,
+        settlements: ShareSettlements,
+    ) -> None:
+        super().__init__(store, counters, outbox, kept, journal, settlements)
+        self._traces = traces
+
+    def acknowledged(self, packet: Packet) -> None:
+        packet_id, slots = packet[1], self._session.inflight.slots
+        slot = slots.get(packet_id)
+        super().acknowledged(packet)
+        if slot is not None and slots.get(packet_id) is not slot:  # An unexpected ack leaves the slot where it was.
+            is_refused = len(packet) > 2 and packet[2] >= FAILURE_MIN
+            self._traces.acknowledged(self._session.client_id, slot.position, is_refused=is_refused)

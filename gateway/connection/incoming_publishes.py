@@ -271,6 +271,8 @@ class IncomingPublishes:
                     if isinstance(error, DiskFull) and not self._is_v5:
                         self._keep(packet)
                         continue
+                    if self._traces is not None and found:
+                        self._traces.refused(found, topic, body, session.client_id, str(error))
                     self._deny(topic, packet_id, error)
                 if qos == QOS_1:
                     puback_ids.append(packet_id)
@@ -337,13 +339,9 @@ class IncomingPublishes:
         self, traces: MqttTraces, flags: int, topic: bytes, body: bytes, found: PropertyValues, packet_id: int
     ) -> None:
         """Do what `_append_with` does, and make a span of it."""
-        qos, client_id, began_ns = flags & QOS_MASK, self._session.client_id, traces.now_ns()
-        try:
-            position = self._append_with(flags, topic, body, found, packet_id)
-        except StoreError as error:
-            traces.published(found, topic, body, qos, client_id, began_ns, -1, str(error))
-            raise
-        traces.published(found, topic, body, qos, client_id, began_ns, position)
+        began_ns = traces.now_ns()
+        position = self._append_with(flags, topic, body, found, packet_id)
+        traces.published(found, topic, body, flags & QOS_MASK, self._session.client_id, began_ns, position)
 
     def _append_with(self, flags: int, topic: bytes, body: bytes, found: PropertyValues, packet_id: int) -> int:
         """Store a message that has properties, or is delayed or retained; return its position. Raises StoreError."""

@@ -10,7 +10,7 @@ from penstock.gateway.protocol.properties import Property, PropertyValues
 from penstock.store.recent import RecentIds
 from penstock.store.store import Store
 from penstock.tracing.context import TraceContext, sampled_context
-from penstock.tracing.traces import AttributeValue, SpanKind, Traces
+from penstock.tracing.traces import NOT_STORED, AttributeValue, SpanKind, Traces, TraceSpan
 
 
 class TracedMessage(NamedTuple):
@@ -61,29 +61,38 @@ class MqttTraces:
         client_id: str,
         began_ns: int,
         position: int,
-        error: str = "",
     ) -> None:
-        """Make the span of a PUBLISH. At QoS 1 and 2 it ends when the message is durable.
+        """Make the span of a PUBLISH that was stored. At QoS 1 and 2 it ends when the message is durable.
 
         Args:
             found: The properties of the PUBLISH.
             topic, body, qos: Of the PUBLISH.
             client_id: Of the publisher.
             began_ns: When the node began to store the message.
-            position: Of its record; -1 if the message was refused.
-            error: Why it was refused.
+            position: Of its record.
         """
-        context = sampled_context(found.get(Property.USER_PROPERTY, ()))
-        if context is None:
-            return
-        about: dict[str, AttributeValue] = {"messaging.client.id": client_id, "messaging.message.body.size": len(body)}
-        span = self._traces.begin(context, "publish", "send", SpanKind.SERVER, topic, position, about, began_ns=began_ns)
+        span = self._begin_publish(found, topic, body, client_id, began_ns, position)
         if span is None:
             return
-        if qos and not error:
+        if qos:
             self._store.when_durable(partial(self._traces.end, span))
         else:
-            self._traces.end(span, error)
+            self._traces.end(span)
+
+    def refused(self, found: PropertyValues, topic: bytes, body: bytes, client_id: str, why: str) -> None:
+        """Make the span of a PUBLISH that was refused. The arguments are those of `published`, and the reason."""
+        span = self._begin_publish(found, topic, body, client_id, 0, NOT_STORED)
+        if span is not None:
+            self._traces.end(span, why)
+
+    def _begin_publish(
+        self, found: PropertyValues, topic: bytes, body: bytes, client_id: str, began_ns: int, position: int
+    ) -> TraceSpan | None:
+        context = sampled_context(found.get(Property.USER_PROPERTY, ()))
+        if context is None:
+            return None
+        about: dict[str, AttributeValue] = {"messaging.client.id": client_id, "messaging.message.body.size": len(body)}
+        return self._traces.begin(context, "publish", "send", SpanKind.SERVER, topic, position, about, began_ns=began_ns)
 
     def message(
         self, user: Sequence[tuple[str, str]], topic: bytes, position: int, body_bytes: int, qos: int
@@ -113,7 +122,10 @@ class MqttTraces:
                     self._unacked.add((client_id, position), _Unacked(span.context, topic))
 
     def acknowledged(self, client_id: str, position: int, *, is_refused: bool) -> None:
-        """Make the span of an acknowledgement: a PUBACK, or a PUBREC, which may refuse the message."""
+        """Make the span of an acknowledgement: a PUBACK, or a PUBREC, which may refuse the message.
+
+        POP makes that of a shared subscription, which this class knows nothing of.
+        """
         unacked = self._unacked.take((client_id, position))
         if unacked is not None:
             operation = "reject" if is_refused else "ack"

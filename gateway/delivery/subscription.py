@@ -415,10 +415,9 @@ class Subscription:
 
     def _encode(self, entries: bytes, *, is_retained: bool, is_repeated: bool) -> EncodedBatch:
         context, outlet = self.context, self.outlet
-        traces = context.traces if not is_retained and not self.is_shared else None  # POP traces the deliveries of groups
         if not self.is_own and not self._may_reject:
             return encode_batch(
-                context.store, entries, self.options, retain=is_retained, dup=is_repeated, verify=True, traces=traces
+                context.store, entries, self.options, retain=is_retained, dup=is_repeated, verify=True, traces=context.traces
             )
         batch, too_large = encode_for_client(
             context.store,
@@ -428,7 +427,7 @@ class Subscription:
             aliases=outlet.aliases,
             retain=is_retained,
             dup=is_repeated,
-            traces=traces,
+            traces=context.traces,
         )
         context.counters.deliveries_too_large += too_large
         return batch

@@ -22,6 +22,9 @@ NAME_CHARS_MAX: Final = 256
 
 ERROR_CHARS_MAX: Final = 1_024
 
+NOT_STORED: Final = -1
+"""Stands for the position of a message that was refused."""
+
 AttributeValue = str | int
 
 
@@ -107,7 +110,7 @@ class Traces:
             operation_type: The attribute `messaging.operation.type`.
             kind: See `SpanKind`.
             topic: Of the message.
-            position: Of its record, which is its id; -1 if it was not stored.
+            position: Of its record, which is its id; or `NOT_STORED`.
             about: More attributes. Those with an empty value are left out.
             began_ns: When the span began; 0 for now.
         """
@@ -125,7 +128,7 @@ class Traces:
             "messaging.operation.type": operation_type,
             "messaging.destination.name": shown,
         }
-        if position >= 0:
+        if position != NOT_STORED:
             found["messaging.message.id"] = f"{position:016x}"
         for name, value in about.items():
             if value != "":

@@ -11,7 +11,7 @@ from penstock.pop.core.deadletters import Reason
 from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.names import DEAD_LETTERS
 from penstock.pop.core.poll import PopResult
-from penstock.pop.core.poptraces import PopTraces
+from penstock.pop.core.poptraces import NO_PROPERTIES_LEN, PopTraces
 from penstock.pop.core.records import GroupRecords
 from penstock.pop.core.selection import Selection, select
 from penstock.pop.core.state import PopState
@@ -36,7 +36,6 @@ from penstock.store.store import Store
 logger = structlog.get_logger("pop")
 
 _MESSAGE = int(Kind.MESSAGE)
-_NO_PROPERTIES = bytes(STORE_MS_AT - PROPS_LEN_AT)
 
 BATCHES_MAX = 16
 """Batches of which all messages have expired, or can't be read, that one pop skips before it returns an empty one."""
@@ -191,7 +190,7 @@ class Popper:
             at
             for at, data in enumerate(records)
             if data is not None
-            and data[PROPS_LEN_AT:STORE_MS_AT] != _NO_PROPERTIES
+            and data[PROPS_LEN_AT:STORE_MS_AT] != NO_PROPERTIES_LEN
             and 0 < (expires_at_ms := expires_at_ms_of(data)) <= now_ms
             and expires_at_ms <= now_for(store_ms_of(data))
         ]

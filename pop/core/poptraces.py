@@ -11,9 +11,12 @@ from penstock.pop.core.group import ConsumerGroup
 from penstock.store.bodies import CHANGE_ENTRY, CHECKPOINT_ENTRY, REFERENCE
 from penstock.store.properties import decode_properties
 from penstock.store.recent import RecentIds
-from penstock.store.record import Flag, Kind, split
+from penstock.store.record import PROPS_LEN_AT, STORE_MS_AT, Flag, Kind, split
 from penstock.tracing.context import TRACEPARENT, TraceContext, sampled_context
 from penstock.tracing.traces import AttributeValue, SpanKind, Traces, TraceSpan
+
+NO_PROPERTIES_LEN: Final = bytes(STORE_MS_AT - PROPS_LEN_AT)
+"""The length of the properties in the record of a message without any."""
 
 _NAMED: Final = f'"{TRACEPARENT}"'.encode()
 """What the encoded properties of a message with a trace context contain."""
@@ -58,7 +61,7 @@ class PopTraces:
             user: Its user properties.
             topic, body: Of the message.
             began_ns: When the node began to store it.
-            position: Of its record; -1 if the message was refused.
+            position: Of its record; `NOT_STORED` if the message was refused.
             error: Why it was refused.
         """
         context = sampled_context(user)
@@ -79,10 +82,10 @@ class PopTraces:
         """Make the spans of deliveries; they end when their checkpoint is durable. A record that is None was not handed out."""
         spans: list[TraceSpan] = []
         for index, data in enumerate(records):
-            if data is None:
+            if data is None or data[PROPS_LEN_AT:STORE_MS_AT] == NO_PROPERTIES_LEN:
                 continue
             topic, encoded, body = split(data)
-            if not encoded or _NAMED not in encoded or (context := sampled_context(decode_properties(encoded).user)) is None:
+            if _NAMED not in encoded or (context := sampled_context(decode_properties(encoded).user)) is None:
                 continue
             position, _, _, attempt, _, _ = CHECKPOINT_ENTRY.unpack_from(checkpoint.body, index * CHECKPOINT_ENTRY.size)
             about: dict[str, AttributeValue] = {

@@ -23,6 +23,7 @@ from penstock.store.store import Store
 from penstock.store.topics import check_topic
 from penstock.timer.delayed import DelayedMessages
 from penstock.timer.options import TimerOptions
+from penstock.tracing.traces import NOT_STORED
 
 PROPERTIES_MAX = 128
 """Maximum number of properties of a message."""
@@ -126,7 +127,7 @@ class Sender:
         try:
             stored = self._store_checked(topic, body, properties, causer, age_ms)
         except (SendRefused, StoreError) as error:
-            traces.sent(properties.user, topic, body, began_ns, -1, str(error))
+            traces.sent(properties.user, topic, body, began_ns, NOT_STORED, str(error))
             raise
         traces.sent(properties.user, topic, body, began_ns, stored.position)
         return stored

@@ -9,7 +9,10 @@ import grpc.aio
 import pytest
 
 from penstock import Client, InvalidProperty
+from penstock.gateway.protocol.encode import encode_ack
+from penstock.gateway.protocol.packets import PUBACK, PUBLISH_WITH
 from penstock.gateway.protocol.properties import Property
+from penstock.gateway.protocol.reasons import ReasonCode
 from penstock.pop.proto import pop_pb2 as pb
 from penstock.pop.proto.pop_pb2_grpc import PopServiceStub
 from penstock.tracing.options import TracingOptions
@@ -144,6 +147,27 @@ async def test_what_does_not_end_with_an_ack_is_named(broker: Broker, collector:
         await message.dead_letter(reason="never")
         await collector.spans_of("nack a", "suspend a", "expire a", "dead_letter a")
     assert len([span for span in collector.spans if span.name == "deliver a"]) == 4
+
+
+async def test_a_message_that_its_client_rejects_is_named_so(broker: Broker, collector: Collector) -> None:
+    device, display = await broker.connect_5("device"), await broker.connect_5("display")
+    await display.subscribe(("a", 1))
+    await publish(device, "a", TRACED)
+    packet_id = (await display.expect(PUBLISH_WITH))[3]
+    await display.send(encode_ack(PUBACK, packet_id, ReasonCode.NOT_AUTHORIZED))
+    delivered, rejected = await collector.spans_of("deliver a", "reject a")
+    assert is_child(rejected, delivered.span_id)
+
+
+async def test_a_publish_that_is_refused_has_a_span_with_the_reason(tmp_path: Path, collector: Collector) -> None:
+    options = {"tracing": TracingOptions(collector.endpoint, interval_ms=10), "message_bytes_max": 10}
+    broker = await Broker(tmp_path / "data", options).start()
+    device = await broker.connect_5("device")
+    assert await publish(device, "a", TRACED, body=b"x" * 11) == ReasonCode.QUOTA_EXCEEDED
+    (refused,) = await collector.spans_of("publish a")
+    assert "send 10 at most" in refused.error
+    assert is_child(refused)
+    await broker.stop()
 
 
 async def test_a_refused_message_has_a_span_with_the_reason(broker: Broker, collector: Collector) -> None:

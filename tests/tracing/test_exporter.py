@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 import pytest
@@ -106,8 +105,18 @@ async def test_spans_for_a_collector_that_never_answers_are_bounded_and_the_rest
         make_spans(traces, 25)
         await until(lambda: exporter.failures >= 2)
         assert (len(traces.ended), traces.over_queue, exporter.exported) == (10, 15, 0)
-        async with asyncio.timeout(0.9):  # it does not even try what has just failed
-            await exporter.stop()
+        await exporter.stop()
+
+
+async def test_a_stop_does_not_try_again_what_has_just_failed() -> None:
+    async with Collector(503, 503, 503) as collector:
+        traces = traces_to(collector.endpoint)
+        exporter = SpanExporter(traces, "1")
+        exporter.start()
+        make_spans(traces, 1)
+        await until(lambda: exporter.failures)
+        await exporter.stop()
+        assert collector.requests == 1
 
 
 async def test_a_stop_waits_a_moment_for_a_collector_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
