@@ -21,7 +21,7 @@ from penstock.pop.core.group import ConsumerGroup
 from penstock.pop.core.names import DEAD_LETTERS
 from penstock.pop.core.popping import expires_at_ms_of
 from penstock.pop.core.scan import RESPONSE_BYTES
-from penstock.pop.errors import GroupUnknown
+from penstock.pop.errors import GroupUnknown, Overloaded
 from penstock.pop.options import PopOptions
 from penstock.pop.rocketmq.answering import Callers, Context, answered, status, status_of
 from penstock.pop.rocketmq.clients import ConnectedClient
@@ -65,6 +65,7 @@ class PullConsumers:
         self._durable: Callable[[], Awaitable[None]] = store.durable
         self._options = options
         self._host = host
+        self._waiting = 0
 
     @answered(service_pb.QueryOffsetResponse)
     async def QueryOffset(self, request: Any, _client: ConnectedClient) -> Any:
@@ -145,6 +146,9 @@ class PullConsumers:
         def wake(_queue: LightQueue, _offset: int, _entries: bytes) -> None:
             arrived.set()
 
+        if self._waiting + self._core.waiting >= self._options.waiters_max:
+            raise Overloaded(f"{self._options.waiters_max} pulls and pops wait on this node, the limit: see pop.waiters_max")
+        self._waiting += 1
         group.queue.watchers.append(wake)
         try:
             while True:
@@ -162,6 +166,7 @@ class PullConsumers:
                     return pulled
         finally:
             group.queue.watchers.remove(wake)
+            self._waiting -= 1
 
     def _read(self, group: ConsumerGroup, offset: int, count: int, expression: Expression | None) -> _Pulled:
         """Return up to `count` messages that match, among the next entries from `offset` on."""

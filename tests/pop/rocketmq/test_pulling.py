@@ -12,6 +12,7 @@ import pytest
 
 from penstock import Client as PopClient
 from penstock import OutgoingMessage, group_settings
+from penstock.pop.options import PopOptions
 from penstock.pop.rocketmq.status import Code
 from penstock.pop.rocketmq.stubs import pb, service_pb
 from tests.pop.rocketmq.calling import Caller, named, outgoing
@@ -105,6 +106,22 @@ async def test_a_pull_waits_for_a_message(node: Node, caller: Caller) -> None:
     assert len(group.queue.watchers) == 1
     node.core.admin.delete(GROUP)
     assert (await pull(caller, 0))[0] == Code.MESSAGE_NOT_FOUND, "the group is created again"
+
+
+async def test_no_more_pulls_wait_than_the_option_says(tmp_path: Path) -> None:
+    async with (
+        Node(tmp_path / "data", pop=PopOptions(waiters_max=1)) as node,
+        grpc.aio.insecure_channel(node.target) as channel,
+    ):
+        caller = Caller(channel)
+        await noted(caller)
+        waiting = asyncio.create_task(pull(caller, 0, wait_ms=15_000))
+        group = next(iter(node.core.groups))
+        await node.until(lambda: len(group.queue.watchers) == 2)
+        assert (await pull(caller, 0))[0] == Code.TOO_MANY_REQUESTS
+        waiting.cancel()
+        await node.until(lambda: len(group.queue.watchers) == 1)
+        assert (await pull(caller, 0))[0] == Code.MESSAGE_NOT_FOUND
 
 
 async def test_offsets_are_found_by_both_ends_and_by_time(node: Node, caller: Caller) -> None:
