@@ -147,7 +147,7 @@ class PopOptions:
     )
     waiters_max: int = option(
         10_000,
-        "Maximum number of pops that wait on this node at a time. Further pops are refused.",
+        "Maximum number of pops and pulls that wait on this node at a time. Further ones are refused.",
         minimum=1,
         maximum=1_000_000,
     )
